@@ -108,7 +108,7 @@ READ = [
     read("a `.parquet` file that is something else", "rows.parquet, download", "rows.parquet", b"prompt,reward\na,1"),
     damaged("a truncated shard", "rows/rows-00001-of-00002.parquet, download", _cut),
     damaged("a shard with damage inside", "rows/rows-00001-of-00002.parquet, download", _overwritten),
-    damaged("a shard is missing", "rows, lost, rows-00000-of-00002.parquet, run the stage again",
+    damaged("a shard is missing", "rows, missing, rows-00000-of-00002.parquet, run the stage again",
         lambda folder: next(folder.glob("*.parquet")).unlink()),
     damaged("a shard is missing, in somebody's folder", "rows, 1 of 2 shards, *-of-00002.parquet, missing",
         lambda folder: [(folder / manifest.NAME).unlink(), next(folder.glob("*.parquet")).unlink()]),

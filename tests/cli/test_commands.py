@@ -107,7 +107,7 @@ def test_the_yaml_of_a_loop_serves_its_stages_and_its_plan(own):
         (
             "train",
             "resume_from_checkpoint",
-            "A command that was stopped continues from its last checkpoint when it is run again.",
+            "Run a stopped command again, and it continues from its last checkpoint.",
         ),
         ("train", "num_generations_eval", "It is a setting of topr iterate, trial, evaluate, plan."),
     ],

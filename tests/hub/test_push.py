@@ -222,7 +222,7 @@ def test_card_of_rows(loop):
             assert re.search(rf"^\| `{name}` \| `[^|]+` \| [^| ][^|]* \|$", card.text, re.MULTILINE), name
         assert "| temperature, top-p, top-k | 1, 1, 500 |" in card.text
         # Rows of the test problems hold greedy completions, and are not to be trained on.
-        assert ("and a greedy one |" in card.text) == (split == "test")
+        assert ("and one greedy completion |" in card.text) == (split == "test")
         assert ("OfflineTOPRTrainer" in card.text) == (split == "train")
     rows = load_rows(loop / "iteration-1/rollouts")
     text = pack(loop / "iteration-1/rollouts", "me/rows").card
@@ -247,7 +247,7 @@ def test_rows_of_others_are_pushed_with_what_is_known(rows, tmp_path):
     assert card.data.configs[0]["data_files"] == [{"split": "train", "path": "rows.jsonl"}]
     assert "8 completions for 2 problems:" in card.text
     assert "| `reward` | -1: 6 (75.0%), +1: 2 (25.0%) |" in card.text
-    assert "How they were made" not in card.text
+    assert "How the rows were made" not in card.text
 
 
 def test_a_card_that_somebody_wrote_is_kept(loop, tmp_path):
@@ -383,7 +383,7 @@ def damage(run, what):
         ("torn", "is incomplete: trainer_state.json"),
         ("pickled", "holds no weights as safetensors"),
         ("cut", "model.safetensors cannot be read"),
-        ("index", "lacks 1 of 2 files of weights, such as model-00001-of-00002.safetensors"),
+        ("index", "lacks 1 of 2 weight files, such as model-00001-of-00002.safetensors"),
         ("no card", "was trained is not known: there is no .*README.md"),
     ],
 )

@@ -150,7 +150,7 @@ def test_a_label_of_the_last_turn(imported, read, tmp_path):
     assert [read(row, "qwen2_5")[1] for row in rows] == expected
     settings = ("--reward_fields", "label", "--completion", "last_turn", "--output_dir", str(tmp_path / "last"))
     _, said = imported("last_turn_label", "messages", *settings)
-    assert "2 rows have several turns of the model, and only the last one is learned" in said
+    assert "2 rows have several turns of the model, and only the last turn is trained on" in said
     prompt = f"{SYSTEM}<|im_end|>\n{ASKED}EARLIER<|im_end|>\n{again}"
     expected = [(prompt, f"⟪{answer}<|im_end|>⟫") for answer in (16, 8)]
     rows = load_rows(tmp_path / "last")

@@ -223,4 +223,4 @@ def test_lists_of_messages(tmp_path, capsys):
     assert (rows["reward"][:], json.loads(rows[0]["tools"])) == ([1.0], TOOLS)
     said = capsys.readouterr().out
     assert "1 completion is empty or missing and is left out: log.jsonl, line 2." in said
-    assert "1 completion has a tool call whose arguments are not valid JSON, without token ids, and is left out" in said
+    assert "1 completion without token ids has a tool call whose arguments are not valid JSON, and is left out" in said

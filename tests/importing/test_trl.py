@@ -60,7 +60,7 @@ def test_rows_that_trl_logs_again_are_read_once(model, tokenizer, tmp_path, caps
     assert len(list(folder.glob("*.parquet"))) == 2
     main.main(["import", "--format", "trl", "--input", str(folder), "--output_dir", str(tmp_path / "rows")])
     assert len(load_rows(tmp_path / "rows")) == 8
-    assert "1 file repeats the one before it and is left out: " in capsys.readouterr().out
+    assert "1 file repeats the previous file and is left out: " in capsys.readouterr().out
 
 
 def test_one_reward_function_needs_no_name(model, tokenizer, tmp_path):

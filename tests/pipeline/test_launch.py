@@ -46,7 +46,7 @@ def test_each_side_has_the_gpus_that_are_named_for_it(tmp_path):
     assert devices("log-mu", settings) == devices("sample", settings) == ["0", "1", "5"]
     assert [worker_devices(["0", "1", "5"], k, 1) for k in range(4)] == [["0"], ["1"], ["5"], ["0"]]
     for wrong in (["1", "1"], []):
-        with pytest.raises(ValueError, match="sampling_devices must name GPUs, each once, not"):
+        with pytest.raises(ValueError, match="sampling_devices must list GPUs, each once, not"):
             loop(tmp_path, sampling_devices=wrong)
 
 
@@ -117,7 +117,7 @@ def test_training_on_other_machines(tmp_path, started):
 
 
 def test_launchers_that_lack_something_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"training_launcher may have {host}, {node}, {port}, and has {rank}"):
+    with pytest.raises(ValueError, match=r"training_launcher accepts .*{host}, {node}, {port}, not {rank}"):
         loop(tmp_path, training_launcher="srun --relative {rank}")
     with pytest.raises(ValueError, match=r"sampling_launcher has {host}: set sampling_hosts to the machines"):
         loop(tmp_path, sampling_launcher="ssh {host}")
@@ -127,7 +127,7 @@ def test_launchers_that_lack_something_are_refused(tmp_path):
         loop(tmp_path, sampling_launcher="srun", sampling_devices=["0"])
     with pytest.raises(FileNotFoundError, match="sampling_launcher: there is no program nowhere-here"):
         check_launch("iterate", loop(tmp_path, sampling_launcher="nowhere-here -n 1"))
-    with pytest.raises(ValueError, match="training_launcher is empty: name a command, or leave it out"):
+    with pytest.raises(ValueError, match="training_launcher is empty: set it to a command, or remove it"):
         check_launch("iterate", loop(tmp_path, training_launcher=" "))
     offloading = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
     (tmp_path / "offload.json").write_text(json.dumps(offloading))

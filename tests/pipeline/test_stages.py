@@ -169,7 +169,7 @@ def test_greedy_rows_are_in_the_shards_of_their_problems(scored, tmp_path):
     sorted(tmp_path.glob("*.parquet"))[1].unlink()
     run("sample", tmp_path, **how)
     assert load_rows(tmp_path).to_list() == rows.to_list()
-    assert facts_of_sampling(sampling_of(tmp_path))["completions per prompt"] == "4, and a greedy one"
+    assert facts_of_sampling(sampling_of(tmp_path))["completions per prompt"] == "4, and one greedy completion"
     # A folder of version 0.2, whose manifest has no such setting, has none.
     now = sampling(tmp_path / "older", num_generations=4)
     known, defaults = stage_of("sample", now).inputs(), stage_of("sample", now).defaults({})

@@ -166,7 +166,7 @@ def test_the_recommended_settings_are_those_that_were_tried(tmp_path):
 def test_what_cannot_be_tried_is_refused_first(scored, tmp_path):
     rows = load_rows(scored)
     save_rows(rows.filter(lambda row: row["problem_id"] < 5), tmp_path / "few")
-    with pytest.raises(ValueError, match=r"needs at least 6; .*few has 5"):
+    with pytest.raises(ValueError, match=r"needs rows of at least 6 problems, .*few has 5"):
         splitting(tmp_path / "few", tmp_path)
     assert not list((tmp_path / "rows").glob("*"))  # it can be tried again with other rows
     save_rows(rows.remove_columns("answer"), tmp_path / "unknown")

@@ -1,4 +1,4 @@
-"""List the commands, and check the names of settings, without importing torch or TRL, because help should be fast."""
+"""List commands and describe unknown settings. Help should be fast, so this module imports neither torch nor TRL."""
 
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
@@ -7,14 +7,14 @@ from topr_trl.pipeline import stages
 
 _WITHOUT_STAGE = {
     "iterate": "Run sample, score, curate, log-mu, train and evaluate in a loop that can be killed and continued.",
-    "trial": "Train with several settings on a part of the rows, test on held-out problems, and recommend one.",
-    "plan": "Estimate GPU memory and the time of a step before you start.",
-    "plot": "Draw a finished or running run as one HTML page with evaluations, curves and rows.",
+    "trial": "Train with several settings on some of the rows, test on held-out problems, and recommend a setting.",
+    "plan": "Estimate GPU memory and the times of sampling and training before you start.",
+    "plot": "Plot a finished or running run on one HTML page with evaluations, curves and rows.",
     "push": "Upload a model or rows to the Hugging Face Hub, with a card.",
 }
 _ORDER = ("iterate", "trial", "import", "sample", "score", "curate", "log-mu", "train", "evaluate")
 _HINTS = {
-    "resume_from_checkpoint": "A command that was stopped continues from its last checkpoint when it is run again.",
+    "resume_from_checkpoint": "Run a stopped command again, and it continues from its last checkpoint.",
 }
 
 
@@ -36,7 +36,7 @@ def unknown_setting(command: str, name: str, where: str, names: Collection[str],
     Args:
         command (`str`): Name of the command.
         name (`str`): Name of the setting.
-        where (`str`): Text that names its YAML file, or `""` for the command line.
+        where (`str`): Text that names the YAML file of the setting, or `""` for the command line.
         names (`Collection[str]`): Names of the command's settings.
         others (`Sequence[str]`): Names of the commands that take the setting.
     """

@@ -38,7 +38,8 @@ def run(command: str, given: list[str]) -> None:
         given (`list[str]`): Arguments after the name.
 
     Raises:
-        ImportError: a tracker in `report_to` is not installed.
+        ValueError, OSError: a setting or an input cannot be used.
+        ImportError: a package that the settings need is not installed, such as a tracker in `report_to`.
     """
     end_with_the_loop()
     if issubclass(settings_class(command), LaunchArguments):
@@ -57,7 +58,7 @@ def run(command: str, given: list[str]) -> None:
 
 
 def run_stage(stage: Stage[Any]) -> None:
-    """Run a stage, and print its summary and the last line of its command."""
+    """Run a stage, and print its summary, its outcome and the next steps."""
     if done := stage.run():
         lines = (stage.summary(done), stage.outcome.format(**done, folder=stage.folder), stage.next_steps())
         print(*filter(None, lines), sep="\n", flush=True)

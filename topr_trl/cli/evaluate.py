@@ -24,9 +24,9 @@ from topr_trl.settings.checks import existing
 def evaluate_command(args: EvaluateArguments) -> None:
     """Sample and score the rows if needed, run the stage `evaluate`, and print its tables.
 
-    Without `--input`, the command samples completions for the test problems into `rollouts/` in the output folder. If
-    rows lack the columns `extracted` and `reward`, it scores them into `scored/`. If it was stopped, it continues where
-    it stopped.
+    Without `--input`, the command samples completions for the test problems into `rollouts/` in the output folder, and
+    scores them there. Rows from `--input` and `--compare` are scored into `scored/` if they have neither answers nor
+    rewards. A stopped command continues where it stopped when it is run again.
 
     Args:
         args (`EvaluateArguments`): Settings of the command.
@@ -62,7 +62,7 @@ def evaluate_command(args: EvaluateArguments) -> None:
 
 
 def _names_of_runs(args: EvaluateArguments, source: Path | None, second: Path) -> list[str]:
-    """Return names for the folders of two runs' scored rows. The tables use them as headings."""
+    """Return names for the folders of two runs' scored rows."""
     if source is not None:
         return run_names(source, second)
     model = Path(model_path(args)).name
@@ -75,10 +75,10 @@ def check_evaluable(path: Path, reward_funcs: Sequence[str] | None = None, may_b
     Args:
         path (`Path`): File or folder of the rows.
         reward_funcs (`Sequence[str]`, *optional*): Names of reward functions, see `load_reward_funcs`.
-        may_be_scored (`bool`, defaults to `True`): Whether rows can have rewards or answers already.
+        may_be_scored (`bool`, defaults to `True`): Whether rows may have rewards or answers already.
 
     Raises:
-        ValueError: a column is missing, or rows have rewards or answers already and must not have them.
+        ValueError: a column is missing, a reward function cannot be used, or rows are scored already and must not be.
     """
     for shard in shards_of(path):
         columns = columns_of(shard)
@@ -109,7 +109,7 @@ def _score_if_needed(args: EvaluateArguments, source: Path, into: Path) -> Path:
 
 
 def _check_same_problems(args: EvaluateArguments, second: Path) -> None:
-    """Check before sampling that the run to compare with has the problems to sample."""
+    """Check before sampling that the run to compare with has the same problems."""
     problems = load_problems(args, "test")
     if "answer" not in problems.column_names or not has_answers(second):
         compared = read_reward_samples(second)

@@ -21,7 +21,7 @@ _IMPORTANT = (
     "gpu_memory", "prompt_tokens", "optim", "lora_parameters",
 )  # fmt: skip
 _FIRST = ("input", "output_dir")
-# Settings of `_IMPORTANT` that are less important for a command.
+# Settings of `_IMPORTANT` that the short help of a command leaves out.
 _LESS_IMPORTANT = {"iterate": ("format", "reward_fields", "label_values", "skip_unrewarded", "load_in_4bit")}
 # Classes whose settings form a group. All other settings are in the group Data.
 _GROUPS: dict[str, tuple[type, ...]] = {

@@ -27,7 +27,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def figure_source(figure: "Figure") -> str:
-    """Return a figure as a data URI for the `src` of an image."""
+    """Return a figure as an SVG data URI for the `src` of an image."""
     content = io.BytesIO()
     figure.savefig(content, format="svg", metadata={"Date": None})
     return picture_source(content.getvalue(), "svg+xml")

@@ -1,4 +1,4 @@
-"""Run the command `topr`: choose a command, check the names of its settings, and print its help."""
+"""Run `topr`: check the command and the names of its settings, then print help or run the command."""
 
 import argparse
 import io
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command.
 
     Args:
-        arguments (`Sequence[str]`, *optional*): Name of the command, and its arguments. Default: those of this process.
+        arguments (`Sequence[str]`, *optional*): Name of the command, and its arguments. Default: `sys.argv[1:]`.
 
     Raises:
         ValueError, OSError, ImportError, FloatingPointError: the user can correct the error. `console` prints the

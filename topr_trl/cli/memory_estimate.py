@@ -1,4 +1,4 @@
-"""Estimate the memory of a GPU and the floating-point operations of a step from the shape of a model."""
+"""Estimate the memory of a GPU, and the floating-point operations and decoding time, from the shape of a model."""
 
 from dataclasses import dataclass
 
@@ -59,7 +59,7 @@ class Shape:
         """Return the shape of a model. The model is built on the meta device, which allocates no memory."""
         with init_empty_weights():
             model = AutoModelForCausalLM.from_config(config)
-        model.tie_weights()  # The meta device separates tied weights.
+        model.tie_weights()  # `init_empty_weights` separates tied weights.
         text, parameters = config.get_text_config(), list(model.parameters())
         lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
         heads = text.num_attention_heads
@@ -158,7 +158,7 @@ def memory(
     own = t / shards
     factored = optim == "adafactor" and not deepspeed and trained is None
     state = 4 * shape.factored / shards if factored else own * (4 if optim == "adafactor" else STATE_BYTES[optim])
-    # In its step, Adafactor needs two float32 copies of one parameter at a time, and AdamW one copy of all parameters.
+    # Temporary float32 tensors of a step: Adafactor has two copies of one parameter, adamw_torch one of all parameters.
     largest = min(own, shape.largest / shards)
     temporary = {"adafactor": 8 * (own if deepspeed else largest), "adamw_torch": 4 * own}.get(optim, 0)
     activations = tokens * activation_bytes(shape, checkpointing, autocast=strategy == "ddp")
@@ -192,9 +192,9 @@ def memory(
 def activation_bytes(shape: Shape, checkpointing: bool, autocast: bool) -> float:
     """Return the bytes per token that the backward pass needs in bfloat16 with fused attention.
 
-    The formulas were counted on layers of Llama. With bfloat16 weights, a layer keeps 16 hidden + 8 intermediate +
-    4 (queries + keys) bytes. With float32 weights under autocast, the residual stream is float32, so a layer keeps
-    another 10 hidden bytes.
+    The formulas come from counting the saved tensors of a Llama layer. With bfloat16 weights, a layer keeps
+    16 hidden + 8 intermediate + 4 (queries + keys) bytes. With float32 weights under autocast, the residual stream is
+    float32, so a layer keeps another 10 hidden bytes.
 
     Args:
         shape (`Shape`): Shape of the model.
@@ -214,7 +214,7 @@ def forward_flops(shape: Shape, tokens: int) -> float:
 
 
 def training_flops(shape: Shape, tokens: int, checkpointing: bool) -> float:
-    """Return the floating-point operations of the forward and backward pass over one row, with recomputation."""
+    """Return the floating-point operations of training on one row. Checkpointing repeats the forward pass."""
     return forward_flops(shape, tokens) * (4 if checkpointing else 3)
 
 

@@ -1,4 +1,4 @@
-"""Run `topr plan`, which estimates the memory of a GPU and the time of a step without starting a model."""
+"""Run `topr plan`, which estimates GPU memory and the times of sampling and training without loading a model."""
 
 from dataclasses import dataclass, field, fields
 from textwrap import fill
@@ -41,7 +41,7 @@ KNOWN = {
 
 @dataclass
 class PlanArguments:
-    """Settings of `topr plan`. They share names and defaults with `topr iterate`, so the two can read one YAML file."""
+    """Settings of `topr plan`. Names match those of `topr iterate`, so `topr plan` can read its YAML file."""
 
     model_name_or_path: str = field(
         default="8b",
@@ -185,7 +185,7 @@ def plan_command(args: PlanArguments) -> None:
     if context is not None and args.row_tokens > context:
         raise ValueError(
             f"{args.model_name_or_path} reads at most {context:,} tokens, and prompt_tokens + max_new_tokens is "
-            f"{args.row_tokens:,}. Plan shorter rows, or name a model with a longer context."
+            f"{args.row_tokens:,}. Plan shorter rows, or a model with a longer context."
         )
     shape = Shape.of(config)
     parts = [_describe_settings(args, shape), _memory_table(args, shape), _describe_times(args, shape)]
@@ -197,7 +197,7 @@ def _load_config(model: str) -> PretrainedConfig:
         return KNOWN.get(model) or AutoConfig.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"There is no model {model!r}: name one of {', '.join(KNOWN)}, a folder with a config.json, or a model of "
+            f"There is no model {model!r}. Use one of {', '.join(KNOWN)}, a folder with a config.json, or a model on "
             "the Hub."
         ) from error
 
@@ -286,10 +286,10 @@ def _describe_times(args: PlanArguments, shape: Shape) -> str:
 
 
 def _describe_divisions(args: PlanArguments, shape: Shape) -> str:
-    """Return a table of ways to divide the GPUs between sampling and training, and of the side that waits."""
+    """Return a table of ways to divide the GPUs between sampling and training, with the side that waits."""
     if _sequences_per_engine(args, shape) <= 0:
         return "Sampling does not fit, so no division of the GPUs can be planned."
-    # Divide one node by engines, and several nodes by nodes.
+    # Divide a single node into whole engines, and several nodes into whole nodes.
     unit = args.vllm_tensor_parallel_size if args.nodes == 1 else args.gpus
     found = {
         n: _hours_of_sides(args, shape, n)
@@ -315,7 +315,7 @@ def _describe_divisions(args: PlanArguments, shape: Shape) -> str:
     ends = fill(
         f"* marks the best division. Without overlap, both sides take turns on all GPUs: {turns:.2f} hours, plus the "
         "time to start processes and engines, which overlap hides. If both sides scale as assumed here, overlap saves "
-        "only that start time. If one side cannot use the GPUs of the other, overlap saves up to half of the time.",
+        "only this start time. If one side cannot use the GPUs of the other, overlap saves up to half of the time.",
         120,
     )
     return f"{table}\n{ends}"
@@ -332,10 +332,10 @@ def _supports_optimizer(strategy: str, optim: str) -> bool:
 
 
 def _fits_divided(args: PlanArguments, shape: Shape, training_gpus: int, sampling_gpus: int) -> bool:
-    """Whether training fits on its GPUs, and computing log μ on the GPUs for sampling, without offloading."""
+    """Whether training fits on its GPUs, and log μ can be computed on the GPUs for sampling, without offloading."""
 
     def by_strategy(gpus: int) -> list[Memory]:
-        # Offloading nearly always fits, but these estimates of times do not apply to it.
+        # Offloading nearly always fits, but the time estimates do not apply to it.
         strategies = [s for s in args.strategies if s != "zero3_offload" and _supports_optimizer(s, args.optim)]
         return [args.memory(shape, s, gpus) for s in strategies]
 

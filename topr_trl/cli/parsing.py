@@ -95,6 +95,7 @@ def read_config(given: Sequence[str]) -> Json:
     Raises:
         ValueError: no file follows `--config`, or the file does not hold settings.
         FileNotFoundError: the file does not exist.
+        IsADirectoryError: the path is a folder.
     """
     if "--config" not in given:
         return {}

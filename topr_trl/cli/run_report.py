@@ -1,4 +1,4 @@
-"""Run `topr plot`, which draws a run as one HTML page that needs no server and no account."""
+"""Run `topr plot`, which writes one HTML page with the curves, rows and evaluations of a run."""
 
 import io
 import json
@@ -21,8 +21,8 @@ from topr_trl.pipeline import manifest
 from topr_trl.pipeline import run_folders as layout
 from topr_trl.trainers.checkpoints import STATE
 
-_RECENT_ROWS = 2_000  # number of logged rows to choose from
-_SHOWN_ROWS = 5  # number of rows of each kind
+_RECENT_ROWS = 2_000  # maximum number of logged rows to choose from
+_SHOWN_ROWS = 5  # maximum number of rows of each kind
 _MAX_CHARACTERS = 400  # a text is folded after this number of characters
 
 
@@ -45,7 +45,7 @@ class Run:
     Attributes:
         name (`str`): Name of the folder.
         histories (`dict[str, list]`): `log_history` of each training run, by name, in order.
-        rows (`pa.Table`, *optional*): Latest rows that the last training run logged, with a column `weight`.
+        rows (`pa.Table`, *optional*): Latest rows of the last training run that logged any, with a column `weight`.
         evaluations (`Evaluations`): Evaluations of the models on the test problems, in order.
     """
 
@@ -104,8 +104,8 @@ def read_run(folder: Path) -> Run:
     evaluations = Evaluations({name: read_evaluation(path) for name, path in files.items() if path.is_file()})
     if not histories and not evaluations:
         raise FileNotFoundError(
-            f"{folder} has neither {STATE} nor {EVALUATION}: name the output_dir of a trainer or of topr iterate. A "
-            f"new run writes {STATE} at its first checkpoint."
+            f"{folder} has neither {STATE} nor {EVALUATION}. Set --input to the output_dir of a trainer or of topr "
+            f"iterate. A new run writes {STATE} at its first checkpoint."
         )
     rows, before = None, 0
     for name, path in trainings.items():

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from topr_trl.evaluation.plots import COLORS
 
-_MAX_POINTS = 200  # a line with more points is drawn pale, under its running mean
+_MAX_POINTS = 200  # a line with more points is drawn pale, behind its running mean
 _SMOOTHING_POINTS = 25  # number of points in the running mean
 _LINES = tuple(zip(COLORS, ("-", "--", ":"), strict=False))
 
 
 @dataclass
 class Panel:
-    """Panel of a page, which draws some metrics.
+    """Panel with the curves of some metrics.
 
     Attributes:
         title (`str`): Title.
@@ -55,12 +55,12 @@ PANELS = (
            "dead": "topr/negatives_dead"}, scale="share"),
     _log_ratio_panel(
         "negatives",
-        "The ratio falls below 0 as the model unlearns negatives, and w falls with it. The band contains 90% of the "
-        "completions. If the ratio keeps falling while w stays at 1, the model collapses.",
+        "The log-ratio falls below 0 as the model unlearns negatives, and w falls with it. The band contains 90% of "
+        "the completions. If the log-ratio keeps falling while w stays at 1, the model collapses.",
     ),
     _log_ratio_panel(
         "positives",
-        "The ratio rises as the model learns positives. If it falls, the model also loses correct answers.",
+        "The log-ratio rises as the model learns positives. If it falls, the model also loses correct answers.",
     ),
     Panel("log π per token", "Mean log π of the completions per token. It should rise for positives.",
           {"positives": "topr/logps/positives/token", "negatives": "topr/logps/negatives/token"}),

@@ -1,4 +1,4 @@
-"""Cache the names and the help of all settings in a file, so that help and typing errors need not import torch."""
+"""Cache names and help of all settings in a file, so that help and checks of names do not need to import torch."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ def read_index() -> dict[str, Any] | None:
 
     Returns:
         The names of settings (`settings`), the other options (`flags`) and the short and long help (`help`), each by
-        command. `None` if no command has run since the package, TRL, transformers or Python changed.
+        command. `None` if there is no index for the current package, TRL, transformers and Python.
     """
     try:
         found: dict[str, Any] = json.loads(_index_file().read_text(encoding="utf-8"))
@@ -58,13 +58,13 @@ def write_index() -> dict[str, Any]:
 
 
 def _index_file() -> Path:
-    """Return the path of the index. Each installation of the package has its own."""
+    """Return the path of the index. Each installation of the package has its own index."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return cache / "topr_trl" / f"settings-{hashlib.sha256(str(_PACKAGE).encode()).hexdigest()[:16]}.json"
 
 
 def _versions() -> list[Any]:
-    """Return the versions of the code and the libraries that the index depends on, and the stages, as JSON."""
+    """Return the versions of the code and the libraries that the index depends on, and the names of the stages."""
     return [*_code_and_libraries(), sorted(stages.modules())]
 
 

@@ -17,7 +17,7 @@ from topr_trl.pipeline.settings import TrialArguments
 from topr_trl.pipeline.trial import DEFAULT, Arm, Outcome, run_trial
 
 _STARTING_MODEL = "before training"  # label of the starting model
-_DECIMALS = 9  # number of decimals of a mean; otherwise rounding errors would rank equal arms
+_DECIMALS = 9  # number of decimals of a mean, so that rounding errors do not rank equal arms
 _MIN_EFFECTIVE_SAMPLES = 2.0  # effective samples per problem that a reliable estimate from rewards needs
 
 
@@ -56,7 +56,7 @@ class Recommendation:
 
     @property
     def level(self) -> list[Arm]:
-        """Return the trained arms that cannot be distinguished from the best trained arm."""
+        """Return the other trained arms that cannot be distinguished from the best trained arm."""
         return [arm for arm in self.arms if arm not in (None, self.best) and self.behind[arm].high >= 0]
 
 
@@ -108,7 +108,7 @@ def trial_command(args: TrialArguments) -> None:
     print(f"\n{text}\n\n{shown}".rstrip(), flush=True)
 
 
-# A recommended learning rate depends on these settings, so `recommended.yaml` has them too.
+# The best learning rate depends on these settings, so `recommended.yaml` contains them, too.
 _SETTINGS_WITH_RATE = ("optim", "lr_scheduler_type", "per_device_train_batch_size", "gradient_accumulation_steps",
                        "num_train_epochs", "max_grad_norm")  # fmt: skip
 

@@ -38,8 +38,8 @@ def holds_rows(path: Path) -> bool:
 def texts_by_others(path: Path) -> list[str]:
     """Return a few texts of trajectories that the model did not write: tool results and later user turns.
 
-    The function takes the first texts of each shard, from the shards in turn. If only a mask marks the context of a
-    completion, the text is the whole completion, or the number of masked token ids if there is no text.
+    The texts are the first of each shard, taken from the shards in turn. If only token ids are marked as context, the
+    text is the whole completion, or the number of these ids if the completion has no text.
     """
     by_shard = [list(islice(_texts_by_others_in(shard), _MOST_TEXTS)) for shard in shards_of(path)]
     texts = (text for one_per_shard in zip_longest(*by_shard) for text in one_per_shard if text is not None)
@@ -140,7 +140,7 @@ def counts_of(shards: list[Path]) -> Counts:
             counted = pc.value_counts(table[name]).to_pylist()
             found.values.setdefault(name, Counter()).update({each["values"]: each["counts"] for each in counted})
     if found.rows == 0:
-        raise ValueError(f"There is no row in {shards[0].parent}. Name a folder with rows.")
+        raise ValueError(f"There is no row in {shards[0].parent}. Use a folder with rows.")
     return found
 
 
@@ -179,7 +179,7 @@ def pack_rows(path: Path, repo_id: str) -> Parcel:
     found = counts_of(shards)
     files: dict[str, Path | bytes] = {shard.name: shard for shard in shards}
     if (manifest_file := path / manifest.NAME).is_file():
-        # Without its manifest, stages cannot read a folder downloaded from the Hub.
+        # With the manifest, stages can continue in a folder downloaded from the Hub, and know how its rows were made.
         files[manifest.NAME] = _without_paths(manifest_file)
     names = "*.parquet" if path.is_dir() else path.name
     computed_by = sorted(filter(None, found.values.get("mu_fingerprint", [])))

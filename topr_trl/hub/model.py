@@ -1,4 +1,4 @@
-"""Prepare models for the Hub: weights as safetensors, the files needed to load them, and a card."""
+"""Prepare models for the Hub: weights as safetensors, the other files needed to load the model, and a card."""
 
 import json
 from dataclasses import fields
@@ -76,7 +76,7 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
     if evaluations:
         dataset = name_on_the_hub(sampling.get("test_dataset_name") or sampling.get("dataset_name"))
         if sampling.get("num_test_problems"):
-            dataset = None  # The metadata must only hold results on the whole split.
+            dataset = None  # The metadata may hold only results on the whole split.
         how = f"{problems_of(sampling)}, temperature {sampling['temperature']:g}" if sampling else None
         with TemporaryDirectory() as aside:
             add_section(card, Evaluations(evaluations).write_card_section(Path(aside), how))
@@ -102,20 +102,20 @@ def _files_of(folder: Path) -> dict[str, Path | bytes]:
     """
     if _is_checkpoint(folder) and not is_whole_checkpoint(folder):
         raise ValueError(
-            f"{folder} is incomplete: {STATE}, the last file of a checkpoint, is missing or truncated. Push another "
-            "checkpoint."
+            f"{folder} is incomplete: {STATE}, the last file of a checkpoint, is missing or truncated. Push a "
+            "different checkpoint."
         )
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise ValueError(
-            f"{folder} holds no weights as safetensors. Load the model and save it with save_pretrained. Before that, "
-            "merge the shards of FSDP or DeepSpeed, if there are any."
+            f"{folder} holds no weights as safetensors. Load the model and save it with save_pretrained. If "
+            "the weights are shards of FSDP or DeepSpeed, merge them first."
         )
     for index in folder.glob("*.safetensors.index.json"):
         needed = set(json.loads(index.read_text())["weight_map"].values())
         if missing := sorted(needed - {path.name for path in weights}):
             raise ValueError(
-                f"{folder} lacks {len(missing)} of {len(needed)} files of weights, such as {missing[0]}. Save the "
+                f"{folder} lacks {len(missing)} of {len(needed)} weight files, such as {missing[0]}. Save the "
                 "model again."
             )
     check_files(folder)
@@ -131,15 +131,15 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _readme_of(folder: Path) -> Path:
-    """Return the path of the card that the trainer wrote. For a checkpoint, it is in the folder above.
+    """Return the path of the card that the trainer wrote.
 
-    PEFT writes an empty template into checkpoints.
+    For a checkpoint, this is the card in the folder above, because PEFT writes an empty template into checkpoints.
     """
     return (folder.parent if _is_checkpoint(folder) else folder) / README
 
 
 def _card_of(folder: Path, repo_id: str) -> ModelCard:
-    """Return the card: made from the manifests if the stage `train` made the model, else the card of the trainer."""
+    """Return the card: made from the manifests if the stage `train` made the model, else the card from the trainer."""
     steps, readme = lineage(stage_folder(folder)), _readme_of(folder)
     if "train" in steps:
         return _card_of_stage(folder, repo_id, steps)
@@ -193,9 +193,10 @@ def _example_prompt(model: Path) -> Any:
 
 
 def _results(folder: Path, before: str | Path | None, after: str | Path | None) -> tuple[dict[str, Path], Json]:
-    """Return the folders of results by name, and the inputs of `sample` for them, or {} if they are not known.
+    """Return the folders of results by name, and the inputs of `sample` for these results, or {} if they are unknown.
 
-    Without `before` and `after`, use the results of the loop if its manifests show that they are for these weights.
+    Without `before` and `after`, use the results of the loop if its manifests show that the results are for these
+    weights.
     """
     given = {name: Path(path) for name, path in (("before", before), ("after", after)) if path}
     if given:

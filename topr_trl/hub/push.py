@@ -44,7 +44,7 @@ def push_command(args: PushArguments) -> None:
         args (`PushArguments`): Settings of the command.
 
     Raises:
-        ValueError: the input cannot be pushed, or the user did not agree to publish these texts.
+        ValueError: the input cannot be pushed, or the user did not confirm.
         FileNotFoundError: the input does not exist.
     """
     path = Path(args.input)
@@ -133,7 +133,7 @@ def _is_stale(path: str, parcel: Parcel) -> bool:
 
 
 def pack(folder: Path, repo_id: str, before: str | Path | None = None, after: str | Path | None = None) -> Parcel:
-    """Return the files to push for a folder, with a card. The arguments are those of `push_to_hub`.
+    """Return the files to push for a folder, with a card.
 
     Args:
         folder (`Path`): Folder of a model, a checkpoint or rows, or a file of rows.
@@ -143,8 +143,8 @@ def pack(folder: Path, repo_id: str, before: str | Path | None = None, after: st
 
     Raises:
         FileNotFoundError: the folder does not exist, or shards are missing.
-        ValueError: the folder holds neither a model nor rows, a stage has not finished, files are damaged, or it is not
-            known how the model was trained.
+        ValueError: the folder holds neither a model nor rows, a stage has not finished, files are damaged, it is not
+            known how the model was trained, or `before` or `after` is set for rows.
     """
     if not folder.exists():
         raise FileNotFoundError(f"There is no {folder} to push.")

@@ -1,4 +1,4 @@
-"""Start groups of processes, watch them, restart them after a failure, and end them with this process."""
+"""Start groups of processes, restart a group after a failure, and end all groups with this process."""
 
 import ctypes
 import os
@@ -28,11 +28,11 @@ class ProcessGroup:
 
     Attributes:
         start (`Callable`): Function that starts the processes.
-        has_finished (`Callable`): Function that checks that the work is done. Exit status 0 is not enough, because a
+        has_finished (`Callable`): Function that checks whether the work is done. Exit status 0 is not enough, because a
             launcher can exit with 0 after losing a machine.
         processes (`list`): Running processes.
         failures (`int`): Number of failures so far.
-        pause (`float`): Time of the next start, as of `time.monotonic`.
+        pause (`float`): Earliest time of the next start, on the clock of `time.monotonic`.
         is_done (`bool`): Whether the work is done.
     """
 
@@ -56,7 +56,7 @@ class ProcessGroup:
         return ""
 
     def end(self) -> None:
-        """End the processes and their children on this machine, first with SIGTERM, then with SIGKILL."""
+        """End the processes with SIGTERM, and kill children that they leave behind. After a timeout, use SIGKILL."""
         for process in self.processes:
             if process.poll() is None:
                 process.terminate()
@@ -64,7 +64,7 @@ class ProcessGroup:
             try:
                 process.wait(_GRACE)
             except subprocess.TimeoutExpired:
-                process.kill()  # Not its group: the rest of srun's processes end its tasks on other machines.
+                process.kill()  # Not its group: srun's other processes end its tasks on other machines.
                 process.wait()
             else:
                 _kill_group(process)
@@ -72,7 +72,7 @@ class ProcessGroup:
 
 
 def _kill_group(process: Process) -> None:
-    """Kill the children that a process left behind, as `accelerate launch` does with a single process."""
+    """Kill children that a process left behind. `accelerate launch` leaves one if it starts a single process."""
     with suppress(OSError, AttributeError):  # No process is left, or the system is not POSIX.
         os.killpg(process.pid, _KILL)
 
@@ -84,7 +84,7 @@ def run_process_groups(groups: list[ProcessGroup], stage: str, retries: int, log
         groups (`list[ProcessGroup]`): Groups to run.
         stage (`str`): Name of the stage, for messages.
         retries (`int`): Maximum number of restarts of a group.
-        log (`Path`, *optional*): File with the output of the processes, if they do not share the output of this one.
+        log (`Path`, *optional*): File with the output of the processes. By default, they share this process's output.
         stop (`Event`): Event that ends all groups when it is set.
 
     Raises:
@@ -114,7 +114,7 @@ def run_process_groups(groups: list[ProcessGroup], stage: str, retries: int, log
 
 
 def _describe_failure(stage: str, failure: str, log: Path | None) -> str:
-    """Print the end of the log, and return the message for the user."""
+    """Return the error message. If there is a log, print its last lines first."""
     if log is not None:
         print(*log.read_text(errors="replace").splitlines()[-_LINES:], sep="\n", flush=True)
     return (
@@ -124,14 +124,15 @@ def _describe_failure(stage: str, failure: str, log: Path | None) -> str:
 
 
 def start(command: list[str], gpus: list[str], output: IO[bytes] | None, is_launcher: bool = False) -> Process:
-    """Start a process in its own process group. It ends when this process ends.
+    """Start a process in its own process group. On Linux, the process ends when this process ends.
 
     Args:
         command (`list[str]`): Program and its arguments.
-        gpus (`list[str]`): GPUs that the process may use. With [], it sees the GPUs of this process.
-        output (`IO[bytes]`, *optional*): File for the output. By default, the process shares the output of this one.
-        is_launcher (`bool`, defaults to `False`): Whether the program starts processes on other machines. A launcher
-            gets SIGTERM instead of SIGKILL, so that it can end those processes.
+        gpus (`list[str]`): GPUs that the process may use. A launcher, or any process with [], sees all GPUs that this
+            process sees.
+        output (`IO[bytes]`, *optional*): File for the output. By default, the process shares this process's output.
+        is_launcher (`bool`, defaults to `False`): Whether the program starts processes on other machines. When this
+            process ends, a launcher gets SIGTERM instead of SIGKILL, so that it can end the processes it started.
     """
     environment = {**os.environ, _LOOP: str(os.getpid())}
     if is_launcher:
@@ -146,12 +147,12 @@ def start(command: list[str], gpus: list[str], output: IO[bytes] | None, is_laun
 
 
 # On Linux, a stage ends when its loop is killed. On other systems, it finishes its work, and a new loop waits for it.
-# The loop asks the kernel to end its children. Grandchildren behind `accelerate launch` ask for themselves in
-# `end_with_the_loop`, and the loop may have ended before they do.
+# Each child asks the kernel for a signal when its parent ends. The processes that `accelerate launch` starts do this
+# in `end_with_the_loop`. The loop may have ended by then, so the function also checks that the loop still runs.
 
 _LOOP = "TOPR_LOOP"
-_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has none
-_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # Not loaded after a fork, which is unsafe.
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL.
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # Loading it after a fork is unsafe.
 
 
 def _end_with_parent(by: signal.Signals) -> None:
@@ -161,7 +162,7 @@ def _end_with_parent(by: signal.Signals) -> None:
 
 
 def end_processes_on_signals() -> None:
-    """Let SIGTERM and SIGHUP (a closed terminal) end the loop as an error does, so that its processes end, too."""
+    """Make SIGTERM and SIGHUP (a closed terminal) raise `SystemExit`, so that the loop also ends its processes."""
     if threading.current_thread() is not threading.main_thread():
         return
     for name in ("SIGTERM", "SIGHUP"):

@@ -20,14 +20,13 @@ Settings = TypeVar("Settings")
 
 
 def with_imported_input(args: Settings) -> Settings:
-    """Return settings whose input is rows. Import a file from another system to the output folder.
+    """Return settings whose input is rows. Import a file from another system into the output folder.
 
     Args:
         args (`InputArguments`): Settings of a command, with `input` or `rows`.
 
     Raises:
-        ValueError: the file cannot be read, the command runs in several processes, or there is nothing to import, but a
-            setting for imports is set.
+        ValueError: the file cannot be imported, several processes would import it, or an import setting has no effect.
     """
     assert isinstance(args, InputArguments)
     args.check_input()
@@ -52,7 +51,7 @@ def with_imported_input(args: Settings) -> Settings:
 
 
 def _with_rows(args: Settings, name: str, rows: str | None) -> Settings:
-    """Return settings that read rows. Settings of the import are reset, so that stages of a loop do not import."""
+    """Return settings that read rows. Reset the import settings, so that the stages of a loop do not import again."""
     changed = copy(args)
     setattr(changed, name, rows)
     for each in fields(InputArguments):
@@ -61,7 +60,7 @@ def _with_rows(args: Settings, name: str, rows: str | None) -> Settings:
 
 
 def _check_without_import(args: InputArguments, name: str, given: str | None) -> None:
-    """Check that no import setting is given, because nothing is imported. Those of an earlier import may be repeated.
+    """Check that no import setting is set, because nothing is imported. Settings of an earlier import can be repeated.
 
     Raises:
         ValueError: a setting has no effect.
@@ -80,8 +79,8 @@ def _check_without_import(args: InputArguments, name: str, given: str | None) ->
 def _holds_rows(path: Path, args: InputArguments) -> bool:
     """Return whether a path holds rows, and not records from another system.
 
-    Rows have the columns prompt and completion. If a setting of `InputArguments` is set, the file is from another
-    system.
+    Rows have the columns `prompt` and `completion` or `completion_ids`. With settings such as `format`, the file is
+    from another system. A file of an unknown format counts as rows, so that the command reports what it lacks.
     """
     if path.is_dir() and (manifest.read(path) is not None or any(path.glob("*-of-*.parquet"))):
         return True

@@ -1,4 +1,4 @@
-"""Start the processes of the stages that load a model (sampling, log μ, training), on their machines and GPUs."""
+"""Start the stages that run in their own processes, such as `sample` and `train`, on their machines and GPUs."""
 
 import os
 import random
@@ -41,7 +41,7 @@ def check_launch(command: str, settings: RunArguments) -> None:
         settings (`RunArguments`): Settings of the command.
 
     Raises:
-        ValueError: two settings contradict each other, or the machine has too few GPUs.
+        ValueError: settings are wrong, contradict each other or are incomplete, or the machine has too few GPUs.
         ImportError: vLLM or DeepSpeed is needed and not installed.
         FileNotFoundError: the program of a launcher does not exist.
     """
@@ -49,20 +49,21 @@ def check_launch(command: str, settings: RunArguments) -> None:
         raise ValueError("save_only_model=True saves checkpoints from which training cannot resume: remove it.")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError(
-            f"Start topr {command} in one process; set --accelerate_config to a file with Accelerate's settings."
+            f"Start topr {command} in one process. For several training processes, set --accelerate_config to a config "
+            "file of Accelerate."
         )
     _check_accelerate(settings)
     if settings.sampling_backend == "vllm" and not settings.sampling_python and find_spec("vllm") is None:
         raise ImportError(
             "sampling_backend='vllm' needs vLLM: pip install topr_trl[vllm], or set --sampling_python to the Python of "
-            "an environment that has it (and topr_trl)."
+            "an environment with vLLM and topr_trl."
         )
     needed, gpus = settings.sampling_workers * settings.vllm_tensor_parallel_size, torch.cuda.device_count()
     gpus = len(settings.sampling_devices or ()) or gpus
     if gpus and needed > gpus and not settings.sampling_launcher:
         raise ValueError(
-            f"{settings.sampling_workers} sampling_workers of vllm_tensor_parallel_size="
-            f"{settings.vllm_tensor_parallel_size} need {needed} GPUs, and there are {gpus} to sample with. Use fewer "
+            f"{settings.sampling_workers} sampling_workers with vllm_tensor_parallel_size="
+            f"{settings.vllm_tensor_parallel_size} need {needed} GPUs, and {gpus} can be used for sampling. Use fewer "
             "workers, or list more GPUs in --sampling_devices."
         )
 
@@ -85,7 +86,7 @@ def _check_accelerate(settings: RunArguments) -> None:
         launcher = getattr(settings, name)
         words = shlex.split(launcher or "")
         if launcher and not words:
-            raise ValueError(f"{name} is empty: name a command, or leave it out.")
+            raise ValueError(f"{name} is empty: set it to a command, or remove it.")
         if words and which(words[0]) is None:
             raise FileNotFoundError(f"{name}: there is no program {words[0]}.")
     machines = num_machines(settings.accelerate_config)
@@ -117,7 +118,7 @@ def run_apart(stage: Stage[Any], launch: LaunchArguments, log: Path | None, stop
         The stage's entry in the manifest. Its `seconds` include the time of the sampling workers.
 
     Raises:
-        ChildProcessError: a process failed more than `launch.retries` times, or was stopped.
+        ChildProcessError: a process failed more than `launch.retries` times, or `stop` was set.
     """
     program = ["-m", "topr_trl", stage.name, "--config", str(write_settings(stage))]
     with ExitStack() as opened:
@@ -164,7 +165,7 @@ def _start_worker(command: list[str], k: int, launch: LaunchArguments, output: I
 
 
 def _start_nodes(program: list[str], stage: str, launch: LaunchArguments, output: IO[bytes] | None) -> list[Process]:
-    """Start a stage that trains or computes log μ on each of its machines, and return the processes."""
+    """Start the stage `train` or `log-mu` on each of its machines, and return the processes."""
     config, port, first = launch.accelerate_config, random.randrange(*_PORTS), _host(stage, launch, 0)
     accelerate = ["-m", "accelerate.commands.launch", "--config_file", config] if config else []
     if config and launch.devices_of(stage):
@@ -192,7 +193,7 @@ _PORTS = (20_000, 32_000)  # below the ephemeral ports
 
 
 def _fill_placeholders(launcher: str, **places: str | int) -> list[str]:
-    """Return the words of a launcher, with its placeholders filled in."""
+    """Return the words of a launcher command, with its placeholders filled in."""
     for name, value in places.items():
         launcher = launcher.replace(f"{{{name}}}", str(value))
     return shlex.split(launcher)
@@ -248,6 +249,8 @@ def devices(stage: str, launch: LaunchArguments) -> list[str]:
 
 def worker_devices(of_stage: list[str], worker: int, each: int) -> list[str]:
     """Return the devices of a worker. Workers share devices if there are too few.
+
+    If neither the settings nor `CUDA_VISIBLE_DEVICES` list devices, number them from 0, without sharing.
 
     Args:
         of_stage (`list[str]`): Devices of the stage.

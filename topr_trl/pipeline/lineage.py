@@ -32,7 +32,7 @@ def lineage(folder: Path) -> dict[str, Stage]:
 
 
 def sampling_of(folder: Path) -> Json:
-    """Return the inputs of the stage `sample` that wrote the rows of a lineage. Return {} if they are unknown."""
+    """Return the inputs of the stage `sample` in the lineage of a folder. Return {} if they are unknown."""
     return lineage(folder).get("sample", {}).get("inputs", {})
 
 
@@ -59,7 +59,7 @@ def first_weights(folder: Path) -> Json:
 
 
 def _walk(folder: Path, source: str) -> list[Manifest]:
-    """Return the manifests of a folder and of its ancestors, following the `sources` with the given name."""
+    """Return the manifests of a folder and of the folders it was made from, following `sources` of the given name."""
     found: list[Manifest] = []
     seen: set[Path] = set()
     while (known := _read(folder)) is not None and folder.resolve() not in seen:
@@ -81,11 +81,11 @@ def _read(folder: Path) -> Manifest | None:
         return None
 
 
-# Descriptions for cards. They are None or empty where the manifests lack the information.
+# Descriptions for cards. They are None or empty if the manifests lack the information.
 
 
 def name_on_the_hub(name: str | None) -> str | None:
-    """Return the name if it can be a repository on the Hub. Return None for a local file or folder."""
+    """Return the name if it can be a repository on the Hub and is not a local file or folder, else None."""
     if name is None or name.endswith(TABLE_SUFFIXES) or Path(name).exists():
         return None
     try:
@@ -126,7 +126,7 @@ def facts_of_sampling(sampling: Json) -> dict[str, str]:
     if not sampling:
         return {}
     backend, shots = sampling["sampling_backend"], sampling["num_shots"]
-    greedy = ", and a greedy one" if sampling.get("greedy") else ""  # Manifests of version 0.2 lack `greedy`.
+    greedy = ", and one greedy completion" if sampling.get("greedy") else ""  # Manifests of version 0.2 lack `greedy`.
     return {
         "problems": f"{problems_of(sampling)}, split `{sampling['split']}`",
         "prompt": f"{shots or 'no'} worked example{'s' * (shots != 1)} before the problem",

@@ -13,8 +13,8 @@ LOCK = ".lock"  # prefix of the names of lock files
 def lock(folder: Path, part: str = "") -> Iterator[None]:
     """Hold the lock of a folder, or of a part of it. Wait while another process holds it.
 
-    The lock is released when the process ends, even if it is killed. A killed loop can leave a process that still
-    works, and a new loop waits for it.
+    The lock is released when the process ends, even if it is killed. If a killed loop leaves a stage running, a new
+    loop waits until the stage releases its lock.
 
     Args:
         folder (`Path`): Folder to lock. It is created if it does not exist.
@@ -24,7 +24,7 @@ def lock(folder: Path, part: str = "") -> Iterator[None]:
         ValueError: `folder` is a file.
     """
     if folder.is_file():
-        raise ValueError(f"{folder} is a file: name a folder to write.")
+        raise ValueError(f"{folder} is a file, and must be a folder.")
     folder.mkdir(parents=True, exist_ok=True)
     held = FileLock(folder / f"{LOCK}{part}")
     try:
@@ -53,7 +53,7 @@ def _is_held(path: Path) -> bool:
 
 @contextmanager
 def lock_all(folder: Path) -> Iterator[None]:
-    """Lock a folder after all workers have released its parts."""
+    """Lock a folder, and wait until all workers have released its parts."""
     with lock(folder):
         for path in sorted(folder.glob(f"{LOCK}-*")):
             with lock(folder, path.name.removeprefix(LOCK)):

@@ -69,7 +69,10 @@ class _StepsOfIterations:
         return str(self._folder(iteration) / "model") if iteration else self.loop.model_name_or_path
 
     def rows(self, iteration: int, training: list[Step]) -> list[Step]:
-        """Return the steps that make the rows of an iteration: `sample`, then all stages with `in_loop`, in order."""
+        """Return the steps that make the rows of an iteration, in order: `sample`, and all stages with `in_loop`.
+
+        If the user gave rows, the first iteration does not sample.
+        """
         loop, rows = self.loop, str(self._folder(iteration) / ROLLOUTS)
         source = loop.rows if iteration == 1 and loop.rows else rows
         writer = max(iteration - 1 - loop.overlap, 0)
@@ -116,7 +119,7 @@ class _StepsOfIterations:
 
 
 def _have_rewards(source: Path) -> bool:
-    """Return whether rows that the user gave have rewards, which the first iteration then uses."""
+    """Return whether all of the user's rows have rewards. The first iteration then does not compute rewards."""
     return all("reward" in columns_of(shard) for shard in shards_of(source))
 
 
@@ -128,6 +131,7 @@ def iterate(loop: IterateArguments) -> None:
 
     Raises:
         ValueError: a folder holds results for other settings, or two settings contradict each other.
+        FileNotFoundError, ImportError: a file or a package is missing, see `check`.
         ChildProcessError: a stage failed.
     """
     check(loop)
@@ -144,7 +148,8 @@ def iterate(loop: IterateArguments) -> None:
         })  # fmt: skip
         rewards = {} if loop.reward_funcs is None else _mean_rewards(sides)
     total = time.monotonic() - began
-    reported = [str(results)] if results else ["No model was tested. To test models, set --test_dataset_name."]
+    untested = "No model was tested: there are no test problems. See --test_dataset_name and --num_test_problems."
+    reported = [str(results) if results else untested]
     if rewards:
         reported += [plain_table(["", *rewards], [["mean reward of the sampled rows", *rewards.values()]])]
     reported += [f"Models, rows and results are in {out}/. To plot the results, run: topr plot --input {out}"]
@@ -175,10 +180,10 @@ def _time_of(side: str, total: float, spent: StageTimes) -> str:
 
 
 def check(loop: IterateArguments) -> None:
-    """Check everything that would otherwise fail in a later stage, after hours of sampling.
+    """Check settings, problems, rows and weights before the loop starts, because a later stage fails only after hours.
 
     Raises:
-        ValueError: the folder holds other files, rows cannot be trained on, or two settings contradict each other.
+        ValueError: the folder holds other files, problems or rows cannot be used, or settings contradict each other.
         FileNotFoundError: a file does not exist.
         ImportError: a package that the settings need is not installed.
     """
@@ -207,7 +212,7 @@ def check_trainable(path: Path, rewards: RewardArguments) -> None:
         rewards (`RewardArguments`): Settings for rewards.
 
     Raises:
-        ValueError: columns are missing, or rows are greedy.
+        ValueError: columns are missing, rows are greedy, or a reward function cannot be used.
         FileNotFoundError: the path does not exist, or the folder has no rows.
     """
     for shard in shards_of(path):
@@ -226,12 +231,12 @@ def check_trainable(path: Path, rewards: RewardArguments) -> None:
 def _check_overlap(loop: IterateArguments) -> None:
     if loop.overlap and loop.training_launcher and not (loop.sampling_hosts and loop.training_hosts):
         raise ValueError(
-            "overlap computes log μ while another iteration trains. Set --sampling_hosts and --training_hosts to the "
-            "machines for each, and put {host} into training_launcher."
+            "overlap computes log μ while another iteration trains. Set --sampling_hosts and --training_hosts, "
+            "and put {host} into training_launcher."
         )
     is_here = not (loop.sampling_launcher or loop.training_launcher)
     if loop.overlap and is_here and torch.cuda.device_count() and not (loop.sampling_devices and loop.training_devices):
         raise ValueError(
             "overlap runs sampling and training at the same time, and each would use all GPUs. Set "
-            "--sampling_devices and --training_devices. They can share a GPU if its memory is large enough."
+            "--sampling_devices and --training_devices. Both can list the same GPU if its memory is large enough."
         )

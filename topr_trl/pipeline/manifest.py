@@ -1,6 +1,6 @@
 """Read and write manifests, which record the inputs and the files of finished stages.
 
-A manifest is a file in the folder that the stage writes. A finished stage is skipped while its inputs stay the same.
+A manifest is a file in the folder that a stage writes. A finished stage is skipped while its inputs stay the same.
 Several stages can work in one folder, one after the other, if they add columns to the same rows.
 """
 
@@ -19,10 +19,10 @@ from topr_trl.pipeline.locks import LOCK
 # pandas, pyarrow and datasets skip names that start with _ or . when they read a folder.
 NAME = "_manifest.json"
 WORK = "work"  # subfolder for temporary files and checkpoints, removed when the stage finishes
-_NOT_FINISHED = "{} is not finished: run the stage that writes it again until it finishes."
+_NOT_FINISHED = "{} is not finished: run the stage that writes this folder again, until it finishes."
 
 Json = dict[str, Any]
-Stage = Json  # entry of a stage: `inputs`, `sources`, and once it has finished, `rows`, `finished` and its notes
+Stage = Json  # entry of a stage: `inputs`, `sources`, and at the end `rows`, `finished` (a time) and notes
 
 
 @dataclass
@@ -69,12 +69,13 @@ def state(folder: Path, stage: str, inputs: Json, made: bool = True, defaults: M
         but files are missing or have a different size), or `FINISHED`.
 
     Raises:
-        ValueError: the folder holds results for other inputs, an unfinished stage, or files that topr did not write.
+        ValueError: the folder holds results for other inputs, another unfinished stage, or files that topr did not
+            write.
     """
     known = read(folder)
     if known is None:
         if foreign := results(folder):
-            raise ValueError(f"{folder} has {foreign[0].name}, which topr did not write. Name an empty folder.")
+            raise ValueError(f"{folder} has {foreign[0].name}, which topr did not write. Use an empty folder.")
         return NEW
     there = known.stages.get(stage)
     if there is None:
@@ -101,7 +102,7 @@ def begin(
     made: bool = True,
     defaults: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Prepare the folder of a stage: create its manifest, or remove damaged and temporary files.
+    """Prepare the folder of a stage: add the stage to its manifest, or remove damaged and temporary files.
 
     Args:
         folder (`Path`): Folder that the stage writes.
@@ -115,7 +116,8 @@ def begin(
         Whether the stage has finished.
 
     Raises:
-        ValueError: the folder holds results for other inputs, an unfinished stage, or files that topr did not write.
+        ValueError: the folder holds results for other inputs, another unfinished stage, or files that topr did not
+            write.
     """
     found, known = state(folder, stage, inputs, made, defaults), read(folder) or Manifest()
     if found == RESTART or (found == FINISHED and known.finished):
@@ -132,7 +134,7 @@ def begin(
     return found == FINISHED
 
 
-# Inputs that are fingerprints of files, and how to describe a difference.
+# Inputs that are fingerprints of files, with the text that describes a difference.
 _FINGERPRINTS = {
     **dict.fromkeys(("input", "compare", "rewards", "requests", "problems"), "not the same files"),
     "reward_code": "the file of a reward function has changed",
@@ -223,7 +225,7 @@ def check_whole(path: Path) -> None:
     A file, or a folder without a manifest, passes.
 
     Raises:
-        ValueError: a stage has not finished, or files are missing or have a different size.
+        ValueError: a stage has not finished, or files were discarded, are missing or have a different size.
     """
     known = read(path)
     if known is None:
@@ -234,12 +236,12 @@ def check_whole(path: Path) -> None:
         raise ValueError(f"The files of {path} were removed after use. Run the stage again, with another output_dir.")
     if damaged := _damaged(path, known):
         raise ValueError(
-            f"{path} has lost or truncated files since it was finished: {', '.join(damaged[:3])}. Run the stage again."
+            f"Files of {path} are missing or have a different size: {', '.join(damaged[:3])}. Run the stage again."
         )
 
 
 def _damaged(folder: Path, known: Manifest) -> list[str]:
-    """Return the files that are missing or have a different size. Return [] while a stage may be replacing files."""
+    """Return the files that are missing or have a different size. Return [] if files may change or were discarded."""
 
     def whole(path: Path, size: int) -> bool:
         return path.is_file() and path.stat().st_size == size
@@ -270,7 +272,7 @@ def _is_hidden(path: Path) -> bool:
 
 
 def read(folder: Path) -> Manifest | None:
-    """Return the manifest of a folder. Return None if there is none.
+    """Return the manifest of a folder. Return None if the folder has no manifest.
 
     Raises:
         ValueError: the manifest is damaged, or lists a file outside the folder, which `discard` would remove.
@@ -295,18 +297,20 @@ def read(folder: Path) -> Manifest | None:
             or "\0" in name
             or not (folder / name).parent.resolve().is_relative_to(folder.resolve())
         ):
-            raise ValueError(f"{path} names a file outside its folder ({name}), which no stage does. Remove {path}.")
+            raise ValueError(
+                f"{path} names a file outside its folder ({name}), so topr did not write it. Remove {path}."
+            )
     return known
 
 
 def fingerprint(path: Path) -> str:
-    """Return a short hash of the content of a file or folder. For a finished stage, take it from the manifest."""
+    """Return a short hash of the content of a file or folder. For a finished stage, hash the manifest's checksums."""
     known = read(path)
     if known is not None and known.finished:
         content: object = known.files
     else:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        # Skip subfolders of stages: a stage may write to a subfolder of its input.
+        # Skip folders that other stages write, because a stage may write to a subfolder of its input.
         stages = {file.parent for file in files if file.name == NAME or file.name.startswith(LOCK)} - {path}
         content = [
             [file.name, _sha256(file)]

@@ -8,7 +8,7 @@ from trl import ModelConfig, get_quantization_config
 from topr_trl.tasks import arithmetic
 from topr_trl.trainers.checkpoints import from_safetensors
 
-BUNDLED = "the bundled model of 0.3"  # name in manifests, since version 0.2 bundled another model
+BUNDLED = "the bundled model of 0.3"  # name in manifests, with a version, because version 0.2 bundled a different model
 
 
 def model_path(settings: ModelConfig) -> str:
@@ -28,7 +28,7 @@ def loading(settings: ModelConfig) -> dict[str, Any]:
 
 
 def load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the model. Without a pad token, pad with the stop token."""
+    """Load the tokenizer of the model. If the tokenizer has no pad token, use its stop token."""
     tokenizer = AutoTokenizer.from_pretrained(
         model_path(settings), revision=settings.model_revision, trust_remote_code=bool(settings.trust_remote_code)
     )

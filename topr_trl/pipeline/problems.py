@@ -18,10 +18,10 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
 
     Returns:
         [`~datasets.Dataset`]: columns `problem_id`, `prompt`, `answer`, and further columns of the task. Own prompts
-        keep all of their columns.
+        keep all of their columns, and need no `answer`.
 
     Raises:
-        ValueError: the task cannot read the rows, or there are too few worked examples.
+        ValueError: the task cannot read the rows, there is no test split, or there are too few worked examples.
     """
     train, task, shots = split == "train", args.task_of_problems, args.num_shots
     assert shots is not None
@@ -34,8 +34,8 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
         return task.prepare(rows, shots)
     columns = set(rows.column_names)
     if "answer" not in columns and "prompt" in columns and not {"question", "problem"} & columns:
-        return OWN_PROMPTS.prepare(rows, 0)  # No task can judge them.
-    if {"prompt", "answer"} <= columns and not {"question", "problem"} & columns:  # The file has the prompts already.
+        return OWN_PROMPTS.prepare(rows, 0)  # No task can judge these prompts.
+    if {"prompt", "answer"} <= columns and not {"question", "problem"} & columns:  # The rows have prompts already.
         return rows if "problem_id" in columns else rows.add_column("problem_id", list(range(len(rows))))
     if args.training_shots and args.dataset_name is not None:
         # Draw one more than needed, because a problem cannot be its own example.
@@ -45,7 +45,7 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
 
 
 def stop_strings_of(args: ProblemArguments, problems: Dataset) -> tuple[str, ...]:
-    """Return the texts that end a completion. After own prompts and messages, only the stop token ends it."""
+    """Return the texts that end a completion. Completions of own prompts and of messages end only with a stop token."""
     judged = "answer" in problems.column_names and isinstance(problems[0]["prompt"], str)
     return args.task_of_problems.stop_strings if judged else ()
 

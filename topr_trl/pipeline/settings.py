@@ -94,15 +94,15 @@ class ProblemArguments:
     dataset_name: str | None = field(
         default=None,
         metadata={
-            "help": "Dataset on the Hub, or file, of problems or prompts. Default: built-in problems. Own prompts are "
-            "in a column prompt, as text or messages."
+            "help": "Dataset on the Hub, or file, with problems or prompts. Default: the built-in problems. Own "
+            "prompts are in a column prompt, as text or messages."
         },
     )
     test_dataset_name: str | None = field(
         default=None,
         metadata={
-            "help": "Dataset of test problems. Default: the test split of dataset_name. A file has none; topr iterate "
-            "then does not test models on own prompts."
+            "help": "Dataset of test problems. Default: the test split of dataset_name. A file has no test split, so "
+            "topr iterate does not test models if dataset_name is a file of own prompts."
         },
     )
     num_train_problems: int | None = field(
@@ -130,7 +130,7 @@ class ProblemArguments:
         if self.test_dataset_name is not None and self.dataset_name is None:
             raise ValueError(
                 f"test_dataset_name={self.test_dataset_name} has no effect without dataset_name. Set dataset_name as "
-                "well. If you only test, give it the same value."
+                "well. If you only test, set both to the same dataset."
             )
         if self.training_shots and self.task_of_problems is not TASKS["math"]:
             raise ValueError(
@@ -148,11 +148,11 @@ class ProblemArguments:
 
     @property
     def has_no_test_split(self) -> bool:
-        """Return whether the problems are in a file, and no test problems are named."""
+        """Return whether the problems are in a file, and `test_dataset_name` is not set."""
         return self.test_dataset_name is None and str(self.dataset_name).endswith(TABLE_SUFFIXES)
 
     def check_test_split(self) -> None:
-        """Raise a ValueError if there are no test problems."""
+        """Raise a ValueError if there is no test split."""
         if self.has_no_test_split:
             raise ValueError(
                 f"dataset_name={self.dataset_name} is a file, which has no test split: set "
@@ -162,13 +162,13 @@ class ProblemArguments:
 
 @dataclass
 class RewardArguments:
-    """Settings for rewards by functions and models of the user."""
+    """Settings for reward functions and reward models."""
 
     reward_funcs: list[str] | None = field(
         default=None,
         metadata={
-            "help": "Reward functions as in TRL, judges or reward models, instead of the judge of a task. A name "
-            "is FILE.py:FUNCTION, MODULE:FUNCTION, a function of TRL, or the name or folder of a reward model."
+            "help": "Reward functions as in TRL, judges or reward models, instead of the judge of a task: "
+            "FILE.py:FUNCTION, MODULE:FUNCTION, a function of TRL, or the name or folder of a reward model."
         },
     )
     reward_weights: list[float] | None = field(
@@ -185,7 +185,7 @@ class RewardArguments:
             check_weights(self.reward_funcs, self.reward_weights)
 
     def implied_task(self, task: str | None, dataset_name: str | None) -> str | None:
-        """Return the task: with reward functions and a dataset, own prompts unless the user names a task."""
+        """Return `task`. If it is None, reward functions and a dataset imply the task of own prompts."""
         return OWN_PROMPTS.name if task is None and self.reward_funcs and dataset_name else task
 
 
@@ -195,7 +195,7 @@ class RewardTestArguments(RewardArguments):
 
     pass_threshold: float | None = field(
         default=None,
-        metadata={"help": "Smallest reward with which a completion passes. With it, evaluation reports pass@k."},
+        metadata={"help": "Smallest reward with which a completion passes. pass@k is then by reward."},
     )
 
     def __post_init__(self) -> None:
@@ -251,7 +251,7 @@ class LaunchArguments(BackendArguments):
     training_hosts: list[str] | None = field(
         default=None, metadata={"help": "Machines for training. They also compute log μ if sampling_hosts is not set."}
     )
-    retries: int = field(default=0, metadata={"help": "How many times to restart a failed process."})
+    retries: int = field(default=0, metadata={"help": "Maximum number of restarts after a failure."})
 
     def __post_init__(self) -> None:
         check_types(self, LaunchArguments)  # A str instead of a list would be split into characters.
@@ -261,7 +261,7 @@ class LaunchArguments(BackendArguments):
         for name, places in PLACEHOLDERS.items():
             if unknown := set(re.findall(r"{(\w*)}", getattr(self, name) or "")) - set(places):
                 allowed = ", ".join(f"{{{place}}}" for place in places)
-                raise ValueError(f"{name} may have {allowed}, and has {{{sorted(unknown)[0]}}}.")
+                raise ValueError(f"{name} accepts the placeholders {allowed}, not {{{sorted(unknown)[0]}}}.")
             hosts, gpus = name.replace("launcher", "hosts"), name.replace("launcher", "devices")
             if "{host}" in (getattr(self, name) or "") and not getattr(self, hosts):
                 raise ValueError(f"{name} has {{host}}: set {hosts} to the machines.")
@@ -276,7 +276,7 @@ class LaunchArguments(BackendArguments):
                 raise ValueError(f"{name}: {error}.") from error
         for name in ("sampling_devices", "training_devices"):
             if (devices := getattr(self, name)) is not None and len(set(devices)) < max(len(devices), 1):
-                raise ValueError(f"{name} must name GPUs, each once, not {' '.join(devices) or 'none'}.")
+                raise ValueError(f"{name} must list GPUs, each once, not {' '.join(devices) or 'none'}.")
         for name in ("accelerate_config", "sampling_python"):
             if getattr(self, name) is not None:
                 existing(getattr(self, name), f"--{name}")
@@ -298,7 +298,7 @@ def validate_model(settings: ModelConfig, whole: bool) -> None:
     """Check the settings of the model and of LoRA.
 
     Convert a single module name to a list. TRL unwraps lists of one name, and PEFT treats a string as a regular
-    expression of whole paths, which a name such as `q_proj` never matches.
+    expression for whole paths, which a name such as `q_proj` never matches.
 
     Args:
         settings ([`~trl.ModelConfig`]): Settings of the model.
@@ -334,10 +334,10 @@ class RunArguments(SamplingArguments, LaunchArguments, OfflineTOPRConfig, ModelC
 
 @dataclass
 class IterateArguments(RewardTestArguments, ProblemArguments, InputArguments, RunArguments):
-    """Settings of `topr iterate`: the settings of its stages, and how to run them."""
+    """Settings of `topr iterate`: the settings of its stages and of the loop."""
 
     output_dir: str | None = field(default="topr-run", metadata={"help": "Folder to write."})
-    iterations: int = field(default=1, metadata={"help": "Number of iterations: sample, then train."})
+    iterations: int = field(default=1, metadata={"help": "Number of iterations. Each one samples, then trains."})
     overlap: int = field(
         default=0,
         metadata={
@@ -347,7 +347,10 @@ class IterateArguments(RewardTestArguments, ProblemArguments, InputArguments, Ru
     )
     rows: str | None = field(
         default=None,
-        metadata={"help": "Folder or file of rows. The first iteration trains on them and does not sample."},
+        metadata={
+            "help": "Folder or file of rows, or a file that topr import reads. The first iteration trains on these "
+            "rows and does not sample."
+        },
     )
     num_generations_eval: int = field(
         default=16, metadata={"help": "Number of completions per test problem (64 in the paper)."}
@@ -372,7 +375,7 @@ class IterateArguments(RewardTestArguments, ProblemArguments, InputArguments, Ru
 
     @property
     def tests(self) -> bool:
-        """Return whether the loop tests models. It does not if own prompts have no test split."""
+        """Return whether the loop tests models, which needs test problems. A file of own prompts has no test split."""
         return self.num_test_problems != 0 and not (self.task_of_problems is OWN_PROMPTS and self.has_no_test_split)
 
 
@@ -387,9 +390,12 @@ class TrialArguments(RowsArguments, RunArguments):
     output_dir: str | None = field(default="topr-trial", metadata={"help": "Folder to write."})
     task: str = field(
         default="gsm8k",
-        metadata={"help": f"Task of the rows: {' or '.join(TASKS)}. Rows written by topr sample have their own."},
+        metadata={"help": f"Task of the rows: {' or '.join(TASKS)}. Rows written by topr sample have their own task."},
     )
-    trial_rows: int = field(default=2_560, metadata={"help": "Maximum number of rows that each training run reads."})
+    trial_rows: int = field(
+        default=2_560,
+        metadata={"help": "Number of rows for each training run, rounded up to whole problems."},
+    )
     held_out_problems: int = field(
         default=400, metadata={"help": "Number of problems to test on. At most a third of all problems is held out."}
     )
@@ -427,7 +433,7 @@ NOT_FOR_COMMANDS = ("resume_from_checkpoint",)  # A command finds its own checkp
 LOOP_SETTINGS = field_names(IterateArguments, without=NOT_FOR_COMMANDS)
 TRIAL_SETTINGS = field_names(
     TrialArguments,
-    # Each arm of a trial sets these.
+    # The arms of a trial set these.
     without=(*field_names(CurationArguments), *NOT_FOR_COMMANDS, "preset", "a_pos", "b_pos", "a_neg", "b_neg"),
 )
 

@@ -69,12 +69,12 @@ def has_stage(stage: str, shard: Path) -> bool:
     """Return whether a stage has written a shard."""
     try:
         return stage in stages_of(shard)
-    except ValueError:  # A damaged shard is written again.
+    except ValueError:  # The stage writes a damaged shard again.
         return False
 
 
 def _split_at(stage: str, stages: ColumnsByStage) -> tuple[ColumnsByStage, set[str]]:
-    """Return the stages before the given one, and the columns that this stage and later ones added."""
+    """Return the stages before the given stage, and the columns that this stage and later stages added."""
     first = registry.load(stage).order
     later = {name for name in stages if registry.load(name).order >= first}
     added = {column for name in later for column in stages[name]}
@@ -82,7 +82,7 @@ def _split_at(stage: str, stages: ColumnsByStage) -> tuple[ColumnsByStage, set[s
 
 
 def columns_before(stage: str, source: Path) -> list[str]:
-    """Return the columns that all shards share, without the columns that this stage and later ones added."""
+    """Return the columns that all shards share, without the columns that the stage and later stages added."""
     shards = shards_of(source)
     kept = [set(columns_of(shard)) - _split_at(stage, stages_of(shard))[1] for shard in shards]
     return [name for name in columns_of(shards[0]) if all(name in names for names in kept)]
@@ -97,7 +97,8 @@ def add_columns(
         source (`Path`): Folder or file of rows.
         folder (`Path`): Folder to write. It can be the same as `source`.
         stage (`str`): Name of the stage.
-        columns (`Callable`): Function of the number of a shard and its rows, which returns the rows with the columns.
+        columns (`Callable`): Function that takes the number and the rows of a shard, and returns the rows with the new
+            columns.
         description (`str`): Text beside the progress bar.
     """
     shards = shards_of(source)
@@ -113,7 +114,7 @@ def add_columns(
 
 
 def remove_columns(folder: Path, stage: str) -> None:
-    """Remove the columns that a stage and later ones added to the shards of a folder.
+    """Remove the columns that a stage and later stages added to the shards of a folder.
 
     Args:
         folder (`Path`): Folder of shards.

@@ -36,7 +36,7 @@ class Stage(ABC, Generic[Settings]):
 
     Attributes:
         settings (`type`): Dataclass of settings, a subclass of `FolderArguments`.
-        outcome (`str`): Last line that the command prints. It can contain `{folder}` and `{rows:,}`.
+        outcome (`str`): Line that the command prints after the summary. It can contain `{folder}` and `{rows:,}`.
         order (`int`, *optional*): Position among the stages that write rows. A stage that runs again removes the
             columns of stages with a higher `order`. The loop runs the stages with `in_loop` in this order.
         adds_columns (`bool`, defaults to `False`): Whether `make` adds columns to rows with `self.add_columns`.
@@ -125,7 +125,8 @@ class Stage(ABC, Generic[Settings]):
         """Return whether the stage has finished with the same inputs. No file is changed.
 
         Raises:
-            ValueError: the folder holds results for other inputs.
+            ValueError: the folder holds results for other inputs, or the input is unfinished or damaged.
+            FileNotFoundError: the input does not exist.
         """
         known = manifest.read(self.folder)
         if known is None or self.name not in known.stages:
@@ -156,7 +157,7 @@ class Stage(ABC, Generic[Settings]):
                     rows, notes = self.make()
                 except Exception:
                     if state.is_main_process and not self._has_results():
-                        manifest.forget(self.folder, self.name)  # Lets the user run it with other settings.
+                        manifest.forget(self.folder, self.name)  # The user can then change the settings.
                     raise
                 # The other processes do not wait for the checksums, because they would time out with a large model.
                 if state.is_main_process:

@@ -1,6 +1,7 @@
 """Describe rows, weights and settings for the inputs of a stage.
 
-Rows and weights are described by their content, so a stage recognizes them after they were moved.
+Rows, and weights that a stage wrote, are described by their content, so that they can be moved. Other weights are
+described by the name of the model.
 """
 
 from collections.abc import Iterable
@@ -33,7 +34,7 @@ def absolute(name: str | None) -> str | None:
 
 
 def weights_read(settings: ModelConfig) -> Json:
-    """Return the name of the model, or the fingerprint of its weights if a stage wrote them."""
+    """Return the name of the model, or the fingerprint of weights that a stage wrote, and the settings for loading."""
     path = Path(model_path(settings))
     how = {"dtype": settings.dtype, "attention": settings.attn_implementation}
     if settings.load_in_8bit or settings.load_in_4bit:

@@ -1,4 +1,4 @@
-"""Make the trainer of the stages `log-mu` and `train`: an `OfflineTOPRTrainer` on the rows that `curate` chose."""
+"""Make the trainer of the stages `log-mu` and `train`: an `OfflineTOPRTrainer` on the rows of `input`."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -68,7 +68,7 @@ def check_rows_per_step(trainer: OfflineTOPRTrainer, work: Path, state: PartialS
     state.wait_for_everyone()
     if known != rows:
         raise ValueError(
-            f"This training was started with {known} rows per step, and now there are {rows}. Use the same number of "
+            f"This training run started with {known} rows per step, and now there are {rows}. Use the same number of "
             f"processes as before, or remove {work.parent} to start again."
         )
     if state.is_main_process and not path.is_file():
@@ -102,7 +102,7 @@ def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) 
 
 
 def _has_log_mu_of_writer(done: Mapping[str, Json], model: str) -> bool:
-    """Return whether the writer of the rows computed their log μ, and `model` was trained from that writer."""
+    """Return whether the model that wrote the rows computed their log μ, and `model` was trained from that model."""
     if not {"sample", "log-mu"} <= set(done):
         return False
     writer, scorer = (weights_of(done[stage]["inputs"]) for stage in ("sample", "log-mu"))

@@ -53,7 +53,7 @@ class Arm:
     factor: float = 1.0
 
     def rate(self, trial: TrialArguments) -> float:
-        """Return the learning rate of the arm, rounded to three digits."""
+        """Return the learning rate of the arm, rounded to three significant digits."""
         return float(f"{trial.learning_rate * self.factor:.3g}")
 
     def at(self, factor: float) -> "Arm":
@@ -62,7 +62,7 @@ class Arm:
         return Arm(f"{self.name}-{word}-rate", self.label, self.settings, factor)
 
     def with_equal_steps(self, epochs: float, positive_share: float) -> "Arm":
-        """Return an arm that takes as many steps as `epochs` over all rows. Only arms of positives change."""
+        """Return an arm that takes as many steps as `epochs` over all rows. Only `positives` needs more epochs."""
         if self.settings.get("curation") != "positives":
             return self
         return replace(self, settings={**self.settings, "num_train_epochs": round(epochs / positive_share, 2)})
@@ -123,8 +123,8 @@ def run_trial(trial: TrialArguments) -> Outcome:
     out = trial.folder
     if out.resolve().is_relative_to(source.resolve()):
         raise ValueError(
-            f"--output_dir={out} is inside {source}, and results cannot be in the folder of the rows. Name another "
-            "folder."
+            f"--output_dir={out} is inside {source}, and results cannot be in the folder of the rows. Use a "
+            "different folder."
         )
     with locks.lock(out):
         rows = split(trial, source, out / "rows", {arm.name: arm.settings for arm in ARMS})
@@ -168,7 +168,7 @@ class _StepsOfTrial:
         changes = {"input": rows, "output_dir": model, "learning_rate": arm.rate(self.trial)}
         yield Step(Train(stage_args(TrainArguments, self.trial, **changes, **arm.settings)))
         yield from self._testing(arm)
-        manifest.discard(self._folder(arm) / "model")  # Models of all arms would fill a disk.
+        manifest.discard(self._folder(arm) / "model")  # The models of all arms could fill the disk.
 
     def _testing(self, arm: Arm | None) -> Iterator[Step]:
         rows = str(self._folder(arm) / ROLLOUTS)

@@ -25,7 +25,7 @@ from topr_trl.tasks import TASKS
 TRAINING_ROWS, HELD_OUT, PROBLEMS = "training", "held-out", "problems.parquet"  # names in the folder of a split
 GIVEN_LOG_MU = "given_log_mu"  # column of held-out rows: sum of the log μ that came with the row
 _JUDGED = 200  # number of rows to judge again, to check that the judge agrees with their rewards
-_ALIKE = 0.95  # share of these rows on which the judge must agree
+_ALIKE = 0.95  # share of these rows on which the judge must agree with the reward
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def split(trial: TrialArguments, source: Path, folder: Path, settings: Mapping[s
         settings (`Mapping`): Settings of `topr train` for each arm, by the name of the arm.
 
     Raises:
-        ValueError: the rows have too few problems, all rewards are equal, or the rows cannot be tested.
+        ValueError: the rows have too few problems, all rewards are equal, or the held-out problems cannot be tested.
     """
     names = ("trial_rows", "held_out_problems", "test_by", "seed")
     wanted = {"input": manifest.fingerprint(source), **{name: getattr(trial, name) for name in names}}
@@ -94,8 +94,8 @@ def _choose_rows(
     count = int(problems.max()) + 1
     if count < 6:
         raise ValueError(
-            f"A trial holds out problems to test on, and needs at least 6; {source} has {count}. Add rows of other "
-            "problems."
+            f"A trial needs rows of at least 6 problems, because it tests on problems that it holds out; {source} has "
+            f"{count}. Add rows of other problems."
         )
     rng = np.random.default_rng(trial.seed)
     order = rng.permutation(count)
@@ -138,12 +138,12 @@ def _without_stage_columns(rows: Dataset) -> Dataset:
 
 
 def _is_worth_trying(settings: Mapping[str, Any], rewards: FloatArray, problems: NDArray[np.int64]) -> bool:
-    """Return whether an arm can train on the rows and differs from the other arms there."""
+    """Return whether an arm can train on the rows, and would not repeat another arm."""
     if settings.get("baseline") == "0":  # Without negative rewards, this is the arm `positives-only`.
         return bool((rewards < 0).any())
     share = settings.get("effective_positive_share")
     if share is not None and len(np.unique(rewards)) == 1:
-        return False  # No baseline reaches the share.
+        return False  # With equal rewards, no baseline reaches the share.
     return bool(subtract_baseline(rewards, settings.get("baseline", "mean"), problems, share).any())
 
 
@@ -184,12 +184,12 @@ def _prepare_held_out(rows: Dataset, numbers: NDArray[np.int64]) -> Dataset:
     """Return held-out rows for computing log-probabilities, with the sum of the given log μ.
 
     Raises:
-        ValueError: a rollout can have several rows, or some rows lack log μ.
+        ValueError: a rollout can have several rows, or only some rows have log μ.
     """
     if ROLLOUT in rows.column_names:
         raise ValueError(
             f"A trial cannot estimate rewards if a rollout has several rows (column {ROLLOUT}). If the answers can be "
-            "judged, use --test_by answers. Otherwise, give it only rollouts of one row, without the column."
+            "judged, use --test_by answers. Otherwise, use only rollouts of one row, and remove the column."
         )
     rows = explicit_masks(rows)
     if MU_COLUMNS[0] in rows.column_names:

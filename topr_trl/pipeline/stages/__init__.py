@@ -13,7 +13,7 @@ from typing import Any
 
 
 def descriptions() -> dict[str, str]:
-    """Return the help of each stage by its command, without importing it."""
+    """Return the help of each stage by its command, without importing the stages."""
     found = {}
     for command, file in modules().items():
         with file.open(encoding="utf-8") as text:

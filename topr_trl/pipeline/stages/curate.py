@@ -20,7 +20,7 @@ from topr_trl.settings.shared import CurationArguments
 # Settings that determine the chosen rows and their reward after the baseline.
 CHOICE = ("baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share")
 
-# Token ids are most of the data. They are not read if another column can take their place in the choice.
+# Token ids are most of the data. They are not read if another column can replace them in the choice.
 _INSTEAD_OF_IDS = {"completion_ids": "completion", "prompt_ids": "problem_id"}
 
 
@@ -58,7 +58,7 @@ class Curate(Stage[CurateArguments]):
         if by_score and "reward" in columns:
             kept = np.flatnonzero(rows.data["reward"].is_valid())  # Reward functions can leave rows without a reward.
         scored = ScoredRows.read(str(args.source), rows if len(kept) == len(rows) else rows.select(kept))
-        # The choice depends on the order of the problems. Version 0.2 sorted their ids as text, so its runs continue.
+        # The choice depends on the order of the problems. Sort ids as text, so that runs of version 0.2 can continue.
         scored = replace(scored, problems_R=scored.problems_R.astype(str))
         rewards, curated = scored.choose(args, seed_of("curate", args.seed, args.iteration))
         after_baseline_R = np.full(len(scored.rewards_R), np.nan)

@@ -81,18 +81,18 @@ class Evaluate(Stage[EvaluateArguments]):
 
     @classmethod
     def summary(cls, done: Json) -> str:
-        """Return greedy accuracy, pass@1 and mean reward."""
+        """Return greedy accuracy, pass@1 and mean rewards, if they are known."""
         names = ("greedy", "pass@1", "greedy reward", "reward")
         return ", ".join(f"{name} {done[name]}" for name in names if name in done)
 
 
 def has_answers(source: Path) -> bool:
-    """Return whether rows have answers of completions and true answers, as a judge writes them."""
+    """Return whether all rows have the columns `extracted` and `answer`, as judged rows do."""
     return all({"extracted", "answer"} <= set(columns_of(shard)) for shard in shards_of(source))
 
 
 def _has_other_rewards(source: Path) -> bool:
-    """Return whether rows have rewards other than 1 and -1, which a judge gives."""
+    """Return whether rows have rewards other than 1 and -1, the rewards of a judge."""
     shards = shards_of(source)
     if not all("reward" in columns_of(shard) for shard in shards):
         return False

@@ -28,8 +28,8 @@ from topr_trl.pipeline.stage_inputs import values_of
 
 RECORDS_PER_SHARD = 1_000
 _RECORDS_TO_INSPECT = 100  # number of records in which to look for fields that may be the reward
-_MOST_REWARDS = 6  # different rewards that the summary lists
-_MOST_PLACES = 5  # number of skipped records that the summary lists, for each reason
+_MOST_REWARDS = 6  # maximum number of distinct rewards that the summary lists
+_MOST_PLACES = 5  # maximum number of skipped records that the summary lists for each reason
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Import(Stage[ImportArguments]):
         """Write the missing shards.
 
         Raises:
-            ValueError: a record does not match the format. The message names the file and the line.
+            ValueError: no record can be used, or one does not match the format. The message names file and line.
         """
         args = self.args
         reader = RecordReader(args, args.source)
@@ -116,8 +116,8 @@ _LEFT_OUT = {
         "lines are not valid JSON, or contain unpaired surrogates, and are left out",
     ),
     "calls": (
-        "completion has a tool call whose arguments are not valid JSON, without token ids, and is left out",
-        "completions have tool calls whose arguments are not valid JSON, without token ids, and are left out",
+        "completion without token ids has a tool call whose arguments are not valid JSON, and is left out",
+        "completions without token ids have tool calls whose arguments are not valid JSON, and are left out",
     ),
     "unrewarded": ("record has no reward and is left out", "records have no reward and are left out"),
     "unusable": ("record cannot be used and is left out", "records cannot be used and are left out"),
@@ -137,9 +137,9 @@ _LEFT_OUT = {
         "runs come from evaluations and are left out",
     ),
     "where": ("record does not match --where and is left out", "records do not match --where and are left out"),
-    "other": ("record is not a call of a model and is left out", "records are not calls of a model and are left out"),
+    "other": ("record is not a model call and is left out", "records are not model calls and are left out"),
     "tied": ("pair has the same text twice and is left out", "pairs have the same text twice and are left out"),
-    "repeated": ("file repeats the one before it and is left out", "files repeat those before them and are left out"),
+    "repeated": ("file repeats the previous file and is left out", "files repeat the previous file and are left out"),
 }
 
 
@@ -148,27 +148,28 @@ def _describe(done: Json) -> str:
     rows, rollouts, problems = done["rows"], done["rollouts"], done["problems"]
     has = [f"{name}{'' if n == rows else f' in {n:,}'}" for name, n in done["filled"].items() if n]
     title = f"Recognized as {recognized}" if (recognized := done.get("recognized")) else "Format"
-    made_by = re.sub(r" \([^()]*\.py\b[^()]*\)", "", done["format"])  # The files of the source are for contributors.
+    # Only contributors need the names of source files.
+    made_by = re.sub(r" \([^()]*\.py\b[^()]*\)", "", done["format"])
     lines = [f"{title}: {made_by}. Rows have {', '.join(has)}."]
     if done.get("chat"):
-        lines.append("Text became chat messages, so the chat template of the model applies. For plain text, set --chat "
-                     "false.")  # fmt: skip
+        lines.append("Text was converted to chat messages, so the chat template of the model applies. For plain text, "
+                     "set --chat false.")  # fmt: skip
     if done["lacking"]:
         lines.append(f"Not in these files: {', '.join(done['lacking'])}.")
     runs = f"{rollouts:,} runs" if rollouts < rows else f"{rows:,} row{'s' * (rows != 1)}"
     if 1 < rollouts == problems:
         lines.append(f"{runs}, each for a different problem. If some of them share a problem, set --problem_field to "
-                     'the field with the problem. topr trial, baseline="group_mean" and some curation rules group '
+                     'the field with its id. topr trial, baseline="group_mean" and some curation rules group '
                      "rows by problem.")  # fmt: skip
     else:
         lines.append(f"{runs} of {problems:,} problem{'s' * (problems != 1)}.")
-    if rewards := done.get("rewards"):  # version 0.2 did not write it
+    if rewards := done.get("rewards"):  # Version 0.2 did not write rewards.
         lines.append(_describe_rewards(rewards))
     elif not done["filled"].get("reward"):
         found = done.get("numbers")
         numbers = f" Fields with numbers: {', '.join(found)}." if found else ""
-        lines.append("There are no rewards. Set --reward_fields to their fields, set --rewards to a file of rewards, "
-                     f"or score the rows with topr score.{numbers}")  # fmt: skip
+        lines.append("There are no rewards. Set --reward_fields to the fields with rewards, set --rewards to a file of "
+                     f"rewards, or score the rows with topr score.{numbers}")  # fmt: skip
     if done["temperatures"][1:] or 0 in done["temperatures"]:
         found = ", ".join(f"{value:g}" for value in done["temperatures"])
         lines.append(f"The rows were sampled at temperatures {found}. The trainer needs one temperature above 0: "
@@ -181,15 +182,15 @@ def _describe(done: Json) -> str:
     if several := done["several_turns"]:
         lines.append(_describe_turns(several, done["completion"]))
     if not done["filled"].get("sampler_logps"):
-        lines.append("There are no log-probabilities. The starting model of the training will compute log μ, as if it "
-                     "had written the rows.")  # fmt: skip
+        lines.append("There are no log-probabilities. The starting model will compute log μ, as if it had written the "
+                     "rows.")  # fmt: skip
     return "\n".join([*lines, done["loses"]]).strip()
 
 
 def _describe_rewards(rewards: list[tuple[float, int]] | list[float]) -> str:
-    """Return how many rows have each reward, or the smallest and the largest one of many."""
+    """Return the number of rows with each reward, or the range of the rewards if there are many."""
     if isinstance(rewards[0], float):
-        return f"Rewards are from {rewards[0]:g} to {rewards[1]:g}."
+        return f"Rewards range from {rewards[0]:g} to {rewards[1]:g}."
     counts = [f"{value:g} in {n:,} {'row' if n == 1 else 'rows'}" for value, n in rewards]
     return f"Rewards: {', '.join(counts)}."
 
@@ -197,7 +198,7 @@ def _describe_rewards(rewards: list[tuple[float, int]] | list[float]) -> str:
 def _describe_turns(rows: int, completion: str) -> str:
     have = "row has several turns of the model" if rows == 1 else "rows have several turns of the model"
     if completion == LAST_TURN:
-        return f"{rows:,} {have}, and only the last one is learned."
+        return f"{rows:,} {have}, and only the last turn is trained on."
     return (
         f"{rows:,} {have}, which all get the reward of the row. If the reward is for the last turn alone, set "
         "--completion last_turn."

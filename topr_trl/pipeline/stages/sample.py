@@ -78,7 +78,7 @@ class Sample(Stage[SampleArguments]):
 
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
-        """Return all settings except the settings of adapters."""
+        """Return all settings except `input` and the settings of adapters."""
         return field_names(SampleArguments, without=("input", *ADAPTER_SETTINGS))
 
     def sources(self) -> list[Path]:
@@ -104,7 +104,7 @@ class Sample(Stage[SampleArguments]):
         }
 
     def run(self) -> Json:
-        """Run the stage, or the share of one worker. A worker does not finish the manifest."""
+        """Run the stage, or the share of one worker. A worker does not mark the stage as finished."""
         if PartialState(cpu=self.args.use_cpu).num_processes > 1:
             raise ValueError(
                 "The stage sample runs in one process; start it without accelerate launch. To sample in n processes, "

@@ -55,11 +55,11 @@ class Score(Stage[ScoreArguments]):
 
     def __init__(self, args: ScoreArguments) -> None:
         super().__init__(args)
-        # A loop makes its stages when it starts, so it notices if a function changes during the run.
+        # A loop creates all stages when it starts, so a later stage can detect that the code has changed.
         self._code = None if args.reward_funcs is None else code_fingerprint(args.reward_funcs)
 
     def needs_process(self, in_thread: bool) -> bool:
-        """Return whether there is a reward model, or a function in a thread, where functions cannot use signals.
+        """Return whether the stage has a reward model, or would call functions in a thread, where signals do not work.
 
         Args:
             in_thread (`bool`): Whether the loop would otherwise run the stage in a thread.
@@ -159,7 +159,7 @@ class Score(Stage[ScoreArguments]):
         return score
 
     def _mean_rewards(self) -> Json:
-        """Return the mean of the reward, and of the reward of each function, and the number of rows without one."""
+        """Return the mean of the reward and of each function's reward, each with the number of rows that lack it."""
         if self.args.reward_funcs is None:
             return {}
         values: dict[str, list[Any]] = {}
@@ -176,11 +176,11 @@ class Score(Stage[ScoreArguments]):
 
     @classmethod
     def summary(cls, done: Json) -> str:
-        """Return the mean reward, and the number of rows by verdict."""
+        """Return the number of rows by verdict, and the mean rewards."""
         counts = {**done["scored"]}
         kept = counts.pop("kept", 0)
         parts = [f"{n:,} {verdict}" for verdict, n in counts.items() if n]
-        rewards = done.get("rewards") or {}  # Version 0.2 had none.
+        rewards = done.get("rewards") or {}  # Version 0.2 did not write mean rewards.
         for name, found in rewards.items():
             if found["mean"] is not None:
                 parts.append(f"mean {name.removeprefix(OF_FUNCTION)} {found['mean']:.3f}")

@@ -50,14 +50,14 @@ class Train(Stage[TrainArguments]):
         return field_names(TrainArguments, without=NOT_FOR_COMMANDS)
 
     def next_steps(self) -> str:
-        """Return how to draw the curves and test the model. Return "" in a loop, which tests models itself."""
+        """Return commands that plot the curves and test the model. Return "" in a loop, which tests models itself."""
         if self.args.iteration:
             return ""
         start = f"--model_name_or_path {self.args.model_name_or_path} " if self.args.model_name_or_path else ""
         return (
-            f"Draw its curves: topr plot --input {self.folder}\n"
-            f"Test it without a judge: topr evaluate --model_name_or_path {self.folder} --test_dataset_name "
-            "PROMPTS.jsonl --reward_funcs FILE.py:FUNCTION --output_dir results\n"
+            f"Plot the training curves: topr plot --input {self.folder}\n"
+            f"Test the model with reward functions: topr evaluate --model_name_or_path {self.folder} "
+            "--test_dataset_name PROMPTS.jsonl --reward_funcs FILE.py:FUNCTION --output_dir results\n"
             f"Compare settings by the rewards of held-out rows (of 6 or more problems): topr trial {start}"
             f"--input {self.args.input} --test_by rewards"
         )
