@@ -1,10 +1,10 @@
-"""Measure how long a negative keeps its weight, by its length, and by who computed log μ.
+"""Measure how long a negative keeps its weight, by its length and by the source of log μ.
 
-A long response is a session: answers of the base model to many problems, one after the other, each read without the
-others, with one ratio over all of them, as a trajectory of several rows has (`rollout_id`). It is right if a larger
-share of its answers is than of all answers. So lengths of 40 to 8,000 tokens can be compared on one small model.
+A long response is a session: answers of the base model to many problems. Each answer is computed without the others,
+but one ratio covers all answers, as for a rollout of several rows (`rollout_id`). A session is positive if its share of
+correct answers is above the share among all answers. Thus, one small model suffices for lengths of 40 to 8,000 tokens.
 
-log μ is the trainer's, or that of a sampler: with weights in bfloat16, or of what top-k leaves of the vocabulary.
+The source of log μ is the trainer, a sampler with weights in bfloat16, or a sampler with top-k.
 """
 
 from typing import Any
@@ -21,16 +21,16 @@ from benchmarks.setting import PROFILES, Profile, base_model, candidates
 from topr_trl import PRESETS, topr_loss, truncated_weights
 from topr_trl.trainers.metrics import row_metrics
 
-PARTS = (1, 12, 50, 200)  # of a session; an answer has about 40 tokens
+PARTS = (1, 12, 50, 200)  # answers of a session; an answer has about 40 tokens
 SOURCES = ("trainer", "bfloat16", "top-k")
-TOP_K = 3  # leaves 99.4% of the probability of a token, on average
+TOP_K = 3  # keeps 99.4% of the probability mass on average
 LEARNING_RATES = (1e-4, 1e-5)
-SEEDS, SESSIONS, HELD_OUT = 2, 8, 32  # sessions of an update, and those whose weights are watched
+SEEDS, SESSIONS, HELD_OUT = 2, 8, 32  # sessions of an update, and held-out sessions whose weights are measured
 MEASURED_AT = (0, 1, 2, 5, 10, 20)
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
-    """Return the cells: log μ of a sampler at the higher rate alone."""
+    """Return the cells. The samplers' log μ is only measured at the higher rate."""
     return [
         {"claim": "long_responses", "parts": parts, "source": source, "learning_rate": rate, "seed": seed}
         for seed in range(SEEDS)
@@ -57,7 +57,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     for step in range(1, MEASURED_AT[-1] + 1):
         batch = _Sessions(pool, rng.choice(np.flatnonzero(~is_watched), (SESSIONS, parts)))
         update(model, optimizer, batch.loss(model))
-        if step == 1:  # what a step does to the negatives that it has learned from
+        if step == 1:  # the effect of a step on its own negatives
             trained = batch.weights(model)
         if step in MEASURED_AT:
             curve_.append({"update": step, **watched.weights(model)})
@@ -65,17 +65,18 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
 
 
 def as_the_sampler_says(rows: Rows, source: str) -> Rows:
-    """Return rows with the log μ of one of `SOURCES`; they have the trainer's."""
+    """Return rows with log μ from one of `SOURCES`. The given rows have the trainer's."""
     if source == "bfloat16":
         return rows.scored_by(base_model("main").to(torch.bfloat16))
     return rows.scored_by(base_model("main"), TOP_K) if source == "top-k" else rows
 
 
 class _Sessions:
-    """Sessions with R and log μ.
+    """Sessions with rewards R and log μ.
 
     Args:
-        rows_SP: which rows of the pool are the parts of each session.
+        pool: rows to choose from.
+        rows_SP: indices of the rows of each session.
     """
 
     def __init__(self, pool: Rows, rows_SP: np.ndarray) -> None:
@@ -107,7 +108,7 @@ class _Sessions:
         return per_row.view(-1, self.parts).sum(1)
 
     def weights(self, model: PreTrainedModel) -> dict[str, float]:
-        """Return the negatives' mean weight, share dead and mean log-ratio, as trainers log them; NaN without any."""
+        """Return the mean weight, dead share and mean log-ratio of negatives, as trainers log them, or NaN."""
         log_ratio_S = self.log_ratios(model)
         weights_S = truncated_weights(log_ratio_S, self.rewards_S, PRESETS["topr"])
         logged = row_metrics(weights_S, log_ratio_S, self.rewards_S)
@@ -116,7 +117,7 @@ class _Sessions:
 
 
 def tables(store: Store) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Return title, header and rows of the table: mean weight and share under 0.01, in percent."""
+    """Return title, header and rows of the table: mean weight, and share of weights below 0.01."""
     done, rows = store.results(cells(PROFILES["full"], store)), []
     kinds = [(source, LEARNING_RATES[0]) for source in SOURCES] + [(SOURCES[0], LEARNING_RATES[1])]
     for parts in PARTS if done else ():
