@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicLayer
 from topr_trl import SamplingArguments
 from topr_trl.generation.settings import encode_prompts, sampled_row, stop_tokens
 
-DRAWS = 3  # version of the sampling; increase it if seeds give different completions, which must not be compared
+DRAWS = 3  # version of the sampling; increase it after changes, so that results of different rows are not compared
 ROWS = 512  # completions of a batch
 _ROOM = 32  # tokens by which the cache grows
 _LEFT = 0.8  # share of unfinished rows in a batch, below which finished rows are removed

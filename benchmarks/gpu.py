@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--train", type=Path, help="JSON Lines file of GSM8K's training problems")
     parser.add_argument("--test", type=Path, help="JSON Lines file of GSM8K's test problems")
     parser.add_argument("--peak_tflops", type=float, default=PEAK, help="bfloat16 peak of the GPU; default: H100")
-    parser.add_argument("--minutes", type=float, default=9.0, help="start no cell after this time")
+    parser.add_argument("--minutes", type=float, default=9.0, help="start no cell after this many minutes")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes on a CPU; results are discarded")
     args = parser.parse_args(argv)
     if not args.tiny and not torch.cuda.is_available():

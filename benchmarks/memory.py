@@ -83,7 +83,7 @@ def _prepare_for_the_cpu(deepspeed: bool) -> None:
 
         DeepSpeedZeroConfig.model_fields["reduce_bucket_size"].default = BUCKET
         DeepSpeedZeroConfig.model_rebuild(force=True)
-        training_args.is_torch_bf16_gpu_available = lambda: True  # without use_cpu, bf16 needs a GPU
+        training_args.is_torch_bf16_gpu_available = lambda: True  # lets bf16 pass without use_cpu
     chunked_logprob.TOKEN_CHUNK_SIZE = 64
 
 

@@ -464,7 +464,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--test", type=Path, required=True, help="JSON Lines file of GSM8K's test problems")
     parser.add_argument("--sampling_python", default=sys.executable, help="Python of the environment for sampling")
     parser.add_argument("--sampling_backend", default="vllm")
-    parser.add_argument("--hours", type=float, help="start no run after this time; default: no limit")
+    parser.add_argument("--hours", type=float, help="start no run after this many hours; default: no limit")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--workers", type=int, default=1, help="number of parallel runs")
     parser.add_argument("--results", type=Path, default=HERE / "results")

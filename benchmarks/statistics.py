@@ -40,7 +40,7 @@ def interval(values: Sequence[float], errors: Sequence[float] = ()) -> Interval:
 
     Args:
         values: one value per seed.
-        errors: bootstrap standard errors of the evaluations. With one seed, the interval only depends on them.
+        errors: bootstrap standard errors of the evaluations. With one seed, the interval only depends on these errors.
     """
     array = np.asarray(values, dtype=float)
     bootstrap = 2 * sqrt(float(np.mean(np.square(errors))) / len(array)) if len(errors) else nan

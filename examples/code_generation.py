@@ -67,7 +67,7 @@ combinations = list(product(WHICH, EACH, RETURNED))
 rng.shuffle(combinations)
 tasks = [make_task(i, parts) for i, parts in enumerate(combinations[: HELD_OUT_TASKS + LOGGED_TASKS])]
 held_out, logged = Dataset.from_list(tasks[:HELD_OUT_TASKS]), Dataset.from_list(tasks[HELD_OUT_TASKS:])
-print(f"One of {len(combinations)} tasks, a right program, and its tests:\n")
+print(f"One of {len(combinations)} tasks, a correct program, and its tests:\n")
 print(f"{tasks[0]['prompt']}{program_of(*combinations[0])}\n\n{tasks[0]['answer']}\n")
 
 
@@ -138,4 +138,4 @@ for label, preset in (("positives only", "positives_only"), ("TOPR", "topr")):
     results[label] = evaluate_rows(rows)
 
 # %% Results on tasks that are neither in the demonstrations nor in the log.
-print(f"\n{results}\n\nThe log, what was written for the held-out tasks and the models are in {OUT}/")
+print(f"\n{results}\n\nThe log, the programs for the held-out tasks and the models are in {OUT}/")

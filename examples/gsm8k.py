@@ -51,7 +51,7 @@ from topr_trl.tasks import TASKS, Task, arithmetic
 class ScriptArguments:
     task: str = field(default="gsm8k", metadata={"help": "gsm8k or math.", "choices": list(TASKS)})
     dataset_name: str | None = field(default=None, metadata={"help": "Hub name or file; default: built-in problems."})
-    test_dataset_name: str | None = field(default=None, metadata={"help": "The same for the test problems."})
+    test_dataset_name: str | None = field(default=None, metadata={"help": "Test problems. Default: dataset_name."})
     num_train_problems: int | None = field(default=None, metadata={"help": "Number of problems. Default: all."})
     num_test_problems: int | None = field(default=None, metadata={"help": "Number of problems. Default: all."})
     num_shots: int | None = field(default=None, metadata={"help": "Examples per prompt. Default: by task."})

@@ -40,7 +40,7 @@ from topr_trl.tasks import TASKS, Task, arithmetic, verifier
 class ScriptArguments:
     task: str = field(default="gsm8k", metadata={"help": "gsm8k or math.", "choices": list(TASKS)})
     dataset_name: str | None = field(default=None, metadata={"help": "Hub name or file; default: built-in problems."})
-    test_dataset_name: str | None = field(default=None, metadata={"help": "The same for the test problems."})
+    test_dataset_name: str | None = field(default=None, metadata={"help": "Test problems. Default: dataset_name."})
     num_train_problems: int | None = field(default=None, metadata={"help": "Number of problems. Default: all."})
     num_test_problems: int | None = field(default=None, metadata={"help": "Number of problems. Default: all."})
     num_shots: int | None = field(default=None, metadata={"help": "Examples per prompt. Default: by task."})
@@ -128,7 +128,7 @@ def main(args: ScriptArguments, sampling: SamplingArguments, training_args: Offl
     model = trainer.accelerator.unwrap_model(trainer.model)
     evaluate("trained verifier", "test-trained")
     state.print(
-        f"\nIn percent, of {majority.num_problems} problems with n = {n} solutions each; everything is in {out}/"
+        f"\nIn percent, of {majority.num_problems} problems with n = {n} solutions each; all files are in {out}/"
     )
     state.print((100 * pd.DataFrame(results).T).round(1).to_string(na_rep=""), flush=True)
     state.wait_for_everyone()

@@ -61,7 +61,7 @@ def model(size: int, vocabulary: int = 1_024) -> LlamaConfig:
 
 
 class Sizes:
-    """Sizes of all parts. With `small`, all parts are only tested."""
+    """Sizes of all parts. Small sizes only test that all parts work."""
 
     def __init__(self, small: bool) -> None:
         self.is_small = small

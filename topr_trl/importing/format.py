@@ -34,7 +34,7 @@ class LeftOut(StrEnum):
 
 
 class Unusable(NotOfFormat):
-    """Error for a record that matches its format but cannot be used, for instance because it has an image.
+    """Error for a record that matches its format but cannot be used, for instance because of an image.
 
     Attributes:
         reason (`LeftOut`): Reason that the summary gives for a skipped record.

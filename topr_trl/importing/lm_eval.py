@@ -71,7 +71,7 @@ FORMAT = Format(
     required=frozenset({"doc_id", "doc", "target", "arguments", "resps"}),
     optional=None,
     same="filter",
-    loses="The harness cuts responses at its stop sequences. Each row ends there, with the stop token of the model. "
+    loses="The harness cuts responses at its stop sequences. Each row ends at the cut, with the model's stop token. "
     "Logs do not show whether a response was cut at the token limit. The harness decodes greedily by default, so "
     "rows without a temperature may not be samples at temperature 1. Do not train on a benchmark on which you report "
     "results.",

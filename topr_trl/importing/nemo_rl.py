@@ -21,7 +21,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
     texts = one["content"]
     return [
         {
-            "prompt": texts[0], "completion": "".join(texts[1:]),  # To read. The trainer uses the token ids.
+            "prompt": texts[0], "completion": "".join(texts[1:]),  # only for display; the trainer uses the token ids
             "prompt_ids": ids[:first], "completion_ids": ids[first:], "completion_mask": mask[first:],
             "sampler_logps": [logp if own else None for logp, own in zip(logps[first:], mask[first:], strict=True)],
         }

@@ -55,7 +55,7 @@ def _choice_columns(choice: Record, prompt_ids: list[int] | None) -> Row | None:
     if not ids and not any(written[name] for name in ("content", "tool_calls", "reasoning_content")):
         return None
     return {
-        "prompt_ids": prompt_ids if ids else None,  # Text needs a text prompt.
+        "prompt_ids": prompt_ids if ids else None,  # Messages of a completion need messages as their prompt.
         "completion": [written],
         "completion_ids": ids,
         "sampler_logps": logps or None,

@@ -49,7 +49,7 @@ def one_per_folder(files: list[Path]) -> list[Path]:
     """
     for file, following in pairwise(files):
         if file.parent == following.parent:
-            raise ValueError(f"{file} and {following.name} may hold the same runs. Set --input to one of them.")
+            raise ValueError(f"{file} and {following.name} may hold the same runs. Set --input to one of the files.")
     return files
 
 
