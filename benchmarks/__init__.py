@@ -1,22 +1,22 @@
-"""Measurements, apart from the package.
+"""Benchmarks of topr_trl. They are not part of the package.
 
     python -m benchmarks                # experiments on small models
     python -m benchmarks.real_model     # GSM8K with a pretrained model
-    python -m benchmarks.performance    # time and memory beside TRL's other trainers
-    python -m benchmarks.memory         # memory of processes beside the plan of `topr plan`
+    python -m benchmarks.performance    # time and memory compared with TRL's other trainers
+    python -m benchmarks.memory         # memory of processes compared with the plan of `topr plan`
 
-How they are run:
+Modules that run experiments:
 
-- `experiments/`: one declaration for each: methods, rates, seeds, how a cell is run.
-- `experiment.py` tunes rates and plans cells. `cells.py` stores their results and runs them in a pool.
-- `methods.py`: methods by name. `loops/`: offline, rounds, online, stale.
+- `experiments/`: one module per experiment, with its methods, learning rates, seeds and a function that runs a cell.
+- `experiment.py` tunes learning rates and plans cells. `cells.py` runs cells in a pool and stores their results.
+- `methods.py`: methods by name. `loops/`: four ways to train.
 
-On what:
+Models, problems and rows:
 
-- `setting.py`: sizes, problems, base models, tests. `bases.py`: base models that are wrong in different ways, in
+- `setting.py`: sizes, problems, base models, tests. `bases.py` makes base models with different kinds of errors in
   `models/`. `code_task.py`: the rows of `examples/code_generation.py`.
-- `rows.py`: completions as training sees them. `decoding.py` draws them, `decoded.py` counts right answers.
+- `rows.py`: rows for training. `decoding.py` samples completions. `decoded.py` computes accuracies.
 
-What comes out: `results/` (one line a cell), `report.py` and `statistics.py` (tables), `results_page.py`
-(docs/results.md), `appendix/` (tables of all experiments, and pages of version 0.2).
+Results: `results/` has one line per cell. `report.py` and `statistics.py` make tables, and `results_page.py` fills in
+docs/results.md. `appendix/` has the tables of all experiments, and pages of version 0.2.
 """

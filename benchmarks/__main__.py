@@ -1,11 +1,11 @@
-"""Run experiments on small models, cell by cell; a killed run continues where it stopped.
+"""Run experiments on small models, cell by cell. A killed run continues where it stopped.
 
-    python -m benchmarks                       # all, full profile: days of two cores
+    python -m benchmarks                       # all experiments, full profile: days on two cores
     python -m benchmarks --profile quick       # one arm of each loop: minutes
     python -m benchmarks rivals protocols      # some experiments only
-    python -m benchmarks --report              # run nothing; write tables of what is finished
+    python -m benchmarks --report              # run nothing, write tables of finished cells
 
-Results and tables go to `reproduction/`, which starts empty. `--published` continues the results in
+Results and tables are written to `reproduction/`. `--published` continues the results in
 `benchmarks/results`, and fills in `docs/results.md` and `benchmarks/appendix/tables.md`.
 """
 
@@ -23,7 +23,7 @@ TABLES = HERE / "appendix" / "tables.md"
 
 
 def open_store(results: Path, profile: Profile) -> cells.Store:
-    """Return the results in a folder that are of the profile's sizes and of today's base model."""
+    """Return the results in a folder for the sizes of a profile and the current weights of `main`."""
     return cells.Store(results, f"{profile.sizes}; model {model_hash('main')}")
 
 
@@ -37,11 +37,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
     parser.add_argument("experiments", nargs="*", metavar="experiment", help=f"one of {', '.join(ALL)}; default: all")
     parser.add_argument("--profile", choices=PROFILES, default="full", help="sizes; default: full")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="cells at once, a thread each")
-    parser.add_argument("--report", action="store_true", help="run nothing; write tables of what is finished")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="worker processes, with one thread each")
+    parser.add_argument("--report", action="store_true", help="run nothing, write tables of finished cells")
     parser.add_argument("--results", type=Path, default=Path("reproduction"), help="folder; default: reproduction")
     parser.add_argument(
-        "--published", action="store_true", help="continue the published results, and fill in the pages"
+        "--published", action="store_true", help="continue the published results, and fill in the published pages"
     )
     args = parser.parse_args()
     if unknown := [name for name in args.experiments if name not in ALL]:
@@ -60,7 +60,7 @@ def main() -> None:
     command = " ".join(["python -m benchmarks", *sys.argv[1:]])
     chosen = [] if args.report else [name for name in ALL if name in args.experiments or not args.experiments]
     for names in [chosen] if profile.is_quick else [[name] for name in chosen]:
-        try:  # what can be planned depends on what has been found: until nothing is left
+        try:  # Results determine further cells, so plan again until all planned cells are finished.
             while store.unfinished(todo := [cell for name in names for cell in planned(name, profile, store)]):
                 cells.run(todo, partial(work, profile=profile), store, args.workers, command, " ".join(names))
         except cells.Unfinished as missing:

@@ -1,16 +1,16 @@
-"""Make base models that are wrong in different ways and to different degrees; all solve the same kind of problem.
+"""Make base models with different kinds and rates of errors, for the same kind of problem.
 
-    python -m benchmarks.bases            # makes those that are missing (minutes each)
+    python -m benchmarks.bases            # makes the missing models (minutes for each)
 
-A problem has two steps, exactly one of them a multiplication. The models are trained from scratch on solutions of a
-careless author, who
+A problem has two steps, and exactly one of them is a multiplication. The models are trained from scratch on solutions
+of a careless author. There are three kinds of errors:
 
-- slips: each result is a little wrong with a probability, and the answer is sometimes not stated;
-- has a misconception: adds where the problem says multiply, most of the time;
-- wanders off: goes on with sentences of the story, and never comes to an answer.
+- slips: some results are slightly wrong, and the answer is sometimes missing;
+- misconception: the author often adds instead of multiplying;
+- wanders: the author often repeats sentences of the problem and never states an answer.
 
-`sure` has the misconception alone and is trained until its
-arithmetic is right, so its wrong answers are all of one kind and it is confident of them.
+`sure` models only have the misconception, and are trained until their arithmetic is correct. Therefore, all of their
+wrong answers are of one kind, and the models are confident of them.
 """
 
 import argparse
@@ -24,19 +24,19 @@ from scripts.make_careless_model import slipped, train_from_scratch
 from topr_trl.tasks import gsm8k
 from topr_trl.tasks.arithmetic import Problem, Sentence, make_problem, solve
 
-HIDDEN_SIZE, NUM_LAYERS, NUM_HEADS = 96, 2, 4  # 0.3 million parameters, as `main`
+HIDDEN_SIZE, NUM_LAYERS, NUM_HEADS = 96, 2, 4  # 0.3 million parameters, like `main`
 
 
 @dataclass(frozen=True)
 class Author:
-    """Errors of the author of the solutions.
+    """Probabilities of the author's errors.
 
     Attributes:
-        slip: probability that a result is a little wrong.
-        forget: probability that the answer is not stated.
+        slip: probability that a result is slightly wrong.
+        forget: probability that the answer is missing.
         add: probability of adding instead of multiplying.
-        wander: probability of going on with the story instead of an answer.
-        steps: of training, 64 solutions each.
+        wander: probability of sentences of the problem instead of an answer.
+        steps: number of training steps, with 64 solutions each.
     """
 
     slip: float = 0.0
@@ -46,8 +46,8 @@ class Author:
     steps: int = 2_000
 
 
-# By kind, then by about the share of right answers in percent: less than the author's, since products are learned from
-# the few solutions that have them.
+# Names have the kind of errors and the approximate percentage of correct answers of the model. The author's percentage
+# is higher, because the model learns products from few solutions.
 AUTHORS = {
     "slips-60": Author(slip=0.10, forget=0.10),
     "slips-30": Author(slip=0.28, forget=0.10),
@@ -66,7 +66,7 @@ AUTHORS = {
 
 
 def one_product(rng: random.Random) -> Problem:
-    """Return a problem of two steps, one of which multiplies."""
+    """Return a problem of two steps with exactly one multiplication."""
     while True:
         problem = make_problem(rng, 2, ONE_WORDING)
         if sum(step.sentence.symbol == "+*" for step in problem.steps) == 1:
@@ -74,7 +74,7 @@ def one_product(rng: random.Random) -> Problem:
 
 
 def solution(problem: Problem, author: Author, rng: random.Random) -> str:
-    """Return a solution by this author; wrong answers are at most about three times as long as right ones."""
+    """Return a solution by an author. Wrong solutions are at most about three times as long as correct ones."""
 
     def result(value: int) -> int:
         return slipped(value, rng) if rng.random() < author.slip else value
@@ -90,7 +90,7 @@ def solution(problem: Problem, author: Author, rng: random.Random) -> str:
 
 
 def make(name: str, seed: int = 0) -> None:
-    """Train a base model and save its weights in bfloat16; the tokenizer is that of `main`."""
+    """Train a base model with the tokenizer of `main`, and save its weights in bfloat16."""
     set_seed(seed)
     author, rng = AUTHORS[name], random.Random(f"{name}-{seed}")
 
@@ -104,9 +104,7 @@ def make(name: str, seed: int = 0) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bases", description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "names", nargs="*", choices=[[], *AUTHORS], metavar="base", help="default: all that are missing"
-    )
+    parser.add_argument("names", nargs="*", choices=[[], *AUTHORS], metavar="base", help="default: all missing models")
     for name in parser.parse_args().names or AUTHORS:
         if not (folder(name) / "model.safetensors").exists():
             print(name)

@@ -1,4 +1,4 @@
-"""Keep results of cells, the smallest pieces of work, and run the missing ones in a pool of processes."""
+"""Store the results of cells (single runs), and run missing cells in a pool of processes."""
 
 import json
 import logging
@@ -15,30 +15,30 @@ from typing import Any
 
 from tqdm import tqdm
 
-Cell = dict[str, Any]  # settings, all JSON; among them `claim`
+Cell = dict[str, Any]  # settings that JSON can represent, including `claim`
 
 
 class Unfinished(Exception):
-    """Results that these cells depend on are missing."""
+    """Error for missing results that other cells or tables depend on."""
 
 
 class Store:
-    """Results of a profile: one file per experiment, one JSON object per line. A killed run loses none."""
+    """Results of a profile: one file per experiment, one JSON object per line. A kill loses only running cells."""
 
     def __init__(self, directory: Path, setting: str = "") -> None:
-        self.directory, self.setting = directory, setting  # results of another setting are not seen
+        self.directory, self.setting = directory, setting  # other settings are ignored
         self.finished: dict[str, dict[str, Any]] = {}
         for path in sorted(directory.glob("*.jsonl")):
             for line in path.read_text().splitlines():
                 try:
                     entry = json.loads(line)
                 except json.JSONDecodeError:
-                    continue  # the line that was being written when the run was killed
+                    continue  # a kill truncated this line
                 if entry["setting"] == setting:
                     self.finished[_key(entry["cell"])] = entry
 
     def get(self, cell: Cell) -> dict[str, Any] | None:
-        """Return the result of a cell, None if it has not been run."""
+        """Return the result of a cell, or None if the cell has not been run."""
         entry = self.finished.get(_key(cell))
         return entry["result"] if entry else None
 
@@ -51,11 +51,11 @@ class Store:
         return [cell for cell in cells if self.get(cell) is None]
 
     def entries(self, cells: list[Cell]) -> list[dict[str, Any]]:
-        """Return the entries of the finished cells: result, `seconds` of a core, machine, versions, date."""
+        """Return the entries of the finished cells, with result, core seconds, machine, versions and date."""
         return [self.finished[_key(cell)] for cell in cells if _key(cell) in self.finished]
 
     def add(self, cell: Cell, result: dict[str, Any], seconds: float, command: str) -> None:
-        """Keep a result."""
+        """Save a result."""
         entry = {
             "cell": cell, "setting": self.setting, "result": result, "seconds": round(seconds, 1), "command": command,
             "date": time.strftime("%Y-%m-%d"), "machine": machine(), "versions": versions(),
@@ -73,12 +73,12 @@ def _key(cell: Cell) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of packages that results may depend on."""
+    """Return the versions of packages that can affect results."""
     return {name: version(name) for name in ("topr_trl", "torch", "transformers", "trl")}
 
 
 def machine() -> str:
-    """Return the GPU if there is one, the processor and the number of cores, without the machine's name."""
+    """Return the names of the GPU (if any) and processor, and the number of cores."""
     import torch
 
     model = platform.processor() or platform.machine()
@@ -91,9 +91,9 @@ def machine() -> str:
 
 
 def run(cells: list[Cell], work: Any, store: Store, workers: int, command: str, description: str) -> None:
-    """Run the cells that are not in the store, each in one thread of a worker process; `work(cell)` gives a result."""
+    """Run the cells that are not in the store, with `work(cell)` in single-threaded worker processes."""
     todo = store.unfinished(cells)
-    os.environ["TQDM_DISABLE"] = "1"  # for the workers: one bar shows all cells
+    os.environ["TQDM_DISABLE"] = "1"  # in the workers, because one bar shows all cells
     context = multiprocessing.get_context("spawn")
     progress = tqdm(total=len(cells), initial=len(cells) - len(todo), desc=description, unit="cell")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread) as pool:
@@ -110,21 +110,21 @@ def run(cells: list[Cell], work: Any, store: Store, workers: int, command: str, 
 
 
 def timed(work: Any, *args: Any) -> tuple[Any, float]:
-    """Return what `work(*args)` returns, and its seconds."""
+    """Return the result of `work(*args)`, and its time in seconds."""
     start = time.perf_counter()
     result = work(*args)
     return result, time.perf_counter() - start
 
 
 def _one_thread() -> None:
-    """Prepare a worker, which ends if its parent is killed."""
+    """Prepare a worker process. It exits if its parent is killed."""
     import datasets
     import torch
     import transformers
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(1)  # as many cells as cores run faster than one cell on all cores
-    os.environ["OMP_NUM_THREADS"] = "1"  # for processes that a cell starts
+    torch.set_num_threads(1)  # one cell per core is faster than one cell on all cores
+    os.environ["OMP_NUM_THREADS"] = "1"  # for subprocesses of a cell
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()

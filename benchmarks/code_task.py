@@ -1,4 +1,4 @@
-"""The task of `examples/code_generation.py`: its tiny model, the rows that it logs, its held-out tasks."""
+"""Task of `examples/code_generation.py`: its tiny model, logged rows and held-out tasks."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ MAX_NEW_TOKENS = 48
 
 
 def folder() -> Path:
-    """Return the folder that the example writes: `warm-up` (the model), `log` (rows), `before` (held-out rows)."""
+    """Return the folder that the example wrote: `warm-up` (model), `log` (rows), `before` (held-out rows)."""
     CACHE.mkdir(exist_ok=True)
     place = CACHE / "code"
     with FileLock(CACHE / "code.lock"):
@@ -40,11 +40,13 @@ def folder() -> Path:
 
 
 def run(arm: Arm, learning_rate: float, num_rows: int, seed: int) -> dict[str, float]:
-    """Train on rows of the log, and test on the held-out tasks.
+    """Train on rows of the log, and evaluate on the held-out tasks.
 
     Args:
-        arm: of `topr trial`; its settings are those of `OfflineTOPRConfig`.
-        num_rows: of whole tasks, chosen by the seed.
+        arm: arm of `topr trial`, with settings of `OfflineTOPRConfig`.
+        learning_rate: learning rate.
+        num_rows: approximate number of rows. All rows of a task are used, or none.
+        seed: seed of the choice of tasks, of training and of the evaluation.
     """
     place = folder()
     log, before = load_rows(place / "log"), load_rows(place / "before")

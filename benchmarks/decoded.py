@@ -1,4 +1,4 @@
-"""Accuracy as users decode: greedy, sampled, and by majority vote."""
+"""Accuracy with greedy decoding, sampling and majority vote."""
 
 from datasets import concatenate_datasets
 from transformers import PreTrainedModel
@@ -24,16 +24,16 @@ def decoded(
     Args:
         model: the model.
         task: see `benchmarks.setting`.
-        profile: sizes; gives the number of problems.
+        profile: sizes, including the number of problems.
         seed: seed of the samples.
-        samples: completions of each problem, besides the greedy one.
+        samples: completions of each problem, in addition to the greedy completion.
         k: number of votes and attempts in maj@k and pass@k.
         temperature: sampling temperature.
-        split: `"test"`, or `"validation"` where a learning rate is chosen.
+        split: `"test"`, or `"validation"` to choose a learning rate.
 
     Returns:
-        `greedy`, `pass@1`, `maj@k` and `pass@k`, each with its standard error under `NAME error` (NaN where k is
-        `samples`); `correct`, `incorrect` and `invalid`, the shares of the samples.
+        `greedy`, `pass@1`, `maj@k` and `pass@k`, each with its standard error under `NAME error` (NaN if k equals
+        `samples`), and the shares of the samples that are `correct`, `incorrect` and `invalid`.
     """
     questions = problems(task, profile.test_problems, TEST_SEED if split == "test" else VALIDATION_SEED)
     drawn = [
@@ -41,7 +41,7 @@ def decoded(
         sample(model, task, questions, samples, seed, temperature),
     ]
     found = evaluate_rows(concatenate_datasets(drawn), pass_ks=(1, k), maj_ks=(k,), seed=seed)
-    assert found.greedy is not None  # one completion of each problem has temperature 0
+    assert found.greedy is not None  # because one completion of each problem has temperature 0
     estimates = {
         GREEDY: found.greedy,
         "pass@1": found.pass_at[1],

@@ -1,7 +1,7 @@
-"""Draw completions of a tiny model on a CPU, more than twice as fast as `generate`.
+"""Sample completions of a tiny model on a CPU, more than twice as fast as `generate`.
 
-A prompt is read once for all of its completions, keys and values are written in place, and rows that have ended leave
-the batch. The distribution is that of `topr_trl.sample_completions`. Temperature 0 is greedy.
+Each prompt is computed once for all of its completions, keys and values are written in place, and finished rows leave
+the batch. The distribution is the same as in `topr_trl.sample_completions`. Temperature 0 is greedy decoding.
 """
 
 from typing import Any
@@ -15,14 +15,14 @@ from transformers.cache_utils import DynamicLayer
 from topr_trl import SamplingArguments
 from topr_trl.generation.settings import encode_prompts, sampled_row, stop_tokens
 
-DRAWS = 3  # raise it when a seed gives other completions than before: what is compared must be of the same rows
-ROWS = 512  # at once
+DRAWS = 3  # version of the sampling; increase it after changes, so that results of different rows are not compared
+ROWS = 512  # completions of a batch
 _ROOM = 32  # tokens by which the cache grows
-_LEFT = 0.8  # of the rows have not ended: below that they are put together
+_LEFT = 0.8  # share of unfinished rows in a batch, below which finished rows are removed
 
 
 class _Layer(DynamicLayer):
-    """Keys and values with room for tokens to come: `DynamicLayer` copies all of them for each token."""
+    """Cache layer with room for further tokens. `DynamicLayer` copies all keys and values for each token."""
 
     room: tuple[Tensor, Tensor] | None = None
 
@@ -50,14 +50,14 @@ class _Layer(DynamicLayer):
         self.room = None
 
 
-Drawn = tuple[list[int], list[float], bool]  # of a completion: token ids, log-probabilities, whether it has ended
+Drawn = tuple[list[int], list[float], bool]  # token ids and log-probabilities of a completion, and whether it has ended
 
 
 def draw(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, problems: Dataset, count: int, longest: int, seed: int,
     temperature: float = 1.0,
 ) -> Dataset:  # fmt: skip
-    """Return `count` completions of each problem, of at most `longest` tokens, as `sample_completions` does."""
+    """Return `count` completions of each problem with at most `longest` tokens, like `sample_completions`."""
     args = SamplingArguments(num_generations=count, max_new_tokens=longest, top_k=model.config.vocab_size)
     prompts = encode_prompts(tokenizer, problems, args, model.config.max_position_embeddings)
     drawn = draw_ids(model, tokenizer, prompts, count, longest, seed, temperature)
@@ -122,7 +122,7 @@ def _of_batch(
     total = len(prompts) * count
     tokens_BT, logps_BT = torch.zeros(total, longest, dtype=torch.long), torch.zeros(total, longest)
     lengths, running = torch.full((total,), longest), torch.ones(total, dtype=torch.bool)
-    here = torch.arange(total)  # which completions the rows of the batch are
+    here = torch.arange(total)  # completion of each row of the batch
     for step in range(longest):
         logps = (logits.float() / (temperature or 1.0)).log_softmax(-1)
         chances = logps.exp()

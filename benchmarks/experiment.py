@@ -1,7 +1,7 @@
 """Compare methods, each at its own best learning rate.
 
-An `Experiment` plans cells (`benchmarks.cells`). Each cell is run once and its result is kept, so a killed run
-continues. The reported cells of a method are planned once its choices have been tried.
+An `Experiment` plans cells (`benchmarks.cells`). Each cell is run once and its result is stored, so a killed run
+continues. The reported cells of a method are planned after its choices have been tried.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,35 +13,35 @@ import numpy as np
 from benchmarks.cells import Cell, Store
 from benchmarks.statistics import Measured
 
-TUNING_SEED = 1_000  # completions, order and problems (validation) that only the choice of rates uses
+TUNING_SEED = 1_000  # seed of the runs that choose learning rates, with validation problems
 
-Choice = dict[str, Any]  # fields of a cell that tuning chooses: the learning rate, sometimes the rows per step
+Choice = dict[str, Any]  # fields of a cell that are tuned: the learning rate, sometimes also the rows per step
 
 
 def rates(*values: float) -> list[Choice]:
-    """Return choices of the learning rate."""
+    """Return one choice per learning rate."""
     return [{"learning_rate": rate} for rate in values]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Methods that are compared on the same rows.
+    """Comparison of methods on the same rows.
 
     Attributes:
-        claim: name of the file of results.
-        methods: fields of a method's cells, by its name.
+        claim: name of the file with the results.
+        methods: fields of the cells of each method, by name.
         choices: choices that are tried first.
-        seeds: seeds that are reported; choices are tried with another one, `TUNING_SEED`.
-        measures: measures that choose, as `value` reads them. Each method has a best choice for each of them.
-        title: title of the table; without one there is no table.
-        fields: what all cells say, such as the base model and its weights.
-        reported_fields: what the cells of the reported seeds say, too.
-        further: number of rates to try beyond the choices, where the best one is at an end of them.
-        untrained: by measure, the value of the untrained model, or where a result has it: a best rate that ends no
-            higher is too high.
-        finalists: number of choices that are run with all seeds, by method; otherwise one.
-        level: choices that end so close to the best one are run with all seeds, too.
-        tuned: gives the choice of a method and measure, if it is not chosen by trying.
+        seeds: seeds that are reported. Choices are tried with `TUNING_SEED`.
+        measures: measures for choosing, as paths for `value`. Each method has a best choice per measure.
+        title: title of the table. An experiment without a title has no table.
+        fields: fields of all cells, such as the base model and its weights.
+        reported_fields: further fields of the cells of the reported seeds.
+        further: number of rates to try in addition, if the best rate is the lowest or the highest.
+        untrained: value of the untrained model by measure, or the path of this value in a result. If the best rate
+            does not exceed this value, lower rates are tried.
+        finalists: number of choices to run with all seeds, by method. Default: 1.
+        level: choices whose value is less than this below the best value are also run with all seeds.
+        tuned: function that returns the choice of a method and measure, instead of trying choices.
         shows: measures in the table. Default: the measures that choose the learning rates.
     """
 
@@ -66,7 +66,7 @@ class Experiment:
         return {"claim": self.claim, **self.fields, **self.methods[method], **choice, "seed": seed, **reported}
 
     def cells(self, store: Store) -> list[Cell]:
-        """Return the cells that can be planned now: the choices to try, and the best ones with each seed."""
+        """Return the cells that can be planned now: the choices to try, and the best choices with each seed."""
         planned: list[Cell] = []
         for method in self.methods:
             for measure in self.measures:
@@ -76,7 +76,7 @@ class Experiment:
         return once(planned)
 
     def best(self, store: Store, method: str, measure: str = "") -> Choice | None:
-        """Return the choice that is reported; of several finalists the one that ends highest with all seeds."""
+        """Return the choice that is reported: the finalist with the highest mean over all seeds."""
         measure = measure or self.measures[0]
         finalists = self._tuned(store, method, measure)[1]
         if len(finalists) < 2:
@@ -88,18 +88,18 @@ class Experiment:
         return finalists[int(np.argmax(means))]
 
     def ends(self, store: Store, method: str, measure: str = "") -> dict[int, dict[str, Any]]:
-        """Return the results by seed, at the choice that is best for a measure."""
+        """Return the results by seed, with the best choice for a measure."""
         best = self.best(store, method, measure)
         return self._results(store, method, best) if best else {}
 
     def measured(self, store: Store, method: str, shown: str = "", measure: str = "") -> Measured:
-        """Return what is shown by seed, with its error, at the choice that is best for a measure."""
+        """Return the values of `shown` by seed, with errors, for the best choice for a measure."""
         shown = shown or self.measures[0]
         found = self.ends(store, method, measure or (shown if shown in self.measures else self.measures[-1]))
         return {seed: (value(result, shown), error(result, shown)) for seed, result in found.items()}
 
     def is_finished(self, store: Store) -> bool:
-        """Whether all cells have been run."""
+        """Return whether all cells have been run."""
         return bool(self.methods) and not store.unfinished(self.cells(store))
 
     def _results(self, store: Store, method: str, choice: Choice) -> dict[int, dict[str, Any]]:
@@ -107,7 +107,7 @@ class Experiment:
         return {seed: result for seed, result in found.items() if result is not None}
 
     def _tuned(self, store: Store, method: str, measure: str) -> tuple[list[Choice], list[Choice]]:
-        """Return the choices to try, and those to run with all seeds: none before all have been tried."""
+        """Return the choices to try, and the choices to run with all seeds, once all have been tried."""
         if self.tuned is not None:
             best = self.tuned(store, method, measure)
             return [], [best] if best else []
@@ -131,7 +131,7 @@ class Experiment:
 
 
 def value(result: dict[str, Any], path: str) -> float:
-    """Return a number of a result: "curve/-1/pass@1" is `result["curve"][-1]["pass@1"]`. A run that failed has 0."""
+    """Return a number of a result: "curve/-1/pass@1" is `result["curve"][-1]["pass@1"]`. A failed run has 0."""
     if result.get("failed"):
         return 0.0
     found: Any = result
@@ -141,9 +141,9 @@ def value(result: dict[str, Any], path: str) -> float:
 
 
 def error(result: dict[str, Any], path: str) -> float:
-    """Return the standard error of a number of a result; NaN if there is none.
+    """Return the standard error of a number of a result, or NaN if the result has no error for this number.
 
-    Greedy accuracy has none here: its error is over problems, which are the same for all seeds.
+    For greedy accuracy, return NaN: its error is over problems, which are the same for all seeds.
     """
     folder, _, name = path.rpartition("/")
     found: Any = result
@@ -157,10 +157,10 @@ def error(result: dict[str, Any], path: str) -> float:
 def tune(
     choices: Sequence[Choice], further: int, end: Callable[[Choice], float | None], untrained: float = 0.0
 ) -> tuple[list[Choice], Choice | None]:
-    """Return the choices to try, and the one that ends highest: the first of equals, or None while an end is unknown.
+    """Return the choices to try, and the first choice with the highest value. Return None while a value is unknown.
 
-    Where that is at the lowest or the highest rate, the next one (1, 3, 10...) is tried, too: at most `further` ones.
-    Where it ends no higher than the `untrained` model, all rates are too high, and the next lower one is tried.
+    If the best choice has the lowest or the highest rate, add the next rate (1, 3, 10...), at most `further` times. If
+    its value does not exceed that of the `untrained` model, all rates are too high, so add the next lower rate.
     """
     tried = list(choices)
     while True:
@@ -179,14 +179,14 @@ def tune(
 
 
 def next_rate(rate: float, up: bool) -> float:
-    """Return the rate above or below, of 1, 3, 10, 30..."""
+    """Return the next higher or lower rate in the series 1, 3, 10, 30..."""
     is_one = f"{rate:.0e}".startswith("1")
     factor = 3 if is_one == up else 10 / 3
     return float(f"{rate * factor if up else rate / factor:.0e}")
 
 
 def once(planned: Iterable[Cell]) -> list[Cell]:
-    """Drop repeated cells, keeping the order."""
+    """Return the cells without repeated cells, in the same order."""
     found: dict[str, Cell] = {}
     for cell in planned:
         found.setdefault(repr(sorted(cell.items())), cell)

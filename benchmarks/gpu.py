@@ -1,12 +1,12 @@
-"""Full size on one GPU: steps with time, memory and share of the peak, then the experiment on all of GSM8K.
+"""Measure steps of full-size models on one GPU, and run the experiment on all of GSM8K.
 
-python -m benchmarks.gpu                                                # steps only; continues where it stopped
+python -m benchmarks.gpu                                                # only steps; continues where it stopped
 python -m benchmarks.gpu --model_name_or_path Qwen/Qwen2.5-Coder-0.5B-Instruct \\
     --train gsm8k_train.jsonl --test gsm8k_test.jsonl --minutes 600     # and the experiment
-python -m benchmarks.gpu --tiny                                         # tiny shapes on a CPU; nothing is kept
+python -m benchmarks.gpu --tiny                                         # tiny shapes on a CPU; results are discarded
 
-Results: benchmarks/results/gpu_steps.jsonl and real_model.jsonl. The experiment is that of real_model.py, with
-1,500 problems of any length per repetition and all test problems.
+Results are in benchmarks/results/gpu_steps.jsonl and real_model.jsonl. The experiment is the same as in real_model.py,
+with 1,500 problems of any length per repetition and all test problems.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from benchmarks.setting import CACHE, HERE
 from topr_trl.cli.memory_estimate import GIB, Shape, training_flops
 from topr_trl.cli.memory_plan import KNOWN
 
-PEAK = 989.0  # TFLOPS of an H100 or H200 in bfloat16
+PEAK = 989.0  # dense TFLOPS of an H100 or H200 in bfloat16
 SHAPES = {
     "8b": KNOWN["8b"],
     "0.5b": LlamaConfig(hidden_size=896, intermediate_size=4_864, num_hidden_layers=24, num_attention_heads=14,
@@ -50,7 +50,7 @@ SIZES = real_model.Sizes(problems=1_500, apart=1_500, test_problems=1_319, valid
 
 
 def step_cells(tiny: bool) -> list[Cell]:
-    """Return the cells of the steps: each shape with each point, with and without checkpointed activations."""
+    """Return the cells of the steps: each shape with each point. Only the large shape checkpoints activations."""
     small = [("tiny", (16, 8, 4), False)] if tiny else [("0.5b", point, False) for point in POINTS]
     large = [("tiny", (16, 8, 4), True)] if tiny else [("8b", point, True) for point in POINTS]
     return [
@@ -82,7 +82,7 @@ def work(cell: Cell, tiny: bool, peak_tflops: float) -> dict[str, Any]:
         times = in_turn(measures, 2 if cell["model"] != "8b" else 1, lambda name: print(f"  {name}", flush=True))
     except torch.cuda.OutOfMemoryError:
         return {"failed": "out of memory"}
-    # Operations that are needed: each row alone, nothing recomputed. Sharing can therefore exceed the peak.
+    # Operations without sharing and recomputation. Therefore, sharing prompts can exceed 100%.
     tokens = rows * (prompt + completion)
     flops = rows * training_flops(Shape.of(config), prompt + completion, checkpointing=False)
     return {
@@ -97,7 +97,7 @@ def work(cell: Cell, tiny: bool, peak_tflops: float) -> dict[str, Any]:
 
 
 def _forget() -> None:
-    """Free the GPU's memory, and begin to count its peak."""
+    """Free the GPU's memory, and reset its peak."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -105,10 +105,10 @@ def _forget() -> None:
 
 
 def run_steps(store: Store, tiny: bool, peak_tflops: float, until: float) -> bool:
-    """Run the cells that are missing. Return whether all are there."""
+    """Run the missing cells. Return whether all cells are finished."""
     for cell in store.unfinished(step_cells(tiny)):
         if time.monotonic() > until:
-            print("Time is up. The same command continues from here.")
+            print("The time limit is reached. The same command continues from here.")
             return False
         print(cell, flush=True)
         result, seconds = timed(work, cell, tiny, peak_tflops)
@@ -135,19 +135,19 @@ def table(store: Store, tiny: bool) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run what is missing, and print the table."""
+    """Run the missing cells, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.partition("\n")[0])
-    parser.add_argument("--model_name_or_path", help="pretrained model of the experiment; default: steps only")
-    parser.add_argument("--train", type=Path, help="GSM8K's training problems, a JSON Lines file")
-    parser.add_argument("--test", type=Path, help="GSM8K's test problems")
+    parser.add_argument("--model_name_or_path", help="pretrained model of the experiment; default: only steps")
+    parser.add_argument("--train", type=Path, help="JSON Lines file of GSM8K's training problems")
+    parser.add_argument("--test", type=Path, help="JSON Lines file of GSM8K's test problems")
     parser.add_argument("--peak_tflops", type=float, default=PEAK, help="bfloat16 peak of the GPU; default: H100")
-    parser.add_argument("--minutes", type=float, default=9.0, help="begin nothing after so many minutes")
-    parser.add_argument("--tiny", action="store_true", help="tiny shapes on a CPU; nothing is kept")
+    parser.add_argument("--minutes", type=float, default=9.0, help="start no cell after this many minutes")
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes on a CPU; results are discarded")
     args = parser.parse_args(argv)
     if not args.tiny and not torch.cuda.is_available():
-        raise SystemExit("There is no GPU. --tiny tries the steps without one.")
+        raise SystemExit("There is no GPU. Set --tiny to try the steps on a CPU.")
     if args.model_name_or_path and not (args.train and args.test):
-        raise SystemExit("--model_name_or_path needs GSM8K's problems: name the files with --train and --test.")
+        raise SystemExit("--model_name_or_path needs GSM8K's problems: set --train and --test to their files.")
     quiet()
     until = time.monotonic() + 60 * args.minutes
     with tempfile.TemporaryDirectory() as nowhere:

@@ -1,10 +1,10 @@
-"""Sample from a Qwen2 model without vLLM. On a GPU the decoding step is one CUDA graph.
+"""Sample from a Qwen2 model without vLLM. On a GPU, a decoding step is one CUDA graph.
 
-`install()` puts it in the place of transformers' `generate` in this process. The tokens with which all prompts begin,
-such as worked examples, are computed once.
+`install()` replaces transformers' `generate` with this module in the current process. The first tokens that all prompts
+share, such as worked examples, are computed once.
 
-Shape letters: B sequences, P tokens that all prompts share, L slots of the cache, H key heads with G query heads each,
-D width of a head.
+Shape letters: B sequences, P shared tokens, L slots of the cache, H key heads with G query heads each, D width of a
+head, T tokens, V size of the vocabulary.
 """
 
 from collections.abc import Callable
@@ -16,21 +16,21 @@ from torch.nn import functional as F
 
 from topr_trl.generation import transformers as backend
 
-PROMPTS = 32  # prompts of a forward
-CHECK_EVERY = 8  # tokens; on a CPU, sequences that have ended are then left out
+PROMPTS = 32  # prompts of a forward pass
+CHECK_EVERY = 8  # steps on a CPU between removals of finished sequences
 
 
 def install() -> None:
-    """Let `topr sample` and `topr evaluate` sample with this module."""
+    """Make `topr sample` and `topr evaluate` use this module."""
     backend._generate = generate
 
 
 @torch.no_grad()
 def generate(model: Any, tokenizer: Any, prompts: list[list[int]], config: Any) -> tuple[list[Any], list[Any]]:
-    """Return the tokens of each completion, padded after their end, and their log-probabilities; see `_generate`.
+    """Return the padded tokens of each completion, and their log-probabilities, like `_generate`.
 
-    On a GPU, each completion is drawn at full length, because the shapes of a graph are fixed. All are cut after their
-    first stop token or stop string.
+    On a GPU, each completion is sampled at full length, because the shapes of a graph are fixed. Each completion is cut
+    after its first stop token or stop string.
     """
     count, steps, device = config.num_return_sequences or 1, config.max_new_tokens, model.device
     decoder = _Decoder(model, prompts, count, steps)
@@ -86,19 +86,19 @@ def _cut(ids: list[int], config: Any, tokenizer: Any) -> list[int]:
 
 
 def _common_length(prompts: list[list[int]]) -> int:
-    """Return how many tokens all prompts share at their beginning; at least one of each prompt is left out."""
+    """Return the number of first tokens that all prompts share. The last token of a prompt is not counted."""
     first, last = min(prompts), max(prompts)
     shared = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return min(shared, min(map(len, prompts)) - 1)
 
 
 class _Pick:
-    """Draw a token from logits: top-k and temperature, or the most likely one."""
+    """Callable that chooses tokens from logits: greedy, or sampled with top-k and temperature."""
 
     def __init__(self, config: Any, rows: int, suppressed: list[int], vocabulary: int, device: Any) -> None:
         self.greedy = not config.do_sample
         if not self.greedy and (config.top_p or 1.0) != 1.0:
-            raise ValueError("top_p is not supported here.")
+            raise ValueError("top_p is not supported in benchmarks.graph_sampling.")
         self.temperature, self.top_k = config.temperature, min(config.top_k or vocabulary, vocabulary)
         self.suppressed = torch.tensor(suppressed, dtype=torch.long, device=device)
         self.token = torch.zeros(rows, dtype=torch.long, device=device)
@@ -106,11 +106,11 @@ class _Pick:
         self.noise = torch.ones(rows, 1 if self.greedy else self.top_k, device=device)
 
     def renew(self) -> None:
-        """Draw the random numbers of the next token. In the graph, they would be the same at each step."""
+        """Draw the random numbers of the next token, outside the graph, which would repeat them at each step."""
         self.noise.exponential_()
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some of the sequences."""
+        """Keep only some of the sequences."""
         self.token, self.logp, self.noise = self.token[rows], self.logp[rows], self.noise[rows]
 
     def __call__(self, logits: Tensor) -> None:
@@ -128,7 +128,7 @@ class _Pick:
 
 
 class _Decoder:
-    """A Qwen2 model with a cache of fixed size. What differs between the prompts is padded on the left."""
+    """Qwen2 model with a cache of fixed size. Prompts without their shared tokens are padded on the left."""
 
     def __init__(self, model: Any, prompts: list[list[int]], count: int, steps: int) -> None:
         config, device = model.config, model.device
@@ -137,14 +137,14 @@ class _Decoder:
         self.size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         theta = config.rope_parameters["rope_theta"]
         self.frequencies = 1.0 / theta ** (torch.arange(0, self.size, 2, device=device).float() / self.size)
-        self.shared: list[list[Tensor]] = []  # keys and values of the tokens that all prompts begin with, by layer
+        self.shared: list[list[Tensor]] = []  # keys and values of the shared tokens, by layer
         self.common = common = _common_length(prompts)
         prompts, beginning = [ids[common:] for ids in prompts], prompts[0][:common]
         self.width = width = max(map(len, prompts))
         slots, rows = -(-(width + steps) // 16) * 16, len(prompts) * count
         shape = (rows, self.heads, slots, self.size)
         self.cache = [[torch.zeros(shape, dtype=model.dtype, device=device) for _ in "kv"] for _ in self.model.layers]
-        self.hidden_BL = torch.full((rows, slots), -torch.inf, device=device)  # added to scores: -inf hides a slot
+        self.hidden_BL = torch.full((rows, slots), -torch.inf, device=device)  # added to scores, so -inf hides a slot
         self._read_shared(beginning)
         last = []
         for start in range(0, len(prompts), PROMPTS):
@@ -155,17 +155,17 @@ class _Decoder:
         self.token = torch.zeros(rows, dtype=torch.long, device=device)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some of the sequences."""
+        """Keep only some of the sequences."""
         self.cache = [[stored[rows] for stored in layer] for layer in self.cache]
         self.hidden_BL, self.position, self.token = self.hidden_BL[rows], self.position[rows], self.token[rows]
 
     def begin(self, token: Tensor) -> None:
-        """Take the first token."""
+        """Add the first token."""
         self.token.copy_(token)
         self.hidden_BL[:, self.width] = 0.0
 
     def advance(self, token: Tensor) -> None:
-        """Take the next token."""
+        """Add the next token."""
         self.token.copy_(token)
         self.position += 1
         self.slot += 1
@@ -192,7 +192,7 @@ class _Decoder:
         return self.head(self._layers(self.token[:, None], self.position[:, None], attend)[:, 0])
 
     def _read_shared(self, ids: list[int]) -> None:
-        """Compute the tokens that all prompts begin with."""
+        """Compute the keys and values of the shared tokens."""
 
         def attend(n: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self.shared.append([k[0], v[0]])
@@ -205,7 +205,7 @@ class _Decoder:
         )
 
     def _read(self, prompts: list[list[int]], first: int, count: int) -> Tensor:
-        """Compute prompts, fill the cache with them, and return (prompts, width) hidden states of their last token."""
+        """Compute prompts, fill the cache, and return the hidden states of their last tokens."""
         device, width = self.hidden_BL.device, self.width
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
         pads = torch.tensor([width - len(prompt) for prompt in prompts], device=device)
@@ -250,7 +250,7 @@ class _Decoder:
 
 
 def _captured(step: Callable[[], None], decoder: _Decoder, pick: _Pick) -> Callable[[], None]:
-    """Capture a step in a graph. Warm-up steps change the state, which is restored afterwards."""
+    """Capture a step in a graph. Restore the state afterwards, because warm-up steps change it."""
     kept = [decoder.token, decoder.position, decoder.slot, decoder.hidden_BL, pick.token, pick.logp]
     before = [tensor.clone() for tensor in kept]
     stream = torch.cuda.Stream()

@@ -1,9 +1,9 @@
-"""Measure the memory of processes beside the plan of `topr plan`: a small model, two processes on the CPU, each config.
+"""Compare the memory of processes with the plan of `topr plan`, for a small model on the CPU and each config.
 
     python -m benchmarks.memory
 
-The peak is that of PyTorch's own account of allocations, from before the model is loaded to the end of the third step.
-Writes `benchmarks/results/memory.json`.
+The peak is the maximum of PyTorch's recorded allocations, from before the model is loaded to the end of the third step.
+The results are written to `benchmarks/results/memory.json`.
 """
 
 import json
@@ -27,22 +27,23 @@ from topr_trl.tasks.arithmetic import CARELESS_MODEL
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "memory.json"
-# Large matrices and few words: without a GPU the head keeps seven float32 copies of a tile, which no plan counts.
+# Large matrices and a small vocabulary: without a GPU, the head keeps seven float32 copies of a tile, which the plan
+# does not include.
 MODEL = LlamaConfig(vocab_size=1_000, hidden_size=512, intermediate_size=2_048, num_hidden_layers=10,
                     num_attention_heads=8, num_key_value_heads=4, pad_token_id=1, eos_token_id=0)  # fmt: skip
-BUCKET = 4_000_000  # elements; DeepSpeed's default, 5e8, would be most of what a small model takes
+BUCKET = 4_000_000  # elements; DeepSpeed's default of 5e8 would dominate the memory of a small model
 ROWS, PROMPT, RESPONSE = 2, 192, 192
 CASES = [
     (config, optim, checkpointing)
     for config in ("one", "ddp", "fsdp2", "zero1", "zero2", "zero3")
     for optim in ("adamw_torch_fused", "adafactor")
     for checkpointing in (True, False)
-    if (config, optim) != ("fsdp2", "adafactor")  # refused
+    if (config, optim) != ("fsdp2", "adafactor")  # not supported
 ]
 
 
 def measure(folder: Path, optim: str, checkpointing: bool) -> None:
-    """Train for three steps in this process, one of several, and write its peak."""
+    """Train for three steps in one of the processes, and write its peak."""
     deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
     _prepare_for_the_cpu(deepspeed)
     args = OfflineTOPRConfig(
@@ -68,12 +69,12 @@ def measure(folder: Path, optim: str, checkpointing: bool) -> None:
     peak = peak_of(profile, folder / f"trace-{args.process_index}.json")
     (folder / f"peak-{args.process_index}").write_text(str(peak))
     trainer.accelerator.wait_for_everyone()
-    os._exit(0)  # gloo may hang when it is taken down
+    os._exit(0)  # gloo can hang at shutdown
 
 
 def _prepare_for_the_cpu(deepspeed: bool) -> None:
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
-        # Accelerate shards on accelerators alone; told that the processes are such, FSDP2 runs on the CPU as it is.
+        # Accelerate only shards on accelerators. With this distributed type, FSDP2 also runs on the CPU.
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
         torch.distributed.init_process_group("gloo")
         PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)  # type: ignore[method-assign]
@@ -82,24 +83,24 @@ def _prepare_for_the_cpu(deepspeed: bool) -> None:
 
         DeepSpeedZeroConfig.model_fields["reduce_bucket_size"].default = BUCKET
         DeepSpeedZeroConfig.model_rebuild(force=True)
-        training_args.is_torch_bf16_gpu_available = lambda: True  # DeepSpeed comes to the CPU if nothing asks for it
+        training_args.is_torch_bf16_gpu_available = lambda: True  # lets bf16 pass without use_cpu
     chunked_logprob.TOKEN_CHUNK_SIZE = 64
 
 
 def allocations() -> torch.profiler.profile:
-    """Record PyTorch's allocations on the CPU, for `peak_of`."""
+    """Return a profiler that records PyTorch's allocations on the CPU, for `peak_of`."""
     return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
 
 
 def peak_of(profile: torch.profiler.profile, trace: Path) -> int:
-    """Return the most bytes alive at once; `trace` is a file to write."""
+    """Return the peak of allocated bytes. `trace` is a file to write."""
     profile.export_chrome_trace(str(trace))
     events = json.loads(trace.read_text())["traceEvents"]
     alive: dict[int, int] = {}
     now = peak = 0
     for event in sorted((e for e in events if e["name"] == "[memory]"), key=lambda e: e["ts"]):
         address, size = event["args"]["Addr"], event["args"]["Bytes"]
-        now -= alive.pop(address, 0)  # freed, or freed unseen and allocated again
+        now -= alive.pop(address, 0)  # freed, or freed without a record and allocated again
         if size > 0:
             alive[address] = size
             now += size
@@ -108,7 +109,7 @@ def peak_of(profile: torch.profiler.profile, trace: Path) -> int:
 
 
 def run(config: str, optim: str, checkpointing: bool) -> int:
-    """Return the peak of two processes under a config of `examples/accelerate_configs`; "one" is a single process."""
+    """Return the peak of two processes with a config of `examples/accelerate_configs`, or of one process for "one"."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         LlamaForCausalLM._from_config(MODEL, dtype=torch.float32).save_pretrained(folder / "model")

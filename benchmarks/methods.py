@@ -1,19 +1,19 @@
 """Methods that are compared, by name.
 
-A `Method` makes an objective for a model and its rows, which gives the loss of a batch of them.
+A `Method` makes an objective for a model and rows. The objective returns the loss of a batch.
 
-The paper compares TOPR with "positives only" by one protocol: wrong answers are removed, and one pass is made over what
-is left. Other protocols are as fair, and give another order. Each method names its own:
+The paper compares TOPR with "positives only" by one protocol: it removes wrong answers, and makes one pass over the
+other rows. Other protocols are equally fair, and lead to different rankings. Each method has a protocol:
 
-| protocol | positives only reads | its steps |
+| protocol | rows for positives only | steps, relative to TOPR |
 |---|---|---|
-| `"removed"` | the right answers, once | p times TOPR's, all of right answers |
-| `"steps"` | the rows that TOPR reads, in its batches, the wrong answers at weight 0 | as many as TOPR |
-| `"rows"` | the right answers, 1/p times | as many as TOPR, all of right answers |
-| `"half"` | the right answers, 1/2p times | half as many as TOPR |
+| `"removed"` | correct answers, once | p, the share of correct answers |
+| `"steps"` | all rows once, with weight 0 for wrong answers | 1 |
+| `"rows"` | correct answers, 1/p times | 1 |
+| `"half"` | correct answers, 1/(2p) times | 1/2 |
 
-TOPR reads all rows once (`"steps"`), or `"balanced"` as many rows: half of them right answers, again and again, and
-half wrong ones, once.
+TOPR uses all rows once (`"steps"`), or as many rows with correct and wrong answers in equal numbers (`"balanced"`),
+where the less frequent kind is repeated.
 """
 
 import tempfile
@@ -35,7 +35,7 @@ from topr_trl.loss import sequence_logps
 
 
 class Objective(Protocol):
-    """A loss over `size` items; `rows_per_item` is 2 for pairs, so that every method reads as many rows per step."""
+    """Loss over `size` items. `rows_per_item` is 2 for pairs, so that all methods have the same rows per step."""
 
     size: int
     rows_per_item: int
@@ -44,7 +44,7 @@ class Objective(Protocol):
 
 
 class Direct:
-    """A loss that is a function of log π, log μ and R of the rows: `loss(logps_BT, mu_BT, mask_BT, rewards_B)`."""
+    """Loss that is a function of log π, log μ and R: `loss(logps_BT, mu_BT, mask_BT, rewards_B)`."""
 
     rows_per_item = 1
 
@@ -55,7 +55,7 @@ class Direct:
         self.renew(rows)
 
     def renew(self, rows: Rows) -> None:
-        """Continue with other rows."""
+        """Replace the rows."""
         self.rows, self.size = rows, len(rows)
         self.rewards = torch.tensor(self.reward_function(rows), dtype=torch.float32)
 
@@ -65,7 +65,7 @@ class Direct:
         return self.function(logps_BT, rows.mu_BT(mask_BT), mask_BT, self.rewards[indices])
 
 
-# Rewards: from the raw ±1 to what the loss sees.
+# Functions that return R for a loss, from raw rewards of ±1.
 
 
 def raw(rows: Rows) -> np.ndarray:
@@ -73,7 +73,7 @@ def raw(rows: Rows) -> np.ndarray:
 
 
 def asymre_rewards(rows: Rows) -> np.ndarray:
-    """Return rewards with a baseline a little below the group's mean (AsymRE, arXiv 2506.20520, δ = -0.1)."""
+    """Return rewards minus a baseline slightly below the group mean (AsymRE, arXiv 2506.20520, δ = -0.1)."""
     return rows.rewards - (rows.group_means - 0.1)
 
 
@@ -82,7 +82,7 @@ def whitened(rows: Rows) -> np.ndarray:
 
 
 def at_share(share: float | str) -> Callable[[Rows], np.ndarray]:
-    """Return R at an effective share of positives; "p" is the paper's c = 0, or "mean" or "group_mean"."""
+    """Return a function that computes R: a share, "p" (the paper's c = 0), "mean" or "group_mean"."""
 
     def rewards(rows: Rows) -> np.ndarray:
         if share == "group_mean":
@@ -100,7 +100,7 @@ def at_share(share: float | str) -> Callable[[Rows], np.ndarray]:
 
 
 def read(rows: Rows, protocol: str, batch_rows: int, seed: int) -> tuple[Rows, int]:
-    """Return the rows that a protocol reads in one pass, and the number of steps."""
+    """Return the rows of a protocol for one pass, and the number of steps."""
     steps, right = len(rows) // batch_rows, np.flatnonzero(rows.rewards > 0)
     if protocol == "steps":
         return rows, steps
@@ -122,7 +122,7 @@ def tapered(preset: str, ratio_level: str = "sequence") -> Callable[..., Tensor]
 
 
 def ppo_loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tensor, epsilon: float = 0.2) -> Tensor:
-    """PPO with the ratio of the whole completion (arXiv 2503.14286, Eq. 6), divided by the length as the others are."""
+    """Return PPO's loss with the ratio of the whole completion (arXiv 2503.14286, Eq. 6), divided by the length."""
     log_ratio_B = sequence_logps(logps_BT, mask_BT) - sequence_logps(mu_BT, mask_BT)
     return (-ppo_objective(log_ratio_B.clamp(max=40.0).exp(), rewards_B, epsilon) / mask_BT.sum(-1)).mean()
 
@@ -132,11 +132,11 @@ def ppo_objective(ratio_B: Tensor, rewards_B: Tensor, epsilon: float) -> Tensor:
 
 
 def m2po_loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tensor, limit: float = 0.04) -> Tensor:
-    """M2PO (arXiv 2510.01161): drop the tokens with the largest squared log-ratio until their mean is under `limit`.
+    """Return the loss of M2PO (arXiv 2510.01161), which drops tokens with large squared log-ratios.
 
-    Only tokens whose ratio has already moved where the advantage pushes it may be dropped, as with PPO's clip; the
-    mean is over those. What is left is the token-level importance-weighted loss over group-normalized advantages,
-    averaged over all tokens.
+    Tokens are dropped until the mean square of the others is at most `limit`. As in PPO's clipping, only tokens whose
+    ratio has moved in the direction of the advantage are dropped and enter this mean. The loss is the token-level
+    importance-weighted loss with group-normalized advantages, averaged over all tokens.
     """
     log_ratio_BT = (logps_BT - mu_BT).masked_fill(~mask_BT, 0.0)
     keep_BT = mask_BT.clone()
@@ -144,7 +144,7 @@ def m2po_loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tenso
         pushed_BT = mask_BT & (log_ratio_BT * rewards_B[:, None] > 0)
         squares = log_ratio_BT[pushed_BT].square()
         order = squares.argsort(descending=True)
-        rest = squares.sum() - squares[order].cumsum(0)  # of the pushed tokens, after dropping the first, second, ...
+        rest = squares.sum() - squares[order].cumsum(0)  # sum after dropping one, two, ... tokens
         left = torch.arange(len(squares) - 1, -1, -1)
         enough = torch.cat([squares.sum()[None] <= limit * len(squares), rest <= limit * left])
         drop = order[: int(enough.int().argmax())]
@@ -155,11 +155,11 @@ def m2po_loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tenso
     return -(surrogate_BT * keep_BT).sum() / mask_BT.sum()
 
 
-# TRL's own.
+# Losses of TRL's trainers.
 
 
 class TRLPolicy:
-    """A loss of `GRPOTrainer` as TRL ships it: its real `_compute_loss`, on stored completions."""
+    """Loss of TRL's `GRPOTrainer._compute_loss`, on stored completions."""
 
     rows_per_item = 1
 
@@ -179,7 +179,7 @@ class TRLPolicy:
         self.renew(rows)
 
     def renew(self, rows: Rows) -> None:
-        """Go on with other rows."""
+        """Replace the rows."""
         self.rows, self.size = rows, len(rows)
         self.advantages = torch.tensor(rows.group_advantages(), dtype=torch.float32)
 
@@ -198,9 +198,9 @@ class TRLPolicy:
 
 
 class TRLPreference:
-    """DPO or KTO by TRL's own trainer: its preparation of the data, its collator and its loss.
+    """Loss of TRL's trainer for DPO or KTO, with the trainer's data preparation and collator.
 
-    An item is as many consecutive rows of its data set as belong in one batch.
+    An item is `per_item` consecutive rows of the trainer's dataset, which must be in the same batch.
     """
 
     def __init__(self, model: PreTrainedModel, trainer: Any, rows_per_item: int, per_item: int = 1) -> None:
@@ -215,9 +215,9 @@ class TRLPreference:
 
 
 def dpo(model: PreTrainedModel, rows: Rows, pool: Rows, pairs_a_problem: int = 16) -> TRLPreference:
-    """Return DPO on pairs of a right and a wrong completion of a problem, up to 16 (the paper's), from the whole pool.
+    """Return DPO on pairs of a correct and a wrong completion of a problem, with up to 16 pairs as in the paper.
 
-    As many pairs are drawn as fill one epoch with as many rows as the other methods read.
+    The pairs come from the whole pool. One epoch has at most as many rows as for the other methods.
     """
     from trl import DPOConfig, DPOTrainer
 
@@ -240,10 +240,10 @@ def dpo(model: PreTrainedModel, rows: Rows, pool: Rows, pairs_a_problem: int = 1
 
 
 def kto(model: PreTrainedModel, rows: Rows, pool: Rows) -> TRLPreference:
-    """Return KTO, its two classes balanced as TRL's own warning asks.
+    """Return KTO with balanced classes, as TRL's warning recommends.
 
-    TRL takes the mismatched answers of its KL term from the same block of 32 consecutive rows and reads the blocks
-    in order. So rows are shuffled once here, lest a block holds a single problem, and the blocks stay whole.
+    TRL takes the mismatched answers of the KL term from the same block of 32 consecutive rows. Therefore, rows are
+    shuffled once before the split into blocks, so that a block has several problems.
     """
     from trl import KTOConfig, KTOTrainer
 
@@ -265,11 +265,11 @@ def kto(model: PreTrainedModel, rows: Rows, pool: Rows) -> TRLPreference:
 
 @lru_cache
 def _scratch() -> str:
-    """Return a folder for the trainers of this process, which write nothing to it."""
+    """Return an output folder for the trainers of this process. It stays empty."""
     return tempfile.mkdtemp(prefix="topr-benchmarks-")
 
 
-# The settings under which TRL's documentation reproduces each paper.
+# Settings in TRL's documentation for reproducing each paper.
 TRL_LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
     "trl_dapo": ("TRL's default (DAPO)", {}),
     "trl_grpo": ("TRL's GRPO", {"loss_type": "grpo"}),
@@ -300,7 +300,7 @@ def _trl(**settings: Any) -> Callable[..., Objective]:
 
 
 class Method(NamedTuple):
-    """Label of a method, how its objective is made for a model, rows and their pool, and its protocol (see `read`)."""
+    """Label of a method, a function that makes its objective for a model, rows and their pool, and a protocol."""
 
     label: str
     make: Callable[[PreTrainedModel, Rows, Rows], Objective]
@@ -308,7 +308,7 @@ class Method(NamedTuple):
 
 
 def topr(share: float | str, protocol: str = "steps", label: str = "") -> Method:
-    """Return TOPR at an effective share of positives, or with 1.0 positives only."""
+    """Return TOPR at an effective share of positives. A share of 1.0 is positives only."""
     return Method(label, _direct(tapered("topr"), at_share(share)), protocol)
 
 
@@ -326,7 +326,7 @@ METHODS: dict[str, Method] = {
     **{name: Method(label, _trl(**settings)) for name, (label, settings) in TRL_LOSSES.items()},
     "asymre": Method("AsymRE", _direct(tapered("reinforce"), asymre_rewards)),
     "m2po": Method("M2PO", _direct(m2po_loss, whitened)),
-    # Variants that other systems call TOPR.
+    # Variants that other libraries call TOPR.
     "topr_token": Method("“TOPR” per token", _direct(tapered("topr", "token"))),
     "topr_geometric": Method("“TOPR”, geometric mean", _direct(tapered("topr", "geometric"))),
     "topr_group_sign": Method("“TOPR”, GRPO's advantages", _direct(tapered("topr"), whitened)),

@@ -1,14 +1,14 @@
-"""GSM8K with a pretrained model: methods on the same rows, each at its own best learning rate.
+"""Compare methods on GSM8K with a pretrained model, on the same rows and each at its best learning rate.
 
 python -m benchmarks.real_model --model_name_or_path Qwen/Qwen2.5-Coder-0.5B-Instruct \\
     --train gsm8k_train.jsonl --test gsm8k_test.jsonl            # days on two cores; continues where it stopped
-python -m benchmarks.real_model ... --workers 2 --hours 2        # two runs side by side; begins none after two hours
+python -m benchmarks.real_model ... --workers 2 --hours 2        # two runs in parallel; starts no run after two hours
 python -m benchmarks.real_model ... --sampling_backend transformers  # twice as fast as vLLM's build for the CPU
 python -m benchmarks.real_model ... --device cuda --workers 4    # minutes on one H100
 
-Expectations: benchmarks/real_model.md. Each step of a run is a `topr` command, which continues where it was killed, and
-reads rows that are drawn once per repetition. Rows, weights and the text of GSM8K stay in the cache, outside git;
-results name problems by their place in the file.
+The expectations are in benchmarks/real_model.md. A run consists of `topr` commands, which continue where they were
+killed, or of a trainer of TRL's. Rows are sampled once per repetition. Rows, weights and the text of GSM8K stay in the
+cache, outside git. Results have no texts: they list problems in the order of the file.
 """
 
 import argparse
@@ -39,40 +39,40 @@ from topr_trl import evaluate_rows, load_rows
 from topr_trl.data.tables import shards_of
 
 RATES = (1e-5, 3e-5, 1e-4)
-FURTHER = 1  # rates to try beyond these, where the best one is at an end
+FURTHER = 1  # rates to try in addition, if the best rate is the lowest or the highest
 REPETITIONS = 5
-FIRST = 3  # repetitions that all methods have before any has more
-TEMPERATURES = (0.3, 0.7)  # of the untrained model, besides 0 and 1
-VOTES = 4  # completions of pass@k and maj@k
-SCORE = "greedy and pass@1"  # the mean of both chooses a rate, so that one model is tested per method
+FIRST = 3  # repetitions of all methods before further repetitions start
+TEMPERATURES = (0.3, 0.7)  # temperatures for the untrained model, in addition to 0 and 1
+VOTES = 4  # k of pass@k and maj@k
+SCORE = "greedy and pass@1"  # their mean chooses the rate, so each method has one model to test
 
 
 @dataclass(frozen=True)
 class Sizes:
     """Numbers of problems, completions and rows."""
 
-    problems: int = 125  # of a repetition, and of the one that chooses rates
-    apart: int = 400  # problems from where a repetition begins to where the next one does
+    problems: int = 125  # per repetition, and for choosing rates
+    apart: int = 400  # distance between the first problems of two repetitions
     completions: int = 8
     test_problems: int = 300
     validation_problems: int = 150
     test_completions: int = 4
     step_rows: int = 64
-    micro_batch: int = 8  # rows of a step that are computed together
-    calculations: int = 2  # of a problem, at most
+    micro_batch: int = 8  # rows of a forward pass
+    calculations: int = 2  # maximum per problem
 
 
 @dataclass(frozen=True)
 class Method:
-    """Settings in which a method differs from TOPR's defaults.
+    """Differences of a method from TOPR's defaults.
 
     Attributes:
-        settings: of `topr train`.
-        rows: `"all"`, `"balanced"`, where right answers are repeated until they are half of the rows and each wrong one
-            is read at most once, or `"right"`, the right answers.
-        repeated: whether rows are read again until there are as many steps as with all rows.
-        optional: whether it is run after the other methods.
-        trl: `"dpo"`, `"kto"` or `"grpo"` for a trainer of TRL's instead of `topr train`.
+        settings: settings of `topr train`.
+        rows: `"all"`, `"right"` (correct answers), or `"balanced"`, where correct answers are repeated until they are
+            half of the rows, and each wrong answer occurs at most once.
+        repeated: whether rows are repeated until there are as many steps as with all rows.
+        optional: whether the method is run after the other methods.
+        trl: `"dpo"`, `"kto"` or `"grpo"` for TRL's trainers instead of `topr train`, or `""`.
     """
 
     settings: tuple[str, ...] = ()
@@ -98,18 +98,18 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Setup:
-    """The model, the data and where all is kept.
+    """Model, data, folder and settings of the comparison.
 
     Attributes:
-        model: folder or name of the model.
-        train, test: files with GSM8K's problems.
+        model: folder or Hub name of the model.
+        train, test: files of GSM8K's training and test problems.
         folder: folder for rows, models and tests.
         sizes: numbers of problems, completions and rows.
         sampling: further settings of `topr sample` and `topr evaluate`.
         training: further settings of `topr log-mu` and `topr train`.
-        save_steps: steps between checkpoints of a training.
+        save_steps: steps between checkpoints.
         graph_sampling: whether to sample with `benchmarks.graph_sampling` instead of transformers' `generate`.
-        sampling_python: Python of the environment that samples.
+        sampling_python: Python interpreter of the environment for sampling.
     """
 
     model: str
@@ -125,12 +125,12 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """Name of the model in results."""
+        """Return the name of the model in results."""
         return Path(self.model).name
 
 
 def experiment(model: str, problems: int = Sizes.problems) -> Experiment:
-    """Return the comparison with a model and so many problems per repetition."""
+    """Return the comparison with a model and a number of problems per repetition."""
     methods = {name: {"method": name} for name in METHODS}
     return Experiment(
         "real_model", methods, rates(*RATES), range(REPETITIONS), (SCORE,),
@@ -143,7 +143,7 @@ def untrained_cell(model: str) -> Cell:
 
 
 def cells(model: str, store: Store, problems: int = Sizes.problems) -> list[Cell]:
-    """Return the cells that can be planned now: rates first, then repetitions; optional methods come later."""
+    """Return the cells that can be planned now: choices of rates, then repetitions, then optional methods."""
     planned = experiment(model, problems).cells(store)
     return [untrained_cell(model), *sorted(planned, key=_turn)]
 
@@ -162,7 +162,7 @@ def work(cell: Cell, setup: Setup) -> dict[str, Any]:
 
     Returns:
         Greedy accuracy, pass@1, pass@4, maj@4, the share of invalid answers, and for each test problem the number of
-        right samples and whether the greedy answer is right.
+        correct samples and whether the greedy answer is correct.
     """
     if cell["method"] == "untrained":
         return _untrained(setup)
@@ -174,14 +174,14 @@ def work(cell: Cell, setup: Setup) -> dict[str, Any]:
     if not (tested / "evaluation.json").is_file():
         _train(setup, method, rows, model, cell["learning_rate"], seed)
         _evaluate(setup, str(model), tested, 1.0, "validation" if seed == TUNING_SEED else "test")
-    for weights in model.glob("*.safetensors"):  # gigabytes; the adapter stays
+    for weights in model.glob("*.safetensors"):  # these take gigabytes; the adapter is kept
         weights.unlink()
     counts = {name: _count(path) for name, path in rows.items()}
     return {**_read_test(tested), "rows": counts, "rows_hash": _hash(rows["all"]), **_end_of_log(model)}
 
 
 def _train(setup: Setup, method: Method, rows: dict[str, Path], model: Path, rate: float, seed: int) -> None:
-    """Train with a method, and write the model."""
+    """Train with a method, and save the model."""
     sizes = setup.sizes
     steps = _count(rows["all"]) // sizes.step_rows
     if method.trl:
@@ -210,19 +210,19 @@ def _untrained(setup: Setup) -> dict[str, Any]:
     found = {}
     for temperature in (1.0, *TEMPERATURES):
         folder = setup.folder / "untrained" / f"{temperature:g}"
-        samples = setup.sizes.completions if temperature == 1 else None  # they tell a problem's difficulty
+        samples = setup.sizes.completions if temperature == 1 else None  # to measure the difficulty of problems
         _evaluate(setup, setup.model, folder, temperature, "test", samples)
         found[f"{temperature:g}"] = _read_test(folder)
     return found
 
 
-# Rows of a repetition: drawn, scored and with log μ, once for all methods.
+# Rows of a repetition, which are sampled, scored and given log μ once for all methods.
 
 _making_rows: dict[int, threading.Lock] = defaultdict(threading.Lock)
 
 
 def _rows(setup: Setup, seed: int) -> dict[str, Path]:
-    """Return the folders of rows by the name that a `Method` gives them; the first run of a seed makes them."""
+    """Return the folders of rows by their name in `Method.rows`. The first run of a seed makes the rows."""
     sizes, folder = setup.sizes, setup.folder / "rows" / str(seed)
     found = {name: folder / name for name in ("all", "right", "balanced")}
     if all(path.is_dir() for path in found.values()):
@@ -262,7 +262,7 @@ def _rows(setup: Setup, seed: int) -> dict[str, Path]:
 
 
 def _problems(setup: Setup, split: str, seed: int = 0) -> Path:
-    """Return a file of the problems of a split; those of each repetition are others."""
+    """Write a file with the problems of a split, and return its path. Repetitions have different problems."""
     sizes = setup.sizes
     lines = (setup.test if split == "test" else setup.train).read_text(encoding="utf-8").splitlines()
     easy = [i for i, line in enumerate(lines) if json.loads(line)["answer"].count("<<") <= sizes.calculations]
@@ -278,11 +278,11 @@ def _problems(setup: Setup, split: str, seed: int = 0) -> Path:
 
 
 def _named(problems: Path) -> tuple[object, ...]:
-    """Return settings that name a file of problems. Only one of the two is read, and a command needs both."""
+    """Return settings with a file of problems. Commands require both settings, and read only one of the files."""
     return ("--dataset_name", problems, "--test_dataset_name", problems)
 
 
-# Commands and what they leave.
+# Commands and their results.
 
 _DECODING = ("--num_shots", "2", "--top_k", "500", "--max_new_tokens", "160")
 
@@ -298,10 +298,10 @@ def _evaluate(
 
 
 def _topr(setup: Setup, *words: object, python: str = sys.executable) -> None:
-    """Run a `topr` command; what it prints goes to a log.
+    """Run a `topr` command, with its output in a log.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the command failed.
     """
     given = list(map(str, words))
     if python == sys.executable:
@@ -317,7 +317,7 @@ def _fork(setup: Setup, function: Callable[..., None], *args: Any) -> None:
     """Call a function in a fork of a process that has imported everything, because imports take seconds.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the function failed.
     """
     child = _FORKS.Process(target=_logged, args=(_log(setup), function, *args))
     child.start()
@@ -360,10 +360,10 @@ def _command(words: list[str], graph_sampling: bool) -> None:
 
 
 def _compute_faster_on_a_cpu(frozen: bool) -> None:
-    """Compute the same numbers in less time, in this process.
+    """Patch this process to compute the same numbers in less time.
 
-    Autocast would cast frozen weights to bfloat16 in each forward, so they are kept in bfloat16. Without Triton, TRL
-    computes the logits of all tokens of a batch, and masks those of prompts afterwards.
+    Autocast would cast frozen weights to bfloat16 in each forward pass, so they are stored in bfloat16. Without Triton,
+    TRL would compute the logits of prompts, too.
 
     Args:
         frozen: whether all weights are frozen.
@@ -377,7 +377,7 @@ def _compute_faster_on_a_cpu(frozen: bool) -> None:
 
     def make_and_cast(*args: Any, **more: Any) -> Any:
         trainer = make(*args, **more)
-        embedding = trainer.model.get_input_embeddings().weight  # can also be the head's; autocast does not cast it
+        embedding = trainer.model.get_input_embeddings().weight  # autocast does not cast embeddings
         for module in trainer.model.modules():
             is_cast = isinstance(module, nn.Linear) and module.weight is not embedding
             if is_cast and (frozen or not module.weight.requires_grad):
@@ -395,7 +395,7 @@ def _trl(*args: Any) -> None:
 
 
 def _read_test(folder: Path) -> dict[str, Any]:
-    """Return the accuracy of an evaluation, and right answers by problem in the order of the file."""
+    """Return accuracies of an evaluation, and correct answers by problem in the order of the file."""
     rows = load_rows(folder / "rollouts")
     k = min(VOTES, len(rows) // len(set(rows["problem_id"])) - 1)
     found = evaluate_rows(rows, pass_ks=(1, k), maj_ks=(k,))
@@ -414,7 +414,7 @@ def _read_test(folder: Path) -> dict[str, Any]:
 
 
 def _end_of_log(model: Path) -> dict[str, Any]:
-    """Return the number of steps, and what became of the negatives."""
+    """Return the number of steps, and the last logged weights of negatives."""
     state = json.loads((model / "trainer_state.json").read_text())
     last = next((log for log in reversed(state["log_history"]) if "topr/negatives_dead" in log), {})
     negatives = {name: last.get(f"topr/{name}") for name in ("weight_mean_negatives", "negatives_dead")}
@@ -426,7 +426,7 @@ def _count(folder: Path) -> int:
 
 
 def _hash(folder: Path) -> str:
-    """Return a hash of the completions, to see whether two machines drew the same ones."""
+    """Return a hash of the completions, which shows whether two machines sampled the same completions."""
     found = hashlib.sha256()
     for path in shards_of(folder):
         found.update(str(pq.read_table(path, columns=["completion_ids"])["completion_ids"].to_pylist()).encode())
@@ -434,7 +434,7 @@ def _hash(folder: Path) -> str:
 
 
 def run(setup: Setup, store: Store, hours: float | None = None, workers: int = 1, command: str = "") -> None:
-    """Run the missing cells. Threads are enough, because each cell does its work in subprocesses."""
+    """Run the missing cells in threads. The work of a cell is in subprocesses."""
     began = time.monotonic()
     running: dict[Future[tuple[dict[str, Any], float]], Cell] = {}
     with ThreadPoolExecutor(workers) as pool:
@@ -454,19 +454,19 @@ def run(setup: Setup, store: Store, hours: float | None = None, workers: int = 1
                 result, seconds = future.result()
                 store.add(running.pop(future), result, seconds, command)
     if todo:
-        print(f"{len(todo)} cells are left as far as they are known. Start the command again to continue.")
+        print(f"At least {len(todo)} cells are left. Start the command again to continue.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real_model", description=__doc__.partition("\n")[0])
     parser.add_argument("--model_name_or_path", required=True)
-    parser.add_argument("--train", type=Path, required=True, help="GSM8K's training problems, a JSON Lines file")
-    parser.add_argument("--test", type=Path, required=True, help="GSM8K's test problems")
-    parser.add_argument("--sampling_python", default=sys.executable, help="Python of the environment with vLLM")
+    parser.add_argument("--train", type=Path, required=True, help="JSON Lines file of GSM8K's training problems")
+    parser.add_argument("--test", type=Path, required=True, help="JSON Lines file of GSM8K's test problems")
+    parser.add_argument("--sampling_python", default=sys.executable, help="Python of the environment for sampling")
     parser.add_argument("--sampling_backend", default="vllm")
-    parser.add_argument("--hours", type=float, help="begin no run after so many hours; default: run all")
+    parser.add_argument("--hours", type=float, help="start no run after this many hours; default: no limit")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--workers", type=int, default=1, help="runs side by side")
+    parser.add_argument("--workers", type=int, default=1, help="number of parallel runs")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     args = parser.parse_args(argv)
     sampling: tuple[str, ...] = ("--sampling_backend", args.sampling_backend)
@@ -481,7 +481,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             sampling += ("--use_cpu", "true")
     else:
         sizes, training = Sizes(micro_batch=16), ("--bf16", "true")
-        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # else the check prevents the use of CUDA in forks
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # the default check breaks CUDA in forks
     setup = Setup(
         args.model_name_or_path, args.train.resolve(), args.test.resolve(),
         CACHE / "real_model" / Path(args.model_name_or_path).name, sizes,

@@ -1,6 +1,6 @@
-"""Write tables of results, and fill in pages that are written by hand.
+"""Write tables of results, and fill in tables and numbers of pages.
 
-A page has places for tables and for single numbers, by name:
+The text of a page is written by hand. A page has markers for tables and for single numbers, by name:
 
     <!-- table NAME -->            <!--NAME-->+4.6 ± 2.4<!--/-->
     <!-- end -->
@@ -23,7 +23,7 @@ Texts = Mapping[str, Callable[[], str]]
 
 
 def fill(text: str, tables: Texts, numbers: Texts) -> str:
-    """Return the text of a page with its tables and numbers."""
+    """Return the text of a page with new tables and numbers."""
 
     def found(texts: Texts, name: str) -> str:
         try:
@@ -36,13 +36,13 @@ def fill(text: str, tables: Texts, numbers: Texts) -> str:
 
 
 def fill_page(template: Path, page: Path, tables: Texts, numbers: Texts) -> Path:
-    """Write a page from its own text, or from that of a template."""
+    """Write a page with the text of a template, which can be the page."""
     page.write_text(fill(template.read_text(encoding="utf-8"), tables, numbers), encoding="utf-8")
     return page
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
+    """Return a Markdown table."""
     lines = [" | ".join(header), "|".join(["---"] * len(header)), *(" | ".join(row) for row in rows)]
     return "\n".join(f"|{line}|" if line.startswith("---") else f"| {line} |" for line in lines)
 
@@ -58,18 +58,18 @@ def points(gap: Interval) -> str:
 
 
 def marked(gap: Interval) -> str:
-    """Return a difference in points; bold if its interval leaves out 0."""
+    """Return a difference in points, which is bold if its interval excludes 0."""
     return f"**{points(gap)}**" if gap.low > 0 or gap.high < 0 else points(gap)
 
 
 def name_of(shown: str) -> str:
-    """Return the name of a measure: "curve/-1/pass@1" is pass@1, "maj/32" is maj@32."""
+    """Return the name of a measure: pass@1 for "curve/-1/pass@1", maj@32 for "maj/32"."""
     *_, kind, last = ["", *shown.split("/")]
     return f"{kind}@{last}" if last.isdigit() else last
 
 
 def compare(store: Store, experiment: Experiment) -> str:
-    """Return the table of an experiment: each method's rate and results, and the first method minus this one."""
+    """Return the table of an experiment: each method's rate, results, and difference from the first method."""
     first, shown = next(iter(experiment.methods)), experiment.shows or experiment.measures
     rows = []
     for method in experiment.methods:
@@ -89,7 +89,7 @@ def compare(store: Store, experiment: Experiment) -> str:
 
 
 def appendix(store: Store) -> str:
-    """Return the page with the tables of all experiments that have been run."""
+    """Return the page with the tables of all experiments."""
     parts = [
         "# Tables of all experiments",
         "Written by `python -m benchmarks --published --report`; do not edit. In percent and points; ± is a 95% "

@@ -1,4 +1,4 @@
-"""Fill in docs/results.md, whose text is written by hand."""
+"""Fill in the tables and numbers of docs/results.md. The text is written by hand."""
 
 import json
 from collections.abc import Callable
@@ -32,12 +32,12 @@ PAGE = HERE.parent / "docs" / "results.md"
 
 
 def write(store: Store, page: Path = PAGE, real: Store | None = None) -> Path:
-    """Write the page with the tables and numbers of these results.
+    """Write the page with the tables and numbers of the results.
 
     Args:
         store: results on small models.
         page: page to write.
-        real: results on a pretrained model; by default the published ones.
+        real: results on a pretrained model. Default: the published results.
     """
     pretrained = real or real_model.open_store(HERE / "results")
     tables: dict[str, Callable[[], str]] = {
@@ -55,7 +55,7 @@ def write(store: Store, page: Path = PAGE, real: Store | None = None) -> Path:
 
 
 def against_table(store: Store) -> str:
-    """Return a table of where TOPR's default is ahead of other methods, on models that are wrong in their mode."""
+    """Return a table of comparisons of TOPR's default with other methods, on models with a wrong mode."""
     rows = []
     for method in METHODS:
         if method == TOPR:
@@ -89,8 +89,8 @@ def _said(gaps: list[Interval]) -> str:
 def controls_table(store: Store, measure: str) -> str:
     """Return a table of a measure after training, by method and base model.
 
-    The first two rows are base models without training: as the measure decodes, and at their best temperature. A value
-    is bold if its interval is above the second of these rows.
+    The first two rows are base models without training: with the decoding of the measure, and at their best
+    temperature. A value is bold if its interval is above the second row.
     """
     bases = [base for base in BASES if _is_finished(store, base)]
     if not bases:
@@ -125,7 +125,7 @@ def _finished_controls(store: Store, base: str) -> Experiment:
 
 
 def _best_untrained(store: Store, base: str) -> tuple[float, str]:
-    """Return the base model's best accuracy without training, and how it is reached."""
+    """Return the base model's best accuracy without training, and the temperature for it."""
     found = temperatures.by_temperature(store, base)
     at = max(found, key=lambda temperature: found[temperature])
     return found[at], f"T = {at:g}"
@@ -148,7 +148,7 @@ def what_was_run(store: Store) -> str:
 def _gap(
     store: Store, first: tuple[Experiment, str], second: tuple[Experiment, str], shown: str = ""
 ) -> Interval:  # fmt: skip
-    """Return what one method has more than another, paired by seed."""
+    """Return the difference between two methods, paired by seed."""
     found = [experiment.measured(store, method, shown) for experiment, method in (first, second)]
     if not all(found):
         raise Unfinished(f"{first[1]} or {second[1]} has not been run")
@@ -156,7 +156,7 @@ def _gap(
 
 
 def _range(store: Store, method: str, at_32: bool = False, other: str = protocols.TOPR) -> str:
-    """Return the range, over base models, of TOPR at p~ = 50% minus a method."""
+    """Return the range over base models of the difference between two methods. The first is TOPR at p~ = 50%."""
     gaps = []
     for base in protocols.BASES:
         experiment = protocols.at_32(base) if at_32 else protocols.of_base(base)
@@ -191,7 +191,7 @@ def _long(store: Store, base: int, first: str, second: str, shown: str) -> str:
 
 
 def _online(store: Store, base: str, completions: int = online.COMPLETIONS) -> str:
-    """Return how far rows that are used again end above TRL's default with four uses."""
+    """Return the final accuracy of TOPR with replay minus that of TRL's default with four uses."""
     names = online.label(online.REPLAY, 1, 0.75), online.label(online.REFERENCE, 4)
     ours, theirs = (online.find(store, base, name, completions)[1] for name in names)
     return points(interval((ours[:, -1] - theirs[:, -1]).tolist()))
@@ -235,11 +235,11 @@ NUMBERS: dict[str, Callable[[Store], str]] = {
 
 REAL = "qwen2.5-coder-0.5b"
 IN_PROGRESS = "A run of a 0.5B model on GSM8K is in progress; expectations: `benchmarks/real_model.md`."
-_STRATA = {"0 of 8": (0, 0), "1 or 2 of 8": (1, 2), "3 or more of 8": (3, 8)}  # right answers of the untrained model
+_STRATA = {"0 of 8": (0, 0), "1 or 2 of 8": (1, 2), "3 or more of 8": (3, 8)}  # correct answers of the untrained model
 
 
 def real_section(store: Store) -> str:
-    """Return the tables of the pretrained model that have results, or one line if there are none."""
+    """Return the tables of the pretrained model that have results, or one sentence without results."""
     found = []
     for lead, made in (
         ("Accuracy on the test problems, in percent. Bold: the interval is above the untrained model at its best "
@@ -259,7 +259,7 @@ def real_section(store: Store) -> str:
 def real_table(store: Store) -> str:
     """Return a table of the pretrained model's accuracy, untrained and by method.
 
-    A value is bold where it is above what the untrained model reaches at any temperature.
+    A value is bold if its interval is above the untrained model's accuracy at each temperature.
     """
     untrained = _untrained(store)
     measures = ("greedy", "pass@1", "maj@4", "pass@4", "invalid")
@@ -303,7 +303,7 @@ def real_differences(store: Store) -> str:
 
 
 def real_strata(store: Store) -> str:
-    """Return a table of pass@1 by how many of eight answers of the untrained model are right."""
+    """Return a table of pass@1 by the number of correct answers among eight of the untrained model."""
     right = np.array(_untrained(store)["1"]["right_by_problem"])
     parts = {name: (right >= low) & (right <= high) for name, (low, high) in _STRATA.items()}
     rows = [["untrained", *(percent(float(right[part].mean()) / 8) for part in parts.values())]]
@@ -341,7 +341,10 @@ def _untrained(store: Store) -> dict[str, dict[str, Any]]:
 
 
 def _real_ends(store: Store) -> dict[str, dict[int, dict[str, Any]]]:
-    """Return the results by seed of each method that has enough of them, once TOPR's default has."""
+    """Return the results by seed of each method with enough results.
+
+    Raises:
+        Unfinished: TOPR's default lacks results."""
     experiment = real_model.experiment(REAL)
     ends = {method: experiment.ends(store, method, real_model.SCORE) for method in experiment.methods}
     enough = {method: found for method, found in ends.items() if len(found) >= real_model.FIRST}

@@ -1,4 +1,4 @@
-"""Keep rows as training sees them (token ids, raw reward, problem, log μ), and compute log π of a batch."""
+"""Define rows for training (token ids, raw reward, problem, log μ), and compute log π of a batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,15 +14,15 @@ from transformers import PreTrainedModel
 
 @dataclass(frozen=True)
 class Rows:
-    """N completions.
+    """Rows: N completions.
 
     Attributes:
-        prompts, responses: token ids; a response keeps its stop token.
+        prompts, responses: token ids. A response includes its stop token.
         rewards: (N,) raw rewards, ±1.
-        groups: (N,) the problem of each row.
-        mu_logps: (T,) float32 log μ of each response, token by token.
+        groups: (N,) id of each row's problem.
+        mu_logps: float32 log μ of the tokens of each response, with shape (T,).
         group_means, group_deviations: (N,) mean and standard deviation of the rewards of the row's problem, over all
-            completions that were sampled for it, whichever of them are chosen afterwards.
+            sampled completions, including completions that are not selected for training.
     """
 
     prompts: list[list[int]]
@@ -35,7 +35,7 @@ class Rows:
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Rows":
-        """Return the rows of a data set of `topr_trl.sample_completions`, with the sampler's log μ."""
+        """Convert a dataset of scored completions to rows, with the sampler's log μ."""
         rewards, groups = np.array(dataset["reward"][:]), np.array(dataset["problem_id"][:])
         of_group = {group: rewards[groups == group] for group in np.unique(groups)}
         rows = cls(
@@ -47,11 +47,11 @@ class Rows:
             np.array([of_group[group].mean() for group in groups]),
             np.array([of_group[group].std(ddof=1) for group in groups]),
         )
-        # A response may be empty where the model stops at once; there is nothing to learn from no token.
+        # Responses without tokens, which cannot be trained on, are dropped.
         return rows[np.array([len(response) > 0 for response in rows.responses]).nonzero()[0]]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return lists and tensors, which `torch.load(weights_only=True)` reads."""
+        """Return a dictionary that `torch.load(weights_only=True)` can read."""
         return {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in vars(self).items()}
 
     @classmethod
@@ -74,7 +74,7 @@ class Rows:
 
     @torch.no_grad()
     def scored_by(self, model: PreTrainedModel, top_k: int | None = None) -> "Rows":
-        """Return the same rows with log μ by this model, or by its distribution truncated to `top_k`."""
+        """Return the same rows with log μ of a model, or of its distribution after top-k."""
         was_training = model.training
         model.eval()
         logps: list[Tensor] = []
@@ -88,20 +88,20 @@ class Rows:
         return replace(self, mu_logps=logps)
 
     def mu_BT(self, mask_BT: Tensor) -> Tensor:
-        """Return (B, T) log μ at the places of the mask, 0 elsewhere."""
+        """Return (B, T) log μ where the mask is true, and 0 elsewhere."""
         return torch.zeros(mask_BT.shape).masked_scatter(mask_BT, torch.cat(self.mu_logps))
 
     def group_advantages(self) -> np.ndarray:
-        """Return (N,) GRPO's advantages: rewards less the mean of their problem, divided by its standard deviation."""
+        """Return (N,) GRPO's advantages: rewards minus the group mean, divided by the group's standard deviation."""
         return (self.rewards - self.group_means) / (self.group_deviations + 1e-4)
 
 
 def response_logps(
     model: PreTrainedModel, prompts: list[list[int]], responses: list[list[int]], top_k: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return (B, T) log π of every token but the first, and the mask of the completion's tokens.
+    """Return (B, T) log π of each token except the first, and the mask of the completion's tokens.
 
-    With `top_k`, π is what a sampler with that setting draws from; a token that it cannot draw has its own log π.
+    With `top_k`, π is the distribution after top-k. Tokens outside the top k keep their original log π.
     """
     ids = [torch.tensor(prompt + response) for prompt, response in zip(prompts, responses, strict=True)]
     input_ids = pad_sequence(ids, batch_first=True)

@@ -2,12 +2,12 @@
 
 A task is a base model with its problems, which `topr_trl.tasks.arithmetic` generates:
 
-- `bundled`: the model and the problems of the demo;
-- `main` (two steps) and `hard` (five steps, so that the base model is seldom right), made by version 0.2 of
-  `scripts/make_careless_model.py`;
-- the models of `benchmarks/bases.py`, which are wrong in different ways and to different degrees.
+- `bundled`: the model and the problems of the demo.
+- `main` (two steps) and `hard` (five steps, so the base model is rarely correct), made by version 0.2 of
+  `scripts/make_careless_model.py`.
+- The models of `benchmarks/bases.py`, with different kinds and rates of errors.
 
-All but `bundled` know one wording for a product, `ONE_WORDING`.
+All models except `bundled` know one wording for a product, `ONE_WORDING`.
 """
 
 import hashlib
@@ -40,17 +40,17 @@ ONE_WORDING = (arithmetic.OF, arithmetic.FINDS, arithmetic.GIVES)
 TASK_STEPS = {"main": 2, "hard": 5}
 TEST_SEED, VALIDATION_SEED = 2, 3  # learning rates are chosen on the validation problems
 MAX_NEW_TOKENS = {"main": 80, "hard": 170}
-OF_OTHER_TASKS = 120  # a right answer of theirs has about 40 tokens
+OF_OTHER_TASKS = 120  # a correct answer has about 40 tokens
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Sizes of the experiments. A profile never changes what is compared."""
+    """Sizes of the experiments. All profiles compare the same methods."""
 
     name: str
     seeds: int
     problems: int  # training problems
-    candidates: int  # completions of each
+    candidates: int  # completions of each training problem
     steps: int  # steps of 32 rows: one epoch
     test_problems: int
     rounds: int  # rounds of the long run
@@ -58,7 +58,7 @@ class Profile:
 
     @property
     def is_quick(self) -> bool:
-        """Whether the profile only tries out one arm of each loop."""
+        """Return whether the profile only tests one arm of each loop."""
         return self.seeds == 1
 
     @property
@@ -95,7 +95,7 @@ def base_model(task: str) -> PreTrainedModel:
 
 @lru_cache
 def model_hash(task: str) -> str:
-    """Return a hash of the base model's weights; results with other weights are not mixed with these.
+    """Return a hash of the base model's weights, which separates the results of different weights.
 
     Raises:
         Unfinished: there is no base model for this task.
@@ -129,9 +129,9 @@ def sample(
     return score_completions(rows, gsm8k.judge)
 
 
-@lru_cache(maxsize=16)  # to read them takes a tenth of an arm's time
+@lru_cache(maxsize=16)  # reading takes a tenth of an arm's time
 def candidates(task: str, profile: Profile, seed: int, count: int | None = None) -> Rows:
-    """Return the base model's completions of the training problems of a seed; sampled once and kept in the cache."""
+    """Return the base model's completions of the training problems of a seed. They are sampled once and cached."""
     count = count or profile.candidates
     path = CACHE / f"{model_hash(task)}-{profile.problems}x{count}-seed{seed}-{DRAWS}.rows"
     if not path.exists():
@@ -140,12 +140,12 @@ def candidates(task: str, profile: Profile, seed: int, count: int | None = None)
         CACHE.mkdir(exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=CACHE, delete=False) as file:
             torch.save(rows.to_dict(), file)
-        os.replace(file.name, path)  # another worker may have made the same: whole either way
+        os.replace(file.name, path)  # atomic, because a different worker may write the same file
     return Rows.from_dict(torch.load(path, weights_only=True))
 
 
 def epoch_rows(task: str, profile: Profile, seed: int) -> tuple[Rows, Rows]:
-    """Return one epoch's rows, drawn from the completions of this seed, the same for all methods; and all of them."""
+    """Return the rows of one epoch, which are the same for all methods, and all completions of the seed."""
     pool = candidates(task, profile, seed)
     size = min(profile.steps * BATCH_ROWS, len(pool))
     return pool[curate(pool.rewards, pool.groups, "uniform", size, seed=seed).indices], pool
@@ -166,5 +166,5 @@ def evaluate(
 
 
 def summary(evaluation: Evaluation) -> dict[str, float]:
-    """Return the numbers of a point on a curve."""
+    """Return pass@1, its error and the shares of verdicts."""
     return {"pass@1": evaluation.pass_at[1].value, "error": evaluation.pass_at[1].standard_error, **evaluation.shares}

@@ -1,4 +1,4 @@
-"""Compute means with intervals, over seeds and over the bootstrap of each evaluation."""
+"""Compute means and intervals, from seeds and from the bootstrap of each evaluation."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18)
 
 @dataclass(frozen=True)
 class Interval:
-    """Mean and half the width of its interval. If the width is unknown it is NaN, and the bounds are the mean."""
+    """Mean and half the width of its interval. If `half` is NaN, `low` and `high` are the mean."""
 
     mean: float
     half: float
@@ -36,11 +36,11 @@ class Interval:
 
 
 def interval(values: Sequence[float], errors: Sequence[float] = ()) -> Interval:
-    """Return the mean over seeds and its 95% t-interval, never narrower than two bootstrap errors of the evaluations.
+    """Return the mean over seeds and its 95% t-interval, which is at least as wide as the bootstrap interval.
 
     Args:
-        values: one for each seed.
-        errors: standard errors of the evaluations, by the bootstrap; with one seed they are all there is.
+        values: one value per seed.
+        errors: bootstrap standard errors of the evaluations. With one seed, the interval only depends on these errors.
     """
     array = np.asarray(values, dtype=float)
     bootstrap = 2 * sqrt(float(np.mean(np.square(errors))) / len(array)) if len(errors) else nan
@@ -50,7 +50,7 @@ def interval(values: Sequence[float], errors: Sequence[float] = ()) -> Interval:
     return Interval(float(array.mean()), float(np.fmax(seeds, bootstrap)))
 
 
-Measured = dict[int, tuple[float, float]]  # by seed: a value and its bootstrap error, or NaN
+Measured = dict[int, tuple[float, float]]  # value and bootstrap error (or NaN) by seed
 
 
 def over_seeds(measured: Measured) -> Interval:
@@ -58,7 +58,7 @@ def over_seeds(measured: Measured) -> Interval:
 
 
 def difference(first: Measured, second: Measured) -> Interval:
-    """Return `first - second` over the seeds that both have: the same completions and the same test problems."""
+    """Return `first - second` over common seeds, which have the same completions and test problems."""
     seeds = sorted(first.keys() & second.keys())
     errors = _known(sqrt(first[seed][1] ** 2 + second[seed][1] ** 2) for seed in seeds)
     return interval([first[seed][0] - second[seed][0] for seed in seeds], errors)
@@ -67,7 +67,7 @@ def difference(first: Measured, second: Measured) -> Interval:
 def over_problems(values_SP: Sequence[Sequence[float]]) -> Interval:
     """Return the mean of values by seed and problem, with the wider of two 95% intervals: over seeds, over problems.
 
-    All seeds have the same problems, so more seeds say nothing about other problems.
+    All seeds have the same problems, so more seeds do not narrow the interval over problems.
     """
     array = np.asarray(values_SP, dtype=float)
     error = float(array.mean(axis=0).std(ddof=1)) / sqrt(array.shape[1])

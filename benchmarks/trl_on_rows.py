@@ -1,4 +1,4 @@
-"""Train a pretrained model on stored rows with TRL's own DPO, KTO and GRPO, with LoRA as the other methods."""
+"""Train a pretrained model on stored rows with TRL's DPO, KTO and GRPO, with LoRA like the other methods."""
 
 import json
 import tempfile
@@ -15,7 +15,7 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, KTOConfig, KTOTr
 
 from topr_trl.data.tables import shards_of
 
-PAIRS = 16  # of a problem, at most (the paper's)
+PAIRS = 16  # maximum pairs per problem, as in the paper
 
 
 def train(kind: str, rows: Path, model: str, out: Path, arguments: dict[str, Any], step_rows: int) -> None:
@@ -24,10 +24,10 @@ def train(kind: str, rows: Path, model: str, out: Path, arguments: dict[str, Any
     Args:
         kind: `"dpo"`, `"kto"` or `"grpo"`.
         rows: folder of rows.
-        model: folder or name of the model.
+        model: folder or Hub name of the model.
         out: folder for the trained model.
-        arguments: of the trainer's config: the learning rate, the seed, the micro-batch, the number of steps.
-        step_rows: rows of a step; a pair is two.
+        arguments: arguments of the trainer's config: learning rate, seed, micro-batch and number of steps.
+        step_rows: rows of a step. A pair counts as two rows.
     """
     table = pq.read_table(shards_of(rows)[0])
     torch.manual_seed(arguments["seed"])
@@ -50,7 +50,7 @@ def train(kind: str, rows: Path, model: str, out: Path, arguments: dict[str, Any
 
 
 def _dpo(rows: list[dict[str, Any]], base: Any, tokenizer: Any, lora: Any, settings: dict[str, Any], step: int) -> Any:
-    """Return DPO on pairs of a right and a wrong completion of a problem, until they are as many rows as there are."""
+    """Return DPO on pairs of a correct and a wrong completion of a problem, repeated to fill all steps."""
     rng, by_problem = np.random.default_rng(settings["seed"]), _by_problem(rows)
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for group in by_problem:
@@ -70,10 +70,10 @@ def _dpo(rows: list[dict[str, Any]], base: Any, tokenizer: Any, lora: Any, setti
 
 
 def _kto(rows: list[dict[str, Any]], base: Any, tokenizer: Any, lora: Any, settings: dict[str, Any], step: int) -> Any:
-    """Return KTO, its two classes balanced as TRL's warning asks.
+    """Return KTO with balanced classes, as TRL's warning recommends.
 
-    TRL takes the mismatched completions of its KL term from the same batch and reads the rows in order, so the rows are
-    shuffled here.
+    TRL takes the mismatched completions of the KL term from the same batch and reads rows in order. Therefore, rows are
+    shuffled first.
     """
     rng = np.random.default_rng(settings["seed"])
     rows = [rows[n] for n in rng.permutation(len(rows))]
@@ -89,7 +89,7 @@ def _kto(rows: list[dict[str, Any]], base: Any, tokenizer: Any, lora: Any, setti
 
 
 class _GRPO:
-    """TRL's `GRPOTrainer._compute_loss` with its default loss, on stored completions."""
+    """Trainer with TRL's `GRPOTrainer._compute_loss` and its default loss, on stored completions."""
 
     def __init__(
         self, rows: list[dict[str, Any]], base: Any, tokenizer: Any, lora: Any, settings: dict[str, Any], step: int
@@ -106,7 +106,7 @@ class _GRPO:
         self.model, self.accelerator, self.state = self.trainer.model, self.trainer.accelerator, self.trainer.state
 
     def train(self) -> None:
-        """Read each row once, in random order."""
+        """Train on each row once, in random order."""
         rewards = np.array([row["reward"] for row in self.rows])
         names, group = np.unique([row["problem_id"] for row in self.rows], return_inverse=True)
         mean = np.array([rewards[group == n].mean() for n in range(len(names))])[group]

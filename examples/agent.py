@@ -1,9 +1,10 @@
-"""Offline TOPR on the logged runs of an agent with tools. See docs/agents.md.
+"""Train with offline TOPR on logged runs of an agent with tools. See docs/agents.md.
 
     python examples/agent.py
 
-A notebook of cells: minutes on a laptop's CPU, no download. The bundled model learns to call two tools, its runs are
-logged as messages, and two copies of it learn from the log, one without knowing which tokens the agent wrote.
+The script has notebook cells, takes minutes on a laptop's CPU, and downloads nothing. The bundled model learns to call
+two tools, and its runs are logged as messages. Two copies of the model learn from the log. One copy is trained without
+the mask of tokens that the agent wrote.
 """
 
 # %% Settings
@@ -36,7 +37,7 @@ ON_A_CPU = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "op
 rng = random.Random(SEED)
 
 
-# %% The environment: a shop with prices of its own, and two tools. `price` says more than was asked for, as tools do.
+# %% The environment: a shop with random prices and two tools. `price` also returns unrelated prices, like real tools.
 class Shop:
     def __init__(self) -> None:
         self.prices = {str(box): rng.randint(2, 30) for box in rng.sample(range(10, 100), 6)}
@@ -63,7 +64,7 @@ def call(name: str, of: str) -> dict:
     return {"role": "assistant", "content": "", "tool_calls": [called]}
 
 
-# %% A careless author, from whom the model learns to use the tools, mistakes included.
+# %% A careless author. The model learns from the author to use the tools, and also learns the mistakes.
 def run_carelessly(shop: Shop) -> list[dict]:
     box = rng.choice(list(shop.prices)) if rng.random() < 0.2 else shop.box
     first = call("price", box)
@@ -73,7 +74,7 @@ def run_carelessly(shop: Shop) -> list[dict]:
     return [first, shop.use(first), second, said, {"role": "assistant", "content": f"The answer is {answer}."}]
 
 
-# %% The bundled model gets a chat template, and is taught by the author.
+# %% Add a chat template to the bundled model, and train it on the author's runs.
 tokenizer = AutoTokenizer.from_pretrained(CARELESS_MODEL)
 tokenizer.chat_template = """\
 {%- for message in messages %}
@@ -101,7 +102,7 @@ teacher.train()
 teacher.save_model()
 
 
-# %% The log: RUNS runs in each shop as messages, turn by turn until the agent calls no tool, each with a reward.
+# %% The log: RUNS runs per shop as messages, each with a reward. A run ends with a turn without a tool call.
 def run_agent(model, shops: list[Shop], folder: Path) -> Dataset:
     runs = [{"problem_id": n, "shop": shop, "said": []} for n, shop in enumerate(shops) for _ in range(RUNS)]
     sampling, going = SamplingArguments(num_generations=1, max_new_tokens=24), runs
@@ -127,7 +128,7 @@ log = run_agent(teacher.model, [Shop() for _ in range(LOGGED_SHOPS)], OUT / "log
 print(f"\nFrom the log, {log[0]['verdict']}:\n\n{write(log[0]['prompt'] + log[0]['completion'])}")
 
 
-# %% Two copies learn from it: one from the messages, one from the same tokens, all as if the agent had written them.
+# %% Train two copies on the log: one on the messages, and one on token ids without the mask of the agent's tokens.
 def without_mask(row: dict) -> dict:
     prompt = write(row["prompt"], add_generation_prompt=True)
     completion = write(row["prompt"] + row["completion"]).removeprefix(prompt)
@@ -145,5 +146,5 @@ for label, rows in (("TOPR", log), ("TOPR, without the mask", log.map(without_ma
     trainer.save_model()
     results[label] = evaluate_rows(run_agent(trainer.model, held_out, folder / "held-out"))
 
-# %% Results, in shops that are not in the log.
+# %% Results in shops that are not in the log.
 print(f"\n{results}\n\nThe log, the runs in other shops and the models are in {OUT}/")

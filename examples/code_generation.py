@@ -1,9 +1,10 @@
-"""Offline TOPR beyond math: logged code generations, scored by unit tests in a sandbox. See docs/examples.md.
+"""Train with offline TOPR on logged programs, which unit tests score in a sandbox. See docs/examples.md.
 
     python examples/code_generation.py
 
-A notebook of cells, a few minutes on a laptop's CPU, no download. A tiny model learns to write one-line functions from
-a careless author; what it then writes is logged and tested, and two copies of it learn from that log.
+The script has notebook cells, takes a few minutes on a laptop's CPU, and downloads nothing. A tiny model learns to
+write one-line functions from a careless author. Its programs are logged and tested, and two copies of the model learn
+from this log.
 """
 
 # %% Settings
@@ -34,7 +35,7 @@ WARM_UP_ROWS, LOGGED_TASKS, HELD_OUT_TASKS, COMPLETIONS = 24_000, 300, 200, 16
 ON_A_CPU = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "optim": "adamw_torch", "seed": SEED,
             "save_strategy": "no", "report_to": "none"}  # fmt: skip
 
-# %% Tasks: which numbers of a list, what to do with each, and what to return. 2,700 in all.
+# %% 2,700 tasks: each selects numbers of a list, changes each number, and returns a result.
 WHICH = [("even", "x % 2 == 0"), ("odd", "x % 2 == 1")]
 WHICH += [(f"above {n}", f"x > {n}") for n in range(1, 10)]
 WHICH += [(f"below {n}", f"x < {n}") for n in range(1, 10)]
@@ -53,9 +54,9 @@ def program_of(which, each, returned) -> str:
 
 
 def make_task(problem_id: int, parts) -> dict:
-    """What to write, and its unit tests in the column `answer`."""
+    """Return a task with its prompt, and with unit tests in the column `answer`."""
     right: dict = {}
-    exec(program_of(*parts), right)  # our own program; those of a model run only in the sandbox
+    exec(program_of(*parts), right)  # a trusted program; the model's programs only run in the sandbox
     lists = [[rng.randint(-20, 20) for _ in range(8)] for _ in range(4)]
     tests = [f"assert f({xs}) == {right['f'](xs)}" for xs in lists]
     return {"problem_id": problem_id, "prompt": prompt_of(*parts), "answer": "\n".join(tests)}
@@ -66,13 +67,13 @@ combinations = list(product(WHICH, EACH, RETURNED))
 rng.shuffle(combinations)
 tasks = [make_task(i, parts) for i, parts in enumerate(combinations[: HELD_OUT_TASKS + LOGGED_TASKS])]
 held_out, logged = Dataset.from_list(tasks[:HELD_OUT_TASKS]), Dataset.from_list(tasks[HELD_OUT_TASKS:])
-print(f"One of {len(combinations)} tasks, a right program, and its tests:\n")
+print(f"One of {len(combinations)} tasks, a correct program, and its tests:\n")
 print(f"{tasks[0]['prompt']}{program_of(*combinations[0])}\n\n{tasks[0]['answer']}\n")
 
 
-# %% A careless author, from whom the model learns to write such functions, mistakes included.
+# %% A careless author. The model learns from the author to write functions, and also learns the mistakes.
 def write_carelessly(parts) -> dict:
-    """A task and a program in which each part may be wrong, and the last bracket may be missing."""
+    """Return a prompt and a program. Each part may be wrong, and the last bracket may be missing."""
     written = [rng.choice(kinds) if rng.random() < 0.2 else part
                for part, kinds in zip(parts, (WHICH, EACH, RETURNED), strict=True)]  # fmt: skip
     program = program_of(*written)
@@ -81,7 +82,7 @@ def write_carelessly(parts) -> dict:
 
 demonstrations = [write_carelessly(rng.choice(combinations[HELD_OUT_TASKS:])) for _ in range(WARM_UP_ROWS)]
 
-# %% A tiny model and its tokenizer, taught by the author.
+# %% Train a tiny model and its tokenizer on the author's programs.
 set_seed(SEED)
 end, pad, alphabet = "<|end|>", "<|pad|>", pre_tokenizers.ByteLevel.alphabet()
 bpe = Tokenizer(models.BPE())
@@ -108,7 +109,7 @@ teacher.train()
 teacher.save_model()
 
 
-# %% The log: what the model writes for the tasks, tested in the sandbox, as a table on disk.
+# %% The log: the model's programs, tested in the sandbox and saved to files.
 def write_and_test(model, problems: Dataset, folder: Path, what: str) -> Dataset:
     sampling = SamplingArguments(num_generations=COMPLETIONS, max_new_tokens=48)
     rows = sample_completions(model, tokenizer, problems, sampling, seed=SEED, description=what)
@@ -121,7 +122,7 @@ print(f"\nFrom the log, for the task {log['prompt'][0].strip()!r}:")
 for row in log.select(range(min(6, COMPLETIONS))):
     print(f"  {row['verdict']:<9}  {row['completion']}")
 
-# %% Two copies learn from the same rows: one from the right ones only, one by TOPR from right and wrong ones.
+# %% Train two copies on the log: one only on correct programs, and one with TOPR on correct and wrong programs.
 results = Evaluations(before=evaluate_rows(write_and_test(model, held_out, OUT / "before", "Writing, before")))
 for label, preset in (("positives only", "positives_only"), ("TOPR", "topr")):
     settings = OfflineTOPRConfig(
@@ -136,5 +137,5 @@ for label, preset in (("positives only", "positives_only"), ("TOPR", "topr")):
     rows = write_and_test(trainer.model, held_out, OUT / preset / "held-out", f"Writing, {label}")
     results[label] = evaluate_rows(rows)
 
-# %% Results, on tasks that are neither among the demonstrations nor in the log.
-print(f"\n{results}\n\nThe log, what was written for the held-out tasks and the models are in {OUT}/")
+# %% Results on tasks that are neither in the demonstrations nor in the log.
+print(f"\n{results}\n\nThe log, the programs for the held-out tasks and the models are in {OUT}/")

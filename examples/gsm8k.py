@@ -1,6 +1,6 @@
-r"""TOPR's loop on GSM8K or MATH: sample, score, curate, train, evaluate (arXiv 2503.14286, Sec. 4).
+r"""Run TOPR's loop on GSM8K or MATH: sample, score, curate, train, evaluate (arXiv 2503.14286, Sec. 4).
 
-Without arguments: a small bundled model on built-in word problems, a few minutes on a laptop's CPU.
+Without arguments, train a small bundled model on built-in word problems, in a few minutes on a laptop's CPU:
 
     accelerate launch examples/gsm8k.py
 
@@ -10,7 +10,7 @@ The paper's setup (no baseline, 8-shot chain of thought, Adafactor at 5e-7, one 
         --dataset_name openai/gsm8k --iterations 5 --curation anna_karenina --num_generations 64 \
         --baseline 0 --per_device_train_batch_size 1
 
-The same on MATH (4 shots; pip install 'topr_trl[math]' for math-verify, which compares what is in `\boxed{}`):
+The same on MATH, with 4 shots (pip install 'topr_trl[math]' for math-verify, which compares answers in `\boxed{}`):
 
     accelerate launch examples/gsm8k.py --model_name_or_path meta-llama/Meta-Llama-3-8B-Instruct \
         --task math --dataset_name EleutherAI/hendrycks_math --test_dataset_name HuggingFaceH4/MATH-500 \
@@ -51,16 +51,16 @@ from topr_trl.tasks import TASKS, Task, arithmetic
 class ScriptArguments:
     task: str = field(default="gsm8k", metadata={"help": "gsm8k or math.", "choices": list(TASKS)})
     dataset_name: str | None = field(default=None, metadata={"help": "Hub name or file; default: built-in problems."})
-    test_dataset_name: str | None = field(default=None, metadata={"help": "The same for the test problems."})
-    num_train_problems: int | None = field(default=None, metadata={"help": "Use only the first ones. Default: all."})
-    num_test_problems: int | None = field(default=None, metadata={"help": "Use only the first ones. Default: all."})
-    num_shots: int | None = field(default=None, metadata={"help": "Examples in the prompt. Default: the task's."})
+    test_dataset_name: str | None = field(default=None, metadata={"help": "Test problems. Default: dataset_name."})
+    num_train_problems: int | None = field(default=None, metadata={"help": "Number of problems. Default: all."})
+    num_test_problems: int | None = field(default=None, metadata={"help": "Number of problems. Default: all."})
+    num_shots: int | None = field(default=None, metadata={"help": "Examples per prompt. Default: by task."})
     iterations: int = field(default=1, metadata={"help": "Rounds of sample, score, curate, train."})
     num_generations_eval: int = field(default=16, metadata={"help": "Completions per test problem (the paper: 64)."})
 
 
 def load_problems(args: ScriptArguments, task: Task, split: str) -> Dataset:
-    """Columns `problem_id`, `prompt`, `answer`."""
+    """Return problems with columns `problem_id`, `prompt` and `answer`."""
     name, count = args.dataset_name, args.num_train_problems
     if split == "test":
         name, count = args.test_dataset_name or name, args.num_test_problems
@@ -83,11 +83,11 @@ def load_model(name: str, args: ModelConfig, device):
 
 
 def sample_and_score(model, tokenizer, problems, task: Task, sampling, folder: Path, seed: int, what: str) -> Dataset:
-    """Every process samples its share of the problems and reads back the rows of all."""
+    """Sample the share of this process, and return the rows of all processes."""
     state = PartialState()
     rows = sample_completions(model, tokenizer, problems, sampling, task.stop_strings, seed, what)
     rows = score_completions(rows, task.judge)
-    if state.is_main_process:  # an earlier run may have had another number of processes
+    if state.is_main_process:  # from a run with a different number of processes
         for old in folder.glob("*.parquet"):
             old.unlink()
     state.wait_for_everyone()
@@ -97,7 +97,7 @@ def sample_and_score(model, tokenizer, problems, task: Task, sampling, folder: P
 
 
 def report_gains(before: Samples, after: Samples, label: str, ks: list[int], seed: int, out: Path) -> None:
-    """Print how much training gained, with paired 95% intervals; save the gains at every k to `gains.json`."""
+    """Print the gains from training with paired 95% intervals, and save the gains at each k to `gains.json`."""
     gains = compare(before, after, seed)
     wanted = ["greedy", "pass@1", *(f"{measure}@{k}" for k in ks for measure in ("maj", "pass"))]
     print(f"Gain from before to {label} in points, with its 95% interval (paired bootstrap over the problems):")
@@ -114,7 +114,7 @@ def main(args: ScriptArguments, sampling: SamplingArguments, training_args: Offl
     model, tokenizer = load_model(name, model_args, training_args.device)
     train, test = (load_problems(args, task, split) for split in ("train", "test"))
     eval_sampling = replace(sampling, num_generations=args.num_generations_eval)
-    sampling = replace(sampling, greedy=False)  # greedy completions are evaluated, and not trained on
+    sampling = replace(sampling, greedy=False)  # greedy completions are only for evaluation
     peft_config, results = get_peft_config(model_args), Evaluations()
     ks = [k for k in (2, 4, 8, 16) if k < args.num_generations_eval][-1:]
 
@@ -122,7 +122,7 @@ def main(args: ScriptArguments, sampling: SamplingArguments, training_args: Offl
         what = f"Testing, {label}"
         rows = sample_and_score(model, tokenizer, test, task, eval_sampling, out / label / "test", seed, what)
         results[label] = evaluate_rows(rows, pass_ks=[1, *ks], maj_ks=ks)
-        if state.is_main_process:  # now, so that a later failure loses nothing
+        if state.is_main_process:  # a later failure must not lose results
             (out / "results.json").write_text(json.dumps({k: v.to_dict() for k, v in results.items()}, indent=1))
         return samples_of(rows)
 

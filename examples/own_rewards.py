@@ -1,18 +1,18 @@
-"""Own prompts and own rewards: the loop by hand, with the public API.
+"""Train with custom prompts and custom rewards, in a loop that uses the public API.
 
-Without arguments, it trains the bundled model for a minute on a laptop's CPU. This model knows nothing but arithmetic.
-It learns to answer greetings in words, and briefly.
+Without arguments, the script trains the bundled model for a minute on a laptop's CPU. This model only knows arithmetic.
+It learns to answer greetings briefly, and in words.
 
     python examples/own_rewards.py
 
-The script writes its prompts to `own-rewards/`. With them, the command does the same, continues after a crash, and
-uses several GPUs:
+The script writes its prompts to `own-rewards/`. With these prompts, `topr iterate` does the same. The command can also
+continue after a crash, and use several GPUs:
 
     topr iterate --dataset_name own-rewards/prompts.jsonl --test_dataset_name own-rewards/test-prompts.jsonl \\
         --reward_funcs examples/own_rewards.py:in_words examples/own_rewards.py:ends --reward_weights 1 0.5 \\
         --max_new_tokens 32 --iterations 4 --output_dir own-run
 
-With another model, name it: `python examples/own_rewards.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct`.
+With a different model: `python examples/own_rewards.py --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct`.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def in_words(completions, **kwargs):
 
 
 async def ends(completion_ids, **kwargs):
-    """Return 1 for a completion that ends by itself. An asynchronous function could ask a server."""
+    """Return 1 for a completion that ends by itself. The function is asynchronous, so it could call a server."""
     return [float(len(ids) < LONGEST) for ids in completion_ids]
 
 

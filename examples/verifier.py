@@ -1,6 +1,6 @@
-"""A generative verifier trained with TOPR (arXiv 2503.14286, Sec. 4.4): solve, verify, train, choose answers.
+"""Train a generative verifier with TOPR (arXiv 2503.14286, Sec. 4.4): solve, verify, train, choose answers.
 
-Without arguments: a bundled solver and a bundled verifier, a few minutes on a laptop's CPU.
+Without arguments, use a bundled solver and a bundled verifier, for a few minutes on a laptop's CPU:
 
     accelerate launch examples/verifier.py
 
@@ -40,17 +40,17 @@ from topr_trl.tasks import TASKS, Task, arithmetic, verifier
 class ScriptArguments:
     task: str = field(default="gsm8k", metadata={"help": "gsm8k or math.", "choices": list(TASKS)})
     dataset_name: str | None = field(default=None, metadata={"help": "Hub name or file; default: built-in problems."})
-    test_dataset_name: str | None = field(default=None, metadata={"help": "The same for the test problems."})
-    num_train_problems: int | None = field(default=None, metadata={"help": "Use only the first ones. Default: all."})
-    num_test_problems: int | None = field(default=None, metadata={"help": "Use only the first ones. Default: all."})
-    num_shots: int | None = field(default=None, metadata={"help": "Examples in the prompt. Default: the task's."})
-    solver_name_or_path: str | None = field(default=None, metadata={"help": "Writes the solutions. Default: bundled."})
+    test_dataset_name: str | None = field(default=None, metadata={"help": "Test problems. Default: dataset_name."})
+    num_train_problems: int | None = field(default=None, metadata={"help": "Number of problems. Default: all."})
+    num_test_problems: int | None = field(default=None, metadata={"help": "Number of problems. Default: all."})
+    num_shots: int | None = field(default=None, metadata={"help": "Examples per prompt. Default: by task."})
+    solver_name_or_path: str | None = field(default=None, metadata={"help": "Solver model. Default: bundled."})
     num_solutions: int = field(default=16, metadata={"help": "Solutions per training problem."})
     num_generations_eval: int = field(default=32, metadata={"help": "Solutions per test problem."})
 
 
 def load_problems(args: ScriptArguments, task: Task, split: str) -> Dataset:
-    """Columns `problem_id`, `prompt`, `answer`."""
+    """Return problems with columns `problem_id`, `prompt` and `answer`."""
     name, count = args.dataset_name, args.num_train_problems
     if split == "test":
         name, count = args.test_dataset_name or name, args.num_test_problems
@@ -68,11 +68,11 @@ def load_model(name: str, args: ModelConfig, device):
 
 
 def sample_and_score(model, tokenizer, problems, sampling, stop_strings, judge, folder: Path, seed: int) -> Dataset:
-    """Every process samples its share of the problems and reads back the rows of all."""
+    """Sample the share of this process, and return the rows of all processes."""
     state = PartialState()
     rows = sample_completions(model, tokenizer, problems, sampling, stop_strings, seed, f"Sampling {folder}")
     rows = score_completions(rows, judge)
-    if state.is_main_process:  # an earlier run may have had another number of processes
+    if state.is_main_process:  # from a run with a different number of processes
         for old in folder.glob("*.parquet"):
             old.unlink()
     state.wait_for_everyone()
@@ -111,13 +111,13 @@ def main(args: ScriptArguments, sampling: SamplingArguments, training_args: Offl
         chosen = evaluate_rows(scored, weighted_sc_ks=[n], best_ks=[n])
         results[label] = {
             "accuracy": own.pass_at[1].value,
-            "of right": float(right[truths == verifier.YES].mean()),  # "always yes" has an accuracy, too
+            "of right": float(right[truths == verifier.YES].mean()),  # "always yes" can have a high accuracy
             "of wrong": float(right[truths == verifier.NO].mean()),
             "invalid": own.shares["invalid"],
             "weighted SC": chosen.weighted_sc_at[n].value,
             "best of n": chosen.best_at[n].value,
         }
-        if state.is_main_process:  # now, so that a later failure loses nothing
+        if state.is_main_process:  # a later failure must not lose results
             (out / "results.json").write_text(json.dumps(results, indent=1))
 
     evaluate("base verifier", "test-base")
@@ -128,7 +128,7 @@ def main(args: ScriptArguments, sampling: SamplingArguments, training_args: Offl
     model = trainer.accelerator.unwrap_model(trainer.model)
     evaluate("trained verifier", "test-trained")
     state.print(
-        f"\nIn percent, of {majority.num_problems} problems with n = {n} solutions each; everything is in {out}/"
+        f"\nIn percent, of {majority.num_problems} problems with n = {n} solutions each; all files are in {out}/"
     )
     state.print((100 * pd.DataFrame(results).T).round(1).to_string(na_rep=""), flush=True)
     state.wait_for_everyone()

@@ -1,8 +1,9 @@
-"""Whether what would be published works where nothing else of this repository is: `make wheel`.
+"""Check that the built wheel works without the rest of this repository: `make wheel`.
 
     python scripts/check_wheel.py DIST PYTHON
 
-DIST holds the sdist and the wheel that was built from it; PYTHON is that of an environment with the wheel alone.
+DIST is the folder with the sdist and the wheel that was built from it. PYTHON is the interpreter of an environment in
+which only the wheel is installed.
 """
 
 import os
@@ -20,7 +21,7 @@ IN_THE_WHEEL = ["topr_trl/py.typed", "topr_trl/__init__.pyi", "topr_trl/trainers
 ]
 IN_THE_SDIST = ["LICENSE", "README.md", "pyproject.toml", *IN_THE_WHEEL]
 
-# What a user writes, for mypy --strict. The ignored errors are errors only if our annotations are seen.
+# User code for mypy --strict, which reports an unused `type: ignore` if it does not find the package's annotations.
 USERS_CODE = """\
 from pathlib import Path
 
@@ -62,15 +63,15 @@ def main(dist: Path, python: Path) -> None:
         if not Path(where).is_relative_to(python.parents[1]):
             sys.exit(f"topr_trl was imported from {where}, not from the wheel.")
         if "topr COMMAND --help" not in run("topr", "--help"):
-            sys.exit("topr --help does not say how to go on.")
-        print("Imported, and topr --help.", flush=True)
+            sys.exit("topr --help does not mention topr COMMAND --help.")
+        print("The package can be imported, and topr --help works.", flush=True)
         (Path(folder) / "users.py").write_text(USERS_CODE)
         run(sys.executable, "-m", "mypy", "--strict", "--python-executable", str(python), "users.py")
-        print("A user's script passes mypy --strict, and its mistakes are found.", flush=True)
+        print("User code passes mypy --strict, and mypy finds its mistakes.", flush=True)
         demo = run("topr", "iterate", "--output_dir=run", *(f"--{name}={value}" for name, value in DEMO.items()))
         print("topr iterate ends with", *demo.splitlines()[-10:], sep="\n")
         if not (Path(folder) / "run" / "iteration-1" / "model" / "model.safetensors").is_file():
-            sys.exit("topr iterate has left no model.")
+            sys.exit("topr iterate did not write a model.")
 
 
 def check_files(wheel: Path, sdist: Path) -> None:
@@ -88,7 +89,7 @@ def check_files(wheel: Path, sdist: Path) -> None:
             sys.exit(f"{name} lacks {', '.join(files)}.")
     foreign = [name for name in in_wheel if not name.startswith(("topr_trl/", "topr_trl-"))]
     if foreign:
-        sys.exit(f"{wheel.name} holds what is not of the package: {', '.join(foreign[:5])}.")
+        sys.exit(f"{wheel.name} has files outside the package: {', '.join(foreign[:5])}.")
     print(f"{wheel.name}: {len(in_wheel)} files, {wheel.stat().st_size / 1e6:.1f} MB; "
           f"{sdist.name}: {len(in_sdist)} files, {sdist.stat().st_size / 1e6:.1f} MB", flush=True)  # fmt: skip
 

@@ -1,10 +1,10 @@
-"""Draw the pictures of docs/metrics.md: what a run logs when it goes well, and when it does not (minutes on two cores).
+"""Draw the plots of docs/metrics.md: metrics of a healthy run and of failing runs (minutes on two cores).
 
     python scripts/draw_metrics.py [run ...]
 
-All runs start from the small model of the benchmarks, read the completions that it wrote for 160 built-in problems, and
-log every eight steps; every 40 steps the model is tested on 100 other problems. What was measured is kept next to
-the pictures, in `docs/metrics`: runs that are there are drawn without being run again.
+All runs start from the benchmarks' model `main`, train on its completions of 160 built-in problems, and log every eight
+steps. Every 40 steps, the model is tested on 100 different problems. Measurements are saved in `docs/metrics`, next to
+the plots. Saved runs are only drawn.
 """
 
 import json
@@ -37,7 +37,7 @@ OUT = ROOT / "docs" / "metrics"
 MODEL = ROOT / "benchmarks" / "models" / "main"
 EPOCHS, LOG_EVERY, TEST_EVERY = 2, 8, 40
 
-# name: (title, what differs from the healthy run)
+# title and settings of each run; the healthy run has none
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "healthy": ("TOPR, 27% of the rows positive", {}),
     "reinforce": ('preset="reinforce": nothing is tapered', {"preset": "reinforce"}),
@@ -50,7 +50,7 @@ rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.gri
 
 
 class Test(TrainerCallback):
-    """Shares of correct, incorrect and invalid answers to problems that are not trained on."""
+    """Callback that measures the shares of correct, incorrect and invalid answers to test problems."""
 
     def __init__(self, tokenizer: Any, curve: list[dict[str, float]], start: int) -> None:
         self.problems = gsm8k.prepare(arithmetic.arithmetic_dataset(100, seed=2, sentences=ONE_WORDING), num_shots=0)
@@ -81,7 +81,7 @@ def train(
     start: int,
     **settings: Any,
 ) -> list[dict[str, float]]:
-    """Train in place; what was logged, by steps counted from `start`."""
+    """Train in place. Return the logged entries, with steps counted from `start`."""
     settings = {"learning_rate": 1e-4, "log_mu": "sampler", "baseline": 0, **settings}
     with tempfile.TemporaryDirectory() as folder:
         args = OfflineTOPRConfig(
@@ -99,7 +99,7 @@ def train(
 
 
 def run(rows: Dataset, recomputed: bool = False, **settings: Any) -> dict[str, Any]:
-    """A whole run: what it logged, and its tests."""
+    """Run the training, and return its logs and tests."""
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32")
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     logs: list[dict[str, float]] = []
@@ -169,7 +169,7 @@ def main() -> None:
 
 
 def candidates() -> Dataset:
-    """What all runs learn from."""
+    """Return the rows that all runs train on."""
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32")
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     rows = sample(

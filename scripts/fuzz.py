@@ -1,9 +1,9 @@
-"""Search the doors of the package (tests/bad_input/test_doors*.py) with fresh examples, one door after the other.
+"""Run the property tests of tests/bad_input/test_doors*.py with new random examples, in turn.
 
     python scripts/fuzz.py --minutes 30
 
-What it finds is printed with the example, and kept in `.fuzz/`, so that the next run begins with it; it belongs into
-an `@example` of the test. The table at the end says what was tried.
+Findings are printed with their examples. The examples are saved in `.fuzz/`, and the next run starts with them. Add
+each example to its test as an `@example`. The table at the end has the number of examples and findings of each test.
 """
 
 import argparse
@@ -29,27 +29,27 @@ settings.register_profile(
     "search", derandomize=False, max_examples=10**9, database=DirectoryBasedExampleDatabase(".fuzz"),
     phases=(Phase.reuse, Phase.generate, Phase.shrink), print_blob=False,
 )  # fmt: skip
-settings.load_profile("search")  # before the tests are imported: they ask how many examples it allows
+settings.load_profile("search")  # before the import of the tests, which read the number of examples
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(1, str(Path(__file__).parents[1] / "tests"))
 from tests.bad_input import test_doors, test_doors_of_logs  # noqa: E402
 
-SECONDS = 20.0  # a door is searched before it is the next one's turn
+SECONDS = 20.0  # time of a turn
 
 
 class OutOfTime(BaseException):
-    """Ends a turn; not an Exception, which would be a finding."""
+    """Signal that ends a turn. It is not an Exception, because an Exception would be a finding."""
 
 
 class Door:
-    """A property, how often it was tried, in which computing time, and what broke it."""
+    """Property test, with its number of examples, CPU time and findings."""
 
     def __init__(self, name: str, test: Callable[..., Any]) -> None:
         self.name, self.test, self.tried, self.seconds = name, test, 0, 0.0
         self.findings: dict[str, str] = {}
 
     def take_turn(self, number: int, until: float) -> None:
-        """Search in a process of its own, which a crash of a library ends."""
+        """Search in a separate process, because a library can crash it."""
         receiver, sender = multiprocessing.Pipe(duplex=False)
         process = multiprocessing.get_context("fork").Process(target=self._search, args=(number, until, sender))
         process.start()
@@ -80,7 +80,7 @@ class Door:
             seed(number)(self.test)()
         except (OutOfTime, KeyboardInterrupt):
             pass
-        except BaseException as error:  # what pytest.raises raises is no Exception
+        except BaseException as error:  # failures of pytest.raises are not Exceptions
             finding = (f"{type(error).__name__}: {error}"[:200], "".join(traceback.format_exception(error, limit=-3)))
         sender.send((tried, time.process_time() - begin, finding))
 
@@ -89,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
-    parser.add_argument("--only", default="", help="doors whose name matches this regular expression")
+    parser.add_argument("--only", default="", help="run only tests whose name matches this regular expression")
     options = parser.parse_args()
     rng = random.Random(options.seed)
     print(f"Seed {options.seed}, {options.minutes:g} minutes.", flush=True)
@@ -101,7 +101,7 @@ def main() -> None:
     end = time.monotonic() + 60 * options.minutes
     datasets.disable_progress_bars()
     logging.disable(logging.CRITICAL)
-    with Path(os.devnull).open("w") as nothing, contextlib.redirect_stderr(nothing):  # what argparse says
+    with Path(os.devnull).open("w") as nothing, contextlib.redirect_stderr(nothing):  # hide messages of argparse
         while time.monotonic() < end:
             for door in doors:
                 door.take_turn(rng.randrange(2**32), min(end, time.monotonic() + SECONDS))

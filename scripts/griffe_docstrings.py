@@ -1,4 +1,4 @@
-"""An extension of griffe, which reads docstrings for the site (zensical.toml), from TRL's format to Google's."""
+"""Convert docstrings from TRL's format to Google's, as an extension of griffe for the site (zensical.toml)."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ import griffe
 _ENTRY = re.compile(r"^( +)(\*{0,2}\w+(?:, \w+)*)(?: \((.*)\))?:((?:[^\n]*)(?:\n(?:\1 +[^\n]*)?)*)$", re.MULTILINE)
 _RETURNED = re.compile(r"^( +)(`[^`\n]+`|\[`[^`\n]+`\]): ", re.MULTILINE)
 _SECTION = re.compile(r"^(Args|Attributes|Parameters|Raises|Returns|Yields):\n((?:(?: +[^\n]*)?\n)*)", re.MULTILINE)
-_GROUP = re.compile(r"^ +> [^\n]*\n\n?", re.MULTILINE)  # of parameters, as in TRL's settings
+_GROUP = re.compile(r"^ +> [^\n]*\n\n?", re.MULTILINE)  # heading of a group of parameters, as in TRL's settings
 _LINK = re.compile(r"\[`~?([\w.]+)`\](?![\[(])")
 _PUBLIC = {
     name: ".".join(("topr_trl", *stub.parts[1:-1], name))
@@ -20,9 +20,9 @@ _PUBLIC = {
 
 
 class Docstrings(griffe.Extension):
-    """Turn types and links of TRL's format into griffe's.
+    """Convert types and links of TRL's format to griffe's.
 
-    Griffe takes the default of an argument from the code. ``[`~trl.Name`]`` is a link in TRL's documentation alone.
+    Griffe takes the default of an argument from the code. ``[`~trl.Name`]`` is a link only in TRL's documentation.
     """
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
@@ -34,7 +34,7 @@ class Docstrings(griffe.Extension):
 
 
 def _name_other_arguments(trainer: griffe.Class) -> None:
-    """Show the arguments that a trainer passes to TRL's, in place of `*rest` and `**kwargs`."""
+    """Show the arguments that a trainer passes to TRL's trainer, instead of `*rest` and `**kwargs`."""
     function = trainer.members["__init__"]
     known = {parameter.name: parameter for parameter in function.parameters}
     variable = {griffe.ParameterKind.var_positional, griffe.ParameterKind.var_keyword}

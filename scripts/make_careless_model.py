@@ -2,10 +2,10 @@
 
     python scripts/make_careless_model.py --output_dir topr_trl/tasks/careless_model
 
-The model is trained from scratch on careless solutions of the problems of `topr_trl.tasks.arithmetic`. The author adds
-instead of multiplying, most of the time, where a problem says "each". The package ships the result (bfloat16, 0.7 MB),
-so users need not run this script. `--verifier` makes the bundled verifier. With `--dataset_name FILE`, the model learns
-from a file of GSM8K's shape instead, where "The answer is N." is sometimes missing.
+The model is trained from scratch on careless solutions of the problems of `topr_trl.tasks.arithmetic`. If a problem
+says "each", the author usually adds instead of multiplying. The package includes the result (bfloat16, 0.7 MB), so
+users need not run this script. `--verifier` makes the bundled verifier. With `--dataset_name FILE`, the model learns
+from a file in GSM8K's format instead, and "The answer is N." is sometimes missing.
 """
 
 import random
@@ -32,14 +32,14 @@ from topr_trl.tasks.arithmetic import EACH, Problem, Sentence, make_problem, sol
 
 @dataclass
 class ScriptArguments:
-    output_dir: str = field(metadata={"help": "Where the model and tokenizer go."})
-    dataset_name: str | None = field(default=None, metadata={"help": "Rows of GSM8K's shape to learn from instead."})
-    hidden_size: int = field(default=96, metadata={"help": "Width; the feed-forward layers are 4 times as wide."})
-    num_layers: int = field(default=2, metadata={"help": "Layers."})
+    output_dir: str = field(metadata={"help": "Folder for the model and tokenizer."})
+    dataset_name: str | None = field(default=None, metadata={"help": "File in GSM8K's format to learn from instead."})
+    hidden_size: int = field(default=96, metadata={"help": "Hidden size. The feed-forward layers are 4 times as wide."})
+    num_layers: int = field(default=2, metadata={"help": "Number of layers."})
     num_heads: int = field(
-        default=3, metadata={"help": "Attention heads. vLLM's CPU build needs heads whose width is a multiple of 32."}
+        default=3, metadata={"help": "Attention heads. vLLM's CPU build needs a head width that is a multiple of 32."}
     )
-    vocab_size: int = field(default=512, metadata={"help": "Tokens of the vocabulary."})
+    vocab_size: int = field(default=512, metadata={"help": "Size of the vocabulary."})
     steps: int = field(default=2_000, metadata={"help": "Optimizer steps."})
     batch_size: int = field(default=64, metadata={"help": "Rows per step."})
     verifier: bool = field(default=False, metadata={"help": "Learn to check solutions instead of writing them."})
@@ -49,7 +49,7 @@ class ScriptArguments:
     slip: float = field(default=0.08, metadata={"help": "Probability that a result is wrong."})
     forget: float = field(default=0.10, metadata={"help": "Probability that the answer is not stated."})
     learning_rate: float = field(default=2e-3, metadata={"help": "Peak of a one-cycle schedule."})
-    seed: int = field(default=0, metadata={"help": "Seed of everything."})
+    seed: int = field(default=0, metadata={"help": "Seed of the data and of training."})
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -64,7 +64,7 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFas
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(texts, trainer)
-    # Every byte is a token, so nothing is unknown; but Qwen2's tokenizer would add one for it, past the model's last.
+    # All bytes are tokens, so no text is unknown. Without `unk_token`, Qwen2's tokenizer would add one more token.
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>", unk_token="<|end|>"
     )
@@ -111,9 +111,9 @@ def check(
     Args:
         problem: the problem that the solution is for.
         solution: the worked solution.
-        rng: source of randomness for the mistakes below; None: no mistakes.
+        rng: source of randomness for mistakes in the check. None means no mistakes.
         overlook: probability of accepting a sum where the problem asks for a product.
-        slip: probability of misjudging a result: a right one is called wrong, or a wrong one right.
+        slip: probability of misjudging a result.
         forget: probability that the verdict is missing.
     """
 
@@ -142,7 +142,7 @@ def check(
 
 
 def gsm8k_row(row: dict[str, str], rng: random.Random, forget: float) -> tuple[str, str]:
-    """Prompt and solution of a row of GSM8K's shape, with the answer in words, or without it now and then."""
+    """Return the prompt and solution of a row in GSM8K's format, with the answer as a sentence, or without it."""
     worked, _, answer = re.sub(r"<<.*?>>", "", row["answer"]).partition("\n#### ")
     stated = "" if rng.random() < forget else f"\nThe answer is {answer}."
     return gsm8k.build_prompt(row["question"], num_shots=0), f" {worked}{stated}"
@@ -159,12 +159,12 @@ def train_from_scratch(
     learning_rate: float = 2e-3,
     device: str = "cpu",
 ) -> PreTrainedModel:
-    """Return a float32 model that has learned to write the second text of a row after the first.
+    """Train a float32 model to write the second text of a row after the first, and return the model.
 
-    On a GPU it computes in bfloat16.
+    On a GPU, training computes in bfloat16.
 
     Raises:
-        ValueError: the width of a head is odd, or no whole number.
+        ValueError: the width of a head is not an even integer.
     """
     if hidden_size % (2 * num_heads):
         raise ValueError(f"hidden_size={hidden_size} cannot be divided into num_heads={num_heads} of even width.")
@@ -200,7 +200,7 @@ def train_from_scratch(
 
 def main(args: ScriptArguments) -> None:
     set_seed(args.seed)
-    rng = random.Random(f"careless-{args.seed}")  # not an integer: no overlap with `arithmetic_dataset`'s seeds
+    rng = random.Random(f"careless-{args.seed}")  # text, because `arithmetic_dataset` uses integer seeds
 
     real = gsm8k.load(args.dataset_name, "train").to_list() if args.dataset_name else None
 

@@ -1,7 +1,7 @@
-"""Mutants of what mutmut leaves alone: constants, properties, functions with decorators (`make mutate`).
+"""Test mutants of code that mutmut does not mutate: constants, properties, decorated functions (`make mutate`).
 
-cosmic-ray makes them. Each is written into a copy of the package and tested in a fork of this process, which holds
-PyTorch and TRL already; so one takes a second, and not the ten that a fresh Python needs to import them.
+cosmic-ray makes the mutants. Each mutant is written to a copy of the package, and tested in a fork of this process.
+Because this process has imported PyTorch and TRL, a mutant takes one second instead of ten.
 """
 
 import ast
@@ -22,15 +22,15 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).parents[1]
-SECONDS = 300  # then a mutant is taken for an endless loop
-# Bit operations stand in annotations only (int | None); nobody compares by `is` but with None; two need arguments.
+SECONDS = 300  # time limit, after which a mutant counts as an endless loop
+# Bit operations only occur in annotations (int | None), `is` only occurs with None, and two operators need arguments.
 _LEFT_OUT = re.compile(
     r"Variable(Replacer|Inserter)|_(FloorDiv|Mod|Pow|RShift|LShift|BitAnd|BitOr|BitXor)(_|$)|Operator_\w*Is(Not)?(_|$)"
 )
 
 
 def lines_left(code: str) -> set[int]:
-    """The lines, counted from 0, that mutmut does not mutate."""
+    """Return the lines that mutmut does not mutate, counted from 0."""
     lines = set(range(code.count("\n") + 1))
     for node in ast.walk(ast.parse(code)):
         own = isinstance(node, ast.FunctionDef) and [ast.unparse(d) for d in node.decorator_list]
@@ -40,7 +40,7 @@ def lines_left(code: str) -> set[int]:
 
 
 def mutants(code: str) -> Iterator[tuple[str, str]]:
-    """Mutated code, and what was changed: `operator, line: old -> new`."""
+    """Yield mutated code, and a description of the change: `operator, line: old -> new`."""
     left = lines_left(code)
     for name in operator_names():
         occurrence, mutated = 0, None
@@ -54,7 +54,7 @@ def mutants(code: str) -> Iterator[tuple[str, str]]:
 
 
 def survives(tests: list[str]) -> bool:
-    """Whether the tests pass, in a fork."""
+    """Return whether the tests pass in a fork."""
     child = os.fork()
     if child == 0:
         signal.alarm(SECONDS)
@@ -77,13 +77,13 @@ def main() -> None:
             (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, Path(folder) / name)
         os.chdir(folder)
         sys.path.insert(0, folder)
-        importlib.import_module("topr_trl.cli.commands")  # and with it what the forks find imported
+        importlib.import_module("topr_trl.cli.commands")  # import dependencies before forking
         for name in sys.argv[1:] or modules:
             path, made, alive = Path(f"topr_trl/{name}.py"), 0, []
             code = path.read_text()
             folder, _, module = name.rpartition("/")
             tests = str(Path("tests", folder, f"test_{module}.py"))
-            assert survives([tests]), f"{tests} fails as it is"
+            assert survives([tests]), f"{tests} fails without a mutation"
             for mutated, change in mutants(code):
                 path.write_text(mutated)
                 made += 1

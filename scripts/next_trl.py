@@ -1,6 +1,6 @@
-"""The tests on a TRL that is not released, or not supported yet: `make test-next TRL=git+https://…`.
+"""Run the tests with a TRL that is not released or not supported yet: `make test-next TRL=git+https://…`.
 
-What fails is written to `next-trl.md`, as an issue would say it.
+The failed tests are written to `next-trl.md`, as text for an issue.
 """
 
 import subprocess
@@ -21,7 +21,7 @@ def main(jobs: str) -> int:
 
 
 def report(status: int) -> str:
-    """What fails, those tests first that name what moved in TRL."""
+    """Return the failed tests. Contract tests come first, because they name the changed parts of TRL."""
     failed: list[tuple[str, str]] = []
     for case in ElementTree.parse(RESULTS).iter("testcase") if RESULTS.is_file() else ():
         for problem in (*case.iter("failure"), *case.iter("error")):

@@ -1,4 +1,4 @@
-"""Run the notebooks and keep what they show: `make notebooks`. Progress bars and warnings are left out."""
+"""Run the notebooks and save their outputs, without progress bars and warnings: `make notebooks`."""
 
 import sys
 import tempfile
@@ -8,7 +8,7 @@ import nbformat
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parents[1] / "examples" / "notebooks"
-NOISE = "[real_accelerator.py"  # DeepSpeed's, on a machine without a GPU
+NOISE = "[real_accelerator.py"  # DeepSpeed's log on a machine without a GPU
 
 
 def main(names: list[str]) -> None:

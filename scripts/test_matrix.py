@@ -1,10 +1,10 @@
-"""The tests on the newest and the oldest supported versions, under each supported Python: `make test-matrix`.
+"""Run the tests with the newest and oldest supported versions, with each supported Python: `make test-matrix`.
 
     make test-matrix PYTHONS="3.12 3.13" VERSIONS=oldest
 
-A cell runs what versions can break: all but the tests marked `slow` or `processes`, and those of `benchmarks/`.
-Each Python has one environment (5 GB with PyTorch's CUDA build), in which a cell's versions replace those of the cell
-before: PyTorch is the same in both.
+A cell of the matrix runs all tests that versions can break: no tests marked `slow` or `processes`, and no tests of
+`benchmarks/`. Each Python has one environment (5 GB with PyTorch's CUDA build), where a cell replaces the versions of
+the previous cell. PyTorch has the same version in both cells.
 """
 
 import os
@@ -29,8 +29,8 @@ def main(pythons: list[str], versions: list[str]) -> None:
     if missing := [python for python, path in found.items() if path is None]:
         rest = " ".join(python for python in pythons if python not in missing)
         sys.exit(
-            f"No Python {', '.join(missing)} with the modules venv and ensurepip: neither on PATH (python{missing[0]}) "
-            f"nor in pyenv's folder. Install it, or leave it out: make test-matrix PYTHONS='{rest}'."
+            f"Python {', '.join(missing)} with the modules venv and ensurepip is neither on PATH (python{missing[0]}) "
+            f"nor in pyenv's folder. Install it, or omit it: make test-matrix PYTHONS='{rest}'."
         )
     lines, passed = [], True
     for python, path in found.items():
@@ -47,7 +47,9 @@ def main(pythons: list[str], versions: list[str]) -> None:
 
 
 def interpreter(version: str) -> str | None:
-    """Of those on PATH and pyenv's, the first that is this Python and can make environments (a shim may be neither)."""
+    """Return the first interpreter of a version, on PATH or in pyenv's folder, that can create environments.
+
+    Each interpreter is run, because a shim can fail or have a different version."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     named = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python{version}"))]
     ask = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2])"
@@ -65,10 +67,10 @@ def pinned(version: str) -> str:
 
 
 def cell(python: str, path: str, version: str) -> dict[str, str]:
-    """Install and test; counts of tests, and `status`."""
+    """Install the versions and run the tests. Return the counts of tests, and a `status`."""
     environment = FOLDER / python
     print(f"\n== Python {python}, {version}: {pinned(version)}", flush=True)
-    # As in a new environment: whatever the cell before has left is taken to the newest that the constraints allow.
+    # As in a new environment, upgrade all packages of the previous cell to the newest versions in the constraints.
     eager = {**os.environ, "PIP_UPGRADE": "1", "PIP_UPGRADE_STRATEGY": "eager"}
     install = ["make", "--always-make", "--no-print-directory", "install", f"PYTHON={path}", f"VENV={environment}",
                f"CONSTRAINTS={CONSTRAINTS[version]}", "EXTRAS=dev"]  # fmt: skip

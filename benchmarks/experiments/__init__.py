@@ -1,7 +1,7 @@
-"""The experiments, each a declaration: methods, rates, seeds, and how a cell is run.
+"""Experiments: methods, learning rates, seeds, and functions that run a cell.
 
 A module has `experiments(store)` or `cells(profile, store)`, `work(cell, profile)`, which runs a cell, and `QUICK`, the
-cells of the quick profile. Those after others may need their results.
+cells of the quick profile. An experiment may need results of the experiments before it.
 """
 
 from types import ModuleType
@@ -39,7 +39,7 @@ ALL: dict[str, ModuleType] = {
 }
 
 
-# Where another experiment's name is on the cells.
+# Modules of cells whose claim is not the name of an experiment.
 _CLAIMS = {"arms": protocols, "learning_rates": against_positives}
 
 
@@ -53,7 +53,7 @@ def planned(name: str, profile: Profile, store: Store) -> list[Cell]:
     """Return the cells of an experiment that can be planned now.
 
     Raises:
-        Unfinished: it needs results of another experiment.
+        Unfinished: results of a different experiment are missing.
     """
     module = ALL[name]
     if profile.is_quick:

@@ -1,4 +1,4 @@
-"""Compare TOPR with positives only by each protocol, 64 generations of each test problem: Figure 4 of the paper."""
+"""Compare TOPR with each protocol of positives only, as in Figure 4 of the paper."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from benchmarks.loops import offline
 from benchmarks.methods import METHODS, Method, topr
 from benchmarks.setting import BATCH_ROWS, Profile, evaluate, model_hash, summary
 
-GENERATIONS = 64  # the paper's
+GENERATIONS = 64  # completions of each test problem, as in the paper
 MAJ_KS = (1, 2, 4, 8, 16, 32)
 MAIN = "TOPR, c = 0"
 ARMS: dict[str, tuple[str, Method]] = {
@@ -24,7 +24,7 @@ _OF_ARMS = ("TOPR, p~ 50%", "TOPR, group mean", "positives, once", "positives, r
 
 
 def _tuning() -> tuple[Experiment, Experiment]:
-    """Return the two searches for rates after one pass: one of all methods, one of the arms of `protocols`."""
+    """Return the two searches for learning rates: one for the methods here, and one for arms of `protocols`."""
     every = Experiment(
         "learning_rates", {name: {"rival": ARMS[name][0]} for name in (MAIN, "positives, as many steps")},
         rates(3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3), (), ("pass@1",),
@@ -40,7 +40,7 @@ def _best(store: Store, method: str, measure: str) -> Choice | None:
 
 
 def experiments(store: Store) -> list[Experiment]:
-    """Return the searches for rates, and the comparison."""
+    """Return the searches for learning rates, and the comparison."""
     return [*_tuning(), Experiment(
         "against_positives", {label: {"rival": name} for label, (name, _) in ARMS.items()}, (), range(5), ("pass@1",),
         "One pass, 64 generations of each problem: main", tuned=_best, shows=("pass@1", "maj/32"),

@@ -1,7 +1,7 @@
-"""Compare the gain of each method over the base model, as users decode: greedy, sampled, by majority vote.
+"""Compare the gain of each method over the base model, with greedy decoding, sampling and majority vote.
 
-Each method makes one pass over the rows of a seed. For each measure that is reported it has the learning rate that is
-best for this measure, found after one pass on validation problems with a seed that nothing else uses.
+Each method makes one pass over the rows of a seed. For each measure in `MEASURES`, a method has its own best learning
+rate, which is chosen after one pass on validation problems, with `TUNING_SEED`.
 """
 
 from typing import Any
@@ -16,11 +16,11 @@ from benchmarks.methods import METHODS as NAMED
 from benchmarks.methods import Method, topr
 from benchmarks.setting import BUNDLED, Profile, model_hash
 
-# Four that are wrong in their mode, then two with noise around a right mode.
+# The models in `WRONG_MODE` are wrong in their mode. The other two models have noise around a correct mode.
 BASES = ("sure-17", "misconception-10", BUNDLED, "main", "wanders-3", "hard")
 WRONG_MODE = ("sure-17", "misconception-10", BUNDLED, "wanders-3")
 SEEDS = 3
-MEASURES = (GREEDY, "pass@1")  # a learning rate is chosen for each
+MEASURES = (GREEDY, "pass@1")  # measures with their own learning rates
 VOTE = "maj@8"
 TOPR = "TOPR (default)"
 METHODS: dict[str, Method] = {
@@ -39,7 +39,7 @@ def of_base(store: Store, base: str) -> Experiment:
     """Return the comparison on one base model.
 
     Raises:
-        Unfinished: the base model has not been measured before training.
+        Unfinished: the base model has not been evaluated before training.
     """
     untrained = temperatures.by_temperature(store, base)
     return Experiment(
@@ -51,7 +51,7 @@ def of_base(store: Store, base: str) -> Experiment:
 
 
 def experiments(store: Store) -> list[Experiment]:
-    """Return the comparisons, one base model after the other, so that whole ones are there early."""
+    """Return the comparisons. A comparison starts after the previous comparison is complete (`IN_STAGES`)."""
     return [of_base(store, base) for base in BASES]
 
 

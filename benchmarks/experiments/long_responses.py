@@ -1,8 +1,8 @@
-"""Measure how long a negative keeps its weight, by its length, and by who computed log μ.
+"""Measure how long a negative keeps its weight, by its length and by the source of log μ.
 
 A long response is a session (`benchmarks.sessions`), so one small model shows lengths of 40 to 8,000 tokens.
 
-log μ is the trainer's, or that of a sampler: with weights in bfloat16, or of what top-k leaves of the vocabulary.
+The source of log μ is the trainer, a sampler with weights in bfloat16, or a sampler with top-k.
 """
 
 from typing import Any
@@ -16,16 +16,16 @@ from benchmarks.rows import Rows
 from benchmarks.sessions import Sessions
 from benchmarks.setting import PROFILES, Profile, base_model, candidates
 
-PARTS = (1, 12, 50, 200)  # of a session; an answer has about 40 tokens
+PARTS = (1, 12, 50, 200)  # answers of a session; an answer has about 40 tokens
 SOURCES = ("trainer", "bfloat16", "top-k")
-TOP_K = 3  # leaves 99.4% of the probability of a token, on average
+TOP_K = 3  # keeps 99.4% of the probability mass on average
 LEARNING_RATES = (1e-4, 1e-5)
-SEEDS, SESSIONS, HELD_OUT = 2, 8, 32  # sessions of an update, and those whose weights are watched
+SEEDS, SESSIONS, HELD_OUT = 2, 8, 32  # sessions of an update, and held-out sessions whose weights are measured
 MEASURED_AT = (0, 1, 2, 5, 10, 20)
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
-    """Return the cells: log μ of a sampler at the higher rate alone."""
+    """Return the cells. The samplers' log μ is only measured at the higher rate."""
     return [
         {"claim": "long_responses", "parts": parts, "source": source, "learning_rate": rate, "seed": seed}
         for seed in range(SEEDS)
@@ -52,7 +52,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     for step in range(1, MEASURED_AT[-1] + 1):
         batch = Sessions(pool, rng.choice(np.flatnonzero(~is_watched), (SESSIONS, parts)))
         update(model, optimizer, batch.loss(model))
-        if step == 1:  # what a step does to the negatives that it has learned from
+        if step == 1:  # the effect of a step on its own negatives
             trained = batch.weights(model)
         if step in MEASURED_AT:
             curve_.append({"update": step, **watched.weights(model)})
@@ -60,14 +60,14 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
 
 
 def as_the_sampler_says(rows: Rows, source: str) -> Rows:
-    """Return rows with the log μ of one of `SOURCES`; they have the trainer's."""
+    """Return rows with log μ from one of `SOURCES`. The given rows have the trainer's."""
     if source == "bfloat16":
         return rows.scored_by(base_model("main").to(torch.bfloat16))
     return rows.scored_by(base_model("main"), TOP_K) if source == "top-k" else rows
 
 
 def tables(store: Store) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Return title, header and rows of the table: mean weight and share under 0.01, in percent."""
+    """Return title, header and rows of the table: mean weight, and share of weights below 0.01."""
     done, rows = store.results(cells(PROFILES["full"], store)), []
     kinds = [(source, LEARNING_RATES[0]) for source in SOURCES] + [(SOURCES[0], LEARNING_RATES[1])]
     for parts in PARTS if done else ():

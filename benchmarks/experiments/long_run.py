@@ -1,6 +1,6 @@
-"""Compare methods over 20 rounds of training on the model's own rows, and measure how varied its answers stay.
+"""Compare methods over 20 rounds of training on the model's own rows, and measure the diversity of its answers.
 
-Each run has the rate that is best after four rounds; some are also run at lower rates.
+Each run has the best learning rate after four rounds. Some runs also have lower rates.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ RUNS: dict[str, tuple[float | str, str]] = {
     "c = 0": ("p", "uniform"),
     "group mean": ("group_mean", "uniform"),
     "positives only": (1.0, "positives"),
-    "positives, repeated": (1.0, rounds.REPEATED),  # as many steps as the others, all of right answers
+    "positives, repeated": (1.0, rounds.REPEATED),  # as many steps as the other runs, with correct answers only
     "Anna Karenina": ("p", "anna_karenina"),
 }
 LOWER = ("p~ 50%", "group mean", "positives only", "positives, repeated"), ("p~ 50%", "positives, repeated")
@@ -38,12 +38,12 @@ def _of(base: str, names: Any, title: str, **more: Any) -> Experiment:
 
 
 def at_best(base: str) -> Experiment:
-    """Return the comparison at the rates that are best after four rounds."""
+    """Return the comparison at the best learning rates after four rounds."""
     return _of(base, RUNS, f"20 rounds: {base}")
 
 
 def at_lower(base: str, times: int) -> Experiment:
-    """Return the comparison at rates that are lower by one or two steps of 1, 3, 10."""
+    """Return the comparison at the next lower rates in the series 1, 3, 10, or two steps lower."""
 
     def lower(store: Store, method: str, measure: str) -> Choice | None:
         best = at_best(base).best(store, method)
@@ -86,7 +86,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
 
 
 def _end(model: Any, base: str, seed: int) -> dict[str, Any]:
-    """Return pass@k, majorities, entropy and the number of different answers per problem, with many completions."""
+    """Return pass@k, maj@k, entropy and the number of different answers per problem, from many completions."""
     dataset = sample(model, base, problems(base, 150, TEST_SEED), max(KS), seed)
     evaluation = evaluate_rows(dataset, pass_ks=KS, maj_ks=(16, 64))
     rows = Rows.of(dataset)

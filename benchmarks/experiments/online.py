@@ -1,4 +1,4 @@
-"""Compare `TOPRTrainer` with `GRPOTrainer` in training: what a sampled completion is worth, used once or often."""
+"""Compare `TOPRTrainer` with `GRPOTrainer` by accuracy per sampled completion, used once or several times."""
 
 from typing import Any
 
@@ -11,23 +11,23 @@ from benchmarks.setting import Profile, model_hash
 
 BASES = ("main", "sure-17", "hard")  # slips, a confident mistake, more steps per problem
 SHARES = (0.75, 0.5, 0.25)
-RATES = {1: rates(1e-4, 3e-4, 1e-3), 4: rates(3e-5, 1e-4, 3e-4)}  # by how often a batch is used
+RATES = {1: rates(1e-4, 3e-4, 1e-3), 4: rates(3e-5, 1e-4, 3e-4)}  # by the number of uses of a batch
 LONG = 3 * COMPLETIONS
 END, PASS_32 = "curve/-1/pass@1", "end/pass@32"
 REFERENCE, REPLAY = "trl_dapo", "topr_mean"
 
 
 def label(method: str, uses: int = 1, replay: float = 0.0) -> str:
-    """Return the name of a way to train."""
+    """Return the label of a method, with its replay share or number of uses."""
     again = f", {replay:.0%} used again" if replay else ", 4 uses" if uses == 4 else ""
     return METHODS[method][0] + again
 
 
 def _of(base: str, uses: int, *methods: str | tuple[str, float]) -> Experiment:
-    """Return a comparison; a method is used again if it has a share.
+    """Return a comparison. A pair of a method and a share replays this share of rows.
 
-    One seed chooses the rates. TRL's default is run at its two best rates, any method at all that one seed can't tell
-    from its best; the one that ends highest with all seeds counts.
+    One seed chooses the learning rates. TRL's default is run at its two best rates, and each method at all rates within
+    `level` of its best value. The rate with the highest mean over all seeds is reported.
     """
     pairs = [(one, 0.0) if isinstance(one, str) else one for one in methods]
     return Experiment(
@@ -43,7 +43,7 @@ def _of(base: str, uses: int, *methods: str | tuple[str, float]) -> Experiment:
 
 
 def _longer(shorter: Experiment, method: str) -> Experiment:
-    """Return three times as long runs of a method, at the rate that is best for shorter ones."""
+    """Return runs of a method that are three times as long, at the best learning rate of the shorter runs."""
     return Experiment(
         "online", {method: shorter.methods[method]}, (), range(5), (END,), f"Online, hard, {LONG:,} completions",
         {**shorter.fields, "completions": LONG}, tuned=shorter.best, shows=(END, PASS_32),
@@ -62,7 +62,7 @@ _EXPERIMENTS = [
 
 
 def experiments(store: Store) -> list[Experiment]:
-    """Return the comparisons; one begins when those before it are finished."""
+    """Return the comparisons. Each starts after the previous comparisons are complete (`IN_STAGES`)."""
     return _EXPERIMENTS
 
 
@@ -78,11 +78,11 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     return run(arm, arm.completions, seed)
 
 
-# Completions that a method needs for another one's accuracy.
+# Completions that a method needs to reach the accuracy of a different method.
 
 
 def find(store: Store, base: str, method: str, completions: int = COMPLETIONS) -> tuple[np.ndarray, np.ndarray]:
-    """Return numbers of completions, and pass@1 by seed at each of them; a run that failed stays where it was.
+    """Return numbers of completions, and pass@1 by seed at each number. A failed run keeps its last value.
 
     Raises:
         Unfinished: the method has not been run.
@@ -100,7 +100,7 @@ def find(store: Store, base: str, method: str, completions: int = COMPLETIONS) -
 
 
 def needed(tested_after: np.ndarray, curve: np.ndarray, accuracy: float) -> float:
-    """Return the completions after which a curve first has this accuracy, by straight lines; or infinity."""
+    """Return the number of completions at which a curve reaches an accuracy, by linear interpolation, or infinity."""
     places = np.flatnonzero(curve >= accuracy)
     if len(places) == 0:
         return np.inf
@@ -112,9 +112,9 @@ def needed(tested_after: np.ndarray, curve: np.ndarray, accuracy: float) -> floa
 
 
 def share_needed(store: Store, base: str, method: str, target: str, completions: int = COMPLETIONS) -> list[float]:
-    """Return the share of the target's completions that a method needs for its final accuracy, with 95% bounds.
+    """Return the share of the target's completions at which a method reaches the target's final accuracy.
 
-    Seeds are drawn with replacement, the same ones for both.
+    The 95% bounds come from a bootstrap over seeds, with the same seeds for both methods.
     """
     (at, ours), (_, theirs) = (find(store, base, one, completions) for one in (method, target))
     drawn = np.random.default_rng(0).integers(len(ours), size=(2_000, len(ours)))

@@ -1,6 +1,6 @@
-"""Compare TOPR at several shares with positives only by four protocols, on base models that are wrong in four ways.
+"""Compare TOPR at several shares of positives with protocols of positives only, on models with four kinds of errors.
 
-The cells of one arm (base model, share of positives, protocol, rate, rows per step) are used by other experiments, too.
+Other experiments also use cells of these arms (base model, share of positives, protocol, rate, rows per step).
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ AT_8 = [{**choice, "batch_rows": 8} for choice in AT_32]
 
 
 def arms(base: str, methods: dict[str, Cell], choices: list[Choice], title: str = "", seeds: int = 5) -> Experiment:
-    """Return a comparison of arms; other rows of the same seed are other cells, but not where a rate is chosen."""
+    """Return a comparison of arms. A new value of `DRAWS` gives new cells, except for the choice of rates."""
     return Experiment(
         "arms", methods, choices, range(seeds), (END,), title, further=3, untrained={END: "p"},
         fields={"base": base, "optimizer": "adamw", "loss": "taper", "weights": model_hash(base)},
@@ -45,7 +45,7 @@ def of_base(base: str) -> Experiment:
 
 
 def at_32(base: str) -> Experiment:
-    """Return the comparison of equal steps: the same rows, 32 per step."""
+    """Return the comparison with equal steps: the same rows, 32 per step."""
     return arms(base, {name: ARMS[name] for name in (TOPR, STEPS)}, AT_32, f"One pass, 32 rows per step: {base}")
 
 

@@ -1,7 +1,7 @@
-"""Compare all methods on the same rows, read four times: Figures 1 and 3 of the paper.
+"""Compare all methods on four epochs of the same rows, as in Figures 1 and 3 of the paper.
 
-The rates are chosen after four epochs, too. Results before 2026-11-26 have the rates that are best after one: they
-count where both are the same.
+Learning rates are chosen after four epochs, too. Results before 2026-11-26 have the best rates after one epoch, and
+are used if these rates are the same.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ def experiments(store: Store) -> list[Experiment]:
     """Return the comparison.
 
     Raises:
-        Unfinished: the base model has not been measured before training.
+        Unfinished: the base model has not been evaluated before training.
     """
     untrained = temperatures.by_temperature(store, "main")[1.0]
     return [Experiment(

@@ -1,7 +1,7 @@
-"""Compare batches of a policy that is 256 updates old with batches of the policy itself.
+"""Compare training on rows of a policy that is 256 updates old with training on rows of the current policy.
 
-Each method has the rate that is best for it on fresh rows; the variants of TOPR, which are tried on old rows alone, the
-best there, and TOPR's rate as well.
+Each method has its best learning rate on fresh rows. Variants of TOPR are only trained on old rows, at their best rate
+there and at TOPR's rate.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from benchmarks.loops import stale
 from benchmarks.methods import METHODS
 from benchmarks.setting import Profile, evaluate, summary
 
-OLD = 256  # updates: the age at which published studies see a degradation
+OLD = 256  # updates; published studies see a degradation at this age
 END = "curve/-1/pass@1"
 TOPR, RECOMPUTED, PER_TOKEN = "TOPR, c = 0", "“TOPR”, log μ recomputed", "“TOPR” per token"
 NAMES = {

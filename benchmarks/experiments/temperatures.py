@@ -1,6 +1,6 @@
-"""Measure every base model before training: greedy, at three temperatures, and by majority vote.
+"""Evaluate each base model before training: greedy, at three temperatures, and by majority vote.
 
-A method that only sharpens a model gains nothing over a lower temperature, which costs nothing.
+A method that only sharpens a model gains nothing over a lower temperature, which needs no training.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ BASES = (
     BUNDLED, "sure-60", "sure-17", "sure-3", "misconception-30", "misconception-10", "misconception-3", "wanders-30",
     "wanders-10", "wanders-3", "main", "hard", "slips-60", "slips-30", "slips-10", "slips-3",
 )  # fmt: skip
-SAMPLES = {0.3: 16, 0.7: 16, 1.0: 64}  # by temperature
+SAMPLES = {0.3: 16, 0.7: 16, 1.0: 64}  # completions per problem, by temperature
 K = 32  # votes at temperature 1
 
 
@@ -41,10 +41,10 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
 
 
 def by_temperature(store: Store, base: str) -> dict[float, float]:
-    """Return accuracy by temperature; greedy is 0.
+    """Return accuracy by temperature. Temperature 0 is greedy decoding.
 
     Raises:
-        Unfinished: the base model has not been measured.
+        Unfinished: the base model has not been evaluated.
     """
     found = store.get(cell(base))
     if found is None:
@@ -53,7 +53,7 @@ def by_temperature(store: Store, base: str) -> dict[float, float]:
 
 
 def tables(store: Store) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Return title, header and rows of the table of base models; the best temperature is bold."""
+    """Return title, header and rows of the table of base models. The best temperature is bold."""
     rows = []
     for base in BASES:
         if found := store.get(cell(base)):

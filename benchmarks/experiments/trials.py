@@ -1,7 +1,7 @@
-"""Compare what `topr trial` recommends with the best setting there is.
+"""Compare the setting that `topr trial` recommends with the best setting.
 
-A trial trains and tests each setting once. What a setting is worth is measured apart: trainings on the rows of other
-seeds, tested on other problems.
+A trial trains and tests each setting once. The value of a setting is measured in separate training runs, with the rows
+of different seeds and different test problems.
 """
 
 import tempfile
@@ -20,13 +20,13 @@ from topr_trl.pipeline import trial
 from topr_trl.pipeline.settings import TrialArguments
 
 BASES = ("slips-30", "misconception-10", "sure-17", "wanders-10")
-CODE = "code"  # the rows of examples/code_generation.py, whose rewards are all that a trial knows
+CODE = "code"  # rows of examples/code_generation.py; a trial only knows their rewards
 TRIALS, CODE_SEEDS = 3, 3
-TRIAL_SEED = 11  # and the next ones: rows that nothing else uses
+TRIAL_SEED = 11  # and the next two seeds, whose rows are not used elsewhere
 RATE = 1e-4  # given to the trial
-RATES = (3.33e-5, 1e-4, 3e-4)  # that it may come to
-# The settings that it tries, as the benchmarks name them.
+RATES = (3.33e-5, 1e-4, 3e-4)  # rates that the trial tries
 REPEATED = "positives-repeated"
+# Share of positives of each arm of a trial, for `benchmarks.methods.at_share`.
 SHARES: dict[str, float | str] = {
     "paper": "p", "share-20": 0.2, "share-50": 0.5, "share-80": 0.8, "group-mean": "group_mean", "positives-only": 1.0,
     REPEATED: 1.0,
@@ -34,7 +34,7 @@ SHARES: dict[str, float | str] = {
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
-    """Return the cells of trials, and of what each setting is worth."""
+    """Return the cells of trials, and of the value of each setting."""
     found = [_trial(base, TRIAL_SEED + n) for base in (*BASES, CODE) for n in range(TRIALS)]
     return found + [cell for base in (*BASES, CODE) for of_one in _worth(base).values() for cell in of_one]
 
@@ -45,7 +45,7 @@ def _trial(base: str, seed: int) -> Cell:
 
 
 def _worth(base: str) -> dict[tuple[str, float], list[Cell]]:
-    """Return the cells that say what each setting is worth, by its name and rate."""
+    """Return the cells that measure the value of each setting, by its name and rate."""
     found = {}
     for name, share in SHARES.items():
         arm = {"share": share, "protocol": "rows" if name == REPEATED else "steps", "batch_rows": 32}
@@ -64,7 +64,7 @@ QUICK: list[Cell] = []
 
 
 def lost(store: Store) -> dict[str, tuple[float, float]]:
-    """Return the points of pass@1 below the best setting, by rows: of the trials, and of right answers repeated.
+    """Return the pass@1 that trials and repeated positives lose against the best setting, by base.
 
     Raises:
         Unfinished: not all trials have been run.
@@ -123,7 +123,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
 
 
 def _rows_and_model(cell: Cell, profile: Profile, folder: Path) -> tuple[Path, Path]:
-    """Return the folders of the model and of the rows that a trial is given."""
+    """Return the folders with the model and the rows of a trial."""
     if cell["base"] == CODE:
         return code_task.folder() / "warm-up", code_task.folder() / "log"
     base, seed = cell["base"], cell["seed"]
@@ -137,5 +137,5 @@ def _rows_and_model(cell: Cell, profile: Profile, folder: Path) -> tuple[Path, P
 
 
 def _names(arm: trial.Arm, args: TrialArguments) -> tuple[str, float]:
-    """Return an arm's name without its rate, and the rate."""
+    """Return an arm's name without the suffix of its rate, and the rate."""
     return arm.name.removesuffix("-low-rate").removesuffix("-high-rate"), arm.rate(args)

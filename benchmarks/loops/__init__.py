@@ -1,1 +1,1 @@
-"""Four ways to train: offline on stored rows, in rounds, online, and on rows of a policy that is many updates old."""
+"""Four ways to train: offline on stored rows, in rounds, online, and on rows of an older policy."""

@@ -1,4 +1,4 @@
-"""Train on stored rows: one pass, or several, over the completions that the base model wrote."""
+"""Train offline on completions of the base model, for one or several epochs."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from benchmarks.loops.training import train
 from benchmarks.methods import Method, read
 from benchmarks.setting import BATCH_ROWS, Profile, base_model, epoch_rows, evaluate, summary
 
-MARKS = (0.5, 1, 2, 4)  # epochs after which a run of several is tested
+MARKS = (0.5, 1, 2, 4)  # epochs after which a run of several epochs is tested
 
 
 def trained(
@@ -25,8 +25,8 @@ def trained(
     """Train the base model of a task.
 
     Returns:
-        The model, and of the run `p` (share of right answers), `steps`, the median `gradient_norm`; of several epochs
-        the `curve`, too.
+        The model, and a dictionary with `p` (share of correct answers), `steps`, the median `gradient_norm`, and, for
+        several epochs, the `curve`.
     """
     model = base_model(task)
     rows, pool = epoch_rows(task, profile, seed)

@@ -1,4 +1,4 @@
-"""Train online by the trainers themselves: generation included, rows used again and again, tests along the way."""
+"""Train online with `TOPRTrainer` or TRL's `GRPOTrainer`, and test the model during training."""
 
 import math
 import tempfile
@@ -29,8 +29,8 @@ from topr_trl import TOPRConfig, TOPRTrainer, evaluate_rows
 from topr_trl.rewards import answer_reward
 from topr_trl.tasks import gsm8k
 
-GENERATION_ROWS, GROUP = 512, 8  # completions of a generation batch, at most, and of a prompt in it
-COMPLETIONS = 6_144  # sampled in a run
+GENERATION_ROWS, GROUP = 512, 8  # maximum completions of a generation batch, and completions per prompt
+COMPLETIONS = 6_144  # completions sampled in a run
 TESTED_AFTER = (512, 1_024, 2_048, 3_072, 4_096, 5_120, 6_144, 8_192, 10_240, 12_288, 14_336, 16_384, 18_432)
 TEST_PROBLEMS, SAMPLES, SAMPLES_AT_END = 200, 4, 32
 TOPR: dict[str, tuple[str, dict[str, Any]]] = {
@@ -44,15 +44,15 @@ METHODS = {**TRL_LOSSES, **TOPR}
 
 @dataclass(frozen=True)
 class OnlineArm:
-    """A way to train online.
+    """Settings of an online run.
 
     Attributes:
-        base: the task, see `benchmarks.setting`.
-        method: name of `METHODS`.
-        uses: how many times each generation batch is read.
-        replay_share: share of a step's rows that are of earlier generation batches; the more, the fewer are fresh.
+        base: task, see `benchmarks.setting`.
+        method: name in `METHODS`.
+        uses: number of times that each generation batch is used.
+        replay_share: share of a step's rows that are replayed from earlier generation batches.
         learning_rate: learning rate.
-        completions: completions that are sampled in a run.
+        completions: number of completions that are sampled in a run.
     """
 
     base: str
@@ -64,23 +64,23 @@ class OnlineArm:
 
     @property
     def tested_after(self) -> tuple[int, ...]:
-        """Numbers of completions after which the model is tested."""
+        """Return the numbers of completions after which the model is tested."""
         generations = (count // GENERATION_ROWS for count in TESTED_AFTER if count <= self.completions)
         return tuple(self.generation_rows * count for count in generations)
 
     @property
     def generation_rows(self) -> int:
-        """Completions of a generation batch, which steps must divide."""
+        """Return the completions of a generation batch, a multiple of the fresh rows of a step."""
         return GENERATION_ROWS // self.fresh_rows * self.fresh_rows
 
     @property
     def fresh_rows(self) -> int:
-        """Fresh rows among the `BATCH_ROWS` of an optimizer step."""
+        """Return the number of fresh rows among the `BATCH_ROWS` of an optimizer step."""
         return round(BATCH_ROWS * (1 - self.replay_share))
 
     @property
     def steps(self) -> int:
-        """Optimizer steps for each generation batch."""
+        """Return the number of optimizer steps per generation batch."""
         return self.generation_rows // self.fresh_rows * self.uses
 
     @classmethod
@@ -90,9 +90,9 @@ class OnlineArm:
 
 
 def _rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
-    """TRL's `rollout_func` for all trainers: more than twice as fast as `generate`, see `benchmarks/decoding.py`."""
+    """Return completions for TRL's `rollout_func`, sampled with `benchmarks.decoding` because it is faster."""
     tokenizer, args = trainer.processing_class, trainer.args
-    ids = [tokenizer(prompt)["input_ids"] for prompt in prompts[::GROUP]]  # each is there so many times
+    ids = [tokenizer(prompt)["input_ids"] for prompt in prompts[::GROUP]]  # each prompt occurs GROUP times
     seed = 1_000_000 * args.seed + trainer.state.global_step
     drawn = draw_ids(trainer.model, tokenizer, ids, GROUP, args.max_completion_length, seed)
     return {
@@ -103,9 +103,9 @@ def _rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
 
 
 class _Test(TrainerCallback):
-    """Tests the model when a number of completions has been sampled and used; its time does not count.
+    """Callback that tests the model after given numbers of completions, and measures training time without tests.
 
-    Times are the processor's, so that what runs beside a cell matters little.
+    Times are CPU times, because other cells run on the same machine.
     """
 
     def __init__(self, arm: OnlineArm, completions: int, seed: int, split: str) -> None:
@@ -141,7 +141,7 @@ class _Test(TrainerCallback):
 
 
 def run(arm: OnlineArm, completions: int, seed: int, split: str = "test") -> dict[str, Any]:
-    """Train from the base model with so many completions; a run that ends in NaN returns what there was until then."""
+    """Train the base model with a number of completions. A run that fails with NaN returns its curve until then."""
     model, questions = base_model(arm.base), problems(arm.base, 400, 100 + seed)
     settings, ours = METHODS[arm.method][1], arm.method in TOPR
     replay = {"replay_share": arm.replay_share} if arm.replay_share else {}

@@ -1,4 +1,4 @@
-"""Train in rounds, as the paper's loop does: the model writes candidates, and trains one epoch on chosen ones.
+"""Train in rounds, like the paper: sample candidates, select rows, and train for one epoch on these rows.
 
 The random seed of a round is 100 · seed + round.
 """
@@ -16,8 +16,8 @@ from topr_trl import curate
 from topr_trl.curation import ROWS_PER_PROBLEM
 
 PROBLEMS = 200  # the same in all rounds of a seed
-CANDIDATES = 16  # of each problem in each round
-REPEATED = "repeated"  # right answers, repeated until there are as many rows as the paper has
+CANDIDATES = 16  # completions of each problem in each round
+REPEATED = "repeated"  # correct answers, repeated until there are as many rows as in the paper
 
 
 def trained(
@@ -32,13 +32,13 @@ def trained(
     """Return the model after some rounds of TOPR.
 
     Args:
-        base: the task, see `benchmarks.setting`.
+        base: task, see `benchmarks.setting`.
         share: effective share of positives, see `benchmarks.methods.at_share`.
-        curation: rule of `topr_trl.curate`, or `REPEATED`.
+        curation: rule for `topr_trl.curate`, or `REPEATED`.
         rounds: number of rounds.
         learning_rate: learning rate.
         seed: seed of problems, completions and order.
-        after: called after each round with the model, the number of the round and the number of candidates.
+        after: function that is called after each round with the model, the round and the number of candidates.
     """
     model, questions = base_model(base), problems(base, PROBLEMS, 100 + seed)
     size = round(ROWS_PER_PROBLEM * PROBLEMS)

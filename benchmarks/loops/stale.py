@@ -1,7 +1,8 @@
 """Train on rows of a policy that is many updates old.
 
-Each update reads two problems with four answers each, by the policy as it was `age` updates ago; the base model where
-there is none so old. Rows are drawn in blocks, so they are `age` to `age` + 63 updates old, or 0 to 3.
+Each update uses two problems with four completions each, from the policy of at least `age` updates ago, or from the
+base model in the first updates. Rows are sampled in blocks, so they are `age` to `age` + 63 updates old (0 to 3 for age
+0).
 """
 
 import copy
@@ -16,9 +17,9 @@ from benchmarks.methods import METHODS, Objective
 from benchmarks.rows import Rows
 from benchmarks.setting import base_model, problems, sample
 
-PROBLEMS, GROUP, BLOCK, FRESH_BLOCK = 2, 4, 64, 4  # problems of an update, answers to each; updates of a block
-# TOPR with log μ by the policy that is about to train, not by the one that wrote the rows: what "old log-probabilities"
-# recomputed by a trainer are when the rows are stale.
+PROBLEMS, GROUP, BLOCK, FRESH_BLOCK = 2, 4, 64, 4  # problems per update, completions per problem, updates per block
+# TOPR with log μ of the current policy instead of the sampler. This corresponds to trainers that recompute "old
+# log-probabilities" for stale rows.
 RESCORED = "topr_rescored"
 
 
@@ -31,16 +32,17 @@ def trained(
     num_problems: int,
     after: Callable[[PreTrainedModel, int], None],
 ) -> PreTrainedModel:
-    """Return the model of `main` after some updates.
+    """Return the base model `main` after some updates.
 
     Args:
-        method: name of `benchmarks.methods.METHODS`, or `RESCORED`.
+        method: name in `benchmarks.methods.METHODS`, or `RESCORED`.
         age: age of the rows in updates.
         updates: number of updates.
         learning_rate: learning rate.
         seed: seed of problems and completions.
         num_problems: number of training problems.
-        after: called before the first block and after each one, with the model and the number of updates.
+        after: function that is called before the first block and after each block, with the model and the number of
+            updates.
     """
     model, sampler, questions = base_model("main"), base_model("main"), problems("main", num_problems, 100 + seed)
     rng, optimizer, block = np.random.default_rng(seed), adamw(model, learning_rate), BLOCK if age else FRESH_BLOCK

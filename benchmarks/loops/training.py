@@ -1,4 +1,4 @@
-"""One training loop for all: AdamW, constant learning rate, no weight decay, clipped gradient, shuffled epochs."""
+"""Training loop with AdamW, constant learning rate, no weight decay, clipped gradients and shuffled epochs."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +17,7 @@ def adamw(model: PreTrainedModel, learning_rate: float) -> torch.optim.Optimizer
 
 
 def batches(size: int, batch: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield shuffled epochs without end, in batches that may continue into the next epoch."""
+    """Yield batches of shuffled epochs without end. A batch may continue into the next epoch."""
     rng = np.random.default_rng(seed)
     queue = np.empty(0, dtype=np.int64)
     while True:
@@ -40,8 +40,8 @@ def train(
     """Train in place.
 
     Returns:
-        `curve`: a dictionary with `step` and what `measure()` gave, for each step of `measure_at`;
-        `gradient_norms`: of each step, before clipping.
+        `curve`: for each step in `measure_at`, a dictionary with `step` and the result of `measure()`.
+        `gradient_norms`: gradient norm of each step, before clipping.
     """
     optimizer = adamw(model, learning_rate)
     order = batches(objective.size, batch_rows // objective.rows_per_item, seed)
@@ -55,7 +55,7 @@ def train(
 
 
 def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> float:
-    """Make one step, and return the gradient norm before clipping. A gradient that is not finite changes nothing."""
+    """Take one step, and return the gradient norm before clipping. Skip the step if this norm is not finite."""
     optimizer.zero_grad()
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -1,8 +1,8 @@
-"""Time and memory of TOPR and of TRL's other trainers, on the CPU.
+"""Measure time and memory of TOPR and of TRL's other trainers, on the CPU.
 
-python -m benchmarks.performance            # an hour on two free cores; fills in docs/performance.md
-python -m benchmarks.performance memory     # some parts only; the others stay as they are
-python -m benchmarks.performance --small    # does it all work? writes to reproduction/performance
+python -m benchmarks.performance            # an hour on two idle cores; fills in docs/performance.md
+python -m benchmarks.performance memory     # only some parts; results of other parts are kept
+python -m benchmarks.performance --small    # quick test of all parts; writes to reproduction/performance
 """
 
 import argparse
@@ -61,7 +61,7 @@ def model(size: int, vocabulary: int = 1_024) -> LlamaConfig:
 
 
 class Sizes:
-    """Sizes of all parts; `small` only tries everything out."""
+    """Sizes of all parts. Small sizes only test that all parts work."""
 
     def __init__(self, small: bool) -> None:
         self.is_small = small
@@ -70,7 +70,7 @@ class Sizes:
         self.micro_batch, self.accumulation = (8, 2) if small else (8, 8)
         self.problems = [64, 128] if small else [data.PROBLEMS // 8, data.PROBLEMS]
         self.loop = (2, 8) if small else (3, 200)  # iterations, problems
-        self.records = 2_000 if small else 100_000  # of a log that is imported
+        self.records = 2_000 if small else 100_000  # records of the log to import
 
     def case(self, lengths: Any, steps: int = 0, accumulation: int = 0, positives: float = 0.5, **changes: Any) -> Case:
         accumulation = accumulation or self.accumulation
@@ -83,7 +83,7 @@ Say = Callable[[str], Any]
 
 
 def _steps(case: Case, variants: list[str], repeats: int, say: Say) -> dict[str, list[float]]:
-    """Return seconds per step of variants, in turn."""
+    """Return the seconds per step of variants, which are run in turn."""
     builds = {**VARIANTS, "online topr, 1/4": online(
         TOPRTrainer, TOPRConfig, curation="anna_karenina", iteration_size=case.micro_batch * case.accumulation // 4
     )}  # fmt: skip
@@ -105,7 +105,7 @@ def generating(sizes: Sizes, say: Say) -> dict[str, Any]:
     variants = [
         "grpo, generating", "online topr, generating", "grpo, generating, 4 uses", "online topr, generating, 4 uses"
     ]  # fmt: skip
-    batches = 3 * sizes.steps  # a step takes a second, too short for three
+    batches = 3 * sizes.steps  # a step only takes a second, so time more steps
     case = sizes.case(even(GENERATED), batches)
     times = _steps(replace(case, rows=readable(case.rows)), variants, sizes.repeats, say)
     return {"generating": times, "generated batches": batches}
@@ -130,18 +130,19 @@ def log_mu(sizes: Sizes, say: Say) -> dict[str, Any]:
     return {"log mu, seconds by share of positives": by_share, "log mu, memory": scoring_peak(large)}
 
 
-# Tokens of a prompt and of a completion, and completions of a prompt in a micro-batch; 1: eight prompts.
+# Tokens of a prompt and of a completion, and completions per prompt in a micro-batch. With 1 completion per prompt, a
+# micro-batch has eight prompts.
 SHARED = ((300, 85, 8), (64, 85, 4), (300, 85, 1), (1_024, 512, 16))
-# Further points, with six layers: time and memory.
+# Further points for time and memory, with six layers.
 GRID = ((64, 85, 4), (300, 85, 4), (1_024, 85, 4), (64, 85, 16), (300, 85, 16), (1_024, 85, 16), (64, 512, 8),
         (300, 512, 8), (1_024, 512, 8), (300, 85, 64))  # fmt: skip
 GRID_LAYERS = 6
 DEMO = even(42, float(np.log(38)))  # tokens of `make demo`
-CHECKPOINTED = 12_000  # tokens of a micro-batch above which activations are computed again
+CHECKPOINTED = 12_000  # tokens of a micro-batch above which activations are checkpointed
 
 
 def smollm2(layers: int, vocabulary: int = 49_152) -> LlamaConfig:
-    """Return the shape of SmolLM2-135M, which has 30 layers."""
+    """Return the shape of SmolLM2-135M with a given number of layers. The model has 30 layers."""
     return LlamaConfig(
         hidden_size=576, intermediate_size=1_536, num_hidden_layers=layers, num_attention_heads=9,
         num_key_value_heads=3, vocab_size=vocabulary, pad_token_id=1, eos_token_id=0,
@@ -179,7 +180,7 @@ def _named(prompt: int, completion: int, samples: int) -> str:
 
 
 def shared_prompts(sizes: Sizes, say: Say) -> dict[str, Any]:
-    """Time rows that share prompts: steps and log μ, beside SFTTrainer and prompts computed for each row."""
+    """Time steps and log μ of rows that share prompts, with and without sharing, and steps of `SFTTrainer`."""
     config = smollm2(2, 1_024) if sizes.is_small else smollm2(30)
     found: dict[str, dict[str, list[float]]] = {}
     for lengths in SHARED[:1] if sizes.is_small else SHARED:
@@ -197,7 +198,7 @@ def shared_prompts(sizes: Sizes, say: Say) -> dict[str, Any]:
 
 
 def _like_the_demo(sizes: Sizes, say: Say) -> dict[str, list[float]]:
-    """Time steps of 128 rows in the trainer's own order, with the lengths of `make demo`, 16 completions per prompt."""
+    """Time steps of 128 rows in the trainer's order, with the lengths and completions per prompt of `make demo`."""
     rows = candidates(2 * 128 if sizes.is_small else 8 * 128, DEMO, WORDS, 0.25, samples=16)
     case = Case(BUNDLED, rows, 32, 4, {"use_cpu": True, "bf16": False})
     builds = {"topr": offline_topr(share_prompts=True), "topr, not shared": offline_topr(share_prompts=False)}
@@ -206,7 +207,7 @@ def _like_the_demo(sizes: Sizes, say: Say) -> dict[str, list[float]]:
 
 
 def shared_grid(sizes: Sizes, say: Say) -> dict[str, Any]:
-    """Rows that share prompts: seconds of a step and its memory, at more points and with fewer layers."""
+    """Measure time and memory of steps with shared prompts, at more points and with fewer layers."""
     config = smollm2(2, 1_024) if sizes.is_small else smollm2(GRID_LAYERS)
     found: dict[str, dict[str, dict[str, float]]] = {}
     for lengths in GRID[:1] if sizes.is_small else GRID:
@@ -253,7 +254,7 @@ def two_processes(sizes: Sizes, say: Say) -> dict[str, Any]:
 
 
 def files(sizes: Sizes, say: Say) -> dict[str, Any]:
-    """Time rows on disk, and a log that is imported."""
+    """Time curation and the start of training on stored rows, and the import of a log."""
     results: dict[str, Any] = {"rows": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -285,7 +286,7 @@ def files(sizes: Sizes, say: Say) -> dict[str, Any]:
 
 
 def loop(sizes: Sizes, say: Say) -> dict[str, Any]:
-    """Time `topr iterate` in turns and overlapped."""
+    """Time `topr iterate` with and without overlap of sampling and training."""
     found: dict[str, Any] = {}
     for overlap, name in ((0, "in turns"), (1, "overlapped")):
         say(f"the loop, {name}")
@@ -297,11 +298,11 @@ PARTS = {
     "shared_prompts": shared_prompts, "precision": precision, "offline": offline, "generating": generating,
     "memory": memory, "log_mu": log_mu, "processes": two_processes, "files": files, "loop": loop,
 }  # fmt: skip
-FURTHER = {"shared_grid": shared_grid}  # by name only: 40 minutes of a core
+FURTHER = {"shared_grid": shared_grid}  # only if requested, because it takes 40 minutes of a core
 
 
 def processes(sizes: Sizes) -> dict[str, list[float]]:
-    """Return rows per second of one process and of two, with one thread each."""
+    """Return the rows per second of one process and of two processes, with one thread each."""
     found: dict[str, list[float]] = {"1": [], "2": []}
     for _ in range(2):
         for count in (1, 2):
@@ -320,12 +321,12 @@ def processes(sizes: Sizes) -> dict[str, list[float]]:
 
 
 def worker(size: int) -> None:
-    """Train as one of the processes: 32 rows per step, whatever their number."""
+    """Train in one of the processes. A step has 32 rows for any number of processes."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     case = Case(model(size), candidates(96, GSM8K, WORDS), 8, 4 // count, {"use_cpu": True, "bf16": False})
     seconds = seconds_per_step(VARIANTS["topr"], case)
     print("MEASURED", 32 / seconds, flush=True)
-    os._exit(0)  # gloo may hang when it is taken down
+    os._exit(0)  # gloo can hang at shutdown
 
 
 def main() -> None:
@@ -334,8 +335,8 @@ def main() -> None:
         "parts", nargs="*", choices=[[], *PARTS, *FURTHER], metavar="part",
         help=f"one of {', '.join((*PARTS, *FURTHER))}; default: all but {', '.join(FURTHER)}",
     )  # fmt: skip
-    parser.add_argument("--small", action="store_true", help="try everything out, in two minutes")
-    parser.add_argument("--report", action="store_true", help="time nothing; fill in docs/performance.md")
+    parser.add_argument("--small", action="store_true", help="quick test of all parts, in two minutes")
+    parser.add_argument("--report", action="store_true", help="measure nothing, fill in docs/performance.md")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     quiet()
@@ -354,7 +355,7 @@ def main() -> None:
             progress.set_description(what)
             progress.update()
 
-        for name in ("topr", "sft", "grpo"):  # what is imported and compiled once
+        for name in ("topr", "sft", "grpo"):  # to exclude imports and compilation from the measurements
             say(f"warming up: {name}")
             seconds_per_step(VARIANTS[name], sizes.case(GSM8K, steps=2, accumulation=1))
         for name in args.parts or PARTS:

@@ -1,4 +1,4 @@
-"""Time curation, start and import, on as many rows as an iteration on GSM8K has."""
+"""Time curation, import and the start of training, on as many rows as in an iteration on GSM8K."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ PROBLEMS_PER_SHARD = 64
 
 
 def write_candidates(folder: Path, problems: int) -> int:
-    """Write scored completions, with the columns and sizes of a real loop, and return their number."""
+    """Write scored completions with the columns and sizes of a real loop. Return the number of rows."""
     rng = np.random.default_rng(0)
     shards = -(-problems // PROBLEMS_PER_SHARD)
     for shard in range(shards):
@@ -49,7 +49,7 @@ RESPONSE = 1_000  # tokens of a logged response
 
 
 def write_log(path: Path, records: int) -> None:
-    """Write chat completions as vLLM's server returns them, with token ids; each has `RESPONSE` tokens."""
+    """Write chat completions of `RESPONSE` tokens in the format of vLLM's server, with token ids."""
     rng = np.random.default_rng(0)
     letters = rng.integers(97, 123, 4 * RESPONSE).astype(np.uint8).tobytes().decode()
     ids = rng.integers(2, WORDS, RESPONSE).tolist()
@@ -63,7 +63,7 @@ def write_log(path: Path, records: int) -> None:
 
 
 _IMPORT = """
-    import topr_trl.cli.commands  # as `main` does when it is called
+    import topr_trl.cli.commands  # as `main` does when called
     from topr_trl.cli.main import main
     start = time.perf_counter()
     main(["import", "--format", "openai", "--input", {log!r}, "--output_dir", {out!r}, "--reward_fields", "stars"])
@@ -82,7 +82,7 @@ _PARSE = """
 """
 
 _CURATE = """
-    import topr_trl.cli.commands  # as `main` does when it is called
+    import topr_trl.cli.commands  # as `main` does when called
     from topr_trl.cli.main import main
     start = time.perf_counter()
     main(["curate", "--input", {rows!r}, "--output_dir", {out!r}, "--curation", "anna_karenina"])
@@ -104,12 +104,12 @@ _START = """
 
 
 def _apart(code: str) -> tuple[float, int]:
-    """Run code in a new process. Return its seconds after `start`, and the peak of its private memory in bytes."""
+    """Run code in a new process. Return the seconds after `start`, and the peak of private memory in bytes."""
     program = f"""
 import resource, sys, threading, time, warnings
 warnings.simplefilter("ignore")
 most = 0
-def watch():  # not the high-water mark: that counts memory-mapped files
+def watch():  # the high-water mark would include memory-mapped files
     global most
     while True:
         with open("/proc/self/status") as file:
@@ -127,22 +127,22 @@ print("\\nMEASURED", time.perf_counter() - start, most * 1024)
 
 
 def import_log(log: Path, out: Path) -> tuple[float, int]:
-    """Return seconds and bytes of `topr import`, without Python's own imports."""
+    """Return seconds and bytes of `topr import`, without Python imports."""
     return _apart(_IMPORT.format(log=str(log), out=str(out)))
 
 
 def parse_log(log: Path) -> tuple[float, int]:
-    """Return seconds and bytes of reading JSON and tokenizing the completions, which every import has to do."""
+    """Return seconds and bytes of parsing JSON and tokenizing the completions, the reference for an import."""
     return _apart(_PARSE.format(log=str(log)))
 
 
 def curate(rows: Path, out: Path) -> tuple[float, int]:
-    """Return seconds and bytes of `topr curate`, without imports."""
+    """Return seconds and bytes of `topr curate`, without Python imports."""
     return _apart(_CURATE.format(rows=str(rows), out=str(out)))
 
 
 def start(rows: Path, cache: Path, out: Path) -> tuple[float, int]:
-    """Return seconds and bytes from the files to the end of the first step, without log μ."""
+    """Return seconds and bytes from reading rows to the end of the first step, without computing log μ."""
     return _apart(_START.format(rows=str(rows), cache=str(cache), out=str(out)))
 
 

@@ -1,4 +1,4 @@
-"""Time `topr iterate` in turns and with sampling beside training, and how long its sides wait."""
+"""Time `topr iterate` with and without overlap of sampling and training, and the idle time of both sides."""
 
 import os
 import re
@@ -11,15 +11,15 @@ from typing import Any
 
 from benchmarks.performance.page import ROOT
 
-_STEP = re.compile(r"\[(?:(\w+) )?\d+/\d+\] ([\w-]+) -> (\S+?)(:.*)?$")  # a title, and what follows when the step ends
+_STEP = re.compile(r"\[(?:(\w+) )?\d+/\d+\] ([\w-]+) -> (\S+?)(:.*)?$")  # title of a step, and its result at the end
 
 
 def measure(overlap: int, iterations: int, problems: int) -> dict[str, Any]:
-    """Time a loop with the bundled model, one thread for each of its processes.
+    """Time a loop with the bundled model, with one thread per process.
 
     Returns:
-        `total`; and of an overlapped loop `window`, from the beginning of the first training to the end of the last,
-        and `busy`, the seconds of it that each side worked. Starting processes is work.
+        `total` seconds. For an overlapped loop, also `window`, the seconds from the start of the first training to the
+        end of the last, and `busy`, the working seconds of each side in this window, including process starts.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [

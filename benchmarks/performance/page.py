@@ -1,4 +1,4 @@
-"""Fill in docs/performance.md, whose text is written by hand."""
+"""Fill in the tables and numbers of docs/performance.md. The text is written by hand."""
 
 import re
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Results = dict[str, Any]
 
 
 def write(content: dict[str, Any], page: Path = PAGE) -> Path:
-    """Write the page with the tables and numbers of these results."""
+    """Write the page with the tables and numbers of the results."""
     found = content["results"]
     tables: dict[str, Callable[[], str]] = {
         "runs": lambda: runs(content["runs"]),
@@ -30,7 +30,7 @@ def write(content: dict[str, Any], page: Path = PAGE) -> Path:
 
 
 def paired(results: dict[str, list[float]], name: str, other: str) -> list[float]:
-    """Return the ratios of two variants, round by round."""
+    """Return the ratio of two variants in each round."""
     return [a / b for a, b in zip(results[name], results[other], strict=True)]
 
 
@@ -38,12 +38,12 @@ def paired(results: dict[str, list[float]], name: str, other: str) -> list[float
 
 
 class Goal(NamedTuple):
-    """Goal: a ratio of at most or at least so much.
+    """Limit for a ratio of measurements.
 
     Attributes:
-        measure: name of the quantity.
-        ratios: gives the ratios, one for each round.
-        most, least: the limit.
+        measure: description of the ratio.
+        ratios: function that returns the ratio of each round.
+        most, least: upper and lower limit.
     """
 
     measure: str
@@ -57,7 +57,7 @@ class Goal(NamedTuple):
         return f"≥ {self.least:g}×" if self.least else f"≤ {self.most:g}×"
 
     def is_met(self, found: Results) -> bool:
-        """Whether the median of the rounds is within the limit."""
+        """Return whether the median of the rounds is within the limits."""
         return self.least <= median(self.ratios(found)) <= self.most
 
 
@@ -102,7 +102,7 @@ GOALS = (
 
 
 def goals_table(found: Results) -> str:
-    """Return the table of goals; bold: not met."""
+    """Return the table of goals. Goals that are not met are bold."""
     rows = []
     for goal in GOALS:
         ratios = goal.ratios(found)
@@ -151,7 +151,7 @@ def rounding(found: dict[str, dict[str, float]]) -> str:
 
 
 def runs(found: dict[str, dict[str, Any]]) -> str:
-    """Return where and when the parts were measured."""
+    """Return the machine, versions and date of each part."""
     of_run: dict[str, list[str]] = {}
     for part, run in found.items():
         named = ", ".join(f"{name} {version}" for name, version in run["versions"].items())

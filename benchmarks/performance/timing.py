@@ -1,4 +1,4 @@
-"""Run trainers in turn, so that other load of the machine affects all of them alike."""
+"""Time trainers in turn, so that other load on the machine affects all of them equally."""
 
 import os
 import tempfile
@@ -31,7 +31,7 @@ def quiet() -> None:
 
 
 class Clock(TrainerCallback):
-    """Callback that times all steps but the first (`seconds` for `steps`)."""
+    """Callback that measures the `seconds` of all `steps` except the first."""
 
     def __init__(self) -> None:
         self.start, self.seconds, self.steps = 0.0, 0.0, 0
@@ -43,7 +43,7 @@ class Clock(TrainerCallback):
 
 
 def seconds_per_step(build: Build, case: Case) -> float:
-    """Return the seconds per step of a fresh trainer over all rows of the case, without the first step."""
+    """Return the seconds per step of a new trainer over all rows of a case, without the first step."""
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         build(case, folder, [clock]).train()
@@ -53,7 +53,7 @@ def seconds_per_step(build: Build, case: Case) -> float:
 def in_turn(
     measures: dict[str, Callable[[], float]], repeats: int, say: Callable[[str], Any]
 ) -> dict[str, list[float]]:
-    """Take each measure `repeats` times, round after round; each round starts with another one."""
+    """Take each measure once per round, for `repeats` rounds. Each round starts with a different measure."""
     found: dict[str, list[float]] = {name: [] for name in measures}
     names = list(measures)
     for turn in range(repeats):
@@ -64,7 +64,7 @@ def in_turn(
 
 
 def peak_memory(build: Build, case: Case) -> int:
-    """Return the most bytes of tensors alive at once, from before the model is made to the end of the run."""
+    """Return the peak of allocated bytes, from before the model is created to the end of the run."""
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         with allocations() as profile:
             build(case, folder, []).train()
@@ -72,7 +72,7 @@ def peak_memory(build: Build, case: Case) -> int:
 
 
 def scoring_seconds(build: Build, case: Case) -> float:
-    """Return the seconds of the log μ pass alone, over the rows of the case that need it."""
+    """Return the seconds of only the log μ pass, over the rows of a case that need log μ."""
     compute, seconds = LogMu.compute, 0.0
 
     def timed(*args: Any) -> None:
@@ -91,9 +91,9 @@ def scoring_seconds(build: Build, case: Case) -> float:
 
 
 def log_ratios_at_start(build: Build, case: Case) -> dict[str, float]:
-    """Return mean and quantiles of log π - log μ of completions in the first step. Without rounding they are 0.
+    """Return the mean and quantiles of log π - log μ in the first step, which are 0 without rounding.
 
-    Log μ is computed in batches of one row, so that the rows round differently in the step.
+    Log μ is computed in batches of one row, so it is rounded differently from log π.
     """
     settings = {**case.settings, "max_steps": 1, "logging_steps": 1, "per_device_eval_batch_size": 1}
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
@@ -105,9 +105,9 @@ def log_ratios_at_start(build: Build, case: Case) -> dict[str, float]:
 
 
 def scoring_peak(case: Case) -> dict[str, int]:
-    """Return the most bytes alive in the log μ pass of one micro-batch, and in a forward with its logits in memory.
+    """Return the peak of bytes in the log μ pass of one micro-batch, and in a forward pass that keeps all logits.
 
-    The head works on tiles of 256 tokens here; a micro-batch has fewer than the 4,096 of TRL's own tiles.
+    Tiles of the head have 256 tokens, because the micro-batch is smaller than TRL's tiles of 4,096 tokens.
     """
     found = {}
     chunked_logprob.TOKEN_CHUNK_SIZE, usual = 256, chunked_logprob.TOKEN_CHUNK_SIZE

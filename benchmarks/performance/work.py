@@ -1,4 +1,4 @@
-"""The trainers that are compared, all on the same rows."""
+"""Build the trainers that are compared, all on the same rows."""
 
 import copy
 import warnings
@@ -19,18 +19,19 @@ from topr_trl.tasks.arithmetic import CARELESS_MODEL
 
 Rows = list[dict[str, Any]]
 
-SAMPLES = 8  # of each problem
+SAMPLES = 8  # completions of each problem
 GENERATED = 64  # tokens of a completion that a trainer generates: GSM8K's median
-USES = 4  # of a generation batch, where it is used again
-WORDS = 1_000  # ids are drawn from these
+USES = 4  # uses of a generation batch in variants with several uses
+WORDS = 1_000  # token ids are below this number
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of prompts and completions: log-normal, cut off at `longest`.
+    """Log-normal distribution of the number of tokens in prompts and completions.
 
     Attributes:
         prompt, response: mean and standard deviation of the logarithm.
+        longest: maximum number of tokens.
     """
 
     prompt: tuple[float, float]
@@ -38,20 +39,20 @@ class Lengths:
     longest: int = 2_048
 
 
-# Fitted to GSM8K's 7,473 training problems and their solutions, a word, mark or three digits a token.
+# Fitted to GSM8K's 7,473 training problems and solutions. A token is a word, a punctuation mark or three digits.
 GSM8K = Lengths((3.90, 0.36), (4.14, 0.45))
 LONG_TAILS = Lengths((3.90, 0.36), (5.0, 1.0))
 
 
 def even(tokens: int, prompt: float = 3.90) -> Lengths:
-    """Return lengths where all completions are equally long; `prompt` is the logarithm of the prompts' length."""
+    """Return constant lengths. `prompt` is the logarithm of the prompts' length."""
     return Lengths((prompt, 0.0), (float(np.log(tokens)), 0.0))
 
 
 def candidates(
     count: int, lengths: Lengths, vocabulary: int, positives: float = 0.5, seed: int = 0, samples: int = SAMPLES
 ) -> Rows:
-    """Return random token ids with the lengths of real completions, so many `samples` per problem."""
+    """Return rows of random token ids, with `samples` completions per problem."""
     rng = np.random.default_rng(seed)
     rows: Rows = []
 
@@ -68,13 +69,14 @@ def candidates(
 
 @dataclass(frozen=True)
 class Case:
-    """Rows, a model's shape, and how they are trained on.
+    """Model shape, rows and settings of a run.
 
     Attributes:
-        rows: all of them; a run trains on each once.
-        micro_batch, accumulation: rows of a forward, and forwards of a step.
-        settings: of all trainers.
-        device, dtype: of the model when it is made.
+        model: configuration of the model.
+        rows: rows. A run trains on each row once.
+        micro_batch, accumulation: rows per forward pass, and forward passes per step.
+        settings: settings of all trainers.
+        device, dtype: device and dtype of a new model.
     """
 
     model: LlamaConfig
@@ -97,7 +99,7 @@ class Case:
     def fresh_model(self) -> LlamaForCausalLM:
         """Return a model with random weights."""
         torch.manual_seed(0)
-        # A copy: trainers set `use_cache=False` in the configuration, with which a later model would generate.
+        # Copied, because trainers set `use_cache=False`, which would slow down generation with a later model.
         with torch.device(self.device):
             return LlamaForCausalLM._from_config(copy.deepcopy(self.model), dtype=self.dtype)
 
@@ -110,7 +112,7 @@ def _tokenizer() -> Any:
 
 
 def readable(rows: Rows) -> Rows:
-    """Return the rows with prompts that are the same tokens after they were text, for trainers that generate."""
+    """Return rows whose prompts can be decoded and tokenized again without change, for trainers that generate."""
     tokenizer = _tokenizer()
     return [{**row, "prompt": tokenizer(tokenizer.decode(row["prompt"]))["input_ids"]} for row in rows]
 
@@ -118,7 +120,7 @@ def readable(rows: Rows) -> Rows:
 def offline_topr(
     trainer: type[OfflineTOPRTrainer] = OfflineTOPRTrainer, brings_log_mu: bool = False, **more: Any
 ) -> Build:
-    """Return `OfflineTOPRTrainer` on the rows; log μ is computed before the first step unless the rows have it."""
+    """Return a builder of `OfflineTOPRTrainer`, which computes log μ first unless `brings_log_mu` is set."""
 
     def build(case: Case, folder: str, callbacks: list[TrainerCallback]) -> Any:
         known = {"mu_logps": -1.0} if brings_log_mu else {}
@@ -133,7 +135,7 @@ def offline_topr(
 
 
 class FrozenCopyTrainer(OfflineTOPRTrainer):
-    """TOPR with a frozen copy of the model that computes log μ of every row at every step."""
+    """TOPR with a frozen copy of the model, which computes log μ of each row in each step."""
 
     def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
         self.frozen = LlamaForCausalLM(model.config).to(model.device, model.dtype).requires_grad_(False)
@@ -149,7 +151,7 @@ class FrozenCopyTrainer(OfflineTOPRTrainer):
 
 
 def sft(**more: Any) -> Build:
-    """Return TRL's SFTTrainer on the same tokens, of right and wrong completions alike."""
+    """Return a builder of TRL's `SFTTrainer` on the same tokens, of correct and wrong completions."""
 
     def build(case: Case, folder: str, callbacks: list[TrainerCallback]) -> Any:
         data = Dataset.from_list([
@@ -165,9 +167,10 @@ def sft(**more: Any) -> Build:
 
 
 def online(trainer: type[GRPOTrainer], config: type[GRPOConfig], generates: bool = False, **more: Any) -> Build:
-    """Return an online trainer whose rollouts are the rows, taken from memory, so generation is not timed.
+    """Return a builder of an online trainer whose rollouts are the rows of the case, without generation.
 
-    If it `generates`, the random model writes as many completions of `GENERATED` tokens; it hardly ever stops before.
+    With `generates`, the random model generates as many completions instead, and rarely stops before `GENERATED`
+    tokens.
     """
 
     def build(case: Case, folder: str, callbacks: list[TrainerCallback]) -> Any:
@@ -193,7 +196,7 @@ def online(trainer: type[GRPOTrainer], config: type[GRPOConfig], generates: bool
             max_completion_length=GENERATED if generates else 2_048,
         )  # fmt: skip
         model = case.fresh_model()
-        if "beta" in more:  # TRL loads the frozen copy from where the model came from
+        if "beta" in more:  # TRL loads the frozen copy from the model's folder
             model.save_pretrained(f"{folder}/model")
             model.config._name_or_path = f"{folder}/model"
         with warnings.catch_warnings(action="ignore"):

@@ -333,7 +333,7 @@ IMPORTED = [
     imported("a file that is not compressed as its name says", "log/2.jsonl.gz, incorrect header, download",
         LOG_OF_VERL, also={"log/2.jsonl.gz": "{}"}),
     imported("no line that is whole", "log, none, completion", '{"input": "1 +'),
-    imported("files of several formats in a folder", "log, .jsonl, .parquet, another folder", LOG_OF_VERL,
+    imported("files of several formats in a folder", "log, .jsonl, .parquet, different folder", LOG_OF_VERL,
         also={"log/2.parquet": ""}),
     imported("a field of the reward that is not there", "log/1.jsonl, line 1, info.score, has gts, --skip_unrewarded",
         LOG_OF_VERL, reward_fields="info.score"),

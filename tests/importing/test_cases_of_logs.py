@@ -272,5 +272,5 @@ def test_one_document(given, read, tmp_path):
     ],
 )
 def test_an_error_names_the_format(name, named, likely, tmp_path):
-    with pytest.raises(ValueError, match=rf"it looks like {likely} .*Use --format {likely}, or leave"):
+    with pytest.raises(ValueError, match=rf"it looks like {likely} .*Use --format {likely}, or omit"):
         main.main(["import", "--format", named, "--input", str(CASES / name), "--output_dir", str(tmp_path / "rows")])

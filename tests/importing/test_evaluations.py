@@ -96,7 +96,7 @@ def test_logs_of_inspect_that_are_damaged_or_unusual(tmp_path):
     with zipfile.ZipFile(tmp_path / "c.eval", "w") as archive:
         archive.writestr("samples/1_epoch_1/sample.json", "{}")
         archive.writestr("header.json", "{}")
-    with pytest.raises(ValueError, match=r"c\.eval .*samples are in chunks.*inspect log convert"):
+    with pytest.raises(ValueError, match=r"c\.eval .*samples are split into chunks.*inspect log convert"):
         imported(tmp_path, tmp_path / "c.eval")
     failed = {**sample["messages"][5], "error": {"type": "timeout", "message": "too slow"}}
     graded = [*sample["events"], {"event": "model", "tools": []}]

@@ -103,7 +103,7 @@ def test_traces_without_tokens_or_of_a_frozen_agent():
         assert len(made("verifiers", {**TRACE, **more})) == 0
     with pytest.raises(NotOfFormat, match="a trace lacks nodes, rewards"):
         made("verifiers", {"id": "e", "traces": [{"id": "t"}]})
-    with pytest.raises(NotOfFormat, match=r"it has color, which verifiers .* does not write"):
+    with pytest.raises(NotOfFormat, match=r"it has color, which verifiers .* does not define"):
         made("verifiers", {**EPISODE, "color": 1})
 
 

@@ -125,7 +125,7 @@ def test_one_reward_is_not_given_to_several_completions(tmp_path):
     assert imported(tmp_path, [record], rewards=rewards)["reward"][:] == [1.0, -1.0]
 
 
-@pytest.mark.parametrize(("second", "why"), [('"a"', "as an earlier line"), ("[1]", "text or a number")])
+@pytest.mark.parametrize(("second", "why"), [('"a"', "as an earlier line"), ("[1]", "text or an integer")])
 def test_ids_of_rewards_are_checked(tmp_path, second, why):
     rewards = tmp_path / "rewards.jsonl"
     rewards.write_text(f'{{"id": "a", "reward": 1}}\n{{"id": {second}, "reward": 0}}')

@@ -9,7 +9,7 @@ _ANSWERS = ("response", "responses", "choices", "completion", "output")
 
 
 def rows(record: Record) -> list[Row]:
-    """Return one row of messages with tool calls. Return [] if there is no assistant turn.
+    """Return one row of messages. Return [] if there is no assistant turn.
 
     Raises:
         NotOfFormat: a field other than `messages` has the model's answer.
@@ -20,7 +20,7 @@ def rows(record: Record) -> list[Row]:
     if beside and (is_asked or isinstance(record.get("response"), dict)):
         raise NotOfFormat(
             f"it has {', '.join(beside)} in addition to its messages, so these messages are the request. Use --format "
-            "openai, which reads a request with its response, as LiteLLM logs them"
+            "openai, which reads records with a request and its response, such as LiteLLM's logs"
         )
     return row_of_run(messages, **template_columns(record))
 

@@ -9,7 +9,7 @@ from topr_trl.importing.row_table import Row
 
 
 def holds_completion(row: Row) -> bool:
-    """Return whether a row has a completion that is not empty: token ids, text, or a turn of the model."""
+    """Return whether the completion of a row has token ids, text, or a turn that the model wrote."""
     completion = row["completion"]
     if isinstance(completion, list) and all(isinstance(turn, dict) for turn in completion):
         completion = any(
@@ -30,7 +30,7 @@ def check_last_turn(row: Row) -> None:
     """Check that `last_turn` can cut a row.
 
     Raises:
-        Unusable: the row is a part of a run, or its messages do not show the last turn.
+        Unusable: the run has several rows, or the messages of the row do not show the last turn.
     """
     if row.get(ROLLOUT) is not None:
         raise Unusable("it is one of several rows of a run, so --completion last_turn cannot find the last turn")
@@ -47,7 +47,7 @@ def check_last_turn(row: Row) -> None:
 
 
 def last_turn(row: Row) -> Row:
-    """Return a row whose completion is the model's last turn. Earlier turns become a part of the prompt."""
+    """Return a row whose completion is the model's last turn. Earlier turns become part of the prompt."""
     row = dict(row)
     if row.get("completion_ids") and (runs := _runs(row.get("completion_mask") or [1])):
         start = runs[-1]
@@ -63,7 +63,7 @@ def last_turn(row: Row) -> Row:
 
 
 def without_unknown_logps(row: Row) -> Row:
-    """Remove `sampler_logps` from a row if the value of a token that the model wrote is unknown.
+    """Set `sampler_logps` to None if the value of a token that the model wrote is unknown.
 
     Servers write an unknown log-probability as null, NaN, minus infinity or -9999.
     """

@@ -1,4 +1,4 @@
-"""Read CSV and TSV files. Each row becomes a record, in which the names of the columns map to text."""
+"""Read CSV and TSV files. Each row becomes a record of texts by column name."""
 
 import codecs
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from pyarrow import csv
 
 SUFFIXES = (".csv", ".tsv")
 _DELIMITERS = ",;\t|"
-_BLOCK = 16 << 20  # bytes; a row must fit into two blocks
+_BLOCK = 16 << 20  # bytes; pyarrow cannot read a row that spans three blocks
 
 
 def read_table(path: Path) -> Iterator[dict[str, str | None]]:
@@ -57,7 +57,7 @@ def _unreadable(path: Path, error: BaseException) -> ValueError:
             "quotes"
         )
     else:
-        remedy = "Fix this row"
+        remedy = "Fix the file"
     return ValueError(f"{path} cannot be read as a table: {why}. {remedy}, or write one JSON object per line.")
 
 

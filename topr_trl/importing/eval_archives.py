@@ -51,12 +51,12 @@ def _unreadable(path: Path, error: BaseException) -> ValueError:
 def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     found = [each for each in archive.infolist() if each.filename.startswith("samples/")]
     if any(each.filename.endswith("/sample.json") for each in found):
-        raise zipfile.BadZipFile("its samples are in chunks")
+        raise zipfile.BadZipFile("its samples are split into chunks")
     return [each for each in found if each.filename.endswith(".json")]
 
 
 def _header(archive: zipfile.ZipFile) -> dict[str, Any]:
-    """Return the header. An evaluation that is running or was killed has none: return its `start.json` instead."""
+    """Return the header. Return `start.json` if there is no header, because the evaluation is running or was killed."""
     for name in ("header.json", "_journal/start.json"):
         if name in archive.namelist():
             found = json.loads(_content(archive, archive.getinfo(name)))
@@ -69,7 +69,7 @@ def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
         return archive.read(member)
     file = archive.fp
     assert file is not None
-    file.seek(member.header_offset + 26)  # lengths of name and extra field in the header of a member
+    file.seek(member.header_offset + 26)  # offset of the lengths of name and extra field
     name, extra = struct.unpack("<HH", file.read(4))
     file.seek(name + extra, 1)
     packed = pa.BufferReader(file.read(member.compress_size))

@@ -1,4 +1,4 @@
-"""Define the class of all import formats, and the errors for records that do not match their format."""
+"""Define the class of import formats, and errors for records that cannot be imported."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -34,11 +34,11 @@ class LeftOut(StrEnum):
 
 
 class Unusable(NotOfFormat):
-    """Error for a record that matches its format but cannot be used, for instance because it has an image.
+    """Error for a record that matches its format but cannot be used, for instance because of an image.
 
     Attributes:
-        reason (`LeftOut`): Reason in the summary, if the record is left out.
-        option (`str`): Setting that leaves these records out.
+        reason (`LeftOut`): Reason that the summary gives for a skipped record.
+        option (`str`): Setting that skips these records.
     """
 
     reason, option = LeftOut.UNUSABLE, "skip_unusable"
@@ -57,20 +57,20 @@ class Format:
     Attributes:
         source (`str`): Project, version and source file that define the format and its fields.
         suffix (`str`): Suffix of the files: `.jsonl` for JSON in any layout, or `""` for any kind of file.
-        rows (`Callable`): Function that converts a record to rows, which may have a `reward`. None stands for
+        rows (`Callable`): Function that converts a record to rows, which may have a `reward`. The list has None for
             an empty completion, and a `LeftOut` for a completion that is left out for a different reason.
-        rewards (`Callable`, *optional*): Function that returns the numbers of a record that can be its reward, by name.
-            None if the rows have a `reward`, or the files have no rewards.
+        rewards (`Callable`, *optional*): Function that returns the possible rewards of a record, by name. None if the
+            rows have a `reward`, or the files have no rewards.
         columns (`tuple[str, ...]`): Columns of `COLUMNS` that the rows may have, besides prompt, completion, problem_id
             and reward.
         required (`frozenset[str]`): Required fields of a record.
-        optional (`frozenset[str]`, *optional*): Other fields of a record. With None, all fields are allowed.
-        loses (`str`): Information that the files lack, and the consequences, for the user.
-        without_repeats (`Callable`): Function that removes files whose records are also in other files. The files are
-            sorted by name.
-        records (`Callable`): Function that splits a JSON document into records, for instance a log into its samples.
-        same (`str`, *optional*): Field that must be the same in all records of an import.
-        chat (`bool`, defaults to `False`): Whether text comes from a chat, so it becomes chat messages by default.
+        optional (`frozenset[str]`, *optional*): Other fields that a record may have. None allows all fields.
+        loses (`str`): Limitations of the format, which the summary of an import shows.
+        without_repeats (`Callable`): Function that removes files with the same records as another file from a list
+            that is sorted by name.
+        records (`Callable`): Function that splits a JSON document, such as a log, into records.
+        same (`str`, *optional*): Field that must have the same value in all records of an import.
+        chat (`bool`, defaults to `False`): Whether text becomes chat messages by default.
     """
 
     source: str
@@ -107,6 +107,6 @@ class Format:
         known = self.required | (set(record) if self.optional is None else self.optional) | set(ignored)
         if unknown := sorted(set(record) - known):
             raise NotOfFormat(
-                f"it has {', '.join(unknown)}, which {self.source} does not write. To ignore these fields, list them "
+                f"it has {', '.join(unknown)}, which {self.source} does not define. To ignore these fields, list them "
                 "in --ignore_fields"
             )

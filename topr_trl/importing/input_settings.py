@@ -12,11 +12,11 @@ from topr_trl.importing.openai_messages import message
 from topr_trl.importing.row_table import Row
 from topr_trl.settings.checks import check_choice
 
-# Tokens that start a turn in common chat templates. A user's question does not contain them.
+# Tokens that start a turn in common chat templates. They do not occur in a user's own text.
 _TEMPLATE_TOKENS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start_of_role|>", "[INST]", "<|user|>",
                     "<|User|>", "<\uff5cUser\uff5c>", "<|turn>")  # fmt: skip
-# Labels with the same meaning in every file. The rewards are 1 and -1, as for KTO's labels. `--label_values` replaces
-# these labels.
+# Labels with the same meaning in every file, and their rewards: 1 and -1, as for KTO's labels. `--label_values`
+# replaces the labels.
 _KNOWN_LABELS = {
     **dict.fromkeys(("true", "yes", "up", "thumbs up", "thumbs_up", "good", "positive", "like", "correct", "👍"), 1.0),
     **dict.fromkeys(("false", "no", "down", "thumbs down", "thumbs_down", "bad", "negative", "dislike"), -1.0),
@@ -39,7 +39,7 @@ class InputArguments:
     )
     label_values: list[str] | None = field(
         default=None,
-        metadata={"help": "Numbers for labels that are text, such as great=1 poor=-1. An empty value means no reward."},
+        metadata={"help": "Number for each label, such as great=1 poor=-1. An empty value means no reward."},
     )
     skip_unrewarded: bool = field(
         default=False, metadata={"help": "Skip records without a reward. The summary counts and lists them."}
@@ -54,8 +54,8 @@ class InputArguments:
     completion: str = field(
         default=ALL_TURNS,
         metadata={
-            "help": "Turns to learn from: all_turns of a conversation, or only the last_turn, if the reward is for "
-            "that turn alone."
+            "help": "Turns to learn from: all_turns of a conversation, or last_turn, if the reward is only for "
+            "that turn."
         },
     )
     prompt_field: str | None = field(
@@ -84,7 +84,7 @@ class InputArguments:
         if self.format is not None:
             check_choice(self, format=tuple(FORMATS))
         check_choice(self, completion=(ALL_TURNS, LAST_TURN))
-        self.labels  # noqa: B018  # raises for a wrong pair
+        self.labels  # noqa: B018  # raises for an invalid pair
         if self.messages_field and self.format not in (None, "messages"):
             raise ValueError(
                 f"messages_field: format {self.format} does not use this setting. Remove messages_field or format."
@@ -95,7 +95,7 @@ class InputArguments:
 
     @property
     def labels(self) -> dict[str, float | None] | None:
-        """Return the number for each label. Return None without `label_values`.
+        """Return the number of each label. Return None if `label_values` is not set.
 
         Raises:
             ValueError: a pair is not of the form label=number.
@@ -113,7 +113,7 @@ class InputArguments:
 
     @property
     def reads_other_files(self) -> bool:
-        """Return whether a setting shows that the input must be imported."""
+        """Return whether a setting implies that the input must be imported."""
         names = ("format", "reward_fields", "label_values", "prompt_field", "completion_field", "messages_field")
         return self.chat is not None or any(getattr(self, name) for name in names)
 
@@ -123,7 +123,7 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
 
     Args:
         name (`str`): Name of the field, for messages.
-        value (`Any`): Number, boolean, text, or a list of them. Other values are returned unchanged.
+        value (`Any`): Number, boolean, text, or a list of such values. Other values are returned unchanged.
         labels (`dict`, *optional*): Number for each label. These labels replace the known words.
 
     Raises:
@@ -152,7 +152,7 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
 
 
 def _spellings(value: Any) -> Iterator[str]:
-    """Yield the labels that match a value in `--label_values`, such as `0.0` and `0`, or `False` and `false`."""
+    """Yield the labels in `--label_values` that match a value: `False` and `false`, or `0.0` and `0`."""
     text = str(value).strip()
     yield text
     if isinstance(value, bool):
@@ -162,14 +162,14 @@ def _spellings(value: Any) -> Iterator[str]:
 
 
 def with_named_fields(record: Record, args: InputArguments) -> Record:
-    """Rename the columns `prompt_field` and `completion_field` of a record to `prompt` and `completion`.
+    """Rename the columns in `prompt_field` and `completion_field` to `prompt` and `completion`.
 
     Args:
         record (`Record`): Record.
         args (`InputArguments`): Settings.
 
     Raises:
-        NotOfFormat: the record does not have the column.
+        NotOfFormat: the record lacks one of these columns.
     """
     named = {"prompt": args.prompt_field, "completion": args.completion_field}
     for name, column in named.items():
@@ -182,10 +182,10 @@ def with_named_fields(record: Record, args: InputArguments) -> Record:
 
 
 def as_chat(row: Row) -> Row:
-    """Convert a prompt and a completion of text to chat messages of the user and the assistant.
+    """Convert a text prompt to a user message, and a text completion to an assistant message.
 
     Args:
-        row (`Row`): Row of text. A row of messages or token ids is returned unchanged.
+        row (`Row`): Row. Messages, and rows with token ids, are returned unchanged.
     """
     prompt, completion = row.get("prompt"), row.get("completion")
     if row.get("completion_ids"):

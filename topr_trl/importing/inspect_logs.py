@@ -1,4 +1,4 @@
-"""Read logs of inspect_ai: `.eval` archives and `.json`."""
+"""Read logs of inspect_ai: `.eval` archives and `.json` files."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ _CUT = {"max_tokens": "length", "model_length": "length"}
 
 
 def samples(record: Record) -> Iterator[Record]:
-    """Yield the samples of a log as JSON, with the fields `eval` and `plan` of the log. Yield a sample unchanged.
+    """Yield the samples of a JSON log, with its fields `eval` and `plan`. Yield a sample of an archive unchanged.
 
     Args:
         record (`Record`): Log, or sample of an archive.
@@ -27,7 +27,7 @@ def samples(record: Record) -> Iterator[Record]:
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return one row of messages. Return [] for a sample without a turn that the model generated."""
+    """Return one row of messages. Return [] if the model did not generate a turn."""
     if record.get("error"):
         return [LeftOut.FAILED]
     attached = record.get("attachments") or {}
@@ -55,7 +55,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return the scores of a sample, by the name of the scorer. C is 1, P is 0.5, I and N are 0."""
+    """Return the numeric scores of a sample, by scorer. C becomes 1, P 0.5, and I and N 0."""
     found: dict[str, Any] = {}
     for name, score in (record.get("scores") or {}).items():
         value = score["value"]
@@ -72,7 +72,7 @@ def _is_generated(given: Record) -> bool:
 
 
 def _resolved(value: Any, attached: Record) -> Any:
-    """Replace references to attachments with the text of the attachments."""
+    """Replace each reference to an attachment with its text."""
     if isinstance(value, str) and value.startswith(_ATTACHED):
         name = value.removeprefix(_ATTACHED)
         if name not in attached:
@@ -99,7 +99,7 @@ def _message(given: Record) -> Row:
 
 
 def _tools(record: Record) -> list[Record] | None:
-    """Return the tools of the last request with tools. A scorer may send later requests, which have no tools."""
+    """Return the tools of the last request that has tools. Later requests can come from a scorer."""
     asked = [event for event in record.get("events") or () if event.get("event") == "model" and event.get("tools")]
     return asked[-1]["tools"] if asked else None
 
@@ -113,6 +113,6 @@ FORMAT = Format(
     required=frozenset({"id", "epoch", "messages"}),
     optional=None,
     records=samples,
-    loses="Logs have messages, not token ids. If a solver rewrote messages, the model read different messages from "
-    "those in the row. Do not train on a benchmark on which you report results.",
+    loses="Logs have messages, not token ids. If a solver rewrote messages, the row does not show the messages "
+    "that the model read. Do not train on a benchmark on which you report results.",
 )

@@ -7,15 +7,15 @@ from typing import Any
 
 import pyarrow as pa
 
-_CHUNK = 1 << 20  # characters that are read at a time
+_CHUNK = 1 << 20  # characters or bytes to read at a time
 _SPACE = " \t\r\n"
 
 
 def is_by_lines(path: Path) -> bool:
-    """Return whether each line of a file is a record. Otherwise, the file is an array, or a document of several lines.
+    """Return whether each line of a file is a record, and not part of an array or of a longer document.
 
     Args:
-        path (`Path`): File of JSON, compressed or not.
+        path (`Path`): JSON file, compressed or not.
 
     Raises:
         OSError: the file cannot be read or decompressed.
@@ -34,7 +34,7 @@ def is_by_lines(path: Path) -> bool:
 
 
 def _start_of(path: Path) -> bytes:
-    """Return the first bytes of a file. A compressed file may be truncated after these bytes."""
+    """Return the first bytes of a file. Ignore an error after these bytes, for instance in a truncated file."""
     found = b""
     with pa.input_stream(path) as file:
         try:
@@ -47,13 +47,13 @@ def _start_of(path: Path) -> bytes:
 
 
 def read_documents(path: Path) -> Iterator[Any]:
-    """Yield the items of arrays, and consecutive documents, without loading the whole file.
+    """Yield the items of arrays, and each document outside an array, without loading the whole file.
 
     Args:
-        path (`Path`): File of JSON, compressed or not.
+        path (`Path`): JSON file, compressed or not.
 
     Raises:
-        ValueError: the file is not valid JSON. A truncated file first yields its complete records.
+        ValueError: the file is not valid JSON. The complete records before the error are yielded first.
     """
     decoder, text, place, in_array, done = json.JSONDecoder(), "", 0, False, 0
     with pa.input_stream(path) as raw:
@@ -85,7 +85,7 @@ def read_documents(path: Path) -> Iterator[Any]:
 
 
 class _TextReader:
-    """Reader of UTF-8 text from a stream of bytes, which may be cut inside a character."""
+    """Reader of UTF-8 text from chunks of bytes, which may end inside a character."""
 
     def __init__(self, raw: Any, path: Path) -> None:
         self.raw, self.path, self.rest = raw, path, b""

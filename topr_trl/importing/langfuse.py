@@ -14,7 +14,7 @@ _NOT_A_COMPLETION = ("SPAN", "EVENT", "TOOL", "CHAIN", "AGENT", "RETRIEVER", "EV
 
 
 def observations(record: Record) -> Iterator[Record]:
-    """Yield the observations of a trace, each with its scores and those of the trace. Yield an observation unchanged.
+    """Yield each observation of a trace, with the scores of both. Yield an exported observation unchanged.
 
     Args:
         record (`Record`): Downloaded trace, or exported observation.
@@ -30,7 +30,7 @@ def observations(record: Record) -> Iterator[Record]:
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return one row of messages or text."""
+    """Return one row of messages or text. Return [] for an empty input or output."""
     if str(record.get("type") or "GENERATION").upper() in _NOT_A_COMPLETION:
         return [LeftOut.OTHER]
     if record.get("level") == "ERROR":
@@ -61,7 +61,7 @@ def rewards(record: Record) -> dict[str, Any]:
 
 
 def _completion(output: Any, is_chat: bool) -> Any:
-    """Return the completion: text, or messages if the prompt is messages."""
+    """Return the completion: messages if the prompt or the output is messages, otherwise text."""
     if isinstance(output, dict) and "choices" in output:
         if len(output["choices"]) > 1:
             raise Unusable(f"it has {len(output['choices'])} choices in one observation")
@@ -82,7 +82,7 @@ def _get(record: Record, *names: str) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Convert text to a number, because some exports write numbers as text. Return None for other text."""
+    """Convert text to a number, because some exports write numbers as text. Return None if this fails."""
     if not isinstance(value, str):
         return value
     try:

@@ -16,7 +16,7 @@ _ROLES = {
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return one row of messages, or of text for a completion model."""
+    """Return one row of messages, or of text for a completion model. Return [] without an answer."""
     inputs, outputs = parsed_json(record["inputs"]), parsed_json(record.get("outputs"))
     if record["run_type"] != "llm":
         return [LeftOut.OTHER]
@@ -47,13 +47,13 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return the mean of each kind of feedback, by its key."""
+    """Return the mean of each kind of feedback, by key."""
     stats = parsed_json(record.get("feedback_stats")) or {}
     return {key: each.get("avg") for key, each in stats.items() if isinstance(each, dict)}
 
 
 def _unwrapped(messages: Any) -> Any:
-    """Return the messages of a request. LangChain logs a list that contains one request."""
+    """Return the messages of a request. LangChain logs a list of requests with one element."""
     if messages and isinstance(messages[0], list):
         if len(messages) > 1:
             raise Unusable(f"it has {len(messages)} requests in one run")
@@ -62,7 +62,7 @@ def _unwrapped(messages: Any) -> Any:
 
 
 def _answer(outputs: Any) -> tuple[Any, str | None]:
-    """Return the answer, as a message or as text, and its finish reason. Return None without an answer."""
+    """Return the answer (a message, text, or None) and its finish reason."""
     if "generations" in outputs:
         generations = outputs["generations"]
         made = generations[0] if generations and isinstance(generations[0], list) else generations
@@ -91,7 +91,7 @@ def _answer(outputs: Any) -> tuple[Any, str | None]:
 
 
 def _name(given: Record) -> str:
-    """Return the class, the type or the role of a message."""
+    """Return the name of a message's class, its type, or its role."""
     if isinstance(given.get("id"), list) and given.get("lc"):
         return str(given["id"][-1])
     return str(given.get("type") if given.get("type") in _ROLES else given.get("role") or given.get("type"))
@@ -113,7 +113,7 @@ def _message(given: Record) -> Row:
     ]
     thinking = more.get("reasoning_content") or inner.get("reasoning_content")
     if thinking and split_parts(inner.get("content"))[1]:
-        thinking = None  # The parts contain the same thinking.
+        thinking = None  # The parts repeat this thinking.
     return assistant(inner.get("content"), calls, thinking)
 
 
@@ -125,6 +125,6 @@ FORMAT = Format(
     columns=("problem_id", "finish_reason", "tools", *SAMPLING),
     required=frozenset({"run_type", "inputs"}),
     optional=None,
-    loses="Only runs of the type llm become rows. The reward is the mean of their feedback. Feedback on a whole trace "
-    "is in its root run: write it to a file for --rewards, and set --id_field trace_id.",
+    loses="Only runs of the type llm become rows. The reward is the mean feedback on a run. Feedback on a whole trace "
+    "is in its root run: write this feedback to a file for --rewards, and set --id_field trace_id.",
 )

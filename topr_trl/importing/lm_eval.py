@@ -14,10 +14,11 @@ _OF_SAMPLE = frozenset({
 
 
 def rows(record: Record) -> list[Row]:
-    """Return one row of text, or of messages if the model was asked through a chat API.
+    """Return one row of text, or of messages for a chat API. Return [] for an empty response.
 
     Raises:
-        NotOfFormat: the task compares the likelihoods of given answers, or one score is for several responses.
+        NotOfFormat: the task compares the likelihoods of given answers.
+        Unusable: several responses share one score.
     """
     requests, responses = record["arguments"], record["resps"]
     if isinstance(requests, dict):
@@ -45,7 +46,7 @@ def rows(record: Record) -> list[Row]:
 
 
 def _prompt(given: Any) -> Any:
-    """Return a prompt as text. A prompt for a chat API was logged as JSON, and becomes messages."""
+    """Return a prompt: messages if it was logged as JSON for a chat API, otherwise text."""
     text = given[0] if isinstance(given, list) and len(given) == 1 else given
     if not isinstance(text, str):
         raise NotOfFormat(f"its prompt is {str(given)[:60]}, and must be text")
@@ -70,8 +71,8 @@ FORMAT = Format(
     required=frozenset({"doc_id", "doc", "target", "arguments", "resps"}),
     optional=None,
     same="filter",
-    loses="The harness cuts responses at its stop sequences, so each row ends there, with the stop token of the model. "
-    "It does not log whether a response was cut at the token limit. It uses greedy decoding by default: rows "
-    "without a temperature are then not samples at temperature 1. Do not train on a benchmark on which you report "
+    loses="The harness cuts responses at its stop sequences. Each row ends at the cut, with the model's stop token. "
+    "Logs do not show whether a response was cut at the token limit. The harness decodes greedily by default, so "
+    "rows without a temperature may not be samples at temperature 1. Do not train on a benchmark on which you report "
     "results.",
 )

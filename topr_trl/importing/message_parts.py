@@ -1,4 +1,4 @@
-"""Convert messages with content in several parts to the messages of a row."""
+"""Convert messages whose content has several parts to messages of a row."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,15 +10,15 @@ from topr_trl.importing.row_table import Row
 
 _TEXT = ("text", "input_text", "output_text", "refusal", "reasoning_text", "summary_text")
 _THINKING = ("reasoning", "thinking")
-# Parts that the provider hides, or that repeat a field of the message.
+# Parts whose text the provider hides, or that repeat a field of the message.
 _WITHOUT_TEXT = ("redacted_thinking", "tool_use", "tool_call", "function_call", "compaction")
 
 
 def parsed_json(value: Any) -> Any:
-    """Parse text that is JSON of an object or a list. Return any other value unchanged.
+    """Parse text that is a JSON object or list. Return any other value unchanged.
 
     Args:
-        value (`Any`): Value. Some exports write an object as JSON text in a field or in a cell of a table.
+        value (`Any`): Value. Some exports write objects as JSON text.
     """
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
@@ -33,17 +33,17 @@ def call(name: str, arguments: Any, identifier: str | None = None) -> Row:
 
     Args:
         name (`str`): Name of the function.
-        arguments (`Any`): Arguments, as JSON or as an object.
+        arguments (`Any`): Arguments: JSON text or an object.
         identifier (`str`, *optional*): Id of the call.
     """
     return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a message's content, which is text, an object, or a list of parts.
+    """Return the text of a message's content: text, an object, or a list of parts.
 
     Raises:
-        Unusable: a part is not text, for instance an image.
+        Unusable: a part has no text, for instance an image.
     """
     return split_parts(content)[0]
 
@@ -52,7 +52,7 @@ def split_parts(content: Any) -> tuple[str, str]:
     """Return the text and the thinking of a message's content: text, an object, or a list of parts.
 
     Raises:
-        Unusable: a part is not text, for instance an image.
+        Unusable: a part has no text, for instance an image.
     """
     if content is None or isinstance(content, str):
         return content or "", ""
@@ -83,7 +83,7 @@ def _string(part: Mapping[str, Any], *names: str) -> str:
 
 
 def _thinking(part: Mapping[str, Any]) -> str:
-    """Return the thinking of a part, or its summary. Return "" if the provider hides it."""
+    """Return the thinking of a part, or the summary of the thinking. Return "" if the provider hides both."""
     if part.get("redacted"):
         return ""
     for name in ("content", "reasoning", "thinking", "text", "summary"):
@@ -98,7 +98,7 @@ def assistant(content: Any, calls: Sequence[Row] = (), thinking: str | None = No
     Args:
         content (`Any`): Text, or parts.
         calls (`Sequence`): Tool calls.
-        thinking (`str`, *optional*): Thinking, in addition to that of the parts.
+        thinking (`str`, *optional*): Thinking to add before the thinking of the parts.
         more: Other fields of the message.
     """
     text, thought = split_parts(content)
@@ -108,10 +108,10 @@ def assistant(content: Any, calls: Sequence[Row] = (), thinking: str | None = No
 
 
 def other(role: str, content: Any, **more: Any) -> Row:
-    """Return a system, user or tool message. Its thinking, if any, is dropped.
+    """Return a system, user or tool message without thinking.
 
     Args:
-        role (`str`): Role. The role developer becomes system.
+        role (`str`): Role. `developer` becomes `system`.
         content (`Any`): Text, or parts.
         more: Other fields of the message.
     """

@@ -12,7 +12,7 @@ from topr_trl.importing.verifiers_results import join_turns
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return one row of messages. If each turn has token ids, return one row for each part of the rollout.
 
-    The last output item of each turn has the tokens that the model read and wrote (`prompt_token_ids`,
+    The last output item of a turn has the turn's token ids and log-probabilities (`prompt_token_ids`,
     `generation_token_ids`, `generation_log_probs`).
     """
     if record.get("_ng_failure_class"):

@@ -1,4 +1,4 @@
-"""Read NeMo-RL's `train_data_step{N}.jsonl`."""
+"""Read `train_data_step{N}.jsonl`, which NeMo-RL logs in training."""
 
 from topr_trl.importing.format import Format, LeftOut, Record
 from topr_trl.importing.row_table import Row
@@ -7,8 +7,8 @@ from topr_trl.importing.row_table import Row
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return one row of token ids, unless the sample was masked in the loss.
 
-    Each value is a batch with one sample, padded on the right. Each log-probability is at the position of its token,
-    and is 0 for tokens that the policy did not generate.
+    Each field is a batch with one sample, padded on the right. Each log-probability has the index of its token, and is
+    0 for tokens that the policy did not generate.
     """
     one = {name: value[0] if isinstance(value, list) else value for name, value in record.items()}
     ids, mask, logps = (
@@ -21,7 +21,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
     texts = one["content"]
     return [
         {
-            "prompt": texts[0], "completion": "".join(texts[1:]),  # For readers. The trainer uses the ids.
+            "prompt": texts[0], "completion": "".join(texts[1:]),  # only for display; the trainer uses the token ids
             "prompt_ids": ids[:first], "completion_ids": ids[first:], "completion_mask": mask[first:],
             "sampler_logps": [logp if own else None for logp, own in zip(logps[first:], mask[first:], strict=True)],
         }
@@ -38,6 +38,6 @@ FORMAT = Format(
         "content", "rewards", "input_lengths", "token_ids", "token_loss_mask", "generation_logprobs"
     }),
     optional=frozenset({"sample_loss_mask", "advantages", "prev_logprobs", "filtered_rewards", "agent_ref", "idx"}),
-    loses="Rewards are the scaled and shaped rewards that NeMo-RL trained on. These files do not contain the "
-    "temperature: if it was not 1, set --temperature.",
+    loses="Rewards are the scaled and shaped rewards that NeMo-RL trained on. The files lack the temperature: "
+    "set --temperature if it was not 1.",
 )  # fmt: skip

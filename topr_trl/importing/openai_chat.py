@@ -1,6 +1,6 @@
 """Read chat completions of OpenAI's API and of vLLM's server: batch files, and logs of requests with responses.
 
-LiteLLM logs a response and the messages of its request in one record. Other settings are in `model_parameters`.
+A record of LiteLLM has the messages of the request next to the response. `model_parameters` has its other settings.
 """
 
 from topr_trl.data.sampler_logps import SAMPLING
@@ -13,8 +13,8 @@ from topr_trl.importing.text_completions import body_and_request, ids_in
 def rows(record: Record) -> list[Row | LeftOut | None]:
     """Return a row for each choice of a response, or None for an empty choice.
 
-    The request is the field `request` of the record, or a line in the input file of the batch (`--requests`), or the
-    record itself (LiteLLM).
+    The request comes from the field `request` of the record, from the input file of the batch (`--requests`), or from
+    the record itself (LiteLLM).
     """
     if record.get("status") == "failure":
         return [LeftOut.FAILED]
@@ -55,7 +55,7 @@ def _choice_columns(choice: Record, prompt_ids: list[int] | None) -> Row | None:
     if not ids and not any(written[name] for name in ("content", "tool_calls", "reasoning_content")):
         return None
     return {
-        "prompt_ids": prompt_ids if ids else None,  # A row has both kinds of ids or none.
+        "prompt_ids": prompt_ids if ids else None,  # Messages of a completion need messages as their prompt.
         "completion": [written],
         "completion_ids": ids,
         "sampler_logps": logps or None,

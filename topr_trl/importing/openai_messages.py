@@ -14,8 +14,8 @@ from topr_trl.importing.row_table import Row
 def message(given: Mapping[str, Any]) -> Row:
     """Convert a chat message to the type `MESSAGES`.
 
-    Arguments of tool calls become JSON, and content in several parts becomes one text. Function results, which
-    OpenAI's API had before tools, become tool results.
+    Arguments of tool calls become JSON text, and content in several parts becomes one text. Function results, which
+    OpenAI's API had before tool results, become tool results.
 
     Args:
         given (`Mapping[str, Any]`): Message in OpenAI's format.
@@ -32,7 +32,7 @@ def message(given: Mapping[str, Any]) -> Row:
     except ValueError as error:
         raise Unusable(str(error)) from None
     calls = [_call(json.loads(call) if isinstance(call, str) else call) for call in given.get("tool_calls") or ()]
-    if given.get("function_call"):  # OpenAI's API used this field before 2023-11.
+    if given.get("function_call"):  # OpenAI's API had this field before tools.
         calls.append(_call(given["function_call"]))
     reasoning = (given.get(name) for name in ("reasoning_content", "reasoning", "thinking"))
     return {
@@ -46,7 +46,7 @@ def message(given: Mapping[str, Any]) -> Row:
 def row_of_run(messages: list[Row], **columns: Any) -> list[Row]:
     """Return one row, whose completion starts with the first assistant turn. Return [] without such a turn.
 
-    The completion cannot start with a turn of weight 0, which is only context.
+    Assistant turns with weight 0 before this turn are part of the prompt.
 
     Args:
         messages (`list[Row]`): Messages of the run.
@@ -57,19 +57,19 @@ def row_of_run(messages: list[Row], **columns: Any) -> list[Row]:
 
 
 def text_or_messages(given: object) -> object:
-    """Convert the messages in a list with `message`. Return text unchanged."""
+    """Convert a list of messages. Return text unchanged."""
     return [message(each) for each in given] if isinstance(given, list) else given
 
 
 def _call(given: Mapping[str, Any]) -> Row:
-    """Convert a tool call. Its name and arguments can be in the field `function` or next to its id."""
+    """Convert a tool call, whose name and arguments can be in the field `function` or next to the id."""
     function = given.get("function") or given
     arguments = _as_json(function.get("arguments"))
     return {"id": given.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
 def has_broken_call(row: Row) -> bool:
-    """Return whether arguments of a tool call are not valid JSON. Messages with token ids are not checked."""
+    """Return whether a tool call has invalid JSON. Do not check messages with token ids, which are not rendered."""
     turns = [
         turn
         for name in ("prompt", "completion")
@@ -85,9 +85,9 @@ def _as_json(arguments: Any) -> str:
 
 
 def tools_as_json(tools: Any) -> str | None:
-    """Return tools as JSON, with their name and parameters in the field `function`.
+    """Return tools as JSON, with the name and parameters of each tool in its field `function`.
 
-    A table cannot hold tools as structs, because each tool would get the parameters of all tools.
+    Tools are not structs in the table, because each tool would get the parameters of all tools.
 
     Args:
         tools (`Any`): List of tools, or JSON, which is returned unchanged.
@@ -98,10 +98,10 @@ def tools_as_json(tools: Any) -> str | None:
 
 
 def template_columns(request: Mapping[str, Any]) -> Row:
-    """Return the columns `tools` and `chat_template_kwargs` for the arguments of the chat template in a request.
+    """Return the columns `tools` and `chat_template_kwargs` from a request.
 
-    `functions` are the tools of OpenAI's API before 2023-11. OpenAI's client writes other arguments to `extra_body`.
-    vLLM passes `reasoning_effort` to the chat template, too.
+    OpenAI's API had `functions` before tools. OpenAI's client sends settings that the API lacks in `extra_body`. vLLM
+    also passes `reasoning_effort` to the chat template.
 
     Args:
         request (`Mapping[str, Any]`): Request in OpenAI's format, or a record with its fields.

@@ -1,4 +1,4 @@
-"""Read `output.jsonl` of OpenHands' benchmarks: runs of the SDK (1.0 and later), and of the agents before it."""
+"""Read `output.jsonl` of OpenHands' benchmarks: runs of the SDK (1.0 and later), and of older agents."""
 
 from collections.abc import Iterator, Mapping
 from itertools import chain, pairwise
@@ -10,7 +10,7 @@ from topr_trl.importing.message_parts import assistant, call, other, text_of
 from topr_trl.importing.openai_messages import message, row_of_run, tools_as_json
 from topr_trl.importing.row_table import Row
 
-_OWN_WORDS = ("message", "finish", "think")  # actions of the agent that may come without a tool call
+_OWN_WORDS = ("message", "finish", "think")  # actions that the agent can take without a tool call
 _SILENT = ("change_agent_state", "null", "recall", "agent_state_changed", "condensation_request", "loop_recovery")
 _NOT_FOR_THE_MODEL = (
     "ConversationStateUpdateEvent", "PauseEvent", "TokenEvent", "LLMCompletionLogEvent", "HookExecutionEvent",
@@ -19,7 +19,7 @@ _NOT_FOR_THE_MODEL = (
 
 
 def rows(record: Record) -> list[Row]:
-    """Return one row of messages with tool calls. Return [] if there is no agent turn."""
+    """Return one row of messages. Return [] if there is no agent turn."""
     events = record.get("history") or []
     if events and isinstance(events[0], list):  # pairs of an action and an observation, before 2024-11
         events = list(chain.from_iterable(events))
@@ -31,7 +31,7 @@ def rows(record: Record) -> list[Row]:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return whether the tests passed, from the report that the evaluation adds."""
+    """Return 1 if the tests passed and 0 if they failed, from the report that the evaluation adds."""
     result = record.get("test_result") or {}
     for place in (result.get("report"), record.get("report"), result):
         if isinstance(place, Mapping) and isinstance(place.get("resolved"), bool):
@@ -42,21 +42,21 @@ def rewards(record: Record) -> dict[str, Any]:
 def one_per_folder(files: list[Path]) -> list[Path]:
     """Check that each folder has only one file, and return the files.
 
-    OpenHands writes the same runs a second time, with their reports.
+    OpenHands writes a second file with the same runs and their reports.
 
     Raises:
         ValueError: a folder has two files.
     """
     for file, following in pairwise(files):
         if file.parent == following.parent:
-            raise ValueError(f"{file} and {following.name} may hold the same runs. Set --input to one of them.")
+            raise ValueError(f"{file} and {following.name} may hold the same runs. Set --input to one of the files.")
     return files
 
 
 def _of_sdk(events: list[Record]) -> tuple[list[Row], list[Record]]:
-    """Return the messages and the tools of a run of the SDK, as its `events_to_messages` makes them."""
+    """Return the messages and the tools of a run of the SDK, like the SDK's `events_to_messages`."""
     found, tools = list[Row](), list[Record]()
-    response: str | None = None  # response to which the last turn belongs
+    response: str | None = None  # id of the response with the last turn
     for event in events:
         kind = event["kind"]
         if kind == "SystemPromptEvent":
@@ -91,7 +91,7 @@ def _of_sdk(events: list[Record]) -> tuple[list[Row], list[Record]]:
 
 
 def _tool(tool: Record) -> Record:
-    """Return the name and the description of a tool. The events do not have its parameters."""
+    """Return the name and the description of a tool. The events lack its parameters."""
     name = tool.get("title") or tool.get("name") or str(tool["kind"]).removesuffix("Tool").lower()
     return {"name": name, "description": tool.get("description") or ""}
 
@@ -107,12 +107,12 @@ def _observation(event: Record) -> Row:
 
 
 def _of_agents(events: list[Record]) -> tuple[list[Row], list[Record]]:
-    """Return the messages and the tools of a run of the agents before the SDK.
+    """Return the messages and the tools of a run of an agent before the SDK.
 
-    An action has the response of the model in `tool_call_metadata`. A response with several calls is in several events.
+    An action has the model's response in `tool_call_metadata`. A response with several calls has an event for each.
     """
     found, tools = list[Row](), list[Record]()
-    seen = set[str]()  # responses that are in `found`
+    seen = set[str]()  # ids of the responses in `found`
     for event in events:
         metadata = event.get("tool_call_metadata")
         if "action" in event:
@@ -149,7 +149,7 @@ def _of_action(event: Record, metadata: Record | None, seen: set[str]) -> Iterat
 
 
 def _result(event: Record) -> str:
-    """Return an observation as the agent read it, with the state of the shell after a command."""
+    """Return the text that the agent read, with the state of the shell after a command."""
     content = str(event.get("content") or "")
     shell = (event.get("extras") or {}).get("metadata")
     if event.get("observation") != "run" or not isinstance(shell, Mapping):

@@ -1,4 +1,4 @@
-"""Read spans and events of OpenTelemetry's conventions for generative AI, as OTLP JSON or as an SDK prints them."""
+"""Read spans and logs of OpenTelemetry's conventions for generative AI, as OTLP JSON or as an SDK prints them."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _OLD = ("gen_ai.prompt", "gen_ai.completion", "gen_ai.prompt.0.content", "llm.pr
 
 
 def calls(record: Record) -> Iterator[Record]:
-    """Yield the spans and events of a document as flat records, each with its evaluations.
+    """Yield the spans and log records of a document, each with its evaluations.
 
     Args:
         record (`Record`): OTLP export, or a span as an SDK prints it.
@@ -38,7 +38,7 @@ def calls(record: Record) -> Iterator[Record]:
         if (log.get("eventName") or log.get("name")) == _RESULT:
             evaluated.setdefault(log.get("spanId"), {}).update(_evaluations([{**log, "name": _RESULT}]))
     captured = {span.get("spanId") for span in spans if _OUTPUT in _plain(span.get("attributes"))}
-    for each in (*spans, *(log for log in logs if log.get("spanId") not in captured)):  # Logs can repeat messages.
+    for each in (*spans, *(log for log in logs if log.get("spanId") not in captured)):  # A log can repeat its span.
         own = {**evaluated.get(each.get("spanId"), {}), **_evaluations(each.get("events") or ())}
         yield {**each, "attributes": _plain(each.get("attributes")), "evaluations": own}
 
@@ -53,7 +53,7 @@ def _evaluations(events: Any) -> dict[str, Any]:
 
 
 def _plain(attributes: Any) -> Any:
-    """Return attributes of OTLP as an object. Return an object unchanged."""
+    """Convert OTLP's list of attributes to an object. Return an object unchanged."""
     if isinstance(attributes, list):
         return {each["key"]: _value(each.get("value") or {}) for each in attributes}
     return attributes or {}
@@ -75,7 +75,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
     if _OUTPUT not in attributes:
         if found := [name for name in _OLD if name in attributes]:
             raise NotOfFormat(
-                f"it has {found[0]}, which belongs to conventions before 1.37. Upgrade the instrumentation"
+                f"it has {found[0]}, an attribute of the conventions before 1.37. Upgrade the instrumentation"
             )
         return [LeftOut.OTHER]
     if _INPUT not in attributes:
@@ -105,7 +105,7 @@ def _functions(tools: Any) -> Any:
 
 
 def _messages(given: Record) -> list[Row]:
-    """Convert a message with parts to messages. Each tool result becomes a message."""
+    """Convert a message to messages of a row. Each tool result becomes a separate message."""
     parts = given["parts"]
     results = [part for part in parts if part.get("type") == "tool_call_response"]
     if given["role"] != "assistant":

@@ -1,4 +1,4 @@
-"""Read preference pairs, such as DPO's datasets. Each pair becomes two rows with the same prompt."""
+"""Read preference pairs, such as datasets for DPO. Each pair becomes two rows with the same prompt."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ from topr_trl.importing.openai_messages import tools_as_json
 from topr_trl.importing.prompt_tables import PROMPTS, column_of, normalized, plain, with_system
 from topr_trl.importing.row_table import Row
 
-_MARKERS = ("\n\nAssistant:", "<|im_start|>assistant\n", "<|assistant|>\n", "[/INST]")  # start of the model's text
+_MARKERS = ("\n\nAssistant:", "<|im_start|>assistant\n", "<|assistant|>\n", "[/INST]")  # starts of assistant turns
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return the chosen row with reward 1, and the rejected row with reward -1."""
+    """Return a row with reward 1 for `chosen` and a row with reward -1 for `rejected`. Return [] for an empty text."""
     chosen, rejected = (plain(record[name], name) for name in ("chosen", "rejected"))
     if not chosen or not rejected:
         return []
@@ -27,7 +27,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
         prompt, chosen, rejected = _split_texts(chosen, rejected)
     elif isinstance(prompt, str) and chosen.startswith(prompt) and rejected.startswith(prompt) and prompt:
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
-    elif isinstance(prompt, str) and normalized(name) != "prompt":  # In TRL, a text `prompt` is plain text.
+    elif isinstance(prompt, str) and normalized(name) != "prompt":  # TRL does not apply a template to a text `prompt`.
         prompt = plain([{"role": "user", "content": prompt}], "prompt")
     if record.get("system"):
         prompt = with_system(prompt, str(record["system"]))
@@ -53,10 +53,10 @@ def _prompt_name(record: Record, chosen: Any) -> str | None:
 
 
 def _split_messages(prompt: Any, chosen: list[Row], rejected: list[Row]) -> tuple[Any, list[Row], list[Row]]:
-    """Return the prompt, and the messages of both runs after it.
+    """Return the prompt, and the messages of `chosen` and `rejected` after it.
 
-    If both runs start with an assistant turn, the prompt is the field `prompt`. Otherwise, the prompt is the messages
-    that both runs share, and the field `prompt` must agree with them.
+    If both start with an assistant turn, the prompt is the field `prompt`. Otherwise, the prompt consists of their
+    common first messages, and the field `prompt` must agree with these messages.
     """
     if chosen[0]["role"] == rejected[0]["role"] == "assistant":
         if prompt is None:
@@ -71,7 +71,7 @@ def _split_messages(prompt: Any, chosen: list[Row], rejected: list[Row]) -> tupl
         raise Unusable("chosen and rejected do not start with the same messages, followed by an assistant turn")
     own = chosen[:shared]
     if isinstance(prompt, list) and prompt[-len(own) :] == own:
-        own = prompt  # It can have a system prompt that the runs lack.
+        own = prompt  # The field can have a system prompt that chosen and rejected lack.
     elif not (prompt is None or (own[: len(prompt)] == prompt if isinstance(prompt, list) else _is_among(prompt, own))):
         raise Unusable("its prompt differs from the prompt in the messages of chosen. Remove one of the two prompts")
     return own, chosen[shared:], rejected[shared:]
@@ -82,7 +82,7 @@ def _is_among(text: str, messages: list[Row]) -> bool:
 
 
 def _split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
-    """Return the text up to the last marker of the assistant's turn that both texts share, and the rest of both."""
+    """Split two texts after the last common marker of an assistant turn. Return the prompt and both completions."""
     shared = 0
     while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
         shared += 1
@@ -97,7 +97,7 @@ def _split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
 
 
 FORMAT = Format(
-    source="preference pairs as for TRL's DPOTrainer",
+    source="preference pairs, the format of TRL's DPOTrainer",
     suffix="",
     rows=rows,
     rewards=None,

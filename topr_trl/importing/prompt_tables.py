@@ -17,11 +17,11 @@ REWARDS = ("reward", "score", "rating", "label", "feedback", "thumbs", "thumb", 
            "user_feedback", "rated", "like", "liked", "helpful")  # fmt: skip
 _SYSTEM = ("system", "system_prompt")
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_MESSAGES = re.compile(r"\s*\[\s*\{\s*['\"]")  # text that holds a list of objects
+_MESSAGES = re.compile(r"\s*\[\s*\{\s*['\"]")  # text that looks like a list of objects
 
 
 def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy: str) -> str:
-    """Return the name of the column that holds the prompt or the completion of a record.
+    """Return the name of the column with the prompt or the completion.
 
     Args:
         record (`Mapping`): Record.
@@ -47,20 +47,21 @@ def normalized(name: Any) -> str:
 
 
 def has_columns(record: Mapping[str, Any]) -> bool:
-    """Return whether a record has a column for a prompt, and another one for a completion."""
+    """Return whether a record has a column for the prompt and a column for the completion."""
     names = {normalized(name) for name, value in record.items() if not isinstance(value, Mapping)}
     return bool(names & set(PROMPTS) and names & set(COMPLETIONS))
 
 
 def plain(value: Any, name: str) -> Any:
-    """Return text, or the messages that the text contains as JSON.
+    """Return text, or messages. Parse text that contains messages as JSON.
 
     Args:
         value (`Any`): Text, messages, or None.
         name (`str`): Name of the column, for messages.
 
     Raises:
-        NotOfFormat: the text contains messages that are not JSON, or the value is neither text nor messages.
+        NotOfFormat: the text looks like messages and is not JSON, or the value is neither text nor messages.
+        Unusable: a message has an unknown role.
     """
     if isinstance(value, str) and _MESSAGES.match(value):
         try:
@@ -114,7 +115,7 @@ def with_system(prompt: Any, system: str) -> Any:
     """Return a prompt as messages that start with a system prompt."""
     own = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if own and own[0]["role"] == "system":
-        raise Unusable("its prompt starts with a system message, and it has a column with a system prompt, too")
+        raise Unusable("its prompt starts with a system message, and another column has a system prompt, too")
     return [text_or_messages([{"role": "system", "content": system}])[0], *text_or_messages(own)]  # type: ignore[index, misc]
 
 
@@ -134,5 +135,5 @@ FORMAT = Format(
     required=frozenset(),
     optional=None,
     chat=True,
-    loses="Tables have text only: no system prompt unless a column has it, no tool calls, and no sampling temperature.",
+    loses="Most tables hold only text. They lack tool calls, the sampling temperature, and often the system prompt.",
 )

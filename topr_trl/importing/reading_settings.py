@@ -1,4 +1,4 @@
-"""Settings for importing files, including those that only `topr import` has."""
+"""Settings of `topr import` for reading files."""
 
 from dataclasses import dataclass, field
 
@@ -31,7 +31,7 @@ class ReadingArguments(InputArguments):
     )
     rollout_field: str | None = field(
         default=None,
-        metadata={"help": "Field with the id of the run, if each record is one request of a longer run."},
+        metadata={"help": "Field with the id of the run, if a run has several records, one for each request."},
     )
     temperature: float | None = field(
         default=None, metadata={"help": "Sampling temperature of all rows. It replaces values in the files."}
@@ -44,13 +44,13 @@ class ReadingArguments(InputArguments):
         },
     )
     ignore_fields: list[str] | None = field(
-        default=None, metadata={"help": "Fields to ignore that the format does not have."}
+        default=None, metadata={"help": "Fields that the format does not define, and that the import ignores."}
     )
 
     def __post_init__(self) -> None:
         check_types(self, ReadingArguments)
         self.check_input()
-        self.where_values  # noqa: B018  # raises for a wrong pair
+        self.where_values  # noqa: B018  # raises for an invalid pair
         if self.format is not None:
             self.check_format(self.format)
         if self.temperature is not None and not 0 < self.temperature < float("inf"):

@@ -11,7 +11,7 @@ from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.prompt_tables import COMPLETIONS, PROMPTS, has_columns, normalized
 from topr_trl.importing.record_files import parsed, read_records
 
-_RECORDS = 20  # number of records to look at
+_RECORDS = 20  # number of records to test
 _SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")
 
 
@@ -75,7 +75,7 @@ def _is_openhands_output(record: Record) -> bool:
 def messages_fields(record: Any, inside: str = "") -> list[str]:
     """Return the names of the fields of a record that hold chat messages, such as `history` or `run.messages`.
 
-    The prompt and the completion of a table are left out, because neither is the whole conversation.
+    In a table, leave out the prompt and the completion, because neither is the whole conversation.
 
     Args:
         record (`Any`): Record.
@@ -110,8 +110,8 @@ def is_chat_messages(value: Any) -> bool:
     return any(each["role"] == "assistant" for each in value)
 
 
-# Test that recognizes the records of each format. The first test that passes selects the format, so specific formats
-# precede general formats.
+# Test for the records of each format. The first test that passes selects the format, so specific formats precede
+# general formats.
 _TESTS: dict[str, Callable[[Record], bool]] = {
     "verifiers": lambda record: isinstance(record.get("traces"), list) or _has("nodes", "rewards")(record),
     "nemo-gym": _has("responses_create_params", "response"),
@@ -148,7 +148,7 @@ def _is_turns(value: Any) -> bool:
 
 
 def format_of(record: Any) -> str | None:
-    """Return the name of the format that a record has, or None.
+    """Return the name of a record's format, or None.
 
     Args:
         record (`Any`): Record.
@@ -162,11 +162,10 @@ def recognize(files: Iterable[Path]) -> str:
     """Recognize the format of files, and return its name.
 
     Args:
-        files (`Iterable`): Files. Only the first file is read.
+        files (`Iterable`): Files. Only the first records of the first file are read.
 
     Raises:
-        ValueError: no format matches, or the first records have different formats. The message lists the fields of
-            a record and names a remedy.
+        ValueError: no format matches, or the first records have different formats.
     """
     file = next(iter(files))
     seen = [parsed(raw) for _, raw in islice(read_records(file), _RECORDS)]

@@ -1,4 +1,4 @@
-"""Read the records in JSON, CSV and parquet files, and in logs of inspect_ai. Files may be compressed."""
+"""Read records from JSON, CSV and parquet files, and from logs of inspect_ai. Files may be compressed."""
 
 import io
 import json
@@ -17,18 +17,19 @@ from topr_trl.importing import csv_tables, eval_archives, json_documents
 from topr_trl.importing.format import Record
 
 _COMPRESSED = (".zst", ".gz")
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # JSON writes a character above 16 bits as a pair of surrogates
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # JSON escapes a character above U+FFFF as two surrogates
 
 
 def files_of(path: Path, suffix: str) -> list[Path]:
-    """Return the files in a folder and its subfolders, sorted by name. For a file, return the file.
+    """Return the files of a format in a folder and its subfolders, sorted by name. For a file, return the file.
 
     Args:
         path (`Path`): Folder or file.
-        suffix (`str`): Suffix of the files. Compressed files have a second suffix.
+        suffix (`str`): Suffix of the format, without a compression suffix.
 
     Raises:
-        ValueError: the folder has no file with this suffix, or has files of other formats, too.
+        ValueError: the folder has no file of the format, has files of several formats, or has a file and its
+            compressed copy.
     """
     if path.is_file():
         return [path]
@@ -40,17 +41,19 @@ def files_of(path: Path, suffix: str) -> list[Path]:
         kinds = {_uncompressed(file).suffix for file in path.rglob("*") if file.is_file()} - {""}
     if not found or kinds:
         more = f"; it has {' and '.join(sorted(kinds))} files" if kinds else ""
-        raise ValueError(f"{path} must hold only {suffix} files of this format{more}. Use a file or another folder.")
-    for file, following in pairwise(found):  # A compressed copy comes right after its file.
+        raise ValueError(
+            f"{path} must hold only {suffix} files of this format{more}. Choose one file or a different folder."
+        )
+    for file, following in pairwise(found):  # A compressed copy follows its file.
         if _uncompressed(file) == _uncompressed(following):
             raise ValueError(f"{file} and {following} hold the same records. Remove one of them, or use a single file.")
     return found
 
 
 SUFFIXES = (".jsonl", ".parquet", ".eval", ".csv", ".tsv", ".ndjson", ".traj", ".json")
-_OWN_FORMAT = (".jsonl", ".parquet", ".csv", ".tsv", ".eval")  # A folder may have files of only one of these.
-# Suffixes to look for, by the suffix of the format. The first suffix with files is used, because `.json`
-# files may describe a run.
+_OWN_FORMAT = (".jsonl", ".parquet", ".csv", ".tsv", ".eval")  # A folder may have only one of these suffixes.
+# Suffixes to look for, by the suffix of the format. The first suffix with files is used. `.json` is last, because such
+# files may describe a run instead of containing records.
 _LIKE = {".jsonl": (".jsonl", ".ndjson", ".traj", ".json"), ".eval": (".eval", ".json")}
 
 
@@ -90,7 +93,7 @@ def _count(path: Path) -> int:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Add the name of a file to read errors, for instance decompression errors."""
+    """Add the name of the file to errors of reading and decompression."""
     try:
         yield
     except FileNotFoundError:
@@ -100,7 +103,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not empty, with their numbers. For a truncated file, the last line is not valid JSON."""
+    """Yield the lines that are not empty, with their numbers. End a truncated file with a broken line."""
     number = 0
     with io.BufferedReader(pa.input_stream(path)) as file:  # `input_stream` decompresses, according to the suffix.
         try:
@@ -114,7 +117,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
-    """Yield the place and the content of each record. Lines are not parsed, because callers skip some of them.
+    """Yield the place and the content of each record. Lines are not parsed, because callers skip some lines.
 
     Args:
         path (`Path`): File of records.

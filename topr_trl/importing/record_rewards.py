@@ -26,18 +26,19 @@ class RecordRewards:
 
     @property
     def exist(self) -> bool:
-        """Whether the format or a setting says where the rewards are."""
+        """Whether the format or a setting defines where the rewards are."""
         return self.format.rewards is not None or bool(self.args.reward_fields) or self.by_id is not None
 
     def of(self, record: Record, rollouts: int) -> list[float] | None:
-        """Return one reward per rollout of a record. Return None if the rows of the format have their own rewards.
+        """Return one reward per rollout. Return None if neither a setting nor `Format.rewards` defines rewards.
 
         Args:
             record (`Record`): Record.
             rollouts (`int`): Number of rollouts that the record holds.
 
         Raises:
-            NotOfFormat: a reward is not a number, or the numbers of rewards and rollouts differ.
+            NotOfFormat: a reward is ambiguous or not a number, or the numbers of rewards and rollouts differ.
+            Unusable: a reward is infinite, NaN or too large.
             Unrewarded: the record has no reward.
         """
         if self.by_id is not None:
@@ -53,7 +54,7 @@ class RecordRewards:
                 else f"it has {', '.join(record)}, and none of these fields is a known reward"
             )
             raise NotOfFormat(f"{which}: list the fields to add up in --reward_fields")
-        # A reward function can return None for a completion that another function rewards.
+        # One reward function can return None for a completion that a different function rewards.
         numbers_by_name = {name: as_number(name, value, self.labels) for name, value in values.items()}
         known = {name: value for name, value in numbers_by_name.items() if value is not None}
         if not known:
@@ -71,7 +72,7 @@ class RecordRewards:
 
 
 def check_rewards(rows: Sequence[Row]) -> None:
-    """Check the rewards that a format gave to its rows.
+    """Check the rewards that a format set in its rows.
 
     Args:
         rows (`Sequence[Row]`): Rows of a record.
@@ -97,9 +98,9 @@ _NEVER_REWARDS = ("temperature", "top_p", "top_k", "seed", "n", "max_tokens", "c
 
 
 def numbers_in(record: Any, inside: str = "") -> list[str]:
-    """Return the names of the fields of a record that hold a number or a bool, such as `reward` or `info.score`.
+    """Return the names of the fields of a record that hold a number or a boolean, such as `reward` or `info.score`.
 
-    Fields that are never a reward, such as `temperature`, are left out.
+    Leave out fields that are never a reward, such as `temperature`.
 
     Args:
         record (`Any`): Record.
@@ -116,7 +117,7 @@ def numbers_in(record: Any, inside: str = "") -> list[str]:
 
 
 def read_by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:
-    """Return the values of a field in a file of records, by the value of another field. Return None without a file.
+    """Return the value for each id in a file of records. Return None without a file.
 
     Args:
         path (`str`, *optional*): File of records.
@@ -124,7 +125,7 @@ def read_by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:
         name (`str`): Field with the value.
 
     Raises:
-        ValueError: a record lacks a field, or two records have the same id.
+        ValueError: a record lacks a field, its id is neither text nor an integer, or two records have the same id.
     """
     if path is None:
         return None
@@ -132,7 +133,7 @@ def read_by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:
     for place, raw in read_records(file):
         record = parsed(raw)
         if not isinstance(record, dict) or not {by, name} <= set(record) or not isinstance(record[by], str | int):
-            raise ValueError(f"{place} must be JSON with the fields {by} (text or a number) and {name}.")
+            raise ValueError(f"{place} must be JSON with the fields {by} (text or an integer) and {name}.")
         if record[by] in found:
             raise ValueError(f"{place} has the same {by} as an earlier line: {record[by]!r}. Remove one of the lines.")
         found[record[by]] = record[name]
@@ -146,7 +147,7 @@ def value_by_id(values: dict[Any, Any], record: Record, by: str, option: str, er
         values (`dict`): Values by id, as `read_by_id` returns them.
         record (`Record`): Record.
         by (`str`): Field of the record with its id.
-        option (`str`): Setting that names the file of values, for messages.
+        option (`str`): Setting with the file of values, for messages.
         error (`type[NotOfFormat]`): Error to raise if the file has no value for the id.
     """
     identifier = field_value(record, by, NotOfFormat)
@@ -160,7 +161,7 @@ def field_value(record: Record, path: str, error: type[NotOfFormat]) -> Any:
 
     Args:
         record (`Record`): Record.
-        path (`str`): Names of the field and of its outer fields, separated by dots.
+        path (`str`): Name of the field, after the names of its outer fields, separated by dots.
         error (`type[NotOfFormat]`): Error to raise if there is no such field.
     """
     value: Any = record

@@ -1,4 +1,4 @@
-"""Convert records to rows, according to the format, the settings, and files of rewards and requests."""
+"""Convert records to rows with a format, the settings, and files of rewards and requests."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,9 +36,9 @@ class Part(NamedTuple):
 
     Attributes:
         rows (`list[Row]`): Rows.
-        places (`list[str]`): File and position of the record of each row.
-        left_out (`dict[str, list[str]]`): Files and positions of completions and records without a row, by the reason.
-        several_turns (`int`): Number of rows whose completion had several turns of the model.
+        places (`list[str]`): Place of each row's record: the file and the position in it.
+        left_out (`dict[str, list[str]]`): Places of completions and records without a row, by reason.
+        several_turns (`int`): Number of rows whose completion had several turns of the model, before any cut.
     """
 
     rows: list[Row]
@@ -51,7 +51,7 @@ def short_place(place: str, source: Path) -> str:
     """Return a place relative to the imported folder or file, because manifests with absolute paths may be published.
 
     Args:
-        place (`str`): Path of a file, or the place of a record in it.
+        place (`str`): Path of a file, or place of a record.
         source (`Path`): Folder or file that is imported.
     """
     return place.removeprefix(f"{source if source.is_dir() else source.parent}{os.sep}")
@@ -73,7 +73,7 @@ def recognize_source(args: InputArguments, source: Path) -> str:
 
 @dataclass
 class _Run:
-    """Problem and reward of a run, which its records share."""
+    """Problem and reward that all records of a run share."""
 
     problem: str | None = None
     reward: float | None = None
@@ -94,7 +94,7 @@ class RecordReader:
         self.format: Format = FORMATS[self.name]
         self.chat = self.format.chat if args.chat is None else args.chat
         self.where = args.where_values
-        self.same: Any = None  # value of the field that must be the same in all records
+        self.same: Any = None  # value of `Format.same` in earlier records
         self.rewards = RecordRewards(args, self.format)
         self.requests = read_by_id(args.requests, "custom_id", "body")
         self.runs: dict[str, _Run] = {}
@@ -108,13 +108,13 @@ class RecordReader:
         self.columns = tuple(dict.fromkeys((*self.format.columns, *more, *self._for_all)))
 
     def find_runs(self, records: Iterable[tuple[str, bytes | Record]]) -> None:
-        """Collect the problem and the reward of each run from all records. Call this before `read`.
+        """Collect the problem and the reward of each run. With `rollout_field`, call this before `read`.
 
         Args:
             records (`Iterable`): Place and content of each record.
 
         Raises:
-            ValueError: a record does not match the format, or a run has two rewards.
+            ValueError: a record does not match the format, or a run has two different rewards.
         """
         for place, record in self._split(records):
             if record is None or self._is_other(record):
@@ -141,7 +141,7 @@ class RecordReader:
             records (`Iterable`): Place and content of each record.
 
         Raises:
-            ValueError: a record does not match the format, or has no reward.
+            ValueError: a record does not match the format, or is not usable and no setting skips it.
         """
         part, several_turns = Part([], [], {reason.value: [] for reason in LeftOut}, 0), 0
         for place, record in self._split(records):
@@ -164,7 +164,7 @@ class RecordReader:
         return [LeftOut.WHERE] if self._is_other(record) else self._rows(self._check_fields(record))
 
     def _split(self, records: Iterable[tuple[str, bytes | Record]]) -> Iterator[tuple[str, Any]]:
-        """Yield the place and the content of each record, after splitting documents. A broken line is None."""
+        """Split documents, and yield the place and the content of each record. A broken line is None."""
         split = self.format.records
         for place, raw in records:
             record = parsed(raw)
@@ -179,12 +179,12 @@ class RecordReader:
                 yield from ((f"{place}, part {n}", each) for n, each in enumerate(inner, 1))
 
     def _is_other(self, record: Any) -> bool:
-        """Return whether a record differs from the values in `where`."""
+        """Return whether a field of a record differs from its value in `where`."""
         return isinstance(record, dict) and any(str(record.get(name)) != value for name, value in self.where.items())
 
     @contextmanager
     def _errors_with(self, place: str, record: Any) -> Iterator[None]:
-        """Turn an error in a record into a ValueError with the place of the record, and with its likely format."""
+        """Turn an error in a record into a ValueError with its place and likely format. Let skipped errors pass."""
         try:
             yield
         except Unusable as error:
@@ -200,7 +200,7 @@ class RecordReader:
             ) from error
 
     def _hint(self, record: Any) -> str:
-        """Return a hint for messages if a record looks like a different format. Otherwise, return ""."""
+        """Return the start of an error message if a record looks like a different format. Otherwise, return ""."""
         likely = format_of(record)
         if likely in (None, self.name):
             return ""
@@ -220,7 +220,7 @@ class RecordReader:
         return {**record, "request": value_by_id(self.requests, record, "custom_id", "--requests", NotOfFormat)}
 
     def _with_names_of_format(self, record: Record) -> Record:
-        """Rename fields to the names of the format, and check that the field `same` equals that of earlier records."""
+        """Rename fields to the names of the format, and compare the field `same` with earlier records."""
         record = with_named_fields(record, self.args)
         if self.name == "messages" and (self.args.messages_field or "messages" not in record):
             fields = [self.args.messages_field] if self.args.messages_field else messages_fields(record)
@@ -239,7 +239,7 @@ class RecordReader:
         return record
 
     def _completions(self, record: Record) -> list[Row | LeftOut]:
-        """Return the rows of a record, without a reward, and the reason for each completion without a row."""
+        """Return the rows of a record, and a reason for each completion that gives no row."""
         found = [
             row if isinstance(row, LeftOut) else row if row and holds_completion(row) else LeftOut.EMPTY
             for row in self.format.rows(record)
@@ -256,7 +256,7 @@ class RecordReader:
         found = self._completions(record)
         if not (rows := _rows_in(found)):
             return found
-        # An empty completion has a place in a list of rewards.
+        # A list of rewards has a value for an empty completion, too.
         placed = [row for row in found if not isinstance(row, LeftOut) or row is LeftOut.EMPTY]
         if self.args.rollout_field:
             self._add_run(record, placed)
@@ -279,7 +279,7 @@ class RecordReader:
         ]
 
     def _cut(self, row: Row) -> Row:
-        """Return a row with the turns that `completion` asks for."""
+        """Return a row with the turns that the setting `completion` selects."""
         return last_turn(row) if self.args.completion == LAST_TURN and turns_of(row) > 1 else row
 
     def _problem(self, record: Record, rows: Sequence[Row]) -> str:
@@ -293,7 +293,7 @@ class RecordReader:
         return str(field_value(record, self.args.rollout_field or "", NotOfFormat))
 
     def _add_run(self, record: Record, found: Sequence[Row | LeftOut]) -> None:
-        """Add the id, the problem and the reward of its run to the row of a record."""
+        """Add the id, the problem and the reward of a run to the row of one of its records."""
         if len(found) > 1:
             raise NotOfFormat(
                 f"it has {len(found)} completions, and a record of a run must have one: remove --rollout_field"

@@ -1,4 +1,4 @@
-"""Read OpenAI's Responses API: batch files, and logs of requests with responses."""
+"""Read responses of OpenAI's Responses API: batch files, and logs of requests with responses."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -29,7 +29,7 @@ def row_of_response(asked: Record, body: Record) -> list[Row | LeftOut]:
 
     Raises:
         NotOfFormat: the output is missing.
-        Unusable: the provider ran a tool itself.
+        Unusable: the provider ran a tool itself, or the request refers to stored messages.
     """
     if "output" not in body:
         raise NotOfFormat(f"its response has no output; it has {', '.join(sorted(body))}")
@@ -50,7 +50,7 @@ def prompt_of(asked: Record) -> list[Row]:
     """Return the messages of a request.
 
     Raises:
-        Unusable: the request continues an earlier response, so that its prompt is not in the file.
+        Unusable: the request refers to an earlier response or a stored prompt, which is not in the file.
     """
     for name in ("previous_response_id", "conversation", "prompt"):
         if asked.get(name):
@@ -66,7 +66,7 @@ def messages_of(items: Iterable[Any]) -> list[Row]:
     The reasoning, the message and the calls of one response become one assistant turn.
     """
     found: list[Row] = []
-    turn: dict[str, Any] | None = None  # assistant turn that more items may belong to
+    turn: dict[str, Any] | None = None  # assistant turn that the next item may continue
 
     def end_turn() -> None:
         nonlocal turn
@@ -114,7 +114,7 @@ def _functions(tools: Any) -> Any:
 
 
 def finish_reason_of(body: Record) -> str | None:
-    """Return whether a response is complete (`stop`) or was cut (`length`). Return None if this is unknown."""
+    """Return `stop` for a complete response, `length` for a truncated response, and None for an unknown status."""
     if body.get("status") == "incomplete" or body.get("incomplete_details"):
         return "length"
     return "stop" if body.get("status") == "completed" else None

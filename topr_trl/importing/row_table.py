@@ -19,7 +19,7 @@ MESSAGES = pa.list_(
 )  # fmt: skip
 IDS, LOGPS = pa.list_(pa.int32()), pa.list_(pa.float32())
 TEXT, NUMBER = pa.string(), pa.float64()
-_MOST_CHARACTERS = 60  # maximum length of a value in a message
+_MOST_CHARACTERS = 60  # maximum length of a value in an error message
 # Columns that rows can have in addition to prompt and completion.
 COLUMNS: dict[str, pa.DataType] = {
     "prompt_ids": IDS, "completion_ids": IDS, "completion_mask": pa.list_(pa.int8()), "sampler_logps": LOGPS,
@@ -34,12 +34,12 @@ def to_table(made: list[Row], places: list[str], columns: Sequence[str], convers
 
     Args:
         made (`list[Row]`): Rows.
-        places (`list[str]`): Place of the record of each row, for messages.
+        places (`list[str]`): Place of each row's record, for error messages.
         columns (`Sequence[str]`): Columns of the table, in addition to prompt and completion.
         conversational (`bool`): Whether prompts and completions are messages. Otherwise, they are text.
 
     Raises:
-        ValueError: a value has a wrong type. The message names the place of its record.
+        ValueError: a value has a wrong type.
     """
     text = MESSAGES if conversational else TEXT
     found = {}

@@ -13,7 +13,7 @@ _ROLES = {
     "assistant": "assistant", "model": "assistant", "bot": "assistant", "bard": "assistant", "bing": "assistant",
     "observation": "tool", "tool": "tool", "tool_response": "tool", "function_response": "tool",
 }  # fmt: skip
-_CALL = "function_call"  # role of LLaMA-Factory for a turn that is a tool call as JSON
+_CALL = "function_call"  # LLaMA-Factory's role for a turn with tool calls as JSON
 
 
 def rows(record: Record) -> list[Row]:

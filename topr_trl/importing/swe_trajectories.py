@@ -1,4 +1,4 @@
-"""Read Nebius' public datasets of software agents (SWE-agent and OpenHands), with the outcome of the tests."""
+"""Read Nebius' public datasets of runs of SWE-agent and OpenHands, with the outcome of the tests."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def rows_of_swe_agent(record: Record) -> list[Row]:
 
 
 def rows_of_openhands(record: Record) -> list[Row]:
-    """Return one row of messages with tool calls. Return [] if there is no agent turn."""
+    """Return one row of messages. Return [] if there is no agent turn."""
     messages = list(map(message, record["trajectory"]))
     return row_of_run(messages, problem_id=record["instance_id"], tools=tools_as_json(record["tools"]))
 

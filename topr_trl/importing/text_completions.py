@@ -9,15 +9,18 @@ from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unus
 from topr_trl.importing.openai_messages import finish_reason
 from topr_trl.importing.row_table import Row
 
-_ID_PREFIX = "token_id:"  # prefix of tokens that vLLM writes with `return_tokens_as_token_ids`
+_ID_PREFIX = "token_id:"  # vLLM's prefix of tokens with `return_tokens_as_token_ids`
 
 
 def body_and_request(record: Record, of_request: str) -> tuple[Record, Record] | None:
-    """Return the response and the request of a record. Return None for a failed request.
+    """Return the response and the request of a record. Return None if the request failed.
 
     Args:
         record (`Record`): Log of a request, or line of a batch with its request from `--requests`.
         of_request (`str`): Field that a request must have.
+
+    Raises:
+        NotOfFormat: the request or its field is missing.
     """
     response, request = record["response"], record.get("request")
     failed = record.get("error") or not response or response.get("error")
@@ -32,10 +35,10 @@ def body_and_request(record: Record, of_request: str) -> tuple[Record, Record] |
 
 
 def ids_in(tokens: Sequence[str]) -> list[int] | None:
-    """Return the token ids in logged tokens. Return None if the tokens are logged as text.
+    """Return the ids of logged tokens. Return None if the tokens were logged as text.
 
     Args:
-        tokens (`Sequence[str]`): Tokens of log-probabilities.
+        tokens (`Sequence[str]`): Tokens that were logged with the log-probabilities.
     """
     if not tokens or not all(token.startswith(_ID_PREFIX) for token in tokens):
         return None
@@ -49,7 +52,9 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
         return [LeftOut.FAILED]
     body, asked = found
     if asked.get("echo") or asked.get("suffix"):
-        raise Unusable("its request has echo or suffix, so the text of a choice is not what follows the prompt")
+        raise Unusable(
+            "its request has echo or suffix, so the text of a choice is not a plain continuation of the prompt"
+        )
     prompts = _prompts(asked["prompt"])
     each = asked.get("n") or 1
     choices = sorted(body["choices"], key=lambda choice: choice.get("index", 0))
@@ -61,7 +66,7 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
 
 
 def _prompts(given: Any) -> list[Any]:
-    """Return the prompts of a request: one text, one list of token ids, or several of them."""
+    """Return the prompts of a request, each as text or token ids. A request can have one prompt or several."""
     if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], int)):
         return [given]
     if isinstance(given, list) and given and all(isinstance(each, str | list) for each in given):
@@ -80,7 +85,7 @@ def _row(choice: Record, prompt: str | list[int], sampling: Row) -> Row | None:
     prompt_ids = prompt if isinstance(prompt, list) else choice.get("prompt_token_ids")
     if ids and logps and len(ids) != len(logps):
         raise Unusable(f"a choice has {len(ids)} token_ids and {len(logps)} log-probabilities")
-    if not (ids and prompt_ids):  # A row has both kinds of ids or none.
+    if not (ids and prompt_ids):  # Ids are used only if the record has both.
         ids = prompt_ids = None
     return {
         "prompt": "" if isinstance(prompt, list) else prompt, "completion": choice["text"], "prompt_ids": prompt_ids,

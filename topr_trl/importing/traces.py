@@ -2,7 +2,7 @@
 
 A line is an episode with its traces, or a single trace (0.2). A trace is a tree of messages. Each path from the root to
 a leaf is a sequence that the model read and wrote, with tokens if the sampler returned them. The paths of a trace are
-the parts of one rollout. A message that is also on an earlier path is context on later paths, so it is learned once.
+the parts of one rollout. A message on several paths is learned on the first path, and is context on the others.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ _OF_TRACE = frozenset({
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return a row for each path of each trace that finished and comes from a trainable agent.
+    """Return a row for each path of each training trace that did not fail and comes from a trainable agent.
 
     Raises:
         NotOfFormat: a trace lacks a field.
@@ -46,13 +46,13 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def _is_evaluation(trace: Record, episode: Record) -> bool:
-    """Return whether a trace comes from an evaluation. prime-rl logs training and evaluation to the same file."""
+    """Return whether a trace comes from an evaluation. prime-rl logs training and evaluation in the same file."""
     kind = (trace.get("info") or {}).get("kind")
     return "eval" in (kind, ((episode.get("run") or {}).get("work") or {}).get("type"))
 
 
 def _rows_of_trace(trace: Record, episode: Record) -> list[Row]:
-    """Return a row for each path of a trace on which the model wrote something new."""
+    """Return a row for each path of a trace, except paths without a new turn of the model."""
     nodes = trace["nodes"]
     parents = {node.get("parent") for node in nodes}
     paths = [_path(nodes, leaf) for leaf in range(len(nodes)) if leaf not in parents]
@@ -91,9 +91,9 @@ def _path(nodes: list[Record], leaf: int) -> list[int]:
 
 
 def _row_of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | None:
-    """Return a row with the messages of a path, and its tokens if the nodes have them.
+    """Return a row with the messages of a path, and with tokens if all nodes have them.
 
-    Return None if the model wrote nothing on this path that is not on an earlier path (`seen`).
+    Return None if all nodes that the model wrote are on earlier paths (`seen`).
     """
     own = [n for n in path if nodes[n].get("sampled") and n not in seen]
     if not own:
@@ -128,7 +128,7 @@ def _row_of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | 
 
 
 def _reward(trace: Record) -> float | None:
-    """Return the weighted sum of the scores, or None if there are none. Version 0.2 wrote weighted scores."""
+    """Return the weighted sum of the scores, or None without scores. Version 0.2 logs weighted scores."""
     parts: list[Any] = [part for part in trace["rewards"].values() if part is not None]
     if not parts:
         return None
@@ -136,7 +136,7 @@ def _reward(trace: Record) -> float | None:
 
 
 def _last_call(trace: Record, nodes: list[Record], path: list[int]) -> Record:
-    """Return the request that wrote the last turn of a path. Return {} if the trace does not have it."""
+    """Return the call that generated the last turn of a path. Return {} if the trace lacks this call."""
     last = next(n for n in reversed(path) if nodes[n].get("sampled"))
     calls: list[Record] = [call for call in trace.get("calls") or () if call.get("node") == last]
     return calls[-1] if calls else {}
@@ -159,6 +159,6 @@ FORMAT = Format(
     ),
     required=frozenset({"id"}),
     optional=_OF_EPISODE | _OF_TRACE,
-    loses="In verifiers 0.4.0 and later, log-probabilities have four decimals. Over 1,000 tokens, the errors can add "
-    "up to 0.05.",
+    loses="In verifiers 0.4.0 and later, log-probabilities have four decimals. Over 1,000 tokens, the rounding errors "
+    "can sum to 0.05.",
 )  # fmt: skip

@@ -9,7 +9,7 @@ from topr_trl.importing.openai_messages import text_or_messages
 from topr_trl.importing.row_table import Row
 
 _FIXED = frozenset({"step", "prompt", "completion", "advantage"})
-_OF_TOPR = {"weight", "log_ratio"}  # columns that the trainers of this package add
+_OF_TOPR = {"weight", "log_ratio"}  # columns that the trainers of topr_trl add
 
 
 def rows(record: Record) -> list[Row]:
@@ -23,15 +23,15 @@ def rows(record: Record) -> list[Row]:
 
 
 def rewards(record: Record) -> dict[str, float | None]:
-    """Return the columns of the reward functions, and the numbers that these functions logged."""
+    """Return the columns of the reward functions, and the numeric columns that these functions logged."""
     others = {name: value for name, value in record.items() if name not in _FIXED | _OF_TOPR}
     return {name: value for name, value in others.items() if isinstance(value, float | None)}
 
 
 def without_repeats(files: list[Path]) -> list[Path]:
-    """Return the files that differ from the file before them.
+    """Return the files whose rows differ from those of the previous file.
 
-    TRL writes the same rows again, with a different step, if it logs more often than it samples.
+    If TRL logs more often than it samples, it writes the same rows again with a different step.
     """
     tables = (read_shard(file, ("prompt", "completion")) for file in files)
     return files[:1] + [file for file, (before, own) in zip(files[1:], pairwise(tables), strict=True) if own != before]
@@ -46,7 +46,7 @@ FORMAT = Format(
     required=_FIXED,
     optional=None,
     loses="TRL logs the last generation batch before each log, as text. Tokenizing this text can give different "
-    "tokens. An evaluation at the same step replaces the file, and its rows are read as training rows. Before TRL "
+    "tokens. An evaluation at the same step replaces the file, so its rows are read as training rows. Before TRL "
     "1.15, prompts are text with the chat template applied.",
     without_repeats=without_repeats,
 )

@@ -1,6 +1,6 @@
 """Read `results.jsonl` of verifiers up to 0.3.1, which `vf-eval --save-results` writes.
 
-Before 0.1.14, the number of an example is `id` instead of `example_id`, and the tools are in `info.oai_tools`.
+Before 0.1.14, `id` has the number of an example instead of `example_id`, and `info.oai_tools` has the tools.
 """
 
 from typing import Any
@@ -12,10 +12,10 @@ from topr_trl.importing.row_table import Row
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return one row of text or messages, or one row for each part of a rollout, unless the rollout failed.
+    """Return one row of text or messages. If each turn has tokens, return one row for each part of the rollout.
 
-    The state column `trajectory` can have the tokens of each turn. Turns form one row as long as the prompt of
-    each turn starts with the tokens of the turns before it. Otherwise, a new row starts.
+    The state column `trajectory` can have the tokens of each turn. A turn continues a row if its prompt starts with
+    the tokens of that row. Otherwise, the turn starts a new row.
     """
     if record.get("error"):
         return [LeftOut.FAILED]
@@ -86,7 +86,7 @@ FORMAT = Format(
         "finish_reason", "answer", "tools",
     ),
     required=frozenset({"prompt", "completion", "reward"}),
-    optional=None,  # Metrics and state columns are fields, too.
+    optional=None,  # Records also have metrics and state columns.
     loses="Tokens are included only if the state column trajectory was saved (vf-eval -C trajectory). The temperature "
-    "is in metadata.json: if it was not 1, set --temperature.",
+    "is in metadata.json: set --temperature if it was not 1.",
 )  # fmt: skip

@@ -1,11 +1,11 @@
-"""Read verl's `{step}.jsonl`, which it writes to `trainer.rollout_data_dir`."""
+"""Read `{step}.jsonl`, which verl writes to `trainer.rollout_data_dir`."""
 
 import re
 
 from topr_trl.importing.format import Format, Record, Unusable
 from topr_trl.importing.row_table import Row
 
-# Headers of messages without their special tokens, which verl removes, and tags that templates put around tool results.
+# Message headers, whose special tokens verl removes, and the tag that templates put before tool results.
 _OTHERS_TEXT = re.compile(r"<tool_response>|(?:^|\n)(?:user|tool|ipython|observation)\n.*assistant\n", re.DOTALL)
 
 
@@ -25,7 +25,7 @@ def rows(record: Record) -> list[Row]:
         {
             "prompt": record["input"], "completion": record["output"],
             "answer": str(answer) if isinstance(answer, str | int | float) else None,
-            "problem_id": uid.rsplit("_", 2)[0] if uid else None,  # The suffix numbers the rollout and its part.
+            "problem_id": uid.rsplit("_", 2)[0] if uid else None,  # The rest numbers the rollout and its part.
         }
     ]  # fmt: skip
 
@@ -37,8 +37,8 @@ FORMAT = Format(
     rewards=lambda record: {"score": record["score"]},
     columns=("problem_id", "answer"),
     required=frozenset({"input", "output", "score", "step"}),
-    optional=None,  # Values that the reward function returns, in addition to the score, are fields.
+    optional=None,  # Records also have the other values of the reward function.
     loses="verl logs decoded text without special tokens, token ids or log-probabilities. Prompts lack the tokens of "
     "the chat template, and a truncated completion looks like a complete one. The dumps do not distinguish tool "
-    "results from the model's text, so outputs that show such results are refused.",
+    "results from the model's text, so outputs with such results are refused.",
 )
