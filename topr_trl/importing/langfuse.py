@@ -54,12 +54,6 @@ def rows(record: Record) -> list[Row | LeftOut]:
     ]  # fmt: skip
 
 
-def rewards(record: Record) -> dict[str, Any]:
-    """Return the scores of an observation, by name."""
-    scores = parsed_json(record.get("scores"))
-    return scores if isinstance(scores, dict) else {}
-
-
 def _completion(output: Any, is_chat: bool) -> Any:
     """Return the completion: messages if the prompt or the output is messages, otherwise text."""
     if isinstance(output, dict) and "choices" in output:
