@@ -21,7 +21,7 @@ def test_negatives_that_are_dead_early_are_warned_about():
         (message,), has_warned = said(warn_if_dead, 0.6, 10, steps, first_log)
         assert has_warned
         assert re.fullmatch(
-            rf"60% of the negatives .* under 0\.01 at step 10 of {steps} and contribute .* use a lower learning .* "
+            rf"60% of the negatives .* below 0\.01 at step 10 of {steps} and contribute .* use a lower learning .* "
             r"source of log μ: .* the rounding of .* engine.*See docs/metrics\.md\.", message,
         )  # fmt: skip
     assert said(warn_if_dead, 0.6, 11, 100, 1) == said(warn_if_dead, 0.5, 1, 100, 1) == ([], False)

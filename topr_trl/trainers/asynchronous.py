@@ -298,7 +298,7 @@ class _AfterBaseline:
 
 
 class _WholeConversations(_AsyncRolloutLoop):
-    """Drop conversations that were split into several rows, since a single row has no ratio of the conversation."""
+    """Drop conversations that were split into several rows, since the ratio needs the whole conversation."""
 
     async def _score_group(self, group: Any) -> list[RolloutSample]:
         samples = await super()._score_group(group)

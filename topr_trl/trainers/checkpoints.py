@@ -1,4 +1,4 @@
-"""Check weights and checkpoints, and compute fingerprints of models."""
+"""Check weights and checkpoints, and store the fingerprint of the starting model."""
 
 import json
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
         ValueError: a file is truncated, or the shape of a weight differs from `model`.
     """
     if str(name).startswith((".", "/", "~")) and not Path(name).is_dir():
-        raise FileNotFoundError(f"There is no folder {name}. Set the folder of a model, or a model id on the Hub.")
+        raise FileNotFoundError(f"There is no folder {name}. Use the folder of a model, or a model id on the Hub.")
     parameters = dict(model.named_parameters()) if model is not None else {}
     for path in sorted(Path(name).glob("*.safetensors")):
         try:
@@ -135,7 +135,7 @@ class StartingModel(TrainerCallback, ExportableState):
             )
 
 
-# File with the state and the log of a trainer. It is the last file of a checkpoint to be written.
+# File with the state and the log of the trainer, which is written last to a checkpoint.
 STATE = "trainer_state.json"
 
 

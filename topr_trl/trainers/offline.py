@@ -85,7 +85,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         eval_dataset ([`~datasets.Dataset`], [`~datasets.DatasetDict`] or `dict[str, Dataset]`, *optional*):
             Rows to evaluate, in the form of `train_dataset`.
         processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
-            Tokenizer or processor. `None` loads the model's.
+            Tokenizer or processor. `None` loads the model's own.
         callbacks (`list[TrainerCallback]`, *optional*):
             Callbacks that are added to the default ones.
         optimizers (`tuple[Optimizer | None, LambdaLR | None]`, *optional*, defaults to `(None, None)`):
@@ -112,7 +112,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     eval_dataset: Dataset | dict[str, Dataset] | None
     data_collator: Any
     _scored: dict[str, ScoredRows]  # datasets that are not prepared yet
-    _evaluation_baseline: dict[str, float | None] = {}  # settings that replace `args` for evaluation sets
+    _evaluation_baseline: dict[str, float | None] = {}  # settings of evaluation sets that differ from `args`
     _temperature: float  # temperature of the training set, at which log π is computed
     _sampler_reported: bool  # whether the training set has log-probabilities of its sampler
     _prepared = 0  # number of prepared datasets, which becomes the column `dataset` of their rows

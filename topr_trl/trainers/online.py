@@ -112,7 +112,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         eval_dataset ([`~datasets.Dataset`], [`~datasets.IterableDataset`] or `dict[str, Dataset]`, *optional*):
             Prompts for evaluation, in the form of `train_dataset`.
         processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
-            Tokenizer or processor, with padding on the left. `None` loads the model's.
+            Tokenizer or processor, with padding on the left. `None` loads the model's own.
         reward_processing_classes (`PreTrainedTokenizerBase` or `list[PreTrainedTokenizerBase]`, *optional*):
             Tokenizers of the reward models, in the order of `reward_funcs`. `None` loads the tokenizers of the models.
         callbacks (`list[TrainerCallback]`, *optional*):
@@ -194,9 +194,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._positions = learned_positions(self.model)
         config = text_model(self.model).config.get_text_config()
         if getattr(config, "output_router_logits", False):
-            config.output_router_logits = (
-                False  # Generation fails with True, and TRL's loss requests the logits itself.
-            )
+            # Generation fails with True. TRL's loss requests the router logits itself.
+            config.output_router_logits = False
         self._is_checked = self._is_ready  # Otherwise the model is checked when training begins.
         if self._is_checked:
             self._check_padding(self.model)
@@ -417,7 +416,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
     def _show_weights_in_completions(self) -> None:
         """Add the last weight and log-ratio of each row to TRL's table. NaN marks a row that the loss has not used."""
-        # A row of the last table can be in this table again. Without new values, it keeps its values.
+        # A row of the last table can be in this table again. Without new values, it keeps its earlier values.
         seen = self._shown_weights | {row: values for row, *values in self._weights_by_row.gather()}
         # TRL's table holds the newest rows, from training or evaluation.
         rows = range(self._rows_made - len(self._logs["prompt"]), self._rows_made)

@@ -1,4 +1,4 @@
-"""Warn if training learns little without an error: dead negatives, a different sampler, equal rewards."""
+"""Warn about silent causes of poor training: dead negatives, a different sampler, equal rewards."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,12 +37,12 @@ def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float
         mu_logps (`list[list[float]]`):
             log μ from the trainer, for N completions with one value per token.
         sampler_logps (`list[list[float] | None]`):
-            Log-probabilities from the sampler, for the same completions. `None` if the sampler reported none.
+            Log-probabilities from the sampler, for the same completions. `None` if they are unknown.
 
     Returns:
         `dict[str, float]`: absolute differences in nats. `token` is the mean over tokens, and `token_max` the maximum.
-        `response` is the mean over completions, which is the noise in log π/μ with `log_mu="sampler"`. Empty without
-        rows.
+        `response` is the mean difference of the sums of completions, which is the noise in log π/μ with
+        `log_mu="sampler"`. Empty without rows.
     """
     pairs = [(np.asarray(m), np.asarray(s)) for m, s in zip(mu_logps, sampler_logps, strict=True) if s is not None]
     cut = [len(s) for m, s in pairs if len(m) != len(s)]

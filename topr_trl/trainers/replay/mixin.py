@@ -80,7 +80,7 @@ class ReplayMixin(TOPRMixin):
             self._replay.count_from_here()
 
     def _with_replayed_rows(self, batch: dict[str, Any], chosen: int) -> dict[str, Any]:
-        """Return the local generation batch with replayed rows at the end. Every process adds equally many.
+        """Return the local generation batch, followed by replayed rows. Every process adds the same number of them.
 
         Args:
             batch: TRL's generation batch of this process.
@@ -127,7 +127,7 @@ class ReplayMixin(TOPRMixin):
 
     @torch.no_grad()
     def _compute_log_mu(self, buffer: ReplayBuffer) -> None:
-        """Compute log μ of the logged rows that have none, with the starting weights."""
+        """Compute the unknown log μ of logged rows with the starting weights."""
         size, pad = self.args.per_device_train_batch_size, self._tokenizer.pad_token_id
         unknown = buffer.without_log_mu(self.args.limits)
         one = torch.tensor([pad])
