@@ -69,7 +69,7 @@ class LossArguments:
 
     @property
     def limits(self) -> TruncationLimits:
-        """Limits of the preset, or the limits that are set individually."""
+        """Limits of the preset. Limits that are set individually replace them."""
         given = {name: getattr(self, name) for name in ("a_pos", "b_pos", "a_neg", "b_neg")}
         return replace(PRESETS[self.preset], **{name: float(v) for name, v in given.items() if v is not None})
 

@@ -56,7 +56,7 @@ def refuse_split_sequences(parallelism: Any) -> None:
         if size > 1:
             raise ValueError(
                 f"{what} parallelism ({name}={size}) splits a completion over processes, and its ratio needs the "
-                "whole completion. For long rows set per_device_train_batch_size=1 and gradient_checkpointing=True, "
+                "whole completion. For long rows, set per_device_train_batch_size=1 and gradient_checkpointing=True, "
                 "and shard the model (ZeRO-3 or FSDP2); `topr plan` estimates the memory."
             )
 

@@ -221,7 +221,7 @@ class TOPRMixin(Trainer):
         return self.args.device.type == "cpu" if on is None else on
 
     def _install_sharing(self) -> None:
-        """Share prompts between neighboring rows, if the attention of the model can be replaced."""
+        """Share prompts between adjacent rows, if the attention of the model can be replaced."""
         try:
             self._prompts = SharedPrompts(text_model(self.model))
         except ValueError as error:

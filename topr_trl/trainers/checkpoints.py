@@ -159,14 +159,14 @@ def check_log(folder: str | Path) -> None:
     if of_training and not any(name.startswith("topr/") for logged in of_training for name in logged):
         raise ValueError(
             f"{folder} was not written by a TOPR trainer: its log has no topr/ metrics. Its optimizer, schedule and "
-            "step belong to another run. Set another output_dir; to start from its weights, use it as the model."
+            "step belong to another run. Set another output_dir. To start from its weights, use it as the model."
         )
 
 
 def check_resumable(folder: str | Path) -> None:
     """Raise a ValueError if a checkpoint has no optimizer, schedule or random state.
 
-    Trainer would silently create new ones.
+    Trainer would silently create a new optimizer, schedule or random state.
     """
     folder = Path(folder)
     of_deepspeed = any(folder.glob("global_step*"))  # DeepSpeed's folder has the optimizer and the schedule.

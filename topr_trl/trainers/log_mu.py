@@ -226,7 +226,7 @@ def fingerprints(dataset: Dataset, needs_N: NDArray[np.bool_]) -> set[str]:
 
 
 def check_fingerprints(found: set[str], model: str) -> None:
-    """Raise a ValueError if log μ was computed by a model other than `model`, or at another temperature."""
+    """Raise a ValueError if log μ was computed by a model other than `model`, or at a different temperature."""
     if not (others := found - {model}):
         return
     other = sorted(others)[0]

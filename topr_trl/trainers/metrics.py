@@ -95,7 +95,7 @@ def row_metrics(
     | `topr/logps/{positives,negatives}/{token,completion}` | mean log π per token, and per completion |
 
     A row with a NaN reward is padding or has no reward, and is ignored. A row with a NaN log-ratio is ignored in the
-    metrics of ratios. Its ratio was not computed, since its weight does not depend on it.
+    metrics of ratios. The weight of such a row does not depend on its ratio.
 
     Args:
         weights_N: (N,) weights.

@@ -70,7 +70,7 @@ def warn_if_far(distance: float) -> bool:
         warn_user(
             f"The sampler's log-probabilities differ from the trainer's by {distance:.2f} per token: the sampler had "
             "different weights, a different tokenizer or RoPE settings, or computed at low precision. Sample from the "
-            "checkpoint that training starts from, in the precision of training. If another model did write the rows, "
+            "checkpoint that training starts from, in the precision of training. If another model wrote the rows, "
             "set log_mu='sampler'."
         )
     return distance > _FAR
