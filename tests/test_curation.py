@@ -73,7 +73,7 @@ def test_in_words():
     with pytest.warns(UserWarning, match="no positive and no negative row"):
         empty = curate([], [], "anna_karenina", 3)
     assert str(empty).startswith("0 rows, 0.0% positive")
-    assert str(empty).endswith("; 3 fewer than asked for")
+    assert str(empty).endswith("; 3 fewer than requested")
 
 
 def test_signs_that_are_missing_are_named():
@@ -123,7 +123,7 @@ def test_fixed_share(size, share, rows, positives):
 
 
 def test_too_few_positives_keep_the_share_and_give_up_size():
-    with pytest.warns(UserWarning, match="4 fewer than asked for"):
+    with pytest.warns(UserWarning, match="4 fewer than requested"):
         curated = curate(REWARDS, PROBLEMS, "positive_share", 10, 0.5)
     assert (len(curated.indices), curated.chosen_positives, curated.shortfall) == (6, 3, 4)
 

@@ -195,7 +195,9 @@ def test_mu_as_sums_or_per_token():
             topr_loss(policy, sums, rewards, mask, PRESETS["tis"], level).losses_B,
         )
     for level in ("prefix", "token"):
-        with pytest.raises(ValueError, match=rf"^ratio_level='{level}' needs .* shape \(B, T\); .* as sums, \(B,\)\.$"):
+        with pytest.raises(
+            ValueError, match=rf"^ratio_level='{level}' needs .* shape \(B, T\); .* sums, shape \(B,\)\.$"
+        ):
             topr_loss(policy, sums, rewards, mask, PRESETS["tis"], level)
 
 

@@ -4,6 +4,6 @@ import lazy_loader
 
 __version__ = "0.3.0.dev0"
 
-# The public names are in __init__.pyi. A name is imported when it is first used, because the import of torch and TRL
-# takes seconds. Help and errors about a misspelled command must not wait for it.
+# The public names are in __init__.pyi. A name is imported when it is first used, because importing torch and TRL takes
+# seconds. Help and errors about a misspelled command must appear at once.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,4 @@
-"""Run the command `topr` by `python -m topr_trl`."""
+"""Run the command `topr` with `python -m topr_trl`."""
 
 from topr_trl.cli.main import console
 

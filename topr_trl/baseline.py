@@ -1,4 +1,4 @@
-"""Subtract a baseline from rewards, and choose it by the share of positives (arXiv 2503.14286, Sec. 3.2)."""
+"""Subtract a baseline from rewards, or solve it for a share of positives (arXiv 2503.14286, Sec. 3.2)."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,7 +27,7 @@ def effective_positive_share(rewards: ArrayLike) -> float:
         `float`: share in [0, 1]. NaN if every reward is 0.
     """
     scored = _known(rewards)
-    # The denominator is a sum of the two parts. Rounding of a separate Σ |R| could lead to a share above 1.
+    # The denominator is the sum of the two parts. With a separately rounded Σ |R|, the share could exceed 1.
     above, below = scored[scored > 0].sum(), -scored[scored < 0].sum()
     return float(above / (above + below)) if above + below > 0 else float("nan")
 
@@ -40,9 +40,9 @@ def _known(rewards: ArrayLike) -> FloatArray:
 def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
     """Compute the baseline c that leads to a given effective share of positives (arXiv 2503.14286, Sec. 3.2).
 
-    For rewards of ±1 the solution is `c = (p - p~) / (p + p~ - 2 p p~)`, the inverse of Eq. 12. For other rewards, p~
-    is continuous and decreases with c. Between two neighboring rewards it is a ratio of two linear functions of c, so
-    the solution is exact.
+    For rewards of ±1, of which a share p is +1, the solution is `c = (p - p~) / (p + p~ - 2 p p~)`, the inverse of
+    Eq. 12. For any rewards, p~ is continuous and decreases with c. Between two adjacent rewards, p~ is a ratio of two
+    linear functions of c, so the solution is exact.
 
     Example:
 
@@ -61,7 +61,7 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
         rewards (`ArrayLike`):
             Raw rewards R0, shape (N,). NaN marks a row without a reward, which is ignored.
         share (`float`):
-            Target p~, in (0, 1]. With 1, c is the lowest reward, so no reward is negative.
+            Target p~, in (0, 1]. For 1, c is the lowest reward, so no R is negative.
 
     Returns:
         `float`: the baseline c.
@@ -73,13 +73,13 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
         raise ValueError(f"The effective share of positives must be in (0, 1], not {share}.")
     values, counts = np.unique(_known(rewards), return_counts=True)
     if len(values) == 0:
-        raise ValueError("There is no reward to solve the baseline from.")
+        raise ValueError("There are no rewards, so the baseline cannot be computed.")
     if share == 1:
         return float(values[0])
     if len(values) == 1:
         raise ValueError(
             f"All {counts[0]} rewards are {values[0]:g}, so no baseline reaches an effective share of positives of "
-            f"{share:g}: with every baseline it is 1 or 0. Add rows with other rewards, or set a number as baseline."
+            f"{share:g}: the share can only be 1 or 0. Add rows with different rewards, or set baseline to a number."
         )
     # Sums of |R| above and below c, for c at each distinct reward.
     sums = values * counts
@@ -91,7 +91,7 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
     n_above, s_above = counts[i + 1 :].sum(), sums[i + 1 :].sum()
     n_below, s_below = counts[: i + 1].sum(), sums[: i + 1].sum()
     c = (s_above * (1 - share) + share * s_below) / (n_above * (1 - share) + share * n_below)
-    # Rounding must not move c past a reward, since rows with that reward would change their sign.
+    # Rounding must not move c past a reward, since the R of rows with that reward would change sign.
     return float(np.clip(c, values[i], np.nextafter(values[i + 1], values[i])))
 
 
@@ -118,7 +118,7 @@ def subtract_baseline(
         group_ids (`ArrayLike`, *optional*):
             Problem of each row, shape (N,), any comparable dtype. Required by `"group_mean"`.
         share (`float`, *optional*):
-            Target for the effective share of positives, in (0, 1]. If it is given, c is solved for it and `baseline`
+            Target for the effective share of positives, in (0, 1]. If given, c is solved for this share, and `baseline`
             is not used.
 
     Returns:
@@ -134,7 +134,7 @@ def subtract_baseline(
         return _minus_mean(rewards, np.zeros(len(rewards), dtype=np.int64))
     if baseline == "group_mean":
         if group_ids is None:
-            raise ValueError("baseline='group_mean' needs to know the problem of each row (group_ids).")
+            raise ValueError("baseline='group_mean' needs the problem of each row. Pass group_ids.")
         return _minus_mean(rewards, np.unique(np.asarray(group_ids), return_inverse=True)[1])
     if isinstance(baseline, str):
         raise ValueError(f"baseline must be a number or one of {', '.join(BASELINES)}, not {baseline!r}.")
@@ -142,9 +142,9 @@ def subtract_baseline(
 
 
 def _minus_mean(rewards: FloatArray, group_N: NDArray[np.int64]) -> FloatArray:
-    """Subtract the mean of its group from each reward. Groups are numbered from 0.
+    """Subtract from each reward the mean of its group. Groups are numbered from 0.
 
-    A difference within the rounding error of the sum becomes 0, since the sign of R decides how a row is learned.
+    A difference within the rounding error of the sum becomes 0, since the sign of R selects the truncation limits.
     """
     scored = ~np.isnan(rewards)
     counts = np.bincount(group_N, weights=scored)

@@ -10,7 +10,7 @@ from topr_trl.user_warnings import warn_user
 
 CURATIONS = ("none", "uniform", "positives", "positive_share", "anna_karenina")
 
-# In each iteration the paper trains on 50,000 rows of the 7,473 problems of GSM8K.
+# In each iteration, the paper trains on 50,000 rows for the 7,473 problems of GSM8K.
 ROWS_PER_PROBLEM = 50_000 / 7_473
 
 
@@ -58,7 +58,7 @@ class Curated:
             f"{self.available_negatives:,} negatives of {self.problems:,} problems "
             f"({self.problems_without_positive:,} without a positive)"
         )
-        return text + (f"; {self.shortfall:,} fewer than asked for" if self.shortfall else "")
+        return text + (f"; {self.shortfall:,} fewer than requested" if self.shortfall else "")
 
 
 def curate(
@@ -77,13 +77,13 @@ def curate(
     | `"none"` | all rows | |
     | `"uniform"` | `size` rows at random | all rows |
     | `"positives"` | `size` positives at random | all positives |
-    | `"positive_share"` | positives and negatives at random, in the given share | as many as possible |
-    | `"anna_karenina"` | the first positive of each problem, then random negatives up to `size` | 6.69 per problem |
+    | `"positive_share"` | positives and negatives at random, in the given share | as many rows as possible |
+    | `"anna_karenina"` | the first positive of each problem, then random negatives | at most 6.69 rows per problem |
 
-    If there are too few rows, fewer rows are returned. A missing positive is never replaced by a negative, or the
-    reverse. `"positive_share"` keeps the share. `"anna_karenina"` then returns all negatives. If there are more first
-    positives than `size`, it returns `size` of them at random and no negatives. The function warns about a shortfall,
-    and if the rule needs positives or negatives and there are none.
+    If there are too few rows, the function returns fewer rows than `size`. `"positive_share"` then keeps the share, and
+    `"anna_karenina"` returns all first positives and all negatives. If there are more first positives than `size`,
+    `"anna_karenina"` returns `size` of them at random and no negatives. The function warns if it returns too few rows,
+    or if the rule needs positives or negatives and there are none.
 
     Example:
 
@@ -106,12 +106,12 @@ def curate(
         rule (`str`, *optional*, defaults to `"uniform"`):
             Rule from the table above.
         size (`int`, *optional*):
-            Number of rows to choose. `None` has the meaning in the table, and never causes a shortfall.
+            Number of rows to choose. Not used by `"none"`. The table explains `None`, which never causes a shortfall.
         positive_share (`float`, *optional*, defaults to `0.5`):
             Share of positives, in [0, 1], for `rule="positive_share"`.
         sample_ids (`ArrayLike`, *optional*):
-            Position of each row in the sampling order of its problem, shape (N,). With it, the choice does not depend
-            on the order of the rows. `None` uses the order of the rows as the sampling order.
+            Position of each row in the sampling order of its problem, shape (N,). With `sample_ids`, the choice does
+            not depend on the order of the rows. `None` uses the order of the rows as the sampling order.
         seed (`int`, *optional*, defaults to `0`):
             Seed of the random choices.
 
@@ -131,7 +131,7 @@ def curate(
     if not 0 <= positive_share <= 1:
         raise ValueError(f"positive_share must be in [0, 1], not {positive_share}.")
 
-    # Rows are sorted by problem and sampling order. With `sample_ids`, no rule then depends on the order of the table.
+    # Rows are sorted, so that the choice does not depend on the order of the table if `sample_ids` are given.
     _, problem = np.unique(problem_ids, return_inverse=True)
     order = np.lexsort((np.arange(len(rewards)) if sample_ids is None else np.asarray(sample_ids), problem))
     order = order[~np.isnan(rewards[order])]
@@ -161,7 +161,10 @@ def _choose(
     positive_share: float,
     seed: int,
 ) -> tuple[int, list[NDArray[np.int64]]]:
-    """Return the number of requested rows, and the chosen rows. `order` and `is_positive` are in sampling order."""
+    """Return the number of requested rows, and the chosen rows.
+
+    `order` lists the rows by problem and sampling order. `is_positive` is in this order, too.
+    """
     positives, negatives = order[is_positive], order[~is_positive]
     rng = np.random.default_rng(seed)
 
@@ -218,7 +221,7 @@ def compose(
     """Subtract the baseline from raw rewards, and choose the rows to train on.
 
     The baseline is computed from all rows, and the sign of R then decides which rows are positive. The target
-    `effective_positive_share` holds for the chosen rows, so the baseline is solved a second time for them.
+    `effective_positive_share` is for the chosen rows, so the baseline is solved again after the choice.
 
     Args:
         rewards (`ArrayLike`):
@@ -228,7 +231,7 @@ def compose(
         baseline (`float` or `str`, *optional*, defaults to `0.0`):
             Baseline c: a number, `"mean"` or `"group_mean"`.
         effective_positive_share (`float`, *optional*):
-            Target p~. If it is given, `baseline` is not used.
+            Target p~. If given, `baseline` is not used.
         rule (`str`, *optional*, defaults to `"none"`):
             Rule that chooses the rows. See [`curate`].
         size (`int`, *optional*):

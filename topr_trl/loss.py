@@ -1,4 +1,4 @@
-"""Compute the loss of TOPR (arXiv 2503.14286, Algorithm 1) and the objective whose gradient it has (Eq. 11).
+"""Compute the loss of TOPR (arXiv 2503.14286, Algorithm 1) and the objective that TOPR maximizes (Eq. 11).
 
 All functions are pure, and all trainers use them. Letters at the end of a name give the shape of a tensor: B rows
 (completions), T tokens of a completion. π is the policy in training. μ is the policy that wrote the completions. R is
@@ -53,10 +53,13 @@ class TruncationLimits:
     def __post_init__(self) -> None:
         for sign, a, b in (("pos", self.a_pos, self.b_pos), ("neg", self.a_neg, self.b_neg)):
             if not (0 <= a < inf and b >= 0):
-                raise ValueError(f"Truncation limits must be >= 0 and a_{sign} finite: a_{sign}={a}, b_{sign}={b}.")
+                raise ValueError(
+                    f"Truncation limits must be >= 0, and a_{sign} finite; found a_{sign}={a} and b_{sign}={b}."
+                )
             if a > b:
                 raise ValueError(
-                    f"The lower truncation limit a_{sign}={a} is above the upper one b_{sign}={b}. Swap or raise them."
+                    f"The lower truncation limit a_{sign}={a} is above the upper limit b_{sign}={b}. "
+                    f"Lower a_{sign}, or raise b_{sign}."
                 )
 
     @property
@@ -71,7 +74,7 @@ class TruncationLimits:
 
     @property
     def bounded(self) -> bool:
-        """Whether the objective has an upper bound for any rewards, which holds if and only if a- = 0 (Prop. 3.2)."""
+        """Whether the objective has an upper bound for all rewards, which is true if and only if a- = 0 (Prop. 3.2)."""
         return self.a_neg == 0
 
 
@@ -87,8 +90,8 @@ PRESETS: dict[str, TruncationLimits] = {
 RATIO_LEVELS = ("sequence", "prefix", "token", "geometric")
 TOKEN_LEVELS = ("prefix", "token")  # levels with a ratio for each token, which need log μ of each token
 
-# Largest log of a weight. It matters only under an upper limit above e^40, such as infinity. e^40 keeps the squared
-# gradient norm finite in float32, so that gradient clipping still works.
+# Largest log of a weight. It matters only if an upper limit is above e^40, for example infinite. Weights up to e^40
+# keep the squared gradient norm finite in float32, so that gradient clipping still works.
 MAX_LOG_WEIGHT = 40.0
 
 
@@ -125,11 +128,13 @@ def log_ratios(policy_logps_BT: Tensor, mu_logps: Tensor, mask_BT: Tensor, ratio
             - `"sequence"`: the paper's ratio, which is the product over the tokens of the completion.
             - `"prefix"`: for each token, the product over the completion up to this token, `π(y_≤t|x) / μ(y_≤t|x)`, as
               in per-decision importance sampling (Precup, Sutton and Singh, 2000). The first tokens of a long
-              completion keep their weight until the model no longer writes them. Not measured yet.
+              completion keep their weight until the model becomes unlikely to write them. Not benchmarked yet.
             - `"token"`: the ratio of each token.
-            - `"geometric"`: the geometric mean over tokens. On long completions the taper hardly acts.
+            - `"geometric"`: the geometric mean over the tokens. On long completions it stays near 1, so the taper
+              hardly acts.
 
-            The last three are *not* TOPR. The last two exist for comparison with systems that use them under its name.
+            The last three levels are *not* TOPR. `"token"` and `"geometric"` exist for comparison with systems that
+            call them TOPR.
 
     Returns:
         `torch.Tensor`: detached log-ratios in float32 or wider, shape (B,). With `"prefix"` and `"token"` the shape is
@@ -144,7 +149,7 @@ def log_ratios(policy_logps_BT: Tensor, mu_logps: Tensor, mask_BT: Tensor, ratio
     if ratio_level in TOKEN_LEVELS:
         if mu_logps.dim() != 2:
             raise ValueError(
-                f"ratio_level={ratio_level!r} needs log μ per token, shape (B, T); it was given as sums, (B,)."
+                f"ratio_level={ratio_level!r} needs log μ per token, shape (B, T); found sums, shape (B,)."
             )
         wide = torch.promote_types(policy_logps_BT.dtype, torch.float32)
         log_ratio_BT = (policy_logps_BT.to(wide) - mu_logps.to(wide)).masked_fill(mask_BT == 0, 0.0)
@@ -159,9 +164,9 @@ def log_ratios(policy_logps_BT: Tensor, mu_logps: Tensor, mask_BT: Tensor, ratio
 def truncated_weights(log_ratio: Tensor, rewards_B: Tensor, limits: TruncationLimits) -> Tensor:
     """Compute the weights `w = clip(π/μ, a, b)`, with (a+, b+) where R >= 0 and (a-, b-) where R < 0 (Eq. 7).
 
-    The computation stays in log space, so a log-ratio of ±1000 is safe. If both limits of a row are equal, its weight
-    is that limit, even if its ratio is unknown (NaN). So positives need no log μ under the limits of TOPR. A row with
-    R = 0 needs no log μ under any limits.
+    The ratio is clipped in log space, so a log-ratio of ±1000 does not overflow. Weights never exceed e^40. If both
+    limits of a row are equal, its weight is that limit, even if its ratio is unknown (NaN). So positives need no log μ
+    under TOPR's limits. A row with R = 0 needs no log μ under any limits.
 
     Example:
 
@@ -276,7 +281,7 @@ def topr_loss(
 def weighted_loss(
     policy_logps_BT: Tensor, weights: Tensor, rewards_B: Tensor, mask_BT: Tensor, length_normalization: bool = True
 ) -> Tensor:
-    """Compute the loss of each completion from weights that are already known.
+    """Compute the loss of each completion from given weights.
 
     Args:
         policy_logps_BT (`torch.Tensor`):
@@ -321,7 +326,7 @@ def taper(ratio: Tensor, a: float, b: float) -> Tensor:
         ratio (`torch.Tensor`):
             Ratios x > 0, any shape and float dtype.
         a (`float`):
-            Lower limit, at least 0. With `a=0` no ratio is below it.
+            Lower limit, at least 0. With `a=0`, no ratio is below the limit.
         b (`float`):
             Upper limit, at least `a`. Can be infinite.
 
@@ -338,7 +343,7 @@ def taper(ratio: Tensor, a: float, b: float) -> Tensor:
 def objective(policy_logps_B: Tensor, mu_logps_B: Tensor, rewards_B: Tensor, limits: TruncationLimits) -> Tensor:
     """Compute the objective `J = Σ_τ μ(τ) ρ(π(τ)/μ(τ), a, b) R(τ)` over a set of completions (Eq. 11).
 
-    Its gradient is Eq. 7. It equals the gradient of `-Σ_τ μ(τ) ℓ(τ)`, where ℓ is `topr_loss` without length
+    Its gradient is Eq. 7, which equals the gradient of `-Σ_τ μ(τ) ℓ(τ)`, where ℓ is `topr_loss` without length
     normalization.
 
     Example:

@@ -1,10 +1,10 @@
-"""Attribute warnings to the user's line instead of a line of the package or of a library below it."""
+"""Attribute warnings to a line of the user's code instead of a line of topr_trl or a library."""
 
 import sys
 import warnings
 from types import FrameType
 
-# Packages whose frames can lie between the user's line and the warning.
+# Packages whose frames can be between the user's line and the warning.
 _BETWEEN = {"topr_trl", "trl", "transformers", "accelerate", "torch"}
 
 
@@ -17,5 +17,6 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def _is_between(frame: FrameType) -> bool:
-    # The `__init__` of a dataclass has no file, even if the user derived the class.
+    # The generated `__init__` of a dataclass has the file name `<string>`. Its module is the user's if the user derived
+    # the class.
     return frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN or frame.f_code.co_filename == "<string>"

@@ -81,7 +81,7 @@ def test_the_best_model_is_not_that_of_the_lowest_loss(best, tmp_path):
             with pytest.raises(ValueError, match=r"metric_for_best_model.*Set metric_for_best_model='eval_reward'"):
                 TOPRConfig(**given, metric_for_best_model=metric)
         if metric or best:
-            with pytest.raises(ValueError, match=r"metric_for_best_model.*Name a metric"):
+            with pytest.raises(ValueError, match=r"metric_for_best_model.*Use a metric"):
                 OfflineTOPRConfig(**given, metric_for_best_model=metric)
     for cls in (TOPRConfig, OfflineTOPRConfig):
         for metric in ("eval_accuracy", "eval_kl_loss"):  # of callbacks

@@ -78,7 +78,7 @@ def test_where_the_whole_model_is(adapter):
     with pytest.raises(ValueError, match="holds an adapter, and no model"):
         refuse_adapter(adapter)
     (adapter.parent / "config.json").write_text("{}")  # as `topr train` leaves them
-    with pytest.raises(ValueError, match=f"{adapter.parent}, holds a whole model"):
+    with pytest.raises(ValueError, match=f"{adapter.parent}, holds a complete model"):
         refuse_adapter(adapter)
     (adapter / "config.json").write_text("{}")
     refuse_adapter(adapter)

@@ -371,7 +371,7 @@ def test_the_first_line_says_how_much_negatives_weigh(train, capsys):
     train(disable_tqdm=False, baseline=-0.5)
     said = capsys.readouterr().out
     assert said.count("TOPR: the effective share of positives is 75%, so negatives have 25% of the weight") == 1
-    assert "effective_positive_share sets it.\n" in said
+    assert "effective_positive_share sets this share.\n" in said
     train(disable_tqdm=False)
     assert "the loss is 0 while all weights are 1" in capsys.readouterr().out
 
@@ -505,7 +505,7 @@ def test_model_card_names_the_paper(make, tmp_path):
     trainer.create_model_card("tiny")
     card = (tmp_path / "README.md").read_text()
     assert "| truncation limits | R >= 0: [1, 1]; R < 0: [0, 1] (`topr`) |" in card
-    assert "| rows | generated while training, 4 per prompt |" in card
+    assert "| rows | generated during training, 4 per prompt |" in card
     assert card.index("| steps |") < card.index("### Framework versions")
     assert "2503.14286" in card
     assert "topr" in card
@@ -652,7 +652,7 @@ def test_a_batch_of_equal_rewards_does_not_end_a_run_with_a_target_share(train):
 @pytest.mark.parametrize(
     ("rewards", "baseline", "message"),
     [
-        ([0.0, 1.0] * 4, 0, "set baseline='mean', or 0.5"),
+        ([0.0, 1.0] * 4, 0, "set baseline='mean', or baseline=0.5"),
         ([5.0] * 8, 0, "None of the 8 rows has a negative"),
         ([0.0] * 8, 0, "Rewards of 0 are not negatives"),
         ([0.5] * 8, "mean", "All 8 completions so far have R = 0"),

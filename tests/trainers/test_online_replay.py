@@ -311,7 +311,7 @@ def test_log_mu_of_what_logged_rows_were_computed_by(make):
     trainer = make(replay_dataset=logged(mu_logps=[-3.0] * 8, mu_fingerprint=["other"] * 8))
     with pytest.raises(ValueError, match="computed by another model"):
         trainer.train()
-    with pytest.raises(ValueError, match=r"Row 1 of the replay dataset: log μ of 1 .* 3"):
+    with pytest.raises(ValueError, match=r"Row 1 of the replay dataset: log μ has 1 .* 3"):
         make(replay_dataset=logged(mu_logps=[[-3.0]] * 8))
     with pytest.raises(ValueError, match="sampled at temperature"):
         make(replay_dataset=logged(temperature=[0.5] * 8))
@@ -349,7 +349,7 @@ def test_logged_rows_of_another_scale_get_the_baseline(make):
         ({"replay_rule": "oldest"}, "replay_rule .*newest, negatives, anna_karenina"),
         ({"replay_size": 4}, "replay_share=0.5 .*8 rows"),
         ({"replay_size": 0}, "replay_size must be at least 1"),
-        ({"replay_share": 0.05}, "half a row of a micro-batch"),
+        ({"replay_share": 0.05}, "adds no row to a micro-batch"),
         ({"beta": 0.1}, "KL term"),
     ],
 )

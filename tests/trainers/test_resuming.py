@@ -158,7 +158,7 @@ def test_a_checkpoint_without_a_part_of_its_state_is_refused(missing, named, who
     folder, _ = whole
     shutil.copytree(folder, tmp_path / "run")
     (tmp_path / "run" / "checkpoint-1" / missing).unlink()
-    with pytest.raises(ValueError, match=f"no {named} state.*name this one as the model"):
+    with pytest.raises(ValueError, match=f"no {named} state.*use this one as the model"):
         trainer(new_adapter(1), tmp_path / "run", tokenizer).train(
             resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1")
         )

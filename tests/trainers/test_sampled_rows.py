@@ -70,7 +70,7 @@ def test_who_wrote_the_rows_is_asked_where_nothing_says_so(model, tokenizer, row
 def test_log_mu_of_another_temperature_is_not_that_of_another_model(model, tokenizer, rows, tmp_path):
     brought = rows.add_column("mu_logps", [-3.0] * len(rows))
     brought = brought.add_column("mu_fingerprint", [f"{model_fingerprint(model)}@0.7"] * len(rows))
-    with pytest.raises(ValueError, match=r"not computed at the temperature of log π: .* Give the rows the column"):
+    with pytest.raises(ValueError, match=r"not computed at the temperature of log π: .* Restore the column"):
         OfflineTOPRTrainer(model, settings(tmp_path), brought, processing_class=tokenizer).train()
     warm = brought.add_column("temperature", [0.7] * len(rows))
     OfflineTOPRTrainer(model, settings(tmp_path), warm, processing_class=tokenizer).train()

@@ -251,7 +251,7 @@ def test_models_that_share(name):
     ("name", "reason"),
     [
         ("bloom", "only 0 of its 2 layers"),
-        ("falcon_h1", "log π differs|layers are attention"),  # with transformers 5.24 | 5.0
+        ("falcon_h1", "log π differs|layers have attention"),  # with transformers 5.24 | 5.0
         ("gpt_oss", "sinks"),
         ("mamba", "only 0 of its 2 layers"),
     ],

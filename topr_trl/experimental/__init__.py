@@ -1,4 +1,4 @@
-"""Names that can change without notice, because they build on TRL's experimental trainer. TRL 1.15 lacks it."""
+"""Experimental names, which can change without notice, as TRL's experimental trainers can. They need TRL 1.16."""
 
 from topr_trl.trainers.asynchronous import AsyncTOPRConfig, AsyncTOPRTrainer
 

@@ -1,4 +1,4 @@
-"""Check settings: types, choices, lower bounds."""
+"""Check the types, choices and lower bounds of settings."""
 
 import sys
 from collections.abc import Collection, Sequence
@@ -9,14 +9,14 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 def check_types(settings: object, of: type, but: Collection[str] = ()) -> None:
-    """Compare settings with the annotations of a dataclass, and convert numbers to the type that is annotated.
+    """Check settings against the annotations of a dataclass, and convert numbers to the annotated type.
 
-    YAML may hold any type. An `int` for a setting of type `float`, and a number of NumPy, are converted.
+    A value from YAML can have any type. An `int` for a `float` setting and NumPy numbers are converted.
 
     Args:
         settings: object whose attributes are checked.
         of: dataclass with the annotations.
-        but: names that are skipped.
+        but: names of settings to skip.
 
     Raises:
         ValueError: the type of a setting does not match its annotation.
@@ -34,7 +34,7 @@ def check_types(settings: object, of: type, but: Collection[str] = ()) -> None:
 
 
 def as_float(name: str, number: Real) -> float:
-    """Return a number as a `float`; a ValueError names the setting if the number is too large."""
+    """Return a number as a `float`. Raise a ValueError that names the setting if the number is too large."""
     try:
         return float(number)
     except OverflowError:
@@ -72,7 +72,7 @@ def check_at_least(least: int, settings: object, *names: str) -> None:
 
 
 def existing(name: str, option: str) -> Path:
-    """Return the path that an option names.
+    """Return the path given for an option.
 
     Raises:
         FileNotFoundError: there is no such file or folder.

@@ -1,4 +1,4 @@
-"""Settings for the two trainers: TRL's own settings, and TOPR's."""
+"""Settings for `TOPRTrainer` and `OfflineTOPRTrainer`: TRL's settings, and those of TOPR."""
 
 import os
 from dataclasses import dataclass, field
@@ -31,16 +31,18 @@ from topr_trl.settings.unsupported import (
 class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
     """Settings for [`TOPRTrainer`]: all settings of [`~trl.GRPOConfig`], and the parameters below.
 
-    The defaults are those of the paper (arXiv 2503.14286, Sec. 4.1), except for `baseline`. R is the reward after the
-    baseline is subtracted. π is the policy in training, and μ is the policy that wrote the completion.
+    The defaults for the loss and the optimizer are those of the paper (arXiv 2503.14286, Sec. 4.1). The default
+    `baseline` is not. R is the reward after the baseline is subtracted. π is the policy in training, and μ is the
+    policy that wrote the completion.
 
     Settings that only the losses of GRPO use, such as `epsilon`, `delta` and `scale_rewards`, must keep their defaults.
-    `vllm_importance_sampling_correction` never changes the loss. While it is on, TRL measures the distance between
+    `vllm_importance_sampling_correction` never changes the loss. If it is on, TRL measures the distance between
     the log-probabilities of vLLM and of the trainer, and logs it as `sampling/sampling_logp_difference`.
-    With `load_best_model_at_end`, the best model is the one with the highest `eval_reward`.
+    With `load_best_model_at_end`, the best model is by default the one with the highest `eval_reward`.
 
-    In the tables of `log_completions`, `advantage` is R. `weight` and `log_ratio` are the last values that the loss
-    computed for the row. They are empty if the loss has not used the row.
+    In the tables of `log_completions`, `advantage` is R, or 0 for a row that was not chosen or has no reward. `weight`
+    and `log_ratio` are the last values that the loss computed for the row. Both are empty if the loss has not used the
+    row.
 
     Example:
 
@@ -62,7 +64,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             - `"positives_only"`: completions with R < 0 have weight 0. This is reward-weighted fine-tuning.
             - `"reinforce"`: every weight is 1. The objective has no upper bound, and off-policy the model collapses.
             - `"opr"`: plain importance sampling. The weight is the ratio π/μ.
-            - `"tis"`: truncated importance sampling. The weight is the ratio π/μ, and at most 1.
+            - `"tis"`: truncated importance sampling. The weight is the ratio π/μ, truncated at 1.
         a_pos (`float`, *optional*):
             Lower limit of the ratio π/μ of a completion with R >= 0 (a+ in Eq. 7). `None` uses the preset's limit.
         b_pos (`float`, *optional*):
@@ -74,8 +76,8 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
             Level at which the ratio π/μ is computed. `"sequence"` is the paper's: the product over the tokens of a
             completion. `"prefix"` gives each token the product over the tokens up to it (see
-            `topr_trl.loss.log_ratios`). `"token"` and `"geometric"` (the mean over tokens) exist for
-            comparison. These three are not TOPR.
+            `topr_trl.loss.log_ratios`). `"token"` and `"geometric"` (the geometric mean over
+            the tokens) exist for comparison. Only `"sequence"` is TOPR.
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
         log_mu (`str`, *optional*, defaults to `"trainer"`):
@@ -88,15 +90,16 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         baseline (`float` or `str`, *optional*, defaults to `"mean"`):
             Baseline c, which is subtracted from each reward: R = R0 - c. Can be a number, `"mean"` (the mean reward of
             a generation batch) or `"group_mean"` (the mean reward of the completions of the same prompt). The paper
-            uses 0 with rewards of ±1. Text that holds a number becomes a `float`.
+            uses 0 with rewards of ±1. A number given as text becomes a `float`.
 
             The mean gives positives and negatives the same total weight, for any scale of rewards, before rows are
             chosen. So the effective share of positives stays at 50% in every iteration. With `length_normalization`
             the baseline also changes the length of completions. If the mean reward is below 0, a baseline of 0 favors
             long completions. The mean removes this effect if reward and length are independent.
         effective_positive_share (`float`, *optional*):
-            Target p~, in (0, 1], for the share of positives in the weight of the rows (Sec. 3.2). The baseline is then
-            solved from the rewards, and `baseline` must keep its default. The paper's best values are 0.1 to 0.2.
+            Target for the effective share of positives, p~ in (0, 1], which is the share of positives in the sum of
+            |R| (Sec. 3.2). The baseline is then solved for this target, and `baseline` must keep its default. The
+            paper's best values are 0.1 to 0.2.
         curation (`str`, *optional*, defaults to `"none"`):
             Rule that chooses the rows to train on from a generation batch (Sec. 4.3). Can be `"none"` (all rows),
             `"uniform"`, `"positives"`, `"positive_share"` or `"anna_karenina"`. See [`curate`].
@@ -109,19 +112,19 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
 
         replay_share (`float`, *optional*, defaults to `0.0`):
             Share, in [0, 1), of replayed rows among the rows trained on. A replayed row comes from an earlier
-            generation batch and keeps the log μ that was computed when it was fresh. Replayed rows are added to the
-            fresh rows. A micro-batch then has up to `per_device_train_batch_size / (1 - replay_share)` rows, and needs
+            generation batch, with the log μ of its first use, or from `replay_dataset`. Replayed rows are added to the
+            fresh rows. A micro-batch then has about `per_device_train_batch_size / (1 - replay_share)` rows, and needs
             memory for them.
         replay_size (`int`, *optional*):
             Number of rows kept for replay, over all processes. Each process keeps an equal part, rounded up. `None`
-            keeps 8 generation batches, or all rows of `replay_dataset` if those are more. If `replay_dataset` has
-            more rows than this, only its last rows are kept.
+            keeps 8 generation batches, or all rows of `replay_dataset` if these are more. If `replay_dataset` has more
+            rows than `replay_size`, each process keeps the last rows of its part.
         replay_rule (`str`, *optional*, defaults to `"newest"`):
             Rule that chooses the rows kept for replay:
 
             - `"newest"`: the newest rows.
             - `"negatives"`: the newest rows with R < 0.
-            - `"anna_karenina"`: the newest rows with R < 0, and the newest positive of each prompt and process.
+            - `"anna_karenina"`: the newest rows with R < 0, and the newest positive of each prompt in each process.
 
             Rows with R = 0 are never kept. A negative is removed when its weight falls below 0.01.
 
@@ -139,12 +142,12 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         lr_scheduler_type (`str`, *optional*, defaults to `"constant"`):
             Schedule of the learning rate. The default is the paper's.
         logging_nan_inf_filter (`bool`, *optional*, defaults to `False`):
-            Whether to log a loss of NaN as 0. With `False`, training stops at a loss of NaN.
+            Whether to leave NaN and infinite losses out of the logged loss. With `False`, such a loss stops training.
         share_prompts (`bool`, *optional*):
             Whether to compute a prompt once for all its completions in a micro-batch. Needs `"sdpa"` or `"eager"`
-            attention and a model whose log π is measured to stay the same. The completions of a prompt become
-            adjacent within each optimizer step. `None` means `True` on a CPU and `False` on other devices, where
-            sharing has not been measured.
+            attention, and a model whose log π stays the same, which the trainer checks. The completions of a prompt
+            become adjacent within each optimizer step. `None` means `True` on a CPU and `False` on other devices, where
+            the speed of sharing has not been measured.
     """
 
     top_k: int | None = field(
@@ -159,7 +162,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         self.loss_type = "topr"
         if self.log_mu == "sampler" and not self.use_vllm:
             raise ValueError(
-                "log_mu='sampler' needs use_vllm=True: transformers' generate reports no log-probabilities."
+                "log_mu='sampler' needs use_vllm=True: without vLLM, TRL gets no log-probabilities from the sampler."
             )
         if self.top_k is None:
             self.top_k = 0 if self.log_mu == "sampler" else 500
@@ -169,8 +172,8 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         if self.share_prompts and min(self.per_device_train_batch_size, self.num_generations) < 2:
             raise ValueError(
                 "share_prompts=True needs two completions of a prompt in a micro-batch. Raise "
-                f"per_device_train_batch_size={self.per_device_train_batch_size} or "
-                f"num_generations={self.num_generations}, or leave share_prompts out."
+                f"per_device_train_batch_size={self.per_device_train_batch_size} and "
+                f"num_generations={self.num_generations} to at least 2, or leave share_prompts out."
             )
         refuse_offloading_without_accelerator(self)
         self.validate_replay(self.per_device_train_batch_size, self.steps_per_generation, self.world_size, self.beta)
@@ -181,16 +184,16 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         corrected_kl = self.beta != 0 and getattr(self, "use_bias_correction_kl", False)
         if corrected_kl and self.gradient_accumulation_steps % generate_every != 0:
             raise ValueError(
-                f"beta={self.beta} with use_bias_correction_kl=True needs the ratio of each token to the sampling "
-                "weights once a batch is used for several optimizer steps, and TOPR's loss does not hold it. Set "
+                f"beta={self.beta} with use_bias_correction_kl=True needs the ratio of each token if a batch is "
+                "used for several optimizer steps, and TOPR's loss does not have this ratio. Set "
                 "use_bias_correction_kl=False, or beta=0 (the paper's)."
             )
 
     def _choose_metric_for_best_model(self) -> None:
         """Select the best model by its reward, since the loss does not measure how good a model is.
 
-        The loss is -mean(w · R), and w is 1 in evaluations. It raises a ValueError even if no best model is selected:
-        callbacks such as transformers' `EarlyStoppingCallback` also read the metric.
+        The loss is -mean(w · R). Selecting it raises a ValueError even if no best model is saved, because callbacks
+        such as transformers' `EarlyStoppingCallback` also read `metric_for_best_model`.
         """
         args: Any = self
         if is_loss(args.metric_for_best_model):
@@ -208,8 +211,9 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
 class OfflineTOPRConfig(TOPRArguments, SFTConfig):
     """Settings for [`OfflineTOPRTrainer`]: all settings of [`~trl.SFTConfig`], and the parameters below.
 
-    The defaults are those of the paper (arXiv 2503.14286, Sec. 4.1), except for `baseline`. R is the reward after the
-    baseline is subtracted. π is the policy in training, and μ is the policy that wrote the completion.
+    The defaults for the loss and the optimizer are those of the paper (arXiv 2503.14286, Sec. 4.1). The default
+    `baseline` is not. R is the reward after the baseline is subtracted. π is the policy in training, and μ is the
+    policy that wrote the completion.
 
     Settings that only supervised fine-tuning uses, such as `packing` and `assistant_only_loss`, must keep their
     defaults.
@@ -234,7 +238,7 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             - `"positives_only"`: completions with R < 0 have weight 0. This is reward-weighted fine-tuning.
             - `"reinforce"`: every weight is 1. The objective has no upper bound, and off-policy the model collapses.
             - `"opr"`: plain importance sampling. The weight is the ratio π/μ.
-            - `"tis"`: truncated importance sampling. The weight is the ratio π/μ, and at most 1.
+            - `"tis"`: truncated importance sampling. The weight is the ratio π/μ, truncated at 1.
         a_pos (`float`, *optional*):
             Lower limit of the ratio π/μ of a completion with R >= 0 (a+ in Eq. 7). `None` uses the preset's limit.
         b_pos (`float`, *optional*):
@@ -246,29 +250,30 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
             Level at which the ratio π/μ is computed. `"sequence"` is the paper's: the product over the tokens of a
             completion. `"prefix"` gives each token the product over the tokens up to it (see
-            `topr_trl.loss.log_ratios`). `"token"` and `"geometric"` (the mean over tokens) exist for
-            comparison. These three are not TOPR.
+            `topr_trl.loss.log_ratios`). `"token"` and `"geometric"` (the geometric mean over
+            the tokens) exist for comparison. Only `"sequence"` is TOPR.
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
         log_mu (`str`, *optional*, defaults to `"trainer"`):
-            Source of log μ. `"trainer"` takes the column `mu_logps`, or computes log μ with the starting weights
-            before the first step. `"sampler"` takes the column `sampler_logps`. Rounding in a sampler changes the
-            ratio of long completions.
+            Source of log μ. `"trainer"` takes the column `mu_logps`. Without this column, it computes log μ with the
+            starting weights before the first step. `"sampler"` takes the column `sampler_logps`. Rounding in a sampler
+            changes the ratio of long completions.
 
         > Parameters that control the baseline and the choice of rows
 
         baseline (`float` or `str`, *optional*, defaults to `"mean"`):
             Baseline c, which is subtracted from each reward: R = R0 - c. Can be a number, `"mean"` (the mean reward of
             the dataset) or `"group_mean"` (the mean reward of the completions of the same prompt). The paper uses 0
-            with rewards of ±1. Text that holds a number becomes a `float`.
+            with rewards of ±1. A number given as text becomes a `float`.
 
             The mean gives positives and negatives the same total weight, for any scale of rewards, before rows are
             chosen. So the effective share of positives stays at 50% in every iteration. With `length_normalization`
             the baseline also changes the length of completions. If the mean reward is below 0, a baseline of 0 favors
             long completions. The mean removes this effect if reward and length are independent.
         effective_positive_share (`float`, *optional*):
-            Target p~, in (0, 1], for the share of positives in the weight of the rows (Sec. 3.2). The baseline is then
-            solved from the rewards, and `baseline` must keep its default. The paper's best values are 0.1 to 0.2.
+            Target for the effective share of positives, p~ in (0, 1], which is the share of positives in the sum of
+            |R| (Sec. 3.2). The baseline is then solved for this target, and `baseline` must keep its default. The
+            paper's best values are 0.1 to 0.2.
         curation (`str`, *optional*, defaults to `"none"`):
             Rule that chooses the rows to train on from the dataset (Sec. 4.3). Can be `"none"` (all rows), `"uniform"`,
             `"positives"`, `"positive_share"` or `"anna_karenina"`. See [`curate`].
@@ -282,8 +287,8 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
         num_train_epochs (`float`, *optional*, defaults to `1.0`):
             Number of epochs over the chosen rows. The default is the paper's.
         max_length (`int`, *optional*):
-            Maximum number of tokens of prompt and completion. A longer row is an error, and so is a row longer than
-            the model's context. Rows are never cut, since the reward belongs to the whole completion.
+            Maximum number of tokens of prompt and completion together. A longer row is an error, and so is a row
+            longer than the model's context. Rows are never cut, since the reward belongs to the whole completion.
         optim (`str`, *optional*, defaults to `"adafactor"`):
             Optimizer. The default is the paper's.
         learning_rate (`float`, *optional*, defaults to `5e-07`):
@@ -291,26 +296,26 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
         lr_scheduler_type (`str`, *optional*, defaults to `"constant"`):
             Schedule of the learning rate. The default is the paper's.
         logging_nan_inf_filter (`bool`, *optional*, defaults to `False`):
-            Whether to log a loss of NaN as 0. With `False`, training stops at a loss of NaN.
+            Whether to leave NaN and infinite losses out of the logged loss. With `False`, such a loss stops training.
         sort_by_length (`bool`, *optional*, defaults to `True`):
             Whether to sort the rows of each optimizer step by length. The micro-batches then have less padding, and
             each step keeps its rows and its gradient. Has no effect on rows that are read in a fixed order, with
-            `padding_free=True`, or with the auxiliary loss of a mixture of experts.
+            `padding_free=True`, with Accelerate's `split_batches`, or with the auxiliary loss of a mixture of experts.
         share_prompts (`bool`, *optional*):
             Whether to compute a prompt once for all its completions in a micro-batch. Needs `"sdpa"` or `"eager"`
-            attention and a model whose log π is measured to stay the same. Up to 8 rows of a prompt then stay
-            together in training, or fewer, so that a step has at least 16 prompts. `None` means `True` on a CPU if
-            sharing saves at least 10% of the tokens. It means `False` on other devices, where sharing has not been
-            measured.
+            attention, and a model whose log π stays the same, which the trainer checks. Up to 8 rows of a prompt then
+            stay together in training, or fewer if a step would have fewer than 16 prompts. `None` means `True` on a CPU
+            if sharing saves at least 10% of the tokens. `None` means `False` on other devices, where the speed of
+            sharing has not been measured.
 
         > Parameters that control logging
 
         log_completions (`bool`, *optional*, defaults to `False`):
-            Whether to log the rows of the last optimizer step with reward, advantage (R), weight and log-ratio. The
+            Whether to log the rows of the last optimizer step with reward, advantage (R), weight and log-ratio. Each
             table is written to `output_dir/completions/completions_{step}.parquet`. It is printed if `rich` is
             installed, and sent to wandb and trackio if `report_to` names them. Evaluation rows are not logged.
         num_completions_to_print (`int`, *optional*):
-            Number of completions to print, drawn at random. `None` prints all. The file always contains all.
+            Number of completions to print, drawn at random. `None` prints all. The file has all completions.
     """
 
     num_train_epochs: float = field(default=1.0, metadata={"help": "Epochs over the rows. The paper's: 1."})
@@ -335,8 +340,8 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
         if is_loss(metric) or (metric is None and needs_metric_for_best_model(self)):
             raise ValueError(
                 "The best checkpoint, and reduce_lr_on_plateau, would depend on the loss (metric_for_best_model), "
-                "which rises as negatives become less likely: the model before training can have the lowest loss. Name "
-                "a metric that a callback of yours adds to evaluations, or keep the checkpoints and compare them with "
+                "which rises as negatives become less likely: the model before training can have the lowest loss. Use "
+                "a metric that your own callback adds to evaluations, or keep the checkpoints and compare them with "
                 "topr evaluate."
             )
         template = getattr(self, "chat_template_path", None)

@@ -1,4 +1,4 @@
-"""Settings that the trainers and the commands share. Defaults are the paper's, except for the baseline."""
+"""Settings that the trainers and the commands share."""
 
 import os
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ REPLAYED_BATCHES = 8  # generation batches that a replay buffer holds by default
 
 if TYPE_CHECKING:
     Baseline = float | str
-else:  # HfArgumentParser reads `float | str` as float and then rejects 'mean', so it gets text, parsed after it.
+else:  # HfArgumentParser would read `float | str` as float and reject 'mean'. `parse_baseline` converts the text.
     Baseline = str
 
 
@@ -59,14 +59,17 @@ class LossArguments:
     a_neg: float | None = field(default=None, metadata={"help": "Lower limit of the ratio where R < 0."})
     b_neg: float | None = field(default=None, metadata={"help": "Upper limit of the ratio where R < 0."})
     ratio_level: str = field(
-        default="sequence", metadata={"help": "'sequence' (TOPR), 'prefix' (up to each token), 'token' or 'geometric'."}
+        default="sequence",
+        metadata={"help": "Level of the ratio: 'sequence' (TOPR), 'prefix', 'token' or 'geometric'."},
     )
     length_normalization: bool = field(default=True, metadata={"help": "Divide the loss by the completion's length."})
-    log_mu: str = field(default="trainer", metadata={"help": "Source of log μ: 'trainer' (own forward) or 'sampler'."})
+    log_mu: str = field(
+        default="trainer", metadata={"help": "Source of log μ: 'trainer' (forward pass) or 'sampler' (reported)."}
+    )
 
     @property
     def limits(self) -> TruncationLimits:
-        """Limits of the preset, except for limits that are set individually."""
+        """Limits of the preset. Limits that are set individually replace them."""
         given = {name: getattr(self, name) for name in ("a_pos", "b_pos", "a_neg", "b_neg")}
         return replace(PRESETS[self.preset], **{name: float(v) for name, v in given.items() if v is not None})
 
@@ -77,7 +80,7 @@ class LossArguments:
         if not self.limits.bounded:  # `limits` raises with the limit's name
             warn_user(
                 f"a_neg={self.limits.a_neg:g} is above 0: the objective has no upper bound once a reward is negative "
-                "(Prop. 3.2), and off-policy the model collapses. Good for a comparison; TOPR has a_neg=0."
+                "(Prop. 3.2), and off-policy the model collapses. Use it only for comparison. TOPR has a_neg=0."
             )
 
 
@@ -85,7 +88,7 @@ class LossArguments:
 class CurationArguments:
     """Settings for the baseline and the choice of rows (arXiv 2503.14286, Sec. 3.2 and 4.3).
 
-    [`TOPRConfig`] and [`OfflineTOPRConfig`] describe them. A round of rows is a generation batch online, and the
+    [`TOPRConfig`] and [`OfflineTOPRConfig`] describe them. Rows are chosen from a generation batch online, and from the
     dataset offline.
     """
 
@@ -95,7 +98,9 @@ class CurationArguments:
     effective_positive_share: float | None = field(
         default=None, metadata={"help": "Target effective share of positives in (0, 1]; the baseline is solved for it."}
     )
-    curation: str = field(default="none", metadata={"help": f"Rows to train on: {', '.join(CURATIONS)}."})
+    curation: str = field(
+        default="none", metadata={"help": f"Rule that chooses the rows to train on: {', '.join(CURATIONS)}."}
+    )
     iteration_size: int | None = field(default=None, metadata={"help": "Number of rows to choose."})
     curation_positive_share: float = field(
         default=0.5, metadata={"help": "Share of positives that curation='positive_share' chooses."}
@@ -104,7 +109,7 @@ class CurationArguments:
     def choose(
         self, rewards: ArrayLike, problem_ids: ArrayLike, seed: int, sample_ids: ArrayLike | None = None, **changes: Any
     ) -> tuple[FloatArray, Curated]:
-        """Call `topr_trl.curation.compose` with these settings. `changes` replace single arguments."""
+        """Call `topr_trl.curation.compose` with these settings. `changes` replace individual arguments."""
         own: dict[str, Any] = {
             "baseline": parse_baseline(self.baseline), "effective_positive_share": self.effective_positive_share,
             "rule": self.curation, "size": self.iteration_size, "positive_share": self.curation_positive_share,
@@ -112,7 +117,7 @@ class CurationArguments:
         return compose(rewards, problem_ids, sample_ids=sample_ids, seed=seed, **{**own, **changes})
 
     def validate_curation(self) -> None:
-        """Validate the settings, and turn the baseline into a `float` if it is a number.
+        """Validate the settings, and convert a baseline that is a number to a `float`.
 
         Raises:
             ValueError: a setting is outside its range, or two settings contradict each other.
@@ -125,8 +130,8 @@ class CurationArguments:
             raise ValueError(f"effective_positive_share must be in (0, 1], not {share}.")
         if share is not None and self.baseline != "mean":
             raise ValueError(
-                f"baseline={self.baseline} and effective_positive_share={share} both set the baseline. Keep one of "
-                "them (baseline='mean', the default, counts as none)."
+                f"baseline={self.baseline} and effective_positive_share={share} both set the baseline. Remove one "
+                "of the two settings."
             )
         if share is not None and self.curation == "positives":
             raise ValueError(
@@ -147,16 +152,18 @@ class CurationArguments:
 
 @dataclass
 class TOPRArguments(CurationArguments, LossArguments):
-    """Settings that both trainers share. [`TOPRConfig`] and [`OfflineTOPRConfig`] describe them."""
+    """Settings that online and offline training share. [`TOPRConfig`] and [`OfflineTOPRConfig`] describe them."""
 
     optim: str = field(default="adafactor", metadata={"help": "Optimizer. The paper's: Adafactor."})
     learning_rate: float = field(default=5e-7, metadata={"help": "Learning rate. The paper's: 5e-7."})
     lr_scheduler_type: str = field(default="constant", metadata={"help": "Schedule. The paper's: constant."})
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Log a loss of NaN as 0."})
+    logging_nan_inf_filter: bool = field(
+        default=False, metadata={"help": "Leave NaN and infinite losses out of the logged loss."}
+    )
     share_prompts: bool | None = field(
         default=None,
         metadata={
-            "help": "true or false. Compute a prompt once for neighboring completions. Training on stored rows then "
+            "help": "true or false. Compute a prompt once for adjacent completions. Training on stored rows then "
             "reads the rows in a different order if a step has 32 rows or more. Default: true on a CPU."
         },
     )
@@ -190,18 +197,18 @@ class ReplayArguments:
         default=0.0, metadata={"help": "Share of rows from earlier generation batches among the rows trained on."}
     )
     replay_size: int | None = field(
-        default=None, metadata={"help": "Rows kept for replay_share. Default: 8 generation batches."}
+        default=None, metadata={"help": "Number of rows kept for replay. Default: 8 generation batches."}
     )
     replay_rule: str = field(
-        default="newest", metadata={"help": f"Rows kept for replay_share: {', '.join(REPLAY_RULES)}."}
+        default="newest", metadata={"help": f"Rule that chooses the rows kept for replay: {', '.join(REPLAY_RULES)}."}
     )
 
     def validate_replay(self, micro_batch: int, micro_batches: int, processes: int, beta: float) -> None:
         """Raise a ValueError if the replay settings do not fit the batch sizes.
 
         Args:
-            micro_batch: fresh rows of a micro-batch of one process.
-            micro_batches: micro-batches of a generation batch of one process.
+            micro_batch: number of fresh rows in a micro-batch of one process.
+            micro_batches: number of micro-batches in a generation batch of one process.
             processes: number of processes.
             beta: coefficient of TRL's KL term.
         """
@@ -219,20 +226,20 @@ class ReplayArguments:
             return
         if beta != 0:
             raise ValueError(
-                f"replay_share={self.replay_share} with beta={beta}: TRL's KL term needs rows of the present "
-                "policy, and replayed rows are from an older one. Set beta=0 (the paper's), or replay_share=0."
+                f"replay_share={self.replay_share} with beta={beta}: TRL's KL term needs rows of the current "
+                "policy, and replayed rows are from older policies. Set beta=0 (the paper's), or replay_share=0."
             )
         again = self.rows_again(micro_batch)
         if again == 0:
             raise ValueError(
-                f"replay_share={self.replay_share} is less than half a row of a micro-batch with {micro_batch} fresh "
-                "ones. Raise it, or per_device_train_batch_size."
+                f"replay_share={self.replay_share} adds no row to a micro-batch of {micro_batch} fresh rows. Raise "
+                "replay_share or per_device_train_batch_size."
             )
         needed = again * micro_batches * processes
         if self.replay_size is not None and self.replay_size < needed:
             raise ValueError(
                 f"replay_share={self.replay_share} replays {needed} rows with each generation batch, and "
-                f"replay_size={self.replay_size} keeps fewer. Raise it, or leave it out."
+                f"replay_size={self.replay_size} keeps fewer. Raise replay_size, or leave it out."
             )
 
     def rows_again(self, micro_batch: int) -> int:

@@ -11,7 +11,7 @@ from topr_trl.loss import PRESETS
 
 
 def needs_metric_for_best_model(args: Any) -> bool:
-    """Whether checkpoints or the learning rate depend on a metric of evaluations."""
+    """Whether checkpoints or the learning rate depend on an evaluation metric."""
     by_best = args.load_best_model_at_end or args.save_strategy == "best"
     return bool(by_best) or args.lr_scheduler_type == "reduce_lr_on_plateau"
 
@@ -19,13 +19,13 @@ def needs_metric_for_best_model(args: Any) -> bool:
 def is_loss(metric: str | None) -> bool:
     """Whether a metric for the best model is the evaluation loss.
 
-    The loss of one of several evaluation sets is not recognized, because only the trainer knows their names.
+    The loss of one of several evaluation sets is not recognized, because only the trainer knows the names of the sets.
     """
     return metric in ("loss", "eval_loss")
 
 
 def offloads_optimizer(deepspeed: Any) -> bool:
-    """Whether a DeepSpeed configuration, or a file with one, keeps the optimizer in the host's memory."""
+    """Whether a DeepSpeed configuration, or a file with one, offloads the optimizer."""
     if isinstance(deepspeed, str) and Path(deepspeed).is_file():
         deepspeed = json.loads(Path(deepspeed).read_text())
     zero = (deepspeed.get("zero_optimization") if isinstance(deepspeed, dict) else None) or {}
@@ -33,7 +33,7 @@ def offloads_optimizer(deepspeed: Any) -> bool:
 
 
 def refuse_adafactor(optim: str, fsdp2: bool, offloaded: bool) -> None:
-    """Raise a ValueError if Adafactor fails or is silently replaced."""
+    """Raise a ValueError if Adafactor would fail or would be silently replaced."""
     if optim != "adafactor":
         return
     if fsdp2:
@@ -43,8 +43,8 @@ def refuse_adafactor(optim: str, fsdp2: bool, offloaded: bool) -> None:
         )
     if offloaded:
         raise ValueError(
-            "With its optimizer offloaded, DeepSpeed runs its own Adam whatever optim says, here 'adafactor' (the "
-            "default). Set optim='adamw_torch'."
+            "With an offloaded optimizer, DeepSpeed runs its own Adam instead of optim='adafactor' (the default). Set "
+            "optim='adamw_torch'."
         )
 
 
@@ -56,8 +56,8 @@ def refuse_split_sequences(parallelism: Any) -> None:
         if size > 1:
             raise ValueError(
                 f"{what} parallelism ({name}={size}) splits a completion over processes, and its ratio needs the "
-                "whole completion. For long rows set per_device_train_batch_size=1 and gradient_checkpointing=True, "
-                "and shard the model (ZeRO-3 or FSDP2); `topr plan` says what that needs."
+                "whole completion. For long rows, set per_device_train_batch_size=1 and gradient_checkpointing=True, "
+                "and shard the model (ZeRO-3 or FSDP2); `topr plan` estimates the memory."
             )
 
 
@@ -74,9 +74,9 @@ def refuse_settings(
 
     Args:
         args: settings to check.
-        parent: class of TRL with the default values.
+        parent: TRL's class of settings, which has the default values.
         trainer: name of the trainer, for the message.
-        advice: advice by the name of the setting.
+        advice: advice for each setting that cannot be used, by its name.
         also_allowed: values that are allowed in addition to the default.
     """
     allowed = {f.name: (f.default, *(also_allowed or {}).get(f.name, ())) for f in fields(parent)}
@@ -137,7 +137,7 @@ def refuse_offloading_without_accelerator(args: Any) -> None:
     """Raise a ValueError if settings offload activations to the CPU while the model trains on the CPU."""
     if getattr(args, "activation_offloading", False) and args.device.type == "cpu":
         raise ValueError(
-            "activation_offloading=True moves activations from an accelerator to the CPU, and this training runs on "
+            "activation_offloading=True moves activations from an accelerator to the CPU, and this model trains on "
             "the CPU. Leave it out; gradient_checkpointing=True saves memory here."
         )
 
@@ -157,13 +157,13 @@ def refuse_filters(args: Any) -> None:
     if wrong:
         raise ValueError(
             f"log_mu='sampler' with {' and '.join(wrong)}: the sampler's log-probabilities are then not over the "
-            "whole vocabulary at `temperature`, as the trainer's are. Over a part of it, they are larger, and every "
-            "negative would start with a small weight. Leave these settings out, or set log_mu='trainer'."
+            "whole vocabulary at `temperature`, as the trainer's are. Over a part of the vocabulary, they are larger, "
+            "so every negative would start with a small weight. Leave these settings out, or set log_mu='trainer'."
         )
 
 
-# With these values, only the temperature changes the distribution that vLLM samples from. All other settings must be
-# harmless ones, or None, which is vLLM's default.
+# With these values, only the temperature changes the distribution that vLLM samples from. Any other setting must
+# be in `_HARMLESS` or None, which is vLLM's default.
 _UNFILTERED: dict[str, tuple[float, ...]] = {
     "top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0,), "repetition_penalty": (1.0,), "presence_penalty": (0.0,),
     "frequency_penalty": (0.0,), "vllm_structured_outputs_regex": (),
@@ -174,8 +174,8 @@ _HARMLESS = frozenset({
 })  # fmt: skip
 
 _STOP_ADVICE = (
-    "TRL only recognizes the stop tokens of tokenizer and model. After another stop token, padding would count as "
-    "completion. Set model.generation_config.eos_token_id: sampling reads it, too."
+    "TRL recognizes only the stop tokens of the tokenizer and the model. After a different stop token, padding would "
+    "become part of the completion. Set model.generation_config.eos_token_id, which sampling also reads."
 )
 _PAD_ADVICE = "Set tokenizer.pad_token: TRL pads with it."
 _COUNT_ADVICE = "TRL expects one completion for each row. Set num_generations."
@@ -183,33 +183,33 @@ _FORM_ADVICE = "TRL expects token ids alone. Remove it."
 _LENGTH_ADVICE = "Set max_completion_length, which is compared with the model's context."
 _BEAM_ADVICE = "Beams are not samples of the policy. Remove it."
 _FORCED_ADVICE = "A forced token is not a sample of the policy. Remove it."
-_CUT_ADVICE = "The model would not read the same prompt as the trainer. Remove it, and shorten the prompts."
+_CUT_ADVICE = "The sampler and the trainer would read different prompts. Remove it, and shorten the prompts."
 _GENERATION_ADVICE = {
     **dict.fromkeys(("eos_token_id", "stop_strings"), _STOP_ADVICE),
     "pad_token_id": _PAD_ADVICE,
     **dict.fromkeys(("num_return_sequences", "n", "best_of"), _COUNT_ADVICE),
     "return_dict_in_generate": _FORM_ADVICE,
     **dict.fromkeys(("max_new_tokens", "max_length", "max_tokens"), _LENGTH_ADVICE),
-    "logprobs": "TRL reads the first log-probability of each position as the sampled token's. Remove it.",
+    "logprobs": "TRL takes the first log-probability of each position for that of the sampled token. Remove it.",
     **dict.fromkeys(("num_beams", "num_beam_groups", "penalty_alpha", "constraints", "force_words_ids"), _BEAM_ADVICE),
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), _FORCED_ADVICE),
     **dict.fromkeys(("truncate_prompt_tokens", "token_healing"), _CUT_ADVICE),
-    "do_sample": "Completions of one prompt have to differ. Remove it.",
-    "temperature": "Set the field `temperature`, at which the trainer computes log π.",
+    "do_sample": "Without sampling, all completions of a prompt are equal. Remove it.",
+    "temperature": "Set the trainer's `temperature`, at which log π is computed.",
 }
 
 LIMITS_ADVICE = "The limits of a ratio are set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`."
 _TAPER_ADVICE = "The taper is the only correction; see `log_mu`."
 _NOISE = {"neftune_noise_alpha": "The noise changes log π but not log μ, so TOPR's weights would be wrong."}
 _NO_NOISE = {"neftune_noise_alpha": (0,)}
-# Values, other than the defaults, with which GRPO or SFT would do the same as TOPR.
+# Values that are accepted in addition to the defaults, because they do not conflict with TOPR.
 LIKE_TOPR: dict[str, tuple[Any, ...]] = {"loss_type": ("topr", None), "scale_rewards": (False, "none"), **_NO_NOISE}
 LIKE_OFFLINE_TOPR: dict[str, tuple[Any, ...]] = {
     "dataset_kwargs": ({}, {"skip_prepare_dataset": False}),
     **_NO_NOISE,
 }
 GRPO_ONLY = {
-    "loss_type": f"TOPRTrainer has a loss of its own; related ones are presets: {', '.join(PRESETS)}.",
+    "loss_type": f"The loss is TOPR's; related losses are presets: {', '.join(PRESETS)}.",
     **dict.fromkeys(("epsilon", "epsilon_high", "delta"), LIMITS_ADVICE),
     **dict.fromkeys(("sapo_temperature_neg", "sapo_temperature_pos"), LIMITS_ADVICE),
     **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), LIMITS_ADVICE),
@@ -228,7 +228,7 @@ SFT_ONLY = {
     "loss_type": "The loss is TOPR's; see `preset`.",
     **dict.fromkeys(("packing", "eval_packing"), "A completion is weighted as a whole, so rows are not packed."),
     **dict.fromkeys(("completion_only_loss", "assistant_only_loss"), "TOPR learns from the completion alone."),
-    "label_smoothing_factor": "It would change log π.",
+    "label_smoothing_factor": "TOPR's loss has no label smoothing.",
     "dataset_text_field": "The columns are `prompt`, `completion` and `reward`.",
     "dataset_kwargs": "Rows are always prepared from `prompt`, `completion` and `reward`.",
     **_NOISE,

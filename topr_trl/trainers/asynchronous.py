@@ -1,7 +1,7 @@
 """Train with TOPR while a server generates completions: `AsyncTOPRTrainer`.
 
 This module is experimental, as its base `AsyncGRPOTrainer` is. It uses private parts of TRL 1.16, which
-tests/trainers/test_asynchronous.py names.
+tests/trainers/test_asynchronous.py lists.
 """
 
 import math
@@ -31,11 +31,11 @@ _MEAN_OF = 1_024  # number of newest completions whose mean reward is the baseli
 
 @dataclass
 class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
-    """Settings for [`AsyncTOPRTrainer`]: all of [`~trl.experimental.async_grpo.AsyncGRPOConfig`], and those below.
+    """Settings for [`AsyncTOPRTrainer`]: those of [`~trl.experimental.async_grpo.AsyncGRPOConfig`] and those below.
 
     R is the reward after the baseline is subtracted. π is the policy in training, and μ is the policy that wrote the
-    completion. No row is dropped because of its age. `max_staleness` only limits the requests in flight, in optimizer
-    steps, and the adapters that the server keeps.
+    completion. No row is dropped because of its age. `max_staleness` only limits the requests in flight, counted in
+    optimizer steps, and the number of adapters that the server keeps.
 
     Example:
 
@@ -68,9 +68,9 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
         baseline (`float` or `str`, *optional*, defaults to `"mean"`):
             Baseline c, which is subtracted from each reward: R = R0 - c. Can be a number, `"mean"` (the mean reward of
             the last 1,024 completions) or `"group_mean"` (the mean reward of the completions of the same prompt).
-            `"group_mean"` needs `num_generations` of at least 2. Text that holds a number becomes a `float`.
+            `"group_mean"` needs `num_generations` of at least 2. A number given as text becomes a `float`.
         logging_nan_inf_filter (`bool`, *optional*, defaults to `False`):
-            Whether to log a loss of NaN as 0. With `False`, training stops at a loss of NaN.
+            Whether to leave NaN and infinite losses out of the logged loss. With `False`, such a loss stops training.
     """
 
     baseline: Baseline = field(
@@ -78,8 +78,10 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
         metadata={"help": "Baseline c in R = R0 - c: a number, 'mean' (of the last 1,024) or 'group_mean'."},
     )
     log_mu: str = field(default="sampler", metadata={"help": "Always 'sampler'."})
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Log a loss of NaN as 0."})
-    # The model card reads these settings, which this trainer does not have.
+    logging_nan_inf_filter: bool = field(
+        default=False, metadata={"help": "Leave NaN and infinite losses out of the logged loss."}
+    )
+    # The model card reads these settings, which the config of this trainer does not have.
     effective_positive_share = None
     curation = "none"
 
@@ -89,28 +91,31 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
         self.baseline = parse_baseline(self.baseline)
         if self.log_mu != "sampler":
             raise ValueError(
-                f"log_mu={self.log_mu!r}: rows are written by older weights than those in training, and only the "
-                "server knew their probabilities. Leave log_mu out."
+                f"log_mu={self.log_mu!r}: older weights wrote the completions, and only the server knows their "
+                "log-probabilities under these weights. Leave log_mu out."
             )
         refuse_settings(self, AsyncGRPOConfig, "AsyncTOPRTrainer", ASYNC_ONLY, LIKE_TOPR)
         if self.baseline == "group_mean" and self.num_generations < 2:
-            raise ValueError("baseline='group_mean' needs num_generations of 2 or more. Set baseline='mean', or 0.")
+            raise ValueError(
+                "baseline='group_mean' needs num_generations of 2 or more. Raise num_generations, or set "
+                "baseline='mean'."
+            )
 
 
-_WHOLE = "The server would normalize log-probabilities over a part of the vocabulary, and the trainer over all of it."
+_FILTER = "The server's log-probabilities would belong to a different distribution than the trainer's."
 # TRL 1.16 has only some of these settings. The others are refused once TRL adds them, with or without the prefix
 # `vllm_` (huggingface/trl#7120).
 ASYNC_ONLY = {
     **GRPO_ONLY,
     **{name.removeprefix("vllm_"): advice for name, advice in GRPO_ONLY.items()},
-    **dict.fromkeys(("top_p", "top_k", "min_p", "repetition_penalty"), _WHOLE),
+    **dict.fromkeys(("top_p", "top_k", "min_p", "repetition_penalty"), _FILTER),
 }
 
 
 class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
     """Trainer for Tapered Off-Policy REINFORCE (TOPR), on completions that a server generates during training.
 
-    The trainer takes the arguments of [`~trl.experimental.async_grpo.AsyncGRPOTrainer`] and replaces its loss by
+    The trainer takes the arguments of [`~trl.experimental.async_grpo.AsyncGRPOTrainer`] and replaces its loss with
     Algorithm 1 of [Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for
     LLMs](https://huggingface.co/papers/2503.14286). It is experimental and needs TRL 1.16.
 
@@ -147,7 +152,7 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
             Prompts in a column `prompt`, as text or messages. Can be omitted if the environment of
             `environment_factory` makes the prompts.
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
-            Tokenizer, with padding on the left. `None` loads the one of the model.
+            Tokenizer, with padding on the left. `None` loads the model's tokenizer.
         callbacks (`list[TrainerCallback]`, *optional*):
             Callbacks that are added to the default ones.
         optimizers (`tuple[Optimizer | None, LambdaLR | None]`, *optional*, defaults to `(None, None)`):
@@ -160,8 +165,9 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
             Function that returns an environment with tools, and optionally with prompts and rewards.
         rollout_worker (`RolloutWorkerProtocol`, *optional*):
             Worker that generates and scores completions. `None` creates TRL's worker. Your own worker must put the
-            raw reward of a sample into `metrics["reward"]`. For `baseline="group_mean"` it must divide `advantage` by
-            the standard deviation of the group, as TRL's worker does, and put it into `metrics["reward_std"]`.
+            raw reward of a sample into `metrics["reward"]`. For `baseline="group_mean"`, it must divide `advantage` by
+            the standard deviation of the group, as TRL's worker does, and put this standard deviation into
+            `metrics["reward_std"]`.
         weight_transfer (`WeightTransferProtocol`, *optional*):
             Object that sends weights to the server. `None` sends them over NCCL.
 
@@ -187,8 +193,9 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
         if isinstance(self.rollout_worker, AsyncRolloutWorker):
             if self.rollout_worker._loop_cls is not _AsyncRolloutLoop:
                 raise ValueError(
-                    f"{type(self.rollout_worker).__name__} may make several rows of a conversation, each with a ratio "
-                    "of its own. Use AsyncRolloutWorker, or a worker that leaves such conversations out."
+                    f"{type(self.rollout_worker).__name__} may split a conversation into several rows, and then the "
+                    "conversation has no single ratio. Use AsyncRolloutWorker, or a worker that drops such "
+                    "conversations."
                 )
             self.rollout_worker._loop_cls = _WholeConversations
 
@@ -211,7 +218,7 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
         return_outputs: bool = False,
         num_items_in_batch: int | None = None,
     ) -> Tensor:
-        """Compute the share of this packed row in the mean loss over the completions of the step.
+        """Compute the contribution of this packed row to the mean loss over the completions of the step.
 
         The unpacking and the counters follow TRL's method. The completions of a packed row share the tokens of their
         prompts, so a position can belong to several completions.
@@ -233,7 +240,7 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
             inputs["old_log_probs"][selected],
             inputs["advantages"][selected],
         )
-        # Detached, because the gradient of a NaN reward would be NaN.
+        # The metrics need the NaN of a row without a reward. In the loss, R is then 0, since NaN would reach gradients.
         weights_B = self._row_weights(policy_logps_BT.detach(), mu_logps_BT, rewards_B, mask_BT, None)
         losses_B = weighted_loss(
             policy_logps_BT, weights_B, rewards_B.nan_to_num(0.0), mask_BT, self.args.length_normalization
@@ -269,7 +276,7 @@ def _by_completion(
 
 
 class _AfterBaseline:
-    """Queue that replaces the `advantage` of each sample by R. R is NaN for a sample without a reward."""
+    """Queue that replaces the `advantage` of each sample with R. R is NaN for a sample without a reward."""
 
     def __init__(self, samples: Any, baseline: float | str) -> None:
         self.samples, self.baseline = samples, baseline
@@ -291,7 +298,7 @@ class _AfterBaseline:
 
 
 class _WholeConversations(_AsyncRolloutLoop):
-    """Drop conversations that were split into several rows, since only all rows together have a ratio."""
+    """Drop conversations that were split into several rows, since the ratio needs the whole conversation."""
 
     async def _score_group(self, group: Any) -> list[RolloutSample]:
         samples = await super()._score_group(group)
@@ -304,7 +311,7 @@ class _WholeConversations(_AsyncRolloutLoop):
         if left_out:
             self._push_metrics({"topr/split_total": float(left_out)})
         if samples and not kept:
-            # A group without a row would never count as trained, and a resumed run would repeat it. One row without a
-            # reward stays, which has no gradient.
+            # A group without a row would never count as trained, and a resumed run would repeat it. So one row stays,
+            # without a reward and so without a gradient.
             kept = [replace(samples[0], metrics={**samples[0].metrics, "reward": math.nan})]
         return kept

@@ -1,4 +1,4 @@
-"""Share loss, metrics, checks of weights and checkpoints, warnings and model card between the trainers."""
+"""Define the base class of the trainers: weights of the loss, metrics, checks, warnings and model card."""
 
 import math
 import os
@@ -127,7 +127,7 @@ class TOPRMixin(Trainer):
         """Evaluations for the model card, for instance `topr_trl.Evaluations(before=..., after=...)`.
 
         Raises:
-            TypeError: the new value is not a `topr_trl.Evaluations`.
+            TypeError: a new value is not a `topr_trl.Evaluations`.
         """
         return self._evaluations
 
@@ -152,7 +152,7 @@ class TOPRMixin(Trainer):
     ) -> Tensor:
         """Compute the weights of the rows with the settings of this trainer, and add them to the metrics.
 
-        All trainers get their weights here. Their losses differ in what follows: `weighted_loss`, or TRL's own loss.
+        All trainers compute their weights here, and then use `weighted_loss` or TRL's own loss.
 
         Args:
             policy_logps_BT: (B, T) log π.
@@ -161,7 +161,7 @@ class TOPRMixin(Trainer):
             mask_BT: (B, T) completion mask.
             shown_rows: (B + idle,) row numbers for the table of completions, or None if no table is logged.
             idle: number of rows with R = 0 that the forward pass skipped.
-            counts: whether to include the rows in the metrics. False for rows that only keep the processes in step.
+            counts: whether to include the rows in the metrics. False for rows that only keep the processes in sync.
 
         Returns:
             Detached weights, shape (B,), or (B, T) with a ratio per token.
@@ -211,7 +211,7 @@ class TOPRMixin(Trainer):
                 self.model, model, log_probs, sequences, temperature, self._is_half, self.accelerator.autocast
             )
         except ValueError:
-            check_finite(self.model, "The model to train")  # If weights are NaN, this is the better error.
+            check_finite(self.model, "The model to train")  # If weights are NaN, this error is clearer.
             raise
 
     @property
@@ -221,7 +221,7 @@ class TOPRMixin(Trainer):
         return self.args.device.type == "cpu" if on is None else on
 
     def _install_sharing(self) -> None:
-        """Share prompts between neighboring rows, if the attention of the model can be replaced."""
+        """Share prompts between adjacent rows, if the attention of the model can be replaced."""
         try:
             self._prompts = SharedPrompts(text_model(self.model))
         except ValueError as error:
@@ -236,7 +236,7 @@ class TOPRMixin(Trainer):
         was_training = model.training
         model.eval()
         # In float32 on a CPU, even a small difference is more than rounding. For instance, older releases of
-        # transformers do not limit Gemma 2's scores with "sdpa".
+        # transformers ignore the softcap of Gemma 2 with "sdpa".
         is_exact = self.args.device.type == "cpu" and not self._is_half
         with self.accelerator.autocast():
             limit = _EXACT if is_exact else tolerance(self._is_half)
@@ -273,7 +273,7 @@ class TOPRMixin(Trainer):
         Raises:
             FloatingPointError: a weight, loss or gradient is NaN or infinite.
             ValueError: no parameter can be trained, or a file of the checkpoint is damaged or missing. Offline, the
-                rows have malformed log μ or log μ of another model, or log μ of the resumed run is missing.
+                rows have malformed log μ or log μ of a different model, or log μ of the resumed run is missing.
         """
         check_finite(self.model, "The model to train")
         if self._will_train and not any(parameter.requires_grad for parameter in self.model.parameters()):
@@ -295,7 +295,7 @@ class TOPRMixin(Trainer):
         return bool(self.args.num_train_epochs) or self.args.max_steps > 0
 
     def _checked_checkpoint(self, checkpoint: str | bool | None) -> Path | None:
-        """Check and return the folder to resume from. Return None for a new training."""
+        """Check and return the checkpoint to resume from. Return None for a new run."""
         folder = self.args.output_dir
         if checkpoint is True and (checkpoint := get_last_checkpoint(folder)) is None:
             raise ValueError(f"There is no checkpoint in {folder} to resume from.")
@@ -312,10 +312,10 @@ class TOPRMixin(Trainer):
         """Prepare training before a checkpoint is loaded."""
 
     def _training_begins(self, model: nn.Module) -> None:
-        """Run tasks that need the model on its device, and sharded by FSDP or ZeRO."""
+        """Run tasks that need the model on its device and, with FSDP or ZeRO, sharded."""
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the batches of an evaluation set, including a last one that is not full."""
+        """Return the batches of an evaluation set, including an incomplete last batch."""
         drop_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
         try:
             return super().get_eval_dataloader(*args, **kwargs)
@@ -323,9 +323,9 @@ class TOPRMixin(Trainer):
             self.args.dataloader_drop_last = drop_last
 
     def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """Evaluate one dataset, and log the metrics of its rows with its prefix, like the loss."""
+        """Evaluate one dataset, and log its row metrics with the same prefix as its loss."""
         self._metric_prefix = metric_key_prefix
-        self._row_metrics["eval"] = RowMetrics()  # `predict` does not log, so rows may be left.
+        self._row_metrics["eval"] = RowMetrics()  # `predict` does not log, so rows may remain.
         self._metrics["eval"].clear()
         return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
 
@@ -352,12 +352,12 @@ class TOPRMixin(Trainer):
             raise OSError(f"The model cannot be written to {folder}: {error}") from error
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Wait for the other processes, because the next file marks the checkpoint as complete."""
+        """Save the random state, and wait for the other processes, since the next file completes the checkpoint."""
         super()._save_rng_state(output_dir)
         self.accelerator.wait_for_everyone()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add `topr_trl.trainers.metrics.row_metrics` to TRL's log.
+        """Add the metrics of `topr_trl.trainers.metrics.row_metrics` to TRL's log.
 
         Raises:
             FloatingPointError: the loss or the norm of its gradient is NaN or infinite.
@@ -375,7 +375,7 @@ class TOPRMixin(Trainer):
             found = without_ratio(found)
         for name, value in found.items():
             collected[name].append(value)
-        # If the limits do not depend on the ratio, weights of 0 are intended.
+        # If the two limits for negatives are equal, weights of 0 are intended.
         if self._mode == "train" and self.args.limits.ratio_matters_neg and not self._warned_about_dead:
             dead = found.get("topr/negatives_dead", 0.0)
             self._warned_about_dead = warn_if_dead(
@@ -394,14 +394,14 @@ class TOPRMixin(Trainer):
     ) -> None:
         """Write the model card `README.md` to the output folder.
 
-        The card has the method, the settings, the training rows, limits and citations. If `evaluations` is set, the
-        card has their table, and a plot if matplotlib is installed.
+        The card has the method, the settings, the training rows, limitations and citations. If `evaluations` is set,
+        the card has their table, and a plot if matplotlib is installed.
 
         Args:
             model_name (`str`, *optional*):
                 Name of the model. `None` uses the id on the Hub or the output folder.
             dataset_name (`str`, *optional*):
-                Dataset of the problems on the Hub.
+                Id of the dataset of problems on the Hub.
             tags (`str` or `list[str]`, *optional*):
                 Tags that are added to the metadata.
         """
@@ -409,7 +409,7 @@ class TOPRMixin(Trainer):
         if not self.is_world_process_zero():
             return
         args, folder = self.args, Path(self.args.output_dir)
-        of_trl = ModelCard.load(folder / "README.md")  # TRL's card has the metadata, and links to trackers.
+        of_trl = ModelCard.load(folder / "README.md")  # TRL's card has metadata and links to trackers.
         of_trl.data.pop("licence")
         if is_peft_model(self.model):
             of_trl.data.library_name = "peft"
@@ -436,12 +436,12 @@ class TOPRMixin(Trainer):
         offline = isinstance(args, OfflineTOPRConfig)
         more = ""
         if offline:
-            more = "; topr trial tries several on your rows"
+            more = "; topr trial compares several shares on your rows"
         elif abs(share - 0.5) < 1e-6:
             more = "; the loss is 0 while all weights are 1"
         say(
             f"the effective share of positives is {share:.0%}, so negatives have {1 - share:.0%} of the weight{until}. "
-            f"effective_positive_share sets it{more}.",
+            f"effective_positive_share sets this share{more}.",
             args,
         )
 
@@ -461,18 +461,16 @@ class TOPRMixin(Trainer):
                 "supervised fine-tuning."
             )
             if zeros:
-                message += " Rewards of 0 are not negatives: set baseline='mean', or 0.5."
+                message += " Rewards of 0 are not negatives: set baseline='mean', or baseline=0.5."
         elif signs == (False, True):
             message = (
                 f"All {negatives} rows have a negative reward after the baseline: the model only learns what to avoid, "
                 "and nothing says what to write instead. Add positives, or lower the baseline."
             )
         else:
-            message = (
-                "No completion has a reward, so there is nothing to learn from them: the weights stay as they are."
-            )
+            message = "No completion has a reward, so there is nothing to learn from them: the weights do not change."
             if isinstance(args, TOPRConfig) and getattr(args, "mask_truncated_completions", False):
-                message += " With mask_truncated_completions, completions cut at max_completion_length have no reward."
+                message += " With mask_truncated_completions, truncated completions have no reward."
         self._warned_about_signs.add(signs)
         warn_user(message)
 
@@ -486,7 +484,8 @@ def _mean(values: list[float]) -> Any:
 class _Beginning(TrainerCallback):
     """Call `_training_begins` of a trainer, and pass the number of each epoch to its sampler.
 
-    Accelerate does not pass it if a run with several processes is resumed, because it wraps the skipped batches.
+    Accelerate does not pass the number if a run with several processes is resumed, because it wraps the dataloader to
+    skip batches.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -507,18 +506,18 @@ def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
     if trained and not is_deepspeed and not is_peft_model(model):
         warn_user(
             f"The weights to train are {trained.pop()}, without a float32 copy: updates smaller than about 1/256 of a "
-            "weight round to nothing, and at a learning rate like 5e-7 nearly all are. Load the model in float32 "
-            "(the computation stays in bfloat16 with bf16=True), or use DeepSpeed."
+            "weight round to nothing, and at a learning rate like 5e-7 nearly all updates are smaller. Load the "
+            "model in float32 (the computation stays in bfloat16 with bf16=True), or use DeepSpeed."
         )
 
 
 def _refuse_adapted_tokens(model: nn.Module) -> None:
-    """Raise a ValueError if an adapter trains tokens of the output head, since TRL's fused head ignores it."""
+    """Raise a ValueError if an adapter trains tokens of the output head, since TRL's fused head ignores the adapter."""
     head = text_model(model).get_output_embeddings()
     if hasattr(head, "token_adapter"):
         raise ValueError(
-            "trainable_token_indices with tied embeddings also adapts the output head, from whose weights log π is "
-            "computed without the adapter. Remove trainable_token_indices, or train the embeddings in full with "
+            "trainable_token_indices with tied embeddings also adapts the output head, and log π is computed "
+            "without this adapter. Remove trainable_token_indices, or train the embeddings in full with "
             "modules_to_save."
         )
 
@@ -529,6 +528,6 @@ def _refuse_unknown_experts(model: nn.Module, aux_loss: bool) -> None:
     aux_loss = aux_loss or getattr(config, "output_router_logits", False)
     if aux_loss and not hasattr(config, "num_experts") and config.model_type != "gpt_oss":
         raise ValueError(
-            f"{type(config).__name__} does not name its experts num_experts, which TRL's auxiliary loss reads. Set "
+            f"{type(config).__name__} has no num_experts, which TRL's auxiliary loss reads. Set "
             "router_aux_loss_coef=0, and model.config.output_router_logits=False if it is on."
         )

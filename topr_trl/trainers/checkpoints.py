@@ -1,4 +1,4 @@
-"""Check weights and checkpoints, and compute fingerprints of models."""
+"""Check weights and checkpoints, and store the fingerprint of the starting model."""
 
 import json
 from collections.abc import Iterable
@@ -18,18 +18,18 @@ _MAY_BE_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # f
 
 
 def check_files(name: str | Path, model: nn.Module | None = None) -> None:
-    """Check the headers of the weight files in a folder. The name of a model on the Hub is not checked.
+    """Check the headers of the safetensors files in a folder. The name of a model on the Hub is not checked.
 
     Args:
         name: folder or name of the model.
-        model: if it is given, weights with the name of one of its parameters must have the same shape.
+        model: if given, weights must have the shape of the model's parameter with the same name.
 
     Raises:
         FileNotFoundError: there is no such folder.
         ValueError: a file is truncated, or the shape of a weight differs from `model`.
     """
     if str(name).startswith((".", "/", "~")) and not Path(name).is_dir():
-        raise FileNotFoundError(f"There is no folder {name}: name one with a model, or a model of the Hub.")
+        raise FileNotFoundError(f"There is no folder {name}. Use the folder of a model, or a model id on the Hub.")
     parameters = dict(model.named_parameters()) if model is not None else {}
     for path in sorted(Path(name).glob("*.safetensors")):
         try:
@@ -38,13 +38,15 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
                 shapes = {key: tuple(file.get_slice(key).get_shape()) for key in known}
         except SafetensorError as error:
             raise ValueError(
-                f"{path} cannot be read ({error}): it is damaged, or was not written to its end. Write or download it "
-                "again, or use an earlier checkpoint."
+                f"{path} cannot be read ({error}): it is damaged or incomplete. Write or download it again, or "
+                "use an earlier checkpoint."
             ) from error
         for key, there in shapes.items():
             here = tuple(getattr(parameters[key], "ds_shape", parameters[key].shape))  # full shape, under ZeRO-3
             if there != here:
-                raise ValueError(f"{path} belongs to another model: {key} has shape {there} there, {here} here.")
+                raise ValueError(
+                    f"{path} belongs to another model: {key} has shape {there} in the file and {here} in the model."
+                )
 
 
 def refuse_adapter(name: str | Path) -> None:
@@ -55,12 +57,12 @@ def refuse_adapter(name: str | Path) -> None:
         return
     base = json.loads(config.read_text()).get("base_model_name_or_path")
     if (folder.parent / "config.json").is_file():
-        remedy = f"The folder above it, {folder.parent}, holds a whole model. Give the trainer that folder."
+        remedy = f"Its parent folder, {folder.parent}, holds a complete model. Use that folder."
     else:
         remedy = (
-            "To train it further, load both in Python, and give the trainer that model: "
+            "To train it further in Python, pass the trainer this model: "
             f"AutoPeftModelForCausalLM.from_pretrained({str(folder)!r}, is_trainable=True). A command needs the merged "
-            "model: save what merge_and_unload() returns."
+            "model: save the model that merge_and_unload() returns."
         )
     raise ValueError(f"{folder} holds an adapter{f' of {base}' if base else ''}, and no model. {remedy}")
 
@@ -79,8 +81,8 @@ def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[s
     pickles = sorted(path.name for path in folder.glob("*_model*.bin"))
     if loading["use_safetensors"] and pickles and not any(folder.glob("*.safetensors")):
         raise ValueError(
-            f"{folder} holds pickled weights ({pickles[0]}) and no safetensors. Reading a pickle can run code: load it "
-            "where you trust it, and save it again with model.save_pretrained, which writes safetensors."
+            f"{folder} holds pickled weights ({pickles[0]}) and no safetensors. Reading a pickle can run code. If you "
+            "trust the file, load the model and save it with model.save_pretrained, which writes safetensors."
         )
     return loading
 
@@ -88,7 +90,7 @@ def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[s
 class StartingModel(TrainerCallback, ExportableState):
     """Store the fingerprint of the starting model in each checkpoint, in `trainer_state.json`.
 
-    A resumed run cannot compute it from its model, because the script may have built the model in any way.
+    A resumed run cannot compute the fingerprint, because its script may load a model with different weights.
 
     Attributes:
         model: fingerprint of the policy μ. See `mu_fingerprint`.
@@ -103,13 +105,13 @@ class StartingModel(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"model": self.model, "base": self.base}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Add this callback to the state of an older checkpoint, because Trainer expects it there when it saves."""
+        """Add this callback to the state of an older checkpoint, because Trainer reads that entry when it saves."""
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())
 
     def begin(self, model: nn.Module, temperature: float, checkpoint: Path | None) -> None:
         """Compute the fingerprints of the model, or read them from the checkpoint.
 
-        A checkpoint of version 0.2.0 has no fingerprints. The run must then be resumed with its starting model.
+        A checkpoint of topr_trl 0.2.0 has no fingerprints. Its run must be resumed with the starting model.
 
         Raises:
             ValueError: the checkpoint has a different base model or temperature.
@@ -123,8 +125,8 @@ class StartingModel(TrainerCallback, ExportableState):
         self.model, self.base = known["attributes"]["model"], known["attributes"]["base"]
         if base != self.base:
             raise ValueError(
-                f"{checkpoint} is an adapter for another base model: fingerprint {self.base or 'none'}, and the model "
-                f"to resume with has {base or 'none'}. Resume with the base model that the run started with."
+                f"{checkpoint} is an adapter for a different base model: fingerprint {self.base or 'none'}, and the "
+                f"model to resume with has {base or 'none'}. Resume with the base model that the run started with."
             )
         if (at := "".join(self.model.partition("@")[1:])) != _at(temperature):
             raise ValueError(
@@ -133,7 +135,7 @@ class StartingModel(TrainerCallback, ExportableState):
             )
 
 
-# File with the state and the log of a trainer. It is the last file of a checkpoint to be written.
+# File with the state and the log of the trainer, which is written last to a checkpoint.
 STATE = "trainer_state.json"
 
 
@@ -157,14 +159,14 @@ def check_log(folder: str | Path) -> None:
     if of_training and not any(name.startswith("topr/") for logged in of_training for name in logged):
         raise ValueError(
             f"{folder} was not written by a TOPR trainer: its log has no topr/ metrics. Its optimizer, schedule and "
-            "step belong to another training. Set another output_dir; to start from its weights, name it as the model."
+            "step belong to another run. Set another output_dir. To start from its weights, use it as the model."
         )
 
 
 def check_resumable(folder: str | Path) -> None:
     """Raise a ValueError if a checkpoint has no optimizer, schedule or random state.
 
-    Trainer would silently create new ones.
+    Trainer would silently create a new optimizer, schedule or random state.
     """
     folder = Path(folder)
     of_deepspeed = any(folder.glob("global_step*"))  # DeepSpeed's folder has the optimizer and the schedule.
@@ -177,8 +179,8 @@ def check_resumable(folder: str | Path) -> None:
     if missing:
         raise ValueError(
             f"{folder} has no {' and no '.join(missing)} state, so the run cannot be resumed exactly. The checkpoint "
-            "was saved with save_only_model=True, or files were removed. Resume from another checkpoint; or name this "
-            "one as the model of a new training, in another output_dir."
+            "was saved with save_only_model=True, or files were removed. Resume from another checkpoint; or use this "
+            "one as the model of a new run, in another output_dir."
         )
 
 
@@ -190,13 +192,13 @@ def check_finite(model: nn.Module, what: str) -> None:
     if not _all_finite(model.parameters()):
         bad = [name for name, parameter in model.named_parameters() if not _all_finite([parameter])]
         raise FloatingPointError(
-            f"{what}: {len(bad)} of its parameters hold NaN or infinite values, the first is {bad[0]}. Start from a "
-            "checkpoint from before that."
+            f"{what}: {len(bad)} of its parameters hold NaN or infinite values; the first is {bad[0]}. Start from an "
+            "earlier checkpoint."
         )
 
 
 def _all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all values are finite. If they are, this waits for the device only once."""
+    """Whether all values are finite. If so, this waits for the device only once."""
     local = [x.to_local() if isinstance(x, DTensor) else x for x in tensors]
     values = [x.detach() for x in local if x.dtype in _MAY_BE_NAN and x.numel() and not x.is_meta]
     if not values or nn.utils.get_total_norm(values).isfinite():  # On a CPU, the norm is the fastest reduction.
@@ -224,6 +226,6 @@ class StopAtNaN(TrainerCallback):
 def not_finite(what: str, output_dir: str) -> FloatingPointError:
     """Return the error that stops training at NaN or infinite values."""
     return FloatingPointError(
-        f"{what} is NaN or infinite, so training stops. Checkpoints in {output_dir} are from before that. Look for "
+        f"{what} is NaN or infinite, so training stops. Checkpoints in {output_dir} are from earlier steps. Look for "
         "extreme rewards or log μ in the rows, lower learning_rate, or compute in float32 or bfloat16."
     )

@@ -26,7 +26,7 @@ WEIGHT_COLUMNS = ("weight", "log_ratio")
 
 
 class DisplayedFloat(float):
-    """Number that prints with few digits, and prints nothing if it is NaN. Files have the exact value."""
+    """Number that prints three significant digits, or nothing if it is NaN. Files have the exact value."""
 
     def __str__(self) -> str:
         return "" if math.isnan(self) else f"{self:.3g}"
@@ -61,7 +61,7 @@ class RowWeights:
 
 
 class LogCompletions(TrainerCallback):
-    """Log the rows of the last optimizer step of an `OfflineTOPRTrainer` at each log of the training."""
+    """Log the rows of the last optimizer step of an `OfflineTOPRTrainer` whenever training logs."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -75,7 +75,7 @@ class LogCompletions(TrainerCallback):
         if not self.trainer.model.training:
             return
         seen = self.trainer._weights_by_row.gather()
-        # The log of the whole training follows the log of its last step, and has no new rows.
+        # The summary at the end of training follows the log of the last step, and has no new rows.
         if seen and state.is_world_process_zero:
             show(self._table(seen, state.global_step), args)
 

@@ -1,4 +1,4 @@
-"""Fingerprints of models, so that log μ and checkpoints of another model are recognized."""
+"""Compute fingerprints of models, to recognize log μ and checkpoints of a different model."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from accelerate.utils import broadcast_object_list, is_peft_model
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-# Number of elements of each parameter in the fingerprint. A step changes nearly all elements, so a sample is enough.
+# Number of elements of each parameter in the fingerprint. Training changes nearly all elements, so a sample is enough.
 _SAMPLED = 512
 
 
@@ -19,13 +19,13 @@ def model_fingerprint(
 ) -> str:
     """Return a short hash of a model's weights: names, shapes and evenly spaced values of its parameters.
 
-    Equal weights have equal fingerprints, for any sharding and any wider dtype. A new LoRA adapter, whose B is 0, is
-    ignored, because it does not change the model. All processes must call this function together. They get the result
-    of the main process, because the others may not have loaded the weights yet.
+    Equal weights have equal fingerprints, for any sharding and after a cast to a wider dtype. A new LoRA adapter, whose
+    B is 0, is ignored, because it does not change the model. All processes must call this function together. They get
+    the result of the main process, because the others may not have loaded the weights yet.
 
     Args:
         model: the model.
-        is_included: function of the name of a parameter and the parameter, which says whether to include it.
+        is_included: function that takes the name and the parameter, and returns whether to include the parameter.
     """
     digest = hashlib.sha256()
     new = _new_adapters(model)
@@ -37,7 +37,7 @@ def model_fingerprint(
             count = min(len(flat), _SAMPLED)
             digest.update(f"{_base_name(name)}{tuple(whole.shape)}".encode())
             if not flat.is_meta:
-                # Integers, because float32 cannot represent all indices above 2^24.
+                # Integer arithmetic, because float32 cannot represent all indices above 2^24.
                 sample = flat[torch.arange(count, device=flat.device) * (len(flat) - 1) // max(count - 1, 1)]
                 digest.update(sample.float().cpu().numpy().tobytes())
     result: str = broadcast_object_list([digest.hexdigest()[:16]])[0]
@@ -50,13 +50,13 @@ def _base_name(name: str) -> str:
 
 
 def _owner_of_lora(name: str) -> tuple[str, str] | None:
-    """Return layer and adapter of a LoRA parameter. Return None for other parameters."""
+    """Return the layer and the adapter of a LoRA parameter. Return None for other parameters."""
     layer, found, rest = name.partition(".lora_")
     return (layer, rest.split(".")[1]) if found else None
 
 
 def _new_adapters(model: nn.Module) -> set[tuple[str, str] | None]:
-    """Return layer and name of the LoRA adapters whose product is still 0."""
+    """Return the layer and the name of each LoRA adapter whose product is still 0."""
     is_new: dict[tuple[str, str] | None, bool] = {}
     for name, parameter in model.named_parameters():
         if ".lora_B." in name or ".lora_embedding_A." in name:  # factors that are initialized to 0
@@ -68,7 +68,7 @@ def _new_adapters(model: nn.Module) -> set[tuple[str, str] | None]:
 
 
 def mu_fingerprint(model: nn.Module, temperature: float) -> str:
-    """Return the fingerprint of the policy μ: that of its weights, and its temperature unless it is 1."""
+    """Return the fingerprint of the policy μ, which includes the temperature unless it is 1."""
     return model_fingerprint(model) + _at(temperature)
 
 
@@ -77,13 +77,13 @@ def _at(temperature: float) -> str:
 
 
 def base_fingerprint(model: Any) -> str:
-    """Return the fingerprint of the model below an adapter; `""` without one."""
+    """Return the fingerprint of the base model of an adapter, or `""` for a model without an adapter."""
     if not is_peft_model(model):
         return ""
     adapters = [f".{name}." for name in model.peft_config]
 
     def is_base(name: str, parameter: nn.Parameter) -> bool:
-        # Biases of the base model can be trained, and then the checkpoint has them.
+        # Biases of the base model can be trained. The checkpoint then has them.
         return not parameter.requires_grad and not any(adapter in f"{name}." for adapter in adapters)
 
     return model_fingerprint(model, is_base)

@@ -1,7 +1,7 @@
 """Check that log π in training is comparable with log μ.
 
-The ratio π/μ compares two forward passes. Dropout, another output head, padding, or another row of the batch can change
-one of them although the weights are the same.
+The ratio π/μ compares two forward passes. Dropout, a different output head, padding, or other rows of the batch can
+change one of the results although the weights are the same.
 """
 
 import re
@@ -30,7 +30,7 @@ LogProbs = Callable[[list[list[int]]], list[Tensor]]
 
 
 def text_model(model: Any) -> Any:
-    """Return the model without an adapter around it."""
+    """Return the base model of an adapter, or the model itself."""
     return model.get_base_model() if is_peft_model(model) else model
 
 
@@ -38,7 +38,8 @@ def avoid_cudnn_attention() -> None:
     """Let torch compute attention without cuDNN in this process.
 
     With a mask, cuDNN's backward can return NaN on an H100 or H200 (pytorch/pytorch#196678, torch 2.11 to 2.13), and
-    cuDNN plans each new shape anew, which takes up to a second. Flash and memory-efficient attention do neither.
+    cuDNN makes a plan for each new shape, which takes up to a second. Flash and memory-efficient attention have neither
+    problem.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
@@ -52,7 +53,7 @@ def turn_off_noise(model: nn.Module) -> list[str]:
     found: dict[str, None] = {}
     for path, module in model.named_modules():
         for name, values, key in _probabilities(module):
-            # `lora_dropout.default` and `attn_dropout` are modules with the probability `p`.
+            # The path names the setting if a module, such as `lora_dropout.default`, only has the probability `p`.
             owner = [part for part in path.split(".") if _NOISE.search(part)][-1:] if name == "p" else []
             found[f"{(owner or [name])[0]}={values[key]:g}"] = None
             values[key] = 0.0
@@ -60,7 +61,7 @@ def turn_off_noise(model: nn.Module) -> list[str]:
 
 
 def _probabilities(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Yield each setting of noise above 0: its name, and the object and key that hold its value."""
+    """Yield each noise setting above 0: its name, and the dict and key that hold its value."""
     is_dropout = "Dropout" in type(module).__name__
     for name, value in list(vars(module).items()):
         if _NOISE.search(name) or (is_dropout and name == "p"):
@@ -89,7 +90,7 @@ def count_positions_from_mask(model: nn.Module) -> None:
 
 
 def learned_positions(model: nn.Module) -> int | None:
-    """Return the number of learned positions of a model, or None if its positions are relative."""
+    """Return the number of learned positions of a model, or None if it learns no positions."""
     inner = text_model(model)
     context = getattr(inner.config.get_text_config(), "max_position_embeddings", None)
     tokens = set(inner.get_input_embeddings().modules())  # An adapter may wrap the embeddings.
@@ -127,7 +128,7 @@ def depends_on_batch(
         autocast: context of the trainer's forward pass.
 
     Raises:
-        ValueError: log π differs between training and evaluation mode, or from log π of the logits.
+        ValueError: log π differs between training and evaluation mode, or between the fused head and the logits.
     """
     name, was_training = type(text_model(model)).__name__, wrapped.training
     with autocast(), warnings.catch_warnings():
@@ -141,7 +142,7 @@ def depends_on_batch(
             of_logits = _of_logits(wrapped, sequences[0], temperature, training.device)
         finally:
             wrapped.train(was_training)
-    # The comparison also catches a NaN difference.
+    # `not <=` instead of `>`, which would be false for a NaN difference.
     if not (noise := _difference(training, alone[0], temperature)) <= 1e-3:
         raise ValueError(
             f"log π of {name} differs by {noise:.2g} nats per token between training and evaluation, so π/μ would be "
@@ -161,7 +162,7 @@ def tolerance(is_half: bool) -> float:
     """Return the difference of log π that rounding can cause, in nats per token.
 
     In bfloat16 with left padding, SmolLM2-135M has a difference of 0.006, and a model of 0.3 million parameters 0.011.
-    The limit is higher than these, because users cannot override a refusal.
+    The limit is higher than these values, because users cannot override a failed check.
     """
     return 0.05 if is_half else 2e-3
 
@@ -173,6 +174,6 @@ def _difference(one: Tensor, other: Tensor, temperature: float) -> float:
 
 def _of_logits(model: Any, ids: list[int], temperature: float, device: torch.device) -> Tensor:
     tokens = torch.tensor([ids], device=device)
-    # With prompt tuning, virtual tokens precede the tokens.
+    # With prompt tuning, virtual tokens precede the given tokens.
     logits = model(input_ids=tokens, use_cache=False).logits[0, -len(ids) : -1].float() / temperature
     return logits.log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0]

@@ -59,8 +59,8 @@ class LogMu:
     """Store of log μ for the rows of an `OfflineTOPRTrainer`.
 
     Log μ of a dataset has one of three sources, which `plan` selects. A column `mu_logps` is used as it is. A resumed
-    run reads the file that it wrote at its start. Otherwise `compute` computes log μ and writes it to the output
-    folder, to `log_mu.parquet` for training rows, and to `log_mu_NAME.parquet` for an evaluation dataset.
+    run reads the file that was written when the run started. Otherwise `compute` computes log μ and writes it to the
+    output folder, to `log_mu.parquet` for training rows, and to `log_mu_NAME.parquet` for an evaluation dataset.
 
     Args:
         args ([`OfflineTOPRConfig`]):
@@ -71,7 +71,7 @@ class LogMu:
     Attributes:
         values (`dict[tuple[int, int], float | np.ndarray]`):
             Log μ in nats, by the columns `dataset` and `row`: the sum over the completion, or
-            (T,) float32 values with a ratio per token. Rows with a column `mu_logps` are not in it.
+            (T,) float32 values with a ratio per token. Rows with a column `mu_logps` are not included.
         sampler_distance (`dict[str, float]`):
             Distance between log μ of the training rows and their `sampler_logps`. See
             `topr_trl.trainers.training_warnings.sampler_distance`.
@@ -98,8 +98,8 @@ class LogMu:
             resumed: whether the run is resumed.
 
         Raises:
-            ValueError: log μ in the rows is malformed or of another model. Or the run is resumed, and its file is
-                missing, damaged, or of another model or other rows.
+            ValueError: log μ in the rows is malformed or from a different model. Or the run is resumed, and its file is
+                missing, damaged, or from a different model or different rows.
         """
         needs_N = self.needs(dataset)
         if "mu_logps" in dataset.column_names:
@@ -107,7 +107,7 @@ class LogMu:
             check_log_mu(name, dataset, needs_N, self.args)
         elif not self.values.keys() >= set(_keys(dataset, needs_N)):
             rows = rows_fingerprint(dataset, needs_N)
-            if resumed:  # Only the main process reads the file, since the others may lack the disk.
+            if resumed:  # Only the main process reads the file, since other nodes may not have it.
                 found = [load_log_mu(self._path(name), model, rows) if self.accelerator.is_main_process else None]
                 self._use(dataset, broadcast_object_list(found)[0])
             else:
@@ -117,8 +117,8 @@ class LogMu:
     def compute(self, forward: Forward, collate: Collate, keep_parts: bool = False) -> None:
         """Compute log μ of all planned datasets and write it. All processes must call this method together.
 
-        Finished parts are kept in `log_mu_parts`, so a run that was killed continues from there. `keep_parts` keeps
-        them for a later run, too.
+        Finished parts are kept in a folder next to the file, so a run that was killed can continue. With
+        `keep_parts`, the folder also remains when log μ is complete.
         """
         while self.planned:
             name, plan = next(iter(self.planned.items()))
@@ -164,7 +164,7 @@ class LogMu:
         return pa.concat_arrays(computed)
 
     def _part(self, path: Path, plan: _Plan) -> list[list[float]] | None:
-        """Return log μ of a finished part, on every process. The main process reads it, as others may lack the disk."""
+        """Return log μ of a part on every process, or None if it is not finished. Only the main process reads files."""
         found: list[list[list[float]] | None] = [None]
         if self.accelerator.is_main_process and path.is_file():
             try:
@@ -174,7 +174,7 @@ class LogMu:
         return broadcast_object_list(found)[0]
 
     def _use(self, dataset: Dataset, mu_logps: pa.ChunkedArray) -> None:
-        """Add log μ of a dataset's rows to `values`. A row without log μ is None."""
+        """Add log μ of a dataset's rows to `values`. `mu_logps` is None for a row without log μ."""
         keys = _keys(dataset, mu_logps.is_valid().to_numpy())
         mu_logps = mu_logps.drop_null()
         values, lengths = pc.list_flatten(mu_logps).to_numpy(), pc.list_value_length(mu_logps).to_numpy()
@@ -199,15 +199,15 @@ class LogMu:
                 path.replace(aside)
             warn_user(
                 f"{path} is damaged, or was written for a different model, rows, rewards or limits, so log μ is "
-                f"computed again. The old file is {aside}: the checkpoints in {path.parent} can be resumed only with "
-                "it, under its old name."
+                f"computed again. The old file is now {aside}. To resume a checkpoint in {path.parent}, rename the "
+                "file back."
             )
 
 
 def needs_log_mu(rewards_N: FloatArray, limits: TruncationLimits) -> NDArray[np.bool_]:
     """Return (N,) whether the weight of each row depends on π/μ.
 
-    It does not depend on π/μ if R = 0, or if the two limits for the sign of R are equal.
+    The ratio does not matter if R = 0, or if the two limits for the sign of R are equal.
     """
     return np.where(rewards_N > 0, limits.ratio_matters_pos, limits.ratio_matters_neg) & (rewards_N != 0)
 
@@ -226,20 +226,20 @@ def fingerprints(dataset: Dataset, needs_N: NDArray[np.bool_]) -> set[str]:
 
 
 def check_fingerprints(found: set[str], model: str) -> None:
-    """Raise a ValueError if log μ was computed by a model other than `model`, or at another temperature."""
+    """Raise a ValueError if log μ was computed by a model other than `model`, or at a different temperature."""
     if not (others := found - {model}):
         return
     other = sorted(others)[0]
     if other.partition("@")[0] == model.partition("@")[0]:
         raise ValueError(
-            f"Column `mu_logps` was not computed at the temperature of log π: mu_fingerprint {other}, and "
-            f"the model in training has {model} (the number after @; 1 without one). Give the rows the column "
-            "`temperature` that they had then, or remove mu_logps and mu_fingerprint, and log μ is computed."
+            f"Column `mu_logps` was not computed at the temperature of log π: its mu_fingerprint is {other}, and "
+            f"the model in training has {model}. The number after @ is the temperature, which is 1 without @. Restore "
+            "the column `temperature`, or remove mu_logps and mu_fingerprint, and log μ is computed."
         )
     raise ValueError(
-        f"Column `mu_logps` was computed by another model: mu_fingerprint {other}, and "
-        f"the model in training has {model}. If that model did write these rows and is the μ you mean, remove "
-        "the column `mu_fingerprint`; to compute log μ with the model in training, remove both."
+        f"Column `mu_logps` was computed by another model: its mu_fingerprint is {other}, and "
+        f"the model in training has {model}. If that model wrote these rows, remove the column `mu_fingerprint`. To "
+        "compute log μ with the model in training, remove both columns."
     )
 
 
@@ -255,23 +255,23 @@ def _what_is_wrong(mu_logps: object, tokens: int, args: TOPRConfig | OfflineTOPR
     remedy = "drop the column" if args.log_mu == "trainer" else "set log_mu='trainer'"
     if isinstance(mu_logps, list) and len(mu_logps) != tokens:
         return (
-            f"log μ of {len(mu_logps)} tokens for a completion of {tokens}. Give one value per token of "
+            f"log μ has {len(mu_logps)} values for a completion of {tokens} tokens. Give one value per token of "
             f"`completion_ids` (or per token that the model wrote); or {remedy}, and log μ is computed."
         )
     # Rounding can make log μ of a token with probability 1 slightly positive.
     for value in mu_logps if isinstance(mu_logps, list) else [mu_logps]:
         if not (isinstance(value, int | float) and -math.inf < value <= 1e-3):
             return (
-                f"log μ must be a finite number of at most 0 for each token, or their sum; found {value}. Fix it; or "
+                f"log μ must be finite and at most 0, for each token or as their sum; found {value}. Fix it; or "
                 f"{remedy}, and log μ is computed."
             )
     if args.ratio_level in TOKEN_LEVELS and not isinstance(mu_logps, list):
-        return f"ratio_level={args.ratio_level!r} needs log μ for each token, not their sum."
+        return f"ratio_level={args.ratio_level!r} needs log μ for each token, not the sum."
     return None
 
 
 def _order(rows: Dataset, prompts_together: bool) -> NDArray[np.int64]:
-    """Return an order in which rows of similar length or of the same prompt are adjacent, longest rows first."""
+    """Return an order in which rows of similar length, or of the same prompt, are adjacent. The longest come first."""
     lengths = lengths_of(rows)
     if not prompts_together:
         return np.argsort(-lengths, kind="stable")
@@ -301,7 +301,7 @@ def _per_token_logps(
         packed, counts = accelerator.gather_for_metrics((packed, counts))
         computed += [row[:n] for row, n in zip(packed.tolist(), counts.squeeze(1).tolist(), strict=True)]
         progress.update(len(counts))
-    return [computed[i] for i in order.argsort()]  # in the order of the rows
+    return [computed[i] for i in order.argsort()]  # restores the order of the rows
 
 
 def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:
@@ -335,12 +335,12 @@ def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
     """Read log μ from a file of `save_log_mu`.
 
     Raises:
-        ValueError: there is no file, or log μ was computed by another model, or for other rows, rewards or limits.
+        ValueError: the file is missing or damaged, or its log μ is for a different model, rows, rewards or limits.
     """
     if not path.is_file():
         raise ValueError(
-            f"log μ of the run to resume is missing: {path}. It needs the weights that the run started with, so it "
-            "cannot be computed now. Restore the file, or start again."
+            f"log μ of the run to resume is missing: {path}. log μ needs the weights that the run started with, so "
+            "it cannot be computed now. Restore the file, or start again."
         )
     try:
         table = pq.read_table(path)

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from topr_trl.baseline import effective_positive_share
 
-# A negative with a weight below this contributes almost nothing to the gradient.
+# A negative with a lower weight contributes almost nothing to the gradient.
 DEAD_WEIGHT = 0.01
-# A difference from 1 below this is rounding.
+# A smaller difference of a weight from 1 is rounding.
 ROUNDING = 1e-3
 QUANTILES = (0.05, 0.5, 0.95)
 
@@ -20,7 +20,7 @@ def completion_means(values: Tensor, mask_BT: Tensor) -> Tensor:
     return values.masked_fill(mask_BT == 0, 0.0).sum(1) / mask_BT.sum(1).clamp(min=1)
 
 
-# Metrics that cannot change while π = μ for every row.
+# Prefixes of metrics that give no information while π = μ for every row.
 _OF_RATIO = ("topr/weight_", "topr/negatives_", "topr/realized_positive_share", "topr/log_ratio/")
 
 
@@ -65,8 +65,8 @@ class RowMetrics:
     def flush(self, accelerator: Accelerator) -> dict[str, float]:
         """Return the metrics of all batches since the last flush, over all processes. Without a batch, return `{}`.
 
-        All processes must call this method together. Each must have added a batch if any has. The numbers of rows may
-        differ.
+        All processes must call this method together. If one has added a batch, all must have. The numbers of rows
+        may differ.
         """
         if not self._batches:
             return {}
@@ -95,14 +95,14 @@ def row_metrics(
     | `topr/logps/{positives,negatives}/{token,completion}` | mean log π per token, and per completion |
 
     A row with a NaN reward is padding or has no reward, and is ignored. A row with a NaN log-ratio is ignored in the
-    metrics of ratios. Its ratio was not computed, since its weight does not depend on it.
+    metrics of ratios. The weight of such a row does not depend on its ratio.
 
     Args:
         weights_N: (N,) weights.
         log_ratio_N: (N,) log-ratios, in nats.
         rewards_N: (N,) R.
-        logps_N2: (N, 2) log π: mean per token, and sum of each completion. NaN or None if it is unknown. Unlike the
-            ratios of positives, its positives do not include rows with R = 0.
+        logps_N2: (N, 2) log π: mean per token, and sum of each completion. NaN or None if it is unknown. Rows with
+            R = 0 count as positives in the metrics of ratios, but not in those of log π.
     """
     real = ~rewards_N.isnan()
     logps_N2 = (rewards_N.new_full((len(rewards_N), 2), torch.nan) if logps_N2 is None else logps_N2)[real]

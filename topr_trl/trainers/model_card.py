@@ -48,10 +48,7 @@ def _whose_log_mu(args: TOPRArguments, offline: bool) -> str:
     if args.log_mu == "sampler":
         return "as the sampler reported it"
     if offline:
-        return (
-            "of the model that training started from, a proxy where another model wrote the rows and they have no "
-            "`mu_logps`"
-        )
+        return "of the model that training started from, which is a proxy for rows of another model without `mu_logps`"
     return "computed by the trainer"
 
 
@@ -65,7 +62,7 @@ def model_card(
     max_new_tokens: int | None = None,
     links: str = "",
 ) -> ModelCard:
-    """Return the card of a model.
+    """Return a model card.
 
     Args:
         data: metadata, with the base model.
@@ -74,7 +71,7 @@ def model_card(
         problems: description of the problems that the model was trained on, in Markdown.
         prompt: text or messages for the quick start.
         max_new_tokens: length of the completion in the quick start, in tokens.
-        links: links to the run's pages at trackers, in Markdown.
+        links: links to the run's pages in experiment trackers, in Markdown.
     """
     packages = {"TRL": "trl", "Transformers": "transformers", "PyTorch": "torch", "Datasets": "datasets",
                 "Tokenizers": "tokenizers"}  # fmt: skip
@@ -120,7 +117,7 @@ def remove_evaluation(card: ModelCard) -> None:
 
 
 def adapt(card: ModelCard, repo_id: str, step: int | None = None) -> None:
-    """Set the name and the step in a card that a trainer wrote. Remove evaluations of another step."""
+    """Set the name and the step in a card that a trainer wrote. Remove evaluations of a different step."""
     start = r'(?<=pipeline\("text-generation", model=")[^"]*'
     card.text = re.sub(start, lambda _: repo_id, card.text)
     told = re.search(r"(?<=^\| steps \| )\d+", card.text, re.MULTILINE)

@@ -85,7 +85,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         eval_dataset ([`~datasets.Dataset`], [`~datasets.DatasetDict`] or `dict[str, Dataset]`, *optional*):
             Rows to evaluate, in the form of `train_dataset`.
         processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
-            Tokenizer or processor. `None` loads the one of the model.
+            Tokenizer or processor. `None` loads the model's own.
         callbacks (`list[TrainerCallback]`, *optional*):
             Callbacks that are added to the default ones.
         optimizers (`tuple[Optimizer | None, LambdaLR | None]`, *optional*, defaults to `(None, None)`):
@@ -112,7 +112,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     eval_dataset: Dataset | dict[str, Dataset] | None
     data_collator: Any
     _scored: dict[str, ScoredRows]  # datasets that are not prepared yet
-    _evaluation_baseline: dict[str, float | None] = {}  # settings that evaluation sets have instead of those in `args`
+    _evaluation_baseline: dict[str, float | None] = {}  # settings of evaluation sets that differ from `args`
     _temperature: float  # temperature of the training set, at which log π is computed
     _sampler_reported: bool  # whether the training set has log-probabilities of its sampler
     _prepared = 0  # number of prepared datasets, which becomes the column `dataset` of their rows
@@ -139,10 +139,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             if str(args.metric_for_best_model).removeprefix("eval_") == f"{name}_loss":
                 raise ValueError(
                     f"metric_for_best_model={args.metric_for_best_model!r}: the loss rises as negatives become less "
-                    "likely. Name a metric that a callback of yours adds to evaluations."
+                    "likely. Use a metric that your own callback adds to evaluations."
                 )
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
-        # The loss is already divided by the rows of the whole step, so Trainer must not divide it again.
+        # The loss is already divided by the number of rows of the whole step, so Trainer must not divide it again.
         self.model_accepts_loss_kwargs = True
         self._check_tokens({"train": self.train_dataset, **_by_name(self.eval_dataset)})
         remove_shared_prompts(text_model(self.model))
@@ -171,7 +171,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if not self._wants_sharing:
             return
         groups = prompt_groups(rows)
-        # The order of the rows depends only on these two, so it is the same on any number of processes.
+        # The order of the rows depends only on `together` and `saved`, so it is the same on any number of processes.
         together = rows_together(self._rows_per_step)
         saved = part_saved_by_sharing(rows, groups, together)
         batch = min(args.per_device_train_batch_size, args.per_device_eval_batch_size)
@@ -193,7 +193,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         """Rows per optimizer step, over all processes and micro-batches."""
         return int(self.get_total_train_batch_size(self.args))
 
-    # Rows. These methods replace SFTTrainer's, which tokenizes and truncates rows in another way.
+    # Rows. These methods replace those of SFTTrainer, which tokenize and truncate rows differently.
 
     def _prepare_dataset(
         self, dataset: Dataset, processing_class: Any, args: Any, packing: bool, formatting_func: Any, dataset_name: str
@@ -223,12 +223,12 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         scored.check_signal(rewards, args)
         self.curated, self._rows_trained_on = curated, str(curated)
         if args.effective_positive_share is not None:
-            # A target share describes the training set. Other sets get the baseline that was solved for it.
+            # A target share describes the training set, so other sets get the baseline solved for the training set.
             solved = float(scored.rewards_R[curated.indices[0]] - rewards[0])
             self._evaluation_baseline = {"baseline": solved, "effective_positive_share": None}
         if scored.after_baseline_R is not None:
             self._rows_trained_on += "; their column `reward_after_baseline` replaces baseline and curation"
-            say("rewards are the column reward_after_baseline, so baseline and curation do not apply.", args)
+            say("rewards come from the column reward_after_baseline, so baseline and curation do not apply.", args)
         self._warn_about_signs(curated, not scored.rewards_R.all(), args)
         return rewards, curated
 
@@ -244,8 +244,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         sampler = super()._get_train_sampler(train_dataset)
         args, dataset = self.args, self.train_dataset if train_dataset is None else train_dataset
         # Rows are not sorted by length in three cases. Without padding, sorting would only put the longest rows into
-        # one micro-batch. The auxiliary loss of a mixture of experts depends on which rows share a micro-batch. Split
-        # batches do not follow this order.
+        # one micro-batch. The auxiliary loss of a mixture of experts depends on which rows share a micro-batch. With
+        # split_batches, micro-batches do not follow the sorted order.
         plain = args.padding_free or self.aux_loss_enabled or args.accelerator_config.split_batches
         if isinstance(sampler, RandomSampler):
             # Use the sampler that Accelerate would create.
@@ -260,7 +260,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         return sampler
 
     def _get_dataloader(self, dataset: Dataset, *args: Any, sampler_fn: Any = None, **kwargs: Any) -> Any:
-        """Return batches that hold each row once. Accelerate would repeat rows to fill the last batches."""
+        """Return batches that contain each row once. Accelerate would repeat rows to fill the last batches."""
         processes = self.accelerator.num_processes
         if processes == 1 or self.args.dataloader_drop_last:
             return super()._get_dataloader(dataset, *args, sampler_fn=sampler_fn, **kwargs)
@@ -299,7 +299,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             raise ValueError(
                 "log μ needs the starting weights, and training has changed them. Call compute_log_mu() before train()."
             )
-        # Training for 0 epochs shards the model and computes log μ. No step needs the schedule.
+        # Training for 0 epochs shards the model and computes log μ. Without a step, the schedule does not matter.
         args, self.args = self.args, copy(self.args)
         self.args.num_train_epochs, self.args.max_steps, self.args.eval_on_start = 0, -1, False
         self.args.lr_scheduler_type, self.args.lr_scheduler_kwargs = "constant", None
@@ -319,7 +319,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             return [row[own.bool()] for row, own in zip(logps, mask, strict=True)]
 
         if self._depends_on_batch(model, log_probs, tokenizer_of(self.processing_class), self._temperature):
-            remedy = "Set padding_free=False" if self.padding_free else "Train another model"
+            remedy = "Set padding_free=False" if self.padding_free else "Train a different model"
             attention = self.model.config._attn_implementation
             raise ValueError(
                 f"log π of a row depends on the other rows of its batch with {type(text_model(self.model)).__name__}, "
@@ -346,7 +346,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if "train" in self._log_mu.planned and not self._sampler_reported:
             say(
                 "log μ is computed with the starting model. If another model wrote the rows, that is a proxy: "
-                "give them mu_logps, or sampler_logps and log_mu='sampler', if you have them.",
+                "if you have log μ of that model, add it as mu_logps, or as sampler_logps with log_mu='sampler'.",
                 self.args,
             )
 
@@ -399,21 +399,21 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self._cast_for_evaluation()
             own = {"train": self.train_dataset} if any(rows is self.train_dataset for rows in given.values()) else {}
             self._start.begin(self.model, self._temperature, None)
-            # New sets get other names, because a resumed run reads the files of the trainer's own sets.
+            # New sets get different names, because a resumed run reads the files of the trainer's own sets.
             self._plan_log_mu({**own, **_by_name(self.eval_dataset), **{f"given_{name}": new[name] for name in new}})
             if self._log_mu.planned and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
                 self._log_mu.planned.clear()
                 raise ValueError(
-                    "Under DeepSpeed and FSDP, log μ of evaluation rows is computed when training begins. Evaluate "
-                    "then (eval_on_start=True), or give the rows a column mu_logps."
+                    "Under DeepSpeed and FSDP, log μ of evaluation rows is computed when training begins. Set "
+                    "eval_on_start=True, or add a column mu_logps to the rows."
                 )
             self._compute_log_mu(self.model)
         elif any("mu_logps" not in rows.column_names and self._log_mu.needs(rows).any() for rows in new.values()):
             raise ValueError(
                 f"The rows of {', '.join(new)} need log μ of the starting weights, and training has changed them. Pass "
-                "the dataset as eval_dataset when you make the trainer, or give it a column mu_logps."
+                "the dataset as eval_dataset when you create the trainer, or add a column mu_logps."
             )
-        # SFTTrainer's method is skipped, since it prepares the rows in another way.
+        # SFTTrainer's method is skipped, since it prepares the rows differently.
         return super(SFTTrainer, self).evaluate(eval_dataset, *args, **kwargs)
 
     def _cast_for_evaluation(self) -> None:
@@ -442,9 +442,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | None = None,
     ) -> Tensor:
-        """Compute the mean loss over rows (Algorithm 1). `num_items_in_batch` is the rows of the optimizer step."""
+        """Compute the mean loss over rows (Algorithm 1). `num_items_in_batch` is the step's number of rows."""
         if return_outputs:
-            raise ValueError("OfflineTOPRTrainer computes no logits: it cannot return outputs, or predict.")
+            raise ValueError("OfflineTOPRTrainer computes no logits, so it cannot return outputs or predict.")
         rewards_B, mu_logps, idle, rows, counts = (
             inputs.pop(name) for name in ("reward", "mu_logps", "idle", "row", "counts")
         )

@@ -17,7 +17,7 @@ These methods communicate through keys in TRL's batch of N rows:
 | `topr_rows` | (N,) int64, on the CPU | number of each row, over all processes |
 | `topr_scale` | scalar | factor that makes the loss a mean over the chosen and replayed rows |
 | `topr_fresh` | (N,) bool | whether a row was generated in this batch; only with replay |
-| `topr_mu_logps` | (N, T) float32 | log μ under the trainer's weights, which the loss has just used |
+| `topr_mu_logps` | (N, T) float32 | log μ from the trainer's forward pass, for later uses of the batch |
 """
 
 import inspect
@@ -68,8 +68,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
     The method was proposed in [Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for
     LLMs](https://huggingface.co/papers/2503.14286). The trainer takes the arguments of [`~trl.GRPOTrainer`]. It
-    replaces the advantages of GRPO by R, the raw reward minus a baseline. It weights each completion by its ratio π/μ,
-    clipped to limits that depend on the sign of R (Eq. 7). `curation` can choose rows before the backward pass.
+    replaces the advantages of GRPO with R, the raw reward minus a baseline. Each completion is weighted by its ratio
+    π/μ, clipped to limits that depend on the sign of R (Eq. 7). `curation` can choose rows before the backward pass.
 
     The value logged as `loss` is `-mean(w · R)`. Its gradient is that of Algorithm 1.
 
@@ -112,9 +112,9 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         eval_dataset ([`~datasets.Dataset`], [`~datasets.IterableDataset`] or `dict[str, Dataset]`, *optional*):
             Prompts for evaluation, in the form of `train_dataset`.
         processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
-            Tokenizer or processor, with padding on the left. `None` loads the one of the model.
+            Tokenizer or processor, with padding on the left. `None` loads the model's own.
         reward_processing_classes (`PreTrainedTokenizerBase` or `list[PreTrainedTokenizerBase]`, *optional*):
-            Tokenizers of the reward models, in the order of `reward_funcs`. `None` loads those of the models.
+            Tokenizers of the reward models, in the order of `reward_funcs`. `None` loads the tokenizers of the models.
         callbacks (`list[TrainerCallback]`, *optional*):
             Callbacks that are added to the default ones.
         optimizers (`tuple[Optimizer | None, LambdaLR | None]`, *optional*, defaults to `(None, None)`):
@@ -158,21 +158,21 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         writes_prompts = kwargs.get("environment_factory") is not None  # then the dataset needs no prompts
         if isinstance(train_dataset, Dataset) and "prompt" not in train_dataset.column_names and not writes_prompts:
             raise ValueError(
-                f"The training dataset needs a column `prompt`; it has {train_dataset.column_names}. Rename the one "
-                "with the prompts."
+                f"The training dataset needs a column `prompt`; it has {train_dataset.column_names}. Rename the "
+                "column with the prompts."
             )
         model = path_as_text(model)
         args = settings_for("TOPRTrainer", model, args, TOPRConfig)
         logged = check_replay(args, train_dataset, replay_dataset)
         if isinstance(train_dataset, Dataset) and len(train_dataset) == 0:
-            raise ValueError("The training dataset has no row. Look at what filtered or split it.")
+            raise ValueError("The training dataset has no row. Check how it was filtered or split.")
         _check_metric_for_best_model(args, eval_dataset)
         self._loss_inputs: dict[str, Any] | None = None  # batch of the loss that is being computed
         self._last_baseline = 0.0  # last solution for `effective_positive_share`
         self._silent = SilentBatches(had_signal=replay_dataset is not None)
         self._warned_of_distance = False
         self._left_to_evaluate: float = math.inf  # completions of the current evaluation set
-        self._evaluated: list[Tensor] = []  # raw rewards of its batches: the total, and one column per function
+        self._evaluated: list[Tensor] = []  # raw rewards of its batches: their sum, and one column per function
         self._shown_weights: dict[int, list[DisplayedFloat]] = {}  # weight and log-ratio of rows in the table
         if isinstance(model, nn.Module):
             remove_shared_prompts(text_model(model))  # installed by an earlier trainer
@@ -190,11 +190,12 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             for name in self.reward_func_names:
                 self._refuse_own_column(name, "A reward function")
         uses = f", each batch used {args.num_iterations} times" if args.num_iterations > 1 else ""
-        self._rows_trained_on = f"generated while training, {args.num_generations} per prompt{uses}"
+        self._rows_trained_on = f"generated during training, {args.num_generations} per prompt{uses}"
         self._positions = learned_positions(self.model)
         config = text_model(self.model).config.get_text_config()
         if getattr(config, "output_router_logits", False):
-            config.output_router_logits = False  # Generation fails with True. TRL's loss asks for the logits itself.
+            # Generation fails with True. TRL's loss requests the router logits itself.
+            config.output_router_logits = False
         self._is_checked = self._is_ready  # Otherwise the model is checked when training begins.
         if self._is_checked:
             self._check_padding(self.model)
@@ -228,7 +229,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         Raises:
             ValueError: log π depends on the padding even with `position_ids`.
         """
-        if self._is_vlm:  # The forward of these models needs images.
+        if self._is_vlm:  # The forward pass of these models needs images.
             return
         check = partial(
             self._depends_on_batch, model, partial(self._padded_log_probs, model), self._tokenizer, self.temperature
@@ -241,7 +242,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         if check():
             raise ValueError(
                 f"log π of {type(text_model(self.model)).__name__} depends on the padding of a batch, and TRL pads "
-                "prompts on the left, so π/μ would be wrong. Train another model, or train this one offline."
+                "prompts on the left, so π/μ would be wrong. Train a different model, or use OfflineTOPRTrainer."
             )
 
     def _padded_log_probs(self, model: nn.Module, sequences: list[list[int]]) -> list[Tensor]:
@@ -300,8 +301,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
     def _before_training(self, checkpoint: Path | None) -> None:
         super()._before_training(checkpoint)
         _check_prompts(self.args, self.train_dataset)
-        # After an interrupted training, TRL would continue in the middle of its generation batch. Then log μ would be
-        # computed after a step, and vLLM would keep the weights of the interrupted training.
+        # If `train` is called again after an error, TRL would continue in the middle of the generation batch. Then log
+        # μ would be computed after a step, and vLLM would keep the weights of the interrupted run.
         self._step, self._buffered_inputs, self._last_loaded_step = 0, None, -1
         self._silent.had_signal |= checkpoint is not None
 
@@ -312,7 +313,9 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         infinite = rewards_per_func.isinf().any(dim=0).nonzero().flatten().tolist()
         if infinite:
             name = self.reward_func_names[infinite[0]]
-            raise ValueError(f"The reward function {name!r} returned an infinite reward. Return a finite one, or None.")
+            raise ValueError(
+                f"The reward function {name!r} returned an infinite reward. Return a finite number or None."
+            )
         self._rewards_per_func = rewards_per_func
         return rewards_per_func
 
@@ -356,7 +359,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return batch
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate one dataset; reward metrics count each completion once."""
+        """Evaluate one dataset. The reward metrics count each completion once."""
         rows = len(dataloader.dataset) * self.num_generations_eval if has_length(dataloader.dataset) else math.inf
         self._left_to_evaluate, self._evaluated = rows, []
         return super().evaluation_loop(dataloader, *args, **kwargs)
@@ -383,7 +386,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             metrics[mean], metrics[std] = [values.nanmean().item()], [nanstd(values).item()]
 
     def _raw_rewards(self, batch: dict[str, Any]) -> Tensor:
-        """Return (N,) weighted sums of the rewards of all processes. NaN marks a row without a reward, or masked."""
+        """Return (N,) weighted sums of the rewards of all processes. NaN marks masked or unrewarded rows."""
         rewards = self._rewards_per_func
         raw = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
         masked = self.accelerator.gather(batch["completion_mask"].sum(dim=1) == 0)
@@ -405,7 +408,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return rewards, curated
 
     def _show_rewards_in_completions(self, rewards_N: Tensor) -> None:
-        """Replace the advantages in TRL's table by R, since the loss does not use the advantages."""
+        """Replace the advantages in TRL's table with R, since the loss does not use the advantages."""
         shown = self._logs["advantages"]
         for _ in range(min(len(shown), len(rewards_N))):
             shown.pop()
@@ -413,7 +416,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
     def _show_weights_in_completions(self) -> None:
         """Add the last weight and log-ratio of each row to TRL's table. NaN marks a row that the loss has not used."""
-        # A row of the last table can be in this table again, with the values of that time.
+        # A row of the last table can be in this table again. Without new values, it keeps its earlier values.
         seen = self._shown_weights | {row: values for row, *values in self._weights_by_row.gather()}
         # TRL's table holds the newest rows, from training or evaluation.
         rows = range(self._rows_made - len(self._logs["prompt"]), self._rows_made)
@@ -429,12 +432,14 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
     @staticmethod
     def _refuse_own_column(name: str, who: str) -> None:
         if name in WEIGHT_COLUMNS:
-            raise ValueError(f"{who} names a column {name!r} of the table of completions, which TOPR fills. Rename it.")
+            raise ValueError(
+                f"{who} names a column {name!r}, but TOPR fills this column of the table of completions. Rename it."
+            )
 
     def _keep_rows(self, batch: dict[str, Any], curated: Curated, start: int, rows: int) -> dict[str, Any]:
         """Reduce the local generation batch to the chosen rows.
 
-        Every process must keep the same number of rows, and a multiple of `steps_per_generation`. A process with fewer
+        Every process must keep the same number of rows, a multiple of `steps_per_generation`. A process with fewer
         chosen rows keeps some unchosen rows, with R = 0. `topr_scale` makes the loss the mean over the chosen rows.
         """
         steps, processes = self.args.steps_per_generation, self.accelerator.num_processes
@@ -497,7 +502,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         if inputs.get("tool_mask") is not None:
             mask = mask * inputs["tool_mask"]
         mu_logps = inputs.pop("old_per_token_logps", None)
-        if mu_logps is None:  # The weights are still the weights that sampled, so μ = π.
+        if mu_logps is None:  # The weights have not changed since sampling, so μ = π.
             mu_logps = policy_logps_BT.detach()
         elif "topr_fresh" in inputs:  # With replay, TRL may not have computed log μ of the fresh rows.
             unknown = mu_logps.isnan() & inputs["topr_fresh"].unsqueeze(-1)
@@ -507,11 +512,11 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             sampler_logps = inputs.get("sampling_per_token_logps")
             if sampler_logps is None:
                 raise ValueError("log_mu='sampler', but the rollout gave no log-probabilities. Set log_mu='trainer'.")
-            # NaN marks a token without a value from the sampler. Its value is then the trainer's own.
+            # A token whose value from the sampler is NaN gets the trainer's log μ.
             mu_logps = torch.where(sampler_logps.isnan(), mu_logps, sampler_logps)
         rewards_B = inputs["topr_rewards"]
         shown = inputs["topr_rows"] if self.args.log_completions else None
-        # Detached, because TRL computes the losses.
+        # Detached, because the gradient comes from TRL's loss.
         weights = self._row_weights(policy_logps_BT.detach(), mu_logps, rewards_B, mask, shown)
         self._note_for_replay(inputs, mu_logps, weights, mask)
 
@@ -526,7 +531,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
     @property
     def _ratio_is_one(self) -> bool:
-        """Whether each row is used in one optimizer step, by the weights that wrote it."""
+        """Whether each row is used in one optimizer step, which starts from the weights that wrote it."""
         if self.args.log_mu == "sampler":
             return False
         uses = self.args.steps_per_generation * self.num_iterations

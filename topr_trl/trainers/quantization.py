@@ -42,6 +42,6 @@ def keep_gradients_of_4bit_layers(model: nn.Module) -> None:
         module.support_avx512bf16_for_cpu = False
         if getattr(module.weight.quant_state, "packing_format_for_cpu", False):
             raise ValueError(
-                f"The 4-bit weights of {name} are packed for inference, because the model computed something on the "
-                "CPU before. Gradients do not pass through packed weights. Load the model again, or give its name."
+                f"The 4-bit weights of {name} are packed for inference, because the model has already run on the "
+                "CPU. Gradients do not pass through packed weights. Load the model again, or pass its name."
             )

@@ -1,13 +1,13 @@
 """Compute a prompt once for all of its completions in a batch.
 
-The module replaces the method `forward` of a model. A call with TRL's fused head is computed in another layout, and the
-outputs have the layout of the call. So the collator and the trainers do not depend on the internal layout, in which the
-rows of the batch form one sequence without padding:
+The module replaces the method `forward` of a model. For a call with TRL's fused head, the new method converts the batch
+to another layout, and converts the outputs back. The collator and the trainers do not depend on this layout. In the
+layout, the rows of the batch form one sequence without padding:
 
     [shared | branch | branch | ...] [shared | branch | ...] ...
 
-`shared` is the common prefix of a group of neighboring rows, without its last token. Each branch starts with this last
-token, whose output predicts the first token of the branch. A branch attends to `shared` and to itself.
+`shared` is the common prefix of a group of adjacent rows, without its last token. Each branch starts with this last
+token, whose output predicts the first token after the prefix. A branch attends to `shared` and to itself.
 
 Shape letters: B rows of at most T tokens, N tokens of the sequence, M tokens with a label to predict.
 """
@@ -39,10 +39,10 @@ _FIELDS = (
     "log_sum_sq_probs",
     "mean_logits",
     "is_top1",
-)  # per token, of TRL's fused head
+)  # outputs of TRL's fused head with a value per token
 
 _LEAST_SHARED = 8  # number of tokens; sharing a shorter prefix costs more than it saves
-LEAST_SAVED = 0.1  # share of the tokens; saving less is not worth the other layout
+LEAST_SAVED = 0.1  # share of the tokens; saving less is not worth the conversion
 
 _active: ContextVar["Layout | None"] = ContextVar("shared_prompts", default=None)
 
@@ -59,7 +59,7 @@ class Layout:
         groups: number of shared tokens, and of tokens of each branch, for each group.
         scored: (M,) positions in the sequence that predict a label.
         shift_labels: (1, M) labels.
-        places_BT: (B, T - 1) index of each row's token among the scored positions. It is M without a label.
+        places_BT: (B, T - 1) index of each row's token among the scored positions. M if the token has no label.
         tokens: number of tokens of the rows.
     """
 
@@ -77,7 +77,7 @@ class Layout:
 
 
 def choose_groups(rows: Sequence[Sequence[int]], least: int = 1) -> list[tuple[int, int, int]]:
-    """Group neighboring rows so that as few tokens as possible are computed.
+    """Group adjacent rows so that as few tokens as possible are computed.
 
     Example:
 
@@ -232,7 +232,7 @@ class SharedPrompts:
             kwargs |= {"attention_mask": layout.times, "position_ids": layout.position_ids}
             token = _active.set(layout)
             try:
-                # Checkpointing computes layers again after this call, so the layout is also an argument.
+                # Gradient checkpointing computes layers again after this call, so the layout is also an argument.
                 outputs = forward(
                     input_ids=layout.input_ids, shift_labels=layout.shift_labels, shared_prompts=layout, **kwargs
                 )
@@ -247,7 +247,7 @@ class SharedPrompts:
         return MethodType(shared, self.model)
 
     def _layout_of(self, kwargs: dict[str, Any]) -> Layout | None:
-        """Return the layout of a call, or None if the call is not TRL's fused head or would save too little."""
+        """Return the layout of a call, or None if the call does not use TRL's fused head or would save too little."""
         self.layout = None
         ids, labels = kwargs.get("input_ids"), kwargs.get("labels")
         mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
@@ -332,9 +332,9 @@ def why_not_shared(shared: SharedPrompts, wrapped: nn.Module, device: torch.devi
         shared.enabled = True
     if (layout := shared.layout) is None or len(layout.windows_used) != config.num_hidden_layers:
         used = 0 if layout is None else len(layout.windows_used)
-        return f"only {used} of its {config.num_hidden_layers} layers are attention that can be replaced"
+        return f"only {used} of its {config.num_hidden_layers} layers have attention that can be replaced"
     if layout.windows_asked != set(layout.windows_used):
-        return "its attention layers do not know their sliding window"
+        return "its attention layers do not get their sliding window"
     gap = float((found[0] - found[1]).float().abs().mean())
     return None if gap <= tolerance else f"log π differs by {gap:.2g} nats per token"
 
@@ -398,7 +398,7 @@ def _attend(
         k: (1, key heads, before + L, size) keys.
         v: (1, key heads, before + L, size) values.
         before: number of keys before the key of the first query.
-        scale: factor of the scores. None is one over the root of the size.
+        scale: factor of the scores. None is one over the square root of the size.
         window: number of keys that a query attends to, including its own. None is all.
         cap: limit of the scores by tanh (Gemma 2). None is no limit.
         masks: masks that were already made for this layout.

@@ -1,4 +1,4 @@
-"""Warn if training learns little without an error: dead negatives, a different sampler, equal rewards."""
+"""Warn about silent causes of poor training: dead negatives, a different sampler, equal rewards."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,7 +7,7 @@ from torch import Tensor
 from topr_trl.trainers.metrics import DEAD_WEIGHT
 from topr_trl.user_warnings import warn_user
 
-# A run is likely wrong if more than this share of the negatives is dead within this share of its steps.
+# A run likely has an error if more than this share of its negatives is dead in this first share of its steps.
 MOSTLY_DEAD, EARLY = 0.5, 0.1
 
 
@@ -16,7 +16,7 @@ def warn_if_dead(share: float, step: int, steps: int, first_log: int) -> bool:
     if share <= MOSTLY_DEAD or step > max(EARLY * steps, first_log):
         return False
     warn_user(
-        f"{share:.0%} of the negatives have a weight under {DEAD_WEIGHT:g} at step {step} of {steps} and "
+        f"{share:.0%} of the negatives have a weight below {DEAD_WEIGHT:g} at step {step} of {steps} and "
         "contribute almost nothing: according to log μ, the model in training is far from the model that wrote them. "
         "If this is true, use a lower learning rate or fewer updates on the same rows. If not, check the source of "
         "log μ: small errors add up over long completions, for instance from top_k or top_p, a different temperature, "
@@ -25,8 +25,8 @@ def warn_if_dead(share: float, step: int, steps: int, first_log: int) -> bool:
     return True
 
 
-_SILENT = 10  # number of batches without any signal after which there is a warning
-# A larger mean difference, in nats per token, means other weights or settings. Other kernels cause smaller ones.
+_SILENT = 10  # number of consecutive batches without a signal that causes a warning
+# A larger mean difference, in nats per token, means different weights or settings. Different kernels cause less.
 _FAR = 0.1
 
 
@@ -37,19 +37,19 @@ def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float
         mu_logps (`list[list[float]]`):
             log μ from the trainer, for N completions with one value per token.
         sampler_logps (`list[list[float] | None]`):
-            Log-probabilities from the sampler, for the same completions. `None` if the sampler reported none.
+            Log-probabilities from the sampler, for the same completions. `None` if they are unknown.
 
     Returns:
         `dict[str, float]`: absolute differences in nats. `token` is the mean over tokens, and `token_max` the maximum.
-        `response` is the mean over completions, which is the noise in log π/μ with `log_mu="sampler"`. Empty without
-        rows.
+        `response` is the mean difference of the sums of completions, which is the noise in log π/μ with
+        `log_mu="sampler"`. Empty without rows.
     """
     pairs = [(np.asarray(m), np.asarray(s)) for m, s in zip(mu_logps, sampler_logps, strict=True) if s is not None]
     cut = [len(s) for m, s in pairs if len(m) != len(s)]
     if cut:
         warn_user(
             f"{len(cut)} of {len(pairs)} rows have sampler_logps and completion_ids of different lengths, so "
-            "training uses other tokens than the sampler wrote. Keep the sampler's completion_ids with the rows."
+            "training uses different tokens than the sampler wrote. Keep the sampler's completion_ids with the rows."
         )
     pairs = [(m, s) for m, s in pairs if len(m) == len(s) > 0]
     if not pairs:
@@ -69,8 +69,8 @@ def warn_if_far(distance: float) -> bool:
     if distance > _FAR:
         warn_user(
             f"The sampler's log-probabilities differ from the trainer's by {distance:.2f} per token: the sampler had "
-            "other weights, a different tokenizer or RoPE settings, or computed at low precision. Sample from the "
-            "checkpoint that training starts from, in the precision of training. If another model did write the rows, "
+            "different weights, a different tokenizer or RoPE settings, or computed at low precision. Sample from the "
+            "checkpoint that training starts from, in the precision of training. If another model wrote the rows, "
             "set log_mu='sampler'."
         )
     return distance > _FAR
@@ -89,7 +89,7 @@ class SilentBatches:
         self._has_warned = False
 
     def add(self, rewards: NDArray[np.float64], raw_rewards_N: Tensor) -> None:
-        """Count a batch, from R of the chosen rows and the raw rewards of all rows. NaN marks a missing reward."""
+        """Count a batch, given R of the chosen rows and the raw rewards of all rows. NaN marks a missing reward."""
         has_signal = bool(rewards.any())
         is_silent = not has_signal and not bool(raw_rewards_N.isnan().all())
         self.had_signal |= has_signal
@@ -104,6 +104,6 @@ class SilentBatches:
         self._has_warned = True
         which = "so far" if since_start else f"of the last {self._batches} generation batches"
         warn_user(
-            f"All {self._rows} completions {which} have R = 0 after baseline={baseline}: their rewards are all the "
-            "same, and there is nothing to learn from them. Look at the reward functions."
+            f"All {self._rows} completions {which} have R = 0 after baseline={baseline}, so there is nothing to learn "
+            "from them. Check the reward functions."
         )

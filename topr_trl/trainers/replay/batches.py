@@ -22,7 +22,7 @@ def with_rows(
 ) -> dict[str, Any]:
     """Append K replayed rows to TRL's generation batch of F fresh rows. `topr_fresh` marks the fresh rows.
 
-    If the batch has no log μ (`old_per_token_logps`), it is NaN for the fresh rows.
+    If the batch has no log μ (`old_per_token_logps`), the fresh rows get NaN.
 
     Args:
         batch: TRL's generation batch.
@@ -57,7 +57,7 @@ def batch_of(
     return {name: _column(name, rows, pad_token_id, multiple).long().to(device) for name in names}
 
 
-# Value of a replayed row for each column of a generation batch with a row axis.
+# Value of a replayed row for each column that has a row axis in a generation batch.
 _COLUMNS: dict[str, Callable[[ReplayRow], Any]] = {
     "prompt_ids": lambda row: row.prompt_ids,
     "prompt_mask": lambda row: torch.ones_like(row.prompt_ids),

@@ -28,7 +28,7 @@ class ReplayRow:
         reward (`float`):
             R after the baseline of the row's generation batch. Not 0.
         number (`int`):
-            Number of the row in the order of generation, over all processes.
+            Number of the row in the order of generation, over all processes. Negative for logged rows.
         step (`int`):
             Number of optimizer steps before the row was generated.
         weight (`float`, *optional*, defaults to `1.0`):
@@ -109,7 +109,7 @@ class ReplayBuffer:
         return sum(row.nbytes for row in self.rows)
 
     def add(self, rows: list[ReplayRow]) -> None:
-        """Add rows, and remove rows by the rule if there are more than `size`."""
+        """Add rows. Then remove dead rows, rows that the rule does not keep, and the oldest rows beyond `size`."""
         alive = [row for row in [*self.rows, *rows] if not row.is_dead]
         self.rows = _kept(sorted(alive, key=lambda row: row.number), self.size, self.rule)
 
@@ -174,7 +174,7 @@ class ReplayBuffer:
                 self.rows[place] = replace(row, mu_logps=torch.where(row.mu_logps.isnan(), computed, row.mu_logps))
 
     def count_from_here(self) -> None:
-        """Set the step of all rows to 0, because a new training starts."""
+        """Settle, and set the step of all rows to 0, because a new run starts."""
         self.settle()
         self.rows = [replace(row, step=0) for row in self.rows]
 
@@ -184,7 +184,7 @@ class ReplayBuffer:
         self.rows = [row for row in self.rows if row.number not in gone]
 
     def state(self) -> dict[str, Any]:
-        """Return the rows in a form for `torch.save` and `load`."""
+        """Return the rows as a dict for `torch.save` and `load`."""
         return {"rows": [vars(row) for row in self.rows]}
 
     def load(self, state: dict[str, Any]) -> None:

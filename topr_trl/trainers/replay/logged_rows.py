@@ -30,7 +30,7 @@ def read_logged(dataset: object, temperature: float) -> ScoredRows:
     if (scored.rollouts.counts_R > 1).any():
         raise ValueError(
             f"The {_NAME} dataset has trajectories in several rows ({ROLLOUT}), which only OfflineTOPRTrainer can "
-            "read. Leave them out."
+            "read. Drop these rows."
         )
     return scored
 
@@ -42,7 +42,7 @@ def logged_rows(
 
     The row numbers are negative, so logged rows count as older than all generated rows. Log μ is the column `mu_logps`,
     or `sampler_logps` with `log_mu="sampler"`. A sum over the completion is divided equally among its tokens. Log μ is
-    NaN without such a column, and for rows whose weight does not depend on it.
+    NaN without such a column, and for rows whose weight does not depend on log μ.
 
     Args:
         scored: rows from `read_logged`.

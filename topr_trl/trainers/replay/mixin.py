@@ -80,7 +80,7 @@ class ReplayMixin(TOPRMixin):
             self._replay.count_from_here()
 
     def _with_replayed_rows(self, batch: dict[str, Any], chosen: int) -> dict[str, Any]:
-        """Return the local generation batch with replayed rows at the end. Every process adds the same number of them.
+        """Return the local generation batch, followed by replayed rows. Every process adds the same number of them.
 
         Args:
             batch: TRL's generation batch of this process.
@@ -112,7 +112,7 @@ class ReplayMixin(TOPRMixin):
             say(
                 f"a micro-batch grows from {own} rows to {own + args.rows_again(own)}. Each process keeps at most "
                 f"{buffer.size} rows for replay. They take about {most:.1f} MB of host memory if they are as long as "
-                "the present rows.",
+                "the rows kept now.",
                 args,
             )
         # With `topr_scale`, the loss is the mean over the chosen and the replayed rows.
@@ -127,7 +127,7 @@ class ReplayMixin(TOPRMixin):
 
     @torch.no_grad()
     def _compute_log_mu(self, buffer: ReplayBuffer) -> None:
-        """Compute log μ of the logged rows that have none, with the starting weights."""
+        """Compute the unknown log μ of logged rows with the starting weights."""
         size, pad = self.args.per_device_train_batch_size, self._tokenizer.pad_token_id
         unknown = buffer.without_log_mu(self.args.limits)
         one = torch.tensor([pad])
@@ -136,7 +136,7 @@ class ReplayMixin(TOPRMixin):
         starts = range(0, max(self._of_all(len(unknown))), size)
         computed: dict[int, Tensor] = {}
         was_training = self.model.training
-        self.model.eval()  # without dropout
+        self.model.eval()
         is_shown = bool(starts) and self.is_world_process_zero() and not self.args.disable_tqdm
         for start in tqdm(starts, "Computing log μ", disable=not is_shown, leave=False):
             rows = unknown[start : start + size]
@@ -161,7 +161,7 @@ class ReplayMixin(TOPRMixin):
             path = self._replay_file(output_dir)
             path.parent.mkdir(parents=True, exist_ok=True)  # The main process may not have created it yet.
             torch.save({**self._replay.state(), "rows_made": self._rows_made}, path)
-            if self.is_world_process_zero():  # Files of an earlier run with more processes may be left.
+            if self.is_world_process_zero():  # Files of an earlier run with more processes may remain.
                 for number, old in _replay_files(output_dir).items():
                     if number >= self.accelerator.num_processes:
                         old.unlink()
