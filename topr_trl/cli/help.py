@@ -39,7 +39,7 @@ def format_help(command: str, description: str, everything: bool = False) -> str
 
     Args:
         command (`str`): Name of the command.
-        description (`str`): First line of the help.
+        description (`str`): One-line description of the command, shown below the usage.
         everything (`bool`, defaults to `False`): Whether to list all settings instead of the most important ones.
     """
     names = settings_of(command)

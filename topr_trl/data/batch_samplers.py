@@ -10,7 +10,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-_MOST_TOGETHER = 8  # maximum of `rows_together`; a larger number would save few more tokens
+_MOST_TOGETHER = 8  # maximum of `rows_together`; sharing a prompt among more rows would save few tokens
 _PROMPTS_PER_STEP = 16  # smallest number of prompts that a step should have
 
 

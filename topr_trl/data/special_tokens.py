@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return the tokens that can end a turn: the stop token, and other special tokens such as `<end_of_turn>`."""
+    """Return the ids of all special tokens: the stop token, and others such as `<end_of_turn>` or the BOS token."""
     return _special_tokens(tokenizer, len(tokenizer))
 
 

@@ -14,7 +14,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
     if not len(generations) == len(right) == len(reasons):
         raise NotOfFormat(
             f"it has {len(generations)} generations, {len(right)} values in correctness_math_verify and {len(reasons)} "
-            "finish_reasons"
+            "finish_reasons: each list needs one value per generation"
         )
     return [
         LeftOut.UNGRADED

@@ -15,8 +15,8 @@ from topr_trl.settings.checks import check_choice
 # Tokens that start a turn in common chat templates. They do not occur in a user's own text.
 _TEMPLATE_TOKENS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start_of_role|>", "[INST]", "<|user|>",
                     "<|User|>", "<\uff5cUser\uff5c>", "<|turn>")  # fmt: skip
-# Labels with the same meaning in every file, and their rewards: 1 and -1, as for KTO's labels. `--label_values`
-# replaces the labels.
+# Labels with the same meaning in every file, and their rewards: 1 for good and -1 for bad. `--label_values` replaces
+# the labels.
 _KNOWN_LABELS = {
     **dict.fromkeys(("true", "yes", "up", "thumbs up", "thumbs_up", "good", "positive", "like", "correct", "👍"), 1.0),
     **dict.fromkeys(("false", "no", "down", "thumbs down", "thumbs_down", "bad", "negative", "dislike"), -1.0),
@@ -152,7 +152,7 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
 
 
 def _spellings(value: Any) -> Iterator[str]:
-    """Yield the labels in `--label_values` that match a value: `False` and `false`, or `0.0` and `0`."""
+    """Yield the spellings of a value to look up in `--label_values`: `False` and `false`, or `0.0` and `0`."""
     text = str(value).strip()
     yield text
     if isinstance(value, bool):

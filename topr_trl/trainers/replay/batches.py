@@ -66,7 +66,7 @@ _COLUMNS: dict[str, Callable[[ReplayRow], Any]] = {
     "tool_mask": lambda row: row.written,
     "old_per_token_logps": lambda row: row.mu_logps,
     "sampling_per_token_logps": lambda row: row.mu_logps,
-    "importance_sampling_ratio": lambda row: torch.ones(1),  # The loss does not use it.
+    "importance_sampling_ratio": lambda row: torch.ones(1),  # The loss sets it to 1 for all rows.
     "advantages": lambda row: 0.0,  # The loss replaces it.
     "topr_rewards": lambda row: row.reward,
     "topr_rows": lambda row: row.number,
