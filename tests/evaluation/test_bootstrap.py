@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from topr_trl.evaluation.answers import encode
-from topr_trl.evaluation.bootstrap import Difference, compare, matched, paired_bootstrap, share_best
+from topr_trl.evaluation.bootstrap import Difference, RewardDifference, compare, matched, paired_bootstrap, share_best
 
 
 def run(skills, samples=8, seed=0, ids=None, truth="7"):
@@ -22,6 +22,8 @@ def test_the_bootstrap_by_hand():
     assert found.share_better == pytest.approx(0.75, abs=0.02)
     assert str(Difference(0.512, -0.534, 0.556, 0.8)) == "+51.2 [-53.4, +55.6]"
     assert str(Difference(-1e-17, -4e-4, 0.0, 0.0)) == "+0.0 [+0.0, +0.0]"
+    assert str(RewardDifference(0.51249, -0.53451, 2.0, 0.8)) == "+0.512 [-0.535, +2.000]"
+    assert str(RewardDifference(-1e-17, -4e-4, 0.0, 0.0)) == "+0.000 [+0.000, +0.000]"
     assert found.to_dict() == {"difference": 0.5, "low": 0.0, "high": 1.0, "share_better": found.share_better}
 
 

@@ -10,6 +10,7 @@ from topr_trl.evaluation import estimates as evaluation
 from topr_trl.evaluation.answers import encode
 from topr_trl.evaluation.estimates import (
     Evaluation,
+    RewardEstimate,
     evaluate_in_full,
     evaluate_rows,
     evaluate_samples,
@@ -211,6 +212,11 @@ def test_everything_survives_json():
     assert again.groups == run.groups
     assert again.greedy == run.greedy
     assert np.isnan(again.pass_at[8].standard_error)
+    reward, best = RewardEstimate(0.5, 0.1), RewardEstimate(0.75, float("nan"))
+    rewarded = replace(run, reward=reward, greedy_reward=replace(reward, value=0.25), best_reward_at={4: best})
+    again = Evaluation.from_dict(json.loads(json.dumps(rewarded.to_dict(), allow_nan=False)))
+    assert (again.reward, again.greedy_reward) == (rewarded.reward, rewarded.greedy_reward)
+    assert (str(again.reward), str(again.best_reward_at[4])) == ("0.500 ± 0.200", "0.750")
     old = {name: plain[name] for name in ("pass_at", "maj_at", "shares", "cardinality", "num_problems", "num_samples")}
     assert Evaluation.from_dict(old).groups == {}
     assert (Evaluation.from_dict(old).greedy, Evaluation.from_dict(old).temperatures) == (None, [])

@@ -108,6 +108,17 @@ def test_batches_are_joined_and_forgotten():
     assert rows.flush(alone) == {}
 
 
+def test_log_probabilities_are_averaged_by_sign():
+    rows, alone = RowMetrics(), Accelerator(cpu=True)
+    logps_B2 = torch.tensor([[-0.5, -10.0], [-1.0, -30.0], [-3.0, -6.0]])
+    rows.add(torch.ones(3), torch.zeros(3), torch.tensor([1.0, -1.0, -1.0]), logps_B2=logps_B2)
+    metrics = rows.flush(alone)
+    assert metrics["topr/logps/positives/token"] == -0.5
+    assert metrics["topr/logps/positives/completion"] == -10.0
+    assert metrics["topr/logps/negatives/token"] == -2.0
+    assert metrics["topr/logps/negatives/completion"] == -18.0
+
+
 def test_rows_that_were_not_computed_count_with_weight_one():
     rows, alone = RowMetrics(), Accelerator(cpu=True)
     rows.add(torch.tensor([0.5]), torch.tensor([-2.0]), torch.tensor([-1.0]), idle=3)

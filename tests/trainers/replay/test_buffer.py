@@ -32,6 +32,13 @@ def test_dead_negatives_leave_and_positives_cannot_be_dead():
     assert ReplayRow(**unknown).weight == 1.0
 
 
+def test_a_new_run_counts_its_steps_from_0():
+    buffer = ReplayBuffer(9, "newest")
+    buffer.add([replace(row(n), step=n) for n in (3, 4)])
+    buffer.count_from_here()
+    assert [(kept.number, kept.step) for kept in buffer.rows] == [(3, 0), (4, 0)]
+
+
 def test_only_negatives():
     buffer = ReplayBuffer(2, "negatives")
     buffer.add([row(n, reward=0.5 if n in (2, 3) else -1.0) for n in range(5)])
