@@ -163,7 +163,7 @@ def test_a_call_that_a_template_leaves_out_is_refused():
 def test_thinking_in_the_content_behind_an_empty_block_of_thinking_is_refused():
     """Qwen3's template does not know thinking without its end."""
     cut = {**ANSWER, "content": "<think>\nI count the"}
-    with pytest.raises(ValueError, match=r"block of thinking in front .* reasoning_content"):
+    with pytest.raises(ValueError, match=r"block of thinking before .* reasoning_content"):
         tokenize_turns([USER], [cut], tokenizer_of("qwen3"), truncated=True)
 
 

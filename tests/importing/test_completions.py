@@ -50,7 +50,7 @@ def test_each_reason_has_a_sentence():
         ("openai", [answered(ANSWER), {**answered(ANSWER), "error": "overloaded"}, {**answered(), "response": None}],
          "2 requests or runs failed and are left out: log.jsonl, line 2, log.jsonl, line 3."),
         ("openai", [answered(ANSWER, {**ANSWER, "tool_calls": [{"function": {"name": "run", "arguments": "{"}}]})],
-         "1 completion has a tool call whose arguments are not valid JSON"),
+         "1 completion without token ids has a tool call whose arguments are not valid JSON"),
         ("messages", [{"messages": [USER, ANSWER], "score": 1}, {"messages": [USER], "score": 1},
                       {"messages": [USER, {**ANSWER, "weight": 0}], "score": 1}],
          "2 completions are empty or missing and are left out: log.jsonl, line 2, log.jsonl, line 3."),

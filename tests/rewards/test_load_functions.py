@@ -45,7 +45,7 @@ def test_forms_of_names():
         ("nowhere.py:short", FileNotFoundError, ["nowhere.py"]),
         ("broken.py:short", ValueError, ["broken.py", "ZeroDivisionError"]),
         ("script.py:short", ValueError, ["script.py", "SystemExit"]),
-        ("no_such_module:style", ValueError, ["no_such_module", "this folder"]),
+        ("no_such_module:style", ValueError, ["no_such_module", "current folder"]),
         ("short", ValueError, ["'short'", "FILE.py:FUNCTION", "think_format_reward"]),
         ("nobody/no-such-model", OSError, ["nobody/no-such-model"]),
     ],

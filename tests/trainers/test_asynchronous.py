@@ -198,7 +198,7 @@ def test_settings_that_do_not_fit_are_refused():
         ({"top_p": 0.9}, "top_p=0.9 .*different distribution than the trainer's"),
         ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha=5.0 .*Remove it"),
         ({"top_k": 50}, "top_k=50 .*different distribution than the trainer's"),
-        ({"log_mu": "trainer"}, "log_mu='trainer': rows are written by older weights"),
+        ({"log_mu": "trainer"}, "log_mu='trainer': older weights wrote"),
         ({"baseline": "median"}, "baseline must be a number or one of mean, group_mean"),
         ({"baseline": "group_mean", "num_generations": 1}, "needs num_generations of 2 or more"),
     ):
@@ -279,7 +279,7 @@ def test_loops_that_are_not_known_are_refused(problems, tmp_path):
     worker = object.__new__(AsyncRolloutWorker)
     worker._loop_cls, worker.rollout_buffer = Other, None
     args = AsyncTOPRConfig(str(tmp_path), **{**QUIET, "token_budget": 0, "max_steps": 1})
-    with pytest.raises(ValueError, match="AsyncRolloutWorker may make several rows"):
+    with pytest.raises(ValueError, match="AsyncRolloutWorker may split a conversation"):
         AsyncTOPRTrainer(MODEL, args=args, train_dataset=problems, rollout_worker=worker, weight_transfer=NoTransfer())
 
 

@@ -414,7 +414,7 @@ def test_dead_negatives_are_warned_about_once_and_early(make, rows):
     rows = rows.add_column("mu_logps", [0.0] * len(rows))
     with pytest.warns(UserWarning, match=r"negatives .* below 0\.01 at step 1 of 20") as warned:
         make(rows, model=fresh_model(), max_steps=20, learning_rate=0.0).train()
-    assert sum("under 0.01" in str(each.message) for each in warned) == 1
+    assert sum("below 0.01" in str(each.message) for each in warned) == 1
 
 
 def test_mixture_of_experts(make, moe):

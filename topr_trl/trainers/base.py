@@ -470,7 +470,7 @@ class TOPRMixin(Trainer):
         else:
             message = "No completion has a reward, so there is nothing to learn from them: the weights do not change."
             if isinstance(args, TOPRConfig) and getattr(args, "mask_truncated_completions", False):
-                message += " With mask_truncated_completions, truncated completions have no reward."
+                message += " With mask_truncated_completions, completions cut at max_completion_length have no reward."
         self._warned_about_signs.add(signs)
         warn_user(message)
 
