@@ -62,15 +62,17 @@ def _walk(folder: Path, source: str) -> list[Manifest]:
     """Return the manifests of a folder and of the folders it was made from, following `sources` of the given name."""
     found: list[Manifest] = []
     seen: set[Path] = set()
-    while (known := _read(folder)) is not None and folder.resolve() not in seen:
+    known, expected = _read(folder), None
+    while known is not None and folder.resolve() not in seen:
+        if found and manifest.fingerprint(folder) != expected:
+            break
         seen.add(folder.resolve())
         found.append(known)
         step = next((stage for stage in known.stages.values() if source in stage["sources"]), None)
         if step is None:
             break
-        folder = folder / str(step["sources"][source])
-        if _read(folder) is None or manifest.fingerprint(folder) != step["inputs"].get(source):
-            break
+        folder, expected = folder / str(step["sources"][source]), step["inputs"].get(source)
+        known = _read(folder)
     return found
 
 

@@ -90,6 +90,7 @@ def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) 
     work, own = args.folder / manifest.WORK, copy(args)
     own.output_dir, own.seed = str(work), seed_of("train", args.seed, args.iteration)
     own.model_init_kwargs = {**loading(args), **(args.model_init_kwargs or {})}
+    tokenizer = load_tokenizer(args)
     with PartialState().main_process_first():
         rows = read_table(*shards_of(args.source), cache_dir=work / "cache", columns=columns)
     done = lineage(args.source)
@@ -97,7 +98,7 @@ def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) 
         rows = rows.remove_columns(MU_COLUMNS[1])  # The trainer would refuse the fingerprint of an older model.
     _check_choice(args, done.get("curate"))
     return OfflineTOPRTrainer(
-        model_path(args), own, rows, processing_class=load_tokenizer(args), peft_config=get_peft_config(args)
+        model_path(args), own, rows, processing_class=tokenizer, peft_config=get_peft_config(args)
     )
 
 
