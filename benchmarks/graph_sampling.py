@@ -56,9 +56,10 @@ def generate(model: Any, tokenizer: Any, prompts: list[list[int]], config: Any) 
             kept = torch.tensor(going).nonzero()[:, 0]
             if not len(kept):
                 break
-            running = running[kept]
-            decoder.keep(kept)
-            pick.keep(kept)
+            if len(kept) < len(running):
+                running = running[kept]
+                decoder.keep(kept)
+                pick.keep(kept)
         pick.renew()
         run()
         tokens[running, n], logps[running, n] = pick.token, pick.logp

@@ -109,6 +109,7 @@ class Setup:
         training: further settings of `topr log-mu` and `topr train`.
         save_steps: steps between checkpoints.
         graph_sampling: whether to sample with `benchmarks.graph_sampling` instead of transformers' `generate`.
+        frozen_in_bfloat16: whether to train on a CPU under autocast with `_compute_faster_on_a_cpu`.
         sampling_python: Python interpreter of the environment for sampling.
     """
 
@@ -121,6 +122,7 @@ class Setup:
     training: tuple[str, ...] = ()
     save_steps: int = 5
     graph_sampling: bool = False
+    frozen_in_bfloat16: bool = False
     sampling_python: str = sys.executable
 
     @property
@@ -305,7 +307,7 @@ def _topr(setup: Setup, *words: object, python: str = sys.executable) -> None:
     """
     given = list(map(str, words))
     if python == sys.executable:
-        _fork(setup, _command, given, setup.graph_sampling)
+        _fork(setup, _command, given, setup.graph_sampling, setup.frozen_in_bfloat16)
         return
     with _log(setup).open("a") as file:
         done = subprocess.run([python, "-m", "topr_trl", *given], stdout=file, stderr=file, check=False)
@@ -346,14 +348,14 @@ def _logged(log: Path, function: Callable[..., None], *args: Any) -> None:
     function(*args)
 
 
-def _command(words: list[str], graph_sampling: bool) -> None:
+def _command(words: list[str], graph_sampling: bool, frozen_in_bfloat16: bool) -> None:
     from topr_trl.cli.main import console
 
     if graph_sampling:
         from benchmarks.graph_sampling import install
 
         install()
-    if words[0] in ("log-mu", "train") and "--use_cpu true --bf16 true" in " ".join(words):
+    if frozen_in_bfloat16 and words[0] in ("log-mu", "train"):
         _compute_faster_on_a_cpu(frozen=words[0] == "log-mu")
     sys.argv = ["topr", *words]
     console()
@@ -486,7 +488,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.model_name_or_path, args.train.resolve(), args.test.resolve(),
         CACHE / "real_model" / Path(args.model_name_or_path).name, sizes,
         sampling=sampling, training=training, save_steps=5 if args.device == "cpu" else 1_000,
-        graph_sampling=args.sampling_backend == "transformers",
+        graph_sampling=args.sampling_backend == "transformers", frozen_in_bfloat16=args.device == "cpu",
         sampling_python=args.sampling_python,
     )  # fmt: skip
     command = " ".join(["python -m benchmarks.real_model", *sys.argv[1:]])

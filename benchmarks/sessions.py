@@ -13,11 +13,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from benchmarks.rows import Rows, response_logps
-from topr_trl import PRESETS, topr_loss, truncated_weights
+from topr_trl import PRESETS, truncated_weights
 from topr_trl.loss import log_ratios, weighted_loss
 from topr_trl.trainers.metrics import row_metrics
 
-LEVELS = ("sequence", "prefix", "token", "geometric")  # settings of the package
 SEGMENT, POWER, POSITIVES = "segment", "power", "positives"  # weights that only experiments have
 POWER_TOKENS = 160  # ℓ: longer sessions have the ratio to the power ℓ / |y|
 
@@ -48,11 +47,9 @@ class Sessions:
 
         Args:
             model: model in training.
-            level: one of `LEVELS`, `SEGMENT` (a ratio for each answer), `POWER` or `POSITIVES`.
+            level: a `ratio_level`, `SEGMENT` (a ratio for each answer), `POWER` or `POSITIVES`.
         """
         policy_ST, mu_ST, mask_ST, part_ST = self.logps(model)
-        if level in LEVELS:
-            return topr_loss(policy_ST, mu_ST, self.rewards_S, mask_ST, PRESETS["topr"], level).losses_B.mean()
         weights = self.token_weights(policy_ST.detach(), mu_ST, mask_ST, part_ST, level)
         return weighted_loss(policy_ST, weights, self.rewards_S, mask_ST).mean()
 

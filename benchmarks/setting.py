@@ -159,10 +159,11 @@ def evaluate(
     seed: int = 0,
     split: str = "test",
     maj_ks: tuple[int, ...] = (),
+    temperature: float = 1.0,
 ) -> Evaluation:
     """Return the evaluation of a model on the test or validation problems."""
     questions = problems(task, profile.test_problems, TEST_SEED if split == "test" else VALIDATION_SEED)
-    return evaluate_rows(sample(model, task, questions, samples, seed), maj_ks=maj_ks)
+    return evaluate_rows(sample(model, task, questions, samples, seed, temperature), maj_ks=maj_ks)
 
 
 def summary(evaluation: Evaluation) -> dict[str, float]:

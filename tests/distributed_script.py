@@ -55,6 +55,7 @@ def make_trainer(kind: str, out: Path, **settings) -> OfflineTOPRTrainer | TOPRT
         "use_cpu": not deepspeed, "ddp_backend": "gloo" if deepspeed else None, "bf16": False,
         "gradient_checkpointing": False, "report_to": "none", "logging_steps": 1, "disable_tqdm": True,
         "save_strategy": "no", "learning_rate": 1e-3, "optim": "adamw_torch",
+        "adam_epsilon": 1e-5,  # Otherwise, Adam's first steps magnify rounding where gradients are tiny.
         "per_device_eval_batch_size": GLOBAL_BATCH // processes,
         "model_init_kwargs": {"dtype": "float32"}, **settings,
     }  # fmt: skip

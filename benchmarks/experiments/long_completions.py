@@ -14,19 +14,8 @@ from benchmarks.cells import Cell, Store
 from benchmarks.experiment import TUNING_SEED, Experiment, rates
 from benchmarks.loops.training import adamw, update
 from benchmarks.rows import Rows
-from benchmarks.sessions import LEVELS, POSITIVES, POWER, SEGMENT, Sessions
-from benchmarks.setting import (
-    TEST_SEED,
-    VALIDATION_SEED,
-    Profile,
-    base_model,
-    candidates,
-    evaluate,
-    problems,
-    sample,
-    summary,
-)
-from topr_trl import evaluate_rows
+from benchmarks.sessions import POSITIVES, POWER, SEGMENT, Sessions
+from benchmarks.setting import Profile, base_model, candidates, evaluate, summary
 
 TASK = "sure-17"
 SESSIONS = {1: 64, 4: 16, 16: 8, 64: 4}  # of an update, by the answers of a session, which have about 40 tokens each
@@ -36,8 +25,8 @@ MISTAKES = [(parts, ANYWHERE) for parts in SESSIONS] + [(16, "early"), (16, "lat
 MEASURED_AT = (64, 256)  # updates
 WATCHED = 32  # sessions whose weights are measured, of problems that are not trained on
 NAMES = {
-    "sequence (TOPR)": LEVELS[0], "prefix": LEVELS[1], "segment": SEGMENT, "power": POWER, "token": LEVELS[2],
-    "geometric": LEVELS[3], "positives only": POSITIVES,
+    "sequence (TOPR)": "sequence", "prefix": "prefix", "segment": SEGMENT, "power": POWER, "token": "token",
+    "geometric": "geometric", "positives only": POSITIVES,
 }  # fmt: skip
 
 
@@ -73,12 +62,11 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     )
     watched_sessions = watched(WATCHED)
     split = "validation" if seed == TUNING_SEED else "test"
-    questions = problems(TASK, profile.test_problems, TEST_SEED if split == "test" else VALIDATION_SEED)
     optimizer, curve = adamw(model, cell["learning_rate"]), []
     for step in range(1, MEASURED_AT[-1] + 1):
         update(model, optimizer, trained(SESSIONS[parts]).loss(model, level))
         if step in MEASURED_AT:
-            greedy = evaluate_rows(sample(model, TASK, questions, 1, seed, temperature=0.0))
+            greedy = evaluate(model, TASK, profile, 1, seed, split, temperature=0.0)
             curve.append({
                 "update": step, "greedy": greedy.pass_at[1].value,
                 **summary(evaluate(model, TASK, profile, 4, seed, split)),
@@ -103,9 +91,8 @@ def _drawing(
             return rng.choice(right if reward > 0 else wrong, 1)
         share_P = np.full(parts, SHARE_RIGHT[reward])
         if reward < 0 and mistakes != ANYWHERE:
-            share_P[:] = 0.0
-            share_P[parts // 2 :] = SHARE_RIGHT[1.0]
-            share_P = share_P if mistakes == "early" else share_P[::-1]
+            is_late_P = np.arange(parts) >= parts // 2
+            share_P = np.where(is_late_P == (mistakes == "early"), SHARE_RIGHT[1.0], 0.0)
         return np.where(rng.random(parts) < share_P, rng.choice(right, parts), rng.choice(wrong, parts))
 
     def draw(count: int) -> Sessions:

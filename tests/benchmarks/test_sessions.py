@@ -6,8 +6,9 @@ import torch
 
 from benchmarks.experiments.long_completions import ANYWHERE, _drawing
 from benchmarks.rows import Rows
-from benchmarks.sessions import LEVELS, POSITIVES, POWER, POWER_TOKENS, SEGMENT, Sessions
+from benchmarks.sessions import POSITIVES, POWER, POWER_TOKENS, SEGMENT, Sessions
 from benchmarks.setting import base_model, problems, sample
+from topr_trl.loss import RATIO_LEVELS
 
 CHOSEN = np.array([[0, 5, 9, 2, 7], [3, 3, 12, 20, 1], [20, 1, 7, 4, 4]])
 REWARDS = np.array([-1.0, 1.0, -1.0])
@@ -44,7 +45,7 @@ def by_a_plain_loop(log_ratios, level):
     )
 
 
-@pytest.mark.parametrize("level", [*LEVELS, SEGMENT, POWER])
+@pytest.mark.parametrize("level", [*RATIO_LEVELS, SEGMENT, POWER])
 def test_loss_and_weights_are_those_of_a_plain_loop(pool, moved, level):
     sessions = Sessions(pool, CHOSEN, REWARDS)
     now, losses = pool.scored_by(moved).mu_logps, []

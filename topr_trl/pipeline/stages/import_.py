@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from itertools import chain, islice
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from topr_trl.data.rows import ROLLOUT
@@ -217,10 +219,16 @@ def _count_places(places: list[str]) -> Json:
     return {"count": len(places), "first": places[:_MOST_PLACES]}
 
 
+def _count_rewards(rewards: NDArray[np.float64]) -> list[tuple[float, int]] | list[float]:
+    """Return each reward with its number of rows, or only the smallest and the largest reward if there are many."""
+    values, counts = (found.tolist() for found in np.unique(rewards, return_counts=True))
+    return list(zip(values, counts, strict=True)) if len(values) <= _MOST_REWARDS else [values[0], values[-1]]
+
+
 def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
     """Return the number of rows, and notes for the manifest: values per column, problems, and skipped records."""
     filled, rows, temperatures = Counter[str](), 0, set[float | None]()
-    problems, runs, rewards = set[str](), set[str](), Counter[float]()
+    problems, runs, rewards = set[str](), set[str](), list[NDArray[np.float64]]()
     left_out: dict[str, list[str]] = {}
     several_turns = 0
     for shard in shards_of(folder):
@@ -229,7 +237,7 @@ def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
         filled.update({name: len(table) - table[name].null_count for name in table.column_names})
         problems |= set(table["problem_id"].unique().to_pylist())
         if "reward" in table.column_names:
-            rewards.update(table["reward"].drop_null().to_pylist())
+            rewards.append(table["reward"].drop_null().to_numpy())
         if ROLLOUT in table.column_names:
             runs |= set(table[ROLLOUT].drop_null().unique().to_pylist())
         if TEMPERATURE in table.column_names:
@@ -245,7 +253,7 @@ def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
         "problems": len(problems),
         "rollouts": len(runs) + rows - filled[ROLLOUT],
         "filled": dict(filled),
-        "rewards": sorted(rewards.items()) if len(rewards) <= _MOST_REWARDS else [min(rewards), max(rewards)],
+        "rewards": _count_rewards(np.concatenate(rewards)) if rewards else [],
         "lacking": [name for name in reader.columns if not filled[name]],
         "temperatures": sorted({1.0 if value is None else value for value in temperatures}),
         "left_out": {kind: _count_places(places) for kind, places in left_out.items()},
