@@ -1,0 +1,131 @@
+"""Request token ids and log-probabilities from a server, hide them from the client, and join streamed events.
+
+Field names are those of OpenAI's API and of vLLM (`return_token_ids`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+CHAT, TEXT = "chat/completions", "completions"
+_OF_CHOICE, _OF_ANSWER = ("token_ids", "prompt_token_ids"), ("prompt_token_ids",)
+
+
+def with_token_ids(request: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
+    """Return a request that also asks for token ids and for the log-probability of each token.
+
+    Args:
+        request (`Mapping[str, Any]`): Request of the client.
+        endpoint (`str`): `CHAT` or `TEXT`.
+    """
+    more: dict[str, Any] = {"return_token_ids": True}
+    if endpoint == CHAT and not request.get("logprobs"):
+        more["logprobs"] = True
+        more["top_logprobs"] = 0
+    if endpoint == TEXT and request.get("logprobs") is None:
+        more["logprobs"] = 0
+    return {**request, **more}
+
+
+def without_token_ids(answer: Mapping[str, Any], request: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
+    """Return an answer, or an event of an answer, without the values that only `with_token_ids` asked for.
+
+    Args:
+        answer (`Mapping[str, Any]`): Answer of the server.
+        request (`Mapping[str, Any]`): Request of the client.
+        endpoint (`str`): `CHAT` or `TEXT`.
+    """
+    hide_ids = not request.get("return_token_ids")
+    hide_logps = not request.get("logprobs") if endpoint == CHAT else request.get("logprobs") is None
+    found = {name: value for name, value in answer.items() if not (hide_ids and name in _OF_ANSWER)}
+    if isinstance(choices := answer.get("choices"), list):
+        found["choices"] = [_shown(choice, hide_ids, hide_logps) for choice in choices]
+    return found
+
+
+def _shown(choice: Any, hide_ids: bool, hide_logps: bool) -> Any:
+    if not isinstance(choice, Mapping):
+        return choice
+    found = {name: value for name, value in choice.items() if not (hide_ids and name in _OF_CHOICE)}
+    if hide_logps and "logprobs" in found:
+        found["logprobs"] = None
+    return found
+
+
+class Assembler:
+    """Joins the events of a streamed answer into the answer that the server gives without streaming.
+
+    Args:
+        endpoint (`str`): `CHAT` or `TEXT`.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._answer: dict[str, Any] = {}
+        self._choices: dict[int, dict[str, Any]] = {}
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Add the next event."""
+        is_chat = self._endpoint == CHAT
+        self._answer.update({name: value for name, value in event.items() if name != "choices" and value is not None})
+        for delta in event.get("choices") or ():
+            place = delta.get("index", 0)
+            empty = {"message": {"role": "assistant", "content": None}} if is_chat else {"text": ""}
+            choice = self._choices.setdefault(place, {"index": place, **empty, "finish_reason": None})
+            if is_chat:
+                _add_message(choice["message"], delta.get("delta") or {})
+            else:
+                choice["text"] += delta.get("text") or ""
+            _add_tokens(choice, delta)
+
+    @property
+    def answer(self) -> dict[str, Any] | None:
+        """Answer so far, or None if no event had a choice."""
+        if not self._choices:
+            return None
+        kind = "chat.completion" if self._endpoint == CHAT else "text_completion"
+        choices = [self._choices[place] for place in sorted(self._choices)]
+        return {**self._answer, "object": kind, "choices": choices}
+
+    @property
+    def finished(self) -> int:
+        """Number of choices with a finish reason."""
+        return sum(choice["finish_reason"] is not None for choice in self._choices.values())
+
+
+def _add_message(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    """Add a piece of a message: text is concatenated, and tool calls are joined by their index."""
+    for name, value in delta.items():
+        if value is None:
+            continue
+        if name == "tool_calls":
+            for piece in value:
+                _add_tool_call(message.setdefault("tool_calls", []), piece)
+        elif isinstance(value, str) and name != "role":
+            message[name] = (message.get(name) or "") + value
+        else:
+            message[name] = value
+
+
+def _add_tool_call(calls: list[dict[str, Any]], piece: Mapping[str, Any]) -> None:
+    place = piece.get("index", len(calls))
+    call = next((call for call in calls if call["index"] == place), None)
+    if call is None:
+        call = {"index": place, "id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+        calls.append(call)
+    call["id"] = piece.get("id") or call["id"]
+    function = piece.get("function") or {}
+    call["function"]["name"] += function.get("name") or ""
+    call["function"]["arguments"] += function.get("arguments") or ""
+
+
+def _add_tokens(choice: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    """Add the token ids, the log-probabilities and the finish reason of an event."""
+    if delta.get("finish_reason") is not None:
+        choice["finish_reason"] = delta["finish_reason"]
+    if delta.get("prompt_token_ids"):
+        choice["prompt_token_ids"] = delta["prompt_token_ids"]
+    if delta.get("token_ids"):
+        choice.setdefault("token_ids", []).extend(delta["token_ids"])
+    for name, values in (delta.get("logprobs") or {}).items():
+        if isinstance(values, list):
+            choice.setdefault("logprobs", {}).setdefault(name, []).extend(values)

@@ -1,0 +1,156 @@
+"""Handlers for rewards, and for the page on which a person reads and grades rollouts."""
+
+import json
+import math
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from topr_trl.data.rows import LARGEST_REWARD
+from topr_trl.recording.protection import error
+from topr_trl.recording.redaction import Redactor
+from topr_trl.recording.store import StorageFullError, Store
+
+_PAGE = Path(__file__).with_name("page.html")
+_PER_REQUEST = 50  # rollouts of a list
+_INTERVALS = 40  # points of the plot of mean rewards
+_LONGEST_COMMENT = 10_000  # characters
+_LONGEST_NAME = 100
+_LABELS = {"up": 1.0, "good": 1.0, "down": -1.0, "bad": -1.0}
+
+
+class Grading:
+    """Handlers of `/`, `/rewards` and `/rollouts`.
+
+    Args:
+        store (`Store`): Database.
+        redact (`Redactor`): Function that blanks out text in comments.
+    """
+
+    def __init__(self, store: Store, redact: Redactor) -> None:
+        self.store, self.redact = store, redact
+
+    async def page(self, request: web.Request) -> web.Response:
+        """Return the page. Text of the model cannot run as a script there."""
+        nonce = secrets.token_urlsafe(16)
+        policy = (
+            f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
+            "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff",
+                   "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}  # fmt: skip
+        text = _PAGE.read_text(encoding="utf-8").replace("NONCE", nonce)
+        return web.Response(text=text, content_type="text/html", headers=headers)
+
+    async def rollouts(self, request: web.Request) -> web.Response:
+        """Return the latest rollouts, and totals."""
+        graded = {"yes": True, "no": False}.get(request.query.get("graded", ""))
+        before = request.query.get("before")
+        if before is not None and not (before.isascii() and before.isdigit() and len(before) < 19):
+            return error(400, f"before must be a number, not {before[:40]!r}.")
+        found = self.store.latest(graded, None if before is None else int(before), _PER_REQUEST)
+        return _json({"rollouts": [_summary(each) for each in found], "totals": self.store.totals(_INTERVALS)})
+
+    async def rollout(self, request: web.Request) -> web.Response:
+        """Return one rollout as a conversation."""
+        found = self.store.rollout(request.match_info["name"])
+        if found is None:
+            return error(404, f"There is no rollout {request.match_info['name']!r}.")
+        return _json({**found, "calls": [_shown(call) for call in found["calls"]]})
+
+    async def reward(self, request: web.Request) -> web.Response:
+        """Store a reward or a label of a rollout. A second reward with the same name replaces the first."""
+        if request.content_type != "application/json":
+            return error(415, "Send JSON, with the header Content-Type: application/json.")
+        try:
+            given = json.loads(await request.read())
+            rollout, name, reward, comment = _read_reward(given)
+        except ValueError as wrong:
+            return error(400, str(wrong))
+        if comment is not None:
+            comment, _ = self.redact(comment)
+        try:
+            exists = self.store.set_reward(rollout, name, reward, comment)
+        except StorageFullError as full:
+            return error(507, f"{full}. Free some space.", "storage_full")
+        if not exists:
+            return error(404, f"There is no rollout {rollout!r}. Use the id in the header x-topr-rollout of an answer.")
+        return _json({"rollout_id": rollout, "name": name, "reward": reward})
+
+
+def _json(value: object) -> web.Response:
+    return web.json_response(value, headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
+
+
+def _read_reward(given: Any) -> tuple[str, str, float | None, str | None]:
+    """Return the rollout, the name, the reward and the comment in a request.
+
+    Raises:
+        ValueError: the request is not a reward. The message names the field.
+    """
+    if not isinstance(given, Mapping):
+        raise ValueError('Send a JSON object such as {"rollout_id": "...", "reward": 1}.')
+    known = {"rollout_id", "name", "reward", "label", "comment"}
+    if unknown := sorted(set(given) - known):
+        raise ValueError(f"{', '.join(unknown)}: unknown. Known fields are {', '.join(sorted(known))}.")
+    rollout, name, comment = given.get("rollout_id"), given.get("name", "reward"), given.get("comment")
+    if not isinstance(rollout, str) or not rollout:
+        raise ValueError("rollout_id must be the text in the header x-topr-rollout of an answer.")
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or "." in name:
+        raise ValueError(f"name must be text of 1 to {_LONGEST_NAME} characters without a dot.")
+    if comment is not None and not (isinstance(comment, str) and len(comment) <= _LONGEST_COMMENT):
+        raise ValueError(f"comment must be text of at most {_LONGEST_COMMENT:,} characters.")
+    if ("reward" in given) == ("label" in given):
+        raise ValueError("Send either reward, a number, or label, which is true or false.")
+    if "label" in given:
+        label = given["label"]
+        if isinstance(label, bool):
+            return rollout, name, 1.0 if label else -1.0, comment
+        if label not in _LABELS:
+            raise ValueError(f"label must be true, false, {', '.join(_LABELS)}, not {str(label)[:40]!r}.")
+        return rollout, name, _LABELS[label], comment
+    reward = given["reward"]
+    if reward is None:
+        return rollout, name, None, comment
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= LARGEST_REWARD:
+        raise ValueError(f"reward must be a finite number, not {str(reward)[:40]}. null removes it.")
+    return rollout, name, float(reward) if math.isfinite(reward) else None, comment
+
+
+def _summary(rollout: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a list shows of a rollout."""
+    call = _shown(rollout["calls"][-1])
+    asked = next((turn["content"] for turn in reversed(call["messages"]) if turn["role"] == "user"), "")
+    return {
+        "number": rollout["number"], "rollout_id": rollout["rollout_id"], "rewards": rollout["rewards"],
+        "started": call["started"], "state": call["state"], "model": call["model"],
+        "asked": str(asked or "")[:300], "answer": str(call["answer"].get("content") or "")[:300],
+    }  # fmt: skip
+
+
+def _shown(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the page shows of a call: messages, tools and the answer, without tokens."""
+    request, choice = call["request"], _choice(call)
+    messages = request.get("messages")
+    if not isinstance(messages, list):
+        messages = [{"role": "user", "content": _prompt_text(request.get("prompt"))}]
+    answer = choice.get("message") or {"role": "assistant", "content": choice.get("text")}
+    return {
+        "started": call["started"], "state": call["state"], "error": call["error"], "model": request.get("model"),
+        "model_revision": call["model_revision"], "tools": request.get("tools"),
+        "messages": [turn for turn in messages if isinstance(turn, Mapping)], "answer": answer,
+        "finish_reason": choice.get("finish_reason"),
+    }  # fmt: skip
+
+
+def _choice(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the choice of a call that belongs to the rollout, or {} without an answer."""
+    choices = (call["response"] or {}).get("choices") or ()
+    return next((each for each in choices if each.get("index", 0) == call["choice"]), {})
+
+
+def _prompt_text(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else json.dumps(prompt)

@@ -1,0 +1,75 @@
+"""Protect a recorder against pages of other sites, DNS rebinding, and clients without the token."""
+
+import base64
+import hmac
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from topr_trl.recording.settings import TOKEN_VARIABLE, RecordArguments
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
+
+
+def error(status: int, message: str, kind: str = "invalid_request_error") -> web.Response:
+    """Return an error in the format of OpenAI's API, so that clients show its message.
+
+    Args:
+        status (`int`): HTTP status.
+        message (`str`): Message.
+        kind (`str`, defaults to `"invalid_request_error"`): Type of the error.
+    """
+    body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
+    return web.json_response(body, status=status)
+
+
+def protect(args: RecordArguments) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+    """Return a middleware that refuses requests that do not come from the user.
+
+    Args:
+        args (`RecordArguments`): Settings of the recorder.
+    """
+    token = args.token
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        host = urlsplit(f"//{request.host}").hostname
+        # A page of another site can point its own name to this machine (DNS rebinding). A token prevents this, too.
+        if token is None and host not in {*_LOCAL_NAMES, args.host}:
+            return error(403, f"The host {host!r} is not this recorder. Use the address that topr record prints.")
+        if _is_from_other_site(request):
+            return error(403, "A page of another site sent this request. The recorder only answers its own page.")
+        if token is not None and not _has_token(request, token):
+            found = error(401, f"Send the value of {TOKEN_VARIABLE} as the API key.", "authentication_error")
+            found.headers["WWW-Authenticate"] = 'Basic realm="topr record", charset="UTF-8"'
+            return found
+        try:
+            return await handler(request)
+        except web.HTTPException as exception:
+            if exception.status == 413:
+                return error(413, f"The request is larger than max_body_mb={args.max_body_mb}.")
+            return error(exception.status, f"{request.method} {request.path}: {exception.reason}.")
+
+    return middleware
+
+
+def _is_from_other_site(request: web.Request) -> bool:
+    origin = request.headers.get("Origin")
+    if origin is not None and urlsplit(origin).netloc != request.host:
+        return True
+    # A link from another site to the page is fine.
+    is_navigation = request.method == "GET" and request.headers.get("Sec-Fetch-Mode") == "navigate"
+    return request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site") and not is_navigation
+
+
+def _has_token(request: web.Request, token: str) -> bool:
+    """Return whether a request has the token: as API key, or as the password of a browser."""
+    scheme, _, value = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "basic":
+        try:
+            value = base64.b64decode(value, validate=True).decode().partition(":")[2]
+        except ValueError:
+            return False
+    return hmac.compare_digest(value.strip().encode(), token.encode())

@@ -1,0 +1,296 @@
+"""Pass requests on to a model server, and store requests and answers."""
+
+import json
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from topr_trl.recording.answers import CHAT, Assembler, with_token_ids, without_token_ids
+from topr_trl.recording.conversations import continued_conversation, conversations
+from topr_trl.recording.protection import error
+from topr_trl.recording.redaction import Redactor, without_tokens
+from topr_trl.recording.settings import ALWAYS, AUTO, PASS, RecordArguments
+from topr_trl.recording.store import Call, State, StorageFullError, Store
+
+ROLLOUT_HEADER = "x-topr-rollout"
+LONGEST_ID = 200  # characters of a rollout's name
+_OF_CONNECTION = frozenset({
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
+    "upgrade", "host", "content-length", "content-encoding", "accept-encoding", "expect",
+})  # fmt: skip
+_MODELS_AGE = 60.0  # seconds after which the list of models is requested again
+
+
+class Proxy:
+    """Handlers of the API under `/v1`.
+
+    Args:
+        args (`RecordArguments`): Settings.
+        store (`Store`): Database.
+        session (`aiohttp.ClientSession`): Connections to the server.
+    """
+
+    def __init__(self, args: RecordArguments, store: Store, session: aiohttp.ClientSession) -> None:
+        self.args, self.store, self.session = args, store, session
+        self.redact = Redactor(args.redact or ())
+        self._models: dict[str, dict[str, Any]] = {}  # entries of /v1/models by id
+        self._models_read = -_MODELS_AGE
+
+    @contextmanager
+    def full_is_fine(self) -> Iterator[None]:
+        """Ignore that the disk is full, if `on_full` is `pass`."""
+        try:
+            yield
+        except StorageFullError:
+            if self.args.on_full != PASS:
+                raise
+
+    async def pass_on(self, request: web.Request) -> web.StreamResponse:
+        """Handle a request that is not recorded, such as /v1/models."""
+        return await self._forward(request, await request.read(), None)
+
+    async def record(self, request: web.Request) -> web.StreamResponse:
+        """Handle a request for completions."""
+        endpoint: str = request.match_info["endpoint"]
+        body = await request.read()
+        rollout = request.headers.get(ROLLOUT_HEADER)
+        if rollout is not None and not (0 < len(rollout) <= LONGEST_ID and rollout.isascii() and rollout.isprintable()):
+            return error(400, f"{ROLLOUT_HEADER} must be printable ASCII with at most {LONGEST_ID} characters.")
+        try:
+            asked = json.loads(body)
+        except ValueError:
+            asked = None
+        if not isinstance(asked, dict) or (self.redact and _prompt_is_ids(asked)):
+            return await self._forward(request, body, None)  # The server explains what is wrong with the request.
+        await self._read_models(request)
+        model = self._models.get(str(asked.get("model")), {})
+        asks_for_ids = self.args.token_ids == ALWAYS or (
+            self.args.token_ids == AUTO and model.get("owned_by") == "vllm"
+        )
+        stored, is_redacted = self.redact(asked)
+        try:
+            call = self.store.begin(
+                endpoint, stored, rollout, _choices(asked), continued_conversation(asked) if endpoint == CHAT else None,
+                model.get("root"), self.args.model_revision, is_redacted,
+            )  # fmt: skip
+        except StorageFullError as full:
+            if self.args.on_full == PASS:
+                return await self._forward(request, body, None)
+            return error(507, f"{full}. Free some space, or start topr record with --on_full pass.", "storage_full")
+        recording = _Recording(self, call, endpoint, asked)
+        if asks_for_ids:
+            body = json.dumps(with_token_ids(asked, endpoint)).encode()
+            recording.hides = True
+        try:
+            return await self._forward(request, body, recording)
+        except BaseException:
+            with suppress(StorageFullError):  # The next recorder ends the call.
+                recording.end("The client closed the connection, or the recorder was stopped.")
+            raise
+
+    async def _forward(self, request: web.Request, body: bytes, recording: "_Recording | None") -> web.StreamResponse:
+        """Send a request to the server, and its answer to the client."""
+        url = f"{self.args.upstream.rstrip('/')}/{request.match_info['endpoint']}"
+        try:
+            async with self.session.request(
+                request.method, url, params=request.query, data=body or None, headers=self._headers(request)
+            ) as answer:
+                if answer.content_type == "text/event-stream":
+                    return await _stream(request, answer, recording)
+                content = await answer.read()
+                if recording is not None:
+                    content = recording.add_answer(answer.status, content)
+                return web.Response(status=answer.status, body=content, headers=_shown_headers(answer, recording))
+        except TimeoutError:
+            message = f"{url} sent nothing for {self.args.upstream_timeout:g} seconds (upstream_timeout)."
+            if recording is not None:
+                recording.end(message)
+            return error(504, message, "upstream_timeout")
+        except aiohttp.ClientError as failure:
+            message = f"{url} cannot be reached, or closed the connection: {failure}"
+            if recording is not None:
+                recording.end(message)
+            return error(502, message, "upstream_error")
+        except StorageFullError as full:
+            return error(507, f"The answer cannot be recorded: {full}.", "storage_full")
+
+    def _headers(self, request: web.Request) -> dict[str, str]:
+        """Return the headers for the server. The recorder's own token is not sent."""
+        left_out = _OF_CONNECTION | ({"authorization"} if self.args.token or self.args.upstream_key else set())
+        found = {
+            name: value
+            for name, value in request.headers.items()
+            if name.lower() not in left_out and not name.lower().startswith("x-topr-")
+        }
+        if self.args.upstream_key:
+            found["Authorization"] = f"Bearer {self.args.upstream_key}"
+        return {**found, "Accept-Encoding": "identity"}
+
+    async def _read_models(self, request: web.Request) -> None:
+        """Read the server's models: who serves them, and where their weights are."""
+        now = time.monotonic()
+        if now - self._models_read < _MODELS_AGE:
+            return
+        self._models_read = now
+        try:
+            timeout = aiohttp.ClientTimeout(total=5)
+            url = f"{self.args.upstream.rstrip('/')}/models"
+            async with self.session.get(url, headers=self._headers(request), timeout=timeout) as answer:
+                found = await answer.json()
+            self._models = {str(model["id"]): model for model in found["data"]}
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+            self._models_read = -_MODELS_AGE  # The call itself reports that the server cannot be reached.
+
+
+class _Recording:
+    """Answer that is being received and stored."""
+
+    def __init__(self, proxy: Proxy, call: Call, endpoint: str, asked: Mapping[str, Any]) -> None:
+        self.proxy, self.call, self.endpoint, self.asked = proxy, call, endpoint, asked
+        self.hides = False  # whether the answer has values that the client did not ask for
+        self.answer = Assembler(endpoint)
+        self.error: str | None = None
+        self.ended = False
+
+    @property
+    def header(self) -> str:
+        """Names of the rollouts, in the order of the choices."""
+        return ",".join(dict.fromkeys(self.call.rollouts))
+
+    def shown(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return an answer or an event as the client sees it."""
+        return without_token_ids(answer, self.asked, self.endpoint) if self.hides else answer
+
+    def add_event(self, data: str) -> str:
+        """Store an event of a stream, and return it as the client sees it.
+
+        Raises:
+            StorageFullError: the event cannot be stored, and `on_full` is `refuse`.
+        """
+        try:
+            event = json.loads(data)
+        except ValueError:
+            return data  # the mark at the end of the stream
+        if not isinstance(event, dict):
+            return data
+        if "error" in event:
+            self.error = _message_of(event) or "The server reported an error."
+            return data
+        self.answer.add(event)
+        if not self.proxy.redact:  # A match may span several events, so redacted answers are stored at their end.
+            with self.proxy.full_is_fine():
+                self.proxy.store.add_chunk(self.call.id, data)
+        return json.dumps(self.shown(event), ensure_ascii=False) if self.hides else data
+
+    def add_answer(self, status: int, content: bytes) -> bytes:
+        """Store an answer that is not a stream, and return it as the client sees it.
+
+        Raises:
+            StorageFullError: the answer cannot be stored, and `on_full` is `refuse`.
+        """
+        try:
+            answer = json.loads(content)
+        except ValueError:
+            answer = None
+        if status != 200 or not isinstance(answer, dict) or not isinstance(answer.get("choices"), list):
+            self._end(State.FAILED, None, _message_of(answer) or f"The server answered with status {status}.")
+            return content
+        self._end(State.FINISHED, answer, None)
+        return json.dumps(self.shown(answer), ensure_ascii=False).encode() if self.hides else content
+
+    def end(self, why: str | None = None) -> None:
+        """End a stream, or an answer that did not arrive completely. Do nothing if the answer has ended already.
+
+        Args:
+            why (`str`, *optional*): Reason, if the answer did not arrive completely.
+
+        Raises:
+            StorageFullError: the answer cannot be stored, and `on_full` is `refuse`.
+        """
+        if not self.ended:
+            whole = self.answer.finished >= len(self.call.rollouts) and self.error is None
+            self._end(State.FINISHED if whole else State.CUT, self.answer.answer, None if whole else self.error or why)
+
+    def _end(self, state: State, answer: Mapping[str, Any] | None, message: str | None) -> None:
+        self.ended = True
+        stored, is_redacted = self.proxy.redact(answer)
+        if is_redacted:
+            stored = without_tokens(stored)
+        keys = conversations(self.asked, answer) if answer and self.endpoint == CHAT else []
+        message, _ = self.proxy.redact(message)
+        with self.proxy.full_is_fine():
+            self.proxy.store.end(self.call.id, state, stored, keys, message, is_redacted)
+
+
+def _prompt_is_ids(asked: Mapping[str, Any]) -> bool:
+    """Return whether a prompt is token ids, in which no text can be blanked out."""
+    prompt = asked.get("prompt")
+    return isinstance(prompt, list) and not all(isinstance(each, str) for each in prompt)
+
+
+def _choices(asked: Mapping[str, Any]) -> int:
+    """Return the number of choices that a request asks for."""
+    prompts = asked.get("prompt")
+    count = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
+    n = asked.get("n")
+    return count * (n if isinstance(n, int) and 0 < n <= 10_000 else 1)
+
+
+def _message_of(answer: Any) -> str | None:
+    """Return the message of an error in the formats of OpenAI and of vLLM."""
+    found = answer.get("error", answer) if isinstance(answer, dict) else None
+    return str(found.get("message")) if isinstance(found, dict) and found.get("message") else None
+
+
+def _shown_headers(answer: aiohttp.ClientResponse, recording: _Recording | None) -> dict[str, str]:
+    found = {name: value for name, value in answer.headers.items() if name.lower() not in _OF_CONNECTION}
+    return found if recording is None else {**found, ROLLOUT_HEADER: recording.header}
+
+
+async def _stream(
+    request: web.Request, answer: aiohttp.ClientResponse, recording: _Recording | None
+) -> web.StreamResponse:
+    """Send the events of a server to the client. Each event is stored first."""
+    response = web.StreamResponse(status=answer.status, headers=_shown_headers(answer, recording))
+    await response.prepare(request)
+    failure: tuple[str, str] | None = None
+    try:
+        async for event in _events(answer.content):
+            lines = event.split(b"\n")
+            for n, line in enumerate(lines):
+                if recording is not None and line.startswith(b"data:"):
+                    data = line[5:].strip().decode("utf-8", "replace")
+                    shown = recording.add_event(data)
+                    lines[n] = line if shown is data else b"data: " + shown.encode()
+            await response.write(b"\n".join(lines) + b"\n\n")
+    except TimeoutError:
+        failure = "upstream_timeout", "The server stopped sending data (upstream_timeout)."
+    except aiohttp.ClientConnectionResetError:
+        raise  # The client is gone.
+    except aiohttp.ClientError as error_:
+        failure = "upstream_error", f"The server closed the connection during the answer: {error_}"
+    except StorageFullError as full:
+        failure = "storage_full", f"The answer cannot be recorded: {full}."
+    if recording is not None:
+        recording.end(failure and failure[1])
+    if failure is not None:
+        kind, message = failure
+        body = {"error": {"message": message, "type": kind, "param": None, "code": 502}}
+        await response.write(f"data: {json.dumps(body)}\n\n".encode())
+    await response.write_eof()
+    return response
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Yield the events of a stream, which end with an empty line."""
+    buffer = b""
+    async for piece in content.iter_any():
+        *events, buffer = (buffer + piece).replace(b"\r\n", b"\n").split(b"\n\n")
+        for event in events:
+            yield event
+    if buffer.strip():
+        yield buffer

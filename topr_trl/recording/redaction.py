@@ -1,0 +1,58 @@
+"""Blank out text before it is stored."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+BLANK = "[redacted]"
+
+
+class Redactor:
+    r"""Callable that blanks out the matches of patterns in all text of a JSON value.
+
+    Args:
+        patterns (`Sequence[str]`): Regular expressions.
+
+    Raises:
+        ValueError: a pattern is not a regular expression.
+
+    Example:
+
+        >>> Redactor([r"sk-\\w+"])({"key": "sk-123"})
+        ({'key': '[redacted]'}, True)
+    """
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"redact: {pattern!r} is not a regular expression: {error}.") from None
+        self._pattern = re.compile("|".join(f"(?:{pattern})" for pattern in patterns)) if patterns else None
+
+    def __bool__(self) -> bool:
+        return self._pattern is not None
+
+    def __call__(self, value: Any) -> tuple[Any, bool]:
+        """Return the value without the matches, and whether there was a match."""
+        if self._pattern is None:
+            return value, False
+        if isinstance(value, str):
+            found, count = self._pattern.subn(BLANK, value)
+            return found, count > 0
+        if isinstance(value, Mapping):
+            pairs = {name: self(inner) for name, inner in value.items()}
+            return {name: inner for name, (inner, _) in pairs.items()}, any(hit for _, hit in pairs.values())
+        if isinstance(value, list) and not all(isinstance(inner, int | float) for inner in value):
+            items = [self(inner) for inner in value]
+            return [inner for inner, _ in items], any(hit for _, hit in items)
+        return value, False
+
+
+def without_tokens(response: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a response without its tokens, which would show the text that was blanked out."""
+    hidden = ("prompt_token_ids", "token_ids", "logprobs")
+    found = {name: value for name, value in response.items() if name not in hidden}
+    if isinstance(choices := response.get("choices"), list):
+        found["choices"] = [{name: value for name, value in choice.items() if name not in hidden} for choice in choices]
+    return found

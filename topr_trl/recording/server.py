@@ -1,0 +1,106 @@
+"""Run `topr record`."""
+
+import asyncio
+import logging
+import signal
+from contextlib import suppress
+
+import aiohttp
+from aiohttp import web
+from filelock import FileLock, Timeout
+
+from topr_trl.recording.grading import Grading
+from topr_trl.recording.protection import protect
+from topr_trl.recording.proxy import Proxy
+from topr_trl.recording.settings import RecordArguments
+from topr_trl.recording.store import Store
+
+_SECONDS_TO_END = 5.0  # time for running answers to end after Ctrl+C
+
+
+def record_command(args: RecordArguments) -> None:
+    """Record until the process is stopped.
+
+    Args:
+        args (`RecordArguments`): Settings.
+
+    Raises:
+        ValueError: another recorder writes to the folder, or the recording has a different format.
+        OSError: the folder cannot be written, or the port is in use.
+    """
+    args.folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(args.folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(
+            f"Another topr record writes to {args.folder}. Stop it, or set a different output_dir."
+        ) from None
+    logging.getLogger("aiohttp.server").setLevel(logging.ERROR)
+    with lock, suppress(KeyboardInterrupt):
+        asyncio.run(_serve(args))
+    print(f"Stopped. The recording is in {args.folder}/.", flush=True)
+
+
+def application(args: RecordArguments, store: Store, session: aiohttp.ClientSession) -> web.Application:
+    """Return the web application of a recorder.
+
+    Args:
+        args (`RecordArguments`): Settings.
+        store (`Store`): Database.
+        session (`aiohttp.ClientSession`): Connections to the server.
+    """
+    app = web.Application(middlewares=[protect(args)], client_max_size=args.max_body_mb * 2**20)
+    proxy = Proxy(args, store, session)
+    grading = Grading(store, proxy.redact)
+    app.router.add_post("/v1/{endpoint:chat/completions|completions}", proxy.record)
+    app.router.add_route("*", "/v1/{endpoint:.+}", proxy.pass_on)
+    app.router.add_get("/", grading.page)
+    app.router.add_get("/rollouts", grading.rollouts)
+    app.router.add_get("/rollouts/{name}", grading.rollout)
+    app.router.add_post("/rewards", grading.reward)
+    return app
+
+
+async def _serve(args: RecordArguments) -> None:
+    store = Store(args.folder)
+    if recovered := store.recover():
+        print(f"{recovered} answers were cut when the recorder was killed. Their beginnings are kept.", flush=True)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=args.upstream_timeout)
+    connector = aiohttp.TCPConnector(limit=0)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector, auto_decompress=True) as session:
+            # Without handler_cancellation, the server would go on generating after a client has left.
+            runner = web.AppRunner(
+                application(args, store, session), handler_cancellation=True, access_log=None,
+                shutdown_timeout=_SECONDS_TO_END,
+            )  # fmt: skip
+            await runner.setup()
+            try:
+                site = web.TCPSite(runner, args.host, args.port)
+                await site.start()
+                _print_addresses(args, runner.addresses[0][1])
+                await _until_stopped()
+            finally:
+                await runner.cleanup()
+    finally:
+        store.close()
+
+
+async def _until_stopped() -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await stop.wait()
+
+
+def _print_addresses(args: RecordArguments, port: int) -> None:
+    host = f"[{args.host}]" if ":" in args.host else args.host
+    address = f"http://{host}:{port}"
+    print(
+        f"Recording calls to {args.upstream} in {args.folder}/.\n"
+        f"Base URL for your application: {address}/v1\n"
+        f"Read and grade rollouts:       {address}/\n"
+        f"Ctrl+C stops. Then: topr train --input {args.folder} --model_name_or_path ... --output_dir ...",
+        flush=True,
+    )

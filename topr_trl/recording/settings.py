@@ -1,0 +1,94 @@
+"""Settings of `topr record`."""
+
+import os
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from topr_trl.recording.redaction import Redactor
+from topr_trl.settings.checks import check_choice, check_types
+
+TOKEN_VARIABLE = "TOPR_RECORD_TOKEN"  # noqa: S105  # the name of the variable, not a token
+KEY_VARIABLE = "TOPR_UPSTREAM_KEY"
+REFUSE, PASS = "refuse", "pass"  # values of `on_full`
+AUTO, ALWAYS, NEVER = "auto", "always", "never"  # values of `token_ids`
+
+
+@dataclass
+class RecordArguments:
+    """Settings of `topr record`."""
+
+    upstream: str = field(
+        metadata={"help": "URL of the OpenAI-compatible server, with /v1, such as http://127.0.0.1:8000/v1."}
+    )
+    output_dir: str = field(metadata={"help": "Folder for the recording. An existing recording is continued."})
+    host: str = field(
+        default="127.0.0.1",
+        metadata={"help": f"Address to listen on. Other addresses need a token in the variable {TOKEN_VARIABLE}."},
+    )
+    port: int = field(default=9000, metadata={"help": "Port to listen on. 0 chooses a free port."})
+    model_revision: str | None = field(
+        default=None, metadata={"help": "Revision of the weights that the server uses, which is stored with each row."}
+    )
+    token_ids: str = field(
+        default=AUTO,
+        metadata={
+            "help": "Whether to request token ids and log-probabilities from the server, and to hide them from the "
+            "client: always, never, or auto, which asks vLLM only."
+        },
+    )
+    redact: list[str] | None = field(
+        default=None, metadata={"help": "Regular expressions. Their matches are blanked out before text is stored."}
+    )
+    on_full: str = field(
+        default=REFUSE,
+        metadata={"help": "What to do with calls if the disk is full: refuse them, or pass them on without a record."},
+    )
+    max_body_mb: int = field(default=32, metadata={"help": "Maximum size of a request, in megabytes."})
+    upstream_timeout: float = field(
+        default=600.0, metadata={"help": "Maximum time without data from the server, in seconds."}
+    )
+
+    def __post_init__(self) -> None:
+        check_types(self, RecordArguments)
+        check_choice(self, token_ids=(AUTO, ALWAYS, NEVER), on_full=(REFUSE, PASS))
+        Redactor(self.redact or ())
+        parts = urlsplit(self.upstream)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"upstream must be a URL such as http://127.0.0.1:8000/v1, not {self.upstream!r}.")
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"port must be between 0 and 65535, not {self.port}.")
+        for name in ("max_body_mb", "upstream_timeout"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name):g}.")
+        if not self.is_local and not self.token:
+            raise ValueError(
+                f"host {self.host} can be reached from other machines, which needs a token. Set the variable "
+                f"{TOKEN_VARIABLE} to a long random text, or remove host."
+            )
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the recording."""
+        return Path(self.output_dir)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can connect."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def token(self) -> str | None:
+        """Token that clients must send, from the environment."""
+        return os.environ.get(TOKEN_VARIABLE) or None
+
+    @property
+    def upstream_key(self) -> str | None:
+        """API key for the server, from the environment. Without it, the client's own key is sent."""
+        return os.environ.get(KEY_VARIABLE) or None

@@ -1,0 +1,353 @@
+"""Store calls, answers and rewards in a SQLite database.
+
+SQLite keeps each committed write after a kill, lets `topr train` read while the recorder writes, and can add a reward
+to an old row. Parquet files can do none of these. A write is not flushed to the disk, so a loss of power can lose it.
+"""
+
+import json
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from topr_trl.recording.answers import Assembler
+
+NAME = "recording.sqlite"
+_FORMAT = "1"  # changes if a database of an earlier version cannot be read
+_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS calls (
+    id INTEGER PRIMARY KEY, started REAL NOT NULL, ended REAL, endpoint TEXT NOT NULL, state TEXT NOT NULL,
+    request TEXT NOT NULL, response TEXT, error TEXT, served_model TEXT, model_revision TEXT, redacted INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS open_calls ON calls (id) WHERE state = 'open';
+CREATE TABLE IF NOT EXISTS chunks (call INTEGER NOT NULL, data TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS chunks_of_call ON chunks (call);
+CREATE TABLE IF NOT EXISTS rollouts (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, started REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS parts (
+    rollout INTEGER NOT NULL, call INTEGER NOT NULL, choice INTEGER NOT NULL, conversation TEXT,
+    PRIMARY KEY (rollout, call, choice)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS parts_of_call ON parts (call);
+CREATE INDEX IF NOT EXISTS conversations ON parts (conversation) WHERE conversation IS NOT NULL;
+CREATE TABLE IF NOT EXISTS rewards (
+    rollout INTEGER NOT NULL, name TEXT NOT NULL, reward REAL NOT NULL, comment TEXT, given REAL NOT NULL,
+    PRIMARY KEY (rollout, name)
+) WITHOUT ROWID;
+"""
+
+
+class State(StrEnum):
+    """State of a call."""
+
+    OPEN = "open"  # the answer is being received
+    FINISHED = "finished"
+    CUT = "cut"  # the answer has a beginning, but no end
+    FAILED = "failed"  # there is no answer
+
+
+class StorageFullError(Exception):
+    """Error for a database that cannot be written, for instance because the disk is full."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """Call that is being recorded.
+
+    Attributes:
+        id (`int`): Number of the call.
+        rollouts (`list[str]`): Name of the rollout of each choice.
+    """
+
+    id: int
+    rollouts: list[str]
+
+
+class Store:
+    """Database of a recorder. Each method is one transaction.
+
+    Args:
+        folder (`Path`): Folder of the database, which is created if it does not exist.
+
+    Raises:
+        ValueError: the database was written by a different version.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / NAME
+        self._connection = sqlite3.connect(self.path, isolation_level=None)
+        self._connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF;" + _SCHEMA)
+        with self._transaction() as run:
+            run("INSERT OR IGNORE INTO about VALUES ('format', ?), ('id', ?)", (_FORMAT, uuid.uuid4().hex))
+        check_version(self._connection, self.path)
+
+    def close(self) -> None:
+        """Close the database."""
+        self._connection.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Any]:
+        """Yield the function that runs a statement. Commit at the end, or roll back after an error.
+
+        Raises:
+            StorageFullError: the database cannot be written.
+        """
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection.execute
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF in _FULL:
+                raise StorageFullError(f"{self.path} cannot be written: {error}") from error
+            raise
+
+    def recover(self) -> int:
+        """End the calls that were open when an earlier recorder was killed, and return their number."""
+        run = self._connection.execute
+        calls = run("SELECT id, endpoint FROM calls WHERE state = 'open'").fetchall()
+        for call, endpoint in calls:
+            answer = Assembler(endpoint)
+            for (data,) in run("SELECT data FROM chunks WHERE call = ? ORDER BY rowid", (call,)):
+                answer.add(json.loads(data))
+            self.end(call, State.CUT, answer.answer, error="The recorder was killed during the answer.")
+        return len(calls)
+
+    # Calls
+
+    def begin(
+        self,
+        endpoint: str,
+        request: Mapping[str, Any],
+        rollout: str | None,
+        choices: int,
+        continues: str | None = None,
+        served_model: str | None = None,
+        model_revision: str | None = None,
+        redacted: bool = False,
+    ) -> Call:
+        """Store the request of a call, and choose its rollout.
+
+        Args:
+            endpoint (`str`): Path of the API, such as `chat/completions`.
+            request (`Mapping[str, Any]`): Body of the request.
+            rollout (`str`, *optional*): Name of the rollout. Default: the rollout that the call continues, or else a
+                new rollout for each choice.
+            choices (`int`): Number of choices that the request asks for.
+            continues (`str`, *optional*): Key of the conversation that the request continues.
+            served_model (`str`, *optional*): Path or name of the model's weights.
+            model_revision (`str`, *optional*): Revision of the weights.
+            redacted (`bool`, defaults to `False`): Whether the request differs from what the model read.
+        """
+        now = time.time()
+        with self._transaction() as run:
+            if rollout is None and continues is not None:
+                earlier = run(
+                    "SELECT rollouts.name, rollout, call, choice FROM parts JOIN rollouts ON rollouts.id = rollout "
+                    "WHERE conversation = ? ORDER BY call LIMIT 1",
+                    (continues,),
+                ).fetchone()
+                if earlier is not None:
+                    rollout = earlier[0]
+                    # A second request that continues the same answer is a different rollout.
+                    run("UPDATE parts SET conversation = NULL WHERE (rollout, call, choice) = (?, ?, ?)", earlier[1:])
+            call = run(
+                "INSERT INTO calls (started, endpoint, state, request, served_model, model_revision, redacted) "
+                "VALUES (?, ?, 'open', ?, ?, ?, ?)",
+                (now, endpoint, _dumped(request), served_model, model_revision, redacted),
+            ).lastrowid
+            new = uuid.uuid4().hex
+            names = (
+                [rollout] * choices if rollout else [new] if choices == 1 else [f"{new}-{n}" for n in range(choices)]
+            )
+            for choice, name in enumerate(names):
+                run("INSERT OR IGNORE INTO rollouts (name, started) VALUES (?, ?)", (name, now))
+                run("INSERT INTO parts SELECT id, ?, ?, NULL FROM rollouts WHERE name = ?", (call, choice, name))
+        return Call(call, names)
+
+    def add_chunk(self, call: int, data: str) -> None:
+        """Store an event of a streamed answer."""
+        with self._transaction() as run:
+            run("INSERT INTO chunks VALUES (?, ?)", (call, data))
+
+    def end(
+        self,
+        call: int,
+        state: State,
+        response: Mapping[str, Any] | None = None,
+        conversations: Sequence[str | None] = (),
+        error: str | None = None,
+        redacted: bool = False,
+    ) -> None:
+        """Store the answer of a call.
+
+        Args:
+            call (`int`): Number of the call.
+            state (`State`): State of the call. A call without an answer has failed.
+            response (`Mapping[str, Any]`, *optional*): Body of the answer.
+            conversations (`Sequence[str | None]`, *optional*): For each choice, the key of the conversation that a
+                later request continues.
+            error (`str`, *optional*): Error message.
+            redacted (`bool`, defaults to `False`): Whether the response differs from what the model wrote.
+        """
+        with self._transaction() as run:
+            state = state if response is not None and response.get("choices") else State.FAILED
+            run(
+                "UPDATE calls SET ended = ?, state = ?, response = ?, error = ?, redacted = redacted OR ? WHERE id = ?",
+                (time.time(), state, None if response is None else _dumped(response), error, redacted, call),
+            )
+            run("DELETE FROM chunks WHERE call = ?", (call,))
+            for choice, key in enumerate(conversations):
+                run("UPDATE parts SET conversation = ? WHERE call = ? AND choice = ?", (key, call, choice))
+
+    # Rewards
+
+    def set_reward(self, rollout: str, name: str, reward: float | None, comment: str | None = None) -> bool:
+        """Set or replace a reward of a rollout. Return whether the rollout exists.
+
+        Args:
+            rollout (`str`): Name of the rollout.
+            name (`str`): Name of the reward.
+            reward (`float`, *optional*): Reward. None removes the reward.
+            comment (`str`, *optional*): Comment.
+        """
+        with self._transaction() as run:
+            found = run("SELECT id FROM rollouts WHERE name = ?", (rollout,)).fetchone()
+            if found is None:
+                return False
+            if reward is None:
+                run("DELETE FROM rewards WHERE (rollout, name) = (?, ?)", (found[0], name))
+            else:
+                run("REPLACE INTO rewards VALUES (?, ?, ?, ?, ?)", (found[0], name, reward, comment, time.time()))
+        return True
+
+    # Views for the page
+
+    def latest(self, graded: bool | None, before: int | None, limit: int) -> list[dict[str, Any]]:
+        """Return the latest rollouts, with their last call.
+
+        Args:
+            graded (`bool`, *optional*): Return only rollouts with a reward, or only rollouts without one.
+            before (`int`, *optional*): Return only rollouts with a smaller number.
+            limit (`int`): Maximum number of rollouts.
+        """
+        where = ["1"] if before is None else [f"id < {before:d}"]
+        if graded is not None:
+            where.append(f"{'' if graded else 'NOT '}EXISTS (SELECT 1 FROM rewards WHERE rollout = rollouts.id)")
+        found = self._connection.execute(
+            f"SELECT id, name FROM rollouts WHERE {' AND '.join(where)} ORDER BY id DESC LIMIT ?", (limit,)
+        ).fetchall()
+        return [{"number": number, **_rollout(self._connection, number, name, last=True)} for number, name in found]
+
+    def rollout(self, name: str) -> dict[str, Any] | None:
+        """Return a rollout with its calls and rewards. Return None if there is no such rollout."""
+        found = self._connection.execute("SELECT id FROM rollouts WHERE name = ?", (name,)).fetchone()
+        return None if found is None else _rollout(self._connection, found[0], name)
+
+    def totals(self, intervals: int) -> dict[str, Any]:
+        """Return the number of rollouts and of graded rollouts, and the mean of each reward over time.
+
+        Args:
+            intervals (`int`): Number of intervals, each with the same number of graded rollouts.
+        """
+        run = self._connection.execute
+        (rollouts,) = run("SELECT count(*) FROM rollouts").fetchone()
+        (graded,) = run("SELECT count(DISTINCT rollout) FROM rewards").fetchone()
+        means: dict[str, list[list[float]]] = {}
+        for name, when, mean, count in run(
+            "SELECT name, min(started), avg(reward), count(*) FROM (SELECT rewards.name, rollouts.started, reward, "
+            "ntile(?) OVER (PARTITION BY rewards.name ORDER BY rollouts.id) AS interval "
+            "FROM rewards JOIN rollouts ON rollouts.id = rollout) GROUP BY name, interval ORDER BY name, interval",
+            (intervals,),
+        ):
+            means.setdefault(name, []).append([when, mean, count])
+        return {"rollouts": rollouts, "graded": graded, "means": means}
+
+
+def _dumped(value: object) -> str:
+    # JSON from a client can have unpaired surrogates, which SQLite cannot store as UTF-8. They are escaped.
+    return json.dumps(value)
+
+
+def check_version(connection: sqlite3.Connection, path: Path) -> None:
+    """Check that a database was written by this version.
+
+    Raises:
+        ValueError: the database has a different format.
+    """
+    found = connection.execute("SELECT value FROM about WHERE name = 'format'").fetchone()
+    if found is None or found[0] != _FORMAT:
+        raise ValueError(
+            f"{path} has format {found and found[0]}, and this version of topr_trl reads format {_FORMAT}. Use the "
+            "version that wrote it."
+        )
+
+
+_COLUMNS = "endpoint", "state", "request", "response", "error", "served_model", "model_revision", "redacted", "choice"
+
+
+def _rollout(connection: sqlite3.Connection, number: int, name: str, last: bool = False) -> dict[str, Any]:
+    """Return a rollout with all its calls, or only with its last call."""
+    calls = connection.execute(
+        "SELECT started, endpoint, state, request, response, error, served_model, model_revision, redacted, choice "
+        "FROM parts JOIN calls ON calls.id = call WHERE rollout = ? ORDER BY call DESC, choice DESC"
+        + " LIMIT 1"
+        * last,
+        (number,),
+    ).fetchall()
+    found = [dict(zip(("started", *_COLUMNS), call, strict=True)) for call in reversed(calls)]
+    for call in found:
+        call["request"] = json.loads(call["request"])
+        call["response"] = json.loads(call["response"]) if call["response"] else None
+    given = connection.execute("SELECT name, reward, comment FROM rewards WHERE rollout = ?", (number,)).fetchall()
+    return {
+        "rollout_id": name,
+        "calls": found,
+        "rewards": {of: reward for of, reward, _ in given},
+        "comments": {of: comment for of, _, comment in given if comment},
+    }
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a database for reading, also while a recorder writes to it."""
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    try:
+        check_version(connection, path)
+        yield connection
+    except sqlite3.DatabaseError as error:
+        raise ValueError(f"{path} cannot be read as a recording of topr record: {error}.") from error
+    finally:
+        connection.close()
+
+
+def recording_id(path: Path) -> str:
+    """Return the identifier of a recording, which stays the same while the recording grows."""
+    with _opened(path) as connection:
+        return str(connection.execute("SELECT value FROM about WHERE name = 'id'").fetchone()[0])
+
+
+def count_rollouts(path: Path) -> int:
+    """Return the number of rollouts of a recording."""
+    with _opened(path) as connection:
+        return int(connection.execute("SELECT count(*) FROM rollouts").fetchone()[0])
+
+
+def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rollouts of a recording, with the names of all rewards of the recording in `reward_names`."""
+    with _opened(path) as connection:
+        connection.execute("BEGIN")  # all reads see the same state
+        names = sorted(name for (name,) in connection.execute("SELECT DISTINCT name FROM rewards"))
+        for number, name in connection.execute("SELECT id, name FROM rollouts ORDER BY id"):
+            yield {**_rollout(connection, number, name), "reward_names": names}
