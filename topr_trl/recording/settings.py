@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from topr_trl.recording.redaction import Redactor
 from topr_trl.settings.checks import check_choice, check_types
 
-TOKEN_VARIABLE = "TOPR_RECORD_TOKEN"  # noqa: S105  # the name of the variable, not a token
+TOKEN_VARIABLE = "TOPR_RECORD_TOKEN"
 KEY_VARIABLE = "TOPR_UPSTREAM_KEY"
 REFUSE, PASS = "refuse", "pass"  # values of `on_full`
 AUTO, ALWAYS, NEVER = "auto", "always", "never"  # values of `token_ids`
