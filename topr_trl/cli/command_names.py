@@ -10,6 +10,7 @@ _WITHOUT_STAGE = {
     "trial": "Train with several settings on some of the rows, test on held-out problems, and recommend a setting.",
     "plan": "Estimate GPU memory and the times of sampling and training before you start.",
     "plot": "Plot a finished or running run on one HTML page with evaluations, curves and rows.",
+    "record": "Pass calls on to a model server, and record them with rewards for training.",
     "push": "Upload a model or rows to the Hugging Face Hub, with a card.",
 }
 _ORDER = ("iterate", "trial", "import", "sample", "score", "curate", "log-mu", "train", "evaluate")

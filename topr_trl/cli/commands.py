@@ -18,6 +18,17 @@ from topr_trl.pipeline.imported_input import with_imported_input
 from topr_trl.pipeline.loop import iterate
 from topr_trl.pipeline.settings import LaunchArguments
 from topr_trl.pipeline.stage import Stage
+from topr_trl.recording.settings import RecordArguments
+
+
+def _record_command(args: RecordArguments) -> None:
+    """Run `topr record`, if its packages are installed."""
+    if not find_spec("aiohttp"):
+        raise ImportError("topr record needs aiohttp: pip install topr_trl[record].")
+    from topr_trl.recording.server import record_command
+
+    record_command(args)
+
 
 # Functions of the commands that are not stages. `evaluate` is a stage, but its command runs other stages first.
 COMMANDS: dict[str, Callable[[Any], None]] = {
@@ -27,6 +38,7 @@ COMMANDS: dict[str, Callable[[Any], None]] = {
     "plan": plan_command,
     "plot": plot_command,
     "push": push_command,
+    "record": _record_command,
 }
 
 

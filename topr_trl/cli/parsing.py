@@ -23,12 +23,13 @@ from topr_trl.pipeline.settings import (
     TrialArguments,
     field_names,
 )
+from topr_trl.recording.settings import RecordArguments
 from topr_trl.settings.checks import check_type, existing
 from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
 
 _WITHOUT_STAGE: dict[str, type] = {
     "iterate": IterateArguments, "trial": TrialArguments, "plan": PlanArguments, "plot": PlotArguments,
-    "push": PushArguments,
+    "push": PushArguments, "record": RecordArguments,
 }  # fmt: skip
 _SUBSETS = {"iterate": LOOP_SETTINGS, "trial": TRIAL_SETTINGS}  # commands that take only some fields of their dataclass
 _UNDECLARED_TYPES = {"debug": NoneType, "fsdp": bool}  # types that transformers accepts but does not declare
@@ -67,7 +68,7 @@ def parse(command: str, given: list[str]) -> Any:
     flags = flags_of(command)
     refuse_unknown(command, in_arguments - flags, "")
     in_yaml = set(config) - {"env"}
-    if command not in ("plot", "push"):  # All other commands can read the YAML file of a loop.
+    if command not in ("plot", "push", "record"):  # All other commands can read the YAML file of a loop.
         in_yaml -= set(settings_of("iterate"))
     refuse_unknown(command, in_yaml, f" (in {given[given.index('--config') + 1]})" if config else "")
     for name, hint in get_type_hints(kind).items():

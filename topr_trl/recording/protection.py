@@ -2,14 +2,13 @@
 
 import base64
 import hmac
-from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from topr_trl.recording.settings import TOKEN_VARIABLE, RecordArguments
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
@@ -25,7 +24,7 @@ def error(status: int, message: str, kind: str = "invalid_request_error") -> web
     return web.json_response(body, status=status)
 
 
-def protect(args: RecordArguments) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+def protect(args: RecordArguments) -> Middleware:
     """Return a middleware that refuses requests that do not come from the user.
 
     Args:

@@ -168,9 +168,8 @@ class Store:
                 (now, endpoint, _dumped(request), served_model, model_revision, redacted),
             ).lastrowid
             new = uuid.uuid4().hex
-            names = (
-                [rollout] * choices if rollout else [new] if choices == 1 else [f"{new}-{n}" for n in range(choices)]
-            )
+            several = [f"{new}-{n}" for n in range(choices)] if choices > 1 else [new]
+            names = [rollout] * choices if rollout else several
             for choice, name in enumerate(names):
                 run("INSERT OR IGNORE INTO rollouts (name, started) VALUES (?, ?)", (name, now))
                 run("INSERT INTO parts SELECT id, ?, ?, NULL FROM rollouts WHERE name = ?", (call, choice, name))
