@@ -67,12 +67,12 @@ def test_settings_of_another_command_are_refused_by_name(command, other, own, tm
         forms = ([f"--{name}", "1"], [f"--{name}=1"], [f"--{name.replace('_', '-')}", "1"])
         for given in forms[: 3 if number == 0 else 1]:
             message = refusal(command, given)
-            assert message.startswith(f"There is no setting --{name}. It is a setting of topr ")
+            assert message.startswith(f"This command has no setting --{name}. It is a setting of topr ")
             assert other in message.partition("topr ")[2].rstrip(".").split(", ")
         if command not in ("iterate", "plot", "push") and name in settings_of("iterate"):
             continue  # the YAML of a loop
         message = refusal(command, own(**{name: 1}))
-        assert message.startswith(f"There is no setting --{name} (in own.yaml). It is a setting of topr ")
+        assert message.startswith(f"This command has no setting --{name} (in own.yaml). It is a setting of topr ")
     assert {path.name for path in tmp_path.iterdir()} <= {"own.yaml"}
 
 
@@ -113,9 +113,9 @@ def test_the_yaml_of_a_loop_serves_its_stages_and_its_plan(own):
     ],
 )
 def test_what_an_unknown_setting_may_have_meant(command, name, hint, own):
-    assert refusal(command, [f"--{name}", "1"]) == f"There is no setting --{name}. {hint}"
+    assert refusal(command, [f"--{name}", "1"]) == f"This command has no setting --{name}. {hint}"
     if name != "num_generations_eval":  # of a loop's YAML, which serves its stages
-        assert refusal(command, own(**{name: 1})) == f"There is no setting --{name} (in own.yaml). {hint}"
+        assert refusal(command, own(**{name: 1})) == f"This command has no setting --{name} (in own.yaml). {hint}"
 
 
 def test_words_that_belong_to_no_setting_are_refused(own):
@@ -126,7 +126,7 @@ def test_words_that_belong_to_no_setting_are_refused(own):
 @pytest.mark.parametrize(("name", "value"), [("model", "70b"), ("no_bf16", True)])
 def test_other_spellings_of_the_command_line_are_none_of_yaml(name, value, own):
     command = "plan" if name == "model" else "train"
-    assert refusal(command, own(**{name: value})).startswith(f"There is no setting --{name} (in own.yaml).")
+    assert refusal(command, own(**{name: value})).startswith(f"This command has no setting --{name} (in own.yaml).")
 
 
 def test_evaluate_names_its_own_setting(own):
@@ -318,7 +318,7 @@ def test_what_users_can_fix_is_said_in_a_line(monkeypatch, tmp_path):
     given = ["score", "--input", "nowhere", "--output_dir", "out"]
     for more, message in (
         ([], r"topr score: --input: nowhere does not exist\. \(--debug shows where\)"),
-        (["--worker", "0/2"], r"topr score: There is no setting --worker\. It is a setting of topr sample\. \(--debug"),
+        (["--worker", "0/2"], r"topr score: This command has no setting --worker\. .* topr sample\. \(--debug"),
     ):
         with pytest.raises(SystemExit, match=message) as raised:
             console(monkeypatch, *given, *more)

@@ -53,9 +53,9 @@ def test_the_second_help_and_a_typing_error_need_no_torch(tmp_path, monkeypatch)
         first.removesuffix("True\n") == second.removesuffix("False\n") == format_help("score", cli.commands()["score"])
     )
     wrong = run("try: main(['score', '--taks', 'math'])", "except ValueError as error: print(error)").stdout
-    assert wrong == "There is no setting --taks. Did you mean --task?\nFalse\n"
+    assert wrong == "This command has no setting --taks. Did you mean --task?\nFalse\n"
     other = run("try: main(['score', '--worker', '0/2'])", "except ValueError as error: print(error)").stdout
-    assert other == "There is no setting --worker. It is a setting of topr sample.\nFalse\n"
+    assert other == "This command has no setting --worker. It is a setting of topr sample.\nFalse\n"
     (file,) = (tmp_path / "topr_trl").iterdir()
     file.write_text("{")
     assert run("main(['score', '--help'])").stdout == first  # a damaged file is written again

@@ -157,7 +157,7 @@ def test_the_settings_of_a_loop_can_be_planned(tmp_path, capsys):
     with pytest.raises(ValueError, match="use_peft: set lora_parameters"):
         cli.main(["plan", "--config", str(config)])
     config.write_text("learning_rat: 1.0e-6\n")
-    with pytest.raises(ValueError, match=r"There is no setting --learning_rat \(in .*own.yaml\)"):
+    with pytest.raises(ValueError, match=r"This command has no setting --learning_rat \(in .*own.yaml\)"):
         cli.main(["plan", "--config", str(config)])
 
 

@@ -345,5 +345,5 @@ def test_a_trial_is_started_in_one_process(scored, tmp_path, monkeypatch):
 
 def test_settings_that_a_trial_tries_are_not_set(tmp_path):
     for name in ("preset", "baseline", "effective_positive_share"):
-        with pytest.raises(ValueError, match=f"There is no setting --{name}. It is a setting of topr"):
+        with pytest.raises(ValueError, match=f"This command has no setting --{name}. It is a setting of topr"):
             main.main(["trial", f"--{name}", "1"])

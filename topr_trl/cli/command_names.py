@@ -49,4 +49,4 @@ def unknown_setting(command: str, name: str, where: str, names: Collection[str],
         hint = f"Did you mean --{similar[0]}?"
     else:
         hint = f"topr {command} --help lists its settings."
-    return f"There is no setting --{name}{where}. {hint}"
+    return f"This command has no setting --{name}{where}. {hint}"
