@@ -15,7 +15,9 @@ import pyarrow.parquet as pq
 from topr_trl.data.tables import rows_of, unreadable
 from topr_trl.importing import csv_tables, eval_archives, json_documents
 from topr_trl.importing.format import Record
+from topr_trl.recording.store import NAME, count_rollouts, read_rollouts
 
+RECORDING = Path(NAME).suffix
 _COMPRESSED = (".zst", ".gz")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # JSON escapes a character above U+FFFF as two surrogates
 
@@ -50,8 +52,15 @@ def files_of(path: Path, suffix: str) -> list[Path]:
     return found
 
 
-SUFFIXES = (".jsonl", ".parquet", ".eval", ".csv", ".tsv", ".ndjson", ".traj", ".json")
-_OWN_FORMAT = (".jsonl", ".parquet", ".csv", ".tsv", ".eval")  # A folder may have only one of these suffixes.
+SUFFIXES = (".sqlite", ".jsonl", ".parquet", ".eval", ".csv", ".tsv", ".ndjson", ".traj", ".json")
+_OWN_FORMAT = (
+    ".jsonl",
+    ".parquet",
+    ".csv",
+    ".tsv",
+    ".eval",
+    ".sqlite",
+)  # A folder may have only one of these suffixes.
 # Suffixes to look for, by the suffix of the format. The first suffix with files is used. `.json` is last, because such
 # files may describe a run instead of containing records.
 _LIKE = {".jsonl": (".jsonl", ".ndjson", ".traj", ".json"), ".eval": (".eval", ".json")}
@@ -84,6 +93,8 @@ def _count(path: Path) -> int:
         return rows_of(path)
     if kind == eval_archives.SUFFIX:
         return eval_archives.count_samples(path)
+    if kind == RECORDING:
+        return count_rollouts(path)
     if kind in csv_tables.SUFFIXES:
         return csv_tables.count_rows(path)
     with _readable(path):
@@ -130,6 +141,9 @@ def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
     kind = _uncompressed(path).suffix
     if kind == eval_archives.SUFFIX:
         yield from ((f"{path}, {name}", sample) for name, sample in eval_archives.read_samples(path))
+        return
+    if kind == RECORDING:
+        yield from ((f"{path}, rollout {rollout['rollout_id']}", rollout) for rollout in read_rollouts(path))
         return
     if kind in csv_tables.SUFFIXES:  # The header is row 1, as in a spreadsheet.
         yield from ((f"{path}, row {n}", row) for n, row in enumerate(csv_tables.read_table(path), 2))

@@ -331,6 +331,16 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
         connection.close()
 
 
+def recording_in(path: Path) -> Path | None:
+    """Return the database of a recording. Return None if the file or folder is not a recording.
+
+    Args:
+        path (`Path`): File, or folder that `topr record` wrote.
+    """
+    file = path / NAME if path.is_dir() else path
+    return file if file.suffix == Path(NAME).suffix and file.is_file() else None
+
+
 def recording_id(path: Path) -> str:
     """Return the identifier of a recording, which stays the same while the recording grows."""
     with _opened(path) as connection:

@@ -27,6 +27,7 @@ from topr_trl.pipeline.settings import FolderArguments
 from topr_trl.pipeline.shards import notes_of, write_shard
 from topr_trl.pipeline.stage import Made, Stage
 from topr_trl.pipeline.stage_inputs import values_of
+from topr_trl.recording.store import recording_id, recording_in
 
 RECORDS_PER_SHARD = 1_000
 _RECORDS_TO_INSPECT = 100  # number of records in which to look for fields that may be the reward
@@ -57,7 +58,10 @@ class Import(Stage[ImportArguments]):
         named = {"rewards": args.rewards, "requests": args.requests}
         second = {name: manifest.fingerprint(Path(path)) for name, path in named.items() if path}
         own = [f.name for f in fields(args) if f.name not in ("input", "output_dir", *named)]
-        return {"input": manifest.fingerprint(args.source), **second, **values_of(args, own)}
+        # A recording may grow before a killed command is started again. The command then keeps the rows that it has.
+        recording = recording_in(args.source)
+        source = recording_id(recording) if recording else manifest.fingerprint(args.source)
+        return {"input": source, **second, **values_of(args, own)}
 
     def make(self) -> Made:
         """Write the missing shards.
@@ -72,6 +76,9 @@ class Import(Stage[ImportArguments]):
         shards = sum(-(-count // RECORDS_PER_SHARD) for count in count_records(files))
         if not shards:
             raise ValueError(f"{args.source} has no record.")
+        if recording_in(args.source):
+            for shard in self.folder.glob("*-of-*.parquet"):  # of a killed import, when the recording was smaller
+                shard.unlink()
         if args.rollout_field:
             reader.find_runs(tqdm(chain.from_iterable(map(read_records, files)), desc="Finding runs", unit="record"))
         conversational: bool | None = None  # whether prompts are messages, as in the first row; None before it is read
@@ -158,7 +165,7 @@ def _describe(done: Json) -> str:
                      "set --chat false.")  # fmt: skip
     if done["lacking"]:
         lines.append(f"Not in these files: {', '.join(done['lacking'])}.")
-    runs = f"{rollouts:,} runs" if rollouts < rows else f"{rows:,} row{'s' * (rows != 1)}"
+    runs = f"{rollouts:,} run{'s' * (rollouts != 1)}" if rollouts < rows else f"{rows:,} row{'s' * (rows != 1)}"
     if 1 < rollouts == problems:
         lines.append(f"{runs}, each for a different problem. If some of them share a problem, set --problem_field to "
                      'the field with its id. topr trial, baseline="group_mean" and some curation rules group '

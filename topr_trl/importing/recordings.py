@@ -1,0 +1,139 @@
+"""Read recordings of `topr record`: rollouts of one or more calls, with their rewards.
+
+A call whose prompt starts with the whole earlier call extends its row, and the tokens between the two are context. Any
+other call starts a new row of the same rollout: the application or the chat template changed the earlier turns.
+"""
+
+from typing import Any
+
+from topr_trl.data.rows import ROLLOUT
+from topr_trl.data.sampler_logps import SAMPLING
+from topr_trl.importing import openai_chat, text_completions
+from topr_trl.importing.format import Format, LeftOut, Record
+from topr_trl.importing.row_table import Row
+from topr_trl.recording.answers import CHAT
+from topr_trl.recording.store import State
+
+_SAME = ("tools", "chat_template_kwargs", "model", "model_revision", *SAMPLING)
+_IDS = ("prompt_ids", "completion_ids", "sampler_logps")
+
+
+def rows(record: Record) -> list[Row | LeftOut]:
+    """Return the rows of a rollout. A rollout without a reward gives no row."""
+    if not record["rewards"]:
+        return [LeftOut.UNGRADED]
+    made: list[Row] = []
+    by_tokens = all(_has_tokens(call) for call in record["calls"])
+    for call in record["calls"]:
+        if (row := _row_of_call(call)) is None:
+            continue
+        if not by_tokens:
+            row = {**row, **dict.fromkeys(_IDS)}
+        if made and (joined := _joined(made[-1], row)) is not None:
+            made[-1] = joined
+        else:
+            made.append(row)
+    if len(made) > 1:
+        made = [{**row, ROLLOUT: record["rollout_id"]} for row in made]
+    return [*made] or [LeftOut.FAILED]
+
+
+def rewards(record: Record) -> dict[str, Any]:
+    """Return all rewards of the recording by name, such as `rewards.rating`. A missing reward is None."""
+    return {f"rewards.{name}": record["rewards"].get(name) for name in record["reward_names"]}
+
+
+def _choice(call: Record) -> Record | None:
+    """Return the choice of a call that belongs to the rollout. Return None if the call has no answer."""
+    choices = (call["response"] or {}).get("choices") or ()
+    return next((choice for choice in choices if choice.get("index", 0) == call["choice"]), None)
+
+
+def _has_tokens(call: Record) -> bool:
+    """Return whether a call has no answer, or an answer with the tokens of its prompt and its completion."""
+    choice = _choice(call)
+    if choice is None:
+        return True
+    prompt = call["response"].get("prompt_token_ids") or choice.get("prompt_token_ids")
+    return bool(prompt and choice.get("token_ids"))
+
+
+def _row_of_call(call: Record) -> Row | None:
+    """Return the row of a call. Return None if the call has no answer, or an empty one."""
+    choice = _choice(call)
+    if choice is None:
+        return None
+    if call["state"] == State.CUT and choice.get("finish_reason") is None:
+        choice = {**choice, "finish_reason": "length"}  # The beginning of an answer has no stop token.
+    request, response = call["request"], {**call["response"], "choices": [choice]}
+    if call["endpoint"] == CHAT:
+        (row,) = openai_chat.rows({"request": request, "response": response})
+    else:
+        prompts = request["prompt"]
+        if isinstance(prompts, list) and not isinstance(prompts[0], int):
+            request = {**request, "prompt": prompts[call["choice"] // (request.get("n") or 1)]}
+        (row,) = text_completions.rows({"request": {**request, "n": 1}, "response": response})
+    if row is None or isinstance(row, LeftOut):
+        return None
+    return {**row, "model": request.get("model"), "model_revision": call["model_revision"]}
+
+
+def _joined(row: Row, later: Row) -> Row | None:
+    """Return a row that continues with a later call. Return None if the later call does not continue it."""
+    if any(row.get(name) != later.get(name) for name in _SAME):
+        return None
+    if row.get("completion_ids"):
+        read, before = [*row["prompt_ids"], *row["completion_ids"]], later["prompt_ids"]
+        if before[: len(read)] != read:
+            return None
+        context = before[len(read) :]
+        own = row.get("completion_mask") or [1] * len(row["completion_ids"])
+        logps = row["sampler_logps"] and later["sampler_logps"] and [
+            *row["sampler_logps"], *[None] * len(context), *later["sampler_logps"]
+        ]  # fmt: skip
+        tokens = {
+            "completion_ids": [*row["completion_ids"], *context, *later["completion_ids"]],
+            "completion_mask": [*own, *[0] * len(context), *[1] * len(later["completion_ids"])],
+            "sampler_logps": logps,
+        }
+        return {**later, **tokens, "prompt_ids": row["prompt_ids"], **_joined_text(row, later)}
+    text = _joined_text(row, later)
+    return {**later, **text} if text and _is_continued(row, later) else None
+
+
+def _joined_text(row: Row, later: Row) -> Row:
+    """Return the prompt of the first call, and all messages since then. Return {} for text."""
+    if not isinstance(row["prompt"], list):
+        return {}
+    read = len(row["prompt"]) + len(row["completion"])
+    return {
+        "prompt": row["prompt"],
+        "completion": [*row["completion"], *later["prompt"][read:], *later["completion"]],
+    }
+
+
+def _is_continued(row: Row, later: Row) -> bool:
+    """Return whether the messages of a later call start with all messages of a row."""
+    read = [*row["prompt"], *row["completion"]]
+    return list(map(_shown, later["prompt"][: len(read)])) == list(map(_shown, read))
+
+
+def _shown(message: Row) -> Row:
+    """Return a message without the difference between empty and missing fields."""
+    return {name: value for name, value in message.items() if value}
+
+
+FORMAT = Format(
+    source="recordings of topr record",
+    suffix=".sqlite",
+    rows=rows,
+    rewards=rewards,
+    columns=(
+        "prompt_ids", "completion_ids", "completion_mask", "sampler_logps", "problem_id", ROLLOUT, "finish_reason",
+        "tools", "chat_template_kwargs", *SAMPLING, "model", "model_revision",
+    ),
+    required=frozenset({"rollout_id", "calls", "rewards"}),
+    optional=None,
+    loses="These are the rollouts until now. To import later ones, set a different --output_dir. A request without a "
+    "temperature used the default of the server, which is assumed to be 1.",
+)  # fmt: skip
