@@ -1,0 +1,187 @@
+"""Start a recorder and an OpenAI-like server in a thread, for tests."""
+
+import asyncio
+import json
+import threading
+from contextlib import contextmanager
+
+import aiohttp
+from aiohttp import web
+
+from topr_trl.recording.server import application
+from topr_trl.recording.settings import RecordArguments
+from topr_trl.recording.store import NAME, Store, read_rollouts
+
+WORDS = ["It", " is", " 4", "."]
+PROMPT_IDS = [1, 2, 3]
+
+
+class Upstream:
+    """Server that answers with WORDS, in vLLM's format. Tests change `fault` and `answer`, and read `requests`."""
+
+    def __init__(self):
+        self.requests, self.headers, self.fault, self.delay, self.left = [], [], None, 0.0, 0
+        self.words, self.calls, self.owner = WORDS, None, "vllm"
+
+    def application(self):
+        app = web.Application(client_max_size=2**26)
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_post("/v1/completions", self.text)
+        return app
+
+    async def models(self, request):
+        model = {"id": "m", "object": "model", "owned_by": self.owner, "root": "/weights/m"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def chat(self, request):
+        return await self.answered(request, "chat.completion")
+
+    async def text(self, request):
+        return await self.answered(request, "text_completion")
+
+    async def answered(self, request, kind):
+        asked = await request.json()
+        self.requests.append(asked)
+        self.headers.append(request.headers.copy())
+        if self.fault == "refuse":
+            return web.json_response({"error": {"message": "model m is busy", "code": 503}}, status=503)
+        if self.fault == "hang":
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                self.left += 1
+                raise
+        if not asked.get("stream"):
+            return web.json_response(self.whole(asked, kind))
+        return await self.stream(request, asked, kind)
+
+    def whole(self, asked, kind):
+        ids = asked.get("return_token_ids")
+        choices = []
+        for n in range(asked.get("n") or 1):
+            choice = {"index": n, "finish_reason": "tool_calls" if self.calls else "stop", "logprobs": None}
+            if kind == "chat.completion":
+                content = None if self.calls else "".join(self.words)
+                choice["message"] = {"role": "assistant", "content": content, "tool_calls": self.calls or []}
+            else:
+                choice["text"] = "".join(self.words)
+            if self.wants_logps(asked, kind):
+                choice["logprobs"] = self.logps(kind, range(len(self.words)))
+            if ids:
+                choice["token_ids"] = list(range(10, 10 + len(self.words)))
+                if kind != "chat.completion":
+                    choice["prompt_token_ids"] = PROMPT_IDS
+            choices.append(choice)
+        more = {"prompt_token_ids": PROMPT_IDS} if ids and kind == "chat.completion" else {}
+        return {"id": "x", "object": kind, "created": 1, "model": "m", "choices": choices, "usage": {}, **more}
+
+    def wants_logps(self, asked, kind):
+        return asked.get("logprobs") if kind == "chat.completion" else asked.get("logprobs") is not None
+
+    def logps(self, kind, places):
+        if kind == "chat.completion":
+            of_token = [{"token": self.words[k], "logprob": -0.5 * k, "bytes": None, "top_logprobs": []} for k in places]
+            return {"content": of_token}
+        return {"tokens": [self.words[k] for k in places], "token_logprobs": [-0.5 * k for k in places]}
+
+    async def stream(self, request, asked, kind):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        try:
+            for k, word in enumerate(self.words):
+                for n in range(asked.get("n") or 1):
+                    event = self.event(asked, kind, k, n, word)
+                    await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+                if self.fault == "die" and k == 1:
+                    request.transport.abort()
+                    return response
+                if self.fault == "stall" and k == 1:
+                    await asyncio.sleep(60)
+                await asyncio.sleep(self.delay)
+        except (asyncio.CancelledError, ConnectionError):
+            self.left += 1
+            raise
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def event(self, asked, kind, k, n, word):
+        last = k == len(self.words) - 1
+        choice = {"index": n, "finish_reason": "stop" if last else None, "logprobs": None}
+        if kind == "chat.completion":
+            choice["delta"] = {"content": word, **({"role": "assistant"} if k == 0 else {})}
+        else:
+            choice["text"] = word
+        if self.wants_logps(asked, kind):
+            choice["logprobs"] = self.logps(kind, [k])
+        event = {"id": "x", "object": f"{kind}.chunk", "created": 1, "model": "m", "choices": [choice]}
+        if asked.get("return_token_ids"):
+            choice["token_ids"] = [10 + k]
+            if k == 0:
+                (event if kind == "chat.completion" else choice)["prompt_token_ids"] = PROMPT_IDS
+        return event
+
+
+class Running:
+    """A recorder in a thread, with its address, its server and its folder."""
+
+    def __init__(self, folder, upstream, address, direct, store, loop):
+        self.folder, self.upstream, self.address, self.direct = folder, upstream, address, direct
+        self.store, self.loop = store, loop
+
+    def fill(self):
+        """Let the database have no further page, as on a full disk."""
+
+        async def fill():
+            run = self.store._connection.execute
+            run(f"PRAGMA max_page_count = {run('PRAGMA page_count').fetchone()[0]}")
+
+        asyncio.run_coroutine_threadsafe(fill(), self.loop).result(10)
+
+    def rollouts(self):
+        return list(read_rollouts(self.folder / NAME))
+
+
+@contextmanager
+def recorder(folder, server=None, **settings):
+    """Yield a running recorder. Its settings are those of `topr record`."""
+    server, loop, found = server or Upstream(), asyncio.new_event_loop(), {}
+    ready, stop = threading.Event(), asyncio.Event()
+
+    async def serve():
+        servers = []
+        for name, app in (("upstream", server.application()), ("recorder", None)):
+            if name == "recorder":
+                url = settings.pop("upstream", found["upstream"] + "/v1")
+                args = RecordArguments(url, str(folder), port=0, **settings)
+                found["store"] = Store(args.folder)
+                found["store"].recover()
+                timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=args.upstream_timeout)
+                session = aiohttp.ClientSession(timeout=timeout)
+                app = application(args, found["store"], session)
+            runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            found[name] = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            servers.append(runner)
+        ready.set()
+        await stop.wait()
+        for runner in reversed(servers):
+            await runner.cleanup()
+        await session.close()
+        found["store"].close()
+
+    def run():
+        try:
+            loop.run_until_complete(serve())
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    ready.wait(20)
+    try:
+        yield Running(folder, server, found["recorder"], found["upstream"], found["store"], loop)
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)

@@ -1,0 +1,292 @@
+"""What clients and the server see, and what is stored."""
+
+import json
+import time
+
+import httpx2 as httpx
+import openai
+import pytest
+from recorders import WORDS, recorder
+
+HI = [{"role": "user", "content": "2 + 2?"}]
+ANSWER = "".join(WORDS)
+
+
+@pytest.fixture
+def running(tmp_path):
+    with recorder(tmp_path / "log") as found:
+        yield found
+
+
+def client_of(running, **more):
+    return openai.OpenAI(base_url=f"{running.address}/v1", api_key="sk-secret", max_retries=0, **more)
+
+
+def chat(running, **more):
+    return client_of(running).chat.completions.with_raw_response.create(model="m", **{"messages": HI, **more})
+
+
+def call_of(running):
+    (rollout,) = running.rollouts()
+    (call,) = rollout["calls"]
+    return call
+
+
+def until(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_an_answer_is_the_servers_and_has_a_rollout(running):
+    found = chat(running)
+    body = {"model": "m", "messages": HI}
+    assert json.loads(found.text) == httpx.post(f"{running.direct}/v1/chat/completions", json=body).json()
+    (rollout,) = running.rollouts()
+    assert found.headers["x-topr-rollout"] == rollout["rollout_id"]
+    (call,) = rollout["calls"]
+    assert (call["state"], call["served_model"]) == ("finished", "/weights/m")
+    assert call["response"]["prompt_token_ids"] == [1, 2, 3]
+    (choice,) = call["response"]["choices"]
+    assert choice["token_ids"] == [10, 11, 12, 13]
+    assert [each["logprob"] for each in choice["logprobs"]["content"]] == [0, -0.5, -1, -1.5]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_stream_is_the_servers_and_is_stored_like_an_answer(running, n):
+    body = {"model": "m", "messages": HI, "stream": True, "n": n}
+    direct = httpx.post(f"{running.direct}/v1/chat/completions", json=body).text
+    found = httpx.post(f"{running.address}/v1/chat/completions", json=body)
+    events = [json.loads(line[6:]) for line in found.text.split("\n\n") if line.startswith("data: {")]
+    assert events == [json.loads(line[6:]) for line in direct.split("\n\n") if line.startswith("data: {")]
+    assert found.text.endswith("data: [DONE]\n\n")
+    assert found.headers["content-type"].startswith("text/event-stream")
+    names = found.headers["x-topr-rollout"].split(",")
+    assert [rollout["rollout_id"] for rollout in running.rollouts()] == names
+    assert len(names) == n
+    streamed = running.rollouts()[0]["calls"][0]["response"]
+    whole = json.loads(chat(running, n=n, extra_body={"return_token_ids": True}, logprobs=True).text)
+    del whole["usage"]
+    for choice in whole["choices"]:
+        choice["message"].pop("tool_calls")
+    assert streamed == whole
+
+
+def test_the_openai_package_streams(running):
+    stream = client_of(running).chat.completions.create(model="m", messages=HI, stream=True)
+    assert [event.choices[0].delta.content for event in stream] == WORDS
+
+
+def test_a_client_gets_what_it_asks_for(running):
+    found = json.loads(chat(running, logprobs=True, extra_body={"return_token_ids": True}).text)
+    assert found["prompt_token_ids"] == [1, 2, 3]
+    assert found["choices"][0]["token_ids"] == [10, 11, 12, 13]
+    assert found["choices"][0]["logprobs"]["content"][1]["logprob"] == -0.5
+
+
+@pytest.mark.parametrize(("owner", "token_ids", "asked"), [
+    ("openai", "auto", False), ("openai", "always", True), ("vllm", "never", False), ("vllm", "auto", True),
+])  # fmt: skip
+def test_token_ids_are_requested_from_vllm(tmp_path, owner, token_ids, asked):
+    with recorder(tmp_path, token_ids=token_ids) as running:
+        running.upstream.owner = owner
+        chat(running)
+        assert ("return_token_ids" in running.upstream.requests[0]) == asked
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_completions(running, stream):
+    body = {"model": "m", "prompt": "2 + 2?", "stream": stream}
+    found = httpx.post(f"{running.address}/v1/completions", json=body)
+    assert "token_ids" not in found.text
+    choice = call_of(running)["response"]["choices"][0]
+    assert (choice["text"], choice["token_ids"]) == (ANSWER, [10, 11, 12, 13])
+    assert choice["prompt_token_ids"] == [1, 2, 3]
+    assert choice["logprobs"]["token_logprobs"] == [0, -0.5, -1, -1.5]
+
+
+def test_choices_are_rollouts_and_a_name_joins_them(running):
+    names = chat(running, n=2).headers["x-topr-rollout"].split(",")
+    assert len(set(names)) == 2
+    named = {"x-topr-rollout": "mine"}
+    for _ in range(2):
+        assert chat(running, n=2, extra_headers=named).headers["x-topr-rollout"] == "mine"
+    by_name = {rollout["rollout_id"]: rollout["calls"] for rollout in running.rollouts()}
+    assert list(by_name) == [*names, "mine"]
+    assert [call["choice"] for name in names for call in by_name[name]] == [0, 1]
+    assert [call["choice"] for call in by_name["mine"]] == [0, 1, 0, 1]
+
+
+def test_calls_that_continue_an_answer_share_a_rollout(running):
+    first = chat(running).headers["x-topr-rollout"]
+    later = [*HI, {"role": "assistant", "content": ANSWER}, {"role": "user", "content": "Sure?"}]
+    assert chat(running, messages=later).headers["x-topr-rollout"] == first
+    again = chat(running, messages=later).headers["x-topr-rollout"]
+    assert again != first  # a second continuation of the same answer
+    other = [*HI, {"role": "assistant", "content": "5"}, {"role": "user", "content": "Sure?"}]
+    assert chat(running, messages=other).headers["x-topr-rollout"] not in (first, again)
+
+
+def test_tool_calls_are_continued(running):
+    running.upstream.calls = [
+        {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}},
+    ]
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    first = chat(running, tools=tools)
+    message = first.parse().choices[0].message
+    later = [*HI, message, {"role": "tool", "tool_call_id": "c1", "content": "4"}]
+    assert chat(running, messages=later, tools=tools).headers["x-topr-rollout"] == first.headers["x-topr-rollout"]
+
+
+def test_secrets_in_headers_are_passed_on_and_not_stored(running):
+    chat(running, extra_headers={"Cookie": "session=secret-cookie"})
+    assert running.upstream.headers[-1]["Authorization"] == "Bearer sk-secret"
+    assert running.upstream.headers[-1]["Cookie"] == "session=secret-cookie"
+    for file in running.folder.iterdir():
+        assert b"secret" not in file.read_bytes()
+
+
+def test_errors_of_the_server_are_passed_on(running):
+    running.upstream.fault = "refuse"
+    with pytest.raises(openai.InternalServerError, match="model m is busy") as raised:
+        chat(running)
+    assert raised.value.status_code == 503
+    call = call_of(running)
+    assert (call["state"], call["error"]) == ("failed", "model m is busy")
+
+
+def test_requests_that_are_not_json_are_passed_on_and_not_stored(running):
+    found = httpx.post(f"{running.address}/v1/chat/completions", content=b"{")
+    assert found.status_code == 500  # as the server answers
+    assert running.rollouts() == []
+
+
+def test_a_server_that_cannot_be_reached(tmp_path):
+    with recorder(tmp_path, upstream="http://127.0.0.1:9/v1") as running:
+        with pytest.raises(openai.InternalServerError, match="127.0.0.1:9") as raised:
+            chat(running)
+        assert raised.value.status_code == 502
+        assert call_of(running)["state"] == "failed"
+
+
+def test_a_server_that_dies_during_a_stream(running):
+    running.upstream.fault = "die"
+    words = []
+    with pytest.raises(openai.APIError, match="closed the connection"):
+        for event in client_of(running).chat.completions.create(model="m", messages=HI, stream=True):
+            words.append(event.choices[0].delta.content)
+    assert words == WORDS[:2]
+    call = call_of(running)
+    assert (call["state"], call["response"]["choices"][0]["message"]["content"]) == ("cut", "It is")
+    assert call["response"]["choices"][0]["token_ids"] == [10, 11]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_stops_sending(tmp_path, stream):
+    with recorder(tmp_path, upstream_timeout=0.3) as running:
+        running.upstream.fault = "stall" if stream else "hang"
+        with pytest.raises(openai.APIError, match="upstream_timeout"):
+            found = client_of(running).chat.completions.create(model="m", messages=HI, stream=stream)
+            list(found)
+        until(lambda: running.rollouts()[0]["calls"][0]["state"] != "open")
+        assert call_of(running)["state"] == ("cut" if stream else "failed")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_stops_the_server(running, stream):
+    if stream:
+        running.upstream.delay, running.upstream.words = 0.05, WORDS * 50
+        with httpx.stream("POST", f"{running.address}/v1/chat/completions",
+                          json={"model": "m", "messages": HI, "stream": True}) as response:  # fmt: skip
+            next(response.iter_bytes())
+    else:
+        running.upstream.fault = "hang"
+        with pytest.raises(openai.APITimeoutError):
+            client_of(running, timeout=0.5).chat.completions.create(model="m", messages=HI)
+    until(lambda: running.upstream.left)
+    until(lambda: running.rollouts()[0]["calls"][0]["state"] != "open")
+    call = call_of(running)
+    assert call["state"] == ("cut" if stream else "failed")
+    assert "client closed" in call["error"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_disk_refuses_calls(running, stream):
+    running.fill()
+    long = [{"role": "user", "content": "x" * 100_000}]
+    with pytest.raises(openai.InternalServerError, match="--on_full pass") as raised:
+        chat(running, messages=long, stream=stream)
+    assert raised.value.status_code == 507
+    assert running.upstream.requests == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_disk_passes_calls_on(tmp_path, stream):
+    with recorder(tmp_path, on_full="pass") as running:
+        running.fill()
+        long = [{"role": "user", "content": "x" * 100_000}]
+        found = chat(running, messages=long, stream=stream)
+        assert found.status_code == 200
+        assert "x-topr-rollout" not in found.headers
+
+
+@pytest.mark.parametrize("on_full", ["refuse", "pass"])
+def test_a_disk_that_is_full_during_a_stream(tmp_path, on_full):
+    with recorder(tmp_path, on_full=on_full) as running:
+        running.upstream.words, running.upstream.delay = ["w" * 5_000] * 6, 0.1
+        words = []
+        try:
+            for event in client_of(running).chat.completions.create(model="m", messages=HI, stream=True):
+                words.append(event.choices[0].delta.content)
+                if len(words) == 1:
+                    running.fill()
+        except openai.APIError as error:
+            assert "cannot be recorded" in str(error)
+        assert (len(words) == 6) == (on_full == "pass")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_redaction(tmp_path, stream):
+    with recorder(tmp_path / "log", redact=[r"key-\w+", r"It is \d"]) as running:
+        asked = [{"role": "user", "content": "My key is key-abc123."}]
+        found = chat(running, messages=asked, stream=stream)
+        text = found.text if not stream else "".join(event.choices[0].delta.content for event in found.parse())
+        assert "It is 4." in text if not stream else text == "It is 4."
+        assert running.upstream.requests[0]["messages"] == asked  # the model reads everything
+        call = call_of(running)
+        assert call["redacted"] == 1
+        assert call["request"]["messages"][0]["content"] == "My key is [redacted]."
+        choice = call["response"]["choices"][0]
+        assert choice["message"]["content"] == "[redacted]."
+        assert "token_ids" not in choice
+        for file in running.folder.iterdir():
+            assert b"key-abc123" not in file.read_bytes()
+            assert b"It is" not in file.read_bytes()
+
+
+def test_redaction_does_not_store_prompts_of_token_ids(tmp_path):
+    with recorder(tmp_path, redact=["secret"]) as running:
+        body = {"model": "m", "prompt": [5, 6, 7]}
+        assert httpx.post(f"{running.address}/v1/completions", json=body).status_code == 200
+        assert running.rollouts() == []
+
+
+@pytest.mark.parametrize("name", ["x" * 201, "tab\there"])
+def test_names_of_rollouts(running, name):
+    found = httpx.post(
+        f"{running.address}/v1/chat/completions", json={"model": "m", "messages": HI}, headers={"x-topr-rollout": name}
+    )
+    assert found.status_code == 400
+    assert "x-topr-rollout" in found.json()["error"]["message"]
+
+
+def test_a_request_that_is_too_large(tmp_path):
+    with recorder(tmp_path, max_body_mb=1) as running:
+        found = httpx.post(f"{running.address}/v1/chat/completions", json={"messages": "x" * 2_000_000})
+        assert found.status_code == 413
+        assert "max_body_mb" in found.json()["error"]["message"]
+
+
+def test_models_are_passed_on(running):
+    assert [model.id for model in client_of(running).models.list()] == ["m"]
