@@ -81,7 +81,9 @@ class Upstream:
 
     def logps(self, kind, places):
         if kind == "chat.completion":
-            of_token = [{"token": self.words[k], "logprob": -0.5 * k, "bytes": None, "top_logprobs": []} for k in places]
+            of_token = [
+                {"token": self.words[k], "logprob": -0.5 * k, "bytes": None, "top_logprobs": []} for k in places
+            ]
             return {"content": of_token}
         return {"tokens": [self.words[k] for k in places], "token_logprobs": [-0.5 * k for k in places]}
 

@@ -1,7 +1,6 @@
 """Handlers for rewards, and for the page on which a person reads and grades rollouts."""
 
 import json
-import math
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -109,7 +108,7 @@ def _read_reward(given: Any) -> tuple[str, str, float | None, str | None]:
         label = given["label"]
         if isinstance(label, bool):
             return rollout, name, 1.0 if label else -1.0, comment
-        if label not in _LABELS:
+        if not isinstance(label, str) or label not in _LABELS:
             raise ValueError(f"label must be true, false, {', '.join(_LABELS)}, not {str(label)[:40]!r}.")
         return rollout, name, _LABELS[label], comment
     reward = given["reward"]
@@ -117,7 +116,7 @@ def _read_reward(given: Any) -> tuple[str, str, float | None, str | None]:
         return rollout, name, None, comment
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= LARGEST_REWARD:
         raise ValueError(f"reward must be a finite number, not {str(reward)[:40]}. null removes it.")
-    return rollout, name, float(reward) if math.isfinite(reward) else None, comment
+    return rollout, name, float(reward), comment
 
 
 def _summary(rollout: Mapping[str, Any]) -> dict[str, Any]:

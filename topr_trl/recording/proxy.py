@@ -171,10 +171,13 @@ class _Recording:
         Raises:
             StorageFullError: the event cannot be stored, and `on_full` is `refuse`.
         """
+        if data == "[DONE]":
+            self.end()  # A client may continue the answer as soon as it has this mark.
+            return data
         try:
             event = json.loads(data)
         except ValueError:
-            return data  # the mark at the end of the stream
+            return data
         if not isinstance(event, dict):
             return data
         if "error" in event:
@@ -267,6 +270,8 @@ async def _stream(
                     shown = recording.add_event(data)
                     lines[n] = line if shown is data else b"data: " + shown.encode()
             await response.write(b"\n".join(lines) + b"\n\n")
+        if recording is not None:
+            recording.end("The server ended the answer early.")
     except TimeoutError:
         failure = "upstream_timeout", "The server stopped sending data (upstream_timeout)."
     except aiohttp.ClientConnectionResetError:
@@ -275,10 +280,11 @@ async def _stream(
         failure = "upstream_error", f"The server closed the connection during the answer: {error_}"
     except StorageFullError as full:
         failure = "storage_full", f"The answer cannot be recorded: {full}."
-    if recording is not None:
-        recording.end(failure and failure[1])
     if failure is not None:
         kind, message = failure
+        if recording is not None:
+            with suppress(StorageFullError):  # The next recorder ends the call.
+                recording.end(message)
         body = {"error": {"message": message, "type": kind, "param": None, "code": 502}}
         await response.write(f"data: {json.dumps(body)}\n\n".encode())
     await response.write_eof()

@@ -1,0 +1,208 @@
+"""Recordings of `topr record`, as rows."""
+
+import json
+
+import pytest
+
+from topr_trl import load_rows
+from topr_trl.cli import main
+from topr_trl.recording.store import State, Store
+
+HI = {"role": "user", "content": "hi"}
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+
+
+class Log:
+    """A recording to which tests add calls."""
+
+    def __init__(self, folder):
+        self.store = Store(folder)
+
+    def add(self, messages, *answers, rollout=None, prompt=None, state=State.FINISHED, **asked):
+        """Add a call. Each answer is a message, with its token ids if the prompt has some."""
+        request = {"model": "m", "messages": messages, **asked}
+        call = self.store.begin("chat/completions", request, rollout, len(answers), model_revision="v1")
+        choices = []
+        for n, (message, ids) in enumerate(answers):
+            choice = {"index": n, "message": {"role": "assistant", **message}, "finish_reason": "stop"}
+            if ids:
+                logged = [{"token": "t", "logprob": -0.1 * (1 + k)} for k in range(len(ids))]
+                choice |= {"token_ids": ids, "logprobs": {"content": logged}}
+            choices.append(choice if state == State.FINISHED else {**choice, "finish_reason": None})
+        self.store.end(call.id, state, {"choices": choices, "prompt_token_ids": prompt})
+        return call.rollouts
+
+    def reward(self, rollout, reward, name="reward"):
+        assert self.store.set_reward(rollout, name, reward)
+
+
+@pytest.fixture
+def log(tmp_path):
+    found = Log(tmp_path / "log")
+    yield found
+    found.store.close()
+
+
+def imported(tmp_path, **settings):
+    given = {"input": tmp_path / "log", "output_dir": tmp_path / "rows", **settings}
+    main.main(["import", *(part for name, value in given.items() for part in (f"--{name}", str(value)))])
+    return load_rows(given["output_dir"])
+
+
+def test_an_answer_is_a_row(tmp_path, log):
+    (name,) = log.add([HI], ({"content": "yes"}, [10, 11]), prompt=[1, 2], temperature=1.0, tools=TOOLS)
+    log.add([HI], ({"content": "no"}, [12]), prompt=[1, 2])
+    log.reward(name, 1)
+    (row,) = imported(tmp_path)
+    assert (row["prompt_ids"], row["completion_ids"], row["reward"]) == ([1, 2], [10, 11], 1.0)
+    assert row["sampler_logps"] == pytest.approx([-0.1, -0.2])
+    assert (row["finish_reason"], row["temperature"], row["model"], row["model_revision"]) == ("stop", 1.0, "m", "v1")
+    assert json.loads(row["tools"]) == TOOLS
+    assert row["rollout_id"] is None
+    assert row["completion"][0]["content"] == "yes"
+
+
+def test_calls_that_continue_the_tokens_are_one_row(tmp_path, log):
+    call = {"content": None, "tool_calls": [{"id": "c", "type": "function",
+            "function": {"name": "add", "arguments": "{}"}}]}  # fmt: skip
+    result = {"role": "tool", "tool_call_id": "c", "content": "4"}
+    (name,) = log.add([HI], (call, [10, 11]), prompt=[1, 2])
+    log.add([HI, {"role": "assistant", **call}, result], ({"content": "4"}, [20]), rollout=name,
+            prompt=[1, 2, 10, 11, 30, 31])  # fmt: skip
+    log.reward(name, -1)
+    (row,) = imported(tmp_path)
+    assert row["prompt_ids"] == [1, 2]
+    assert row["completion_ids"] == [10, 11, 30, 31, 20]
+    assert row["completion_mask"] == [1, 1, 0, 0, 1]
+    assert row["sampler_logps"] == [pytest.approx(-0.1), pytest.approx(-0.2), None, None, pytest.approx(-0.1)]
+    assert [turn["role"] for turn in row["completion"]] == ["assistant", "tool", "assistant"]
+    assert row["rollout_id"] is None
+
+
+def test_a_prompt_that_was_rewritten_starts_another_row(tmp_path, log):
+    (name,) = log.add([HI], ({"content": "yes"}, [10, 11]), prompt=[1, 2])
+    log.add([HI], ({"content": "and"}, [20]), rollout=name, prompt=[1, 2, 10, 12])
+    log.reward(name, 1)
+    rows = imported(tmp_path)
+    assert rows["rollout_id"][:] == [name, name]
+    assert rows["completion_ids"][:] == [[10, 11], [20]]
+    assert rows["reward"][:] == [1.0, 1.0]
+
+
+def test_messages_are_joined_without_token_ids(tmp_path, log):
+    (name,) = log.add([HI], ({"content": "yes"}, None))
+    later = [HI, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "and?"}]
+    log.add(later, ({"content": "no"}, None), rollout=name)
+    log.reward(name, 1)
+    (row,) = imported(tmp_path)
+    assert [turn["content"] for turn in row["prompt"]] == ["hi"]
+    assert [turn["content"] for turn in row["completion"]] == ["yes", "and?", "no"]
+    assert row["completion_ids"] is None
+
+
+@pytest.mark.parametrize("change", ["reasoning", "text", "tools", "temperature"])
+def test_messages_that_changed_start_another_row(tmp_path, log, change):
+    reasoning = {"reasoning_content": "hm"} if change == "reasoning" else {}
+    (name,) = log.add([HI], ({"content": "yes", **reasoning}, None))
+    earlier = {"role": "assistant", "content": "yes!" if change == "text" else "yes"}
+    more = {"tools": {"tools": TOOLS}, "temperature": {"temperature": 0.5}}.get(change, {})
+    log.add([HI, earlier, HI], ({"content": "no"}, None), rollout=name, **more)
+    log.reward(name, 1)
+    assert len(imported(tmp_path)) == 2
+
+
+def test_one_call_without_tokens_makes_the_rollout_text(tmp_path, log):
+    """For instance, if its text was redacted."""
+    (name,) = log.add([HI], ({"content": "yes"}, [10]), prompt=[1])
+    log.add([HI, {"role": "assistant", "content": "yes"}, HI], ({"content": "no"}, None), rollout=name)
+    log.reward(name, 1)
+    (row,) = imported(tmp_path)
+    assert row["completion_ids"] is None
+    assert len(row["completion"]) == 3
+
+
+def test_choices_have_their_own_rewards(tmp_path, log):
+    names = log.add([HI], ({"content": "a"}, [10]), ({"content": "b"}, [11]), prompt=[1])
+    log.reward(names[1], 0.5)
+    (row,) = imported(tmp_path)
+    assert (row["completion_ids"], row["reward"]) == ([11], 0.5)
+
+
+def test_an_answer_that_was_cut_has_no_stop_token(tmp_path, log):
+    (name,) = log.add([HI], ({"content": "ye"}, [10]), prompt=[1], state=State.CUT)
+    log.reward(name, -1)
+    assert imported(tmp_path)["finish_reason"][:] == ["length"]
+
+
+def test_a_call_that_failed_gives_no_row(tmp_path, log):
+    (failed,) = log.store.begin("chat/completions", {"model": "m", "messages": [HI]}, None, 1).rollouts
+    (name,) = log.add([HI], ({"content": "yes"}, None))
+    log.reward(failed, 1)
+    log.reward(name, 1)
+    assert len(imported(tmp_path)) == 1
+
+
+def test_prompts_of_text(tmp_path, log):
+    request = {"model": "m", "prompt": ["2 + 2 =", "3 + 3 ="], "n": 2}
+    call = log.store.begin("completions", request, None, 4)
+    choices = [
+        {"index": n, "text": f" {n}", "finish_reason": "stop", "token_ids": [10 + n], "prompt_token_ids": [n // 2]}
+        for n in range(4)
+    ]
+    log.store.end(call.id, State.FINISHED, {"choices": choices})
+    for name in call.rollouts:
+        log.reward(name, 1)
+    rows = imported(tmp_path)
+    assert rows["prompt"][:] == ["2 + 2 =", "2 + 2 =", "3 + 3 =", "3 + 3 ="]
+    assert rows["completion"][:] == [" 0", " 1", " 2", " 3"]
+    assert rows["prompt_ids"][:] == [[0], [0], [1], [1]]
+
+
+def test_several_rewards_have_to_be_chosen(tmp_path, log):
+    names = [log.add([HI], ({"content": "yes"}, None))[0] for _ in range(2)]
+    log.reward(names[0], 1, "rating")
+    log.reward(names[1], 0.5, "test")
+    with pytest.raises(ValueError, match=r"rewards\.rating, rewards\.test .*--reward_fields"):
+        imported(tmp_path)
+    rows = imported(tmp_path, reward_fields="rewards.test", skip_unrewarded="true")
+    assert rows["reward"][:] == [0.5]
+
+
+def test_a_recording_without_rewards_says_so(tmp_path, log):
+    log.add([HI], ({"content": "yes"}, None))
+    with pytest.raises(ValueError, match="1 generation was not graded"):
+        imported(tmp_path)
+
+
+def test_a_recording_that_grows_keeps_the_rows_of_a_finished_import(tmp_path, log):
+    for n in range(2):
+        (name,) = log.add([HI], ({"content": "yes"}, None))
+        log.reward(name, 1)
+        assert len(imported(tmp_path)) == 1
+        assert len(imported(tmp_path, output_dir=tmp_path / f"rows{n}")) == n + 1
+
+
+def test_a_killed_import_starts_again_with_the_rows_that_are_there_now(tmp_path, log, monkeypatch):
+    from topr_trl.pipeline.stages import import_
+
+    monkeypatch.setattr(import_, "RECORDS_PER_SHARD", 1)
+    monkeypatch.setattr(import_, "_count_columns", None)  # a kill before the last step
+    (name,) = log.add([HI], ({"content": "yes"}, None))
+    log.reward(name, 1)
+    with pytest.raises(TypeError):
+        imported(tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr(import_, "RECORDS_PER_SHARD", 1)
+    (name,) = log.add([HI], ({"content": "no"}, None))
+    log.reward(name, 1)
+    assert len(imported(tmp_path)) == 2
+
+
+@pytest.mark.slow
+def test_topr_train_reads_a_recording(tmp_path, log):
+    for text, reward in (("7", 1), ("8", -1)) * 2:
+        (name,) = log.add([{"role": "user", "content": "3 + 4 = "}], ({"content": text}, None))
+        log.reward(name, reward)
+    main.main(["train", "--input", str(tmp_path / "log"), "--output_dir", str(tmp_path / "model"), "--chat", "false",
+               "--max_steps", "1", "--report_to", "none", "--use_cpu", "true"])  # fmt: skip
+    assert (tmp_path / "model" / "imported").is_dir()

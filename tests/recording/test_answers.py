@@ -1,0 +1,89 @@
+"""Events of a stream, joined into an answer."""
+
+import pytest
+
+from topr_trl.recording.answers import CHAT, TEXT, Assembler, with_token_ids, without_token_ids
+from topr_trl.recording.conversations import continued_conversation, conversations
+from topr_trl.recording.redaction import Redactor
+
+
+def joined(*deltas, endpoint=CHAT):
+    found = Assembler(endpoint)
+    for delta in deltas:
+        found.add({"id": "x", "choices": [delta]})
+    return found
+
+
+def test_tool_calls_are_joined_by_their_index():
+    def piece(place, **function):
+        return {"delta": {"tool_calls": [{"index": place, "id": function.pop("id", None), "function": function}]}}
+
+    found = joined(
+        {"delta": {"role": "assistant", "reasoning_content": "Hm"}}, {"delta": {"reasoning_content": "m."}},
+        piece(0, id="a", name="add", arguments=""), piece(1, id="b", name="get"), piece(0, arguments='{"x"'),
+        piece(1, arguments="{}"), piece(0, arguments=": 1}"), {"delta": {}, "finish_reason": "tool_calls"},
+    )  # fmt: skip
+    (choice,) = found.answer["choices"]
+    assert choice["message"]["reasoning_content"] == "Hmm."
+    assert choice["message"]["content"] is None
+    assert [(call["id"], call["function"]) for call in choice["message"]["tool_calls"]] == [
+        ("a", {"name": "add", "arguments": '{"x": 1}'}), ("b", {"name": "get", "arguments": "{}"}),
+    ]  # fmt: skip
+    assert (choice["finish_reason"], found.finished) == ("tool_calls", 1)
+
+
+def test_choices_are_sorted():
+    found = joined({"index": 1, "text": "b"}, {"index": 0, "text": "a"}, {"index": 1, "text": "c"}, endpoint=TEXT)
+    assert [choice["text"] for choice in found.answer["choices"]] == ["a", "bc"]
+    assert found.finished == 0
+
+
+def test_no_choice_is_no_answer():
+    found = Assembler(CHAT)
+    found.add({"usage": {"total_tokens": 3}, "choices": []})
+    assert found.answer is None
+
+
+@pytest.mark.parametrize(("endpoint", "asked", "logprobs"), [
+    (CHAT, {}, True), (CHAT, {"logprobs": False}, True), (CHAT, {"logprobs": True, "top_logprobs": 3}, True),
+    (TEXT, {}, 0), (TEXT, {"logprobs": None}, 0), (TEXT, {"logprobs": 0}, 0), (TEXT, {"logprobs": 2}, 2),
+])  # fmt: skip
+def test_a_request_keeps_what_the_client_asks_for(endpoint, asked, logprobs):
+    found = with_token_ids(asked, endpoint)
+    assert (found["return_token_ids"], found["logprobs"]) == (True, logprobs)
+    assert found.get("top_logprobs", 0) == asked.get("top_logprobs", 0)
+
+
+@pytest.mark.parametrize(("endpoint", "asked", "ids", "logps"), [
+    (CHAT, {}, False, False), (CHAT, {"logprobs": True}, False, True), (TEXT, {"logprobs": 0}, False, True),
+    (TEXT, {}, False, False), (TEXT, {"return_token_ids": True}, True, False),
+])  # fmt: skip
+def test_a_client_does_not_see_what_it_did_not_ask_for(endpoint, asked, ids, logps):
+    answer = {"prompt_token_ids": [1], "choices": [{"token_ids": [2], "prompt_token_ids": [1], "logprobs": {"a": 1}}]}
+    found = without_token_ids(answer, asked, endpoint)
+    assert ("prompt_token_ids" in found, "token_ids" in found["choices"][0]) == (ids, ids)
+    assert found["choices"][0]["logprobs"] == ({"a": 1} if logps else None)
+
+
+def test_conversations_ignore_reasoning_and_forms_of_text():
+    asked = {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}
+    message = {"role": "assistant", "content": "yes", "reasoning_content": "hm", "refusal": None}
+    (key,) = conversations(asked, {"choices": [{"message": message}]})
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    assert continued_conversation({"model": "m", "messages": [*turns, {"role": "user", "content": "and?"}]}) == key
+    assert continued_conversation({"model": "other", "messages": turns}) != key
+    assert continued_conversation({"model": "m", "messages": turns[:1]}) is None
+
+
+@pytest.mark.parametrize("messages", [None, "text", [1], [{"role": "user"}, None]])
+def test_malformed_messages_are_no_conversation(messages):
+    assert continued_conversation({"messages": messages}) is None
+    assert conversations({"messages": messages}, {"choices": [{"message": {}}]}) == []
+
+
+def test_redaction_of_nested_text():
+    value = {"a": ["x key-1", {"b": "key-2 key-3"}], "n": [1, 2], "t": True, "none": None}
+    redacted = {"a": ["x [redacted]", {"b": "[redacted] [redacted]"}], "n": [1, 2], "t": True, "none": None}
+    assert Redactor([r"key-\d", "unused"])(value) == (redacted, True)
+    assert Redactor(["nothing"])(value) == (value, False)
+    assert Redactor([])(value) == (value, False)

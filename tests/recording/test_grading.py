@@ -1,0 +1,150 @@
+"""Rewards over HTTP, and who may send them."""
+
+import httpx2 as httpx
+import pytest
+from recorders import recorder
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "2 + 2?"}]}
+
+
+@pytest.fixture
+def running(tmp_path):
+    with recorder(tmp_path / "log") as found:
+        yield found
+
+
+def recorded(running, **more):
+    return httpx.post(f"{running.address}/v1/chat/completions", json=CHAT, **more).headers["x-topr-rollout"]
+
+
+def grade(running, **given):
+    return httpx.post(f"{running.address}/rewards", json=given)
+
+
+@pytest.mark.parametrize(("given", "reward"), [
+    ({"reward": 0.5}, 0.5), ({"label": True}, 1.0), ({"label": "down"}, -1.0), ({"reward": 1, "name": "reward"}, 1.0),
+])  # fmt: skip
+def test_a_reward_or_a_label(running, given, reward):
+    name = recorded(running)
+    assert grade(running, rollout_id=name, comment="why", **given).json()["reward"] == reward
+    (rollout,) = running.rollouts()
+    assert (rollout["rewards"], rollout["comments"]) == ({"reward": reward}, {"reward": "why"})
+
+
+def test_a_reward_is_replaced_and_removed(running):
+    name = recorded(running)
+    for reward in (1, 1, 0):
+        assert grade(running, rollout_id=name, reward=reward).status_code == 200
+    assert running.rollouts()[0]["rewards"] == {"reward": 0.0}
+    grade(running, rollout_id=name, reward=None)
+    assert running.rollouts()[0]["rewards"] == {}
+
+
+@pytest.mark.parametrize(("given", "field"), [
+    ({"reward": 1}, "rollout_id"), ({"rollout_id": 3, "reward": 1}, "rollout_id"),
+    ({"rollout_id": "r"}, "reward"), ({"rollout_id": "r", "reward": 1, "label": True}, "label"),
+    ({"rollout_id": "r", "reward": "1"}, "reward"), ({"rollout_id": "r", "reward": True}, "reward"),
+    ({"rollout_id": "r", "reward": 1e300}, "reward"), ({"rollout_id": "r", "label": "maybe"}, "label"),
+    ({"rollout_id": "r", "label": 1}, "label"), ({"rollout_id": "r", "label": []}, "label"),
+    ({"rollout_id": "r", "reward": 1, "name": "a.b"}, "name"), ({"rollout_id": "r", "reward": 1, "name": ""}, "name"),
+    ({"rollout_id": "r", "reward": 1, "comment": 3}, "comment"),
+    ({"rollout_id": "r", "reward": 1, "comment": "x" * 10_001}, "comment"),
+    ({"rollout_id": "r", "reward": 1, "score": 3}, "score"),
+])  # fmt: skip
+def test_malformed_rewards(running, given, field):
+    found = grade(running, **given)
+    assert found.status_code == 400
+    assert field in found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'"x"', b'{"rollout_id": "r", "reward": NaN}', b"\xff"])
+def test_malformed_bodies(running, content):
+    headers = {"Content-Type": "application/json"}
+    assert httpx.post(f"{running.address}/rewards", content=content, headers=headers).status_code == 400
+
+
+def test_an_unknown_rollout(running):
+    found = grade(running, rollout_id="none", reward=1)
+    assert found.status_code == 404
+    assert "x-topr-rollout" in found.json()["error"]["message"]
+    assert httpx.get(f"{running.address}/rollouts/none").status_code == 404
+
+
+def test_a_full_disk(running):
+    name = recorded(running)
+    running.fill()
+    found = [grade(running, rollout_id=name, reward=1, name=f"n{k}", comment="x" * 9_000) for k in range(5)]
+    assert found[-1].status_code == 507
+
+
+def test_lists(running):
+    names = [recorded(running) for _ in range(3)]
+    grade(running, rollout_id=names[1], label=True, name="rating")
+    for graded, expected in (("", names[::-1]), ("yes", names[1:2]), ("no", [names[2], names[0]])):
+        found = httpx.get(f"{running.address}/rollouts?graded={graded}").json()
+        assert [each["rollout_id"] for each in found["rollouts"]] == expected
+        assert (found["totals"]["rollouts"], found["totals"]["graded"]) == (3, 1)
+    number = httpx.get(f"{running.address}/rollouts").json()["rollouts"][0]["number"]
+    found = httpx.get(f"{running.address}/rollouts?before={number}").json()
+    assert [each["rollout_id"] for each in found["rollouts"]] == names[1::-1]
+    first = found["rollouts"][0]
+    assert (first["asked"], first["answer"], first["rewards"]) == ("2 + 2?", "It is 4.", {"rating": 1.0})
+    assert httpx.get(f"{running.address}/rollouts?before=x").status_code == 400
+
+
+def test_a_rollout_has_its_conversation_and_no_tokens(running):
+    name = recorded(running)
+    found = httpx.get(f"{running.address}/rollouts/{name}")
+    (call,) = found.json()["calls"]
+    assert (call["messages"], call["answer"]["content"]) == (CHAT["messages"], "It is 4.")
+    assert "token_ids" not in found.text
+
+
+@pytest.mark.parametrize("path", ["/..%2f..%2fetc/passwd", "/rollouts/..%2f..%2fetc%2fpasswd", "/v2/x", "/static/x"])
+def test_there_are_no_other_files(running, path):
+    assert httpx.get(f"{running.address}{path}").status_code == 404
+
+
+@pytest.mark.parametrize("headers", [
+    {"Origin": "https://example.com"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}, {"Host": "example.com"},
+    {"Host": "127.0.0.1.example.com"},
+])  # fmt: skip
+@pytest.mark.parametrize("path", ["/rewards", "/v1/chat/completions"])
+def test_pages_of_other_sites_are_refused(running, path, headers):
+    name = recorded(running)
+    asked = len(running.upstream.requests)
+    body = {**CHAT, "rollout_id": name, "reward": 1}
+    assert httpx.post(f"{running.address}{path}", json=body, headers=headers).status_code == 403
+    assert (len(running.upstream.requests), running.rollouts()[0]["rewards"]) == (asked, {})
+
+
+def test_forms_of_other_sites_are_refused(running):
+    """A page may send a form without asking the browser first."""
+    name = recorded(running)
+    body = f'{{"rollout_id": "{name}", "reward": 1}}'
+    found = httpx.post(f"{running.address}/rewards", content=body, headers={"Content-Type": "text/plain"})
+    assert found.status_code == 415
+    assert running.rollouts()[0]["rewards"] == {}
+
+
+def test_the_page_allows_no_other_scripts(running):
+    policy = httpx.get(running.address).headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert policy != httpx.get(running.address).headers["content-security-policy"]
+
+
+def test_a_token(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOPR_RECORD_TOKEN", "long random text")
+    monkeypatch.setenv("TOPR_UPSTREAM_KEY", "sk-upstream")
+    with recorder(tmp_path, host="0.0.0.0") as running:
+        url = f"{running.address}/v1/chat/completions"
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic !"}):
+            found = httpx.post(url, json=CHAT, headers=headers)
+            assert found.status_code == 401
+            assert "TOPR_RECORD_TOKEN" in found.json()["error"]["message"]
+        assert httpx.get(running.address).headers["www-authenticate"].startswith("Basic")
+        assert httpx.post(url, json=CHAT, headers={"Authorization": "Bearer long random text"}).status_code == 200
+        assert httpx.get(running.address, auth=("any", "long random text")).status_code == 200
+        assert [headers["Authorization"] for headers in running.upstream.headers] == ["Bearer sk-upstream"]
+        assert b"random" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())

@@ -1,0 +1,32 @@
+"""Settings of `topr record`."""
+
+import pytest
+
+from topr_trl.cli import main
+from topr_trl.recording.settings import RecordArguments
+
+URL = "http://127.0.0.1:8000/v1"
+
+
+@pytest.mark.parametrize(("settings", "field"), [
+    ({"upstream": "localhost:8000"}, "upstream"), ({"port": 70_000}, "port"), ({"token_ids": "yes"}, "token_ids"),
+    ({"on_full": "stop"}, "on_full"), ({"redact": ["("]}, "redact"), ({"max_body_mb": 0}, "max_body_mb"),
+    ({"upstream_timeout": -1.0}, "upstream_timeout"), ({"host": "0.0.0.0"}, "TOPR_RECORD_TOKEN"),
+    ({"host": "my-machine"}, "TOPR_RECORD_TOKEN"), ({"port": "9000"}, "port"),
+])  # fmt: skip
+def test_settings_that_cannot_be_used(settings, field, monkeypatch):
+    monkeypatch.delenv("TOPR_RECORD_TOKEN", raising=False)
+    with pytest.raises((ValueError, TypeError), match=field):
+        RecordArguments(**{"upstream": URL, "output_dir": "log", **settings})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.0.0.2"])
+def test_local_hosts_need_no_token(host):
+    assert RecordArguments(URL, "log", host).is_local
+
+
+def test_one_recorder_per_folder(tmp_path):
+    from filelock import FileLock
+
+    with FileLock(tmp_path / ".lock"), pytest.raises(ValueError, match="output_dir"):
+        main.main(["record", "--upstream", URL, "--output_dir", str(tmp_path)])

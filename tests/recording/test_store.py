@@ -1,0 +1,214 @@
+"""The database: rollouts, continuations, rewards, kills."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+from recorders import Upstream, recorder
+
+from topr_trl.recording.store import NAME, State, Store, count_rollouts, read_rollouts, recording_id, recording_in
+
+HI = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def answer(text, index=0):
+    message = {"role": "assistant", "content": text}
+    return {"choices": [{"index": index, "message": message, "finish_reason": "stop"}]}
+
+
+@pytest.fixture
+def store(tmp_path):
+    found = Store(tmp_path)
+    yield found
+    found.close()
+
+
+def rollouts(store):
+    return list(read_rollouts(store.path))
+
+
+def test_a_call_is_read_while_the_store_is_open(store):
+    call = store.begin("chat/completions", HI, None, 1, served_model="/w", model_revision="v2")
+    store.end(call.id, State.FINISHED, answer("yes"))
+    (rollout,) = rollouts(store)
+    (read,) = rollout["calls"]
+    assert (read["request"], read["response"], read["state"]) == (HI, answer("yes"), "finished")
+    assert (read["served_model"], read["model_revision"], read["redacted"]) == ("/w", "v2", 0)
+    assert rollout["rollout_id"] == call.rollouts[0]
+
+
+def test_an_answer_without_choices_has_failed(store):
+    call = store.begin("chat/completions", HI, None, 1)
+    store.end(call.id, State.CUT, None, error="gone")
+    assert [(call["state"], call["error"]) for call in rollouts(store)[0]["calls"]] == [("failed", "gone")]
+
+
+def test_each_answer_is_continued_once(store):
+    first = store.begin("chat/completions", HI, None, 1)
+    store.end(first.id, State.FINISHED, answer("yes"), ["key"])
+    assert store.begin("chat/completions", HI, None, 1, "key").rollouts == first.rollouts
+    assert store.begin("chat/completions", HI, None, 1, "key").rollouts != first.rollouts
+    assert store.begin("chat/completions", HI, None, 1, "other").rollouts != first.rollouts
+
+
+def test_each_choice_is_continued_on_its_own(store):
+    first = store.begin("chat/completions", HI, None, 2)
+    store.end(first.id, State.FINISHED, {"choices": [*answer("a")["choices"], *answer("b", 1)["choices"]]}, ["a", "b"])
+    assert store.begin("chat/completions", HI, None, 1, "b").rollouts == first.rollouts[1:]
+
+
+def test_rewards(store):
+    name = store.begin("chat/completions", HI, "r", 1).rollouts[0]
+    assert store.set_reward(name, "test", 0.5, "close")
+    assert store.set_reward(name, "test", 1.0)
+    assert store.set_reward(name, "rating", -1.0)
+    assert not store.set_reward("unknown", "test", 1.0)
+    (rollout,) = rollouts(store)
+    assert rollout["rewards"] == {"rating": -1.0, "test": 1.0}
+    assert rollout["reward_names"] == ["rating", "test"]
+    assert rollout["comments"] == {}
+    store.set_reward(name, "test", None)
+    assert rollouts(store)[0]["rewards"] == {"rating": -1.0}
+
+
+def test_lists_and_totals(store):
+    for n in range(5):
+        store.begin("chat/completions", HI, f"r{n}", 1)
+    store.set_reward("r1", "a", 1.0)
+    store.set_reward("r3", "a", 0.0)
+    names = [[each["rollout_id"] for each in store.latest(graded, before, 2)] for graded, before in
+             ((None, None), (None, 4), (True, None), (False, None))]  # fmt: skip
+    assert names == [["r4", "r3"], ["r2", "r1"], ["r3", "r1"], ["r4", "r2"]]
+    totals = store.totals(2)
+    assert (totals["rollouts"], totals["graded"]) == (5, 2)
+    assert [(mean, count) for _, mean, count in totals["means"]["a"]] == [(1.0, 1), (0.0, 1)]
+    assert store.rollout("r1")["rewards"] == {"a": 1.0}
+    assert store.rollout("none") is None
+
+
+def test_text_that_is_not_unicode_is_stored(store):
+    text = json.loads('"\\ud83d"')  # half of an emoji
+    call = store.begin("chat/completions", {"messages": text}, None, 1)
+    store.end(call.id, State.FINISHED, answer(text))
+    assert rollouts(store)[0]["calls"][0]["request"] == {"messages": text}
+
+
+def test_a_database_of_another_format(tmp_path):
+    Store(tmp_path).close()
+    with sqlite3.connect(tmp_path / NAME) as connection:
+        connection.execute("UPDATE about SET value = '99' WHERE name = 'format'")
+    connection.close()
+    with pytest.raises(ValueError, match="format 99"):
+        Store(tmp_path)
+    with pytest.raises(ValueError, match="format 99"):
+        count_rollouts(tmp_path / NAME)
+
+
+def test_a_file_that_is_no_database(tmp_path):
+    (tmp_path / NAME).write_text("not a database, but long enough to be read as one" * 100)
+    with pytest.raises(ValueError, match="cannot be read as a recording"):
+        count_rollouts(tmp_path / NAME)
+
+
+def test_the_id_stays_while_a_recording_grows(tmp_path, store):
+    before = recording_id(store.path)
+    store.begin("chat/completions", HI, None, 1)
+    assert recording_id(store.path) == before
+    assert recording_in(tmp_path) == recording_in(store.path) == store.path
+    assert recording_in(tmp_path / "none") is None
+
+
+_RECORDER = """
+import sys
+from topr_trl.recording.server import record_command
+from topr_trl.recording.settings import RecordArguments
+record_command(RecordArguments(sys.argv[1], sys.argv[2], port=int(sys.argv[3])))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_kills_under_load_lose_and_double_nothing(tmp_path):
+    """Kill the recorder while eight clients stream and grade. What a client received is in the recording, once."""
+    folder, port = tmp_path / "log", 0
+    upstream = Upstream()
+    upstream.delay, upstream.words = 0.005, ["w"] * 20
+    with recorder(tmp_path / "other", upstream) as running:
+        port = int(running.address.rpartition(":")[2]) + 1
+        for _ in range(int(os.environ.get("KILLS", 3))):
+            received, graded = _load_and_kill(running.direct, folder, port)
+            stored = {rollout["rollout_id"]: rollout for rollout in read_rollouts(folder / NAME)}
+            for name, text in received.items():
+                (call,) = stored[name]["calls"]
+                content = (
+                    call["response"]["choices"][0]["message"]["content"]
+                    if call["response"]
+                    else _in_chunks(folder, name)
+                )
+                assert content.startswith(text)
+            assert all(stored[name]["rewards"] == {"reward": 1.0} for name in graded)
+            assert len(graded) > 8
+    store = Store(folder)
+    assert store.recover() > 0
+    states = [call["state"] for rollout in rollouts(store) for call in rollout["calls"]]
+    assert "open" not in states
+    assert store._connection.execute("SELECT count(*) FROM chunks").fetchone()[0] == 0
+    store.close()
+
+
+def _in_chunks(folder, name):
+    with sqlite3.connect(folder / NAME) as connection:
+        found = connection.execute(
+            "SELECT data FROM chunks JOIN parts USING (call) JOIN rollouts ON rollouts.id = rollout WHERE name = ?",
+            (name,),
+        ).fetchall()
+    return "".join(json.loads(data)["choices"][0]["delta"]["content"] for (data,) in found)
+
+
+def _load_and_kill(direct, folder, port):
+    """Return the text that each client received, by rollout, and the rollouts whose reward was accepted."""
+    process = subprocess.Popen([sys.executable, "-c", _RECORDER, f"{direct}/v1", str(folder), str(port)],
+                               cwd=Path(__file__).parents[2], stdout=subprocess.DEVNULL)  # fmt: skip
+    address, received, graded, stop = f"http://127.0.0.1:{port}", {}, set(), threading.Event()
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            httpx.get(address)
+            break
+        except httpx.TransportError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    def client():
+        with httpx.Client() as http:
+            while not stop.is_set():
+                try:
+                    with http.stream("POST", f"{address}/v1/chat/completions", json={**HI, "stream": True}) as found:
+                        name = found.headers["x-topr-rollout"]
+                        for line in found.iter_lines():
+                            if line.startswith("data: {"):
+                                word = json.loads(line[6:])["choices"][0]["delta"]["content"]
+                                received[name] = received.get(name, "") + word
+                    if http.post(f"{address}/rewards", json={"rollout_id": name, "reward": 1}).status_code == 200:
+                        graded.add(name)
+                except httpx.TransportError:
+                    return
+
+    threads = [threading.Thread(target=client) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    time.sleep(2)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    return received, graded
