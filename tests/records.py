@@ -150,7 +150,21 @@ OTEL = {"resourceSpans": [{"scopeSpans": [{"spans": [{
     "events": [{"name": "gen_ai.evaluation.result", "attributes": [
         {"key": "gen_ai.evaluation.score.value", "value": {"doubleValue": 1.0}}]}]}]}]}]}  # fmt: skip
 
+RECORDING = {
+    "rollout_id": "r1", "rewards": {"rating": 1.0}, "reward_names": ["rating"], "comments": {},
+    "calls": [
+        {"started": 1.5, "endpoint": "chat/completions", "state": "finished", "error": None, "served_model": "/w",
+         "model_revision": "v1", "redacted": 0, "choice": 0,
+         "request": {"model": "m", "messages": [{"role": "user", "content": question}], "temperature": 1.0},
+         "response": {"prompt_token_ids": [1, 2, *more], "choices": [
+             {"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop",
+              "token_ids": [3, 4], "logprobs": {"content": [{"token": "y", "logprob": -0.5}] * 2}}]}}
+        for question, more in (("Ready?", []), ("Sure?", [3, 4, 9]))
+    ],
+}  # fmt: skip
+
 EXAMPLES = {
+    "recording": RECORDING,
     "inspect": INSPECT, "langfuse": LANGFUSE, "langsmith": LANGSMITH, "lm-eval": LM_EVAL, "nemo-gym": GYM,
     "openai-completions": TEXT, "openai-responses": RESPONSE, "openhands-output": OUTPUT, "opentelemetry": OTEL,
     "pairs": PAIRS, "sharegpt": SHAREGPT, "table": TABLE,

@@ -1,10 +1,12 @@
 """The code of README.md and docs/ is run, with small models, datasets and files under its names (`world`)."""
 
+import json
 import logging
 import os
 import re
 import shlex
 import tomllib
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,12 +17,14 @@ import trl
 import yaml
 from datasets import Dataset
 from packaging.version import Version
+from recorders import recorder
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import topr_trl
 from topr_trl import SamplingArguments, load_rows, sample_completions, save_rows, score_completions
 from topr_trl.cli.command_names import commands as known_commands
 from topr_trl.cli.parsing import parse
+from topr_trl.recording.grading import read_reward
 from topr_trl.settings.unsupported import GRPO_ONLY, SFT_ONLY
 from topr_trl.tasks import arithmetic, gsm8k
 from topr_trl.trainers.metrics import row_metrics
@@ -100,8 +104,16 @@ def test_python(page, world):
     if page.name == "one_card.md":
         pytest.skip("its model needs bitsandbytes: tests/trainers/test_quantized.py trains the same way")
     names = {"__name__": "__main__"}
-    for line, code in blocks(page, "python"):
-        exec(compile("\n" * line + code, str(page), "exec"), names)
+    with recorder(world / "my-log") if page.name == "recording.md" else nullcontext() as running:
+        for line, code in blocks(page, "python"):
+            if running:
+                code = code.replace("http://127.0.0.1:9000", running.address).replace("Qwen/Qwen2.5-0.5B-Instruct", "m")
+            exec(compile("\n" * line + code, str(page), "exec"), names)
+        if running:
+            (rollout,) = running.rollouts()
+            names["grade"](rollout["rollout_id"], 0.5)
+            names["grade"](rollout["rollout_id"], label=True, name="rating", comment="good")
+            assert running.rollouts()[0]["rewards"] == {"rating": 1.0, "reward": 0.5}
 
 
 def commands(text):
@@ -171,6 +183,8 @@ def check(words):
                 check(["topr", *started[2:]])
         else:
             assert (ROOT / started[0]).is_file(), started[0]
+    elif program == "curl":
+        read_reward(json.loads(rest[rest.index("-d") + 1]))
     else:
         assert program in ("cd", "wait", "pre-commit", "git", "hf", "source", ".", "vllm"), (
             f"{words}: add this program to `check`"

@@ -201,8 +201,19 @@ def test_a_killed_import_starts_again_with_the_rows_that_are_there_now(tmp_path,
 @pytest.mark.slow
 def test_topr_train_reads_a_recording(tmp_path, log):
     for text, reward in (("7", 1), ("8", -1)) * 2:
-        (name,) = log.add([{"role": "user", "content": "3 + 4 = "}], ({"content": text}, None))
-        log.reward(name, reward)
-    main.main(["train", "--input", str(tmp_path / "log"), "--output_dir", str(tmp_path / "model"), "--chat", "false",
-               "--max_steps", "1", "--report_to", "none", "--use_cpu", "true"])  # fmt: skip
+        call = log.store.begin("completions", {"model": "m", "prompt": "3 + 4 = "}, None, 1)
+        log.store.end(call.id, State.FINISHED, {"choices": [{"index": 0, "text": text, "finish_reason": "stop"}]})
+        log.reward(call.rollouts[0], reward)
+    main.main(["train", "--input", str(tmp_path / "log"), "--output_dir", str(tmp_path / "model"), "--max_steps", "1",
+               "--report_to", "none", "--use_cpu", "true"])  # fmt: skip
     assert (tmp_path / "model" / "imported").is_dir()
+
+
+def test_a_push_asks_before_it_publishes_a_recording(tmp_path, log, capsys):
+    (name,) = log.add([HI], ({"content": "yes"}, None))
+    log.reward(name, 1)
+    push = ["push", "--input", str(tmp_path / "log"), "--repo_id", "me/my-rows"]
+    with pytest.raises(ValueError, match="--yes"):
+        main.main(push)
+    main.main([*push, "--dry_run", "true"])
+    assert "1 row" in capsys.readouterr().out

@@ -1,9 +1,12 @@
 """Push a model or rows to the Hub, with a card (`topr push`). Models are pushed as safetensors, never as pickles."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.utils import httpx, validate_repo_id
@@ -13,6 +16,8 @@ from topr_trl.hub.commit import Parcel
 from topr_trl.hub.dataset import holds_rows, pack_rows, texts_by_others
 from topr_trl.hub.model import MODEL_CONFIGS, holds_model, pack_model
 from topr_trl.pipeline import manifest
+from topr_trl.pipeline.stages.import_ import Import, ImportArguments
+from topr_trl.recording.store import recording_in
 
 
 @dataclass
@@ -38,7 +43,9 @@ class PushArguments:
 
 
 def push_command(args: PushArguments) -> None:
-    """Run `topr push`. Before pushing trajectories, show some texts from tools and users, and ask for confirmation.
+    """Run `topr push`. Ask before pushing trajectories, after showing some texts from tools and users.
+
+    Of a recording, the graded rows are pushed. They hold what users wrote, so the command always asks first.
 
     Args:
         args (`PushArguments`): Settings of the command.
@@ -47,8 +54,26 @@ def push_command(args: PushArguments) -> None:
         ValueError: the input cannot be pushed, or the user did not confirm.
         FileNotFoundError: the input does not exist.
     """
-    path = Path(args.input)
-    if path.exists() and holds_rows(path) and (texts := texts_by_others(path)):
+    with _rows_of_recording(Path(args.input)) as path:
+        _push(args, path)
+
+
+@contextmanager
+def _rows_of_recording(path: Path) -> Iterator[Path]:
+    """Yield a folder with the rows of a recording. Yield any other path unchanged."""
+    if recording_in(path) is None:
+        yield path
+        return
+    with TemporaryDirectory() as folder:
+        rows = Path(folder) / path.absolute().name
+        stage = Import(ImportArguments(input=str(path), output_dir=str(rows)))
+        print(stage.summary(stage.run()), flush=True)
+        yield rows
+
+
+def _push(args: PushArguments, path: Path) -> None:
+    texts = texts_by_others(path) if path.exists() and holds_rows(path) else []
+    if texts or recording_in(Path(args.input)):
         shown = "\n".join(f"  {' '.join(text.split())}" for text in texts)
         print(
             f"These rows hold texts from tools or users, which can contain secrets. Some of the texts:\n{shown}",
@@ -58,10 +83,10 @@ def push_command(args: PushArguments) -> None:
             _confirm(args.input)
     if args.dry_run:
         validate_repo_id(args.repo_id)
-        parcel = pack(Path(args.input), args.repo_id, args.before, args.after)
+        parcel = pack(path, args.repo_id, args.before, args.after)
         print(f"{parcel}\n\n{parcel.card}")
     else:
-        commit = push_to_hub(args.input, args.repo_id, args.private or None, args.before, args.after)
+        commit = push_to_hub(path, args.repo_id, args.private or None, args.before, args.after)
         print(f"Pushed: {commit.repo_url}")
 
 

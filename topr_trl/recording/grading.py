@@ -66,7 +66,7 @@ class Grading:
             return error(415, "Send JSON, with the header Content-Type: application/json.")
         try:
             given = json.loads(await request.read())
-            rollout, name, reward, comment = _read_reward(given)
+            rollout, name, reward, comment = read_reward(given)
         except ValueError as wrong:
             return error(400, str(wrong))
         if comment is not None:
@@ -84,8 +84,11 @@ def _json(value: object) -> web.Response:
     return web.json_response(value, headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
 
 
-def _read_reward(given: Any) -> tuple[str, str, float | None, str | None]:
+def read_reward(given: Any) -> tuple[str, str, float | None, str | None]:
     """Return the rollout, the name, the reward and the comment in a request.
+
+    Args:
+        given (`Any`): JSON value.
 
     Raises:
         ValueError: the request is not a reward. The message names the field.
