@@ -2,6 +2,7 @@
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2 as httpx
 import openai
@@ -64,6 +65,12 @@ def test_an_answer_is_the_servers_and_has_a_rollout(running):
     (choice,) = call["response"]["choices"]
     assert choice["token_ids"] == [10, 11, 12, 13]
     assert [each["logprob"] for each in choice["logprobs"]["content"]] == [0, -0.5, -1, -1.5]
+
+
+def test_calls_that_start_together_all_have_token_ids(running):
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: chat(running), range(8)))
+    assert ["return_token_ids" in asked for asked in running.upstream.requests] == [True] * 8
 
 
 @pytest.mark.parametrize("n", [1, 2])

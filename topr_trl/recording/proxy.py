@@ -1,5 +1,6 @@
 """Pass requests on to a model server, and store requests and answers."""
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -38,7 +39,8 @@ class Proxy:
         self.args, self.store, self.session = args, store, session
         self.redact = Redactor(args.redact or ())
         self._models: dict[str, dict[str, Any]] = {}  # entries of /v1/models by id
-        self._models_read = -_MODELS_AGE
+        self._models_until = 0.0  # time at which the list of models is old
+        self._reading_models = asyncio.Lock()
 
     @contextmanager
     def full_is_fine(self) -> Iterator[None]:
@@ -132,18 +134,18 @@ class Proxy:
 
     async def _read_models(self, request: web.Request) -> None:
         """Read the server's models: who serves them, and where their weights are."""
-        now = time.monotonic()
-        if now - self._models_read < _MODELS_AGE:
-            return
-        self._models_read = now
-        try:
-            timeout = aiohttp.ClientTimeout(total=5)
+        async with self._reading_models:  # Calls that start together wait for the same list.
+            if time.monotonic() < self._models_until:
+                return
             url = f"{self.args.upstream.rstrip('/')}/models"
-            async with self.session.get(url, headers=self._headers(request), timeout=timeout) as answer:
-                found = await answer.json()
-            self._models = {str(model["id"]): model for model in found["data"]}
-        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
-            self._models_read = -_MODELS_AGE  # The call itself reports that the server cannot be reached.
+            try:
+                timeout = aiohttp.ClientTimeout(total=5)
+                async with self.session.get(url, headers=self._headers(request), timeout=timeout) as answer:
+                    found = await answer.json()
+                self._models = {str(model["id"]): model for model in found["data"]}
+                self._models_until = time.monotonic() + _MODELS_AGE
+            except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+                self._models_until = time.monotonic() + 1  # The call itself reports if the server cannot be reached.
 
 
 class _Recording:
