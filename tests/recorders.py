@@ -5,10 +5,9 @@ import json
 import threading
 from contextlib import contextmanager
 
-import aiohttp
 from aiohttp import web
 
-from topr_trl.recording.server import application
+from topr_trl.recording.server import application, connections
 from topr_trl.recording.settings import RecordArguments
 from topr_trl.recording.store import NAME, Store, read_rollouts
 
@@ -21,14 +20,25 @@ class Upstream:
 
     def __init__(self):
         self.requests, self.headers, self.fault, self.delay, self.left = [], [], None, 0.0, 0
-        self.words, self.calls, self.owner = WORDS, None, "vllm"
+        self.words, self.calls, self.owner, self.raw = WORDS, None, "vllm", None
 
     def application(self):
         app = web.Application(client_max_size=2**26)
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/completions", self.text)
+        app.router.add_route("*", "/{path:.*}", self.other)
         return app
+
+    async def other(self, request):
+        """Return the path, set two cookies, and redirect if the path ends with `moved`."""
+        self.headers.append(request.headers.copy())
+        if request.path.endswith("moved"):
+            raise web.HTTPFound("/elsewhere")
+        response = web.Response(text=request.raw_path)
+        for cookie in ("a=1", "b=2"):
+            response.headers.add("Set-Cookie", cookie)
+        return response
 
     async def models(self, request):
         model = {"id": "m", "object": "model", "owned_by": self.owner, "root": "/weights/m"}
@@ -52,6 +62,9 @@ class Upstream:
             except asyncio.CancelledError:
                 self.left += 1
                 raise
+        if self.raw is not None:
+            kind = "text/event-stream" if asked.get("stream") else "application/json"
+            return web.Response(body=self.raw, content_type=kind)
         if not asked.get("stream"):
             return web.json_response(self.whole(asked, kind))
         return await self.stream(request, asked, kind)
@@ -158,8 +171,7 @@ def recorder(folder, server=None, **settings):
                 args = RecordArguments(url, str(folder), port=0, **settings)
                 found["store"] = Store(args.folder)
                 found["store"].recover()
-                timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=args.upstream_timeout)
-                session = aiohttp.ClientSession(timeout=timeout)
+                session = connections(args)
                 app = application(args, found["store"], session)
             runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
             await runner.setup()

@@ -79,6 +79,34 @@ def test_calls_that_continue_the_tokens_are_one_row(tmp_path, log):
     assert row["rollout_id"] is None
 
 
+def test_an_empty_answer_leaves_the_tokens_of_other_calls(tmp_path, log):
+    (name,) = log.add([HI], ({"content": "yes"}, [10, 11]), prompt=[1, 2])
+    log.add([HI], ({"content": None}, None), rollout=name, prompt=[1, 2, 10, 11, 30], state=State.CUT)
+    log.reward(name, 1)
+    assert imported(tmp_path)["completion_ids"][:] == [[10, 11]]
+
+
+def test_conversations_that_take_turns_in_a_rollout(tmp_path, log):
+    other = {"role": "user", "content": "other"}
+    (name,) = log.add([HI], ({"content": "a"}, [10]), prompt=[1])
+    log.add([other], ({"content": "b"}, [20]), rollout=name, prompt=[2])
+    log.add([HI, {"role": "assistant", "content": "a"}, HI], ({"content": "c"}, [11]), rollout=name, prompt=[1, 10, 30])
+    log.add([other, {"role": "assistant", "content": "b"}, HI], ({"content": "d"}, [21]), rollout=name,
+            prompt=[2, 20, 30])  # fmt: skip
+    log.reward(name, 1)
+    assert imported(tmp_path)["completion_ids"][:] == [[10, 30, 11], [20, 30, 21]]
+
+
+def test_calls_of_text_that_continue_the_tokens(tmp_path, log):
+    for prompt, text, before, ids in (("2 +", " 2", [1], [10]), ("2 + 2<end> so", " 4", [1, 10, 30], [11])):
+        call = log.store.begin("completions", {"model": "m", "prompt": prompt}, "r", 1)
+        choice = {"index": 0, "text": text, "finish_reason": "stop", "prompt_token_ids": before, "token_ids": ids}
+        log.store.end(call.id, State.FINISHED, {"choices": [choice]})
+    log.reward("r", 1)
+    (row,) = imported(tmp_path)
+    assert (row["prompt"], row["completion"], row["completion_ids"]) == ("2 +", " 2<end> so 4", [10, 30, 11])
+
+
 def test_a_prompt_that_was_rewritten_starts_another_row(tmp_path, log):
     (name,) = log.add([HI], ({"content": "yes"}, [10, 11]), prompt=[1, 2])
     log.add([HI], ({"content": "and"}, [20]), rollout=name, prompt=[1, 2, 10, 12])
@@ -195,6 +223,17 @@ def test_a_killed_import_starts_again_with_the_rows_that_are_there_now(tmp_path,
     monkeypatch.setattr(import_, "RECORDS_PER_SHARD", 1)
     (name,) = log.add([HI], ({"content": "no"}, None))
     log.reward(name, 1)
+    assert len(imported(tmp_path)) == 2
+
+
+def test_a_recording_that_grows_during_an_import(tmp_path, log, monkeypatch):
+    from topr_trl.pipeline.stages import import_
+
+    for n in range(3):
+        (name,) = log.add([HI], ({"content": str(n)}, None))
+        log.reward(name, 1)
+    monkeypatch.setattr(import_, "RECORDS_PER_SHARD", 1)
+    monkeypatch.setattr(import_, "count_records", lambda files: [2])
     assert len(imported(tmp_path)) == 2
 
 

@@ -75,6 +75,15 @@ def test_conversations_ignore_reasoning_and_forms_of_text():
     assert continued_conversation({"model": "m", "messages": turns[:1]}) is None
 
 
+def test_conversations_ignore_the_spaces_of_arguments():
+    def keys(arguments):
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        return conversations({"messages": []}, {"choices": [{"message": {"role": "assistant", "tool_calls": [call]}}]})
+
+    assert keys('{"a": 1}') == keys('{"a":1}') != keys('{"a": 2}')
+    assert keys("{") != keys("[")
+
+
 @pytest.mark.parametrize("messages", [None, "text", [1], [{"role": "user"}, None]])
 def test_malformed_messages_are_no_conversation(messages):
     assert continued_conversation({"messages": messages}) is None
@@ -87,3 +96,8 @@ def test_redaction_of_nested_text():
     assert Redactor([r"key-\d", "unused"])(value) == (redacted, True)
     assert Redactor(["nothing"])(value) == (value, False)
     assert Redactor([])(value) == (value, False)
+    assert Redactor(["a"])({"a": 1}) == ({"[redacted]": 1}, True)
+
+
+def test_patterns_do_not_change_each_other():
+    assert Redactor([r"(a)b", r"(?i)KEY", r"(\d)\1"])("11 12 key") == ("[redacted] 12 [redacted]", True)

@@ -1,5 +1,7 @@
 """Rewards over HTTP, and who may send them."""
 
+import json
+
 import httpx2 as httpx
 import pytest
 from recorders import recorder
@@ -49,15 +51,20 @@ def test_a_reward_is_replaced_and_removed(running):
     ({"rollout_id": "r", "reward": 1, "name": "a.b"}, "name"), ({"rollout_id": "r", "reward": 1, "name": ""}, "name"),
     ({"rollout_id": "r", "reward": 1, "comment": 3}, "comment"),
     ({"rollout_id": "r", "reward": 1, "comment": "x" * 10_001}, "comment"),
-    ({"rollout_id": "r", "reward": 1, "score": 3}, "score"),
+    ({"rollout_id": "r", "reward": 1, "score": 3}, "score"), ({"rollout_id": "\ud83d", "reward": 1}, "rollout_id"),
+    ({"rollout_id": "r", "reward": 1, "name": "\ud83d"}, "name"),
+    ({"rollout_id": "r", "reward": 1, "comment": "\ud83d"}, "comment"),
 ])  # fmt: skip
 def test_malformed_rewards(running, given, field):
-    found = grade(running, **given)
+    headers = {"Content-Type": "application/json"}
+    found = httpx.post(f"{running.address}/rewards", content=json.dumps(given), headers=headers)
     assert found.status_code == 400
     assert field in found.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'"x"', b'{"rollout_id": "r", "reward": NaN}', b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{", b'"x"', b'{"rollout_id": "r", "reward": NaN}', b"\xff", b"[" * 100_000]
+)
 def test_malformed_bodies(running, content):
     headers = {"Content-Type": "application/json"}
     assert httpx.post(f"{running.address}/rewards", content=content, headers=headers).status_code == 400
@@ -107,7 +114,7 @@ def test_there_are_no_other_files(running, path):
 
 @pytest.mark.parametrize("headers", [
     {"Origin": "https://example.com"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}, {"Host": "example.com"},
-    {"Host": "127.0.0.1.example.com"},
+    {"Host": "127.0.0.1.example.com"}, {"Host": "["}, {"Origin": "http://["},
 ])  # fmt: skip
 @pytest.mark.parametrize("path", ["/rewards", "/v1/chat/completions"])
 def test_pages_of_other_sites_are_refused(running, path, headers):
@@ -139,7 +146,12 @@ def test_a_token(tmp_path, monkeypatch):
     monkeypatch.setenv("TOPR_UPSTREAM_KEY", "sk-upstream")
     with recorder(tmp_path, host="0.0.0.0") as running:
         url = f"{running.address}/v1/chat/completions"
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic !"}):
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": "Basic !"},
+            {"Authorization": b"Bearer \xff"},
+        ):
             found = httpx.post(url, json=CHAT, headers=headers)
             assert found.status_code == 401
             assert "TOPR_RECORD_TOKEN" in found.json()["error"]["message"]

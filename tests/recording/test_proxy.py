@@ -4,10 +4,13 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import aiohttp
 import httpx2 as httpx
 import openai
 import pytest
 from recorders import WORDS, recorder
+
+from topr_trl.recording.conversations import continued_conversation
 
 HI = [{"role": "user", "content": "2 + 2?"}]
 ANSWER = "".join(WORDS)
@@ -283,6 +286,26 @@ def test_redaction(tmp_path, stream):
             assert b"It is" not in file.read_bytes()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_redacted_prompt_has_no_token_ids(tmp_path, stream):
+    with recorder(tmp_path, redact=["(?i)KEY-\\w+"]) as running:
+        body = {"model": "m", "messages": [{"role": "user", "content": "key-abc"}], "metadata": {"key-def": 1}}
+        httpx.post(f"{running.address}/v1/chat/completions", json={**body, "stream": stream})
+        call = call_of(running)
+        assert call["request"]["metadata"] == {"[redacted]": 1}
+        assert "token_ids" not in json.dumps(call["response"])
+        assert call["response"]["choices"][0]["message"]["content"] == ANSWER
+
+
+def test_redacted_conversations_cannot_be_guessed(tmp_path):
+    with recorder(tmp_path, redact=["unused"]) as running:
+        first = chat(running).headers["x-topr-rollout"]
+        message = {"role": "assistant", "content": ANSWER}
+        guess = continued_conversation({"model": "m", "messages": [*HI, message]})
+        assert all(guess.encode() not in file.read_bytes() for file in tmp_path.iterdir())
+        assert chat(running, messages=[*HI, message, *HI]).headers["x-topr-rollout"] == first
+
+
 def test_redaction_does_not_store_prompts_of_token_ids(tmp_path):
     with recorder(tmp_path, redact=["secret"]) as running:
         body = {"model": "m", "prompt": [5, 6, 7]}
@@ -304,6 +327,149 @@ def test_a_request_that_is_too_large(tmp_path):
         found = httpx.post(f"{running.address}/v1/chat/completions", json={"messages": "x" * 2_000_000})
         assert found.status_code == 413
         assert "max_body_mb" in found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["..%2fadmin", "%2e%2e/admin", "models/../../admin", "..%5cadmin"])
+def test_only_paths_under_the_upstream_are_passed_on(running, path):
+    assert httpx.get(f"{running.address}/v1/{path}").status_code == 404
+    assert running.upstream.headers == []
+
+
+@pytest.mark.parametrize("path", ["a%2Fb%20c?q=a%2Bb&q=2", "models%3Fx"])
+def test_a_path_is_passed_on_as_it_is(running, path):
+    assert httpx.get(f"{running.address}/v1/{path}").text == f"/v1/{path}"
+
+
+def test_headers_are_passed_on_and_cookies_are_not_kept(running):
+    port = running.direct.rpartition(":")[2]
+    with recorder(running.folder.parent / "other", upstream=f"http://localhost:{port}/v1") as other:
+        found = [httpx.get(f"{other.address}/v1/x", headers=[("x-a", "1"), ("x-a", "2")]) for _ in range(2)]
+        assert found[0].headers.get_list("set-cookie") == ["a=1", "b=2"]
+        assert running.upstream.headers[-1].getall("x-a") == ["1", "2"]
+        assert "Cookie" not in running.upstream.headers[-1]
+        assert httpx.post(f"{other.address}/v1/moved").status_code == 302
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_half_of_an_emoji_is_passed_on(running, stream):
+    running.upstream.words = ["a", json.loads('"\\ud83d"')]
+    body = {"model": "m", "messages": HI, "stream": stream}
+    found = httpx.post(f"{running.address}/v1/chat/completions", json=body)
+    assert (found.status_code, "\\ud83d" in found.text, "token_ids" in found.text) == (200, True, False)
+    assert call_of(running)["state"] == "finished"
+
+
+GOOD = b'data: {"choices": [{"index": 0, "delta": {"content": "yes"}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+
+
+@pytest.mark.parametrize("event", [
+    b'{"choices": [null]}', b'{"choices": 5}', b'{"choices": [{"index": null, "delta": {"content": "b"}}]}',
+    b'{"choices": [{"index": 0, "delta": "x"}]}', b'{"choices": [{"index": 0, "delta": {"tool_calls": [null]}}]}',
+    b'{"choices": [{"index": 0, "delta": {"tool_calls": [{"function": {"name": 3}}]}}]}', b"{", b"[" * 10_000,
+])  # fmt: skip
+def test_malformed_events_are_passed_on(running, event):
+    running.upstream.raw = b": comment\n\ndata: " + event + b"\n\n" + GOOD
+    found = httpx.post(f"{running.address}/v1/chat/completions", json={"model": "m", "messages": HI, "stream": True})
+    assert b"data: " + event + b"\n\n" in found.content
+    assert found.content.startswith(b": comment\n\n")
+    assert found.text.endswith("data: [DONE]\n\n")
+    call = call_of(running)
+    assert (call["state"], call["response"]["choices"][0]["message"]["content"]) == ("finished", "yes")
+
+
+def test_an_event_of_several_lines(running):
+    running.upstream.raw = (
+        b'event: e\r\ndata: {"choices": [{"index": 0,\r\n'
+        b'data: "token_ids": [5], "delta": {"content": "so, "}}]}\r\n\r\n' + GOOD
+    )
+    found = httpx.post(f"{running.address}/v1/chat/completions", json={"model": "m", "messages": HI, "stream": True})
+    first = found.text.split("\n\n")[0].split("\n")
+    assert first[0] == "event: e"
+    assert json.loads(first[1][6:])["choices"] == [{"index": 0, "delta": {"content": "so, "}}]
+    assert call_of(running)["response"]["choices"][0]["token_ids"] == [5]
+
+
+@pytest.mark.parametrize("answer", [
+    b'{"choices": [null]}', b'{"choices": [{"message": "x"}]}', b'{"choices": [{"index": null, "message": {}}]}',
+    b'{"choices": []}', b"[1]", b"{", b"[" * 10_000,
+])  # fmt: skip
+def test_malformed_answers_are_passed_on(running, answer):
+    running.upstream.raw = answer
+    found = httpx.post(f"{running.address}/v1/chat/completions", json={"model": "m", "messages": HI})
+    assert (found.status_code, found.content) == (200, answer)
+    assert call_of(running)["state"] == "failed"
+    assert httpx.get(f"{running.address}/rollouts").status_code == 200
+
+
+@pytest.mark.parametrize("messages", [
+    [{"role": "assistant", "tool_calls": 5}], [{"role": "assistant", "tool_calls": [{"function": "f"}, 3]}],
+    [{"content": "no role"}], [{"role": "user"}], "text",
+])  # fmt: skip
+def test_malformed_messages_are_passed_on(running, messages):
+    body = {"model": "m", "messages": messages}
+    assert httpx.post(f"{running.address}/v1/chat/completions", json=body).status_code == 200
+    assert running.upstream.requests[-1]["messages"] == messages
+    assert httpx.get(f"{running.address}/rollouts").status_code == 200
+
+
+def test_a_call_that_is_sent_again_after_a_failure_keeps_its_rollout(running):
+    first = chat(running).headers["x-topr-rollout"]
+    later = [*HI, {"role": "assistant", "content": ANSWER}, {"role": "user", "content": "Sure?"}]
+    running.upstream.fault = "refuse"
+    with pytest.raises(openai.InternalServerError):
+        chat(running, messages=later)
+    running.upstream.fault = None
+    assert chat(running, messages=later).headers["x-topr-rollout"] == first
+
+
+def test_a_request_for_too_many_choices(running):
+    body = {"model": "m", "prompt": ["x"] * 200, "n": 100}
+    found = httpx.post(f"{running.address}/v1/completions", json=body)
+    assert found.status_code == 400
+    assert "10,000" in found.json()["error"]["message"]
+
+
+def test_many_ids_are_not_in_a_header(running):
+    found = httpx.post(f"{running.address}/v1/completions", json={"model": "m", "prompt": "x", "n": 201})
+    assert (found.status_code, "x-topr-rollout" in found.headers) == (200, False)
+    assert len(running.rollouts()) == 201
+
+
+def test_a_connection_that_takes_too_long(running, monkeypatch):
+    async def late(*given, **more):
+        raise aiohttp.ConnectionTimeoutError("no connection")
+
+    monkeypatch.setattr(aiohttp.TCPConnector, "connect", late)
+    with pytest.raises(openai.InternalServerError, match="cannot be reached") as raised:
+        chat(running)
+    assert raised.value.status_code == 502
+
+
+def test_chunks_after_a_full_disk_are_not_stored(tmp_path):
+    """Recovery joins the chunks, so a gap would change the text."""
+    with recorder(tmp_path, on_full="pass") as running:
+        running.upstream.words, running.upstream.delay = ["w" * 5_000, "x" * 5_000, "y", "z"], 0.2
+        stored = []
+
+        def fill():
+            running.fill()
+            add = running.store.add_chunk
+            running.store.add_chunk = lambda call, data: (add(call, data), stored.append(data))
+
+        words, _ = received(running, fill)
+        assert (len(words), stored) == (4, [])
+
+
+def test_a_failure_of_the_recorder_is_not_the_clients(running, monkeypatch):
+    def fail(*given):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("topr_trl.recording.proxy.without_token_ids", fail)
+    running.upstream.delay = 0.1
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.post(f"{running.address}/v1/chat/completions", json={"model": "m", "messages": HI, "stream": True})
+    call = call_of(running)
+    assert (call["state"], "ZeroDivisionError" in call["error"]) == ("cut", True)
 
 
 def test_models_are_passed_on(running):

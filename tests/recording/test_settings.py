@@ -9,7 +9,8 @@ URL = "http://127.0.0.1:8000/v1"
 
 
 @pytest.mark.parametrize(("settings", "field"), [
-    ({"upstream": "localhost:8000"}, "upstream"), ({"port": 70_000}, "port"), ({"token_ids": "yes"}, "token_ids"),
+    ({"upstream": "localhost:8000"}, "upstream"), ({"upstream": "http://me:key@h/v1"}, "TOPR_UPSTREAM_KEY"),
+    ({"port": 70_000}, "port"), ({"token_ids": "yes"}, "token_ids"),
     ({"on_full": "stop"}, "on_full"), ({"redact": ["("]}, "redact"), ({"max_body_mb": 0}, "max_body_mb"),
     ({"upstream_timeout": -1.0}, "upstream_timeout"), ({"host": "0.0.0.0"}, "TOPR_RECORD_TOKEN"),
     ({"host": "my-machine"}, "TOPR_RECORD_TOKEN"), ({"port": "9000"}, "port"),

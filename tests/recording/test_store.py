@@ -59,6 +59,16 @@ def test_each_answer_is_continued_once(store):
     assert store.begin("chat/completions", HI, None, 1, "other").rollouts != first.rollouts
 
 
+def test_an_answer_is_continued_again_after_a_failure(store):
+    first = store.begin("chat/completions", HI, None, 1)
+    store.end(first.id, State.FINISHED, answer("yes"), ["key"])
+    for state, response in ((State.FAILED, None), (State.FINISHED, answer("so"))):
+        call = store.begin("chat/completions", HI, None, 1, "key")
+        store.end(call.id, state, response)
+        assert call.rollouts == first.rollouts
+    assert store.begin("chat/completions", HI, None, 1, "key").rollouts != first.rollouts
+
+
 def test_each_choice_is_continued_on_its_own(store):
     first = store.begin("chat/completions", HI, None, 2)
     store.end(first.id, State.FINISHED, {"choices": [*answer("a")["choices"], *answer("b", 1)["choices"]]}, ["a", "b"])

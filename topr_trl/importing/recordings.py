@@ -23,16 +23,16 @@ def rows(record: Record) -> list[Row | LeftOut]:
     if not record["rewards"]:
         return [LeftOut.UNGRADED]
     made: list[Row] = []
-    by_tokens = all(_has_tokens(call) for call in record["calls"])
-    for call in record["calls"]:
-        if (row := _row_of_call(call)) is None:
-            continue
-        if not by_tokens:
-            row = {**row, **dict.fromkeys(_IDS)}
-        if made and (joined := _joined(made[-1], row)) is not None:
-            made[-1] = joined
+    found = [row for call in record["calls"] if (row := _row_of_call(call)) is not None]
+    by_tokens = all(row["prompt_ids"] and row["completion_ids"] for row in found)
+    for row in found:
+        later = row if by_tokens else {**row, **dict.fromkeys(_IDS)}
+        for n, earlier in reversed(list(enumerate(made))):  # Several conversations can take turns in a rollout.
+            if (joined := _joined(earlier, later)) is not None:
+                made[n] = joined
+                break
         else:
-            made.append(row)
+            made.append(later)
     if len(made) > 1:
         made = [{**row, ROLLOUT: record["rollout_id"]} for row in made]
     return [*made] or [LeftOut.FAILED]
@@ -47,15 +47,6 @@ def _choice(call: Record) -> Record | None:
     """Return the choice of a call that belongs to the rollout. Return None if the call has no answer."""
     choices = (call["response"] or {}).get("choices") or ()
     return next((choice for choice in choices if choice.get("index", 0) == call["choice"]), None)
-
-
-def _has_tokens(call: Record) -> bool:
-    """Return whether a call has no answer, or an answer with the tokens of its prompt and its completion."""
-    choice = _choice(call)
-    if choice is None:
-        return True
-    prompt = call["response"].get("prompt_token_ids") or choice.get("prompt_token_ids")
-    return bool(prompt and choice.get("token_ids"))
 
 
 def _row_of_call(call: Record) -> Row | None:
@@ -80,7 +71,7 @@ def _row_of_call(call: Record) -> Row | None:
 
 def _joined(row: Row, later: Row) -> Row | None:
     """Return a row that continues with a later call. Return None if the later call does not continue it."""
-    if any(row.get(name) != later.get(name) for name in _SAME):
+    if any(row.get(name) != later.get(name) for name in _SAME) or not isinstance(later["prompt"], type(row["prompt"])):
         return None
     if row.get("completion_ids"):
         read, before = [*row["prompt_ids"], *row["completion_ids"]], later["prompt_ids"]
@@ -97,14 +88,15 @@ def _joined(row: Row, later: Row) -> Row | None:
             "sampler_logps": logps,
         }
         return {**later, **tokens, "prompt_ids": row["prompt_ids"], **_joined_text(row, later)}
-    text = _joined_text(row, later)
-    return {**later, **text} if text and _is_continued(row, later) else None
+    is_chat = isinstance(row["prompt"], list)
+    return {**later, **_joined_text(row, later)} if is_chat and _is_continued(row, later) else None
 
 
 def _joined_text(row: Row, later: Row) -> Row:
-    """Return the prompt of the first call, and all messages since then. Return {} for text."""
+    """Return the prompt of the first call, and all messages or all text since then."""
     if not isinstance(row["prompt"], list):
-        return {}
+        since = later["prompt"].removeprefix(row["prompt"])  # with special tokens, which completions do not show
+        return {"prompt": row["prompt"], "completion": since + later["completion"]}
     read = len(row["prompt"]) + len(row["completion"])
     return {
         "prompt": row["prompt"],

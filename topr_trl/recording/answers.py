@@ -51,6 +51,36 @@ def _shown(choice: Any, hide_ids: bool, hide_logps: bool) -> Any:
     return found
 
 
+def is_well_formed(answer: Mapping[str, Any]) -> bool:
+    """Return whether the choices of an answer, or of an event of an answer, have the types of OpenAI's API.
+
+    Args:
+        answer (`Mapping[str, Any]`): Answer or event of the server.
+    """
+    choices = answer.get("choices") or []
+    return isinstance(choices, list) and all(_is_choice(choice) for choice in choices)
+
+
+def _is_choice(choice: Any) -> bool:
+    if not isinstance(choice, Mapping) or type(choice.get("index", 0)) is not int:
+        return False
+    kinds = {
+        "message": Mapping, "delta": Mapping, "text": str, "logprobs": Mapping, "token_ids": list,
+        "prompt_token_ids": list, "finish_reason": str,
+    }  # fmt: skip
+    if not all(isinstance(choice[name], kind) for name, kind in kinds.items() if choice.get(name)):
+        return False
+    calls = (choice.get("message") or choice.get("delta") or {}).get("tool_calls") or []
+    return isinstance(calls, list) and all(_is_tool_call(call) for call in calls)
+
+
+def _is_tool_call(call: Any) -> bool:
+    function = (call.get("function") or {}) if isinstance(call, Mapping) else None
+    return isinstance(function, Mapping) and all(
+        isinstance(function.get(name) or "", str) for name in ("name", "arguments")
+    )
+
+
 class Assembler:
     """Joins the events of a streamed answer into the answer that the server gives without streaming.
 
@@ -100,7 +130,7 @@ def _add_message(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
         if name == "tool_calls":
             for piece in value:
                 _add_tool_call(message.setdefault("tool_calls", []), piece)
-        elif isinstance(value, str) and name != "role":
+        elif isinstance(value, str) and isinstance(message.get(name) or "", str) and name != "role":
             message[name] = (message.get(name) or "") + value
         else:
             message[name] = value

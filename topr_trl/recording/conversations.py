@@ -3,43 +3,48 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 
-def continued_conversation(request: Mapping[str, Any]) -> str | None:
+def continued_conversation(request: Mapping[str, Any], salt: str = "") -> str | None:
     """Return the key of the conversation up to the last assistant message of a request. Return None without one.
 
     Args:
         request (`Mapping[str, Any]`): Request for a chat completion.
+        salt (`str`, defaults to `""`): Text that the key depends on. Without it, others cannot guess the messages of a
+            key.
     """
     messages = request.get("messages")
     if not isinstance(messages, list) or not all(isinstance(each, Mapping) for each in messages):
         return None
     last = max((n for n, each in enumerate(messages) if each.get("role") == "assistant"), default=None)
-    return None if last is None else _key(request, messages[: last + 1])
+    return None if last is None else _key(request, messages[: last + 1], salt)
 
 
-def conversations(request: Mapping[str, Any], response: Mapping[str, Any]) -> list[str | None]:
+def conversations(request: Mapping[str, Any], response: Mapping[str, Any], salt: str = "") -> list[str | None]:
     """Return, for each choice of an answer, the key of the conversation that ends with the answer.
 
     Args:
         request (`Mapping[str, Any]`): Request for a chat completion.
         response (`Mapping[str, Any]`): Answer.
+        salt (`str`, defaults to `""`): Text that the keys depend on.
     """
     messages = request.get("messages")
     if not isinstance(messages, list) or not all(isinstance(each, Mapping) for each in messages):
         return []
     choices = sorted(response.get("choices") or (), key=lambda choice: choice.get("index", 0))
-    return [_key(request, [*messages, choice["message"]]) if choice.get("message") else None for choice in choices]
+    return [
+        _key(request, [*messages, choice["message"]], salt) if choice.get("message") else None for choice in choices
+    ]
 
 
-def _key(request: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> str:
+def _key(request: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], salt: str) -> str:
     """Return a hash of the messages. Applications often drop other fields of an answer, such as its reasoning."""
     shown = [
-        [message.get("role"), _text(message.get("content")), [_call(call) for call in message.get("tool_calls") or ()]]
-        for message in messages
+        [message.get("role"), _text(message.get("content")), _calls(message.get("tool_calls"))] for message in messages
     ]
-    return hashlib.sha256(json.dumps([request.get("model"), shown]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([salt, request.get("model"), shown]).encode()).hexdigest()
 
 
 def _text(content: Any) -> Any:
@@ -49,8 +54,17 @@ def _text(content: Any) -> Any:
     return content or ""
 
 
+def _calls(calls: Any) -> Any:
+    return [_call(call) for call in calls] if isinstance(calls, list) else calls or []
+
+
 def _call(call: Any) -> Any:
-    if not isinstance(call, Mapping):
+    """Return the id, the name and the arguments of a call. Clients may change the spaces in the JSON of arguments."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
         return call
-    function = call.get("function") or {}
-    return [call.get("id"), function.get("name"), function.get("arguments")]
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments)
+    return [call.get("id"), function.get("name"), arguments]

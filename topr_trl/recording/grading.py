@@ -1,5 +1,6 @@
 """Handlers for rewards, and for the page on which a person reads and grades rollouts."""
 
+import asyncio
 import json
 import secrets
 from collections.abc import Mapping
@@ -50,12 +51,16 @@ class Grading:
         before = request.query.get("before")
         if before is not None and not (before.isascii() and before.isdigit() and len(before) < 19):
             return error(400, f"before must be a number, not {before[:40]!r}.")
-        found = self.store.latest(graded, None if before is None else int(before), _PER_REQUEST)
-        return _json({"rollouts": [_summary(each) for each in found], "totals": self.store.totals(_INTERVALS)})
+
+        def read() -> dict[str, Any]:
+            found = self.store.latest(graded, None if before is None else int(before), _PER_REQUEST)
+            return {"rollouts": [_summary(each) for each in found], "totals": self.store.totals(_INTERVALS)}
+
+        return _json(await asyncio.to_thread(read))  # Long answers take seconds to read. Streams go on meanwhile.
 
     async def rollout(self, request: web.Request) -> web.Response:
         """Return one rollout as a conversation."""
-        found = self.store.rollout(request.match_info["name"])
+        found = await asyncio.to_thread(self.store.rollout, request.match_info["name"])
         if found is None:
             return error(404, f"There is no rollout {request.match_info['name']!r}.")
         return _json({**found, "calls": [_shown(call) for call in found["calls"]]})
@@ -67,7 +72,7 @@ class Grading:
         try:
             given = json.loads(await request.read())
             rollout, name, reward, comment = read_reward(given)
-        except ValueError as wrong:
+        except (ValueError, RecursionError) as wrong:
             return error(400, str(wrong))
         if comment is not None:
             comment, _ = self.redact(comment)
@@ -105,6 +110,9 @@ def read_reward(given: Any) -> tuple[str, str, float | None, str | None]:
         raise ValueError(f"name must be text of 1 to {_LONGEST_NAME} characters without a dot.")
     if comment is not None and not (isinstance(comment, str) and len(comment) <= _LONGEST_COMMENT):
         raise ValueError(f"comment must be text of at most {_LONGEST_COMMENT:,} characters.")
+    for field, text in (("rollout_id", rollout), ("name", name), ("comment", comment or "")):
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise ValueError(f"{field} has half of a character (an unpaired surrogate).")
     if ("reward" in given) == ("label" in given):
         raise ValueError("Send either reward, a number, or label, which is true or false.")
     if "label" in given:
@@ -125,7 +133,7 @@ def read_reward(given: Any) -> tuple[str, str, float | None, str | None]:
 def _summary(rollout: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a list shows of a rollout."""
     call = _shown(rollout["calls"][-1])
-    asked = next((turn["content"] for turn in reversed(call["messages"]) if turn["role"] == "user"), "")
+    asked = next((turn.get("content") for turn in reversed(call["messages"]) if turn.get("role") == "user"), "")
     return {
         "number": rollout["number"], "rollout_id": rollout["rollout_id"], "rewards": rollout["rewards"],
         "started": call["started"], "state": call["state"], "model": call["model"],

@@ -34,7 +34,7 @@ def protect(args: RecordArguments) -> Middleware:
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        host = urlsplit(f"//{request.host}").hostname
+        host = _hostname(request.host)
         # A page of another site can point its own name to this machine (DNS rebinding). A token prevents this, too.
         if token is None and host not in {*_LOCAL_NAMES, args.host}:
             return error(403, f"The host {host!r} is not this recorder. Use the address that topr record prints.")
@@ -54,9 +54,16 @@ def protect(args: RecordArguments) -> Middleware:
     return middleware
 
 
+def _hostname(host: str) -> str | None:
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:  # for instance [ without ]
+        return None
+
+
 def _is_from_other_site(request: web.Request) -> bool:
     origin = request.headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc != request.host:
+    if origin is not None and origin.partition("://")[2] != request.host:
         return True
     # A link from another site to the page is fine.
     is_navigation = request.method == "GET" and request.headers.get("Sec-Fetch-Mode") == "navigate"
@@ -71,4 +78,4 @@ def _has_token(request: web.Request, token: str) -> bool:
             value = base64.b64decode(value, validate=True).decode().partition(":")[2]
         except ValueError:
             return False
-    return hmac.compare_digest(value.strip().encode(), token.encode())
+    return hmac.compare_digest(value.strip().encode(errors="surrogateescape"), token.encode())

@@ -2,15 +2,20 @@
 
 import asyncio
 import json
+import re
+import secrets
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
+from urllib.parse import unquote
 
 import aiohttp
 from aiohttp import web
+from multidict import CIMultiDict
+from yarl import URL
 
-from topr_trl.recording.answers import CHAT, Assembler, with_token_ids, without_token_ids
+from topr_trl.recording.answers import CHAT, Assembler, is_well_formed, with_token_ids, without_token_ids
 from topr_trl.recording.conversations import continued_conversation, conversations
 from topr_trl.recording.protection import error
 from topr_trl.recording.redaction import Redactor, without_tokens
@@ -19,6 +24,8 @@ from topr_trl.recording.store import Call, State, StorageFullError, Store
 
 ROLLOUT_HEADER = "x-topr-rollout"
 LONGEST_ID = 200  # characters of a rollout's name
+_MOST_CHOICES = 10_000  # of a request
+_MOST_IDS = 200  # ids in the header of an answer: many clients read headers of at most 8 KB
 _OF_CONNECTION = frozenset({
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
     "upgrade", "host", "content-length", "content-encoding", "accept-encoding", "expect",
@@ -38,6 +45,8 @@ class Proxy:
     def __init__(self, args: RecordArguments, store: Store, session: aiohttp.ClientSession) -> None:
         self.args, self.store, self.session = args, store, session
         self.redact = Redactor(args.redact or ())
+        # Without salt, a hash of a short text would reveal the text that was blanked out.
+        self.salt = secrets.token_hex(16) if self.redact else ""
         self._models: dict[str, dict[str, Any]] = {}  # entries of /v1/models by id
         self._models_until = 0.0  # time at which the list of models is old
         self._reading_models = asyncio.Lock()
@@ -64,50 +73,61 @@ class Proxy:
             return error(400, f"{ROLLOUT_HEADER} must be printable ASCII with at most {LONGEST_ID} characters.")
         try:
             asked = json.loads(body)
-        except ValueError:
+            stored, is_redacted = self.redact(asked)
+        except (ValueError, RecursionError):
             asked = None
         if not isinstance(asked, dict) or (self.redact and _prompt_is_ids(asked)):
             return await self._forward(request, body, None)  # The server explains what is wrong with the request.
+        if (choices := _choices(asked)) > _MOST_CHOICES:
+            return error(400, f"The request asks for {choices:,} choices. Ask for at most {_MOST_CHOICES:,} at once.")
         await self._read_models(request)
         model = self._models.get(str(asked.get("model")), {})
         asks_for_ids = self.args.token_ids == ALWAYS or (
             self.args.token_ids == AUTO and model.get("owned_by") == "vllm"
         )
-        stored, is_redacted = self.redact(asked)
+        continues = continued_conversation(asked, self.salt) if endpoint == CHAT else None
+        root = model.get("root")
         try:
             call = self.store.begin(
-                endpoint, stored, rollout, _choices(asked), continued_conversation(asked) if endpoint == CHAT else None,
-                model.get("root"), self.args.model_revision, is_redacted,
+                endpoint, stored, rollout, choices, continues, root if isinstance(root, str) else None,
+                self.args.model_revision, is_redacted,
             )  # fmt: skip
         except StorageFullError as full:
             if self.args.on_full == PASS:
                 return await self._forward(request, body, None)
             return error(507, f"{full}. Free some space, or start topr record with --on_full pass.", "storage_full")
-        recording = _Recording(self, call, endpoint, asked)
+        recording = _Recording(self, call, endpoint, asked, is_redacted)
         if asks_for_ids:
             body = json.dumps(with_token_ids(asked, endpoint)).encode()
             recording.hides = True
         try:
             return await self._forward(request, body, recording)
-        except BaseException:
+        except BaseException as failure:
+            is_gone = isinstance(failure, asyncio.CancelledError | ConnectionError)
+            why = "The client closed the connection, or the recorder was stopped." if is_gone else repr(failure)
             with suppress(StorageFullError):  # The next recorder ends the call.
-                recording.end("The client closed the connection, or the recorder was stopped.")
+                recording.end(why)
             raise
 
     async def _forward(self, request: web.Request, body: bytes, recording: "_Recording | None") -> web.StreamResponse:
         """Send a request to the server, and its answer to the client."""
-        url = f"{self.args.upstream.rstrip('/')}/{request.match_info['endpoint']}"
+        path = request.rel_url.raw_path.removeprefix("/v1")
+        if {".", ".."} & set(re.split(r"[/\\]", unquote(path))):  # Only paths under the upstream are passed on.
+            return error(404, f"There is no path {request.rel_url.raw_path}.")
+        url = URL(f"{self.args.upstream.rstrip('/')}{path}", encoded=True)
+        query = request.rel_url.raw_query_string
         try:
             async with self.session.request(
-                request.method, url, params=request.query, data=body or None, headers=self._headers(request)
-            ) as answer:
+                request.method, URL(f"{url}?{query}", encoded=True) if query else url, data=body or None,
+                headers=self._headers(request), allow_redirects=False,
+            ) as answer:  # fmt: skip
                 if answer.content_type == "text/event-stream":
                     return await _stream(request, answer, recording)
                 content = await answer.read()
                 if recording is not None:
                     content = recording.add_answer(answer.status, content)
                 return web.Response(status=answer.status, body=content, headers=_shown_headers(answer, recording))
-        except TimeoutError:
+        except aiohttp.SocketTimeoutError:
             message = f"{url} sent nothing for {self.args.upstream_timeout:g} seconds (upstream_timeout)."
             if recording is not None:
                 recording.end(message)
@@ -120,17 +140,18 @@ class Proxy:
         except StorageFullError as full:
             return error(507, f"The answer cannot be recorded: {full}.", "storage_full")
 
-    def _headers(self, request: web.Request) -> dict[str, str]:
+    def _headers(self, request: web.Request) -> CIMultiDict[str]:
         """Return the headers for the server. The recorder's own token is not sent."""
         left_out = _OF_CONNECTION | ({"authorization"} if self.args.token or self.args.upstream_key else set())
-        found = {
-            name: value
+        found = CIMultiDict(
+            (name, value)
             for name, value in request.headers.items()
             if name.lower() not in left_out and not name.lower().startswith("x-topr-")
-        }
+        )
         if self.args.upstream_key:
             found["Authorization"] = f"Bearer {self.args.upstream_key}"
-        return {**found, "Accept-Encoding": "identity"}
+        found["Accept-Encoding"] = "identity"
+        return found
 
     async def _read_models(self, request: web.Request) -> None:
         """Read the server's models: who serves them, and where their weights are."""
@@ -151,17 +172,22 @@ class Proxy:
 class _Recording:
     """Answer that is being received and stored."""
 
-    def __init__(self, proxy: Proxy, call: Call, endpoint: str, asked: Mapping[str, Any]) -> None:
+    def __init__(
+        self, proxy: Proxy, call: Call, endpoint: str, asked: Mapping[str, Any], prompt_is_redacted: bool
+    ) -> None:
         self.proxy, self.call, self.endpoint, self.asked = proxy, call, endpoint, asked
+        self.prompt_is_redacted = prompt_is_redacted
         self.hides = False  # whether the answer has values that the client did not ask for
         self.answer = Assembler(endpoint)
         self.error: str | None = None
         self.ended = False
+        self.lacks_chunks = False  # whether the disk was full during the answer
 
     @property
-    def header(self) -> str:
-        """Names of the rollouts, in the order of the choices."""
-        return ",".join(dict.fromkeys(self.call.rollouts))
+    def header(self) -> str | None:
+        """Names of the rollouts, in the order of the choices. None if there are too many for a header."""
+        names = dict.fromkeys(self.call.rollouts)
+        return ",".join(names) if len(names) <= _MOST_IDS else None
 
     def shown(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return an answer or an event as the client sees it."""
@@ -178,18 +204,22 @@ class _Recording:
             return data
         try:
             event = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             return data
-        if not isinstance(event, dict):
+        if not isinstance(event, dict) or not is_well_formed(event):
             return data
         if "error" in event:
             self.error = _message_of(event) or "The server reported an error."
             return data
         self.answer.add(event)
-        if not self.proxy.redact:  # A match may span several events, so redacted answers are stored at their end.
+        # A match may span several events, so redacted answers are stored at their end. The chunks of an answer have no
+        # gap: recovery joins them.
+        if not self.proxy.redact and not self.lacks_chunks:
             with self.proxy.full_is_fine():
+                self.lacks_chunks = True
                 self.proxy.store.add_chunk(self.call.id, data)
-        return json.dumps(self.shown(event), ensure_ascii=False) if self.hides else data
+                self.lacks_chunks = False
+        return json.dumps(self.shown(event)) if self.hides else data
 
     def add_answer(self, status: int, content: bytes) -> bytes:
         """Store an answer that is not a stream, and return it as the client sees it.
@@ -199,13 +229,14 @@ class _Recording:
         """
         try:
             answer = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
-        if status != 200 or not isinstance(answer, dict) or not isinstance(answer.get("choices"), list):
-            self._end(State.FAILED, None, _message_of(answer) or f"The server answered with status {status}.")
+        if status != 200 or not isinstance(answer, dict) or not answer.get("choices") or not is_well_formed(answer):
+            reason = "" if status != 200 else ", but not with choices in the format of OpenAI's API"
+            self._end(State.FAILED, None, _message_of(answer) or f"The server answered with status {status}{reason}.")
             return content
         self._end(State.FINISHED, answer, None)
-        return json.dumps(self.shown(answer), ensure_ascii=False).encode() if self.hides else content
+        return json.dumps(self.shown(answer)).encode() if self.hides else content
 
     def end(self, why: str | None = None) -> None:
         """End a stream, or an answer that did not arrive completely. Do nothing if the answer has ended already.
@@ -223,9 +254,9 @@ class _Recording:
     def _end(self, state: State, answer: Mapping[str, Any] | None, message: str | None) -> None:
         self.ended = True
         stored, is_redacted = self.proxy.redact(answer)
-        if is_redacted:
+        if stored and (is_redacted or self.prompt_is_redacted):
             stored = without_tokens(stored)
-        keys = conversations(self.asked, answer) if answer and self.endpoint == CHAT else []
+        keys = conversations(self.asked, answer, self.proxy.salt) if answer and self.endpoint == CHAT else []
         message, _ = self.proxy.redact(message)
         with self.proxy.full_is_fine():
             self.proxy.store.end(self.call.id, state, stored, keys, message, is_redacted)
@@ -251,9 +282,11 @@ def _message_of(answer: Any) -> str | None:
     return str(found.get("message")) if isinstance(found, dict) and found.get("message") else None
 
 
-def _shown_headers(answer: aiohttp.ClientResponse, recording: _Recording | None) -> dict[str, str]:
-    found = {name: value for name, value in answer.headers.items() if name.lower() not in _OF_CONNECTION}
-    return found if recording is None else {**found, ROLLOUT_HEADER: recording.header}
+def _shown_headers(answer: aiohttp.ClientResponse, recording: _Recording | None) -> CIMultiDict[str]:
+    found = CIMultiDict((name, value) for name, value in answer.headers.items() if name.lower() not in _OF_CONNECTION)
+    if recording is not None and recording.header is not None:
+        found[ROLLOUT_HEADER] = recording.header
+    return found
 
 
 async def _stream(
@@ -266,11 +299,12 @@ async def _stream(
     try:
         async for event in _events(answer.content):
             lines = event.split(b"\n")
-            for n, line in enumerate(lines):
-                if recording is not None and line.startswith(b"data:"):
-                    data = line[5:].strip().decode("utf-8", "replace")
-                    shown = recording.add_event(data)
-                    lines[n] = line if shown is data else b"data: " + shown.encode()
+            found = [line[5:].strip() for line in lines if line.startswith(b"data:")]
+            if recording is not None and found:
+                data = b"\n".join(found).decode("utf-8", "replace")
+                shown = recording.add_event(data)
+                if shown is not data:
+                    lines = [*(line for line in lines if not line.startswith(b"data:")), b"data: " + shown.encode()]
             await response.write(b"\n".join(lines) + b"\n\n")
         if recording is not None:
             recording.end("The server ended the answer early.")

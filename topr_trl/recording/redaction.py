@@ -23,26 +23,30 @@ class Redactor:
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
+        self._patterns: list[re.Pattern[str]] = []
         for pattern in patterns:
             try:
-                re.compile(pattern)
+                self._patterns.append(re.compile(pattern))
             except re.error as error:
                 raise ValueError(f"redact: {pattern!r} is not a regular expression: {error}.") from None
-        self._pattern = re.compile("|".join(f"(?:{pattern})" for pattern in patterns)) if patterns else None
 
     def __bool__(self) -> bool:
-        return self._pattern is not None
+        return bool(self._patterns)
 
     def __call__(self, value: Any) -> tuple[Any, bool]:
         """Return the value without the matches, and whether there was a match."""
-        if self._pattern is None:
+        if not self._patterns:
             return value, False
         if isinstance(value, str):
-            found, count = self._pattern.subn(BLANK, value)
-            return found, count > 0
+            count = 0
+            for pattern in self._patterns:
+                value, more = pattern.subn(BLANK, value)
+                count += more
+            return value, count > 0
         if isinstance(value, Mapping):
-            pairs = {name: self(inner) for name, inner in value.items()}
-            return {name: inner for name, (inner, _) in pairs.items()}, any(hit for _, hit in pairs.values())
+            pairs = [(self(name), self(inner)) for name, inner in value.items()]
+            found = {name: inner for (name, _), (inner, _) in pairs}
+            return found, any(hit for pair in pairs for _, hit in pair)
         if isinstance(value, list) and not all(isinstance(inner, int | float) for inner in value):
             items = [self(inner) for inner in value]
             return [inner for inner, _ in items], any(hit for _, hit in items)

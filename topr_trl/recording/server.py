@@ -15,7 +15,8 @@ from topr_trl.recording.proxy import Proxy
 from topr_trl.recording.settings import RecordArguments
 from topr_trl.recording.store import Store
 
-_SECONDS_TO_END = 5.0  # time for running answers to end after Ctrl+C
+_SECONDS_TO_END = 2.5  # half of the time for running answers to end after Ctrl+C, because aiohttp waits twice
+_SECONDS_TO_KEEP = 2.0  # below the 5 seconds after which uvicorn closes connections that nobody uses
 
 
 def record_command(args: RecordArguments) -> None:
@@ -62,14 +63,23 @@ def application(args: RecordArguments, store: Store, session: aiohttp.ClientSess
     return app
 
 
+def connections(args: RecordArguments) -> aiohttp.ClientSession:
+    """Return the connections to the server. They keep no cookies, because several clients share them.
+
+    Args:
+        args (`RecordArguments`): Settings.
+    """
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=args.upstream_timeout)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_SECONDS_TO_KEEP)
+    return aiohttp.ClientSession(timeout=timeout, connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+
+
 async def _serve(args: RecordArguments) -> None:
     store = Store(args.folder)
     if recovered := store.recover():
-        print(f"{recovered} answers were cut when the recorder was killed. Their beginnings are kept.", flush=True)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=args.upstream_timeout)
-    connector = aiohttp.TCPConnector(limit=0)
+        print(f"Calls that were open when the recorder was killed: {recovered}. What arrived is kept.", flush=True)
     try:
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector, auto_decompress=True) as session:
+        async with connections(args) as session:
             # Without handler_cancellation, the server would go on generating after a client has left.
             runner = web.AppRunner(
                 application(args, store, session), handler_cancellation=True, access_log=None,

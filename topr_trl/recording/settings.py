@@ -57,6 +57,11 @@ class RecordArguments:
         parts = urlsplit(self.upstream)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"upstream must be a URL such as http://127.0.0.1:8000/v1, not {self.upstream!r}.")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ValueError(
+                "upstream must be a URL without user, password, query and fragment. Put the API key of the server in "
+                f"the variable {KEY_VARIABLE}."
+            )
         if not 0 <= self.port < 65536:
             raise ValueError(f"port must be between 0 and 65535, not {self.port}.")
         for name in ("max_body_mb", "upstream_timeout"):

@@ -82,6 +82,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / NAME
+        self._continued: dict[int, tuple[Any, ...]] = {}  # answers that open calls continue
         self._connection = sqlite3.connect(self.path, isolation_level=None)
         self._connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF;" + _SCHEMA)
         with self._transaction() as run:
@@ -150,7 +151,7 @@ class Store:
             model_revision (`str`, *optional*): Revision of the weights.
             redacted (`bool`, defaults to `False`): Whether the request differs from what the model read.
         """
-        now = time.time()
+        now, continued = time.time(), None
         with self._transaction() as run:
             if rollout is None and continues is not None:
                 earlier = run(
@@ -159,7 +160,7 @@ class Store:
                     (continues,),
                 ).fetchone()
                 if earlier is not None:
-                    rollout = earlier[0]
+                    rollout, continued = earlier[0], (continues, *earlier[1:])
                     # A second request that continues the same answer is a different rollout.
                     run("UPDATE parts SET conversation = NULL WHERE (rollout, call, choice) = (?, ?, ?)", earlier[1:])
             call = run(
@@ -173,6 +174,8 @@ class Store:
             for choice, name in enumerate(names):
                 run("INSERT OR IGNORE INTO rollouts (name, started) VALUES (?, ?)", (name, now))
                 run("INSERT INTO parts SELECT id, ?, ?, NULL FROM rollouts WHERE name = ?", (call, choice, name))
+        if continued is not None:
+            self._continued[call] = continued
         return Call(call, names)
 
     def add_chunk(self, call: int, data: str) -> None:
@@ -200,13 +203,16 @@ class Store:
             error (`str`, *optional*): Error message.
             redacted (`bool`, defaults to `False`): Whether the response differs from what the model wrote.
         """
+        state = state if response is not None and response.get("choices") else State.FAILED
+        continued = self._continued.pop(call, None)
         with self._transaction() as run:
-            state = state if response is not None and response.get("choices") else State.FAILED
             run(
                 "UPDATE calls SET ended = ?, state = ?, response = ?, error = ?, redacted = redacted OR ? WHERE id = ?",
                 (time.time(), state, None if response is None else _dumped(response), error, redacted, call),
             )
             run("DELETE FROM chunks WHERE call = ?", (call,))
+            if state == State.FAILED and continued is not None:  # Clients often send a failed call again.
+                run("UPDATE parts SET conversation = ? WHERE (rollout, call, choice) = (?, ?, ?)", continued)
             for choice, key in enumerate(conversations):
                 run("UPDATE parts SET conversation = ? WHERE call = ? AND choice = ?", (key, call, choice))
 
@@ -231,7 +237,7 @@ class Store:
                 run("REPLACE INTO rewards VALUES (?, ?, ?, ?, ?)", (found[0], name, reward, comment, time.time()))
         return True
 
-    # Views for the page
+    # Views for the page. They have their own connection, because they run in other threads.
 
     def latest(self, graded: bool | None, before: int | None, limit: int) -> list[dict[str, Any]]:
         """Return the latest rollouts, with their last call.
@@ -244,15 +250,17 @@ class Store:
         where = ["1"] if before is None else [f"id < {before:d}"]
         if graded is not None:
             where.append(f"{'' if graded else 'NOT '}EXISTS (SELECT 1 FROM rewards WHERE rollout = rollouts.id)")
-        found = self._connection.execute(
-            f"SELECT id, name FROM rollouts WHERE {' AND '.join(where)} ORDER BY id DESC LIMIT ?", (limit,)
-        ).fetchall()
-        return [{"number": number, **_rollout(self._connection, number, name, last=True)} for number, name in found]
+        with _opened(self.path) as connection:
+            found = connection.execute(
+                f"SELECT id, name FROM rollouts WHERE {' AND '.join(where)} ORDER BY id DESC LIMIT ?", (limit,)
+            ).fetchall()
+            return [{"number": number, **_rollout(connection, number, name, last=True)} for number, name in found]
 
     def rollout(self, name: str) -> dict[str, Any] | None:
         """Return a rollout with its calls and rewards. Return None if there is no such rollout."""
-        found = self._connection.execute("SELECT id FROM rollouts WHERE name = ?", (name,)).fetchone()
-        return None if found is None else _rollout(self._connection, found[0], name)
+        with _opened(self.path) as connection:
+            found = connection.execute("SELECT id FROM rollouts WHERE name = ?", (name,)).fetchone()
+            return None if found is None else _rollout(connection, found[0], name)
 
     def totals(self, intervals: int) -> dict[str, Any]:
         """Return the number of rollouts and of graded rollouts, and the mean of each reward over time.
@@ -260,17 +268,18 @@ class Store:
         Args:
             intervals (`int`): Number of intervals, each with the same number of graded rollouts.
         """
-        run = self._connection.execute
-        (rollouts,) = run("SELECT count(*) FROM rollouts").fetchone()
-        (graded,) = run("SELECT count(DISTINCT rollout) FROM rewards").fetchone()
         means: dict[str, list[list[float]]] = {}
-        for name, when, mean, count in run(
-            "SELECT name, min(started), avg(reward), count(*) FROM (SELECT rewards.name, rollouts.started, reward, "
-            "ntile(?) OVER (PARTITION BY rewards.name ORDER BY rollouts.id) AS interval "
-            "FROM rewards JOIN rollouts ON rollouts.id = rollout) GROUP BY name, interval ORDER BY name, interval",
-            (intervals,),
-        ):
-            means.setdefault(name, []).append([when, mean, count])
+        with _opened(self.path) as connection:
+            run = connection.execute
+            (rollouts,) = run("SELECT count(*) FROM rollouts").fetchone()
+            (graded,) = run("SELECT count(DISTINCT rollout) FROM rewards").fetchone()
+            for name, when, mean, count in run(
+                "SELECT name, min(started), avg(reward), count(*) FROM (SELECT rewards.name, rollouts.started, reward, "
+                "ntile(?) OVER (PARTITION BY rewards.name ORDER BY rollouts.id) AS interval "
+                "FROM rewards JOIN rollouts ON rollouts.id = rollout) GROUP BY name, interval ORDER BY name, interval",
+                (intervals,),
+            ):
+                means.setdefault(name, []).append([when, mean, count])
         return {"rollouts": rollouts, "graded": graded, "means": means}
 
 

@@ -84,7 +84,8 @@ class Import(Stage[ImportArguments]):
         conversational: bool | None = None  # whether prompts are messages, as in the first row; None before it is read
         waiting: list[tuple[Path, Part]] = []  # shards to write once `conversational` is known
         for k, records in enumerate(
-            tqdm(_records_by_shard(files), total=shards, desc=f"Importing {reader.name}", unit="shard")
+            # A recording may have grown since its records were counted.
+            tqdm(islice(_records_by_shard(files), shards), total=shards, desc=f"Importing {reader.name}", unit="shard")
         ):
             path = shard_path(self.folder, k, shards)
             if conversational is not None and path.is_file():
