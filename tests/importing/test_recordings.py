@@ -248,6 +248,14 @@ def test_topr_train_reads_a_recording(tmp_path, log):
     assert (tmp_path / "model" / "imported").is_dir()
 
 
+def test_a_push_cannot_choose_rewards(tmp_path, log):
+    for name in ("rating", "test"):
+        (rollout,) = log.add([HI], ({"content": "yes"}, None))
+        log.reward(rollout, 1, name)
+    with pytest.raises(ValueError, match="run topr import"):
+        main.main(["push", "--input", str(tmp_path / "log"), "--repo_id", "me/my-rows", "--dry_run", "true"])
+
+
 def test_a_push_asks_before_it_publishes_a_recording(tmp_path, log, capsys):
     (name,) = log.add([HI], ({"content": "yes"}, None))
     log.reward(name, 1)

@@ -265,6 +265,7 @@ def test_a_disk_that_is_full_during_a_stream(tmp_path, on_full):
         else:
             assert len(words) < 6
             assert "cannot be recorded" in str(error)
+            assert error.body["code"] == 507
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -126,6 +126,8 @@ def test_a_file_that_is_no_database(tmp_path):
     (tmp_path / NAME).write_text("not a database, but long enough to be read as one" * 100)
     with pytest.raises(ValueError, match="cannot be read as a recording"):
         count_rollouts(tmp_path / NAME)
+    with pytest.raises(ValueError, match="cannot be opened as a recording"):
+        Store(tmp_path)
 
 
 def test_the_id_stays_while_a_recording_grows(tmp_path, store):

@@ -45,7 +45,7 @@ class PushArguments:
 def push_command(args: PushArguments) -> None:
     """Run `topr push`. Ask before pushing trajectories, after showing some texts from tools and users.
 
-    Of a recording, the graded rows are pushed. They hold what users wrote, so the command always asks first.
+    For a recording, push the graded rows. They contain what users wrote, so the command always asks first.
 
     Args:
         args (`PushArguments`): Settings of the command.
@@ -67,7 +67,12 @@ def _rows_of_recording(path: Path) -> Iterator[Path]:
     with TemporaryDirectory() as folder:
         rows = Path(folder) / path.absolute().name
         stage = Import(ImportArguments(input=str(path), output_dir=str(rows)))
-        print(stage.summary(stage.run()), flush=True)
+        try:
+            print(stage.summary(stage.run()), flush=True)
+        except ValueError as error:
+            raise ValueError(
+                f"{error} topr push has no settings for this: run topr import, and push its rows."
+            ) from None
         yield rows
 
 

@@ -126,6 +126,6 @@ FORMAT = Format(
     ),
     required=frozenset({"rollout_id", "calls", "rewards"}),
     optional=None,
-    loses="These are the rollouts until now. To import later ones, set a different --output_dir. A request without a "
+    loses="To add rollouts that are recorded later, import again with a different --output_dir. A request without a "
     "temperature used the default of the server, which is assumed to be 1.",
 )  # fmt: skip

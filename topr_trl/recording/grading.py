@@ -131,7 +131,7 @@ def read_reward(given: Any) -> tuple[str, str, float | None, str | None]:
 
 
 def _summary(rollout: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a list shows of a rollout."""
+    """Return the entry of a rollout in the list."""
     call = _shown(rollout["calls"][-1])
     asked = next((turn.get("content") for turn in reversed(call["messages"]) if turn.get("role") == "user"), "")
     return {
@@ -142,7 +142,7 @@ def _summary(rollout: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the page shows of a call: messages, tools and the answer, without tokens."""
+    """Return the parts of a call that the page shows: messages, tools and the answer, without tokens."""
     request, choice = call["request"], _choice(call)
     messages = request.get("messages")
     if not isinstance(messages, list):

@@ -295,7 +295,7 @@ async def _stream(
     """Send the events of a server to the client. Each event is stored first."""
     response = web.StreamResponse(status=answer.status, headers=_shown_headers(answer, recording))
     await response.prepare(request)
-    failure: tuple[str, str] | None = None
+    failure: tuple[int, str, str] | None = None
     try:
         async for event in _events(answer.content):
             lines = event.split(b"\n")
@@ -309,19 +309,19 @@ async def _stream(
         if recording is not None:
             recording.end("The server ended the answer early.")
     except TimeoutError:
-        failure = "upstream_timeout", "The server stopped sending data (upstream_timeout)."
+        failure = 504, "upstream_timeout", "The server stopped sending data (upstream_timeout)."
     except aiohttp.ClientConnectionResetError:
         raise  # The client is gone.
     except aiohttp.ClientError as error_:
-        failure = "upstream_error", f"The server closed the connection during the answer: {error_}"
+        failure = 502, "upstream_error", f"The server closed the connection during the answer: {error_}"
     except StorageFullError as full:
-        failure = "storage_full", f"The answer cannot be recorded: {full}."
+        failure = 507, "storage_full", f"The answer cannot be recorded: {full}."
     if failure is not None:
-        kind, message = failure
+        status, kind, message = failure
         if recording is not None:
             with suppress(StorageFullError):  # The next recorder ends the call.
                 recording.end(message)
-        body = {"error": {"message": message, "type": kind, "param": None, "code": 502}}
+        body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
         await response.write(f"data: {json.dumps(body)}\n\n".encode())
     await response.write_eof()
     return response

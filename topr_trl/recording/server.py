@@ -77,7 +77,8 @@ def connections(args: RecordArguments) -> aiohttp.ClientSession:
 async def _serve(args: RecordArguments) -> None:
     store = Store(args.folder)
     if recovered := store.recover():
-        print(f"Calls that were open when the recorder was killed: {recovered}. What arrived is kept.", flush=True)
+        calls = f"{recovered} call{'s' * (recovered != 1)}"
+        print(f"{calls} did not end before the last recorder did. Partial answers are kept.", flush=True)
     try:
         async with connections(args) as session:
             # Without handler_cancellation, the server would go on generating after a client has left.

@@ -1,7 +1,8 @@
 """Store calls, answers and rewards in a SQLite database.
 
 SQLite keeps each committed write after a kill, lets `topr train` read while the recorder writes, and can add a reward
-to an old row. Parquet files can do none of these. A write is not flushed to the disk, so a loss of power can lose it.
+to an old row. Parquet files can do none of these. Writes are not flushed to the disk, so a loss of power can damage the
+database.
 """
 
 import json
@@ -52,7 +53,7 @@ class State(StrEnum):
     FAILED = "failed"  # there is no answer
 
 
-class StorageFullError(Exception):
+class StorageFullError(OSError):
     """Error for a database that cannot be written, for instance because the disk is full."""
 
 
@@ -76,7 +77,8 @@ class Store:
         folder (`Path`): Folder of the database, which is created if it does not exist.
 
     Raises:
-        ValueError: the database was written by a different version.
+        ValueError: the database was written by a different version, or cannot be opened.
+        StorageFullError: the database cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -84,9 +86,12 @@ class Store:
         self.path = folder / NAME
         self._continued: dict[int, tuple[Any, ...]] = {}  # answers that open calls continue
         self._connection = sqlite3.connect(self.path, isolation_level=None)
-        self._connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF;" + _SCHEMA)
-        with self._transaction() as run:
-            run("INSERT OR IGNORE INTO about VALUES ('format', ?), ('id', ?)", (_FORMAT, uuid.uuid4().hex))
+        try:
+            self._connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF;" + _SCHEMA)
+            with self._transaction() as run:
+                run("INSERT OR IGNORE INTO about VALUES ('format', ?), ('id', ?)", (_FORMAT, uuid.uuid4().hex))
+        except sqlite3.DatabaseError as error:
+            raise ValueError(f"{self.path} cannot be opened as a recording of topr record: {error}.") from error
         check_version(self._connection, self.path)
 
     def close(self) -> None:
@@ -122,7 +127,7 @@ class Store:
             answer = Assembler(endpoint)
             for (data,) in run("SELECT data FROM chunks WHERE call = ? ORDER BY rowid", (call,)):
                 answer.add(json.loads(data))
-            self.end(call, State.CUT, answer.answer, error="The recorder was killed during the answer.")
+            self.end(call, State.CUT, answer.answer, error="The recorder was killed, or the disk was full.")
         return len(calls)
 
     # Calls
