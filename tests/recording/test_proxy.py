@@ -314,7 +314,7 @@ def test_redaction_does_not_store_prompts_of_token_ids(tmp_path):
         assert running.rollouts() == []
 
 
-@pytest.mark.parametrize("name", ["x" * 201, "tab\there"])
+@pytest.mark.parametrize("name", ["x" * 201, "tab\there", "a,b"])
 def test_names_of_rollouts(running, name):
     found = httpx.post(
         f"{running.address}/v1/chat/completions", json={"model": "m", "messages": HI}, headers={"x-topr-rollout": name}

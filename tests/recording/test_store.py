@@ -104,6 +104,18 @@ def test_lists_and_totals(store):
     assert store.rollout("none") is None
 
 
+@pytest.mark.parametrize("number", [0.5, float("nan")])
+def test_views_leave_out_tokens_if_they_can(store, number):
+    choices = [{"index": n, "text": json.loads('"\\ud83d"'), "token_ids": [n], "logprobs": {}} for n in range(2)]
+    call = store.begin("completions", {"prompt": "hi"}, None, 2)
+    store.end(call.id, State.FINISHED, {"choices": choices, "prompt_token_ids": [1], "x": number})
+    for found in (store.rollout(call.rollouts[1]), store.latest(None, None, 1)[0]):
+        response = found["calls"][0]["response"]
+        assert response["choices"][1]["text"] == choices[1]["text"]
+        assert ("token_ids" in response["choices"][1]) == ("prompt_token_ids" in response) == (number != number)
+    assert rollouts(store)[1]["calls"][0]["response"]["choices"] == choices
+
+
 def test_text_that_is_not_unicode_is_stored(store):
     text = json.loads('"\\ud83d"')  # half of an emoji
     call = store.begin("chat/completions", {"messages": text}, None, 1)

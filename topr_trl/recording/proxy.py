@@ -69,8 +69,10 @@ class Proxy:
         endpoint: str = request.match_info["endpoint"]
         body = await request.read()
         rollout = request.headers.get(ROLLOUT_HEADER)
-        if rollout is not None and not (0 < len(rollout) <= LONGEST_ID and rollout.isascii() and rollout.isprintable()):
-            return error(400, f"{ROLLOUT_HEADER} must be printable ASCII with at most {LONGEST_ID} characters.")
+        if rollout is not None and not _is_name(rollout):
+            return error(
+                400, f"{ROLLOUT_HEADER} must be printable ASCII without commas, with at most {LONGEST_ID} characters."
+            )
         try:
             asked = json.loads(body)
             stored, is_redacted = self.redact(asked)
@@ -260,6 +262,11 @@ class _Recording:
         message, _ = self.proxy.redact(message)
         with self.proxy.full_is_fine():
             self.proxy.store.end(self.call.id, state, stored, keys, message, is_redacted)
+
+
+def _is_name(rollout: str) -> bool:
+    """Return whether a text can be the name of a rollout. A comma separates names in the header of an answer."""
+    return 0 < len(rollout) <= LONGEST_ID and rollout.isascii() and rollout.isprintable() and "," not in rollout
 
 
 def _prompt_is_ids(asked: Mapping[str, Any]) -> bool:

@@ -245,7 +245,7 @@ class Store:
     # Views for the page. They have their own connection, because they run in other threads.
 
     def latest(self, graded: bool | None, before: int | None, limit: int) -> list[dict[str, Any]]:
-        """Return the latest rollouts, with their last call.
+        """Return the latest rollouts, with their last call, without tokens.
 
         Args:
             graded (`bool`, *optional*): Return only rollouts with a reward, or only rollouts without one.
@@ -259,13 +259,16 @@ class Store:
             found = connection.execute(
                 f"SELECT id, name FROM rollouts WHERE {' AND '.join(where)} ORDER BY id DESC LIMIT ?", (limit,)
             ).fetchall()
-            return [{"number": number, **_rollout(connection, number, name, last=True)} for number, name in found]
+            return [
+                {"number": number, **_rollout(connection, number, name, last=True, tokens=False)}
+                for number, name in found
+            ]
 
     def rollout(self, name: str) -> dict[str, Any] | None:
-        """Return a rollout with its calls and rewards. Return None if there is no such rollout."""
+        """Return a rollout with its calls and rewards, without tokens. Return None if there is no such rollout."""
         with _opened(self.path) as connection:
             found = connection.execute("SELECT id FROM rollouts WHERE name = ?", (name,)).fetchone()
-            return None if found is None else _rollout(connection, found[0], name)
+            return None if found is None else _rollout(connection, found[0], name, tokens=False)
 
     def totals(self, intervals: int) -> dict[str, Any]:
         """Return the number of rollouts and of graded rollouts, and the mean of each reward over time.
@@ -310,10 +313,21 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
 _COLUMNS = "endpoint", "state", "request", "response", "error", "served_model", "model_revision", "redacted", "choice"
 
 
-def _rollout(connection: sqlite3.Connection, number: int, name: str, last: bool = False) -> dict[str, Any]:
-    """Return a rollout with all its calls, or only with its last call."""
+# SQLite removes the tokens of a long answer ten times faster than Python parses them. NaN is not valid JSON there.
+_WITHOUT_TOKENS = (
+    "CASE WHEN json_valid(response) THEN json_remove(response, '$.prompt_token_ids', '$.choices[' || choice || "
+    "'].logprobs', '$.choices[' || choice || '].token_ids', '$.choices[' || choice || '].prompt_token_ids') "
+    "ELSE response END"
+)
+
+
+def _rollout(
+    connection: sqlite3.Connection, number: int, name: str, last: bool = False, tokens: bool = True
+) -> dict[str, Any]:
+    """Return a rollout with all its calls, or only with its last call. Tokens can be left out."""
+    response = "response" if tokens else _WITHOUT_TOKENS
     calls = connection.execute(
-        "SELECT started, endpoint, state, request, response, error, served_model, model_revision, redacted, choice "
+        f"SELECT started, endpoint, state, request, {response}, error, served_model, model_revision, redacted, choice "
         "FROM parts JOIN calls ON calls.id = call WHERE rollout = ? ORDER BY call DESC, choice DESC"
         + " LIMIT 1"
         * last,
