@@ -215,12 +215,15 @@ def _describe_turns(rows: int, completion: str) -> str:
     )
 
 
-def _records_by_shard(files: Sequence[Path]) -> Iterator[list[tuple[str, bytes | Record]]]:
-    """Yield the records of each shard. A shard holds records of one file only."""
+def _records_by_shard(files: Sequence[Path]) -> Iterator[Iterator[tuple[str, bytes | Record]]]:
+    """Yield the records of each shard, one at a time. A shard holds records of one file only."""
     for file in files:
         records = read_records(file)
-        while part := list(islice(records, RECORDS_PER_SHARD)):
-            yield part
+        for first in records:
+            shard = chain((first,), islice(records, RECORDS_PER_SHARD - 1))
+            yield shard
+            for _ in shard:  # records of a shard that was skipped
+                pass
 
 
 def _count_places(places: list[str]) -> Json:
