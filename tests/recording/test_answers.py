@@ -61,7 +61,7 @@ def test_a_request_keeps_what_the_client_asks_for(endpoint, asked, logprobs):
 def test_a_client_does_not_see_what_it_did_not_ask_for(endpoint, asked, ids, logps):
     answer = {"prompt_token_ids": [1], "choices": [{"token_ids": [2], "prompt_token_ids": [1], "logprobs": {"a": 1}}]}
     found = without_token_ids(answer, asked, endpoint)
-    assert ("prompt_token_ids" in found, "token_ids" in found["choices"][0]) == (ids, ids)
+    assert (found["prompt_token_ids"], found["choices"][0]["token_ids"]) == (([1], [2]) if ids else (None, None))
     assert found["choices"][0]["logprobs"] == ({"a": 1} if logps else None)
 
 

@@ -3,7 +3,7 @@
 Field names are those of OpenAI's API and of vLLM (`return_token_ids`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 CHAT, TEXT = "chat/completions", "completions"
@@ -36,19 +36,16 @@ def without_token_ids(answer: Mapping[str, Any], request: Mapping[str, Any], end
     """
     hide_ids = not request.get("return_token_ids")
     hide_logps = not request.get("logprobs") if endpoint == CHAT else request.get("logprobs") is None
-    found = {name: value for name, value in answer.items() if not (hide_ids and name in _OF_ANSWER)}
+    found = _without(answer, _OF_ANSWER if hide_ids else ())
     if isinstance(choices := answer.get("choices"), list):
-        found["choices"] = [_shown(choice, hide_ids, hide_logps) for choice in choices]
+        hidden = [*_OF_CHOICE * hide_ids, *["logprobs"] * hide_logps]
+        found["choices"] = [_without(choice, hidden) if isinstance(choice, Mapping) else choice for choice in choices]
     return found
 
 
-def _shown(choice: Any, hide_ids: bool, hide_logps: bool) -> Any:
-    if not isinstance(choice, Mapping):
-        return choice
-    found = {name: value for name, value in choice.items() if not (hide_ids and name in _OF_CHOICE)}
-    if hide_logps and "logprobs" in found:
-        found["logprobs"] = None
-    return found
+def _without(value: Mapping[str, Any], hidden: Collection[str]) -> dict[str, Any]:
+    """Return a mapping in which some fields are null, as vLLM writes fields that were not asked for."""
+    return {name: None if name in hidden else inner for name, inner in value.items()}
 
 
 def is_well_formed(answer: Mapping[str, Any]) -> bool:

@@ -54,7 +54,10 @@ class Grading:
 
         def read() -> dict[str, Any]:
             found = self.store.latest(graded, None if before is None else int(before), _PER_REQUEST)
-            return {"rollouts": [_summary(each) for each in found], "totals": self.store.totals(_INTERVALS)}
+            return {
+                "rollouts": [_summary(each) for each in found], "more": len(found) == _PER_REQUEST,
+                "totals": self.store.totals(_INTERVALS),
+            }  # fmt: skip
 
         return _json(await asyncio.to_thread(read))  # Long answers take seconds to read. Streams go on meanwhile.
 
@@ -134,11 +137,20 @@ def _summary(rollout: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entry of a rollout in the list."""
     call = _shown(rollout["calls"][-1])
     asked = next((turn.get("content") for turn in reversed(call["messages"]) if turn.get("role") == "user"), "")
+    tools = [each.get("function") or {} for each in call["answer"].get("tool_calls") or ()]
     return {
         "number": rollout["number"], "rollout_id": rollout["rollout_id"], "rewards": rollout["rewards"],
         "started": call["started"], "state": call["state"], "model": call["model"],
-        "asked": str(asked or "")[:300], "answer": str(call["answer"].get("content") or "")[:300],
+        "asked": _text(asked)[:300], "answer": _text(call["answer"].get("content"))[:300],
+        "called": [tool.get("name") for tool in tools],
     }  # fmt: skip
+
+
+def _text(content: Any) -> str:
+    """Return the text of a message, whose content can be a list of parts."""
+    if isinstance(content, list):
+        content = "\n".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    return str(content or "").strip()
 
 
 def _shown(call: Mapping[str, Any]) -> dict[str, Any]:

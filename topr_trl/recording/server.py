@@ -58,7 +58,7 @@ def application(args: RecordArguments, store: Store, session: aiohttp.ClientSess
     app.router.add_route("*", "/v1/{endpoint:.+}", proxy.pass_on)
     app.router.add_get("/", grading.page)
     app.router.add_get("/rollouts", grading.rollouts)
-    app.router.add_get("/rollouts/{name}", grading.rollout)
+    app.router.add_get("/rollouts/{name:.+}", grading.rollout)
     app.router.add_post("/rewards", grading.reward)
     return app
 

@@ -1,0 +1,496 @@
+"""The page of the recorder, in Chromium."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from topr_trl.recording.settings import RecordArguments
+from topr_trl.recording.store import State, StorageFullError, Store
+
+aiohttp = pytest.importorskip("aiohttp", reason="needs the extra record")
+server = pytest.importorskip("topr_trl.recording.server")
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+expect = sync_api.expect
+
+CHROMIUM = Path("/usr/bin/chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs {CHROMIUM}: apt-get install chromium"),
+]
+SECONDS = 8_000  # above the time between two polls of the page, in ms
+ATTACK = "<script>window.hacked=1</script><img src=x onerror='window.hacked=1'>"
+
+
+class Recorder:
+    """A recorder in a thread. The test writes to the same database."""
+
+    def __init__(self, folder):
+        self.folder, self.loop, self.store = folder, asyncio.new_event_loop(), Store(folder)
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+        self.run(self._start())
+
+    def run(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
+
+    async def _start(self):
+        args = RecordArguments(upstream="http://127.0.0.1:9/v1", output_dir=str(self.folder))
+        self.served = Store(self.folder)
+        self.session = aiohttp.ClientSession()
+        self.runner = aiohttp.web.AppRunner(server.application(args, self.served, self.session))
+        await self.runner.setup()
+        await aiohttp.web.TCPSite(self.runner, "127.0.0.1", 0, shutdown_timeout=0.1).start()
+        self.url = f"http://127.0.0.1:{self.runner.addresses[0][1]}/"
+
+    async def _stop(self):
+        await self.runner.cleanup()
+        await self.session.close()
+        self.served.close()
+
+    def stop(self):
+        if self.thread.is_alive():
+            self.run(self._stop())
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.thread.join()
+            self.loop.close()
+
+    def add(self, name, *messages, answer="Fine.", state=State.FINISHED, error=None, tools=None):
+        """Record a call. Text stands for a message of a user or for the content of an answer."""
+        turns = [{"role": "user", "content": each} if isinstance(each, str) else each for each in messages]
+        message = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
+        request = {"model": "tiny", "messages": turns, "tools": tools}
+        call = self.store.begin("chat/completions", request, name, 1)
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}] if message else []
+        self.store.end(call.id, state, {"choices": choices}, error=error)
+        return turns, message
+
+    def grade(self, name):
+        """Return the rating and its comment."""
+        found = self.store.rollout(name)
+        return found["rewards"].get("rating"), found["comments"].get("rating")
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    found = Recorder(tmp_path)
+    yield found
+    found.stop()
+    found.store.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as play:
+        found = play.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser):
+    """Page that reports its errors, which include violations of the content security policy."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(10_000)  # ms
+    context.add_init_script(
+        "document.addEventListener('securitypolicyviolation', (event) => console.error(event.violatedDirective))"
+    )
+    found, problems = context.new_page(), []
+    found.expected = []  # parts of the errors that a test causes
+    found.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
+    found.on("pageerror", lambda error: problems.append(str(error)))
+    yield found
+    expected = found.expected
+    context.close()
+    assert not [each for each in problems if not any(part in each for part in expected)]
+
+
+def rows(page):
+    return page.locator("#rows a")
+
+
+def pressed(page):
+    return [button.get_attribute("aria-label") for button in page.locator("#grade button[aria-pressed=true]").all()]
+
+
+def open_rollout(page, recorder, name):
+    page.goto(f"{recorder.url}#{name}")
+    expect(page.locator("#name")).to_have_text(name)
+    expect(page.locator("#grade")).to_be_visible()
+
+
+def test_list_and_filter(page, recorder):
+    recorder.add("a", "First question\nmore", answer="First answer\nmore")
+    recorder.add("b", "Refused", answer=None, state=State.FAILED, error="No such model.")
+    called = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
+    parts = {"role": "user", "content": [{"type": "text", "text": "Parts"}]}
+    recorder.add("c", parts, answer={"role": "assistant", "content": None, "tool_calls": called})
+    recorder.store.set_reward("a", "verifier", 0.25)
+    page.goto(recorder.url)
+    expect(rows(page)).to_have_count(3)
+    expect(page.locator("#totals")).to_have_text("3 rollouts, 1 graded")
+    newest, middle, oldest = rows(page).all()
+    expect(newest).to_contain_text("Parts")
+    expect(newest).to_contain_text("calls look")
+    expect(middle).to_contain_text("failed")
+    expect(middle).to_contain_text("(no answer)")
+    for text in ("tiny", "First question", "First answer", "verifier 0.25"):
+        expect(oldest).to_contain_text(text)
+    assert "more" not in oldest.inner_text()
+    page.get_by_role("button", name="Graded", exact=True).click()
+    expect(rows(page)).to_have_count(1)
+    expect(rows(page)).to_contain_text("First question")
+    page.get_by_role("button", name="Not graded").click()
+    expect(rows(page)).to_have_count(2)
+    expect(page.get_by_role("button", name="Not graded")).to_have_attribute("aria-pressed", "true")
+    page.get_by_role("button", name="All").click()
+    expect(rows(page)).to_have_count(3)
+
+
+def test_plot_or_how_to_grade(page, recorder):
+    page.goto(recorder.url)
+    expect(page.locator("#empty")).to_contain_text(f"{recorder.url}v1")
+    recorder.add("a", "Hi")
+    recorder.add("b", "Hi")
+    page.reload()
+    expect(page.get_by_text("Nothing is graded yet.")).to_be_visible()
+    expect(page.locator("#plot")).to_be_hidden()
+    for name, reward in (("a", -1), ("b", 0.5)):
+        recorder.store.set_reward(name, "rating", reward)
+        recorder.store.set_reward(name, "verifier", 2 * reward)
+    page.reload()
+    expect(page.locator("#plot circle")).to_have_count(2)
+    expect(page.locator("#plot")).to_contain_text("−1")
+    expect(page.get_by_text("Nothing is graded yet.")).to_be_hidden()
+    page.locator("#reward").select_option("verifier")
+    expect(page.locator("#plot")).to_contain_text("−2")
+    expect(page.locator("#caption")).to_contain_text("verifier")
+
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"marker": "of a tool"}}}]
+
+
+def trajectory(recorder, name="task"):
+    """Record two calls, of which the second continues the first without its reasoning."""
+    called = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "ZRH"}'}}]
+    first = {"role": "assistant", "content": None, "reasoning_content": "I should look.", "tool_calls": called}
+    system = {"role": "system", "content": "Secret policy"}
+    turns, _ = recorder.add(name, system, "Where is it?", answer=first, tools=TOOLS)
+    without = {key: value for key, value in first.items() if key != "reasoning_content"}
+    result = {"role": "tool", "tool_call_id": "1", "content": "Gate 7"}
+    return recorder.add(name, *turns, without, result, answer="It is at gate 7.", tools=TOOLS)
+
+
+def test_opened_rollout_is_one_conversation_with_folded_parts(page, recorder):
+    trajectory(recorder)
+    page.goto(recorder.url)
+    rows(page).click()
+    expect(page).to_have_url(f"{recorder.url}#task")
+    shown = page.locator("#conversation")
+    expect(shown.locator(".turn.own")).to_have_count(2)
+    expect(shown.locator(".turn.own").nth(1)).to_contain_text("It is at gate 7.")
+    expect(shown.get_by_text("Where is it?")).to_be_visible()
+    assert shown.locator("h3").count() == 0, "the calls are one conversation"
+    labels = [each.inner_text().split(":")[0] for each in shown.locator("summary").all()]
+    assert labels == ["Tools", "System prompt", "Reasoning", "Tool call", "Result of look"]
+    assert not shown.locator("details[open]").count()
+    for label, content in (("System prompt", "Secret policy"), ("Reasoning", "I should look."), ("Tool call", '"at"'),
+                           ("Result of look", "Gate 7"), ("Tools", "of a tool")):  # fmt: skip
+        fold = shown.locator("details").filter(has=page.locator("summary", has_text=label))
+        expect(fold.locator(".text")).to_be_hidden()
+        fold.locator("summary").click()
+        expect(fold.locator(".text")).to_be_visible()
+        expect(fold.locator(".text")).to_contain_text(content)
+    # Text that the application wrote is no answer of the model, even in the role of the assistant.
+    colors = [shown.locator(kind).first.evaluate("each => getComputedStyle(each).backgroundColor") for kind in
+              (".turn.own", ".turn:not(.own)")]  # fmt: skip
+    assert colors[0] != colors[1]
+
+
+def test_calls_that_do_not_continue_are_shown_apart(page, recorder):
+    recorder.add("retry", "Which planet?", answer=None, state=State.FAILED, error="Connection refused")
+    recorder.add("retry", "Which planet?", answer="Jup", state=State.CUT, error="The client left.")
+    example = {"role": "assistant", "content": "An example"}
+    recorder.add("retry", "Another question", example, "And this?", answer="Yes.")
+    open_rollout(page, recorder, "retry")
+    shown = page.locator("#conversation")
+    expect(shown.locator("h3")).to_have_text(["Call 1", "Call 2", "Call 3"])
+    expect(shown.locator(".turn.own")).to_have_count(3)
+    expect(shown.locator(".own").nth(0)).to_contain_text("The call failed. Connection refused")
+    expect(shown.locator(".own").nth(1)).to_contain_text("Jup")
+    expect(shown.locator(".own").nth(1)).to_contain_text("The answer was cut. The client left.")
+    expect(shown.locator(".turn:not(.own)", has_text="An example")).to_contain_text("given as context")
+
+
+def test_answers_do_not_run(page, recorder):
+    called = [{"id": ATTACK, "type": "function", "function": {"name": ATTACK, "arguments": ATTACK}}]
+    answer = {"role": ATTACK, "content": ATTACK, "reasoning": ATTACK, "tool_calls": called}
+    turns = [{"role": role, "content": ATTACK, "name": ATTACK} for role in ("system", "user", "tool", ATTACK)]
+    tools = [{"function": {"name": ATTACK}}]
+    recorder.add(ATTACK, *turns, answer=answer, state=State.CUT, error=ATTACK, tools=tools)
+    recorder.store.set_reward(ATTACK, ATTACK, 1, ATTACK)
+    page.goto(recorder.url)
+    expect(rows(page)).to_contain_text("<script>window.hacked=1</script>")
+    rows(page).click()
+    expect(page.locator("#conversation .own .text").filter(visible=True)).to_have_text(ATTACK)
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.hacked === undefined")
+    assert page.locator("main img, main script").count() == 0
+
+
+def test_thumbs_by_mouse(page, recorder):
+    recorder.add("a", "Hi")
+    open_rollout(page, recorder, "a")
+    page.get_by_role("button", name="Thumbs down").click()
+    expect(page.locator("#saved")).to_have_text("Reward −1 saved")
+    assert recorder.grade("a") == (-1, None)
+    assert pressed(page) == ["Thumbs down", "Score 1 of 5"]
+    page.get_by_role("button", name="Thumbs up").click()
+    expect(page.locator("#saved")).to_have_text("Reward 1 saved")
+    assert recorder.grade("a") == (1, None)
+    assert pressed(page) == ["Thumbs up", "Score 5 of 5"]
+    expect(rows(page)).to_contain_text("rating 1")
+    expect(page.locator("#totals")).to_have_text("1 rollout, 1 graded")
+
+
+@pytest.mark.parametrize(
+    ("key", "reward"),
+    [("1", -1), ("2", -0.5), ("3", 0), ("4", 0.5), ("5", 1), ("u", 1), ("+", 1), ("d", -1), ("-", -1)],
+)
+def test_grade_by_keyboard(page, recorder, key, reward):
+    recorder.add("a", "Hi")
+    open_rollout(page, recorder, "a")
+    page.keyboard.press(key)
+    expect(page.locator("#saved")).to_contain_text("saved")
+    assert recorder.grade("a") == (reward, None)
+    assert len(pressed(page)) == 1 + (abs(reward) == 1)
+
+
+@pytest.mark.parametrize("remove", ["0", "Backspace", "mouse"])
+def test_grade_is_removed(page, recorder, remove):
+    recorder.add("a", "Hi")
+    recorder.store.set_reward("a", "rating", 0.5)
+    open_rollout(page, recorder, "a")
+    assert pressed(page) == ["Score 4 of 5"]
+    if remove == "mouse":
+        page.get_by_role("button", name="Remove").click()
+    else:
+        page.keyboard.press(remove)
+    expect(page.locator("#saved")).to_have_text("Not graded")
+    assert recorder.grade("a") == (None, None)
+    assert pressed(page) == []
+    expect(page.get_by_role("button", name="Remove")).to_be_disabled()
+
+
+def test_comment(page, recorder):
+    recorder.add("a", "Hi")
+    recorder.add("b", "Hi")
+    open_rollout(page, recorder, "a")
+    comment = page.get_by_label("Comment")
+    expect(comment).to_be_disabled()
+    page.keyboard.press("4")
+    expect(comment).to_be_enabled()
+    comment.fill("")
+    comment.press_sequentially("u15 djk")  # keys of the page, which must not act here
+    assert recorder.grade("a") == (0.5, None)
+    comment.press("Control+Enter")
+    expect(page.locator("#saved")).to_have_text("Reward 0.5 saved")
+    assert recorder.grade("a") == (0.5, "u15 djk")
+    comment.press("End")
+    comment.press_sequentially("!")
+    comment.press("Escape")  # leaves the field
+    expect(page.locator("#conversation")).to_be_focused()
+    expect(page.locator("#saved")).to_have_text("Reward 0.5 saved")
+    assert recorder.grade("a") == (0.5, "u15 djk!")
+    page.keyboard.press("2")  # a new grade keeps the comment
+    expect(page.locator("#saved")).to_have_text("Reward −0.5 saved")
+    assert recorder.grade("a") == (-0.5, "u15 djk!")
+    comment.fill("Left by a click on another rollout")
+    rows(page).first.click()
+    expect(page.locator("#name")).to_have_text("b")
+    expect(comment).to_have_value("")
+    rows(page).nth(1).click()
+    expect(comment).to_have_value("Left by a click on another rollout")
+    assert recorder.grade("a") == (-0.5, "Left by a click on another rollout")
+    assert recorder.grade("b") == (None, None)
+
+
+def test_next_and_previous(page, recorder):
+    for name in "abc":
+        recorder.add(name, f"Question {name}")
+    page.goto(recorder.url)
+    expect(rows(page)).to_have_count(3)
+    for key, name in (("j", "c"), ("j", "b"), ("ArrowDown", "a"), ("j", "a"), ("k", "b"), ("ArrowUp", "c"), ("k", "c")):
+        page.keyboard.press(key)
+        expect(page.locator("#name")).to_have_text(name)
+        expect(page.locator("#conversation")).to_contain_text(f"Question {name}")
+        expect(page.locator("#rows a[aria-current]")).to_contain_text(f"Question {name}")
+    page.keyboard.press("Escape")
+    expect(page.locator("#grade")).to_be_hidden()
+    assert page.evaluate("location.hash") == ""
+
+
+def test_grading_all_that_is_not_graded(page, recorder):
+    for name in "abcd":
+        recorder.add(name, f"Question {name}")
+    recorder.store.set_reward("b", "rating", 1)
+    page.goto(recorder.url)
+    page.get_by_role("button", name="Not graded").click()
+    expect(rows(page)).to_have_count(3)
+    page.keyboard.press("j")
+    for name, following in ("dc", "ca"):
+        expect(page.locator("#conversation")).to_contain_text(f"Question {name}")
+        page.keyboard.press("3")
+        expect(page.locator("#saved")).to_have_text("Reward 0 saved")
+        page.wait_for_timeout(300)  # the list is read again
+        expect(page.locator("#name")).to_have_text(name)
+        expect(page.locator("#rows a[aria-current]")).to_contain_text("rating 0")
+        page.keyboard.press("j")
+        expect(page.locator("#name")).to_have_text(following)
+        expect(page.locator("#rows")).not_to_contain_text(f"Question {name}", timeout=1_000)  # without a poll
+    expect(rows(page)).to_have_count(1)
+
+
+def test_new_rollouts_appear_without_losing_the_place(page, recorder):
+    for n in range(40):
+        recorder.add(f"old-{n}", f"Old {n}.")
+    trajectory(recorder)
+    open_rollout(page, recorder, "task")
+    page.locator("summary", has_text="System prompt").click()
+    # A further call of the opened rollout appears, and what was unfolded stays so.
+    recorder.add("task", "Last question", answer="Last answer")
+    expect(page.locator("#conversation")).to_contain_text("Last answer", timeout=SECONDS)
+    expect(page.locator("details[open]")).to_have_count(1)
+    page.locator("#list").evaluate("list => { list.scrollTop = 700; }")
+    place = rows(page).filter(has_text="Old 30.").bounding_box()["y"]
+    for n in range(60):  # more than the server returns at once
+        recorder.add(f"new-{n}", f"New {n}.")
+    expect(rows(page)).to_have_count(101, timeout=SECONDS)
+    assert rows(page).filter(has_text="Old 30.").bounding_box()["y"] == pytest.approx(place, abs=2)
+    expect(page.locator("#name")).to_have_text("task")
+    expect(page.locator("details[open]")).to_have_count(1)
+
+
+def test_filter_finds_old_rollouts(page, recorder):
+    recorder.add("old", "Old question")
+    recorder.store.set_reward("old", "rating", 1)
+    for n in range(60):
+        recorder.add(f"r{n}", "Hi")
+    page.goto(recorder.url)
+    expect(rows(page)).to_have_count(50)
+    page.get_by_role("button", name="Graded", exact=True).click()
+    expect(rows(page)).to_have_count(1)
+    expect(rows(page)).to_contain_text("Old question")
+    expect(page.get_by_role("button", name="Load more")).to_be_hidden()
+
+
+def test_load_more(page, recorder):
+    for n in range(120):
+        recorder.add(f"r{n}", f"Question {n}.")
+    page.goto(recorder.url)
+    expect(rows(page)).to_have_count(50)
+    more = page.get_by_role("button", name="Load more")
+    more.click()
+    expect(rows(page)).to_have_count(100)
+    page.keyboard.press("j")
+    expect(page.locator("#name")).to_have_text("r119")
+    rows(page).nth(99).click()
+    expect(page.locator("#name")).to_have_text("r20")
+    page.keyboard.press("j")  # loads the last ones
+    expect(page.locator("#name")).to_have_text("r19")
+    expect(rows(page)).to_have_count(120)
+    expect(more).to_be_hidden()
+    texts = [row.inner_text() for row in rows(page).all()]
+    assert all(f"Question {119 - n}." in text for n, text in enumerate(texts))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_narrow_screen(browser, recorder, scheme):
+    recorder.add("x" * 100, "word" * 200, answer="long" * 500)
+    recorder.add("failed", "Hi", answer=None, state=State.FAILED, error="http://" + "x" * 300)
+    trajectory(recorder)
+    recorder.store.set_reward("task", "a" * 60, 1, "c" * 300)
+    context = browser.new_context(
+        viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True, color_scheme=scheme
+    )
+    page = context.new_page()
+    page.goto(recorder.url)
+    width = "document.documentElement.scrollWidth"
+    for n in range(3):
+        row = rows(page).nth(n)
+        row.click()
+        expect(page.locator("#grade")).to_be_visible()
+        expect(row).to_be_hidden()
+        for fold in page.locator("summary").all():
+            fold.click()
+        assert page.evaluate(width) <= 390
+        assert page.locator("#conversation").evaluate("each => each.scrollWidth <= each.clientWidth")
+        buttons = [each.bounding_box() for each in page.locator("button").all() if each.is_visible()]
+        assert all(box["height"] >= 40 and box["x"] >= 0 and box["x"] + box["width"] <= 390 for box in buttons)
+        page.get_by_role("button", name="Back").click()
+        expect(row).to_be_visible()
+        expect(page.locator("#detail")).to_be_hidden()
+        assert page.evaluate(width) <= 390
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(255, 255, 255)") == (scheme == "light")
+    context.close()
+
+
+def test_error_of_the_server(page, recorder, monkeypatch):
+    page.expected.append("507")
+    recorder.add("a", "Hi")
+    recorder.store.set_reward("a", "rating", 0)
+    open_rollout(page, recorder, "a")
+    alert = page.get_by_role("alert")
+    expect(alert).to_be_hidden()
+
+    def full(*_):
+        raise StorageFullError("The disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recorder.served, "set_reward", full)
+        page.keyboard.press("5")
+        expect(alert).to_contain_text("was not saved. The disk is full")
+        expect(page.locator("#saved")).to_have_text("Not saved")
+        assert pressed(page) == ["Score 3 of 5"], "the grade of before"
+        page.get_by_label("Comment").fill("Kept")
+        page.get_by_label("Comment").press("Escape")
+        expect(page.locator("#saved")).to_have_text("Not saved")
+    page.keyboard.press("5")
+    expect(alert).to_be_hidden()
+    assert recorder.grade("a") == (1, "Kept")
+
+
+def test_recorder_is_stopped(page, recorder):
+    page.expected.append("ERR_CONNECTION_REFUSED")
+    recorder.add("a", "Hi")
+    open_rollout(page, recorder, "a")
+    recorder.stop()
+    page.keyboard.press("5")
+    expect(page.get_by_role("alert")).to_contain_text("The recorder does not answer.")
+    assert pressed(page) == []
+    assert recorder.grade("a") == (None, None)
+
+
+def test_link_to_a_rollout_that_does_not_exist(page, recorder):
+    page.expected.append("404")
+    recorder.add("a", "Hi")
+    page.goto(f"{recorder.url}#none")
+    expect(page.get_by_role("alert")).to_contain_text("There is no rollout 'none'.")
+    rows(page).click()
+    expect(page.locator("#grade")).to_be_visible()
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_any_name_of_a_rollout(page, recorder):
+    name = "a/b?c=%20&{d}#é<e>"
+    recorder.add(name, "Hi")
+    page.goto(recorder.url)
+    rows(page).click()
+    expect(page.locator("#name")).to_have_text(name)
+    page.keyboard.press("5")
+    expect(page.locator("#saved")).to_have_text("Reward 1 saved")
+    assert recorder.grade(name) == (1, None)
+    page.reload()
+    expect(page.locator("#saved")).to_have_text("Reward 1 saved")

@@ -1,0 +1,108 @@
+"""A recorder in front of vLLM's server, on the CPU; `make test-vllm` runs this."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+import requests
+from recorders import recorder
+
+from topr_trl.tasks import arithmetic
+
+pytest.importorskip("vllm")
+
+ROOT = Path(__file__).parents[2]
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "1 + 2 ="}], "max_tokens": 8, "temperature": 0.0}
+TEXT = {"model": "m", "prompt": "1 + 2 =", "max_tokens": 8, "temperature": 0.0}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The address of a server of the bundled model."""
+    folder = tmp_path_factory.mktemp("vllm")
+    template = folder / "template.jinja"
+    template.write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(arithmetic.CARELESS_MODEL),
+        "--served-model-name", "m", "--port", str(port), "--dtype", "float32", "--enforce-eager",
+        "--max-model-len", "512", "--generation-config", "vllm", "--chat-template", str(template),
+    ]  # fmt: skip
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    address, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 300
+    try:
+        while not _is_up(address):
+            assert process.poll() is None, (folder / "log").read_text()[-4_000:]
+            assert time.monotonic() < deadline, (folder / "log").read_text()[-4_000:]
+            time.sleep(1.0)
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _is_up(address):
+    try:
+        with urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def without_ids(text):
+    """Return an answer without the values that differ between two calls."""
+    return re.sub(r'"(id|created|request_id)": ?("[^"]*"|\d+)', "", text)
+
+
+def parts(text):
+    """Return the JSON of an answer, or of each event."""
+    lines = [line.removeprefix("data: ") for line in without_ids(text).split("\n\n")]
+    return [json.loads(re.sub(r"([{,])\s*,", r"\1", line)) if line.startswith("{") else line for line in lines]
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"n": 2, "temperature": 1.0, "seed": 3}, {"logprobs": 1}])
+@pytest.mark.parametrize("endpoint", ["chat/completions", "completions"])
+def test_a_client_sees_what_vllm_sends(server, tmp_path, endpoint, more):
+    body = {**(CHAT if endpoint.startswith("chat") else TEXT), **more}
+    if endpoint.startswith("chat") and "logprobs" in more:
+        body |= {"logprobs": True, "top_logprobs": 1}
+    with recorder(tmp_path, upstream=f"{server}/v1") as running:
+        found = requests.post(f"{running.address}/v1/{endpoint}", json=body, timeout=60)
+        direct = requests.post(f"{server}/v1/{endpoint}", json=body, timeout=60)
+        assert found.status_code == direct.status_code == 200
+        assert parts(found.text) == parts(direct.text)
+        for rollout in running.rollouts():
+            (call,) = rollout["calls"]
+            choice = call["response"]["choices"][call["choice"]]
+            assert choice.get("prompt_token_ids") or call["response"]["prompt_token_ids"]
+            logps = choice["logprobs"].get("content") or choice["logprobs"]["token_logprobs"]
+            assert len(choice["token_ids"]) == len(logps) > 0
+
+
+def test_errors_are_those_of_vllm(server, tmp_path):
+    with recorder(tmp_path, upstream=f"{server}/v1") as running:
+        for body in ({**CHAT, "model": "other"}, {**CHAT, "max_tokens": -1}):
+            found = requests.post(f"{running.address}/v1/chat/completions", json=body, timeout=60)
+            direct = requests.post(f"{server}/v1/chat/completions", json=body, timeout=60)
+            assert (found.status_code, found.json()) == (direct.status_code, direct.json())
+
+
+def test_the_example(tmp_path):
+    """Recorded answers of two versions improve the model, and vLLM serves it."""
+    command = [sys.executable, str(ROOT / "examples" / "record.py"), "--output_dir", str(tmp_path / "out"),
+               "--questions", "400", "--test_questions", "200"]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-4_000:]
+    first, *_, last = map(float, re.findall(r"([\d.]+)%", done.stdout.splitlines()[-1]))
+    assert last > first
