@@ -76,6 +76,11 @@ def test_calls_that_start_together_all_have_token_ids(running):
     assert ["return_token_ids" in asked for asked in running.upstream.requests] == [True] * 8
 
 
+def test_a_request_without_a_model_is_for_the_only_one(running):
+    httpx.post(f"{running.address}/v1/chat/completions", json={"messages": HI})
+    assert running.upstream.requests[0]["return_token_ids"]
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_stream_is_the_servers_and_is_stored_like_an_answer(running, n):
     body = {"model": "m", "messages": HI, "stream": True, "n": n}

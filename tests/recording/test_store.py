@@ -236,3 +236,12 @@ def _load_and_kill(direct, folder, port):
     for thread in threads:
         thread.join()
     return received, graded
+
+
+def test_a_recording_in_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    store.begin("chat/completions", HI, None, 1)
+    store.close()
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    assert count_rollouts(tmp_path / NAME) == 1
+    assert [file.name for file in tmp_path.iterdir()] == [NAME]

@@ -3,10 +3,9 @@
 import asyncio
 import json
 import re
-import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
@@ -15,17 +14,16 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from topr_trl.recording.answers import CHAT, Assembler, is_well_formed, with_token_ids, without_token_ids
-from topr_trl.recording.conversations import continued_conversation, conversations
+from topr_trl.recording.answers import CHAT, with_token_ids
+from topr_trl.recording.conversations import continued_conversation
 from topr_trl.recording.protection import error
-from topr_trl.recording.redaction import Redactor, without_tokens
+from topr_trl.recording.recorded_answer import RecordedAnswer, Writer
 from topr_trl.recording.settings import ALWAYS, AUTO, PASS, RecordArguments
-from topr_trl.recording.store import Call, State, StorageFullError, Store
+from topr_trl.recording.store import StorageFullError, Store
 
 ROLLOUT_HEADER = "x-topr-rollout"
 LONGEST_ID = 200  # characters of a rollout's name
 _MOST_CHOICES = 10_000  # of a request
-_MOST_IDS = 200  # ids in the header of an answer: many clients read headers of at most 8 KB
 _OF_CONNECTION = frozenset({
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
     "upgrade", "host", "content-length", "content-encoding", "accept-encoding", "expect",
@@ -43,22 +41,11 @@ class Proxy:
     """
 
     def __init__(self, args: RecordArguments, store: Store, session: aiohttp.ClientSession) -> None:
-        self.args, self.store, self.session = args, store, session
-        self.redact = Redactor(args.redact or ())
-        # Without salt, a hash of a short text would reveal the text that was blanked out.
-        self.salt = secrets.token_hex(16) if self.redact else ""
+        self.args, self.session = args, session
+        self.writer = Writer(args, store)
         self._models: dict[str, dict[str, Any]] = {}  # entries of /v1/models by id
         self._models_until = 0.0  # time at which the list of models is old
         self._reading_models = asyncio.Lock()
-
-    @contextmanager
-    def full_is_fine(self) -> Iterator[None]:
-        """Ignore that the disk is full, if `on_full` is `pass`."""
-        try:
-            yield
-        except StorageFullError:
-            if self.args.on_full != PASS:
-                raise
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
         """Handle a request that is not recorded, such as /v1/models."""
@@ -75,22 +62,23 @@ class Proxy:
             )
         try:
             asked = json.loads(body)
-            stored, is_redacted = self.redact(asked)
+            stored, is_redacted = self.writer.redact(asked)
         except (ValueError, RecursionError):
             asked = None
-        if not isinstance(asked, dict) or (self.redact and _prompt_is_ids(asked)):
+        if not isinstance(asked, dict) or (self.writer.redact and _prompt_is_ids(asked)):
             return await self._forward(request, body, None)  # The server explains what is wrong with the request.
         if (choices := _choices(asked)) > _MOST_CHOICES:
             return error(400, f"The request asks for {choices:,} choices. Ask for at most {_MOST_CHOICES:,} at once.")
         await self._read_models(request)
-        model = self._models.get(str(asked.get("model")), {})
+        default = next(iter(self._models), "")  # vLLM's model for a request that names none
+        model = self._models.get(str(asked.get("model") or default), {})
         asks_for_ids = self.args.token_ids == ALWAYS or (
             self.args.token_ids == AUTO and model.get("owned_by") == "vllm"
         )
-        continues = continued_conversation(asked, self.salt) if endpoint == CHAT else None
+        continues = continued_conversation(asked, self.writer.salt) if endpoint == CHAT else None
         root = model.get("root")
         try:
-            call = self.store.begin(
+            call = self.writer.store.begin(
                 endpoint, stored, rollout, choices, continues, root if isinstance(root, str) else None,
                 self.args.model_revision, is_redacted,
             )  # fmt: skip
@@ -98,10 +86,9 @@ class Proxy:
             if self.args.on_full == PASS:
                 return await self._forward(request, body, None)
             return error(507, f"{full}. Free some space, or start topr record with --on_full pass.", "storage_full")
-        recording = _Recording(self, call, endpoint, asked, is_redacted)
+        recording = RecordedAnswer(self.writer, call, endpoint, asked, is_redacted, asks_for_ids)
         if asks_for_ids:
             body = json.dumps(with_token_ids(asked, endpoint)).encode()
-            recording.hides = True
         try:
             return await self._forward(request, body, recording)
         except BaseException as failure:
@@ -111,7 +98,7 @@ class Proxy:
                 recording.end(why)
             raise
 
-    async def _forward(self, request: web.Request, body: bytes, recording: "_Recording | None") -> web.StreamResponse:
+    async def _forward(self, request: web.Request, body: bytes, recording: RecordedAnswer | None) -> web.StreamResponse:
         """Send a request to the server, and its answer to the client."""
         path = request.rel_url.raw_path.removeprefix("/v1")
         if {".", ".."} & set(re.split(r"[/\\]", unquote(path))):  # Only paths under the upstream are passed on.
@@ -171,99 +158,6 @@ class Proxy:
                 self._models_until = time.monotonic() + 1  # The call itself reports if the server cannot be reached.
 
 
-class _Recording:
-    """Answer that is being received and stored."""
-
-    def __init__(
-        self, proxy: Proxy, call: Call, endpoint: str, asked: Mapping[str, Any], prompt_is_redacted: bool
-    ) -> None:
-        self.proxy, self.call, self.endpoint, self.asked = proxy, call, endpoint, asked
-        self.prompt_is_redacted = prompt_is_redacted
-        self.hides = False  # whether the answer has values that the client did not ask for
-        self.answer = Assembler(endpoint)
-        self.error: str | None = None
-        self.ended = False
-        self.lacks_chunks = False  # whether the disk was full during the answer
-
-    @property
-    def header(self) -> str | None:
-        """Names of the rollouts, in the order of the choices. None if there are too many for a header."""
-        names = dict.fromkeys(self.call.rollouts)
-        return ",".join(names) if len(names) <= _MOST_IDS else None
-
-    def shown(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return an answer or an event as the client sees it."""
-        return without_token_ids(answer, self.asked, self.endpoint) if self.hides else answer
-
-    def add_event(self, data: str) -> str:
-        """Store an event of a stream, and return it as the client sees it.
-
-        Raises:
-            StorageFullError: the event cannot be stored, and `on_full` is `refuse`.
-        """
-        if data == "[DONE]":
-            self.end()  # A client may continue the answer as soon as it has this mark.
-            return data
-        try:
-            event = json.loads(data)
-        except (ValueError, RecursionError):
-            return data
-        if not isinstance(event, dict) or not is_well_formed(event):
-            return data
-        if "error" in event:
-            self.error = _message_of(event) or "The server reported an error."
-            return data
-        self.answer.add(event)
-        # A match may span several events, so redacted answers are stored at their end. The chunks of an answer have no
-        # gap: recovery joins them.
-        if not self.proxy.redact and not self.lacks_chunks:
-            with self.proxy.full_is_fine():
-                self.lacks_chunks = True
-                self.proxy.store.add_chunk(self.call.id, data)
-                self.lacks_chunks = False
-        return json.dumps(self.shown(event)) if self.hides else data
-
-    def add_answer(self, status: int, content: bytes) -> bytes:
-        """Store an answer that is not a stream, and return it as the client sees it.
-
-        Raises:
-            StorageFullError: the answer cannot be stored, and `on_full` is `refuse`.
-        """
-        try:
-            answer = json.loads(content)
-        except (ValueError, RecursionError):
-            answer = None
-        if status != 200 or not isinstance(answer, dict) or not answer.get("choices") or not is_well_formed(answer):
-            reason = "" if status != 200 else ", but not with choices in the format of OpenAI's API"
-            self._end(State.FAILED, None, _message_of(answer) or f"The server answered with status {status}{reason}.")
-            return content
-        self._end(State.FINISHED, answer, None)
-        return json.dumps(self.shown(answer)).encode() if self.hides else content
-
-    def end(self, why: str | None = None) -> None:
-        """End a stream, or an answer that did not arrive completely. Do nothing if the answer has ended already.
-
-        Args:
-            why (`str`, *optional*): Reason, if the answer did not arrive completely.
-
-        Raises:
-            StorageFullError: the answer cannot be stored, and `on_full` is `refuse`.
-        """
-        if not self.ended:
-            whole = self.answer.finished >= len(self.call.rollouts) and self.error is None
-            self._end(State.FINISHED if whole else State.CUT, self.answer.answer, None if whole else self.error or why)
-
-    def _end(self, state: State, answer: Mapping[str, Any] | None, message: str | None) -> None:
-        self.ended = True
-        stored, is_redacted = self.proxy.redact(answer)
-        if stored and (is_redacted or self.prompt_is_redacted):
-            stored = without_tokens(stored)
-        keys = conversations(self.asked, answer, self.proxy.salt) if answer and self.endpoint == CHAT else []
-        message, _ = self.proxy.redact(message)
-        with self.proxy.full_is_fine():
-            self.proxy.store.end(self.call.id, state, stored, keys, message, is_redacted)
-
-
 def _is_name(rollout: str) -> bool:
     """Return whether a text can be the name of a rollout. A comma separates names in the header of an answer."""
     return 0 < len(rollout) <= LONGEST_ID and rollout.isascii() and rollout.isprintable() and "," not in rollout
@@ -283,13 +177,7 @@ def _choices(asked: Mapping[str, Any]) -> int:
     return count * (n if isinstance(n, int) and 0 < n <= 10_000 else 1)
 
 
-def _message_of(answer: Any) -> str | None:
-    """Return the message of an error in the formats of OpenAI and of vLLM."""
-    found = answer.get("error", answer) if isinstance(answer, dict) else None
-    return str(found.get("message")) if isinstance(found, dict) and found.get("message") else None
-
-
-def _shown_headers(answer: aiohttp.ClientResponse, recording: _Recording | None) -> CIMultiDict[str]:
+def _shown_headers(answer: aiohttp.ClientResponse, recording: RecordedAnswer | None) -> CIMultiDict[str]:
     found = CIMultiDict((name, value) for name, value in answer.headers.items() if name.lower() not in _OF_CONNECTION)
     if recording is not None and recording.header is not None:
         found[ROLLOUT_HEADER] = recording.header
@@ -297,7 +185,7 @@ def _shown_headers(answer: aiohttp.ClientResponse, recording: _Recording | None)
 
 
 async def _stream(
-    request: web.Request, answer: aiohttp.ClientResponse, recording: _Recording | None
+    request: web.Request, answer: aiohttp.ClientResponse, recording: RecordedAnswer | None
 ) -> web.StreamResponse:
     """Send the events of a server to the client. Each event is stored first."""
     response = web.StreamResponse(status=answer.status, headers=_shown_headers(answer, recording))

@@ -53,7 +53,7 @@ def application(args: RecordArguments, store: Store, session: aiohttp.ClientSess
     """
     app = web.Application(middlewares=[protect(args)], client_max_size=args.max_body_mb * 2**20)
     proxy = Proxy(args, store, session)
-    grading = Grading(store, proxy.redact)
+    grading = Grading(store, proxy.writer.redact)
     app.router.add_post("/v1/{endpoint:chat/completions|completions}", proxy.record)
     app.router.add_route("*", "/v1/{endpoint:.+}", proxy.pass_on)
     app.router.add_get("/", grading.page)

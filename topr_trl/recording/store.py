@@ -1,11 +1,12 @@
 """Store calls, answers and rewards in a SQLite database.
 
 SQLite keeps each committed write after a kill, lets `topr train` read while the recorder writes, and can add a reward
-to an old row. Parquet files can do none of these. Writes are not flushed to the disk, so a loss of power can damage the
-database.
+to an old row. Parquet files can do none of these. A loss of power can lose the last writes, because not each write is flushed to the
+disk.
 """
 
 import json
+import os
 import sqlite3
 import time
 import uuid
@@ -87,7 +88,7 @@ class Store:
         self._continued: dict[int, tuple[Any, ...]] = {}  # answers that open calls continue
         self._connection = sqlite3.connect(self.path, isolation_level=None)
         try:
-            self._connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF;" + _SCHEMA)
+            self._connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + _SCHEMA)
             with self._transaction() as run:
                 run("INSERT OR IGNORE INTO about VALUES ('format', ?), ('id', ?)", (_FORMAT, uuid.uuid4().hex))
         except sqlite3.DatabaseError as error:
@@ -349,7 +350,10 @@ def _rollout(
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a database for reading, also while a recorder writes to it."""
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    # After the end of a recorder, there is no write-ahead log, and reading would create one.
+    creates_log = not Path(f"{path}-wal").exists() and not os.access(path.parent, os.W_OK)
+    mode = "immutable=1" if creates_log else "mode=ro"
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
     try:
         check_version(connection, path)
         yield connection
