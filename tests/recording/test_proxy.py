@@ -470,7 +470,7 @@ def test_a_failure_of_the_recorder_is_not_the_clients(running, monkeypatch):
     def fail(*given):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("topr_trl.recording.proxy.without_token_ids", fail)
+    monkeypatch.setattr("topr_trl.recording.recorded_answer.without_token_ids", fail)
     running.upstream.delay = 0.1
     with pytest.raises(httpx.RemoteProtocolError):
         httpx.post(f"{running.address}/v1/chat/completions", json={"model": "m", "messages": HI, "stream": True})

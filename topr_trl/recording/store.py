@@ -1,8 +1,8 @@
 """Store calls, answers and rewards in a SQLite database.
 
 SQLite keeps each committed write after a kill, lets `topr train` read while the recorder writes, and can add a reward
-to an old row. Parquet files can do none of these. A loss of power can lose the last writes, because not each write is flushed to the
-disk.
+to an old row. Parquet files can do none of these. A loss of power can lose the last writes, because
+not each write is flushed to the disk.
 """
 
 import json
