@@ -6,6 +6,8 @@ import httpx2 as httpx
 import pytest
 from recorders import recorder
 
+from topr_trl.recording.grading import _prompt_text
+
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "2 + 2?"}]}
 
 
@@ -70,6 +72,16 @@ def test_malformed_bodies(running, content):
     assert httpx.post(f"{running.address}/rewards", content=content, headers=headers).status_code == 400
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff"])
+def test_a_body_that_is_not_json_is_named(running, content):
+    found = httpx.post(f"{running.address}/rewards", content=content, headers={"Content-Type": "application/json"})
+    assert "not JSON" in found.json()["error"]["message"]
+
+
+def test_a_number_as_text_is_shown_as_text(running):
+    assert "'1'" in grade(running, rollout_id="r", reward="1").json()["error"]["message"]
+
+
 def test_an_unknown_rollout(running):
     found = grade(running, rollout_id="none", reward=1)
     assert found.status_code == 404
@@ -105,6 +117,14 @@ def test_a_rollout_has_its_conversation_and_no_tokens(running):
     (call,) = found.json()["calls"]
     assert (call["messages"], call["answer"]["content"]) == (CHAT["messages"], "It is 4.")
     assert "token_ids" not in found.text
+
+
+@pytest.mark.parametrize(("prompt", "n", "choice", "shown"), [
+    ("1+1=", 2, 1, "1+1="), (["1+1=", "2+2="], None, 1, "2+2="), (["1+1=", "2+2="], 2, 1, "1+1="),
+    ([5, 6], None, 0, "[5, 6]"), ([[5, 6], [7]], None, 1, "[7]"), ([], None, 0, "[]"), (["1+1="], "x", 0, '["1+1="]'),
+])  # fmt: skip
+def test_a_choice_has_its_own_prompt(prompt, n, choice, shown):
+    assert _prompt_text({"prompt": prompt, "n": n}, choice) == shown
 
 
 @pytest.mark.parametrize("path", ["/..%2f..%2fetc/passwd", "/rollouts/..%2f..%2fetc%2fpasswd", "/v2/x", "/static/x"])

@@ -294,7 +294,8 @@ def test_comment(page, recorder):
     comment.fill("")
     comment.press_sequentially("u15 djk")  # keys of the page, which must not act here
     assert recorder.grade("a") == (0.5, None)
-    comment.press("Control+Enter")
+    comment.press("Control+Enter")  # leaves the field, so that the next key grades
+    expect(page.locator("#conversation")).to_be_focused()
     expect(page.locator("#saved")).to_have_text("Reward 0.5 saved")
     assert recorder.grade("a") == (0.5, "u15 djk")
     comment.press("End")

@@ -1,5 +1,7 @@
 """Settings of `topr record`."""
 
+import socket
+
 import pytest
 
 from topr_trl.cli import main
@@ -31,3 +33,10 @@ def test_one_recorder_per_folder(tmp_path):
 
     with FileLock(tmp_path / ".lock"), pytest.raises(ValueError, match="output_dir"):
         main.main(["record", "--upstream", URL, "--output_dir", str(tmp_path)])
+
+
+def test_a_port_in_use_is_named(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(OSError, match=f"port {port}: Address already in use. Set a different port"):
+            main.main(["record", "--upstream", URL, "--output_dir", str(tmp_path), "--port", str(port)])

@@ -75,7 +75,9 @@ class Grading:
         try:
             given = json.loads(await request.read())
             rollout, name, reward, comment = read_reward(given)
-        except (ValueError, RecursionError) as wrong:
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as wrong:
+            return error(400, f"The body of the request is not JSON: {wrong}.")
+        except ValueError as wrong:
             return error(400, str(wrong))
         if comment is not None:
             comment, _ = self.redact(comment)
@@ -129,7 +131,7 @@ def read_reward(given: Any) -> tuple[str, str, float | None, str | None]:
     if reward is None:
         return rollout, name, None, comment
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= LARGEST_REWARD:
-        raise ValueError(f"reward must be a finite number, not {str(reward)[:40]}. null removes it.")
+        raise ValueError(f"reward must be a finite number, not {repr(reward)[:40]}. null removes it.")
     return rollout, name, float(reward), comment
 
 
@@ -158,7 +160,7 @@ def _shown(call: Mapping[str, Any]) -> dict[str, Any]:
     request, choice = call["request"], _choice(call)
     messages = request.get("messages")
     if not isinstance(messages, list):
-        messages = [{"role": "user", "content": _prompt_text(request.get("prompt"))}]
+        messages = [{"role": "user", "content": _prompt_text(request, call["choice"])}]
     answer = choice.get("message") or {"role": "assistant", "content": choice.get("text")}
     return {
         "started": call["started"], "state": call["state"], "error": call["error"], "model": request.get("model"),
@@ -174,5 +176,9 @@ def _choice(call: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((each for each in choices if each.get("index", 0) == call["choice"]), {})
 
 
-def _prompt_text(prompt: Any) -> str:
+def _prompt_text(request: Mapping[str, Any], choice: int) -> str:
+    """Return the prompt of a choice. The choices of the first prompt come first."""
+    prompt, n = request.get("prompt"), request.get("n") or 1
+    if isinstance(prompt, list) and isinstance(n, int) and choice // n < len(prompt):
+        prompt = prompt if isinstance(prompt[0], int) else prompt[choice // n]  # numbers are one prompt of token ids
     return prompt if isinstance(prompt, str) else json.dumps(prompt)

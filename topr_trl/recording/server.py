@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 from contextlib import suppress
 
@@ -89,7 +90,11 @@ async def _serve(args: RecordArguments) -> None:
             await runner.setup()
             try:
                 site = web.TCPSite(runner, args.host, args.port)
-                await site.start()
+                try:
+                    await site.start()
+                except OSError as error:
+                    reason = f"Cannot listen on {args.host}, port {args.port}: {os.strerror(error.errno or 0)}."
+                    raise OSError(f"{reason} Set a different port or host.") from error
                 _print_addresses(args, runner.addresses[0][1])
                 await _until_stopped()
             finally:
