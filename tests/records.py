@@ -151,7 +151,7 @@ OTEL = {"resourceSpans": [{"scopeSpans": [{"spans": [{
         {"key": "gen_ai.evaluation.score.value", "value": {"doubleValue": 1.0}}]}]}]}]}]}  # fmt: skip
 
 RECORDING = {
-    "rollout_id": "r1", "rewards": {"rating": 1.0}, "reward_names": ["rating"], "comments": {},
+    "rollout_id": "r1", "rewards": {"rating": 1.0}, "comments": {},
     "calls": [
         {"started": 1.5, "endpoint": "chat/completions", "state": "finished", "error": None, "served_model": "/w",
          "model_revision": "v1", "redacted": 0, "choice": 0,

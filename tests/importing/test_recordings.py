@@ -187,18 +187,22 @@ def test_prompts_of_text(tmp_path, log):
 
 
 def test_several_rewards_have_to_be_chosen(tmp_path, log):
-    names = [log.add([HI], ({"content": "yes"}, None))[0] for _ in range(2)]
+    names = [log.add([HI], ({"content": "yes"}, None))[0] for _ in range(3)]
     log.reward(names[0], 1, "rating")
     log.reward(names[1], 0.5, "test")
+    log.reward(names[2], 0.25, "test")
+    log.reward(names[2], 1, "rating")
     with pytest.raises(ValueError, match=r"rewards\.rating, rewards\.test .*--reward_fields"):
         imported(tmp_path)
-    rows = imported(tmp_path, reward_fields="rewards.test", skip_unrewarded="true")
-    assert rows["reward"][:] == [0.5]
+    assert imported(tmp_path, reward_fields="rewards.test")["reward"][:] == [0.5, 0.25]
+    given = ["import", "--input", str(tmp_path / "log"), "--output_dir", str(tmp_path / "both"), "--reward_fields"]
+    main.main([*given, "rewards.test", "rewards.rating"])
+    assert load_rows(tmp_path / "both")["reward"][:] == [1.0, 0.5, 1.25]
 
 
 def test_a_recording_without_rewards_says_so(tmp_path, log):
     log.add([HI], ({"content": "yes"}, None))
-    with pytest.raises(ValueError, match="1 generation was not graded"):
+    with pytest.raises(ValueError, match=r"1 generation was not graded.*Grade some"):
         imported(tmp_path)
 
 

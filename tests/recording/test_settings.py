@@ -1,10 +1,13 @@
 """Settings of `topr record`."""
 
+import asyncio
 import socket
 
 import pytest
+from recorders import recorder
 
 from topr_trl.cli import main
+from topr_trl.recording.server import _check_server, connections
 from topr_trl.recording.settings import RecordArguments
 
 URL = "http://127.0.0.1:8000/v1"
@@ -40,3 +43,19 @@ def test_a_port_in_use_is_named(tmp_path):
         port = other.getsockname()[1]
         with pytest.raises(OSError, match=f"port {port}: Address already in use. Set a different port"):
             main.main(["record", "--upstream", URL, "--output_dir", str(tmp_path), "--port", str(port)])
+
+
+def test_a_server_that_does_not_answer_is_noted(tmp_path, capsys):
+    args = RecordArguments("http://127.0.0.1:9/v1", str(tmp_path))
+
+    async def check(args):
+        async with connections(args) as session:
+            await _check_server(args, session)
+
+    asyncio.run(check(args))
+    assert "cannot be reached yet" in capsys.readouterr().out
+    with recorder(tmp_path / "log") as running:
+        asyncio.run(check(RecordArguments(running.address, str(tmp_path))))
+        assert "/v1" in capsys.readouterr().out
+        asyncio.run(check(RecordArguments(f"{running.direct}/v1", str(tmp_path))))
+        assert capsys.readouterr().out == ""

@@ -83,7 +83,6 @@ def test_rewards(store):
     assert not store.set_reward("unknown", "test", 1.0)
     (rollout,) = rollouts(store)
     assert rollout["rewards"] == {"rating": -1.0, "test": 1.0}
-    assert rollout["reward_names"] == ["rating", "test"]
     assert rollout["comments"] == {}
     store.set_reward(name, "test", None)
     assert rollouts(store)[0]["rewards"] == {"rating": -1.0}

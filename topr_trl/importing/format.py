@@ -71,6 +71,7 @@ class Format:
         records (`Callable`): Function that splits a JSON document, such as a log, into records.
         same (`str`, *optional*): Field that must have the same value in all records of an import.
         chat (`bool`, defaults to `False`): Whether text becomes chat messages by default.
+        skips_unrewarded (`bool`, defaults to `False`): Whether records without a reward are skipped by default.
     """
 
     source: str
@@ -85,6 +86,7 @@ class Format:
     records: Callable[[Record], Iterable[Record]] | None = None
     same: str | None = None
     chat: bool = False
+    skips_unrewarded: bool = False
 
     def __post_init__(self) -> None:
         assert set(self.columns) <= set(COLUMNS), f"{set(self.columns) - set(COLUMNS)} are not columns of rows"

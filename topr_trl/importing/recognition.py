@@ -113,7 +113,7 @@ def is_chat_messages(value: Any) -> bool:
 # Test for the records of each format. The first test that passes selects the format, so specific formats precede
 # general formats.
 _TESTS: dict[str, Callable[[Record], bool]] = {
-    "recording": _has("rollout_id", "calls", "rewards", "reward_names"),
+    "recording": _has("rollout_id", "calls", "rewards", "comments"),
     "verifiers": lambda record: isinstance(record.get("traces"), list) or _has("nodes", "rewards")(record),
     "nemo-gym": _has("responses_create_params", "response"),
     "nemo-rl": _has("token_ids", "token_loss_mask", "generation_logprobs"),

@@ -188,7 +188,8 @@ class RecordReader:
         try:
             yield
         except Unusable as error:
-            if not getattr(self.args, error.option):
+            is_usual = isinstance(error, Unrewarded) and self.format.skips_unrewarded
+            if not (is_usual or getattr(self.args, error.option)):
                 raise ValueError(f"{place}: {error}. To skip such records, use --{error.option}.") from None
             raise
         except NotOfFormat as error:

@@ -20,7 +20,7 @@ _IDS = ("prompt_ids", "completion_ids", "sampler_logps")
 
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return the rows of a rollout. A rollout without a reward gives no row."""
-    if not record["rewards"]:
+    if all(reward is None for reward in record["rewards"].values()):
         return [LeftOut.UNGRADED]
     made: list[Row] = []
     found = [row for call in record["calls"] if (row := _row_of_call(call)) is not None]
@@ -40,7 +40,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 def rewards(record: Record) -> dict[str, Any]:
     """Return all rewards of the recording by name, such as `rewards.rating`. A missing reward is None."""
-    return {f"rewards.{name}": record["rewards"].get(name) for name in record["reward_names"]}
+    return {f"rewards.{name}": reward for name, reward in record["rewards"].items()}
 
 
 def _choice(call: Record) -> Record | None:
@@ -126,6 +126,7 @@ FORMAT = Format(
     ),
     required=frozenset({"rollout_id", "calls", "rewards"}),
     optional=None,
+    skips_unrewarded=True,
     loses="To add rollouts that are recorded later, import again with a different --output_dir. A request without a "
     "temperature used the default of the server, which is assumed to be 1.",
 )  # fmt: skip

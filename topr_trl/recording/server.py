@@ -55,12 +55,13 @@ def application(args: RecordArguments, store: Store, session: aiohttp.ClientSess
     app = web.Application(middlewares=[protect(args)], client_max_size=args.max_body_mb * 2**20)
     proxy = Proxy(args, store, session)
     grading = Grading(store, proxy.writer.redact)
+    for path in ("/rewards", "/v1/rewards"):  # The second is easy to write with the base URL of the application.
+        app.router.add_post(path, grading.reward)
     app.router.add_post("/v1/{endpoint:chat/completions|completions}", proxy.record)
     app.router.add_route("*", "/v1/{endpoint:.+}", proxy.pass_on)
     app.router.add_get("/", grading.page)
     app.router.add_get("/rollouts", grading.rollouts)
     app.router.add_get("/rollouts/{name:.+}", grading.rollout)
-    app.router.add_post("/rewards", grading.reward)
     return app
 
 
@@ -96,11 +97,24 @@ async def _serve(args: RecordArguments) -> None:
                     reason = f"Cannot listen on {args.host}, port {args.port}: {os.strerror(error.errno or 0)}."
                     raise OSError(f"{reason} Set a different port or host.") from error
                 _print_addresses(args, runner.addresses[0][1])
+                await _check_server(args, session)
                 await _until_stopped()
             finally:
                 await runner.cleanup()
     finally:
         store.close()
+
+
+async def _check_server(args: RecordArguments, session: aiohttp.ClientSession) -> None:
+    """Print a note if the server does not answer. It may start later, so calls are accepted."""
+    url = f"{args.upstream.rstrip('/')}/models"
+    headers = {"Authorization": f"Bearer {args.upstream_key}"} if args.upstream_key else {}
+    try:
+        async with session.get(url, headers=headers, timeout=aiohttp.ClientTimeout(total=5)) as answer:
+            if answer.status == 404:
+                print(f"Note: {url} does not exist. The URL of most servers ends in /v1.", flush=True)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        print(f"Note: {url} cannot be reached yet: {error}", flush=True)
 
 
 async def _until_stopped() -> None:

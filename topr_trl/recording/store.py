@@ -249,13 +249,19 @@ class Store:
         """Return the latest rollouts, with their last call, without tokens.
 
         Args:
-            graded (`bool`, *optional*): Return only rollouts with a reward, or only rollouts without one.
+            graded (`bool`, *optional*): Return only rollouts with a reward, or only rollouts without one
+                that have an answer to grade.
             before (`int`, *optional*): Return only rollouts with a smaller number.
             limit (`int`): Maximum number of rollouts.
         """
         where = ["1"] if before is None else [f"id < {before:d}"]
         if graded is not None:
             where.append(f"{'' if graded else 'NOT '}EXISTS (SELECT 1 FROM rewards WHERE rollout = rollouts.id)")
+        if graded is False:
+            answers = (
+                "SELECT 1 FROM parts JOIN calls ON calls.id = call WHERE rollout = rollouts.id AND state != 'failed'"
+            )
+            where.append(f"EXISTS ({answers})")
         with _opened(self.path) as connection:
             found = connection.execute(
                 f"SELECT id, name FROM rollouts WHERE {' AND '.join(where)} ORDER BY id DESC LIMIT ?", (limit,)
@@ -386,9 +392,10 @@ def count_rollouts(path: Path) -> int:
 
 
 def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rollouts of a recording, with the names of all rewards of the recording in `reward_names`."""
+    """Yield the rollouts of a recording. Each has all names of rewards that the recording has, with None if missing."""
     with _opened(path) as connection:
         connection.execute("BEGIN")  # all reads see the same state
         names = sorted(name for (name,) in connection.execute("SELECT DISTINCT name FROM rewards"))
         for number, name in connection.execute("SELECT id, name FROM rollouts ORDER BY id"):
-            yield {**_rollout(connection, number, name), "reward_names": names}
+            rollout = _rollout(connection, number, name)
+            yield {**rollout, "rewards": {name: rollout["rewards"].get(name) for name in names}}

@@ -105,7 +105,8 @@ class Import(Stage[ImportArguments]):
         if waiting:
             left_out = {reason: sum(len(part.left_out[reason]) for _, part in waiting) for reason in LeftOut}
             why = "; ".join(f"{count} {_LEFT_OUT[reason][count > 1]}" for reason, count in left_out.items() if count)
-            raise ValueError(f"{args.source}: none of its records holds a completion to learn from. {why}.")
+            remedy = " Grade some of them first." if left_out[LeftOut.UNGRADED] and recording_in(args.source) else ""
+            raise ValueError(f"{args.source}: none of its records holds a completion to learn from. {why}.{remedy}")
         rows, notes = _count_columns(self.folder, reader)
         repeated = [short_place(str(file), args.source) for file in found if file not in files]
         notes["left_out"]["repeated"] = _count_places(repeated)
