@@ -4,7 +4,7 @@ python -m benchmarks.recording                        # 64 streams, ten minutes 
 python -m benchmarks.recording --vllm MODEL           # tokens per second of vLLM, in an environment with vLLM
 
 The server, the recorder and the client are processes on the same machine. Each event of the server has the time at
-which it was sent, so the client knows how long the event took. Results are added to benchmarks/results/recording.jsonl.
+which it was sent, so the client knows how long the event took. Results are added to benchmarks/results/recording.json.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from aiohttp import web
 
 from topr_trl.recording.store import NAME, read_rollouts
 
-RESULTS = Path(__file__).parent / "results" / "recording.jsonl"
+RESULTS = Path(__file__).parent / "results" / "recording.json"
 RATE = 20  # events per second of each stream
 EVENTS = 200  # events of a stream
 
@@ -208,10 +208,11 @@ def main() -> None:
         serve(args.serve)
         return
     found = vllm(args.vllm, args.pairs) if args.vllm else load(args.streams, args.minutes)
+    command = "python -m benchmarks.recording" + " --vllm MODEL" * bool(args.vllm)
     result = {"measure": "vllm" if args.vllm else "load", "date": time.strftime("%Y-%m-%d"),
-              "cores": os.cpu_count(), **found}  # fmt: skip
-    with RESULTS.open("a") as file:
-        file.write(json.dumps(result) + "\n")
+              "cores": os.cpu_count(), **found, "command": command}  # fmt: skip
+    results = [*json.loads(RESULTS.read_text()), result] if RESULTS.exists() else [result]
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps(result, indent=1))
 
 
