@@ -160,10 +160,10 @@ def load(streams: int, minutes: float) -> dict[str, Any]:
     return found
 
 
-async def _tokens_per_second(port: int, calls: int, at_once: int, stream: bool) -> float:
+async def _tokens_per_second(port: int, calls: int, at_once: int) -> float:
     """Return the tokens per second of several calls of 64 tokens."""
     body = {"model": "m", "messages": [{"role": "user", "content": "Count from one to a hundred."}], "max_tokens": 64,
-            "ignore_eos": True, "stream": stream}  # fmt: skip
+            "ignore_eos": True, "stream": True}  # fmt: skip
     limit = asyncio.Semaphore(at_once)
 
     async def one(session: aiohttp.ClientSession) -> None:
@@ -187,10 +187,10 @@ def vllm(model: str, pairs: int) -> dict[str, Any]:
         record = ("topr_trl", "record", "--upstream", f"http://127.0.0.1:{server}/v1", "--output_dir", folder)
         with _running(*record, "--port", str(port), port=port):
             for place in (server, port):
-                asyncio.run(_tokens_per_second(place, 16, 16, True))
+                asyncio.run(_tokens_per_second(place, 16, 16))
             for n in range(pairs):
                 order = (server, port) if n % 2 == 0 else (port, server)
-                speed = {place: asyncio.run(_tokens_per_second(place, 32, 16, True)) for place in order}
+                speed = {place: asyncio.run(_tokens_per_second(place, 32, 16)) for place in order}
                 ratios.append(speed[port] / speed[server])
                 print(f"without {speed[server]:.0f} tokens/s, through {speed[port]:.0f} tokens/s", flush=True)
     return {"model": Path(model).name, "pairs": pairs, "ratios": ratios, "median_ratio": statistics.median(ratios)}

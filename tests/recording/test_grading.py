@@ -6,8 +6,6 @@ import httpx2 as httpx
 import pytest
 from recorders import recorder
 
-from topr_trl.recording.grading import _prompt_text
-
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "2 + 2?"}]}
 
 
@@ -131,12 +129,12 @@ def test_a_rollout_has_its_conversation_and_no_tokens(running):
     assert "token_ids" not in found.text
 
 
-@pytest.mark.parametrize(("prompt", "n", "choice", "shown"), [
-    ("1+1=", 2, 1, "1+1="), (["1+1=", "2+2="], None, 1, "2+2="), (["1+1=", "2+2="], 2, 1, "1+1="),
-    ([5, 6], None, 0, "[5, 6]"), ([[5, 6], [7]], None, 1, "[7]"), ([], None, 0, "[]"), (["1+1="], "x", 0, '["1+1="]'),
-])  # fmt: skip
-def test_a_choice_has_its_own_prompt(prompt, n, choice, shown):
-    assert _prompt_text({"prompt": prompt, "n": n}, choice) == shown
+def test_the_page_shows_a_prompt_of_token_ids(running):
+    name = httpx.post(f"{running.address}/v1/completions", json={"model": "m", "prompt": [5, 6]}).headers[
+        "x-topr-rollout"
+    ]
+    (call,) = httpx.get(f"{running.address}/rollouts/{name}").json()["calls"]
+    assert call["messages"] == [{"role": "user", "content": "[5, 6]"}]
 
 
 @pytest.mark.parametrize("path", ["/..%2f..%2fetc/passwd", "/rollouts/..%2f..%2fetc%2fpasswd", "/v2/x", "/static/x"])

@@ -1,4 +1,4 @@
-"""What clients and the server see, and what is stored."""
+"""Answers that clients get, requests that the server gets, and the calls that are stored."""
 
 import json
 import time

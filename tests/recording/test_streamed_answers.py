@@ -2,7 +2,7 @@
 
 import pytest
 
-from topr_trl.recording.answers import CHAT, TEXT, Assembler, with_token_ids, without_token_ids
+from topr_trl.recording.answers import CHAT, TEXT, Assembler, prompt_of, with_token_ids, without_token_ids
 from topr_trl.recording.conversations import continued_conversation, conversations
 from topr_trl.recording.redaction import Redactor
 
@@ -101,3 +101,11 @@ def test_redaction_of_nested_text():
 
 def test_patterns_do_not_change_each_other():
     assert Redactor([r"(a)b", r"(?i)KEY", r"(\d)\1"])("11 12 key") == ("[redacted] 12 [redacted]", True)
+
+
+@pytest.mark.parametrize(("prompt", "n", "choice", "expected"), [
+    ("1+1=", 2, 1, "1+1="), (["1+1=", "2+2="], None, 1, "2+2="), (["1+1=", "2+2="], 2, 1, "1+1="),
+    ([5, 6], None, 0, [5, 6]), ([[5, 6], [7]], None, 1, [7]), ([], None, 0, []), (["1+1="], "x", 0, ["1+1="]),
+])  # fmt: skip
+def test_a_choice_has_its_own_prompt(prompt, n, choice, expected):
+    assert prompt_of({"prompt": prompt, "n": n}, choice) == expected

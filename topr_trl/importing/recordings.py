@@ -11,7 +11,7 @@ from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing import openai_chat, text_completions
 from topr_trl.importing.format import Format, LeftOut, Record
 from topr_trl.importing.row_table import Row
-from topr_trl.recording.answers import CHAT
+from topr_trl.recording.answers import CHAT, choice_of, prompt_of
 from topr_trl.recording.store import State
 
 _SAME = ("tools", "chat_template_kwargs", "model", "model_revision", *SAMPLING)
@@ -43,15 +43,9 @@ def rewards(record: Record) -> dict[str, Any]:
     return {f"rewards.{name}": reward for name, reward in record["rewards"].items()}
 
 
-def _choice(call: Record) -> Record | None:
-    """Return the choice of a call that belongs to the rollout. Return None if the call has no answer."""
-    choices = (call["response"] or {}).get("choices") or ()
-    return next((choice for choice in choices if choice.get("index", 0) == call["choice"]), None)
-
-
 def _row_of_call(call: Record) -> Row | None:
     """Return the row of a call. Return None if the call has no answer, or an empty one."""
-    choice = _choice(call)
+    choice = choice_of(call)
     if choice is None:
         return None
     if call["state"] == State.CUT and choice.get("finish_reason") is None:
@@ -60,10 +54,8 @@ def _row_of_call(call: Record) -> Row | None:
     if call["endpoint"] == CHAT:
         (row,) = openai_chat.rows({"request": request, "response": response})
     else:
-        prompts = request["prompt"]
-        if isinstance(prompts, list) and not isinstance(prompts[0], int):
-            request = {**request, "prompt": prompts[call["choice"] // (request.get("n") or 1)]}
-        (row,) = text_completions.rows({"request": {**request, "n": 1}, "response": response})
+        request = {**request, "prompt": prompt_of(request, call["choice"]), "n": 1}
+        (row,) = text_completions.rows({"request": request, "response": response})
     if row is None or isinstance(row, LeftOut):
         return None
     return {**row, "model": request.get("model"), "model_revision": call["model_revision"]}

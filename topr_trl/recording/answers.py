@@ -78,6 +78,29 @@ def _is_tool_call(call: Any) -> bool:
     )
 
 
+def choice_of(call: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the choice of a recorded call that belongs to its rollout. Return None if the call has no answer.
+
+    Args:
+        call (`Mapping[str, Any]`): Call, as `read_rollouts` returns it.
+    """
+    choices = (call["response"] or {}).get("choices") or ()
+    return next((choice for choice in choices if choice.get("index", 0) == call["choice"]), None)
+
+
+def prompt_of(request: Mapping[str, Any], choice: int) -> Any:
+    """Return the prompt of a choice: text or token ids. The choices of the first prompt come first.
+
+    Args:
+        request (`Mapping[str, Any]`): Request for text completions, with one prompt or several.
+        choice (`int`): Number of the choice.
+    """
+    prompt, n = request.get("prompt"), request.get("n") or 1
+    if not isinstance(prompt, list) or not isinstance(n, int) or choice // n >= len(prompt):
+        return prompt
+    return prompt if isinstance(prompt[0], int) else prompt[choice // n]  # numbers are one prompt of token ids
+
+
 class Assembler:
     """Joins the events of a streamed answer into the answer that the server gives without streaming.
 

@@ -15,8 +15,7 @@ def continued_conversation(request: Mapping[str, Any], salt: str = "") -> str | 
         salt (`str`, defaults to `""`): Text that the key depends on. Without it, others cannot guess the messages of a
             key.
     """
-    messages = request.get("messages")
-    if not isinstance(messages, list) or not all(isinstance(each, Mapping) for each in messages):
+    if (messages := _messages(request)) is None:
         return None
     last = max((n for n, each in enumerate(messages) if each.get("role") == "assistant"), default=None)
     return None if last is None else _key(request, messages[: last + 1], salt)
@@ -30,13 +29,19 @@ def conversations(request: Mapping[str, Any], response: Mapping[str, Any], salt:
         response (`Mapping[str, Any]`): Answer.
         salt (`str`, defaults to `""`): Text that the keys depend on.
     """
-    messages = request.get("messages")
-    if not isinstance(messages, list) or not all(isinstance(each, Mapping) for each in messages):
+    if (messages := _messages(request)) is None:
         return []
     choices = sorted(response.get("choices") or (), key=lambda choice: choice.get("index", 0))
     return [
         _key(request, [*messages, choice["message"]], salt) if choice.get("message") else None for choice in choices
     ]
+
+
+def _messages(request: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+    """Return the messages of a request. Return None if it has no list of messages."""
+    messages = request.get("messages")
+    is_list = isinstance(messages, list) and all(isinstance(each, Mapping) for each in messages)
+    return messages if is_list else None
 
 
 def _key(request: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], salt: str) -> str:

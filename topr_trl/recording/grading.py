@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from topr_trl.data.rows import LARGEST_REWARD
+from topr_trl.recording.answers import choice_of, prompt_of
 from topr_trl.recording.protection import error
 from topr_trl.recording.redaction import Redactor
 from topr_trl.recording.store import StorageFullError, Store
@@ -157,10 +158,11 @@ def _text(content: Any) -> str:
 
 def _shown(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a call that the page shows: messages, tools and the answer, without tokens."""
-    request, choice = call["request"], _choice(call)
+    request, choice = call["request"], choice_of(call) or {}
     messages = request.get("messages")
     if not isinstance(messages, list):
-        messages = [{"role": "user", "content": _prompt_text(request, call["choice"])}]
+        prompt = prompt_of(request, call["choice"])
+        messages = [{"role": "user", "content": prompt if isinstance(prompt, str) else json.dumps(prompt)}]
     answer = choice.get("message") or {"role": "assistant", "content": choice.get("text")}
     return {
         "started": call["started"], "state": call["state"], "error": call["error"], "model": request.get("model"),
@@ -168,17 +170,3 @@ def _shown(call: Mapping[str, Any]) -> dict[str, Any]:
         "messages": [turn for turn in messages if isinstance(turn, Mapping)], "answer": answer,
         "finish_reason": choice.get("finish_reason"),
     }  # fmt: skip
-
-
-def _choice(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the choice of a call that belongs to the rollout, or {} without an answer."""
-    choices = (call["response"] or {}).get("choices") or ()
-    return next((each for each in choices if each.get("index", 0) == call["choice"]), {})
-
-
-def _prompt_text(request: Mapping[str, Any], choice: int) -> str:
-    """Return the prompt of a choice. The choices of the first prompt come first."""
-    prompt, n = request.get("prompt"), request.get("n") or 1
-    if isinstance(prompt, list) and isinstance(n, int) and choice // n < len(prompt):
-        prompt = prompt if isinstance(prompt[0], int) else prompt[choice // n]  # numbers are one prompt of token ids
-    return prompt if isinstance(prompt, str) else json.dumps(prompt)

@@ -2,6 +2,7 @@
 
 import base64
 import hmac
+from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -20,8 +21,12 @@ def error(status: int, message: str, kind: str = "invalid_request_error") -> web
         message (`str`): Message.
         kind (`str`, defaults to `"invalid_request_error"`): Type of the error.
     """
-    body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
-    return web.json_response(body, status=status)
+    return web.json_response(error_body(status, message, kind), status=status)
+
+
+def error_body(status: int, message: str, kind: str) -> dict[str, Any]:
+    """Return the JSON of an error in the format of OpenAI's API."""
+    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
 
 
 def protect(args: RecordArguments) -> Middleware:

@@ -16,7 +16,7 @@ from yarl import URL
 
 from topr_trl.recording.answers import CHAT, with_token_ids
 from topr_trl.recording.conversations import continued_conversation
-from topr_trl.recording.protection import error
+from topr_trl.recording.protection import error, error_body
 from topr_trl.recording.recorded_answer import RecordedAnswer, Writer
 from topr_trl.recording.settings import ALWAYS, AUTO, PASS, RecordArguments
 from topr_trl.recording.store import StorageFullError, Store
@@ -103,7 +103,7 @@ class Proxy:
         path = request.rel_url.raw_path.removeprefix("/v1")
         if {".", ".."} & set(re.split(r"[/\\]", unquote(path))):  # Only paths under the upstream are passed on.
             return error(404, f"There is no path {request.rel_url.raw_path}.")
-        url = URL(f"{self.args.upstream.rstrip('/')}{path}", encoded=True)
+        url = URL(f"{self.args.upstream}{path}", encoded=True)
         query = request.rel_url.raw_query_string
         try:
             async with self.session.request(
@@ -147,7 +147,7 @@ class Proxy:
         async with self._reading_models:  # Calls that start together wait for the same list.
             if time.monotonic() < self._models_until:
                 return
-            url = f"{self.args.upstream.rstrip('/')}/models"
+            url = f"{self.args.upstream}/models"
             try:
                 timeout = aiohttp.ClientTimeout(total=5)
                 async with self.session.get(url, headers=self._headers(request), timeout=timeout) as answer:
@@ -216,8 +216,7 @@ async def _stream(
         if recording is not None:
             with suppress(StorageFullError):  # The next recorder ends the call.
                 recording.end(message)
-        body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
-        await response.write(f"data: {json.dumps(body)}\n\n".encode())
+        await response.write(f"data: {json.dumps(error_body(status, message, kind))}\n\n".encode())
     await response.write_eof()
     return response
 

@@ -17,7 +17,7 @@ from topr_trl.recording.settings import RecordArguments
 from topr_trl.recording.store import Store
 
 _SECONDS_TO_END = 2.5  # half of the time for running answers to end after Ctrl+C, because aiohttp waits twice
-_SECONDS_TO_KEEP = 2.0  # below the 5 seconds after which uvicorn closes connections that nobody uses
+_SECONDS_TO_KEEP = 2.0  # for idle connections to the server: uvicorn closes them after 5 seconds
 
 
 def record_command(args: RecordArguments) -> None:
@@ -107,7 +107,7 @@ async def _serve(args: RecordArguments) -> None:
 
 async def _check_server(args: RecordArguments, session: aiohttp.ClientSession) -> None:
     """Print a note if the server does not answer. It may start later, so calls are accepted."""
-    url = f"{args.upstream.rstrip('/')}/models"
+    url = f"{args.upstream}/models"
     headers = {"Authorization": f"Bearer {args.upstream_key}"} if args.upstream_key else {}
     try:
         async with session.get(url, headers=headers, timeout=aiohttp.ClientTimeout(total=5)) as answer:

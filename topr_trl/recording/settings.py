@@ -62,6 +62,7 @@ class RecordArguments:
                 "upstream must be a URL without user, password, query and fragment. Put the API key of the server in "
                 f"the variable {KEY_VARIABLE}."
             )
+        self.upstream = self.upstream.rstrip("/")
         if not 0 <= self.port < 65536:
             raise ValueError(f"port must be between 0 and 65535, not {self.port}.")
         for name in ("max_body_mb", "upstream_timeout"):

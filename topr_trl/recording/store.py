@@ -1,8 +1,8 @@
 """Store calls, answers and rewards in a SQLite database.
 
 SQLite keeps each committed write after a kill, lets `topr train` read while the recorder writes, and can add a reward
-to an old row. Parquet files can do none of these. A loss of power can lose the last writes, because
-not each write is flushed to the disk.
+to an old row. Parquet files can do none of these. A loss of power can lose the last writes, because not
+each write is flushed to the disk.
 """
 
 import json
@@ -93,7 +93,7 @@ class Store:
                 run("INSERT OR IGNORE INTO about VALUES ('format', ?), ('id', ?)", (_FORMAT, uuid.uuid4().hex))
         except sqlite3.DatabaseError as error:
             raise ValueError(f"{self.path} cannot be opened as a recording of topr record: {error}.") from error
-        check_version(self._connection, self.path)
+        _check_version(self._connection, self.path)
 
     def close(self) -> None:
         """Close the database."""
@@ -303,7 +303,7 @@ def _dumped(value: object) -> str:
     return json.dumps(value)
 
 
-def check_version(connection: sqlite3.Connection, path: Path) -> None:
+def _check_version(connection: sqlite3.Connection, path: Path) -> None:
     """Check that a database was written by this version.
 
     Raises:
@@ -317,7 +317,18 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
         )
 
 
-_COLUMNS = "endpoint", "state", "request", "response", "error", "served_model", "model_revision", "redacted", "choice"
+_COLUMNS = (
+    "started",
+    "endpoint",
+    "state",
+    "request",
+    "response",
+    "error",
+    "served_model",
+    "model_revision",
+    "redacted",
+    "choice",
+)
 
 
 # SQLite removes the tokens of a long answer ten times faster than Python parses them. NaN is not valid JSON there.
@@ -332,15 +343,15 @@ def _rollout(
     connection: sqlite3.Connection, number: int, name: str, last: bool = False, tokens: bool = True
 ) -> dict[str, Any]:
     """Return a rollout with all its calls, or only with its last call. Tokens can be left out."""
-    response = "response" if tokens else _WITHOUT_TOKENS
+    columns = [_WITHOUT_TOKENS if name == "response" and not tokens else name for name in _COLUMNS]
     calls = connection.execute(
-        f"SELECT started, endpoint, state, request, {response}, error, served_model, model_revision, redacted, choice "
+        f"SELECT {', '.join(columns)} "
         "FROM parts JOIN calls ON calls.id = call WHERE rollout = ? ORDER BY call DESC, choice DESC"
         + " LIMIT 1"
         * last,
         (number,),
     ).fetchall()
-    found = [dict(zip(("started", *_COLUMNS), call, strict=True)) for call in reversed(calls)]
+    found = [dict(zip(_COLUMNS, call, strict=True)) for call in reversed(calls)]
     for call in found:
         call["request"] = json.loads(call["request"])
         call["response"] = json.loads(call["response"]) if call["response"] else None
@@ -361,7 +372,7 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     mode = "immutable=1" if creates_log else "mode=ro"
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
     try:
-        check_version(connection, path)
+        _check_version(connection, path)
         yield connection
     except sqlite3.DatabaseError as error:
         raise ValueError(f"{path} cannot be read as a recording of topr record: {error}.") from error
