@@ -21,7 +21,7 @@ class Log:
     def add(self, messages, *answers, rollout=None, prompt=None, state=State.FINISHED, **asked):
         """Add a call. Each answer is a message, with its token ids if the prompt has some."""
         request = {"model": "m", "messages": messages, **asked}
-        call = self.store.begin("chat/completions", request, rollout, len(answers), model_revision="v1")
+        call = self.store.begin("chat/completions", request, rollout, len(answers), None, "/weights", "v1")
         choices = []
         for n, (message, ids) in enumerate(answers):
             choice = {"index": n, "message": {"role": "assistant", **message}, "finish_reason": "stop"}
@@ -56,10 +56,18 @@ def test_an_answer_is_a_row(tmp_path, log):
     (row,) = imported(tmp_path)
     assert (row["prompt_ids"], row["completion_ids"], row["reward"]) == ([1, 2], [10, 11], 1.0)
     assert row["sampler_logps"] == pytest.approx([-0.1, -0.2])
-    assert (row["finish_reason"], row["temperature"], row["model"], row["model_revision"]) == ("stop", 1.0, "m", "v1")
+    assert (row["finish_reason"], row["temperature"]) == ("stop", 1.0)
+    assert (row["model"], row["served_model"], row["model_revision"]) == ("m", "/weights", "v1")
     assert json.loads(row["tools"]) == TOOLS
     assert row["rollout_id"] is None
     assert row["completion"][0]["content"] == "yes"
+
+
+def test_numbers_that_were_sent_as_text(tmp_path, log):
+    (name,) = log.add([HI], ({"content": "yes"}, [10]), prompt=[1], temperature="0.5", top_k="20")
+    log.reward(name, 1)
+    (row,) = imported(tmp_path)
+    assert (row["temperature"], row["top_k"]) == (0.5, 20)
 
 
 def test_calls_that_continue_the_tokens_are_one_row(tmp_path, log):

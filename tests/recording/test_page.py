@@ -127,9 +127,11 @@ def test_list_and_filter(page, recorder):
     parts = {"role": "user", "content": [{"type": "text", "text": "Parts"}]}
     recorder.add("c", parts, answer={"role": "assistant", "content": None, "tool_calls": called})
     recorder.store.set_reward("a", "verifier", 0.25)
+    recorder.store.set_reward("a", "rating", 1)
+    recorder.store.set_reward("c", "verifier", 0.5)
     page.goto(recorder.url)
     expect(rows(page)).to_have_count(3)
-    expect(page.locator("#totals")).to_have_text("3 rollouts, 1 graded")
+    expect(page.locator("#totals")).to_have_text("3 rollouts, 2 with a reward, 1 graded")
     newest, middle, oldest = rows(page).all()
     expect(newest).to_contain_text("Parts")
     expect(newest).to_contain_text("calls look")

@@ -1,6 +1,7 @@
 """Answers that clients get, requests that the server gets, and the calls that are stored."""
 
 import json
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -333,6 +334,54 @@ def test_a_request_that_is_too_large(tmp_path):
         found = httpx.post(f"{running.address}/v1/chat/completions", json={"messages": "x" * 2_000_000})
         assert found.status_code == 413
         assert "max_body_mb" in found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/rewards"])
+def test_a_request_that_arrives_too_slowly(tmp_path, path):
+    with recorder(tmp_path, client_timeout=0.3) as running:
+        host, _, port = running.address.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: 9"
+            connection.sendall(f"{head}\r\n\r\n{{".encode())
+            found = connection.recv(65536).decode()
+        assert found.startswith("HTTP/1.1 408")
+        assert "client_timeout" in found
+        assert running.rollouts() == []
+
+
+def test_a_client_that_does_not_read(tmp_path):
+    with recorder(tmp_path, client_timeout=0.3) as running:
+        running.upstream.words = ["w" * 1_000_000] * 50
+        host, _, port = running.address.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            body = json.dumps({"model": "m", "messages": HI, "stream": True})
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}"
+            connection.sendall(f"{head}\r\n\r\n{body}".encode())
+            until(lambda: running.rollouts() and call_of(running)["state"] == "cut")
+        assert "client_timeout" in call_of(running)["error"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_too_large(tmp_path, stream):
+    with recorder(tmp_path, max_answer_mb=1) as running:
+        running.upstream.words, running.upstream.delay = ["w" * 400_000] * 2, 0.2  # also in logprobs
+        if stream:
+            words, error = received(running)
+            assert (len(words), "max_answer_mb" in str(error)) == (1, True)
+        else:
+            with pytest.raises(openai.InternalServerError, match="max_answer_mb"):
+                chat(running)
+        call = call_of(running)
+        assert (call["state"], "max_answer_mb" in call["error"]) == ("cut" if stream else "failed", True)
+
+
+def test_models_are_read_again_after_the_server_was_away(running):
+    chat(running)
+    running.upstream.fault, running.upstream.owner = "die", "other"
+    received(running)
+    running.upstream.fault = None
+    chat(running)
+    assert [bool(asked.get("return_token_ids")) for asked in running.upstream.requests] == [True, True, False]
 
 
 @pytest.mark.parametrize("path", ["..%2fadmin", "%2e%2e/admin", "models/../../admin", "..%5cadmin"])

@@ -17,6 +17,7 @@ URL = "http://127.0.0.1:8000/v1"
     ({"upstream": "localhost:8000"}, "upstream"), ({"upstream": "http://me:key@h/v1"}, "TOPR_UPSTREAM_KEY"),
     ({"port": 70_000}, "port"), ({"token_ids": "yes"}, "token_ids"),
     ({"on_full": "stop"}, "on_full"), ({"redact": ["("]}, "redact"), ({"max_body_mb": 0}, "max_body_mb"),
+    ({"max_answer_mb": 0}, "max_answer_mb"), ({"client_timeout": 0.0}, "client_timeout"),
     ({"upstream_timeout": -1.0}, "upstream_timeout"), ({"host": "0.0.0.0"}, "TOPR_RECORD_TOKEN"),
     ({"host": "my-machine"}, "TOPR_RECORD_TOKEN"), ({"port": "9000"}, "port"),
 ])  # fmt: skip

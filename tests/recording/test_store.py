@@ -75,6 +75,14 @@ def test_each_choice_is_continued_on_its_own(store):
     assert store.begin("chat/completions", HI, None, 1, "b").rollouts == first.rollouts[1:]
 
 
+def test_one_of_several_choices_continues_an_answer(store):
+    first = store.begin("chat/completions", HI, None, 1)
+    store.end(first.id, State.FINISHED, answer("yes"), ["key"])
+    names = store.begin("chat/completions", HI, None, 3, "key").rollouts
+    assert names[0] == first.rollouts[0]
+    assert len(set(names)) == 3
+
+
 def test_rewards(store):
     name = store.begin("chat/completions", HI, "r", 1).rollouts[0]
     assert store.set_reward(name, "test", 0.5, "close")
@@ -91,15 +99,16 @@ def test_rewards(store):
 def test_lists_and_totals(store):
     for n in range(5):
         store.begin("chat/completions", HI, f"r{n}", 1)
-    store.set_reward("r1", "a", 1.0)
-    store.set_reward("r3", "a", 0.0)
+    store.set_reward("r1", "rating", 1.0)
+    store.set_reward("r3", "rating", 0.0)
+    store.set_reward("r4", "test", 1.0)
     names = [[each["rollout_id"] for each in store.latest(graded, before, 2)] for graded, before in
              ((None, None), (None, 4), (True, None), (False, None))]  # fmt: skip
     assert names == [["r4", "r3"], ["r2", "r1"], ["r3", "r1"], ["r4", "r2"]]
     totals = store.totals(2)
-    assert (totals["rollouts"], totals["graded"]) == (5, 2)
-    assert [(mean, count) for _, mean, count in totals["means"]["a"]] == [(1.0, 1), (0.0, 1)]
-    assert store.rollout("r1")["rewards"] == {"a": 1.0}
+    assert (totals["rollouts"], totals["rewarded"], totals["graded"]) == (5, 3, 2)
+    assert [(mean, count) for _, mean, count in totals["means"]["rating"]] == [(1.0, 1), (0.0, 1)]
+    assert store.rollout("r1")["rewards"] == {"rating": 1.0}
     assert store.rollout("none") is None
 
 

@@ -4,6 +4,8 @@ A call whose prompt starts with the whole earlier call extends its row, and the 
 other call starts a new row of the same rollout: the application or the chat template changed the earlier turns.
 """
 
+import json
+from contextlib import suppress
 from typing import Any
 
 from topr_trl.data.rows import ROLLOUT
@@ -14,7 +16,8 @@ from topr_trl.importing.row_table import Row
 from topr_trl.recording.answers import CHAT, choice_of, prompt_of
 from topr_trl.recording.store import State
 
-_SAME = ("tools", "chat_template_kwargs", "model", "model_revision", *SAMPLING)
+_OF_WRITER = "model", "served_model", "model_revision"
+_SAME = ("tools", "chat_template_kwargs", *_OF_WRITER, *SAMPLING)
 _IDS = ("prompt_ids", "completion_ids", "sampler_logps")
 
 
@@ -50,7 +53,8 @@ def _row_of_call(call: Record) -> Row | None:
         return None
     if call["state"] == State.CUT and choice.get("finish_reason") is None:
         choice = {**choice, "finish_reason": "length"}  # The beginning of an answer has no stop token.
-    request, response = call["request"], {**call["response"], "choices": [choice]}
+    asked, response = call["request"], {**call["response"], "choices": [choice]}
+    request = {**asked, **{name: _number(asked[name]) for name in SAMPLING if name in asked}}
     if call["endpoint"] == CHAT:
         (row,) = openai_chat.rows({"request": request, "response": response})
     else:
@@ -58,7 +62,15 @@ def _row_of_call(call: Record) -> Row | None:
         (row,) = text_completions.rows({"request": request, "response": response})
     if row is None or isinstance(row, LeftOut):
         return None
-    return {**row, "model": request.get("model"), "model_revision": call["model_revision"]}
+    return {**row, "model": request.get("model"), **{name: call[name] for name in _OF_WRITER[1:]}}
+
+
+def _number(value: Any) -> Any:
+    """Return a number that the application sent as text, which servers accept."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return json.loads(value)
+    return value
 
 
 def _joined(row: Row, later: Row) -> Row | None:
@@ -114,7 +126,7 @@ FORMAT = Format(
     rewards=rewards,
     columns=(
         "prompt_ids", "completion_ids", "completion_mask", "sampler_logps", "problem_id", ROLLOUT, "finish_reason",
-        "tools", "chat_template_kwargs", *SAMPLING, "model", "model_revision",
+        "tools", "chat_template_kwargs", *SAMPLING, *_OF_WRITER,
     ),
     required=frozenset({"rollout_id", "calls", "rewards"}),
     optional=None,

@@ -26,7 +26,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "reward": NUMBER, "problem_id": TEXT, "rollout_id": TEXT, "finish_reason": TEXT, "answer": TEXT, "tools": TEXT,
     "chat_template_kwargs": TEXT,
     **dict(zip(SAMPLING, (NUMBER, NUMBER, pa.int64()), strict=True)), LOGPROBS_MODE: TEXT,
-    "model": TEXT, "model_revision": TEXT,
+    "model": TEXT, "served_model": TEXT, "model_revision": TEXT,
 }  # fmt: skip
 
 

@@ -11,8 +11,9 @@ from aiohttp import web
 
 from topr_trl.data.rows import LARGEST_REWARD
 from topr_trl.recording.answers import choice_of, prompt_of
-from topr_trl.recording.protection import error
+from topr_trl.recording.protection import error, read_body
 from topr_trl.recording.redaction import Redactor
+from topr_trl.recording.settings import RecordArguments
 from topr_trl.recording.store import StorageFullError, Store
 
 _PAGE = Path(__file__).with_name("page.html")
@@ -27,12 +28,13 @@ class Grading:
     """Handlers of `/`, `/rewards` and `/rollouts`.
 
     Args:
+        args (`RecordArguments`): Settings.
         store (`Store`): Database.
         redact (`Redactor`): Function that blanks out text in comments.
     """
 
-    def __init__(self, store: Store, redact: Redactor) -> None:
-        self.store, self.redact = store, redact
+    def __init__(self, args: RecordArguments, store: Store, redact: Redactor) -> None:
+        self.args, self.store, self.redact = args, store, redact
 
     async def page(self, request: web.Request) -> web.Response:
         """Return the page. Text of the model cannot run as a script there."""
@@ -74,7 +76,7 @@ class Grading:
         if request.content_type != "application/json":
             return error(415, "Send JSON, with the header Content-Type: application/json.")
         try:
-            given = json.loads(await request.read())
+            given = json.loads(await read_body(request, self.args))
             rollout, name, reward, comment = read_reward(given)
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as wrong:
             return error(400, f"The body of the request is not JSON: {wrong}.")

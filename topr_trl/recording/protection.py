@@ -1,5 +1,6 @@
 """Protect a recorder against pages of other sites, DNS rebinding, and clients without the token."""
 
+import asyncio
 import base64
 import hmac
 from typing import Any
@@ -57,6 +58,24 @@ def protect(args: RecordArguments) -> Middleware:
             return error(exception.status, f"{request.method} {request.path}: {exception.reason}.")
 
     return middleware
+
+
+async def read_body(request: web.Request, args: RecordArguments) -> bytes:
+    """Return the body of a request.
+
+    Args:
+        request (`web.Request`): Request.
+        args (`RecordArguments`): Settings of the recorder.
+
+    Raises:
+        HTTPRequestTimeout: the client sends too slowly.
+    """
+    try:
+        async with asyncio.timeout(args.client_timeout):
+            return await request.read()
+    except TimeoutError:
+        reason = f"the request did not arrive within client_timeout={args.client_timeout:g} seconds"
+        raise web.HTTPRequestTimeout(reason=reason) from None
 
 
 def _hostname(host: str) -> str | None:

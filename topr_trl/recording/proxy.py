@@ -16,7 +16,7 @@ from yarl import URL
 
 from topr_trl.recording.answers import CHAT, with_token_ids
 from topr_trl.recording.conversations import continued_conversation
-from topr_trl.recording.protection import error, error_body
+from topr_trl.recording.protection import error, error_body, read_body
 from topr_trl.recording.recorded_answer import RecordedAnswer, Writer
 from topr_trl.recording.settings import ALWAYS, AUTO, PASS, RecordArguments
 from topr_trl.recording.store import StorageFullError, Store
@@ -29,6 +29,17 @@ _OF_CONNECTION = frozenset({
     "upgrade", "host", "content-length", "content-encoding", "accept-encoding", "expect",
 })  # fmt: skip
 _MODELS_AGE = 60.0  # seconds after which the list of models is requested again
+
+
+class _TooLargeError(Exception):
+    """Error for an answer that is larger than `max_answer_mb`."""
+
+
+class _ClientGoneError(ConnectionError):
+    """Error for a client that closed the connection, or does not read."""
+
+
+_FAILURES = (aiohttp.ClientError, StorageFullError, _TooLargeError)
 
 
 class Proxy:
@@ -49,12 +60,12 @@ class Proxy:
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
         """Handle a request that is not recorded, such as /v1/models."""
-        return await self._forward(request, await request.read(), None)
+        return await self._forward(request, await read_body(request, self.args), None)
 
     async def record(self, request: web.Request) -> web.StreamResponse:
         """Handle a request for completions."""
         endpoint: str = request.match_info["endpoint"]
-        body = await request.read()
+        body = await read_body(request, self.args)
         rollout = request.headers.get(ROLLOUT_HEADER)
         if rollout is not None and not _is_name(rollout):
             return error(
@@ -111,23 +122,90 @@ class Proxy:
                 headers=self._headers(request), allow_redirects=False,
             ) as answer:  # fmt: skip
                 if answer.content_type == "text/event-stream":
-                    return await _stream(request, answer, recording)
-                content = await answer.read()
+                    return await self._stream(request, answer, recording)
+                content = b"".join([piece async for piece in self._pieces(answer)])
                 if recording is not None:
                     content = recording.add_answer(answer.status, content)
                 return web.Response(status=answer.status, body=content, headers=_shown_headers(answer, recording))
-        except aiohttp.SocketTimeoutError:
-            message = f"{url} sent nothing for {self.args.upstream_timeout:g} seconds (upstream_timeout)."
+        except _FAILURES as failure:
+            return error(*self._explained(failure, url, recording))
+        except _ClientGoneError as gone:
             if recording is not None:
-                recording.end(message)
-            return error(504, message, "upstream_timeout")
-        except aiohttp.ClientError as failure:
-            message = f"{url} cannot be reached, or closed the connection: {failure}"
+                with suppress(StorageFullError):  # The next recorder ends the call.
+                    recording.end(str(gone))
+            return web.Response()
+
+    async def _stream(
+        self, request: web.Request, answer: aiohttp.ClientResponse, recording: RecordedAnswer | None
+    ) -> web.StreamResponse:
+        """Send the events of a server to the client. Each event is stored first."""
+        response = web.StreamResponse(status=answer.status, headers=_shown_headers(answer, recording))
+        await response.prepare(request)
+        try:
+            async for event in _events(self._pieces(answer)):
+                lines = event.split(b"\n")
+                found = [line[5:].strip() for line in lines if line.startswith(b"data:")]
+                if recording is not None and found:
+                    data = b"\n".join(found).decode("utf-8", "replace")
+                    shown = recording.add_event(data)
+                    if shown is not data:
+                        lines = [*(line for line in lines if not line.startswith(b"data:")), b"data: " + shown.encode()]
+                await self._send(request, response, b"\n".join(lines) + b"\n\n")
             if recording is not None:
-                recording.end(message)
-            return error(502, message, "upstream_error")
-        except StorageFullError as full:
-            return error(507, f"The answer cannot be recorded: {full}.", "storage_full")
+                recording.end("The server ended the answer early.")
+        except _FAILURES as failure:
+            body = error_body(*self._explained(failure, answer.url, recording))
+            await self._send(request, response, f"data: {json.dumps(body)}\n\n".encode())
+        await response.write_eof()
+        return response
+
+    async def _pieces(self, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        """Yield an answer as it arrives.
+
+        Raises:
+            _TooLargeError: the answer is larger than `max_answer_mb`.
+        """
+        size = 0
+        async for piece in answer.content.iter_any():
+            size += len(piece)
+            if size > self.args.max_answer_mb * 2**20:
+                raise _TooLargeError
+            yield piece
+
+    async def _send(self, request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+        """Send a part of an answer.
+
+        Raises:
+            _ClientGoneError: the client closed the connection, or does not read.
+        """
+        try:
+            async with asyncio.timeout(self.args.client_timeout):
+                await response.write(data)
+        except (TimeoutError, aiohttp.ClientConnectionResetError) as gone:
+            if request.transport is not None:
+                request.transport.abort()  # Closing would wait for the client.
+            raise _ClientGoneError(
+                "The client closed the connection, or did not read for "
+                f"{self.args.client_timeout:g} seconds (client_timeout)."
+            ) from gone
+
+    def _explained(self, failure: Exception, url: URL, recording: RecordedAnswer | None) -> tuple[int, str, str]:
+        """Return the status, the message and the type of an error, and store the message."""
+        if isinstance(failure, StorageFullError):
+            found = 507, f"The answer cannot be recorded: {failure}.", "storage_full"
+        elif isinstance(failure, _TooLargeError):
+            most = f"max_answer_mb={self.args.max_answer_mb}"
+            found = 502, f"The answer of {url} is larger than {most}.", "upstream_error"
+        elif isinstance(failure, aiohttp.SocketTimeoutError):
+            seconds = f"{self.args.upstream_timeout:g} seconds (upstream_timeout)"
+            found = 504, f"{url} sent nothing for {seconds}.", "upstream_timeout"
+        else:
+            self._models_until = 0.0  # The server may start again with other weights.
+            found = 502, f"{url} cannot be reached, or closed the connection: {failure}", "upstream_error"
+        if recording is not None:
+            with suppress(StorageFullError):  # The next recorder ends the call.
+                recording.end(found[1])
+        return found
 
     def _headers(self, request: web.Request) -> CIMultiDict[str]:
         """Return the headers for the server. The recorder's own token is not sent."""
@@ -184,47 +262,10 @@ def _shown_headers(answer: aiohttp.ClientResponse, recording: RecordedAnswer | N
     return found
 
 
-async def _stream(
-    request: web.Request, answer: aiohttp.ClientResponse, recording: RecordedAnswer | None
-) -> web.StreamResponse:
-    """Send the events of a server to the client. Each event is stored first."""
-    response = web.StreamResponse(status=answer.status, headers=_shown_headers(answer, recording))
-    await response.prepare(request)
-    failure: tuple[int, str, str] | None = None
-    try:
-        async for event in _events(answer.content):
-            lines = event.split(b"\n")
-            found = [line[5:].strip() for line in lines if line.startswith(b"data:")]
-            if recording is not None and found:
-                data = b"\n".join(found).decode("utf-8", "replace")
-                shown = recording.add_event(data)
-                if shown is not data:
-                    lines = [*(line for line in lines if not line.startswith(b"data:")), b"data: " + shown.encode()]
-            await response.write(b"\n".join(lines) + b"\n\n")
-        if recording is not None:
-            recording.end("The server ended the answer early.")
-    except TimeoutError:
-        failure = 504, "upstream_timeout", "The server stopped sending data (upstream_timeout)."
-    except aiohttp.ClientConnectionResetError:
-        raise  # The client is gone.
-    except aiohttp.ClientError as error_:
-        failure = 502, "upstream_error", f"The server closed the connection during the answer: {error_}"
-    except StorageFullError as full:
-        failure = 507, "storage_full", f"The answer cannot be recorded: {full}."
-    if failure is not None:
-        status, kind, message = failure
-        if recording is not None:
-            with suppress(StorageFullError):  # The next recorder ends the call.
-                recording.end(message)
-        await response.write(f"data: {json.dumps(error_body(status, message, kind))}\n\n".encode())
-    await response.write_eof()
-    return response
-
-
-async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Yield the events of a stream, which end with an empty line."""
     buffer = b""
-    async for piece in content.iter_any():
+    async for piece in pieces:
         *events, buffer = (buffer + piece).replace(b"\r\n", b"\n").split(b"\n\n")
         for event in events:
             yield event

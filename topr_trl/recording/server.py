@@ -54,7 +54,7 @@ def application(args: RecordArguments, store: Store, session: aiohttp.ClientSess
     """
     app = web.Application(middlewares=[protect(args)], client_max_size=args.max_body_mb * 2**20)
     proxy = Proxy(args, store, session)
-    grading = Grading(store, proxy.writer.redact)
+    grading = Grading(args, store, proxy.writer.redact)
     for path in ("/rewards", "/v1/rewards"):  # The second is easy to write with the base URL of the application.
         app.router.add_post(path, grading.reward)
     app.router.add_post("/v1/{endpoint:chat/completions|completions}", proxy.record)

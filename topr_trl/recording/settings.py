@@ -46,6 +46,11 @@ class RecordArguments:
         metadata={"help": "What to do with calls if the disk is full: refuse them, or pass them on without a record."},
     )
     max_body_mb: int = field(default=32, metadata={"help": "Maximum size of a request, in megabytes."})
+    max_answer_mb: int = field(default=256, metadata={"help": "Maximum size of an answer, in megabytes."})
+    client_timeout: float = field(
+        default=60.0,
+        metadata={"help": "Maximum time for a client to send a request, or to read a part of an answer, in seconds."},
+    )
     upstream_timeout: float = field(
         default=600.0, metadata={"help": "Maximum time without data from the server, in seconds."}
     )
@@ -65,7 +70,7 @@ class RecordArguments:
         self.upstream = self.upstream.rstrip("/")
         if not 0 <= self.port < 65536:
             raise ValueError(f"port must be between 0 and 65535, not {self.port}.")
-        for name in ("max_body_mb", "upstream_timeout"):
+        for name in ("max_body_mb", "max_answer_mb", "client_timeout", "upstream_timeout"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name):g}.")
         if not self.is_local and not self.token:

@@ -20,6 +20,7 @@ from typing import Any
 from topr_trl.recording.answers import Assembler
 
 NAME = "recording.sqlite"
+RATING = "rating"  # name of the reward that a person gives on the page
 _FORMAT = "1"  # changes if a database of an earlier version cannot be read
 _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
 _SCHEMA = """
@@ -149,8 +150,8 @@ class Store:
         Args:
             endpoint (`str`): Path of the API, such as `chat/completions`.
             request (`Mapping[str, Any]`): Body of the request.
-            rollout (`str`, *optional*): Name of the rollout. Default: the rollout that the call continues, or else a
-                new rollout for each choice.
+            rollout (`str`, *optional*): Name of the rollout. Default: a new rollout for each choice. The first choice
+                stays in the rollout that the call continues.
             choices (`int`): Number of choices that the request asks for.
             continues (`str`, *optional*): Key of the conversation that the request continues.
             served_model (`str`, *optional*): Path or name of the model's weights.
@@ -158,6 +159,9 @@ class Store:
             redacted (`bool`, defaults to `False`): Whether the request differs from what the model read.
         """
         now, continued = time.time(), None
+        new = uuid.uuid4().hex
+        several = [f"{new}-{n}" for n in range(choices)] if choices > 1 else [new]
+        names = [rollout] * choices if rollout else several
         with self._transaction() as run:
             if rollout is None and continues is not None:
                 earlier = run(
@@ -166,17 +170,14 @@ class Store:
                     (continues,),
                 ).fetchone()
                 if earlier is not None:
-                    rollout, continued = earlier[0], (continues, *earlier[1:])
-                    # A second request that continues the same answer is a different rollout.
+                    names[0], continued = earlier[0], (continues, *earlier[1:])
+                    # A second choice or request that continues the same answer is a different rollout.
                     run("UPDATE parts SET conversation = NULL WHERE (rollout, call, choice) = (?, ?, ?)", earlier[1:])
             call = run(
                 "INSERT INTO calls (started, endpoint, state, request, served_model, model_revision, redacted) "
                 "VALUES (?, ?, 'open', ?, ?, ?, ?)",
                 (now, endpoint, _dumped(request), served_model, model_revision, redacted),
             ).lastrowid
-            new = uuid.uuid4().hex
-            several = [f"{new}-{n}" for n in range(choices)] if choices > 1 else [new]
-            names = [rollout] * choices if rollout else several
             for choice, name in enumerate(names):
                 run("INSERT OR IGNORE INTO rollouts (name, started) VALUES (?, ?)", (name, now))
                 run("INSERT INTO parts SELECT id, ?, ?, NULL FROM rollouts WHERE name = ?", (call, choice, name))
@@ -249,14 +250,15 @@ class Store:
         """Return the latest rollouts, with their last call, without tokens.
 
         Args:
-            graded (`bool`, *optional*): Return only rollouts with a reward, or only rollouts without one
-                that have an answer to grade.
+            graded (`bool`, *optional*): Return only rollouts with a rating, or only rollouts without one that have
+                an answer to grade.
             before (`int`, *optional*): Return only rollouts with a smaller number.
             limit (`int`): Maximum number of rollouts.
         """
         where = ["1"] if before is None else [f"id < {before:d}"]
         if graded is not None:
-            where.append(f"{'' if graded else 'NOT '}EXISTS (SELECT 1 FROM rewards WHERE rollout = rollouts.id)")
+            ratings = f"SELECT 1 FROM rewards WHERE rollout = rollouts.id AND name = '{RATING}'"
+            where.append(f"{'' if graded else 'NOT '}EXISTS ({ratings})")
         if graded is False:
             answers = (
                 "SELECT 1 FROM parts JOIN calls ON calls.id = call WHERE rollout = rollouts.id AND state != 'failed'"
@@ -278,16 +280,17 @@ class Store:
             return None if found is None else _rollout(connection, found[0], name, tokens=False)
 
     def totals(self, intervals: int) -> dict[str, Any]:
-        """Return the number of rollouts and of graded rollouts, and the mean of each reward over time.
+        """Return the number of rollouts, of those with a reward and of those with a rating, and mean rewards over time.
 
         Args:
-            intervals (`int`): Number of intervals, each with the same number of graded rollouts.
+            intervals (`int`): Number of intervals, each with the same number of rollouts with the reward.
         """
         means: dict[str, list[list[float]]] = {}
         with _opened(self.path) as connection:
             run = connection.execute
             (rollouts,) = run("SELECT count(*) FROM rollouts").fetchone()
-            (graded,) = run("SELECT count(DISTINCT rollout) FROM rewards").fetchone()
+            (rewarded,) = run("SELECT count(DISTINCT rollout) FROM rewards").fetchone()
+            (graded,) = run("SELECT count(*) FROM rewards WHERE name = ?", (RATING,)).fetchone()
             for name, when, mean, count in run(
                 "SELECT name, min(started), avg(reward), count(*) FROM (SELECT rewards.name, rollouts.started, reward, "
                 "ntile(?) OVER (PARTITION BY rewards.name ORDER BY rollouts.id) AS interval "
@@ -295,7 +298,7 @@ class Store:
                 (intervals,),
             ):
                 means.setdefault(name, []).append([when, mean, count])
-        return {"rollouts": rollouts, "graded": graded, "means": means}
+        return {"rollouts": rollouts, "rewarded": rewarded, "graded": graded, "means": means}
 
 
 def _dumped(value: object) -> str:
