@@ -46,7 +46,7 @@ class Sessions:
         """Return the mean loss of the sessions.
 
         Args:
-            model: model in training.
+            model: model being trained.
             level: a `ratio_level`, `SEGMENT` (a ratio for each answer), `POWER` or `POSITIVES`.
         """
         policy_ST, mu_ST, mask_ST, part_ST = self.logps(model)

@@ -233,13 +233,13 @@ def check_fingerprints(found: set[str], model: str) -> None:
     if other.partition("@")[0] == model.partition("@")[0]:
         raise ValueError(
             f"Column `mu_logps` was not computed at the temperature of log π: its mu_fingerprint is {other}, and "
-            f"the model in training has {model}. The number after @ is the temperature, which is 1 without @. Restore "
-            "the column `temperature`, or remove mu_logps and mu_fingerprint, and log μ is computed."
+            f"the model being trained has {model}. The number after @ is the temperature, which is 1 without @. "
+            "Restore the column `temperature`, or remove mu_logps and mu_fingerprint, and log μ is computed."
         )
     raise ValueError(
         f"Column `mu_logps` was computed by another model: its mu_fingerprint is {other}, and "
-        f"the model in training has {model}. If that model wrote these rows, remove the column `mu_fingerprint`. To "
-        "compute log μ with the model in training, remove both columns."
+        f"the model being trained has {model}. If that model wrote these rows, remove the column `mu_fingerprint`. To "
+        "compute log μ with the model being trained, remove both columns."
     )
 
 
