@@ -184,7 +184,8 @@ def _describe_recommendation(args: TrialArguments, outcome: Outcome, found: Reco
         end, next_rate = ("lowest", "lower") if found.best.rate(args) == edges[0] else ("highest", "higher")
         lines.append(f"The best setting has the {end} learning rate of the trial. A {next_rate} one may be better.")
     lines.append(
-        "c is the baseline. p~ is the effective share of positives, which a baseline determines. See docs/settings.md."
+        'c is the baseline. p~ is the effective share of positives, which a baseline determines. See "Settings" '
+        "in the documentation."
     )
     lines.append("The intervals reflect the choice of test problems, but not the training seed.")
     few = [

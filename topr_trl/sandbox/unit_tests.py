@@ -116,7 +116,7 @@ def _pool(seconds: float, memory_mb: int) -> WorkerPool:
     if refused:
         warn_user(
             f"The sandbox lacks a protection on this machine: {refused}. Time and memory of programs are limited, but "
-            "programs can reach the network and change all files and processes of their user. Run models that you do "
-            "not trust in a container. See docs/examples.md."
+            "programs may be able to reach the network, and to change files and processes of their user. Run models "
+            'that you do not trust in a container. See "The sandbox" in the documentation.'
         )
     return pool

@@ -20,7 +20,7 @@ def warn_if_dead(share: float, step: int, steps: int, first_log: int) -> bool:
         "contribute almost nothing: according to log μ, the model being trained is far from the model that wrote them. "
         "If this is true, use a lower learning rate or fewer updates on the same rows. If not, check the source of "
         "log μ: small errors add up over long completions, for instance from top_k or top_p, a different temperature, "
-        "or the rounding of a different engine. See docs/metrics.md."
+        'or the rounding of a different engine. See "Metrics" in the documentation.'
     )
     return True
 
