@@ -18,7 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -177,23 +177,30 @@ async def _tokens_per_second(port: int, calls: int, at_once: int) -> float:
         return calls * 64 / (time.monotonic() - began)
 
 
-def vllm(model: str, pairs: int) -> dict[str, Any]:
-    """Compare the throughput of vLLM without and through the recorder, in turns."""
-    server, port = _free_port(), _free_port()
+def vllm(model: str, rounds: int) -> dict[str, Any]:
+    """Compare the throughput of vLLM without the recorder, through it, and through one that asks for no tokens."""
+    server, auto, never = (_free_port() for _ in range(3))
     serve = ("vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "m", "--port", str(server),
              "--max-model-len", "1024", "--generation-config", "vllm")  # fmt: skip
-    ratios: list[float] = []
-    with TemporaryDirectory() as folder, _running(*serve, port=server):
-        record = ("topr_trl", "record", "--upstream", f"http://127.0.0.1:{server}/v1", "--output_dir", folder)
-        with _running(*record, "--port", str(port), port=port):
-            for place in (server, port):
-                asyncio.run(_tokens_per_second(place, 16, 16))
-            for n in range(pairs):
-                order = (server, port) if n % 2 == 0 else (port, server)
-                speed = {place: asyncio.run(_tokens_per_second(place, 32, 16)) for place in order}
-                ratios.append(speed[port] / speed[server])
-                print(f"without {speed[server]:.0f} tokens/s, through {speed[port]:.0f} tokens/s", flush=True)
-    return {"model": Path(model).name, "pairs": pairs, "ratios": ratios, "median_ratio": statistics.median(ratios)}
+    ports = {"without": server, "through": auto, "without_tokens": never}
+    speeds: dict[str, list[float]] = {name: [] for name in ports}
+    with ExitStack() as running:
+        running.enter_context(_running(*serve, port=server))
+        for port, token_ids in ((auto, "auto"), (never, "never")):
+            folder = running.enter_context(TemporaryDirectory())
+            record = ("topr_trl", "record", "--upstream", f"http://127.0.0.1:{server}/v1", "--output_dir", folder)
+            running.enter_context(_running(*record, "--token_ids", token_ids, "--port", str(port), port=port))
+        for port in ports.values():
+            asyncio.run(_tokens_per_second(port, 16, 16))
+        for n in range(rounds):
+            for name in sorted(ports, reverse=n % 2 == 1):
+                speeds[name].append(asyncio.run(_tokens_per_second(ports[name], 32, 16)))
+            print(", ".join(f"{name} {found[-1]:.1f} tokens/s" for name, found in speeds.items()), flush=True)
+    found: dict[str, Any] = {"model": Path(model).name, "rounds": rounds, "tokens_per_second": speeds}
+    for name in ("through", "without_tokens"):
+        ratios = [speed / base for speed, base in zip(speeds[name], speeds["without"], strict=True)]
+        found[f"median_ratio_{name}"] = statistics.median(ratios)
+    return found
 
 
 def main() -> None:
@@ -201,13 +208,13 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--vllm", help="folder or Hub name of a model: measure vLLM's tokens per second")
-    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=8, help="rounds of the three measurements of --vllm")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         serve(args.serve)
         return
-    found = vllm(args.vllm, args.pairs) if args.vllm else load(args.streams, args.minutes)
+    found = vllm(args.vllm, args.rounds) if args.vllm else load(args.streams, args.minutes)
     command = "python -m benchmarks.recording" + " --vllm MODEL" * bool(args.vllm)
     result = {"measure": "vllm" if args.vllm else "load", "date": time.strftime("%Y-%m-%d"),
               "cores": os.cpu_count(), **found, "command": command}  # fmt: skip

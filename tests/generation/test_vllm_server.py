@@ -4,18 +4,13 @@ The server is a process of its own on the CPU. It writes over HTTP, and loads Lo
 of all weights needs NCCL.
 """
 
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from copy import deepcopy
 
 import pytest
 import torch
 from reference import async_trainer_without_gpu
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from vllm_server import vllm_server
 
 from topr_trl.rewards import answer_reward
 from topr_trl.tasks import arithmetic, gsm8k
@@ -34,37 +29,15 @@ STEPS = 5
 @pytest.fixture
 def server(tmp_path):
     """The address of a server of the bundled model that takes adapters."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", MODEL, "--port", str(port),
-        "--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--logprobs-mode", "processed_logprobs",
-        "--enable-lora", "--max-lora-rank", "8", "--max-loras", str(IN_FLIGHT + 2),
+    options = (
+        "--logprobs-mode", "processed_logprobs", "--enable-lora", "--max-lora-rank", "8",
+        "--max-loras", str(IN_FLIGHT + 2),
         # Each request has its seed, and a prompt that is read in parts sets the generator back: not on a CPU.
         "--no-enable-chunked-prefill",
-    ]  # fmt: skip
-    environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-    with (tmp_path / "server.log").open("w") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    address, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 300
-    try:
-        while not _is_up(address):
-            assert process.poll() is None, (tmp_path / "server.log").read_text()[-4_000:]
-            assert time.monotonic() < deadline, (tmp_path / "server.log").read_text()[-4_000:]
-            time.sleep(1.0)
+    )  # fmt: skip
+    environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    with vllm_server(tmp_path, *options, **environment) as address:
         yield address
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _is_up(address):
-    try:
-        with urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
-            return answer.status == 200
-    except OSError:
-        return False
 
 
 def test_log_mu_is_that_of_the_weights_that_wrote_a_row(server, tmp_path, monkeypatch):

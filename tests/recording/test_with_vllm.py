@@ -3,18 +3,14 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 import requests
 from recorders import recorder
-
-from topr_trl.tasks import arithmetic
+from vllm_server import vllm_server
 
 pytest.importorskip("vllm")
 
@@ -29,34 +25,9 @@ def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vllm")
     template = folder / "template.jinja"
     template.write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(arithmetic.CARELESS_MODEL),
-        "--served-model-name", "m", "--port", str(port), "--dtype", "float32", "--enforce-eager",
-        "--max-model-len", "512", "--generation-config", "vllm", "--chat-template", str(template),
-    ]  # fmt: skip
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    address, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 300
-    try:
-        while not _is_up(address):
-            assert process.poll() is None, (folder / "log").read_text()[-4_000:]
-            assert time.monotonic() < deadline, (folder / "log").read_text()[-4_000:]
-            time.sleep(1.0)
+    options = "--served-model-name", "m", "--generation-config", "vllm", "--chat-template", str(template)
+    with vllm_server(folder, *options) as address:
         yield address
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _is_up(address):
-    try:
-        with urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
-            return answer.status == 200
-    except OSError:
-        return False
 
 
 def compared(text):
