@@ -74,8 +74,8 @@ def curate(
 
     | rule | chosen rows | meaning of `size=None` |
     |---|---|---|
-    | `"none"` | all rows | |
-    | `"uniform"` | `size` rows at random | all rows |
+    | `"none"` | all rows with a reward | |
+    | `"uniform"` | `size` rows at random | all rows with a reward |
     | `"positives"` | `size` positives at random | all positives |
     | `"positive_share"` | positives and negatives at random, in the given share | as many rows as possible |
     | `"anna_karenina"` | the first positive of each problem, then random negatives | at most 6.69 rows per problem |
@@ -106,7 +106,8 @@ def curate(
         rule (`str`, *optional*, defaults to `"uniform"`):
             Rule from the table above.
         size (`int`, *optional*):
-            Number of rows to choose. Not used by `"none"`. The table explains `None`, which never causes a shortfall.
+            Number of rows to choose. Not used by `"none"`. The table above shows the size for `None`. There are always
+            enough rows for this size.
         positive_share (`float`, *optional*, defaults to `0.5`):
             Share of positives, in [0, 1], for `rule="positive_share"`.
         sample_ids (`ArrayLike`, *optional*):
@@ -187,6 +188,7 @@ def _choose(
         count = min(asked, most)
         count_positive = min(round(count * positive_share), len(positives))
         return asked, [draw(positives, count_positive), draw(negatives, count - count_positive)]
+    # "anna_karenina". `positives` has the sampling order, so this finds the first positive of each problem.
     _, first = np.unique(problem[positives], return_index=True)
     paper_size = round(ROWS_PER_PROBLEM * len(np.unique(problem)))
     asked = min(paper_size, len(first) + len(negatives)) if size is None else size
@@ -221,7 +223,7 @@ def compose(
     """Subtract the baseline from raw rewards, and choose the rows to train on.
 
     The baseline is computed from all rows, and the sign of R then decides which rows are positive. The target
-    `effective_positive_share` is for the chosen rows, so the baseline is solved again after the choice.
+    `effective_positive_share` is for the chosen rows, so the baseline is computed again after the choice.
 
     Args:
         rewards (`ArrayLike`):

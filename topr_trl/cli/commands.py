@@ -22,7 +22,7 @@ from topr_trl.recording.settings import RecordArguments
 
 
 def _record_command(args: RecordArguments) -> None:
-    """Run `topr record`, if its packages are installed."""
+    """Run `topr record`. Raise an ImportError if aiohttp is not installed."""
     if not find_spec("aiohttp"):
         raise ImportError("topr record needs aiohttp: pip install topr_trl[record].")
     from topr_trl.recording.server import record_command
@@ -30,7 +30,7 @@ def _record_command(args: RecordArguments) -> None:
     record_command(args)
 
 
-# Functions of the commands that are not stages. `evaluate` is a stage, but its command runs other stages first.
+# Functions of the commands that do not run exactly one stage. `topr evaluate` runs other stages first, if needed.
 COMMANDS: dict[str, Callable[[Any], None]] = {
     "evaluate": evaluate_command,
     "iterate": iterate,
@@ -52,6 +52,7 @@ def run(command: str, given: list[str]) -> None:
     Raises:
         ValueError, OSError: a setting or an input cannot be used.
         ImportError: a package that the settings need is not installed, such as a tracker in `report_to`.
+        FloatingPointError: a weight, loss or gradient is NaN or infinite.
     """
     end_with_the_loop()
     if issubclass(settings_class(command), LaunchArguments):

@@ -1,4 +1,4 @@
-"""Run `topr`: check the command and the names of its settings, then print help or run the command."""
+"""Run `topr`: print help, or check the names of the given settings and run the command."""
 
 import argparse
 import io
@@ -26,7 +26,7 @@ def console() -> None:
     try:
         main(arguments)
     except (ValueError, OSError, ImportError, FloatingPointError, yaml.YAMLError) as error:
-        if len(arguments) < len(sys.argv) - 1:
+        if "--debug" in sys.argv[1:]:
             raise
         message = " ".join(str(error).split())
         sys.exit(f"topr {arguments[0]}: {message} (--debug shows where)")
@@ -54,8 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments (`Sequence[str]`, *optional*): Name of the command, and its arguments. Default: `sys.argv[1:]`.
 
     Raises:
-        ValueError, OSError, ImportError, FloatingPointError: the user can correct the error. `console` prints the
-            message as one line.
+        ValueError, OSError, ImportError, FloatingPointError, yaml.YAMLError: the user can correct the error. `console`
+            prints the message as one line.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     known = commands()
@@ -75,12 +75,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command, given = arguments[0], split_config(arguments[1:])
     index = read_index() or write_index()
     if {"-h", "--help", "--help_all"} & set(given):
-        print(index["help"][command]["--help_all" in given], end="")
+        short, full = index["help"][command]
+        print(full if "--help_all" in given else short, end="")
         return
     names = index["settings"][command]
     if unknown := sorted(settings_given(given) - {*names, *index["flags"][command]}):
         others = [other for other in known if unknown[0] in index["settings"][other]]
-        raise ValueError(unknown_setting(command, unknown[0], "", names, others))
+        raise ValueError(unknown_setting(command, unknown[0], where="", names=names, others=others))
     from topr_trl.cli.commands import run  # takes seconds, because it imports torch and TRL
 
     run(command, given)

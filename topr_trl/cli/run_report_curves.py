@@ -62,7 +62,7 @@ PANELS = (
         "positives",
         "The log-ratio rises as the model learns positives. If it falls, the model also loses correct answers.",
     ),
-    Panel("log π per token", "Mean log π of the completions per token. It should rise for positives.",
+    Panel("log π per token", "Mean log π per token of the completions. It should rise for positives.",
           {"positives": "topr/logps/positives/token", "negatives": "topr/logps/negatives/token"}),
     Panel("Positives",
           "Share of positives (R > 0) in the number of rows, in Σ |R|, and in Σ w|R|, which includes the taper.",
@@ -86,7 +86,7 @@ def series(history: Sequence[Mapping[str, Any]], name: str) -> tuple[NDArray[Any
     Returns:
         Two arrays of shape (n,): steps and values.
     """
-    points = {e["step"]: float(e[name]) for e in history if isinstance(e.get(name), int | float)}
+    points = {entry["step"]: float(entry[name]) for entry in history if isinstance(entry.get(name), int | float)}
     steps, values = np.array(list(points)), np.array(list(points.values()))
     known = np.isfinite(values)
     return steps[known], values[known]

@@ -1,9 +1,9 @@
 """Read completion masks, which mark the tokens of a completion that the model wrote.
 
-In a trajectory of several turns, tool results and later user turns are context. Context is read by the
-model, but is not a part of the loss, the ratio or the length. A row marks context in one of three ways:
+In a trajectory of several turns, tool results and later user turns are context. The model reads context, but context
+is not part of the loss, the ratio or the length. A row marks context in one of three ways:
 
-- `completion_mask`, with `completion_ids`, is 1 for a token of the model, and 0 for context.
+- `completion_mask`, with `completion_ids`, is 1 for a token that the model wrote, and 0 for context.
 - `sampler_logps` is null for context.
 - In a completion of messages, all turns except the assistant's are context. See `topr_trl.data.messages`.
 
@@ -26,7 +26,7 @@ PER_TOKEN = ("sampler_logps", "mu_logps")  # columns that can have a value per t
 
 
 def have_masks(rows: Dataset) -> bool:
-    """Whether rows with token ids mark context, by a mask or by null log-probabilities."""
+    """Whether rows have a column `completion_mask`, or null values among the log-probabilities per token."""
     if MASK in rows.column_names:
         return True
     if "sampler_logps" not in rows.column_names or not is_list(rows.data["sampler_logps"].type):
@@ -35,7 +35,7 @@ def have_masks(rows: Dataset) -> bool:
 
 
 def explicit_masks(rows: Dataset) -> Dataset:
-    """Return rows with their masks in `completion_mask`, see `apply_masks`. Rows that mark no context are unchanged."""
+    """Return rows with masks in `completion_mask` (see `apply_masks`). Rows without masks are unchanged."""
     if not have_masks(rows):
         return rows
     need_columns(rows.column_names, ["completion_ids"], "Rows with masks")

@@ -20,10 +20,10 @@ def tokenize_turns(
     truncated: bool = False,
     **kwargs: Any,
 ) -> tuple[list[int], list[int], list[bool]]:
-    """Return the token ids of a prompt, and of a completion with one or more turns, and the completion mask.
+    """Return the token ids of a prompt, the token ids of a completion with one or more turns, and the completion mask.
 
-    An assistant turn starts after the generation prompt and ends with its stop token, as a sampler would write
-    it. All other text is context, and so are assistant turns with `"weight": 0`. `topr_trl.data.rendering` selects the
+    An assistant turn starts after the generation prompt and ends with its stop token, as a sampler would write it. All
+    other text is context, and so are assistant turns with `"weight": 0`. `topr_trl.data.rendering` selects the
     template.
 
     Args:
@@ -32,7 +32,7 @@ def tokenize_turns(
         tokenizer: tokenizer of the model.
         tools: tools for the chat template, or None.
         truncated: whether the last turn was cut at a token limit. A truncated turn has no stop token, and its thinking
-            may have no end.
+            may lack `</think>`.
         kwargs: other arguments of the chat template.
 
     Raises:
@@ -78,7 +78,7 @@ def _last_turn(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizerBase, t
     length = _length_with_stop(turn, ids, tokenizer)
     if length and not truncated:
         return ids[turn.start : turn.start + length]
-    if length and turn.message.get("tool_calls"):  # The text does not show where a call ends.
+    if length and turn.message.get("tool_calls"):  # The end of a call is unknown: remove only the stop token.
         return ids[turn.start : turn.start + length - 1]
     if truncated:
         return token_ids(turn.text[: turn.said], tokenizer)
@@ -154,9 +154,10 @@ def check_weight(message: Mapping[str, Any]) -> None:
 
 
 def _functions(calls: Any) -> list[dict[str, Any]]:
-    """Return the name and arguments of each function that a message calls."""
-    found = [call.get("function", {}) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
-    if not isinstance(calls, list) or len(found) < len(calls) or not all(isinstance(each, dict) for each in found):
+    """Return the functions that a message calls, as dictionaries with name and arguments."""
+    are_dicts = isinstance(calls, list) and all(isinstance(call, dict) for call in calls)
+    found = [call.get("function", {}) for call in calls] if are_dicts else []
+    if not are_dicts or not all(isinstance(each, dict) for each in found):
         raise ValueError(f"its tool_calls are {str(calls)[:60]}, and must be a list of objects with a function")
     return found
 
@@ -175,8 +176,8 @@ def plain_content(content: Any) -> Any:
     """Return the content of a message as text. The parts of a list are joined, and None is returned unchanged.
 
     Raises:
-        ValueError: the content has a different type, a part is not text, for instance an image, or the text of a
-            part is not in its field `text`.
+        ValueError: the content is neither text nor a list of parts, a part is not text (for instance, an image), or the
+            text of a part is not in its field `text`.
     """
     if content is None or isinstance(content, str):
         return content

@@ -1,6 +1,6 @@
 """Find each part of a message in the text that a chat template rendered, to detect text that the template omits.
 
-Templates trim text, and some escape it as JSON. So whitespace is ignored, and escaped text is accepted where a
+Templates trim text, and some escape it as JSON. Therefore, the search ignores whitespace. It finds escaped text where a
 template may escape it.
 """
 
@@ -70,8 +70,7 @@ def _count_said(message: dict[str, Any], context: str, text: str, tokenizer: Pre
                 "completion_ids"
             )
         end = max(end, place + len(own))
-        # Two equal calls need two matches.
-        rest = rest[:place] + "\0" * len(own) + rest[place + len(own) :]
+        rest = _without(rest, [(place, place + len(own))])  # Two equal calls need two matches.
     for name, part in _arguments(message):
         if _find(part, text, 0, tokenizer) is None:
             raise CannotWrite(
@@ -93,7 +92,7 @@ def check_context(
         messages: messages that the model did not write for this row.
         text: text that the template rendered for them.
         tokenizer: tokenizer of the model.
-        before_a_user: whether a user message follows later.
+        before_a_user: whether a user message follows after these messages.
 
     Raises:
         CannotWrite: the text lacks a part of a message.
@@ -125,7 +124,7 @@ def check_context(
 
 
 def _without(text: str, spans: list[tuple[int, int]]) -> str:
-    """Return a text in which spans are blank."""
+    """Return a text of the same length, with null characters in place of the spans."""
     for start, end in spans:
         text = text[:start] + "\0" * (end - start) + text[end:]
     return text
@@ -148,7 +147,7 @@ def with_thinking_in_content(message: dict[str, Any], is_cut: bool) -> dict[str,
 
     Args:
         message: message.
-        is_cut: whether the message was cut at a token limit. If it has no content and no tool call, its thinking then
+        is_cut: whether the message was cut at a token limit. If it also has no content and no tool call, its thinking
             gets no `</think>`.
     """
     thinking = next((message[name] for name in _THINKING if isinstance(message.get(name), str)), "")
@@ -187,7 +186,10 @@ def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _arguments(message: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a name and the text of each key and text in call arguments. Templates can rewrite numbers, so skip them."""
+    """Yield a name and the text of each key and string in call arguments.
+
+    Numbers are skipped, because templates can rewrite them.
+    """
     for call in _calls(message):
         for text in _texts_in(call.get("arguments")):
             if text.strip():

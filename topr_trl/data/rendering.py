@@ -61,10 +61,17 @@ def render_turns(
 ) -> Rendered:
     """Render messages with the first template that keeps all of their text.
 
-    The function tries the tokenizer's own template, then TRL's training template for the model. If both fail, for
-    example because they change earlier turns once later turns follow, it uses the `{% generation %}` blocks of the last
-    template. If the generation prompt opens thinking and no template writes `reasoning_content`, the thinking becomes a
-    part of the content.
+    The function tries the tokenizer's own template, then TRL's training template for the model. Both fail if, for
+    example, they change earlier turns once later turns follow. Then, the function uses the `{% generation %}` blocks of
+    the last template. If the generation prompt opens thinking and no template writes `reasoning_content`, the thinking
+    becomes a part of the content.
+
+    Args:
+        prompt: messages of the prompt.
+        completion: messages of the completion.
+        tokenizer: tokenizer of the model.
+        options: arguments of the chat template, including `tools`.
+        truncated: whether the last turn was cut at a token limit.
 
     Raises:
         CannotWrite: every template refuses the messages, or omits or changes a part of them.
@@ -83,6 +90,7 @@ def render_turns(
 def _render_first_way(
     prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
 ) -> Rendered:
+    """Return the first rendering that succeeds, or raise the CannotWrite of the last."""
     templates, _ = _templates(tokenizer, str(tokenizer.chat_template))
     ways = [(_by_prefixes, template) for template in templates]
     if has_generation_markers(templates[-1]):
@@ -137,7 +145,7 @@ def _templates(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> tuple[
 
 
 def render_prompt(prompt: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> str:
-    """Return messages as the text that a text completion continues. A final assistant message stays open.
+    """Return messages as the text that a text completion continues. A final assistant message gets no stop token.
 
     Raises:
         CannotWrite: the template omits or refuses a message or a tool.
@@ -168,7 +176,7 @@ def _check_tools(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) ->
 
 @lru_cache(maxsize=64)
 def _missing_tools(tokenizer: PreTrainedTokenizerBase, options: str) -> str | None:
-    """Return a tool or a parameter that a template leaves out.
+    """Return a tool or a parameter that a template leaves out, or None.
 
     The template renders a placeholder message, because the messages of a row could contain the same names.
     """
@@ -183,6 +191,8 @@ def _missing_tools(tokenizer: PreTrainedTokenizerBase, options: str) -> str | No
 def _by_prefixes(
     prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
 ) -> Rendered:
+    """Render the messages up to each turn. The turn is the text that the template adds for its message."""
+
     def rendered_text(messages: Messages, before_a_turn: bool) -> str:
         return str(_render(tokenizer, messages, add_generation_prompt=before_a_turn, **options))
 
@@ -217,6 +227,7 @@ def _by_prefixes(
 def _by_markers(
     prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
 ) -> Rendered:
+    """Render all messages at once. The template's `{% generation %}` blocks mark the turns."""
     messages, places = [*prompt, *completion], [n for n, m in enumerate(completion) if m["role"] == "assistant"]
     text = _render(tokenizer, messages, **options)
     whole = _render(

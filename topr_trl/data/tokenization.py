@@ -81,7 +81,7 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
             raise ValueError(f"the {name} has no token: the tokenizer removes all of its text")
     if not _is_ids(prompt) or not _is_ids(completion):
         raise ValueError("prompt and completion must be text, messages (both of them) or token ids")
-    # A list of numbers may contain None.
+    # With dtype float, None in a list becomes NaN.
     mask, logps = (None if row.get(name) is None else np.array(row[name], dtype=float) for name in _MASKING)
     own = written(mask, logps, len(completion))
     return TokenizedRow(prompt, completion, None if own.all() else own.tolist())
@@ -139,7 +139,7 @@ def encode_messages(prompt: Messages, tokenizer: PreTrainedTokenizerBase, row: d
 
 
 def tokenizer_of(processing_class: PreTrainedTokenizerBase | ProcessorMixin) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a processor, with the processor's chat template if the tokenizer has none."""
+    """Return the tokenizer of a processor. A tokenizer without a chat template gets the processor's."""
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     if not tokenizer.chat_template:
         tokenizer.chat_template = getattr(processing_class, "chat_template", None)
@@ -147,7 +147,7 @@ def tokenizer_of(processing_class: PreTrainedTokenizerBase | ProcessorMixin) -> 
 
 
 def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the token ids of a text prompt, with one BOS token even if both text and tokenizer have one."""
+    """Return the token ids of a text prompt, with one BOS token even if the text has one and the tokenizer adds one."""
     return without_second_bos(tokenizer(prompt)["input_ids"], tokenizer)
 
 
@@ -163,14 +163,24 @@ def tokenize(
     """Tokenize rows into `input_ids` (prompt and completion), `prompt_length`, and the columns in `keep`.
 
     If a row has context, the result has a `completion_mask`. See `topr_trl.data.masks`. If the dataset is stored
-    in files, the result is cached. A row that `tokenize_row` refuses raises a `MalformedRow`.
+    in files, the result is cached.
+
+    Args:
+        dataset: rows with prompts and completions. See `tokenize_row`.
+        tokenizer: tokenizer of the model.
+        keep: columns to keep.
+        map_kwargs: arguments of `datasets.Dataset.map`.
+
+    Raises:
+        MalformedRow: `tokenize_row` raised a ValueError for a row, or a mask is malformed.
+        ValueError: a column of token ids has a null or a value that is not a token id.
     """
-    in_ids = _has_ids(dataset, "prompt_ids") and _has_ids(dataset, "completion_ids")
-    masks = {MASK} & set(dataset.column_names) if in_ids else set()
+    given_as_ids = _has_ids(dataset, "prompt_ids") and _has_ids(dataset, "completion_ids")
+    masks = {MASK} & set(dataset.column_names) if given_as_ids else set()
     kept = {name: dataset.features[name] for name in (*keep, *masks)}
     features = Features({**kept, "input_ids": List(Value("int32")), "prompt_length": Value("int32")})
     map_kwargs.update(features=features, remove_columns=[n for n in dataset.column_names if n not in kept])
-    if in_ids:
+    if given_as_ids:
         rows = dataset.with_format("arrow").map(
             _join_ids, batched=True, fn_kwargs={"keep": list(kept), "package": _VERSION}, **map_kwargs
         )
@@ -181,7 +191,7 @@ def tokenize(
         )
         if rows.data[MASK].null_count == len(rows.data):
             rows = rows.remove_columns(MASK)
-    if MASK in rows.column_names or have_masks(rows):
+    if have_masks(rows):
         rows = rows.with_format("arrow").map(
             _use_masks, batched=True, with_indices=True, fn_kwargs={"package": _VERSION},
             features=Features({**rows.features, MASK: List(Value("bool"))}),
@@ -190,7 +200,7 @@ def tokenize(
 
 
 def _has_ids(dataset: Dataset, column: str) -> bool:
-    """Whether every row of the table has token ids in a column, including rows that are not selected."""
+    """Whether all rows of a column are token ids, including rows that `Dataset.select` left out."""
     if column not in dataset.column_names:
         return False
     ids = dataset.data[column]

@@ -1,8 +1,9 @@
 """Join the rows of a rollout, which has one reward, one ratio and one length.
 
-A trajectory must be split if the model did not read its earlier tokens unchanged. For instance, a template removes
-thinking, or the context is compacted or cut. The rows of such a trajectory share a `rollout_id`. The trainer counts,
-weights and chooses rollouts. After tokenization a rollout is one row, and `part_lengths` has the lengths of its parts.
+A trajectory must be split into rows if the model did not read its earlier tokens unchanged. For instance, a template
+removes thinking, or an agent shortens the context. The rows of such a trajectory share a `rollout_id`. The trainer
+counts, weights and chooses rollouts. After tokenization a rollout is one row, and `part_lengths` has the lengths of its
+parts.
 """
 
 from collections.abc import Sequence
@@ -67,13 +68,13 @@ class Rollouts:
         if (wrong := np.flatnonzero(values_N != firsts_N)).size:
             row = wrong[0]
             raise ValueError(
-                f"Row {row} has the {name} {_said(values_N[row])}, and the first row of its {ROLLOUT} "
-                f"{_said(firsts_N[row])}. The rows of a rollout are one trajectory, with one {name}: give all of them "
+                f"Row {row} has the {name} {_shown(values_N[row])}, and the first row of its {ROLLOUT} "
+                f"{_shown(firsts_N[row])}. The rows of a rollout are one trajectory, with one {name}: give all of them "
                 f"the same {name}, or give each trajectory its own {ROLLOUT}."
             )
 
 
-def _said(value: object) -> str:
+def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -95,7 +96,7 @@ def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:
     Returns:
         Rows with the concatenated `input_ids` of all parts, the `prompt_length` of the first part, a `completion_mask`
         in which the prompts of later parts are context, and `part_lengths`. Log-probabilities per token are
-        concatenated, sums of log-probabilities are added, and the result is null if any part is null. Other columns
+        concatenated, and sums of log-probabilities are added. They are null if any part has null. Other columns
         have the value of the first part.
     """
     table = rows.with_format("arrow")[:].combine_chunks()
@@ -104,20 +105,20 @@ def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:
     )
     ends_R = counts_R.cumsum()
     starts_R = ends_R - counts_R
-    of_token = np.repeat(np.arange(len(lengths)), lengths)
-    place = np.arange(len(of_token)) - np.repeat(lengths.cumsum() - lengths, lengths)
-    in_prompt = place < prompts[of_token]
+    part_of_token = np.repeat(np.arange(len(lengths)), lengths)
+    place_in_part = np.arange(len(part_of_token)) - np.repeat(lengths.cumsum() - lengths, lengths)
+    in_prompt = place_in_part < prompts[part_of_token]
     own = ~in_prompt
     if MASK in table.column_names:
         masked = np.asarray(pc.is_valid(table[MASK]))
-        own[masked[of_token] & ~in_prompt] = np.asarray(pc.list_flatten(table[MASK]))
+        own[masked[part_of_token] & ~in_prompt] = np.asarray(pc.list_flatten(table[MASK]))
     is_first = np.zeros(len(lengths), dtype=bool)
     is_first[starts_R] = True
-    behind = ~(in_prompt & is_first[of_token])
-    in_completion = np.add.reduceat(lengths, starts_R) - prompts[starts_R]
+    after_prompt = ~(in_prompt & is_first[part_of_token])
+    completion_lengths_R = np.add.reduceat(lengths, starts_R) - prompts[starts_R]
     joined = {
         "input_ids": _lists(pc.list_flatten(table["input_ids"]), np.add.reduceat(lengths, starts_R)),
-        MASK: _lists(pa.array(own[behind]), in_completion),
+        MASK: _lists(pa.array(own[after_prompt]), completion_lengths_R),
         PARTS: _lists(pa.array(lengths), counts_R),
     }
     for name in set(table.column_names) - set(joined):  # includes `prompt_length`, taken from the first part
@@ -125,14 +126,14 @@ def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:
     return from_table(pa.table(joined))
 
 
-def _joined(values: pa.ChunkedArray, starts_R: NDArray[np.int64], per_token: bool) -> pa.Array:
+def _joined(values: pa.ChunkedArray, starts_R: NDArray[np.int64], are_logps: bool) -> pa.Array:
     """Return a column with one value per rollout.
 
     Log-probabilities are concatenated or added, and the result is null if any part is null. Other columns have the
     value of the first part.
     """
     values = values.combine_chunks()
-    if not per_token:
+    if not are_logps:
         return values.take(pa.array(starts_R))
     unknown = np.logical_or.reduceat(np.asarray(pc.is_null(values)), starts_R)
     if not is_list(values.type):

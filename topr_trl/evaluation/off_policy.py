@@ -46,5 +46,5 @@ def off_policy_values(
     largest = np.full(count, -np.inf)
     np.maximum.at(largest, problems_N, log_ratios_N)
     weights = np.exp(log_ratios_N - largest[problems_N])  # scaled by a factor per problem, which cancels
-    sums, squares, rewards = (np.bincount(problems_N, v) for v in (weights, weights**2, weights * rewards_N))
-    return OffPolicyValues(rewards / sums, float((sums**2 / squares).mean()))
+    sums, squares, products = (np.bincount(problems_N, v) for v in (weights, weights**2, weights * rewards_N))
+    return OffPolicyValues(products / sums, float((sums**2 / squares).mean()))

@@ -165,7 +165,7 @@ def write_report(
     rewards: Mapping[str, RewardSamples] | None = None,
     pass_threshold: float | None = None,
 ) -> str:
-    """Evaluate one run, or two runs side by side, write the results to a folder, and return tables for the terminal.
+    """Evaluate one or two runs, write the results to a folder, and return tables for the terminal.
 
     The file `evaluation.json` contains the results of the first run. For two runs, `comparison.json` contains the
     results of both and their differences. If matplotlib is installed, the plot is `evaluation.png` for one run, and

@@ -62,7 +62,7 @@ def reward_samples_of(rows: Dataset) -> RewardSamples:
 
     Args:
         rows ([`~datasets.Dataset`]):
-            Rows with a column `reward`, with the same number of rows for each problem. Rows with the same `problem_id`,
+            Rows with a column `reward`. Each problem has the same number of rows. Rows with the same `problem_id`,
             or the same `prompt` if there is no such column, belong to one problem. A row with `temperature` 0 is the
             greedy completion of its problem and not a sample. If all rows have temperature 0, they are also the
             samples.
@@ -137,15 +137,16 @@ def best_moments(samples: RewardSamples, k: int) -> tuple[NDArray[np.float64], N
     with np.errstate(invalid="ignore"):
         weights_PS = weights_PS / total_P[:, None]
     mean_P = (weights_PS * np.nan_to_num(sorted_PS)).sum(axis=1)
-    square_P = (weights_PS * np.nan_to_num(sorted_PS - mean_P[:, None]) ** 2).sum(axis=1)
-    return mean_P, square_P
+    variance_P = (weights_PS * np.nan_to_num(sorted_PS - mean_P[:, None]) ** 2).sum(axis=1)
+    return mean_P, variance_P
 
 
 def best_estimate(samples: RewardSamples, k: int) -> RewardEstimate:
     """Return the mean over problems of the highest reward of k samples. For k = 1, this is the mean reward.
 
-    The standard error is the paper's, `sqrt(K V / (S - K))` (arXiv 2503.14286, Sec. 4.1). It covers the draw of the
-    samples for fixed problems. Problems without rewards are left out.
+    The standard error is the paper's, `sqrt(k V / (S - k))` (arXiv 2503.14286, Sec. 4.1). V is the sum of the problems'
+    variances, divided by P². The error covers the draw of the samples for fixed problems, and is NaN for k = S.
+    Problems without rewards are left out.
     """
     mean_P, variance_P = best_moments(samples, k)
     known_P = ~np.isnan(mean_P)
@@ -227,7 +228,7 @@ def compare_rewards(
         second ([`RewardSamples`]):
             Rewards of the second run for the same problems, in any order.
         pass_threshold (`float`, *optional*):
-            Smallest reward with which a sample passes.
+            Smallest reward with which a sample passes. `None` leaves pass@k out.
         seed (`int`, *optional*, defaults to `0`):
             Seed of the bootstrap.
 
@@ -262,7 +263,7 @@ def compare_rewards(
 
 
 def _reward_difference(first_P: NDArray[np.float64], second_P: NDArray[np.float64], seed: int) -> RewardDifference:
-    """Return the difference over the problems that have rewards in both runs."""
+    """Compare the mean rewards of two runs, over the problems that have rewards in both."""
     known = ~np.isnan(first_P) & ~np.isnan(second_P)
     (found,) = paired_bootstrap(first_P[known, None], second_P[known, None], seed)
     return RewardDifference(**found.to_dict())

@@ -97,12 +97,12 @@ def sample_completions(
         (temperature, count, _generation_config(model, tokenizer, args, stop_strings, temperature, count))
         for temperature, count in draws_of(args)
     ]
-    # Sorted by length, so that the prompts of a batch need little padding.
+    # Prompts are sorted by length, so that a batch needs little padding.
     order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
     rows: list[list[dict[str, Any]]] = [[] for _ in prompt_ids]
-    others = {} if state.is_main_process else {"disable": True}  # `disable=None` would override TQDM_DISABLE
+    bar = {} if state.is_main_process else {"disable": True}  # `disable=None` would override TQDM_DISABLE
     total = len(order) * sum(count for _, count, _ in draws)
-    with _restored_generators(), tqdm(total=total, desc=description, **others) as progress:
+    with _restored_generators(), tqdm(total=total, desc=description, **bar) as progress:
         for temperature, count, config in draws:
             step = max(args.sampling_batch_size // count, 1)
             for start in range(0, len(order), step):
@@ -161,7 +161,7 @@ def _generate(
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Return the sampled tokens, with padding, and their log-probabilities for a batch of prompts."""
     recorder, pad, width = _RecordLogps(), config.pad_token_id, max(map(len, prompt_ids))
-    # Padded without `tokenizer.pad`, which needs a pad token.
+    # `tokenizer.pad` needs a pad token, so pad here.
     padded = torch.tensor([[pad] * (width - len(ids)) + ids for ids in prompt_ids], device=model.device)
     mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompt_ids], device=model.device)
     processors = LogitsProcessorList([recorder])
@@ -199,8 +199,9 @@ class _RecordLogps(LogitsProcessor):
 def _only_config(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
     """Put the model in evaluation mode, and hide its own generation config.
 
-    `generate` would add settings of the model's own config, such as a repetition penalty.
+    Otherwise, `generate` would add settings of the model's own config, such as a repetition penalty.
     """
+    # PEFT's `generate` copies the config to the base model.
     owners = [model, model.get_base_model()] if is_peft_model(model) else [model]
     own_configs, was_training = [owner.generation_config for owner in owners], model.training
     model.generation_config = config

@@ -14,7 +14,7 @@ from topr_trl.settings.checks import check_types
 
 @dataclass
 class VLLMArguments:
-    """Settings for the vLLM engine. They have the names of TRL's `GRPOConfig`. See `topr sample --help`."""
+    """Settings for the vLLM engine. The first three have the same names in TRL's `GRPOConfig`."""
 
     vllm_tensor_parallel_size: int = field(default=1, metadata={"help": "Number of GPUs that share a model."})
     vllm_gpu_memory_utilization: float = field(
@@ -43,7 +43,7 @@ _ON_THE_CPU = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8_192}
 def start_engine(
     model: str, args: VLLMArguments, seed: int = 0, revision: str | None = None, trust_remote_code: bool = False
 ) -> Any:
-    """Start a `vllm.LLM` with safetensors from a folder or the Hub. Its memory is freed when this process ends.
+    """Return a new `vllm.LLM` with safetensors from a folder or the Hub. Its memory is freed when this process ends.
 
     Args:
         model (`str`): Folder or name of the model.
@@ -114,8 +114,9 @@ def sample_completions_with_vllm(
         generation_config = GenerationConfig()
     eos = stop_tokens(tokenizer, generation_config)
     pad = tokenizer.pad_token_id
-    never = {pad: -100} if pad is not None and pad not in eos else None  # As with transformers.
-    # One call for all draws, so that greedy completions share batches with the samples.
+    # As `topr_trl.sample_completions` does, sample no pad token.
+    logit_bias = {pad: -100} if pad is not None and pad not in eos else None
+    # Use one call for all draws, so that greedy completions share batches with the samples.
     requests = [(i, temperature, count) for temperature, count in draws_of(args) for i in range(len(prompt_ids))]
     params = [
         SamplingParams(
@@ -127,9 +128,9 @@ def sample_completions_with_vllm(
             stop=list(stop_strings) or None,
             include_stop_str_in_output=True,
             stop_token_ids=eos,
-            logit_bias=never,
-            logprobs=0,  # Log-probabilities of sampled tokens only.
-            seed=seed + i * args.num_generations,  # The engine adds 0 to n - 1 to this seed.
+            logit_bias=logit_bias,
+            logprobs=0,  # only the log-probabilities of sampled tokens
+            seed=seed + i * args.num_generations,  # The engine adds 0, 1, ..., n - 1 to this seed.
             flat_logprobs=True,
         )
         for i, temperature, count in requests

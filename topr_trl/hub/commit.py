@@ -13,8 +13,8 @@ class Parcel:
 
     Attributes:
         repo_type (`str`): `"model"` or `"dataset"`.
-        files (`Mapping[str, Path | bytes]`): Local file or content of each file, by its name in the repository.
-            The card, `README.md`, is one of the files.
+        files (`Mapping[str, Path | bytes]`): Path or content of each file, by its name in the repository. The content
+            of the card, `README.md`, is in `bytes`.
         left_out (`tuple[str, ...]`): Names of files in the folder that are not pushed.
         replaces (`tuple[str, ...]`): Patterns of files to remove from the repository, such as the shards of an
             earlier model.

@@ -59,7 +59,7 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
         The files to push.
 
     Raises:
-        ValueError: weights are missing, damaged or pickled, the results are for different problems, or it is
+        ValueError: weights are missing, damaged or pickled, the results are for different numbers of problems, or it is
             unknown how the model was trained.
         FileNotFoundError: there are no results in `before` or `after`.
     """
@@ -76,7 +76,7 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
     if evaluations:
         dataset = name_on_the_hub(sampling.get("test_dataset_name") or sampling.get("dataset_name"))
         if sampling.get("num_test_problems"):
-            dataset = None  # The metadata may hold only results on the whole split.
+            dataset = None  # The metadata is only for results on the whole split.
         how = f"{problems_of(sampling)}, temperature {sampling['temperature']:g}" if sampling else None
         with TemporaryDirectory() as aside:
             add_section(card, Evaluations(evaluations).write_card_section(Path(aside), how))
@@ -139,7 +139,7 @@ def _readme_of(folder: Path) -> Path:
 
 
 def _card_of(folder: Path, repo_id: str) -> ModelCard:
-    """Return the card: made from the manifests if the stage `train` made the model, else the card from the trainer."""
+    """Make a card from the manifests if the stage `train` trained the model. Otherwise, return the trainer's card."""
     steps, readme = lineage(stage_folder(folder)), _readme_of(folder)
     if "train" in steps:
         return _card_of_stage(folder, repo_id, steps)
@@ -193,7 +193,7 @@ def _example_prompt(model: Path) -> Any:
 
 
 def _results(folder: Path, before: str | Path | None, after: str | Path | None) -> tuple[dict[str, Path], Json]:
-    """Return the folders of results by name, and the inputs of `sample` for these results, or {} if they are unknown.
+    """Return the folders of results by name, and the inputs of their stage `sample`. Unknown inputs are an empty dict.
 
     Without `before` and `after`, use the results of the loop if its manifests show that the results are for these
     weights.

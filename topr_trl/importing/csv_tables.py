@@ -1,4 +1,4 @@
-"""Read CSV and TSV files. Each row becomes a record of texts by column name."""
+"""Read CSV and TSV files. Each row becomes a dictionary of column names and texts."""
 
 import codecs
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ _BLOCK = 16 << 20  # bytes; pyarrow cannot read a row that spans three blocks
 
 
 def read_table(path: Path) -> Iterator[dict[str, str | None]]:
-    """Yield the rows of a file. An empty cell is None.
+    """Yield each row of a file as a dictionary. The value of an empty cell is None.
 
     Args:
         path (`Path`): File with a header of column names. It may be compressed.
 
     Raises:
-        ValueError: the file is not a table, or not UTF-8.
+        ValueError: the file is empty, not a table or not UTF-8, or two of its columns have the same name.
     """
     for batch in _batches(path):
         columns = [column.to_pylist() for column in batch.columns]

@@ -20,7 +20,7 @@ def read_samples(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         path (`Path`): Archive.
 
     Raises:
-        ValueError: the file is not an archive of inspect_ai, or is damaged.
+        ValueError: the file is damaged, is not an archive of inspect_ai, or splits its samples into chunks.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -56,7 +56,7 @@ def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
 
 
 def _header(archive: zipfile.ZipFile) -> dict[str, Any]:
-    """Return the header. Return `start.json` if there is no header, because the evaluation is running or was killed."""
+    """Return the header. An evaluation that is running or was killed has no header, so return its `start.json`."""
     for name in ("header.json", "_journal/start.json"):
         if name in archive.namelist():
             found = json.loads(_content(archive, archive.getinfo(name)))
@@ -69,7 +69,7 @@ def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
         return archive.read(member)
     file = archive.fp
     assert file is not None
-    file.seek(member.header_offset + 26)  # offset of the lengths of name and extra field
+    file.seek(member.header_offset + 26)  # position of two numbers: the lengths of the name and the extra field
     name, extra = struct.unpack("<HH", file.read(4))
     file.seek(name + extra, 1)
     packed = pa.BufferReader(file.read(member.compress_size))

@@ -1,4 +1,4 @@
-"""Define the class of import formats, and errors for records that cannot be imported."""
+"""Define a class for import formats, and errors for records that cannot be imported."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,10 @@ class NotOfFormat(ValueError):
 
 
 class LeftOut(StrEnum):
-    """Reason why a completion or a record gives no row. The summary of an import counts each reason."""
+    """Reason why a completion or a record gives no row.
+
+    The summary of an import counts each reason. `topr_trl.pipeline.stages.import_` has a description of each.
+    """
 
     BROKEN = "broken"
     CALLS = "calls"
@@ -64,11 +67,12 @@ class Format:
         columns (`tuple[str, ...]`): Columns of `COLUMNS` that the rows may have, besides prompt, completion, problem_id
             and reward.
         required (`frozenset[str]`): Required fields of a record.
-        optional (`frozenset[str]`, *optional*): Other fields that a record may have. None allows all fields.
-        loses (`str`): Limitations of the format, which the summary of an import shows.
-        without_repeats (`Callable`): Function that removes files with the same records as another file from a list
-            that is sorted by name.
-        records (`Callable`): Function that splits a JSON document, such as a log, into records.
+        optional (`frozenset[str]`, *optional*, defaults to `frozenset()`): Other fields that a record may have. None
+            allows all fields.
+        loses (`str`, defaults to `""`): Limitations of the format, which the summary of an import shows.
+        without_repeats (`Callable`, defaults to `list`): Function that takes files, sorted by name, and removes each
+            file that repeats the records of another file. `list` removes none.
+        records (`Callable`, *optional*): Function that splits a JSON document, such as a log, into records.
         same (`str`, *optional*): Field that must have the same value in all records of an import.
         chat (`bool`, defaults to `False`): Whether text becomes chat messages by default.
         skips_unrewarded (`bool`, defaults to `False`): Whether records without a reward are skipped by default.
@@ -99,7 +103,7 @@ class Format:
             ignored (`Iterable[str]`, *optional*): Unknown fields to accept.
 
         Raises:
-            NotOfFormat: a field is missing or unknown.
+            NotOfFormat: the record is not a JSON object, or a field is missing or unknown.
         """
         if not isinstance(record, dict):
             raise NotOfFormat(f"it must be a JSON object, and is a {type(record).__name__}: write one record per line")
