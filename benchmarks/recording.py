@@ -1,10 +1,10 @@
-"""Measure what `topr record` costs, beside the same calls without it.
+"""Measure the overhead of `topr record` by comparing the same calls with and without it.
 
 python -m benchmarks.recording                        # 64 streams, ten minutes through the recorder
 python -m benchmarks.recording --vllm MODEL           # tokens per second of vLLM, in an environment with vLLM
 
-The server, the recorder and the client are processes on the same machine. Each event of the server has the time at
-which it was sent, so the client knows how long the event took. Results are added to benchmarks/results/recording.json.
+The server, the recorder and the client are processes on the same machine. The server writes the time into each event,
+so the client knows how long the event took. The script adds its result to benchmarks/results/recording.json.
 """
 
 import argparse
@@ -34,7 +34,7 @@ EVENTS = 200  # events of a stream
 
 
 async def _stream(request: web.Request) -> web.StreamResponse:
-    """Send EVENTS events with the time, RATE per second. Each has the name of the client's stream."""
+    """Send EVENTS events, RATE per second. Each has the time, and the name of the client's stream."""
     asked = await request.json()
     name, response = asked["messages"][0]["content"], web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
@@ -88,7 +88,7 @@ def _free_port() -> int:
 
 
 async def _receive(port: int, streams: int, seconds: float, prefix: str = "") -> tuple[list[float], set[str]]:
-    """Return the milliseconds of each event, and the names of the streams that ended."""
+    """Return the delay of each event in milliseconds, and the names of the streams that ended."""
     delays: list[float] = []
     ended: set[str] = set()
     stop = time.monotonic() + seconds
@@ -121,8 +121,8 @@ def _memory(process: int) -> float:
     return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
 
 
-def _compare_rows(recording: Path, ended: set[str]) -> Counter[str]:
-    """Return the number of streams that are stored once and as the client received them, and of all others."""
+def _count_streams(recording: Path, ended: set[str]) -> Counter[str]:
+    """Count the streams that are stored once and as the client received them (`right`), and the others (`wrong`)."""
     stored: dict[str, list[str]] = {}
     for rollout in read_rollouts(recording / NAME):
         (call,) = rollout["calls"]
@@ -134,7 +134,7 @@ def _compare_rows(recording: Path, ended: set[str]) -> Counter[str]:
 
 
 def load(streams: int, minutes: float) -> dict[str, Any]:
-    """Stream without the recorder for a minute, then through it, then without it again."""
+    """Stream without the recorder for at most a minute, then through it, then without it again."""
     server, port = _free_port(), _free_port()
     found: dict[str, Any] = {"streams": streams, "events_per_second": RATE, "minutes": minutes}
     with TemporaryDirectory() as folder, _running("benchmarks.recording", "--serve", str(server), port=server):
@@ -149,7 +149,7 @@ def load(streams: int, minutes: float) -> dict[str, Any]:
                 delays, ended = asyncio.run(_receive(port, streams, 15 * minutes, f"part{part}-"))
                 through += delays
                 memory.append(_memory(process.pid))
-                rows += _compare_rows(Path(folder), ended)
+                rows += _count_streams(Path(folder), ended)
         again, _ = asyncio.run(_receive(server, streams, 60 * min(minutes, 1)))
     for name, delays in (("without", direct + again), ("through", through)):
         points = statistics.quantiles(delays, n=100)
@@ -161,7 +161,7 @@ def load(streams: int, minutes: float) -> dict[str, Any]:
 
 
 async def _tokens_per_second(port: int, calls: int, at_once: int) -> float:
-    """Return the tokens per second of several calls of 64 tokens."""
+    """Return the tokens per second of several calls with 64 tokens each."""
     body = {"model": "m", "messages": [{"role": "user", "content": "Count from one to a hundred."}], "max_tokens": 64,
             "ignore_eos": True, "stream": True}  # fmt: skip
     limit = asyncio.Semaphore(at_once)
@@ -178,7 +178,7 @@ async def _tokens_per_second(port: int, calls: int, at_once: int) -> float:
 
 
 def vllm(model: str, rounds: int) -> dict[str, Any]:
-    """Compare the throughput of vLLM without the recorder, through it, and through one that asks for no tokens."""
+    """Compare the throughput of vLLM without a recorder, through one, and through one that requests no token ids."""
     server, auto, never = (_free_port() for _ in range(3))
     serve = ("vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "m", "--port", str(server),
              "--max-model-len", "1024", "--generation-config", "vllm")  # fmt: skip
@@ -205,10 +205,10 @@ def vllm(model: str, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recording", description=__doc__.partition("\n")[0])
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--streams", type=int, default=64, help="streams at the same time")
+    parser.add_argument("--minutes", type=float, default=10.0, help="minutes of streams through the recorder")
     parser.add_argument("--vllm", help="folder or Hub name of a model: measure vLLM's tokens per second")
-    parser.add_argument("--rounds", type=int, default=8, help="rounds of the three measurements of --vllm")
+    parser.add_argument("--rounds", type=int, default=8, help="times that --vllm repeats its three measurements")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:

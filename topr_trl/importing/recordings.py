@@ -1,7 +1,8 @@
 """Read recordings of `topr record`: rollouts of one or more calls, with their rewards.
 
-A call whose prompt starts with the whole earlier call extends its row, and the tokens between the two are context. Any
-other call starts a new row of the same rollout: the application or the chat template changed the earlier turns.
+If the prompt of a call starts with the prompt and the answer of an earlier call, the call extends the row of the
+earlier call. The tokens between the two answers are context. Any other call starts a new row of the same rollout,
+because the application or the chat template changed the earlier turns.
 """
 
 import json
@@ -16,21 +17,25 @@ from topr_trl.importing.row_table import Row
 from topr_trl.recording.answers import CHAT, choice_of, prompt_of
 from topr_trl.recording.store import State
 
-_OF_WRITER = "model", "served_model", "model_revision"
-_SAME = ("tools", "chat_template_kwargs", *_OF_WRITER, *SAMPLING)
-_IDS = ("prompt_ids", "completion_ids", "sampler_logps")
+_MODEL_COLUMNS = "model", "served_model", "model_revision"
+_SAME = ("tools", "chat_template_kwargs", *_MODEL_COLUMNS, *SAMPLING)  # columns that all calls of a row have in common
+_TOKEN_COLUMNS = ("prompt_ids", "completion_ids", "sampler_logps")
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return the rows of a rollout. A rollout without a reward gives no row."""
+    """Return the rows of a rollout. A rollout without a reward gives no row.
+
+    Args:
+        record (`Record`): Rollout, as `read_rollouts` returns it.
+    """
     if all(reward is None for reward in record["rewards"].values()):
         return [LeftOut.UNGRADED]
     made: list[Row] = []
     found = [row for call in record["calls"] if (row := _row_of_call(call)) is not None]
     by_tokens = all(row["prompt_ids"] and row["completion_ids"] for row in found)
     for row in found:
-        later = row if by_tokens else {**row, **dict.fromkeys(_IDS)}
-        for n, earlier in reversed(list(enumerate(made))):  # Several conversations can take turns in a rollout.
+        later = row if by_tokens else {**row, **dict.fromkeys(_TOKEN_COLUMNS)}
+        for n, earlier in reversed(list(enumerate(made))):  # A rollout can switch between conversations.
             if (joined := _joined(earlier, later)) is not None:
                 made[n] = joined
                 break
@@ -42,17 +47,21 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return all rewards of the recording by name, such as `rewards.rating`. A missing reward is None."""
+    """Return the rewards of a rollout by name, such as `rewards.rating`. A missing reward is None.
+
+    Args:
+        record (`Record`): Rollout, as `read_rollouts` returns it.
+    """
     return {f"rewards.{name}": reward for name, reward in record["rewards"].items()}
 
 
 def _row_of_call(call: Record) -> Row | None:
-    """Return the row of a call. Return None if the call has no answer, or an empty one."""
+    """Return the row of a call. Return None if the answer is missing or empty."""
     choice = choice_of(call)
     if choice is None:
         return None
     if call["state"] == State.CUT and choice.get("finish_reason") is None:
-        choice = {**choice, "finish_reason": "length"}  # The beginning of an answer has no stop token.
+        choice = {**choice, "finish_reason": "length"}  # An incomplete answer has no stop token.
     asked, response = call["request"], {**call["response"], "choices": [choice]}
     request = {**asked, **{name: _number(asked[name]) for name in SAMPLING if name in asked}}
     if call["endpoint"] == CHAT:
@@ -62,11 +71,11 @@ def _row_of_call(call: Record) -> Row | None:
         (row,) = text_completions.rows({"request": request, "response": response})
     if row is None or isinstance(row, LeftOut):
         return None
-    return {**row, "model": request.get("model"), **{name: call[name] for name in _OF_WRITER[1:]}}
+    return {**row, "model": request.get("model"), **{name: call[name] for name in _MODEL_COLUMNS[1:]}}
 
 
 def _number(value: Any) -> Any:
-    """Return a number that the application sent as text, which servers accept."""
+    """Convert a number that the application sent as text. Servers accept such text."""
     if isinstance(value, str):
         with suppress(ValueError):
             return json.loads(value)
@@ -74,14 +83,14 @@ def _number(value: Any) -> Any:
 
 
 def _joined(row: Row, later: Row) -> Row | None:
-    """Return a row that continues with a later call. Return None if the later call does not continue it."""
+    """Return a row, extended by a later call. Return None if the later call does not continue the row."""
     if any(row.get(name) != later.get(name) for name in _SAME) or not isinstance(later["prompt"], type(row["prompt"])):
         return None
     if row.get("completion_ids"):
-        read, before = [*row["prompt_ids"], *row["completion_ids"]], later["prompt_ids"]
-        if before[: len(read)] != read:
+        earlier, prompt = [*row["prompt_ids"], *row["completion_ids"]], later["prompt_ids"]
+        if prompt[: len(earlier)] != earlier:
             return None
-        context = before[len(read) :]
+        context = prompt[len(earlier) :]
         own = row.get("completion_mask") or [1] * len(row["completion_ids"])
         logps = row["sampler_logps"] and later["sampler_logps"] and [
             *row["sampler_logps"], *[None] * len(context), *later["sampler_logps"]
@@ -97,9 +106,9 @@ def _joined(row: Row, later: Row) -> Row | None:
 
 
 def _joined_text(row: Row, later: Row) -> Row:
-    """Return the prompt of the first call, and all messages or all text since then."""
+    """Return the prompt of the row, and a completion with all text or messages up to the later answer."""
     if not isinstance(row["prompt"], list):
-        since = later["prompt"].removeprefix(row["prompt"])  # with special tokens, which completions do not show
+        since = later["prompt"].removeprefix(row["prompt"])  # has special tokens, which completions lack
         return {"prompt": row["prompt"], "completion": since + later["completion"]}
     read = len(row["prompt"]) + len(row["completion"])
     return {
@@ -115,7 +124,7 @@ def _is_continued(row: Row, later: Row) -> bool:
 
 
 def _shown(message: Row) -> Row:
-    """Return a message without the difference between empty and missing fields."""
+    """Return a message without its empty fields, because they mean the same as missing fields."""
     return {name: value for name, value in message.items() if value}
 
 
@@ -126,11 +135,11 @@ FORMAT = Format(
     rewards=rewards,
     columns=(
         "prompt_ids", "completion_ids", "completion_mask", "sampler_logps", "problem_id", ROLLOUT, "finish_reason",
-        "tools", "chat_template_kwargs", *SAMPLING, *_OF_WRITER,
+        "tools", "chat_template_kwargs", *SAMPLING, *_MODEL_COLUMNS,
     ),
     required=frozenset({"rollout_id", "calls", "rewards"}),
     optional=None,
     skips_unrewarded=True,
-    loses="To add rollouts that are recorded later, import again with a different --output_dir. A request without a "
+    loses="To add later rollouts, import again with a different --output_dir. A request without a "
     "temperature used the default of the server, which is assumed to be 1.",
 )  # fmt: skip

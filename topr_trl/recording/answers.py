@@ -1,13 +1,13 @@
 """Request token ids and log-probabilities from a server, hide them from the client, and join streamed events.
 
-Field names are those of OpenAI's API and of vLLM (`return_token_ids`).
+The names of fields come from OpenAI's API and from vLLM (`return_token_ids`).
 """
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
 CHAT, TEXT = "chat/completions", "completions"
-_OF_CHOICE, _OF_ANSWER = ("token_ids", "prompt_token_ids"), ("prompt_token_ids",)
+_IDS_IN_CHOICE, _IDS_IN_ANSWER = ("token_ids", "prompt_token_ids"), ("prompt_token_ids",)
 
 
 def with_token_ids(request: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def with_token_ids(request: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
 
 
 def without_token_ids(answer: Mapping[str, Any], request: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
-    """Return an answer, or an event of an answer, without the values that only `with_token_ids` asked for.
+    """Return an answer, or an event of an answer, with null for the values that only `with_token_ids` asked for.
 
     Args:
         answer (`Mapping[str, Any]`): Answer of the server.
@@ -36,15 +36,17 @@ def without_token_ids(answer: Mapping[str, Any], request: Mapping[str, Any], end
     """
     hide_ids = not request.get("return_token_ids")
     hide_logps = not request.get("logprobs") if endpoint == CHAT else request.get("logprobs") is None
-    found = _without(answer, _OF_ANSWER if hide_ids else ())
+    found = _with_nulls(answer, _IDS_IN_ANSWER if hide_ids else ())
     if isinstance(choices := answer.get("choices"), list):
-        hidden = [*_OF_CHOICE * hide_ids, *["logprobs"] * hide_logps]
-        found["choices"] = [_without(choice, hidden) if isinstance(choice, Mapping) else choice for choice in choices]
+        hidden = (_IDS_IN_CHOICE if hide_ids else ()) + (("logprobs",) if hide_logps else ())
+        found["choices"] = [
+            _with_nulls(choice, hidden) if isinstance(choice, Mapping) else choice for choice in choices
+        ]
     return found
 
 
-def _without(value: Mapping[str, Any], hidden: Collection[str]) -> dict[str, Any]:
-    """Return a mapping in which some fields are null, as vLLM writes fields that were not asked for."""
+def _with_nulls(value: Mapping[str, Any], hidden: Collection[str]) -> dict[str, Any]:
+    """Return a mapping in which the hidden fields are null. vLLM also writes null if a client does not ask for them."""
     return {name: None if name in hidden else inner for name, inner in value.items()}
 
 
@@ -79,30 +81,30 @@ def _is_tool_call(call: Any) -> bool:
 
 
 def choice_of(call: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the choice of a recorded call that belongs to its rollout. Return None if the call has no answer.
+    """Return the choice of a call that belongs to the rollout. Return None if the answer does not have it.
 
     Args:
-        call (`Mapping[str, Any]`): Call, as `read_rollouts` returns it.
+        call (`Mapping[str, Any]`): Call of a rollout, as `read_rollouts` returns it.
     """
     choices = (call["response"] or {}).get("choices") or ()
     return next((choice for choice in choices if choice.get("index", 0) == call["choice"]), None)
 
 
 def prompt_of(request: Mapping[str, Any], choice: int) -> Any:
-    """Return the prompt of a choice: text or token ids. The choices of the first prompt come first.
+    """Return the prompt of a choice: text or token ids. Servers number the choices of the first prompt first.
 
     Args:
         request (`Mapping[str, Any]`): Request for text completions, with one prompt or several.
-        choice (`int`): Number of the choice.
+        choice (`int`): Number of the choice, from 0.
     """
     prompt, n = request.get("prompt"), request.get("n") or 1
     if not isinstance(prompt, list) or not isinstance(n, int) or choice // n >= len(prompt):
         return prompt
-    return prompt if isinstance(prompt[0], int) else prompt[choice // n]  # numbers are one prompt of token ids
+    return prompt if isinstance(prompt[0], int) else prompt[choice // n]  # a list of numbers is one prompt
 
 
 class Assembler:
-    """Joins the events of a streamed answer into the answer that the server gives without streaming.
+    """Join the events of a streamed answer into the answer that the server gives without streaming.
 
     Args:
         endpoint (`str`): `CHAT` or `TEXT`.
@@ -114,18 +116,22 @@ class Assembler:
         self._choices: dict[int, dict[str, Any]] = {}
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Add the next event."""
+        """Add the next event.
+
+        Args:
+            event (`Mapping[str, Any]`): Event of the server, which `is_well_formed` accepts.
+        """
         is_chat = self._endpoint == CHAT
         self._answer.update({name: value for name, value in event.items() if name != "choices" and value is not None})
-        for delta in event.get("choices") or ():
-            place = delta.get("index", 0)
+        for piece in event.get("choices") or ():
+            place = piece.get("index", 0)
             empty = {"message": {"role": "assistant", "content": None}} if is_chat else {"text": ""}
             choice = self._choices.setdefault(place, {"index": place, **empty, "finish_reason": None})
             if is_chat:
-                _add_message(choice["message"], delta.get("delta") or {})
+                _add_message(choice["message"], piece.get("delta") or {})
             else:
-                choice["text"] += delta.get("text") or ""
-            _add_tokens(choice, delta)
+                choice["text"] += piece.get("text") or ""
+            _add_tokens(choice, piece)
 
     @property
     def answer(self) -> dict[str, Any] | None:
@@ -143,7 +149,7 @@ class Assembler:
 
 
 def _add_message(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
-    """Add a piece of a message: text is concatenated, and tool calls are joined by their index."""
+    """Add a piece of a message. Concatenate its text, and join its tool calls by their index."""
     for name, value in delta.items():
         if value is None:
             continue
@@ -168,14 +174,14 @@ def _add_tool_call(calls: list[dict[str, Any]], piece: Mapping[str, Any]) -> Non
     call["function"]["arguments"] += function.get("arguments") or ""
 
 
-def _add_tokens(choice: dict[str, Any], delta: Mapping[str, Any]) -> None:
-    """Add the token ids, the log-probabilities and the finish reason of an event."""
-    if delta.get("finish_reason") is not None:
-        choice["finish_reason"] = delta["finish_reason"]
-    if delta.get("prompt_token_ids"):
-        choice["prompt_token_ids"] = delta["prompt_token_ids"]
-    if delta.get("token_ids"):
-        choice.setdefault("token_ids", []).extend(delta["token_ids"])
-    for name, values in (delta.get("logprobs") or {}).items():
+def _add_tokens(choice: dict[str, Any], piece: Mapping[str, Any]) -> None:
+    """Add the token ids, the log-probabilities and the finish reason of a choice in an event."""
+    if piece.get("finish_reason") is not None:
+        choice["finish_reason"] = piece["finish_reason"]
+    if piece.get("prompt_token_ids"):
+        choice["prompt_token_ids"] = piece["prompt_token_ids"]
+    if piece.get("token_ids"):
+        choice.setdefault("token_ids", []).extend(piece["token_ids"])
+    for name, values in (piece.get("logprobs") or {}).items():
         if isinstance(values, list):
             choice.setdefault("logprobs", {}).setdefault(name, []).extend(values)

@@ -8,12 +8,12 @@ from typing import Any
 
 
 def continued_conversation(request: Mapping[str, Any], salt: str = "") -> str | None:
-    """Return the key of the conversation up to the last assistant message of a request. Return None without one.
+    """Return the key of a conversation up to its last assistant message. Return None if it has no such message.
 
     Args:
         request (`Mapping[str, Any]`): Request for a chat completion.
-        salt (`str`, defaults to `""`): Text that the key depends on. Without it, others cannot guess the messages of a
-            key.
+        salt (`str`, *optional*, defaults to `""`): Secret text in the hash. It prevents readers of the database from
+            guessing the messages behind a key.
     """
     if (messages := _messages(request)) is None:
         return None
@@ -22,12 +22,12 @@ def continued_conversation(request: Mapping[str, Any], salt: str = "") -> str | 
 
 
 def conversations(request: Mapping[str, Any], response: Mapping[str, Any], salt: str = "") -> list[str | None]:
-    """Return, for each choice of an answer, the key of the conversation that ends with the answer.
+    """Return, for each choice of an answer, the key of the conversation that ends with the choice.
 
     Args:
         request (`Mapping[str, Any]`): Request for a chat completion.
-        response (`Mapping[str, Any]`): Answer.
-        salt (`str`, defaults to `""`): Text that the keys depend on.
+        response (`Mapping[str, Any]`): Answer of the server.
+        salt (`str`, *optional*, defaults to `""`): Secret text in the hashes, as in `continued_conversation`.
     """
     if (messages := _messages(request)) is None:
         return []
@@ -38,14 +38,17 @@ def conversations(request: Mapping[str, Any], response: Mapping[str, Any], salt:
 
 
 def _messages(request: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
-    """Return the messages of a request. Return None if it has no list of messages."""
+    """Return the messages of a request. Return None if the request has no list of messages."""
     messages = request.get("messages")
     is_list = isinstance(messages, list) and all(isinstance(each, Mapping) for each in messages)
     return messages if is_list else None
 
 
 def _key(request: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], salt: str) -> str:
-    """Return a hash of the messages. Applications often drop other fields of an answer, such as its reasoning."""
+    """Return a hash of the model and of the role, text and tool calls of each message.
+
+    Other fields, such as the reasoning, are not part of the key: applications often drop them from the history.
+    """
     shown = [
         [message.get("role"), _text(message.get("content")), _calls(message.get("tool_calls"))] for message in messages
     ]
@@ -53,7 +56,7 @@ def _key(request: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], salt
 
 
 def _text(content: Any) -> Any:
-    """Return the content of a message as text, if it consists of text."""
+    """Return the content of a message. If all its parts have text, join them."""
     if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
         content = "".join(str(part["text"]) for part in content)
     return content or ""
@@ -64,7 +67,7 @@ def _calls(calls: Any) -> Any:
 
 
 def _call(call: Any) -> Any:
-    """Return the id, the name and the arguments of a call. Clients may change the spaces in the JSON of arguments."""
+    """Return the id, the name and the parsed arguments of a call. Clients may change the spaces in the JSON."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return call

@@ -1,4 +1,4 @@
-"""Handlers for rewards, and for the page on which a person reads and grades rollouts."""
+"""Receive rewards, and serve the page on which a person reads and grades rollouts."""
 
 import asyncio
 import json
@@ -17,15 +17,15 @@ from topr_trl.recording.settings import RecordArguments
 from topr_trl.recording.store import StorageFullError, Store
 
 _PAGE = Path(__file__).with_name("page.html")
-_PER_REQUEST = 50  # rollouts of a list
-_INTERVALS = 40  # points of the plot of mean rewards
+_PER_REQUEST = 50  # rollouts in one response
+_INTERVALS = 40  # points in the plot of mean rewards
 _LONGEST_COMMENT = 10_000  # characters
-_LONGEST_NAME = 100
+_LONGEST_NAME = 100  # characters
 _LABELS = {"up": 1.0, "good": 1.0, "down": -1.0, "bad": -1.0}
 
 
 class Grading:
-    """Handlers of `/`, `/rewards` and `/rollouts`.
+    """Handlers of the paths `/`, `/rewards` and `/rollouts`.
 
     Args:
         args (`RecordArguments`): Settings.
@@ -37,7 +37,7 @@ class Grading:
         self.args, self.store, self.redact = args, store, redact
 
     async def page(self, request: web.Request) -> web.Response:
-        """Return the page. Text of the model cannot run as a script there."""
+        """Return the page. Its policy prevents text of the model from running as a script."""
         nonce = secrets.token_urlsafe(16)
         policy = (
             f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
@@ -49,7 +49,7 @@ class Grading:
         return web.Response(text=text, content_type="text/html", headers=headers)
 
     async def rollouts(self, request: web.Request) -> web.Response:
-        """Return the latest rollouts, and totals."""
+        """Return the latest rollouts that match the query, and totals of all rollouts."""
         graded = {"yes": True, "no": False}.get(request.query.get("graded", ""))
         before = request.query.get("before")
         if before is not None and not (before.isascii() and before.isdigit() and len(before) < 19):
@@ -62,7 +62,7 @@ class Grading:
                 "totals": self.store.totals(_INTERVALS),
             }  # fmt: skip
 
-        return _json(await asyncio.to_thread(read))  # Long answers take seconds to read. Streams go on meanwhile.
+        return _json(await asyncio.to_thread(read))  # Reading long answers takes seconds, and must not stop streams.
 
     async def rollout(self, request: web.Request) -> web.Response:
         """Return one rollout as a conversation."""
@@ -72,7 +72,7 @@ class Grading:
         return _json({**found, "calls": [_shown(call) for call in found["calls"]]})
 
     async def reward(self, request: web.Request) -> web.Response:
-        """Store a reward or a label of a rollout. A second reward with the same name replaces the first."""
+        """Store or remove a reward of a rollout. A second reward with the same name replaces the first."""
         if request.content_type != "application/json":
             return error(415, "Send JSON, with the header Content-Type: application/json.")
         try:
@@ -101,10 +101,14 @@ def read_reward(given: Any) -> tuple[str, str, float | None, str | None]:
     """Return the rollout, the name, the reward and the comment in a request.
 
     Args:
-        given (`Any`): JSON value.
+        given (`Any`): JSON value of the request.
+
+    Returns:
+        `tuple[str, str, float | None, str | None]`: Rollout, name, reward and comment. The reward None removes the
+            stored reward.
 
     Raises:
-        ValueError: the request is not a reward. The message names the field.
+        ValueError: a field is missing, unknown or wrong. The message names the field.
     """
     if not isinstance(given, Mapping):
         raise ValueError('Send a JSON object such as {"rollout_id": "...", "reward": 1}.')
@@ -122,13 +126,13 @@ def read_reward(given: Any) -> tuple[str, str, float | None, str | None]:
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise ValueError(f"{field} has half of a character (an unpaired surrogate).")
     if ("reward" in given) == ("label" in given):
-        raise ValueError("Send either reward, a number, or label, which is true or false.")
+        raise ValueError("Send either reward (a number) or label (true or false), and not both.")
     if "label" in given:
         label = given["label"]
         if isinstance(label, bool):
             return rollout, name, 1.0 if label else -1.0, comment
         if not isinstance(label, str) or label not in _LABELS:
-            raise ValueError(f"label must be true, false, {', '.join(_LABELS)}, not {str(label)[:40]!r}.")
+            raise ValueError(f"label must be one of true, false, {', '.join(_LABELS)}, not {str(label)[:40]!r}.")
         return rollout, name, _LABELS[label], comment
     reward = given["reward"]
     if reward is None:
@@ -139,7 +143,7 @@ def read_reward(given: Any) -> tuple[str, str, float | None, str | None]:
 
 
 def _summary(rollout: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry of a rollout in the list."""
+    """Return what the list shows of a rollout: its rewards, and the start of its last question and answer."""
     call = _shown(rollout["calls"][-1])
     asked = next((turn.get("content") for turn in reversed(call["messages"]) if turn.get("role") == "user"), "")
     tools = [each.get("function") or {} for each in call["answer"].get("tool_calls") or ()]
@@ -152,7 +156,7 @@ def _summary(rollout: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(content: Any) -> str:
-    """Return the text of a message, whose content can be a list of parts."""
+    """Return the content of a message as text. The content can be a list of parts."""
     if isinstance(content, list):
         content = "\n".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
     return str(content or "").strip()

@@ -19,19 +19,27 @@ def error(status: int, message: str, kind: str = "invalid_request_error") -> web
 
     Args:
         status (`int`): HTTP status.
-        message (`str`): Message.
-        kind (`str`, defaults to `"invalid_request_error"`): Type of the error.
+        message (`str`): Message, with the remedy.
+        kind (`str`, *optional*, defaults to `"invalid_request_error"`): Type of the error.
     """
     return web.json_response(error_body(status, message, kind), status=status)
 
 
 def error_body(status: int, message: str, kind: str) -> dict[str, Any]:
-    """Return the JSON of an error in the format of OpenAI's API."""
+    """Return the JSON of an error in the format of OpenAI's API.
+
+    Args:
+        status (`int`): HTTP status.
+        message (`str`): Message, with the remedy.
+        kind (`str`): Type of the error.
+    """
     return {"error": {"message": message, "type": kind, "param": None, "code": status}}
 
 
 def protect(args: RecordArguments) -> Middleware:
-    """Return a middleware that refuses requests that do not come from the user.
+    """Return a middleware that refuses requests from pages of other sites, and requests without the token.
+
+    The middleware also converts the errors of aiohttp to the format of OpenAI's API.
 
     Args:
         args (`RecordArguments`): Settings of the recorder.
@@ -41,7 +49,7 @@ def protect(args: RecordArguments) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         host = _hostname(request.host)
-        # A page of another site can point its own name to this machine (DNS rebinding). A token prevents this, too.
+        # A page of another site can point its own name to this machine (DNS rebinding). It does not know the token.
         if token is None and host not in {*_LOCAL_NAMES, args.host}:
             return error(403, f"The host {host!r} is not this recorder. Use the address that topr record prints.")
         if _is_from_other_site(request):
@@ -68,7 +76,8 @@ async def read_body(request: web.Request, args: RecordArguments) -> bytes:
         args (`RecordArguments`): Settings of the recorder.
 
     Raises:
-        HTTPRequestTimeout: the client sends too slowly.
+        HTTPRequestTimeout: the request did not arrive within `client_timeout` seconds.
+        HTTPRequestEntityTooLarge: the request is larger than `max_body_mb`.
     """
     try:
         async with asyncio.timeout(args.client_timeout):
@@ -81,7 +90,7 @@ async def read_body(request: web.Request, args: RecordArguments) -> bytes:
 def _hostname(host: str) -> str | None:
     try:
         return urlsplit(f"//{host}").hostname
-    except ValueError:  # for instance [ without ]
+    except ValueError:  # for instance "[" without "]"
         return None
 
 
@@ -89,13 +98,13 @@ def _is_from_other_site(request: web.Request) -> bool:
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] != request.host:
         return True
-    # A link from another site to the page is fine.
+    # A person may follow a link from another site to the page.
     is_navigation = request.method == "GET" and request.headers.get("Sec-Fetch-Mode") == "navigate"
     return request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site") and not is_navigation
 
 
 def _has_token(request: web.Request, token: str) -> bool:
-    """Return whether a request has the token: as API key, or as the password of a browser."""
+    """Return whether a request has the token. Applications send it as the API key, and browsers as the password."""
     scheme, _, value = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "basic":
         try:

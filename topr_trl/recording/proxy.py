@@ -23,8 +23,8 @@ from topr_trl.recording.store import StorageFullError, Store
 
 ROLLOUT_HEADER = "x-topr-rollout"
 LONGEST_ID = 200  # characters of a rollout's name
-_MOST_CHOICES = 10_000  # of a request
-_OF_CONNECTION = frozenset({
+_MOST_CHOICES = 10_000  # choices of a request
+_CONNECTION_HEADERS = frozenset({  # headers for one connection, which the recorder does not pass on
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
     "upgrade", "host", "content-length", "content-encoding", "accept-encoding", "expect",
 })  # fmt: skip
@@ -39,7 +39,7 @@ class _ClientGoneError(ConnectionError):
     """Error for a client that closed the connection, or does not read."""
 
 
-_FAILURES = (aiohttp.ClientError, StorageFullError, _TooLargeError)
+_FAILURES = (aiohttp.ClientError, StorageFullError, _TooLargeError)  # errors that the client gets as a message
 
 
 class Proxy:
@@ -55,15 +55,15 @@ class Proxy:
         self.args, self.session = args, session
         self.writer = Writer(args, store)
         self._models: dict[str, dict[str, Any]] = {}  # entries of /v1/models by id
-        self._models_until = 0.0  # time at which the list of models is old
+        self._models_until = 0.0  # time until which the list of models is used
         self._reading_models = asyncio.Lock()
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
-        """Handle a request that is not recorded, such as /v1/models."""
+        """Pass on a request without recording it, for instance to `/v1/models`."""
         return await self._forward(request, await read_body(request, self.args), None)
 
     async def record(self, request: web.Request) -> web.StreamResponse:
-        """Handle a request for completions."""
+        """Record a request for completions, and pass it on."""
         endpoint: str = request.match_info["endpoint"]
         body = await read_body(request, self.args)
         rollout = request.headers.get(ROLLOUT_HEADER)
@@ -76,12 +76,14 @@ class Proxy:
             stored, is_redacted = self.writer.redact(asked)
         except (ValueError, RecursionError):
             asked = None
-        if not isinstance(asked, dict) or (self.writer.redact and _prompt_is_ids(asked)):
+        if not isinstance(asked, dict):
             return await self._forward(request, body, None)  # The server explains what is wrong with the request.
-        if (choices := _choices(asked)) > _MOST_CHOICES:
+        if self.writer.redact and _prompt_is_ids(asked):
+            return await self._forward(request, body, None)
+        if (choices := _count_choices(asked)) > _MOST_CHOICES:
             return error(400, f"The request asks for {choices:,} choices. Ask for at most {_MOST_CHOICES:,} at once.")
         await self._read_models(request)
-        default = next(iter(self._models), "")  # vLLM's model for a request that names none
+        default = next(iter(self._models), "")  # the model that vLLM uses if a request names none
         model = self._models.get(str(asked.get("model") or default), {})
         asks_for_ids = self.args.token_ids == ALWAYS or (
             self.args.token_ids == AUTO and model.get("owned_by") == "vllm"
@@ -105,12 +107,11 @@ class Proxy:
         except BaseException as failure:
             is_gone = isinstance(failure, asyncio.CancelledError | ConnectionError)
             why = "The client closed the connection, or the recorder was stopped." if is_gone else repr(failure)
-            with suppress(StorageFullError):  # The next recorder ends the call.
-                recording.end(why)
+            _end_early(recording, why)
             raise
 
     async def _forward(self, request: web.Request, body: bytes, recording: RecordedAnswer | None) -> web.StreamResponse:
-        """Send a request to the server, and its answer to the client."""
+        """Send a request to the server, and the server's answer to the client."""
         path = request.rel_url.raw_path.removeprefix("/v1")
         if {".", ".."} & set(re.split(r"[/\\]", unquote(path))):  # Only paths under the upstream are passed on.
             return error(404, f"There is no path {request.rel_url.raw_path}.")
@@ -128,17 +129,15 @@ class Proxy:
                     content = recording.add_answer(answer.status, content)
                 return web.Response(status=answer.status, body=content, headers=_shown_headers(answer, recording))
         except _FAILURES as failure:
-            return error(*self._explained(failure, url, recording))
+            return error(*self._store_failure(failure, url, recording))
         except _ClientGoneError as gone:
-            if recording is not None:
-                with suppress(StorageFullError):  # The next recorder ends the call.
-                    recording.end(str(gone))
+            _end_early(recording, str(gone))
             return web.Response()
 
     async def _stream(
         self, request: web.Request, answer: aiohttp.ClientResponse, recording: RecordedAnswer | None
     ) -> web.StreamResponse:
-        """Send the events of a server to the client. Each event is stored first."""
+        """Store each event of the server, and then send it to the client."""
         response = web.StreamResponse(status=answer.status, headers=_shown_headers(answer, recording))
         await response.prepare(request)
         try:
@@ -154,13 +153,13 @@ class Proxy:
             if recording is not None:
                 recording.end("The server ended the answer early.")
         except _FAILURES as failure:
-            body = error_body(*self._explained(failure, answer.url, recording))
+            body = error_body(*self._store_failure(failure, answer.url, recording))
             await self._send(request, response, f"data: {json.dumps(body)}\n\n".encode())
         await response.write_eof()
         return response
 
     async def _pieces(self, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        """Yield an answer as it arrives.
+        """Yield the bytes of an answer as they arrive.
 
         Raises:
             _TooLargeError: the answer is larger than `max_answer_mb`.
@@ -189,8 +188,8 @@ class Proxy:
                 f"{self.args.client_timeout:g} seconds (client_timeout)."
             ) from gone
 
-    def _explained(self, failure: Exception, url: URL, recording: RecordedAnswer | None) -> tuple[int, str, str]:
-        """Return the status, the message and the type of an error, and store the message."""
+    def _store_failure(self, failure: Exception, url: URL, recording: RecordedAnswer | None) -> tuple[int, str, str]:
+        """End the recording with a message about a failure. Return the status, the message and the type of error."""
         if isinstance(failure, StorageFullError):
             found = 507, f"The answer cannot be recorded: {failure}.", "storage_full"
         elif isinstance(failure, _TooLargeError):
@@ -200,16 +199,14 @@ class Proxy:
             seconds = f"{self.args.upstream_timeout:g} seconds (upstream_timeout)"
             found = 504, f"{url} sent nothing for {seconds}.", "upstream_timeout"
         else:
-            self._models_until = 0.0  # The server may start again with other weights.
+            self._models_until = 0.0  # The server may restart with other weights.
             found = 502, f"{url} cannot be reached, or closed the connection: {failure}", "upstream_error"
-        if recording is not None:
-            with suppress(StorageFullError):  # The next recorder ends the call.
-                recording.end(found[1])
+        _end_early(recording, found[1])
         return found
 
     def _headers(self, request: web.Request) -> CIMultiDict[str]:
-        """Return the headers for the server. The recorder's own token is not sent."""
-        left_out = _OF_CONNECTION | ({"authorization"} if self.args.token or self.args.upstream_key else set())
+        """Return the headers for the server, without the recorder's own token and headers."""
+        left_out = _CONNECTION_HEADERS | ({"authorization"} if self.args.token or self.args.upstream_key else set())
         found = CIMultiDict(
             (name, value)
             for name, value in request.headers.items()
@@ -221,8 +218,8 @@ class Proxy:
         return found
 
     async def _read_models(self, request: web.Request) -> None:
-        """Read the server's models: who serves them, and where their weights are."""
-        async with self._reading_models:  # Calls that start together wait for the same list.
+        """Request the server's list of models, if the last one is old. It tells who serves a model, and its weights."""
+        async with self._reading_models:  # Calls that start together use the same list.
             if time.monotonic() < self._models_until:
                 return
             url = f"{self.args.upstream}/models"
@@ -233,37 +230,47 @@ class Proxy:
                 self._models = {str(model["id"]): model for model in found["data"]}
                 self._models_until = time.monotonic() + _MODELS_AGE
             except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
-                self._models_until = time.monotonic() + 1  # The call itself reports if the server cannot be reached.
+                self._models_until = time.monotonic() + 1  # The call itself reports a server that cannot be reached.
+
+
+def _end_early(recording: RecordedAnswer | None, why: str) -> None:
+    """End a recording before the answer is complete, if there is one."""
+    if recording is not None:
+        with suppress(StorageFullError):  # `Store.recover` ends the call when a recorder starts again.
+            recording.end(why)
 
 
 def _is_name(rollout: str) -> bool:
-    """Return whether a text can be the name of a rollout. A comma separates names in the header of an answer."""
+    """Return whether a text can be the name of a rollout. Commas separate the names in the header of an answer."""
     return 0 < len(rollout) <= LONGEST_ID and rollout.isascii() and rollout.isprintable() and "," not in rollout
 
 
 def _prompt_is_ids(asked: Mapping[str, Any]) -> bool:
-    """Return whether a prompt is token ids, in which no text can be blanked out."""
+    """Return whether a prompt has token ids. The recorder cannot blank out text in them."""
     prompt = asked.get("prompt")
     return isinstance(prompt, list) and not all(isinstance(each, str) for each in prompt)
 
 
-def _choices(asked: Mapping[str, Any]) -> int:
+def _count_choices(asked: Mapping[str, Any]) -> int:
     """Return the number of choices that a request asks for."""
     prompts = asked.get("prompt")
     count = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
     n = asked.get("n")
-    return count * (n if isinstance(n, int) and 0 < n <= 10_000 else 1)
+    return count * (n if isinstance(n, int) and n > 0 else 1)
 
 
 def _shown_headers(answer: aiohttp.ClientResponse, recording: RecordedAnswer | None) -> CIMultiDict[str]:
-    found = CIMultiDict((name, value) for name, value in answer.headers.items() if name.lower() not in _OF_CONNECTION)
+    """Return the headers for the client: those of the server, and the names of the rollouts."""
+    found = CIMultiDict(
+        (name, value) for name, value in answer.headers.items() if name.lower() not in _CONNECTION_HEADERS
+    )
     if recording is not None and recording.header is not None:
         found[ROLLOUT_HEADER] = recording.header
     return found
 
 
 async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the events of a stream, which end with an empty line."""
+    """Yield the events of a stream. An empty line ends each event."""
     buffer = b""
     async for piece in pieces:
         *events, buffer = (buffer + piece).replace(b"\r\n", b"\n").split(b"\n\n")

@@ -1,4 +1,4 @@
-"""Store the answer of a call while it is passed on to the client."""
+"""Store the answer of a call while the client receives it."""
 
 import json
 import secrets
@@ -12,11 +12,11 @@ from topr_trl.recording.redaction import Redactor, without_tokens
 from topr_trl.recording.settings import PASS, RecordArguments
 from topr_trl.recording.store import Call, State, StorageFullError, Store
 
-_MOST_IDS = 200  # ids in the header of an answer: many clients read headers of at most 8 KB
+_MOST_IDS = 200  # ids in the header of an answer. Many clients read headers of at most 8 KB.
 
 
 class Writer:
-    """Database of a recorder, with the settings for writing to it.
+    """Database of a recorder, with the settings for redaction and for a full disk.
 
     Args:
         args (`RecordArguments`): Settings.
@@ -25,13 +25,13 @@ class Writer:
 
     def __init__(self, args: RecordArguments, store: Store) -> None:
         self.store, self.redact = store, Redactor(args.redact or ())
-        # Without salt, a hash of a short text would reveal the text that was blanked out.
+        # Without salt, others could hash guesses of the text that was blanked out, and compare.
         self.salt = secrets.token_hex(16) if self.redact else ""
         self._passes_on = args.on_full == PASS
 
     @contextmanager
     def full_is_fine(self) -> Iterator[None]:
-        """Ignore that the disk is full, if `on_full` is `pass`."""
+        """Ignore an error about a full disk if `on_full` is `pass`."""
         try:
             yield
         except StorageFullError:
@@ -43,7 +43,7 @@ class RecordedAnswer:
     """Answer that is being received and stored.
 
     Args:
-        writer (`Writer`): Writer.
+        writer (`Writer`): Database and settings.
         call (`Call`): Call, as `Store.begin` returns it.
         endpoint (`str`): `CHAT` or `TEXT`.
         asked (`Mapping[str, Any]`): Request of the client.
@@ -65,7 +65,7 @@ class RecordedAnswer:
         self.answer = Assembler(endpoint)
         self.error: str | None = None
         self.ended = False
-        self.lacks_chunks = False  # whether the disk was full during the answer
+        self.lacks_chunks = False  # whether a chunk could not be stored
 
     @property
     def header(self) -> str | None:
@@ -74,11 +74,18 @@ class RecordedAnswer:
         return ",".join(names) if len(names) <= _MOST_IDS else None
 
     def shown(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return an answer or an event as the client sees it."""
+        """Return an answer or an event as the client sees it.
+
+        Args:
+            answer (`Mapping[str, Any]`): Answer or event of the server.
+        """
         return without_token_ids(answer, self.asked, self.endpoint) if self.hides else answer
 
     def add_event(self, data: str) -> str:
         """Store an event of a stream, and return it as the client sees it.
+
+        Args:
+            data (`str`): Data of the event.
 
         Raises:
             StorageFullError: the event cannot be stored, and `on_full` is `refuse`.
@@ -96,8 +103,8 @@ class RecordedAnswer:
             self.error = _message_of(event) or "The server reported an error."
             return data
         self.answer.add(event)
-        # A match may span several events, so redacted answers are stored at their end. The chunks of an answer have no
-        # gap: recovery joins them.
+        # A match may span several events, so answers are stored at their end if there are patterns. After a chunk that
+        # could not be stored, no other is: recovery joins the chunks, and a gap would change the text.
         if not self.writer.redact and not self.lacks_chunks:
             with self.writer.full_is_fine():
                 self.lacks_chunks = True
@@ -107,6 +114,10 @@ class RecordedAnswer:
 
     def add_answer(self, status: int, content: bytes) -> bytes:
         """Store an answer that is not a stream, and return it as the client sees it.
+
+        Args:
+            status (`int`): HTTP status.
+            content (`bytes`): Body of the answer.
 
         Raises:
             StorageFullError: the answer cannot be stored, and `on_full` is `refuse`.
@@ -123,7 +134,7 @@ class RecordedAnswer:
         return json.dumps(self.shown(answer)).encode() if self.hides else content
 
     def end(self, why: str | None = None) -> None:
-        """End a stream, or an answer that did not arrive completely. Do nothing if the answer has ended already.
+        """Store the end of a stream, or of an answer that did not arrive completely. Do nothing the second time.
 
         Args:
             why (`str`, *optional*): Reason, if the answer did not arrive completely.
@@ -147,6 +158,6 @@ class RecordedAnswer:
 
 
 def _message_of(answer: Any) -> str | None:
-    """Return the message of an error in the formats of OpenAI and of vLLM."""
+    """Return the message of an error in the format of OpenAI or of vLLM. Return None if there is no message."""
     found = answer.get("error", answer) if isinstance(answer, dict) else None
     return str(found.get("message")) if isinstance(found, dict) and found.get("message") else None

@@ -18,7 +18,7 @@ class Redactor:
 
     Example:
 
-        >>> Redactor([r"sk-\\w+"])({"key": "sk-123"})
+        >>> Redactor([r"sk-\w+"])({"key": "sk-123"})
         ({'key': '[redacted]'}, True)
     """
 
@@ -34,7 +34,11 @@ class Redactor:
         return bool(self._patterns)
 
     def __call__(self, value: Any) -> tuple[Any, bool]:
-        """Return the value without the matches, and whether there was a match."""
+        """Return the value with `BLANK` for each match, and whether there was a match.
+
+        Args:
+            value (`Any`): JSON value. Its numbers stay as they are.
+        """
         if not self._patterns:
             return value, False
         if isinstance(value, str):
@@ -54,7 +58,11 @@ class Redactor:
 
 
 def without_tokens(response: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a response without its tokens, which would show the text that was blanked out."""
+    """Return a response without its tokens, because they would show the text that was blanked out.
+
+    Args:
+        response (`Mapping[str, Any]`): Answer of the server.
+    """
     hidden = ("prompt_token_ids", "token_ids", "logprobs")
     found = {name: value for name, value in response.items() if name not in hidden}
     if isinstance(choices := response.get("choices"), list):

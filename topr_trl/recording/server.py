@@ -17,7 +17,7 @@ from topr_trl.recording.settings import RecordArguments
 from topr_trl.recording.store import Store
 
 _SECONDS_TO_END = 2.5  # half of the time for running answers to end after Ctrl+C, because aiohttp waits twice
-_SECONDS_TO_KEEP = 2.0  # for idle connections to the server: uvicorn closes them after 5 seconds
+_SECONDS_TO_KEEP = 2.0  # time to keep an idle connection. vLLM's server (uvicorn) closes it after 5 seconds.
 
 
 def record_command(args: RecordArguments) -> None:
@@ -55,7 +55,7 @@ def application(args: RecordArguments, store: Store, session: aiohttp.ClientSess
     app = web.Application(middlewares=[protect(args)], client_max_size=args.max_body_mb * 2**20)
     proxy = Proxy(args, store, session)
     grading = Grading(args, store, proxy.writer.redact)
-    for path in ("/rewards", "/v1/rewards"):  # The second is easy to write with the base URL of the application.
+    for path in ("/rewards", "/v1/rewards"):  # Applications know their base URL, which ends in /v1.
         app.router.add_post(path, grading.reward)
     app.router.add_post("/v1/{endpoint:chat/completions|completions}", proxy.record)
     app.router.add_route("*", "/v1/{endpoint:.+}", proxy.pass_on)
@@ -80,10 +80,10 @@ async def _serve(args: RecordArguments) -> None:
     store = Store(args.folder)
     if recovered := store.recover():
         calls = f"{recovered} call{'s' * (recovered != 1)}"
-        print(f"{calls} did not end before the last recorder did. Partial answers are kept.", flush=True)
+        print(f"{calls} had not ended when the last recorder stopped. Partial answers are kept.", flush=True)
     try:
         async with connections(args) as session:
-            # Without handler_cancellation, the server would go on generating after a client has left.
+            # Without handler_cancellation, the model server would go on generating after a client has left.
             runner = web.AppRunner(
                 application(args, store, session), handler_cancellation=True, access_log=None,
                 shutdown_timeout=_SECONDS_TO_END,
@@ -106,7 +106,7 @@ async def _serve(args: RecordArguments) -> None:
 
 
 async def _check_server(args: RecordArguments, session: aiohttp.ClientSession) -> None:
-    """Print a note if the server does not answer. It may start later, so calls are accepted."""
+    """Print a note if the model server does not answer, or lacks the path. The server may start later."""
     url = f"{args.upstream}/models"
     headers = {"Authorization": f"Bearer {args.upstream_key}"} if args.upstream_key else {}
     try:
@@ -131,6 +131,6 @@ def _print_addresses(args: RecordArguments, port: int) -> None:
         f"Recording calls to {args.upstream} in {args.folder}/.\n"
         f"Base URL for your application: {address}/v1\n"
         f"Read and grade rollouts:       {address}/\n"
-        f"Ctrl+C stops. Then: topr train --input {args.folder} --model_name_or_path ... --output_dir ...",
+        f"Press Ctrl+C to stop. Then: topr train --input {args.folder} --model_name_or_path ... --output_dir ...",
         flush=True,
     )

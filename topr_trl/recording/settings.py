@@ -22,14 +22,14 @@ class RecordArguments:
     upstream: str = field(
         metadata={"help": "URL of the OpenAI-compatible server, with /v1, such as http://127.0.0.1:8000/v1."}
     )
-    output_dir: str = field(metadata={"help": "Folder for the recording. An existing recording is continued."})
+    output_dir: str = field(metadata={"help": "Folder for the recording. The recorder adds to an existing one."})
     host: str = field(
         default="127.0.0.1",
-        metadata={"help": f"Address to listen on. Other addresses need a token in the variable {TOKEN_VARIABLE}."},
+        metadata={"help": f"Address to listen on. Addresses for other machines need a token in {TOKEN_VARIABLE}."},
     )
     port: int = field(default=9000, metadata={"help": "Port to listen on. 0 chooses a free port."})
     model_revision: str | None = field(
-        default=None, metadata={"help": "Revision of the weights that the server uses, which is stored with each row."}
+        default=None, metadata={"help": "Revision of the weights that the server uses. Each row names it."}
     )
     token_ids: str = field(
         default=AUTO,
@@ -39,14 +39,17 @@ class RecordArguments:
         },
     )
     redact: list[str] | None = field(
-        default=None, metadata={"help": "Regular expressions. Their matches are blanked out before text is stored."}
+        default=None,
+        metadata={"help": "Regular expressions. The recorder blanks out their matches before it stores text."},
     )
     on_full: str = field(
         default=REFUSE,
-        metadata={"help": "What to do with calls if the disk is full: refuse them, or pass them on without a record."},
+        metadata={
+            "help": "Whether to refuse calls if the disk is full (refuse), or to pass them on unrecorded (pass)."
+        },
     )
-    max_body_mb: int = field(default=32, metadata={"help": "Maximum size of a request, in megabytes."})
-    max_answer_mb: int = field(default=256, metadata={"help": "Maximum size of an answer, in megabytes."})
+    max_body_mb: int = field(default=32, metadata={"help": "Maximum size of a request, in MiB."})
+    max_answer_mb: int = field(default=256, metadata={"help": "Maximum size of an answer, in MiB."})
     client_timeout: float = field(
         default=60.0,
         metadata={"help": "Maximum time for a client to send a request, or to read a part of an answer, in seconds."},
@@ -64,7 +67,7 @@ class RecordArguments:
             raise ValueError(f"upstream must be a URL such as http://127.0.0.1:8000/v1, not {self.upstream!r}.")
         if parts.username or parts.password or parts.query or parts.fragment:
             raise ValueError(
-                "upstream must be a URL without user, password, query and fragment. Put the API key of the server in "
+                "upstream must be a URL without user, password, query or fragment. Put the API key of the server in "
                 f"the variable {KEY_VARIABLE}."
             )
         self.upstream = self.upstream.rstrip("/")
@@ -75,7 +78,7 @@ class RecordArguments:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name):g}.")
         if not self.is_local and not self.token:
             raise ValueError(
-                f"host {self.host} can be reached from other machines, which needs a token. Set the variable "
+                f"host {self.host} can be reached from other machines, so it needs a token. Set the variable "
                 f"{TOKEN_VARIABLE} to a long random text, or remove host."
             )
 
@@ -96,10 +99,10 @@ class RecordArguments:
 
     @property
     def token(self) -> str | None:
-        """Token that clients must send, from the environment."""
+        """Token that clients must send, from the environment. None if clients need no token."""
         return os.environ.get(TOKEN_VARIABLE) or None
 
     @property
     def upstream_key(self) -> str | None:
-        """API key for the server, from the environment. Without it, the client's own key is sent."""
+        """API key for the server, from the environment. With neither key nor token, the client's own key is sent."""
         return os.environ.get(KEY_VARIABLE) or None

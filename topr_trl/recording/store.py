@@ -1,8 +1,8 @@
 """Store calls, answers and rewards in a SQLite database.
 
 SQLite keeps each committed write after a kill, lets `topr train` read while the recorder writes, and can add a reward
-to an old row. Parquet files can do none of these. A loss of power can lose the last writes, because not
-each write is flushed to the disk.
+to an old row. Parquet files can do none of these. A power failure can lose the last writes, because SQLite does not
+flush each write to the disk.
 """
 
 import json
@@ -21,8 +21,10 @@ from topr_trl.recording.answers import Assembler
 
 NAME = "recording.sqlite"
 RATING = "rating"  # name of the reward that a person gives on the page
-_FORMAT = "1"  # changes if a database of an earlier version cannot be read
-_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
+_FORMAT = "1"  # must change when databases of earlier versions cannot be read any more
+_FULL = {  # error codes for a database that cannot be written
+    sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY,
+}  # fmt: skip
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS calls (
@@ -51,7 +53,7 @@ class State(StrEnum):
 
     OPEN = "open"  # the answer is being received
     FINISHED = "finished"
-    CUT = "cut"  # the answer has a beginning, but no end
+    CUT = "cut"  # the end of the answer is missing
     FAILED = "failed"  # there is no answer
 
 
@@ -73,10 +75,10 @@ class Call:
 
 
 class Store:
-    """Database of a recorder. Each method is one transaction.
+    """Database of a recorder. Each write is one transaction.
 
     Args:
-        folder (`Path`): Folder of the database, which is created if it does not exist.
+        folder (`Path`): Folder of the database. The store creates a missing folder.
 
     Raises:
         ValueError: the database was written by a different version, or cannot be opened.
@@ -86,7 +88,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / NAME
-        self._continued: dict[int, tuple[Any, ...]] = {}  # answers that open calls continue
+        self._continued: dict[int, tuple[Any, ...]] = {}  # by open call: the answer that it continues
         self._connection = sqlite3.connect(self.path, isolation_level=None)
         try:
             self._connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + _SCHEMA)
@@ -132,8 +134,6 @@ class Store:
             self.end(call, State.CUT, answer.answer, error="The recorder was killed, or the disk was full.")
         return len(calls)
 
-    # Calls
-
     def begin(
         self,
         endpoint: str,
@@ -145,12 +145,12 @@ class Store:
         model_revision: str | None = None,
         redacted: bool = False,
     ) -> Call:
-        """Store the request of a call, and choose its rollout.
+        """Store the request of a call, choose the rollouts of its choices, and return the call.
 
         Args:
             endpoint (`str`): Path of the API, such as `chat/completions`.
             request (`Mapping[str, Any]`): Body of the request.
-            rollout (`str`, *optional*): Name of the rollout. Default: a new rollout for each choice. The first choice
+            rollout (`str` or `None`): Name of the rollout. If None, each choice gets a new rollout, but the first one
                 stays in the rollout that the call continues.
             choices (`int`): Number of choices that the request asks for.
             continues (`str`, *optional*): Key of the conversation that the request continues.
@@ -186,7 +186,12 @@ class Store:
         return Call(call, names)
 
     def add_chunk(self, call: int, data: str) -> None:
-        """Store an event of a streamed answer."""
+        """Store an event of a streamed answer.
+
+        Args:
+            call (`int`): Number of the call.
+            data (`str`): Data of the event, which is JSON.
+        """
         with self._transaction() as run:
             run("INSERT INTO chunks VALUES (?, ?)", (call, data))
 
@@ -199,14 +204,14 @@ class Store:
         error: str | None = None,
         redacted: bool = False,
     ) -> None:
-        """Store the answer of a call.
+        """End a call, and store its answer.
 
         Args:
             call (`int`): Number of the call.
             state (`State`): State of the call. A call without an answer has failed.
             response (`Mapping[str, Any]`, *optional*): Body of the answer.
-            conversations (`Sequence[str | None]`, *optional*): For each choice, the key of the conversation that a
-                later request continues.
+            conversations (`Sequence[str | None]`, *optional*): For each choice, the key of the conversation that ends
+                with the choice. A later request with this key continues the choice.
             error (`str`, *optional*): Error message.
             redacted (`bool`, defaults to `False`): Whether the response differs from what the model wrote.
         """
@@ -223,15 +228,13 @@ class Store:
             for choice, key in enumerate(conversations):
                 run("UPDATE parts SET conversation = ? WHERE call = ? AND choice = ?", (key, call, choice))
 
-    # Rewards
-
     def set_reward(self, rollout: str, name: str, reward: float | None, comment: str | None = None) -> bool:
-        """Set or replace a reward of a rollout. Return whether the rollout exists.
+        """Set, replace or remove a reward of a rollout. Return whether the rollout exists.
 
         Args:
             rollout (`str`): Name of the rollout.
             name (`str`): Name of the reward.
-            reward (`float`, *optional*): Reward. None removes the reward.
+            reward (`float` or `None`): Reward. None removes the reward.
             comment (`str`, *optional*): Comment.
         """
         with self._transaction() as run:
@@ -247,12 +250,12 @@ class Store:
     # Views for the page. They have their own connection, because they run in other threads.
 
     def latest(self, graded: bool | None, before: int | None, limit: int) -> list[dict[str, Any]]:
-        """Return the latest rollouts, with their last call, without tokens.
+        """Return the latest rollouts. Each has only its last call, without tokens.
 
         Args:
-            graded (`bool`, *optional*): Return only rollouts with a rating, or only rollouts without one that have
-                an answer to grade.
-            before (`int`, *optional*): Return only rollouts with a smaller number.
+            graded (`bool` or `None`): True returns only rollouts with a rating. False returns only rollouts without a
+                rating that have an answer. None returns all rollouts.
+            before (`int` or `None`): Return only rollouts with a smaller number. None returns the latest.
             limit (`int`): Maximum number of rollouts.
         """
         where = ["1"] if before is None else [f"id < {before:d}"]
@@ -274,16 +277,21 @@ class Store:
             ]
 
     def rollout(self, name: str) -> dict[str, Any] | None:
-        """Return a rollout with its calls and rewards, without tokens. Return None if there is no such rollout."""
+        """Return a rollout with its calls and rewards, without tokens. Return None if there is no such rollout.
+
+        Args:
+            name (`str`): Name of the rollout.
+        """
         with _opened(self.path) as connection:
             found = connection.execute("SELECT id FROM rollouts WHERE name = ?", (name,)).fetchone()
             return None if found is None else _rollout(connection, found[0], name, tokens=False)
 
     def totals(self, intervals: int) -> dict[str, Any]:
-        """Return the number of rollouts, of those with a reward and of those with a rating, and mean rewards over time.
+        """Count all rollouts, rollouts with a reward and rollouts with a rating. Return the counts and mean rewards.
 
         Args:
-            intervals (`int`): Number of intervals, each with the same number of rollouts with the reward.
+            intervals (`int`): Number of intervals in which to average each reward. The intervals of a reward have about
+                the same number of rollouts.
         """
         means: dict[str, list[list[float]]] = {}
         with _opened(self.path) as connection:
@@ -302,12 +310,12 @@ class Store:
 
 
 def _dumped(value: object) -> str:
-    # JSON from a client can have unpaired surrogates, which SQLite cannot store as UTF-8. They are escaped.
+    # JSON from a client can have unpaired surrogates. SQLite cannot store them as UTF-8, so json.dumps escapes them.
     return json.dumps(value)
 
 
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:
-    """Check that a database was written by this version.
+    """Check that a database has the format of this version.
 
     Raises:
         ValueError: the database has a different format.
@@ -334,7 +342,8 @@ _COLUMNS = (
 )
 
 
-# SQLite removes the tokens of a long answer ten times faster than Python parses them. NaN is not valid JSON there.
+# SQLite removes the tokens of a long answer ten times faster than Python parses them. An answer with NaN keeps its
+# tokens, because SQLite does not accept NaN as JSON.
 _WITHOUT_TOKENS = (
     "CASE WHEN json_valid(response) THEN json_remove(response, '$.prompt_token_ids', '$.choices[' || choice || "
     "'].logprobs', '$.choices[' || choice || '].token_ids', '$.choices[' || choice || '].prompt_token_ids') "
@@ -345,13 +354,12 @@ _WITHOUT_TOKENS = (
 def _rollout(
     connection: sqlite3.Connection, number: int, name: str, last: bool = False, tokens: bool = True
 ) -> dict[str, Any]:
-    """Return a rollout with all its calls, or only with its last call. Tokens can be left out."""
-    columns = [_WITHOUT_TOKENS if name == "response" and not tokens else name for name in _COLUMNS]
+    """Return a rollout with all its calls, or only with its last call. Leave out tokens unless `tokens` is true."""
+    columns = [_WITHOUT_TOKENS if column == "response" and not tokens else column for column in _COLUMNS]
+    limit = "LIMIT 1" if last else ""
     calls = connection.execute(
-        f"SELECT {', '.join(columns)} "
-        "FROM parts JOIN calls ON calls.id = call WHERE rollout = ? ORDER BY call DESC, choice DESC"
-        + " LIMIT 1"
-        * last,
+        f"SELECT {', '.join(columns)} FROM parts JOIN calls ON calls.id = call WHERE rollout = ? "
+        f"ORDER BY call DESC, choice DESC {limit}",
         (number,),
     ).fetchall()
     found = [dict(zip(_COLUMNS, call, strict=True)) for call in reversed(calls)]
@@ -362,15 +370,15 @@ def _rollout(
     return {
         "rollout_id": name,
         "calls": found,
-        "rewards": {of: reward for of, reward, _ in given},
-        "comments": {of: comment for of, _, comment in given if comment},
+        "rewards": {reward_name: reward for reward_name, reward, _ in given},
+        "comments": {reward_name: comment for reward_name, _, comment in given if comment},
     }
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a database for reading, also while a recorder writes to it."""
-    # After the end of a recorder, there is no write-ahead log, and reading would create one.
+    # If there is no write-ahead log, reading creates one. `immutable` prevents this in a folder that cannot be written.
     creates_log = not Path(f"{path}-wal").exists() and not os.access(path.parent, os.W_OK)
     mode = "immutable=1" if creates_log else "mode=ro"
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
@@ -394,22 +402,34 @@ def recording_in(path: Path) -> Path | None:
 
 
 def recording_id(path: Path) -> str:
-    """Return the identifier of a recording, which stays the same while the recording grows."""
+    """Return the identifier of a recording. It stays the same while the recording grows.
+
+    Args:
+        path (`Path`): Database of the recording.
+    """
     with _opened(path) as connection:
         return str(connection.execute("SELECT value FROM about WHERE name = 'id'").fetchone()[0])
 
 
 def count_rollouts(path: Path) -> int:
-    """Return the number of rollouts of a recording."""
+    """Return the number of rollouts of a recording.
+
+    Args:
+        path (`Path`): Database of the recording.
+    """
     with _opened(path) as connection:
         return int(connection.execute("SELECT count(*) FROM rollouts").fetchone()[0])
 
 
 def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rollouts of a recording. Each has all names of rewards that the recording has, with None if missing."""
+    """Yield the rollouts of a recording. Each has all reward names of the recording. A missing reward is None.
+
+    Args:
+        path (`Path`): Database of the recording.
+    """
     with _opened(path) as connection:
-        connection.execute("BEGIN")  # all reads see the same state
+        connection.execute("BEGIN")  # All reads see the same state of the database.
         names = sorted(name for (name,) in connection.execute("SELECT DISTINCT name FROM rewards"))
         for number, name in connection.execute("SELECT id, name FROM rollouts ORDER BY id"):
             rollout = _rollout(connection, number, name)
-            yield {**rollout, "rewards": {name: rollout["rewards"].get(name) for name in names}}
+            yield {**rollout, "rewards": {reward: rollout["rewards"].get(reward) for reward in names}}
