@@ -16,7 +16,7 @@ PROMPT_IDS = [1, 2, 3]
 
 
 class Upstream:
-    """Server that answers with WORDS, in vLLM's format. Tests change `fault` and `answer`, and read `requests`."""
+    """Server that answers with WORDS, in vLLM's format. Tests set its attributes, and read `requests`."""
 
     def __init__(self):
         self.requests, self.headers, self.fault, self.delay, self.left = [], [], None, 0.0, 0
@@ -144,7 +144,7 @@ class Running:
         self.store, self.loop = store, loop
 
     def fill(self):
-        """Let the database have no further page, as on a full disk."""
+        """Prevent the database from growing, as on a full disk."""
 
         async def fill():
             run = self.store._connection.execute

@@ -156,7 +156,7 @@ def test_pages_of_other_sites_are_refused(running, path, headers):
 
 
 def test_forms_of_other_sites_are_refused(running):
-    """A page may send a form without asking the browser first."""
+    """Browsers send a form to another site without a preflight request."""
     name = recorded(running)
     body = f'{{"rollout_id": "{name}", "reward": 1}}'
     found = httpx.post(f"{running.address}/rewards", content=body, headers={"Content-Type": "text/plain"})

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs {CHROMIUM}: apt-get install chromium"),
 ]
-SECONDS = 8_000  # above the time between two polls of the page, in ms
+TIMEOUT = 8_000  # in ms, longer than the time between two polls of the page
 ATTACK = "<script>window.hacked=1</script><img src=x onerror='window.hacked=1'>"
 
 
@@ -362,15 +362,15 @@ def test_new_rollouts_appear_without_losing_the_place(page, recorder):
     trajectory(recorder)
     open_rollout(page, recorder, "task")
     page.locator("summary", has_text="System prompt").click()
-    # A further call of the opened rollout appears, and what was unfolded stays so.
+    # A further call of the opened rollout appears, and unfolded parts stay unfolded.
     recorder.add("task", "Last question", answer="Last answer")
-    expect(page.locator("#conversation")).to_contain_text("Last answer", timeout=SECONDS)
+    expect(page.locator("#conversation")).to_contain_text("Last answer", timeout=TIMEOUT)
     expect(page.locator("details[open]")).to_have_count(1)
     page.locator("#list").evaluate("list => { list.scrollTop = 700; }")
     place = rows(page).filter(has_text="Old 30.").bounding_box()["y"]
     for n in range(60):  # more than the server returns at once
         recorder.add(f"new-{n}", f"New {n}.")
-    expect(rows(page)).to_have_count(101, timeout=SECONDS)
+    expect(rows(page)).to_have_count(101, timeout=TIMEOUT)
     assert rows(page).filter(has_text="Old 30.").bounding_box()["y"] == pytest.approx(place, abs=2)
     expect(page.locator("#name")).to_have_text("task")
     expect(page.locator("details[open]")).to_have_count(1)
@@ -457,7 +457,7 @@ def test_error_of_the_server(page, recorder, monkeypatch):
         page.keyboard.press("5")
         expect(alert).to_contain_text("was not saved. The disk is full")
         expect(page.locator("#saved")).to_have_text("Not saved")
-        assert pressed(page) == ["Score 3 of 5"], "the grade of before"
+        assert pressed(page) == ["Score 3 of 5"], "the earlier grade"
         page.get_by_label("Comment").fill("Kept")
         page.get_by_label("Comment").press("Escape")
         expect(page.locator("#saved")).to_have_text("Not saved")

@@ -57,7 +57,7 @@ def until(condition):
         time.sleep(0.02)
 
 
-def test_an_answer_is_the_servers_and_has_a_rollout(running):
+def test_an_answer_is_unchanged_and_has_a_rollout(running):
     found = chat(running)
     body = {"model": "m", "messages": HI}
     assert json.loads(found.text) == httpx.post(f"{running.direct}/v1/chat/completions", json=body).json()
@@ -77,13 +77,13 @@ def test_calls_that_start_together_all_have_token_ids(running):
     assert ["return_token_ids" in asked for asked in running.upstream.requests] == [True] * 8
 
 
-def test_a_request_without_a_model_is_for_the_only_one(running):
+def test_a_request_without_a_model_uses_the_only_one(running):
     httpx.post(f"{running.address}/v1/chat/completions", json={"messages": HI})
     assert running.upstream.requests[0]["return_token_ids"]
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_stream_is_the_servers_and_is_stored_like_an_answer(running, n):
+def test_a_stream_is_unchanged_and_stored_like_an_answer(running, n):
     body = {"model": "m", "messages": HI, "stream": True, "n": n}
     direct = httpx.post(f"{running.direct}/v1/chat/completions", json=body).text
     found = httpx.post(f"{running.address}/v1/chat/completions", json=body)
@@ -515,7 +515,7 @@ def test_chunks_after_a_full_disk_are_not_stored(tmp_path):
         assert (len(words), stored) == (4, [])
 
 
-def test_a_failure_of_the_recorder_is_not_the_clients(running, monkeypatch):
+def test_a_failure_of_the_recorder_is_not_blamed_on_the_client(running, monkeypatch):
     def fail(*given):
         raise ZeroDivisionError
 

@@ -169,7 +169,7 @@ record_command(RecordArguments(sys.argv[1], sys.argv[2], port=int(sys.argv[3])))
 @pytest.mark.slow
 @pytest.mark.processes
 def test_kills_under_load_lose_and_double_nothing(tmp_path):
-    """Kill the recorder while eight clients stream and grade. What a client received is in the recording, once."""
+    """Kill the recorder while eight clients stream and grade. The recording has what a client received, once."""
     folder, port = tmp_path / "log", 0
     upstream = Upstream()
     upstream.delay, upstream.words = 0.005, ["w"] * 20

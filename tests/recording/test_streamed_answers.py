@@ -1,4 +1,4 @@
-"""Events of a stream, joined into an answer."""
+"""Streamed answers, keys of conversations, and redaction."""
 
 import pytest
 

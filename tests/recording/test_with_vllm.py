@@ -21,7 +21,7 @@ TEXT = {"model": "m", "prompt": "1 + 2 =", "max_tokens": 8, "temperature": 0.0}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """The address of a server of the bundled model."""
+    """Address of a server of the bundled model."""
     folder = tmp_path_factory.mktemp("vllm")
     template = folder / "template.jinja"
     template.write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
@@ -31,7 +31,7 @@ def server(tmp_path_factory):
 
 
 def compared(text):
-    """Return the text of each choice, and the different events of an answer without text.
+    """Return the text of each choice, and the distinct events of an answer without their text.
 
     vLLM joins events for a client that reads slowly, so their number differs from call to call.
     """

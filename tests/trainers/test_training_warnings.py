@@ -22,7 +22,7 @@ def test_negatives_that_are_dead_early_are_warned_about():
         assert has_warned
         assert re.fullmatch(
             rf"60% of the negatives .* below 0\.01 at step 10 of {steps} and contribute .* use a lower learning .* "
-            r"source of log μ: .* the rounding of .* engine.*See docs/metrics\.md\.", message,
+            r"source of log μ: .* the rounding of .* engine.*See \"Metrics\" in the documentation\.", message,
         )  # fmt: skip
     assert said(warn_if_dead, 0.6, 11, 100, 1) == said(warn_if_dead, 0.5, 1, 100, 1) == ([], False)
 
