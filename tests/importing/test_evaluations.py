@@ -98,6 +98,11 @@ def test_logs_of_inspect_that_are_damaged_or_unusual(tmp_path):
         archive.writestr("header.json", "{}")
     with pytest.raises(ValueError, match=r"c\.eval .*samples are split into chunks.*inspect log convert"):
         imported(tmp_path, tmp_path / "c.eval")
+    with zipfile.ZipFile(tmp_path / "d.eval", "w") as archive:
+        archive.writestr("samples/1_epoch_1.json", "[]")
+        archive.writestr("header.json", "{}")
+    with pytest.raises(ValueError, match=r"d\.eval .*samples/1_epoch_1\.json is not a JSON object"):
+        imported(tmp_path, tmp_path / "d.eval")
     failed = {**sample["messages"][5], "error": {"type": "timeout", "message": "too slow"}}
     graded = [*sample["events"], {"event": "model", "tools": []}]
     changed = {**sample, "messages": [*sample["messages"][:5], failed, *sample["messages"][6:]], "events": graded}

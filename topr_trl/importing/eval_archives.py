@@ -27,6 +27,8 @@ def read_samples(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             header = _header(archive)
             for member in _members(archive):
                 sample = json.loads(_content(archive, member))
+                if not isinstance(sample, dict):
+                    raise zipfile.BadZipFile(f"its member {member.filename} is not a JSON object")
                 yield member.filename, {**sample, "eval": header.get("eval"), "plan": header.get("plan")}
     except (zipfile.BadZipFile, pa.ArrowException, OSError, json.JSONDecodeError, UnicodeError, struct.error) as error:
         raise _unreadable(path, error) from None
