@@ -493,6 +493,7 @@ def test_any_name_of_a_rollout(page, recorder):
     page.goto(recorder.url)
     rows(page).click()
     expect(page.locator("#name")).to_have_text(name)
+    expect(page.locator("#grade")).to_be_visible()  # Keys grade once the conversation is loaded.
     page.keyboard.press("5")
     expect(page.locator("#saved")).to_have_text("Reward 1 saved")
     assert recorder.grade(name) == (1, None)
