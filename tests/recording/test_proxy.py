@@ -345,7 +345,8 @@ def test_a_request_that_arrives_too_slowly(tmp_path, path):
             connection.sendall(f"{head}\r\n\r\n{{".encode())
             found = ""
             while "client_timeout" not in found:  # The head and the body can arrive separately.
-                assert (piece := connection.recv(65536).decode())
+                piece = connection.recv(65536).decode()
+                assert piece, found
                 found += piece
         assert found.startswith("HTTP/1.1 408")
         assert running.rollouts() == []
