@@ -215,7 +215,7 @@ def main() -> None:
         serve(args.serve)
         return
     found = vllm(args.vllm, args.rounds) if args.vllm else load(args.streams, args.minutes)
-    command = "python -m benchmarks.recording" + " --vllm MODEL" * bool(args.vllm)
+    command = "python -m benchmarks.recording" + f" --vllm MODEL --rounds {args.rounds}" * bool(args.vllm)
     result = {"measure": "vllm" if args.vllm else "load", "date": time.strftime("%Y-%m-%d"),
               "cores": os.cpu_count(), **found, "command": command}  # fmt: skip
     results = [*json.loads(RESULTS.read_text()), result] if RESULTS.exists() else [result]

@@ -480,9 +480,9 @@ def test_a_call_that_is_sent_again_after_a_failure_keeps_its_rollout(running):
     assert chat(running, messages=later).headers["x-topr-rollout"] == first
 
 
-def test_a_request_for_too_many_choices(running):
-    body = {"model": "m", "prompt": ["x"] * 200, "n": 100}
-    found = httpx.post(f"{running.address}/v1/completions", json=body)
+@pytest.mark.parametrize("asked", [{"prompt": ["x"] * 200, "n": 100}, {"prompt": "x", "n": 20_000}])
+def test_a_request_for_too_many_choices(running, asked):
+    found = httpx.post(f"{running.address}/v1/completions", json={"model": "m", **asked})
     assert found.status_code == 400
     assert "10,000" in found.json()["error"]["message"]
 

@@ -30,22 +30,21 @@ def server(tmp_path_factory):
         yield address
 
 
-def compared(text):
+def compared(answer):
     """Return the text of each choice, and the distinct events of an answer without their text.
 
     vLLM joins events for a client that reads slowly, so their number differs from call to call.
     """
     texts, events = {}, []
-    for line in filter(None, text.split("\n\n")):
+    for line in filter(None, answer.split("\n\n")):
         data = line.removeprefix("data: ")
         event = {"data": data} if data == "[DONE]" else json.loads(data)
         for name in ("id", "created"):
             event.pop(name, None)
         for choice in event.get("choices", ()):
-            holder, name = (
-                (choice, "text") if "text" in choice else (choice.get("message") or choice["delta"], "content")
-            )
-            texts[choice["index"]] = texts.get(choice["index"], "") + (holder.pop(name, None) or "")
+            message = choice.get("message") or choice.get("delta") or choice
+            text = message.pop("text" if message is choice else "content", None) or ""
+            texts[choice["index"]] = texts.get(choice["index"], "") + text
         if event not in events:
             events.append(event)
     return texts, events

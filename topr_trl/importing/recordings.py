@@ -71,7 +71,8 @@ def _row_of_call(call: Record) -> Row | None:
         (row,) = text_completions.rows({"request": request, "response": response})
     if row is None or isinstance(row, LeftOut):
         return None
-    return {**row, "model": request.get("model"), **{name: call[name] for name in _MODEL_COLUMNS[1:]}}
+    model = {"model": asked.get("model"), "served_model": call["served_model"]}
+    return {**row, **model, "model_revision": call["model_revision"]}
 
 
 def _number(value: Any) -> Any:

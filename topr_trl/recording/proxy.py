@@ -5,7 +5,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import unquote
 
@@ -35,7 +35,7 @@ class _TooLargeError(Exception):
     """Error for an answer that is larger than `max_answer_mb`."""
 
 
-class _ClientGoneError(ConnectionError):
+class _ClientGoneError(Exception):
     """Error for a client that closed the connection, or does not read."""
 
 
@@ -79,7 +79,7 @@ class Proxy:
         if not isinstance(asked, dict):
             return await self._forward(request, body, None)  # The server explains what is wrong with the request.
         if self.writer.redact and _prompt_is_ids(asked):
-            return await self._forward(request, body, None)
+            return await self._forward(request, body, None)  # There is no text in which to blank out matches.
         if (choices := _count_choices(asked)) > _MOST_CHOICES:
             return error(400, f"The request asks for {choices:,} choices. Ask for at most {_MOST_CHOICES:,} at once.")
         await self._read_models(request)
@@ -105,7 +105,7 @@ class Proxy:
         try:
             return await self._forward(request, body, recording)
         except BaseException as failure:
-            is_gone = isinstance(failure, asyncio.CancelledError | ConnectionError)
+            is_gone = isinstance(failure, asyncio.CancelledError)
             why = "The client closed the connection, or the recorder was stopped." if is_gone else repr(failure)
             _end_early(recording, why)
             raise
@@ -139,7 +139,8 @@ class Proxy:
     ) -> web.StreamResponse:
         """Store each event of the server, and then send it to the client."""
         response = web.StreamResponse(status=answer.status, headers=_shown_headers(answer, recording))
-        await response.prepare(request)
+        async with self._sending(request):
+            await response.prepare(request)
         try:
             async for event in _events(self._pieces(answer)):
                 lines = event.split(b"\n")
@@ -149,13 +150,16 @@ class Proxy:
                     shown = recording.add_event(data)
                     if shown is not data:
                         lines = [*(line for line in lines if not line.startswith(b"data:")), b"data: " + shown.encode()]
-                await self._send(request, response, b"\n".join(lines) + b"\n\n")
+                async with self._sending(request):
+                    await response.write(b"\n".join(lines) + b"\n\n")
             if recording is not None:
                 recording.end("The server ended the answer early.")
         except _FAILURES as failure:
             body = error_body(*self._store_failure(failure, answer.url, recording))
-            await self._send(request, response, f"data: {json.dumps(body)}\n\n".encode())
-        await response.write_eof()
+            async with self._sending(request):
+                await response.write(f"data: {json.dumps(body)}\n\n".encode())
+        async with self._sending(request):
+            await response.write_eof()
         return response
 
     async def _pieces(self, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
@@ -171,15 +175,16 @@ class Proxy:
                 raise _TooLargeError
             yield piece
 
-    async def _send(self, request: web.Request, response: web.StreamResponse, data: bytes) -> None:
-        """Send a part of an answer.
+    @asynccontextmanager
+    async def _sending(self, request: web.Request) -> AsyncIterator[None]:
+        """Limit the time to send a part of an answer.
 
         Raises:
             _ClientGoneError: the client closed the connection, or does not read.
         """
         try:
             async with asyncio.timeout(self.args.client_timeout):
-                await response.write(data)
+                yield
         except (TimeoutError, aiohttp.ClientConnectionResetError) as gone:
             if request.transport is not None:
                 request.transport.abort()  # Closing would wait for the client.
@@ -246,7 +251,7 @@ def _is_name(rollout: str) -> bool:
 
 
 def _prompt_is_ids(asked: Mapping[str, Any]) -> bool:
-    """Return whether a prompt has token ids. The recorder cannot blank out text in them."""
+    """Return whether a prompt has token ids."""
     prompt = asked.get("prompt")
     return isinstance(prompt, list) and not all(isinstance(each, str) for each in prompt)
 

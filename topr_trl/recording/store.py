@@ -297,8 +297,9 @@ class Store:
         with _opened(self.path) as connection:
             run = connection.execute
             (rollouts,) = run("SELECT count(*) FROM rollouts").fetchone()
-            (rewarded,) = run("SELECT count(DISTINCT rollout) FROM rewards").fetchone()
-            (graded,) = run("SELECT count(*) FROM rewards WHERE name = ?", (RATING,)).fetchone()
+            rewarded, graded = run(
+                "SELECT count(DISTINCT rollout), count(*) FILTER (WHERE name = ?) FROM rewards", (RATING,)
+            ).fetchone()
             for name, when, mean, count in run(
                 "SELECT name, min(started), avg(reward), count(*) FROM (SELECT rewards.name, rollouts.started, reward, "
                 "ntile(?) OVER (PARTITION BY rewards.name ORDER BY rollouts.id) AS interval "
