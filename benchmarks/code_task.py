@@ -52,13 +52,12 @@ def run(arm: Arm, learning_rate: float, num_rows: int, seed: int) -> dict[str, f
     log, before = load_rows(place / "log"), load_rows(place / "before")
     tasks = np.random.default_rng(seed).permutation(np.unique(log["problem_id"]))
     chosen = np.isin(log["problem_id"], tasks[: num_rows * len(tasks) // len(log)])
-    settings = arm.with_equal_steps(1.0, float((np.array(log["reward"])[chosen] > 0).mean())).settings
     tokenizer = AutoTokenizer.from_pretrained(place / "warm-up")
     with tempfile.TemporaryDirectory() as out:
         args = OfflineTOPRConfig(
             out, learning_rate=learning_rate, lr_scheduler_type="constant", per_device_train_batch_size=32,
             per_device_eval_batch_size=128, optim="adamw_torch", save_strategy="no", report_to="none", use_cpu=True,
-            bf16=False, gradient_checkpointing=False, disable_tqdm=True, seed=seed, **settings,
+            bf16=False, gradient_checkpointing=False, disable_tqdm=True, seed=seed, **arm.settings,
         )  # fmt: skip
         model = AutoModelForCausalLM.from_pretrained(place / "warm-up")
         trainer = OfflineTOPRTrainer(model, args, log.select(np.flatnonzero(chosen)), processing_class=tokenizer)

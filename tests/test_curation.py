@@ -82,7 +82,7 @@ def test_signs_that_are_missing_are_named():
         ([1.0] * 2, "no negative"),
         ([float("nan")] * 2, "no positive and no negative"),
     ):
-        for rule in ("positive_share", "anna_karenina"):
+        for rule in ("positive_share", "balanced", "anna_karenina"):
             with pytest.warns(UserWarning, match=f"curation='{rule}': there is {missing} row"):
                 curate(rewards, [0, 0], rule, 2)
 
@@ -122,6 +122,44 @@ def test_fixed_share(size, share, rows, positives):
     assert (len(curated.indices), curated.chosen_positives) == (rows, positives)
 
 
+@pytest.mark.parametrize(
+    ("size", "share", "rows", "positives"),
+    [(None, 0.5, 12, 6), (None, 1, 12, 12), (None, 0, 9, 0), (None, 0.1, 10, 1), (40, 1, 40, 40), (6, 0.5, 6, 3)],
+)
+def test_balanced_repeats_positives_and_no_negative(size, share, rows, positives):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        curated = curate(REWARDS, PROBLEMS, "balanced", size, share)
+    assert (len(curated.indices), curated.chosen_positives, curated.shortfall) == (rows, positives, 0)
+    counts = np.bincount(curated.indices, minlength=12)
+    assert counts[REWARDS < 0].max() <= 1
+    assert np.ptp(counts[REWARDS > 0]) <= 1
+    assert curated.indices.tolist() == sorted(curated.indices)
+
+
+def test_balanced_says_how_often_it_repeats():
+    assert str(curate(REWARDS, PROBLEMS, "balanced")).endswith("(1 without a positive); each positive 2.0 times")
+    with pytest.warns(UserWarning, match="too few rows"):
+        short = curate(REWARDS, PROBLEMS, "balanced", 40)
+    assert str(short).endswith("; each positive 3.0 times; 22 fewer than requested")  # 9 negatives are half of 18
+
+
+def test_balanced_chooses_other_rows_with_another_seed():
+    first, second = (curate(REWARDS, PROBLEMS, "balanced", 8, 0.5, seed=seed).indices for seed in (0, 1))
+    assert set(first[REWARDS[first] < 0]) != set(second[REWARDS[second] < 0])
+    extra = {tuple(np.flatnonzero(np.bincount(curate(REWARDS, PROBLEMS, "balanced", 8, 0.5, seed=s).indices) > 1))
+             for s in range(20)}  # fmt: skip
+    assert extra == {(1,), (3,), (6,)}  # one of the three positives is repeated, not always the same
+
+
+def test_shares_of_0_and_1_need_one_sign_only():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for rule in ("positive_share", "balanced"):
+            assert len(curate([1.0] * 4, [0] * 4, rule, positive_share=1.0).indices) == 4
+            assert len(curate([-1.0] * 4, [0] * 4, rule, positive_share=0.0).indices) == 4
+
+
 def test_too_few_positives_keep_the_share_and_give_up_size():
     with pytest.warns(UserWarning, match="4 fewer than requested"):
         curated = curate(REWARDS, PROBLEMS, "positive_share", 10, 0.5)
@@ -141,7 +179,7 @@ def test_more_problems_than_rows():
         assert len(curate(np.ones(10), np.arange(10), "anna_karenina", 4).indices) == 4
 
 
-@pytest.mark.parametrize("rule", ["positives", "positive_share", "anna_karenina"])
+@pytest.mark.parametrize("rule", ["positives", "positive_share", "balanced", "anna_karenina"])
 def test_no_positive_at_all_warns(rule):
     with pytest.warns(UserWarning, match="no positive"):
         curated = curate([-1.0] * 8, np.repeat([0, 1], 4), rule)
@@ -170,13 +208,18 @@ def test_laws(data, rule, size, share):
         warnings.simplefilter("ignore")
         curated = curate(rewards, problems, rule, size, share)
     chosen = curated.indices
-    assert len(set(chosen)) == len(chosen)
+    counts = np.bincount(chosen, minlength=len(rewards))
+    if rule == "balanced":
+        repeated = counts[rewards >= 0]
+        assert np.ptp(repeated) <= 1 if repeated.size else not chosen[rewards[chosen] >= 0].size
+        counts = counts[rewards < 0]
+    assert counts.max(initial=0) <= 1
     assert not np.isnan(rewards[chosen]).any()
     assert curated.chosen_positives == (rewards[chosen] >= 0).sum()
     assert curated.shortfall >= 0
     if rule == "anna_karenina":
         assert len(set(problems[chosen][rewards[chosen] >= 0])) == curated.chosen_positives
-    if rule == "positive_share" and len(chosen):
+    if rule in ("positive_share", "balanced") and len(chosen):
         assert abs(curated.chosen_positives - share * len(chosen)) <= 1
 
 
@@ -202,6 +245,15 @@ def test_compose_reaches_the_share_on_the_chosen_rows():
     rewards, curated = compose(REWARDS, PROBLEMS, effective_positive_share=0.2, rule="anna_karenina", size=5)
     assert rewards[rewards > 0].sum() / np.abs(rewards).sum() == pytest.approx(0.2)
     assert curated.chosen_positives == 2
+
+
+def test_compose_reaches_the_share_on_repeated_rows():
+    rewards, curated = compose(REWARDS, PROBLEMS, effective_positive_share=0.5, rule="balanced")
+    assert len(rewards) == len(curated.indices) == 12
+    assert rewards.tolist() == pytest.approx([1.0 if raw > 0 else -1.0 for raw in REWARDS[curated.indices]])
+    # The mean is that of all rows, (3 - 9) / 12.
+    rewards, _ = compose(REWARDS, PROBLEMS, baseline="mean", rule="balanced")
+    assert sorted(set(rewards)) == pytest.approx([-0.5, 1.5])
 
 
 def test_a_share_that_uses_every_row_is_not_lost_to_rounding():

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from topr_trl.baseline import subtract_baseline
 from topr_trl.user_warnings import warn_user
 
-CURATIONS = ("none", "uniform", "positives", "positive_share", "anna_karenina")
+CURATIONS = ("none", "uniform", "positives", "positive_share", "balanced", "anna_karenina")
 
 # In each iteration, the paper trains on 50,000 rows for the 7,473 problems of GSM8K.
 ROWS_PER_PROBLEM = 50_000 / 7_473
@@ -22,7 +22,8 @@ class Curated:
 
     Attributes:
         indices (`np.ndarray`):
-            Positions of the chosen rows, shape (M,), int64, in ascending order. Shuffle the rows before training.
+            Positions of the chosen rows, shape (M,), int64, in ascending order. `"balanced"` can repeat a position.
+            Shuffle the rows before training.
         size (`int`):
             Number of rows that were requested.
         available_positives (`int`):
@@ -58,6 +59,8 @@ class Curated:
             f"{self.available_negatives:,} negatives of {self.problems:,} problems "
             f"({self.problems_without_positive:,} without a positive)"
         )
+        if self.chosen_positives > self.available_positives:
+            text += f"; each positive {self.chosen_positives / self.available_positives:.1f} times"
         return text + (f"; {self.shortfall:,} fewer than requested" if self.shortfall else "")
 
 
@@ -78,12 +81,16 @@ def curate(
     | `"uniform"` | `size` rows at random | all rows with a reward |
     | `"positives"` | `size` positives at random | all positives |
     | `"positive_share"` | positives and negatives at random, in the given share | as many rows as possible |
+    | `"balanced"` | the same, but positives are repeated if there are too few | at most the rows with a reward |
     | `"anna_karenina"` | the first positive of each problem, then random negatives | at most 6.69 rows per problem |
 
-    If there are too few rows, the function returns fewer rows than `size`. `"positive_share"` then keeps the share, and
-    `"anna_karenina"` returns all first positives and all negatives. If there are more first positives than `size`,
-    `"anna_karenina"` returns `size` of them at random and no negatives. The function warns if it returns too few rows,
-    or if the rule needs positives or negatives and there are none.
+    If there are too few rows, the function returns fewer rows than `size`. `"positive_share"` and `"balanced"` then
+    keep the share, and `"anna_karenina"` returns all first positives and all negatives. If there are more first
+    positives than `size`, `"anna_karenina"` returns `size` of them at random and no negatives. The function warns if it
+    returns too few rows, or if the rule needs positives or negatives and there are none.
+
+    `"balanced"` is not in the paper. It repeats all positives equally often (some of them once more), and never repeats
+    a negative. With `positive_share=1`, it repeats the positives until there are as many rows as before the choice.
 
     Example:
 
@@ -109,7 +116,7 @@ def curate(
             Number of rows to choose. Not used by `"none"`. The table above shows the size for `None`. There are always
             enough rows for this size.
         positive_share (`float`, *optional*, defaults to `0.5`):
-            Share of positives, in [0, 1], for `rule="positive_share"`.
+            Share of positives, in [0, 1], for the rules `"positive_share"` and `"balanced"`.
         sample_ids (`ArrayLike`, *optional*):
             Position of each row in the sampling order of its problem, shape (N,). With `sample_ids`, the choice does
             not depend on the order of the rows. `None` uses the order of the rows as the sampling order.
@@ -149,7 +156,7 @@ def curate(
         problems=count,
         problems_without_positive=count - len(np.unique(problem[order[is_positive]])),
     )
-    _warn_if_short(curated, rule)
+    _warn_if_short(curated, rule, positive_share)
     return curated
 
 
@@ -178,16 +185,18 @@ def _choose(
         rows = order if rule == "uniform" else positives
         asked = len(rows) if size is None else size
         return asked, [draw(rows, asked)]
-    if rule == "positive_share":
-        most = min(
-            len(positives) / positive_share if positive_share > 0 else np.inf,
-            len(negatives) / (1 - positive_share) if positive_share < 1 else np.inf,
-        )
-        most = int(most + 1e-9)  # 3 / (1 - 0.7) is a little below 10
-        asked = most if size is None else size
-        count = min(asked, most)
-        count_positive = min(round(count * positive_share), len(positives))
-        return asked, [draw(positives, count_positive), draw(negatives, count - count_positive)]
+    if rule in ("positive_share", "balanced"):
+        repeats = rule == "balanced" and len(positives) > 0
+        limits: list[float] = [len(order) if size is None else size]
+        if positive_share < 1:
+            limits.append(len(negatives) / (1 - positive_share))
+        if positive_share > 0 and not repeats:
+            limits.append(len(positives) / positive_share)
+        count = int(min(limits) + 1e-9)  # 3 / (1 - 0.7) is a little below 10
+        count_positive = round(count * positive_share)
+        # `resize` cycles through the positives.
+        kept = np.resize(rng.permutation(positives), count_positive) if repeats else draw(positives, count_positive)
+        return count if size is None else size, [kept, draw(negatives, count - count_positive)]
     # "anna_karenina". `positives` has the sampling order, so this finds the first positive of each problem.
     _, first = np.unique(problem[positives], return_index=True)
     paper_size = round(ROWS_PER_PROBLEM * len(np.unique(problem)))
@@ -196,11 +205,14 @@ def _choose(
     return asked, [kept, draw(negatives, asked - len(kept))]
 
 
-def _warn_if_short(curated: Curated, rule: str) -> None:
+def _warn_if_short(curated: Curated, rule: str, positive_share: float) -> None:
+    by_share = rule in ("positive_share", "balanced")
     missing = []
-    if not curated.available_positives and rule in ("positives", "positive_share", "anna_karenina"):
+    if not curated.available_positives and (
+        rule in ("positives", "anna_karenina") or (by_share and positive_share > 0)
+    ):
         missing.append("positive")
-    if not curated.available_negatives and rule in ("positive_share", "anna_karenina"):
+    if not curated.available_negatives and (rule == "anna_karenina" or (by_share and positive_share < 1)):
         missing.append("negative")
     if missing:
         warn_user(f"curation={rule!r}: there is no {' and no '.join(missing)} row. Chosen: {curated}.")
@@ -239,7 +251,7 @@ def compose(
         size (`int`, *optional*):
             Number of rows to choose. See [`curate`].
         positive_share (`float`, *optional*, defaults to `0.5`):
-            Share of positives for `rule="positive_share"`.
+            Share of positives for the rules `"positive_share"` and `"balanced"`.
         sample_ids (`ArrayLike`, *optional*):
             Position of each row in the sampling order of its problem, shape (N,).
         seed (`int`, *optional*, defaults to `0`):

@@ -35,9 +35,21 @@ def test_rewards_after_the_baseline_are_kept_and_null_is_not_chosen():
         scored(reward_after_baseline=[None] * 4).choose(CurationArguments(), seed=0)
 
 
+def test_rows_are_repeated_as_often_as_they_were_chosen():
+    rows = scored(reward_after_baseline=[0.25, None, 0.25, -3.0], times_chosen=[3, 0, 3, 1])
+    rewards, curated = rows.choose(CurationArguments(), seed=0)
+    assert rewards.tolist() == [0.25, 0.25, 0.25, -3.0]
+    assert curated.indices.tolist() == [0, 0, 0, 2]
+    assert (curated.size, curated.shortfall, curated.chosen_positives) == (4, 0, 3)
+    # The column belongs to `reward_after_baseline`, and means nothing alone.
+    assert len(scored(times_chosen=[3, 0, 3, 1]).choose(CurationArguments(), seed=0)[0]) == 3
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
+        ({"reward_after_baseline": [0.5] * 4, "times_chosen": [2, 1, 1, 1]}, "Row 2 has the times_chosen 1"),
+        ({"reward_after_baseline": [0.5] * 4, "times_chosen": [1, -1, 1, 1]}, "`times_chosen` .*; row 1 holds -1"),
         ({"reward_after_baseline": [0.5, 0.5, None, 0.5]}, "Row 2 has the reward_after_baseline None, .* 0.5"),
         ({"reward_after_baseline": [float("nan"), 0.5, 0.5, 0.5]}, "`reward_after_baseline` .*; row 0 holds nan"),
         ({"reward": [1.0, -1.0, -1.0, -1.0]}, "Row 2 has the reward -1"),

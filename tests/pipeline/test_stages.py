@@ -14,7 +14,7 @@ from datasets import load_dataset
 from transformers import AutoModelForCausalLM
 
 from tests.loops import stage_of
-from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, load_rows
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, load_rows, save_rows
 from topr_trl.data.tables import shards_of
 from topr_trl.pipeline import locks, manifest, shards
 from topr_trl.pipeline.lineage import facts_of_sampling, first_weights, lineage, sampling_of, weights_of
@@ -292,6 +292,31 @@ def test_curate_applies_baseline_and_rule(scored, tmp_path):
     assert len(set(keys)) == 25
     assert keys == sorted(keys)
     assert manifest.read(tmp_path).stages["curate"]["chosen"] == 25
+
+
+def test_balanced_rows_are_trained_on_as_often_as_they_were_chosen(scored, tmp_path, model):
+    how = {"curation": "balanced", "curation_positive_share": 0.75, "effective_positive_share": 0.5}
+    folder = shutil.copytree(scored, tmp_path / "rows")
+    run("curate", folder, **how)
+    rows = chosen(folder)
+    positives = rows.filter(lambda reward: reward > 0, input_columns="reward")
+    assert sum(positives["times_chosen"]) > len(positives)
+    assert max(rows["times_chosen"]) - min(positives["times_chosen"]) <= 1
+    total = sum(rows["times_chosen"])
+    assert sum(positives["times_chosen"]) / total == pytest.approx(0.75, abs=0.02)
+    weights = np.array(rows["reward_after_baseline"]) * rows["times_chosen"]
+    assert weights[weights > 0].sum() / np.abs(weights).sum() == pytest.approx(0.5)
+    assert manifest.read(folder).stages["curate"]["chosen"] == total
+    assert load_rows(folder).filter(lambda R: R is None, input_columns="reward_after_baseline")["times_chosen"][:] == [
+        0
+    ] * (40 - len(rows))
+    done = run("train", tmp_path / "model", folder)
+    assert done["rows"] == total
+    run("curate", tmp_path / "again", folder, curation="none")
+    assert "times_chosen" not in load_rows(tmp_path / "again").column_names
+    save_rows(rows, tmp_path / "saved")  # rows that do not list their stages
+    run("curate", tmp_path / "all", tmp_path / "saved", curation="none")
+    assert load_rows(tmp_path / "all")["times_chosen"][:] == [1] * len(rows)
 
 
 def test_rollouts_of_several_rows_are_chosen_whole(scored, tmp_path):

@@ -30,6 +30,7 @@ from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.pipeline.stages.score import ScoreArguments
 from topr_trl.pipeline.trial import ARMS, DEFAULT, Outcome, run_trial
 from topr_trl.pipeline.trial_split import GIVEN_LOG_MU, Split, split
+from topr_trl.settings.shared import CurationArguments
 
 
 @pytest.fixture(scope="module")
@@ -136,9 +137,9 @@ def test_settings_that_are_the_same_on_these_rows_are_not_tried(scored, tmp_path
 
 def test_repeated_positives_have_as_many_steps_as_the_others():
     (repeated,) = (arm for arm in ARMS if arm.name == "positives-repeated")
-    assert repeated.with_equal_steps(1.0, 0.4).settings == {"curation": "positives", "num_train_epochs": 2.5}
-    assert repeated.with_equal_steps(2.0, 0.25).at(3.0).settings["num_train_epochs"] == 8.0
-    assert ARMS[0].with_equal_steps(1.0, 0.4) == ARMS[0]
+    rewards, curated = CurationArguments(**repeated.settings).choose([1.0, 0.0, 0.0, 0.0, 1.0], range(5), seed=0)
+    assert set(curated.indices) == {0, 4}
+    assert rewards == pytest.approx([0.6] * 5)
 
 
 def test_a_judge_that_is_not_that_of_the_rows_is_not_used(scored, tmp_path):
@@ -157,10 +158,9 @@ def test_rows_without_answers_are_tested_by_their_rewards(scored, tmp_path):
 
 
 def test_the_recommended_settings_are_those_that_were_tried(tmp_path):
-    (arm,) = (arm for arm in ARMS if arm.settings.get("curation") == "positives" and arm.name == "positives-repeated")
-    arm = arm.with_equal_steps(1.0, 0.25)
+    (arm,) = (arm for arm in ARMS if arm.name == "balanced")
     settings = _settings_of_arm(trial(tmp_path, tmp_path / "out"), arm)
-    assert settings.items() >= {"curation": "positives", "num_train_epochs": 4.0, "max_grad_norm": 1.0}.items()
+    assert settings.items() >= {"curation": "balanced", "effective_positive_share": 0.5, "max_grad_norm": 1.0}.items()
 
 
 def test_what_cannot_be_tried_is_refused_first(scored, tmp_path):
@@ -270,7 +270,7 @@ def test_greedy_answers_are_in_the_order_of_the_problems(scored, tmp_path, monke
     greedy = replace(samples, greedy_P=np.array([False, True, False]))
     for greedy_P, expected in ((greedy.greedy_P, [True, False, False]), (None, None)):
         monkeypatch.setattr(trials, "read_samples", lambda rows, right=greedy_P: replace(samples, greedy_P=right))
-        parts = trials._StepsOfTrial(trial(scored, tmp_path), tmp_path, Split(True, 16, 0.5, []))
+        parts = trials._StepsOfTrial(trial(scored, tmp_path), tmp_path, Split(True, 16, []))
         parts.found[None] = parts._values_of(None)
         outcome = parts.outcome()
         assert outcome.values[None].tolist() == [0.0, 1.0, 1.0]
@@ -279,7 +279,7 @@ def test_greedy_answers_are_in_the_order_of_the_problems(scored, tmp_path, monke
 
 def test_held_out_problems_get_a_greedy_completion(scored, tmp_path):
     for more, expected in (({}, True), ({"greedy": False}, False)):
-        parts = trials._StepsOfTrial(trial(scored, tmp_path, **more), tmp_path, Split(True, 16, 0.5, []))
+        parts = trials._StepsOfTrial(trial(scored, tmp_path, **more), tmp_path, Split(True, 16, []))
         assert next(parts.steps()).stage.args.greedy == expected
 
 

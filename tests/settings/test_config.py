@@ -310,6 +310,13 @@ def test_a_share_of_1_leaves_no_negatives_to_choose(tmp_path):
     with pytest.raises(ValueError, match="makes every completion a positive"):
         TOPRConfig(str(tmp_path), **share, **CPU)
     TOPRConfig(str(tmp_path), **share, **CPU, curation_positive_share=1.0)
+    with pytest.raises(ValueError, match="curation='balanced' needs negatives"):
+        OfflineTOPRConfig(str(tmp_path), **{**share, "curation": "balanced"}, **CPU)
+
+
+def test_online_batches_are_not_balanced(tmp_path):
+    with pytest.raises(ValueError, match=r"curation='balanced'.* replay_rule='positives' and replay_share"):
+        TOPRConfig(str(tmp_path), curation="balanced", **CPU)
 
 
 @pytest.mark.parametrize("config", [TOPRConfig, OfflineTOPRConfig])

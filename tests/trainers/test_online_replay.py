@@ -346,7 +346,7 @@ def test_logged_rows_of_another_scale_get_the_baseline(make):
         ({"replay_share": 1.0}, "replay_share .*below 1"),
         ({"replay_share": "a half"}, "replay_share must be float"),
         ({"replay_share": 0.0, "replay_size": 8}, "replay_size=8 needs replay_share above 0"),
-        ({"replay_rule": "oldest"}, "replay_rule .*newest, negatives, anna_karenina"),
+        ({"replay_rule": "oldest"}, "replay_rule .*newest, positives, negatives, anna_karenina"),
         ({"replay_size": 4}, "replay_share=0.5 .*8 rows"),
         ({"replay_size": 0}, "replay_size must be at least 1"),
         ({"replay_share": 0.05}, "adds no row to a micro-batch"),

@@ -3,7 +3,7 @@
 `OfflineTOPRTrainer`, replay, `topr curate` and `topr trial` share this preparation.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from topr_trl.curation import Curated, compose
 from topr_trl.data.rows import (
     AFTER_BASELINE,
     ROLLOUT,
+    TIMES_CHOSEN,
     after_baseline_column,
     check_finish_reasons,
     id_column,
@@ -23,6 +24,7 @@ from topr_trl.data.rows import (
     problem_column,
     refuse_images,
     reward_column,
+    times_column,
 )
 from topr_trl.data.sampler_logps import TEMPERATURE, training_temperatures, why_incomparable
 from topr_trl.data.tokenization import tokenize
@@ -34,7 +36,7 @@ CHOICE_COLUMNS = (
     "prompt", "prompt_ids", "completion", "completion_ids", "reward", "label", "problem_id", "sample_id", ROLLOUT,
     "finish_reason", TEMPERATURE,
 )  # fmt: skip
-_SAME_IN_A_ROLLOUT = ("problem_id", "mu_fingerprint", AFTER_BASELINE)
+_SAME_IN_A_ROLLOUT = ("problem_id", "mu_fingerprint", AFTER_BASELINE, TIMES_CHOSEN)
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class ScoredRows:
         rewards_R: raw reward of each rollout.
         problems_R: problem of each rollout.
         after_baseline_R: column `reward_after_baseline`, with NaN for null. None without this column.
+        times_R: column `times_chosen`. None without this column, or without `reward_after_baseline`.
     """
 
     name: str
@@ -56,6 +59,7 @@ class ScoredRows:
     rewards_R: FloatArray
     problems_R: NDArray[np.generic]
     after_baseline_R: FloatArray | None
+    times_R: NDArray[np.int64] | None = None
 
     @classmethod
     def read(cls, name: str, rows: object) -> "ScoredRows":
@@ -79,6 +83,7 @@ class ScoredRows:
             )
             rewards_N, rollouts = reward_column(rows), rollouts_of(rows)
             after_baseline_N = after_baseline_column(rows) if AFTER_BASELINE in columns else None
+            times_N = times_column(rows) if {AFTER_BASELINE, TIMES_CHOSEN} <= set(columns) else None
             rollouts.check_same("reward", np.nan_to_num(rewards_N, nan=np.inf))
             for each in _SAME_IN_A_ROLLOUT:
                 if {ROLLOUT, each} <= set(columns):
@@ -90,12 +95,14 @@ class ScoredRows:
             raise ValueError(f"The {name} dataset: {error}") from None
         firsts = rollouts.firsts_R
         after_baseline_R = None if after_baseline_N is None else after_baseline_N[firsts]
-        return cls(name, rows, rollouts, rewards_N[firsts], problems_N[firsts], after_baseline_R)
+        times_R = None if times_N is None else times_N[firsts]
+        return cls(name, rows, rollouts, rewards_N[firsts], problems_N[firsts], after_baseline_R, times_R)
 
     def choose(self, args: CurationArguments, seed: int, **changes: Any) -> tuple[FloatArray, Curated]:
         """Subtract the baseline, and choose rollouts. See [`compose`].
 
-        Rows with `reward_after_baseline` keep this reward, and rows in which it is null are not chosen.
+        Rows with `reward_after_baseline` keep this reward, and rows in which it is null are not chosen. `times_chosen`
+        repeats rows.
 
         Args:
             args: settings of the baseline and the choice.
@@ -110,6 +117,11 @@ class ScoredRows:
         """
         if self.after_baseline_R is not None:
             rewards, curated = compose(self.after_baseline_R, self.problems_R)
+            if self.times_R is not None:
+                times = self.times_R[curated.indices]
+                rewards, indices = np.repeat(rewards, times), np.repeat(curated.indices, times)
+                positives = int((rewards >= 0).sum())
+                curated = replace(curated, indices=indices, size=len(indices), chosen_positives=positives)
         else:
             has_ids = "sample_id" in self.rows.column_names
             sample_ids = id_column(self.rows, "sample_id")[self.rollouts.firsts_R] if has_ids else None

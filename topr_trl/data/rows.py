@@ -6,6 +6,7 @@
 | `completion` | text, messages or token ids | required, unless `completion_ids` is there |
 | `reward` | float | required by the trainer; finite in float32 |
 | `reward_after_baseline` | float | R, as `topr curate` writes it: reward minus baseline; null in rows to skip |
+| `times_chosen` | int | with `reward_after_baseline`: how often each epoch trains on the row; default 1 |
 | `label` | bool | replaces `reward`, as in KTO's datasets: true is +1, false is -1 |
 | `prompt_ids`, `completion_ids` | token ids | tokens that the sampler read and wrote, including the stop token |
 | `problem_id` | int or text | group of the row: the completions of one prompt |
@@ -56,6 +57,7 @@ def named_rows(dataset: str, rows_N: Sequence[int] | NDArray[np.int64]) -> Itera
 
 ROLLOUT = "rollout_id"
 AFTER_BASELINE = "reward_after_baseline"
+TIMES_CHOSEN = "times_chosen"
 
 
 def need_columns(columns: Collection[str], needed: Sequence[str], what: str) -> None:
@@ -144,6 +146,15 @@ def after_baseline_column(rows: Dataset) -> NDArray[np.float64]:
         "finite numbers (float32), or null in rows to skip", "Fix or drop the column.",
     )  # fmt: skip
     return np.array(known, dtype=np.float64)
+
+
+def times_column(rows: Dataset) -> NDArray[np.int64]:
+    """Return the column `times_chosen` as (N,) int64. Rows with 0 are not chosen."""
+    known = checked_column(
+        rows, TIMES_CHOSEN, lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
+        "whole numbers from 0", "Fix or drop the column.",
+    )  # fmt: skip
+    return np.array(known, dtype=np.int64)
 
 
 def _is_reward(value: object) -> bool:

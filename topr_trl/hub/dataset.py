@@ -21,7 +21,7 @@ from topr_trl.pipeline import manifest
 from topr_trl.pipeline.lineage import sampling_of
 
 _COUNTED = (
-    "reward", "reward_after_baseline", "label", "verdict", "finish_reason", "mu_fingerprint",
+    "reward", "reward_after_baseline", "times_chosen", "label", "verdict", "finish_reason", "mu_fingerprint",
 )  # fmt: skip
 _MOST_TEXTS, _MOST_CHARACTERS = 5, 300  # limits for the texts shown before publishing
 _MOST_VALUES = 6  # largest number of distinct values of a column that the card lists

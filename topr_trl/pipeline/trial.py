@@ -5,7 +5,7 @@ learning rate and at three times the learning rate.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,12 +61,6 @@ class Arm:
         word = "low" if factor < 1 else "high"
         return Arm(f"{self.name}-{word}-rate", self.label, self.settings, factor)
 
-    def with_equal_steps(self, epochs: float, positive_share: float) -> "Arm":
-        """Return an arm that takes as many steps as `epochs` over all rows. Only `positives` needs more epochs."""
-        if self.settings.get("curation") != "positives":
-            return self
-        return replace(self, settings={**self.settings, "num_train_epochs": round(epochs / positive_share, 2)})
-
 
 ARMS = (
     Arm("paper", "c = 0 (the paper)", {"baseline": "0"}),
@@ -76,7 +70,9 @@ ARMS = (
     ),
     Arm("group-mean", "group mean", {"baseline": "group_mean"}),
     Arm("positives-only", "positives only", {"preset": "positives_only"}),
-    Arm("positives-repeated", "positives, repeated", {"curation": "positives"}),  # see `with_equal_steps`
+    # These two train on as many rows as the other arms.
+    Arm("positives-repeated", "positives, repeated", {"curation": "balanced", "curation_positive_share": 1.0}),
+    Arm("balanced", "balanced, p~ 50%", {"curation": "balanced", "effective_positive_share": 0.5}),
 )
 DEFAULT = "share-50"  # name of the arm that trains like the default baseline, the mean
 
@@ -146,8 +142,7 @@ class _StepsOfTrial:
 
     def __init__(self, trial: TrialArguments, out: Path, rows: Split) -> None:
         self.trial, self.out, self.rows = trial, out, rows
-        epochs = trial.num_train_epochs
-        self.first = [arm.with_equal_steps(epochs, rows.positive_share) for arm in ARMS if arm.name in rows.settings]
+        self.first = [arm for arm in ARMS if arm.name in rows.settings]
         self.found: dict[Arm | None, _Tested] = {}
         test_steps = 2 if rows.by_answers else 1
         arms = len(self.first) + _ARMS_IN_SECOND_ROUND * len(_FACTORS)

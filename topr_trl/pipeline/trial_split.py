@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from topr_trl.baseline import FloatArray, subtract_baseline
 from topr_trl.data.masks import explicit_masks
 from topr_trl.data.preparation import ScoredRows
-from topr_trl.data.rows import AFTER_BASELINE, ROLLOUT, checked_column
+from topr_trl.data.rows import AFTER_BASELINE, ROLLOUT, TIMES_CHOSEN, checked_column
 from topr_trl.data.tables import load_rows, save_rows, write_parquet
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.settings import TrialArguments
@@ -36,13 +36,11 @@ class Split:
         by_answers (`bool`): Whether to test by sampling and judging completions of the held-out problems. Otherwise,
             the mean reward is estimated from their logged rows.
         rows (`int`): Number of rows to train on.
-        positive_share (`float`): Share of these rows whose reward is at least the mean.
         settings (`list[str]`): Names of the arms that fit the rows.
     """
 
     by_answers: bool
     rows: int
-    positive_share: float
     settings: list[str]
 
 
@@ -73,14 +71,11 @@ def split(trial: TrialArguments, source: Path, folder: Path, settings: Mapping[s
             write_parquet(tested, folder / PROBLEMS)
         else:
             save_rows(tested, folder / HELD_OUT)
-        manifest.finish(
-            folder, "split", made.rows, by_answers=made.by_answers, positive_share=made.positive_share,
-            settings=made.settings,
-        )  # fmt: skip
+        manifest.finish(folder, "split", made.rows, by_answers=made.by_answers, settings=made.settings)
     known = manifest.read(folder)
     assert known is not None
     entry = known.stages["split"]
-    return Split(entry["by_answers"], entry["rows"], entry["positive_share"], entry["settings"])
+    return Split(entry["by_answers"], entry["rows"], entry["settings"])
 
 
 def _choose_rows(
@@ -111,7 +106,6 @@ def _choose_rows(
             f"There is nothing to choose between: the rewards of the {len(training)} rows to train on are all "
             f"{rewards[training][0]:g}. Use rows with different rewards."
         )
-    positive_share = float((rewards[training] >= rewards[training].mean()).mean())
     if "reward" not in rows.column_names:
         rows = rows.add_column("reward", rewards)
     by_answers = _can_judge(trial, rows.select(tested), rewards[tested])
@@ -126,12 +120,12 @@ def _choose_rows(
         )
     else:
         kept = _prepare_held_out(rows.select(tested), numbers)
-    return rows, training, kept, Split(by_answers, len(training), positive_share, names)
+    return rows, training, kept, Split(by_answers, len(training), names)
 
 
 def _without_stage_columns(rows: Dataset) -> Dataset:
     """Drop the columns that `curate` and `log-mu` added."""
-    gone = {AFTER_BASELINE}
+    gone = {AFTER_BASELINE, TIMES_CHOSEN}
     if MU_COLUMNS[1] in rows.column_names:  # `log-mu` computed both columns. Users give `mu_logps` alone.
         gone |= set(MU_COLUMNS)
     return rows.remove_columns(sorted(gone & set(rows.column_names)))

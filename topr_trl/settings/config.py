@@ -102,7 +102,8 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             paper's best values are 0.1 to 0.2.
         curation (`str`, *optional*, defaults to `"none"`):
             Rule that chooses the rows to train on from a generation batch (Sec. 4.3). Can be `"none"` (all rows),
-            `"uniform"`, `"positives"`, `"positive_share"` or `"anna_karenina"`. See [`curate`].
+            `"uniform"`, `"positives"`, `"positive_share"` or `"anna_karenina"`. See [`curate`]. To train on right
+            answers more often than on wrong ones, use `replay_rule="positives"`.
         iteration_size (`int`, *optional*):
             Number of rows to choose. Needs a `curation` other than `"none"`. See [`curate`] for the meaning of `None`.
         curation_positive_share (`float`, *optional*, defaults to `0.5`):
@@ -123,6 +124,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             Rule that chooses the rows kept for replay:
 
             - `"newest"`: the newest rows.
+            - `"positives"`: the newest rows with R > 0.
             - `"negatives"`: the newest rows with R < 0.
             - `"anna_karenina"`: the newest rows with R < 0, and the newest positive of each prompt in each process.
 
@@ -160,6 +162,11 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         self.validate_topr()
         refuse_settings(self, GRPOConfig, "TOPRTrainer", GRPO_ONLY, LIKE_TOPR)
         self.loss_type = "topr"
+        if self.curation == "balanced":
+            raise ValueError(
+                "curation='balanced' repeats rows of a dataset, and a generation batch has each row once. To train on "
+                "right answers again, set replay_rule='positives' and replay_share."
+            )
         if self.log_mu == "sampler" and not self.use_vllm:
             raise ValueError(
                 "log_mu='sampler' needs use_vllm=True: without vLLM, TRL gets no log-probabilities from the sampler."
@@ -276,11 +283,11 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             paper's best values are 0.1 to 0.2.
         curation (`str`, *optional*, defaults to `"none"`):
             Rule that chooses the rows to train on from the dataset (Sec. 4.3). Can be `"none"` (all rows), `"uniform"`,
-            `"positives"`, `"positive_share"` or `"anna_karenina"`. See [`curate`].
+            `"positives"`, `"positive_share"`, `"balanced"` or `"anna_karenina"`. See [`curate`].
         iteration_size (`int`, *optional*):
             Number of rows to choose. Needs a `curation` other than `"none"`. See [`curate`] for the meaning of `None`.
         curation_positive_share (`float`, *optional*, defaults to `0.5`):
-            Share of positives, in [0, 1], among the rows that `curation="positive_share"` chooses.
+            Share of positives, in [0, 1], among the rows that `"positive_share"` and `"balanced"` choose.
 
         > Parameters that control training
 

@@ -20,7 +20,7 @@ from topr_trl.settings.unsupported import (
 from topr_trl.user_warnings import warn_user
 
 LOG_MU_SOURCES = ("trainer", "sampler")
-REPLAY_RULES = ("newest", "negatives", "anna_karenina")
+REPLAY_RULES = ("newest", "positives", "negatives", "anna_karenina")
 REPLAYED_BATCHES = 8  # generation batches that a replay buffer holds by default
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class CurationArguments:
     )
     iteration_size: int | None = field(default=None, metadata={"help": "Number of rows to choose."})
     curation_positive_share: float = field(
-        default=0.5, metadata={"help": "Share of positives that curation='positive_share' chooses."}
+        default=0.5, metadata={"help": "Share of positives that 'positive_share' and 'balanced' choose."}
     )
 
     def choose(
@@ -133,14 +133,15 @@ class CurationArguments:
                 f"baseline={self.baseline} and effective_positive_share={share} both set the baseline. Remove one "
                 "of the two settings."
             )
+        by_share = self.curation in ("positive_share", "balanced")
         if share is not None and self.curation == "positives":
             raise ValueError(
                 "curation='positives' leaves no negatives, so effective_positive_share cannot be reached. Remove one "
                 "of the two settings."
             )
-        if share == 1 and self.curation == "positive_share" and self.curation_positive_share < 1:
+        if share == 1 and by_share and self.curation_positive_share < 1:
             raise ValueError(
-                "effective_positive_share=1 makes every completion a positive, and curation='positive_share' needs "
+                f"effective_positive_share=1 makes every completion a positive, and curation={self.curation!r} needs "
                 "negatives too. Remove one of the two settings."
             )
         check_at_least(1, self, "iteration_size")

@@ -11,8 +11,8 @@ from topr_trl.data.rows import checked_column
 from topr_trl.data.tables import TABLE_SUFFIXES, read_table
 
 # Columns with a meaning in rows of completions. A prompt column with such a name would be read as a result.
-_TAKEN = ("reward", "label", "extracted", "verdict", "reward_after_baseline", "mu_logps", "mu_fingerprint",
-          "rollout_id", "completion_mask")  # fmt: skip
+_TAKEN = ("reward", "label", "extracted", "verdict", "reward_after_baseline", "times_chosen", "mu_logps",
+          "mu_fingerprint", "rollout_id", "completion_mask")  # fmt: skip
 
 
 def prepare(dataset: Dataset, num_shots: int = 0) -> Dataset:

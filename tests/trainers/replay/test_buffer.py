@@ -39,10 +39,11 @@ def test_a_new_run_counts_its_steps_from_0():
     assert [(kept.number, kept.step) for kept in buffer.rows] == [(3, 0), (4, 0)]
 
 
-def test_only_negatives():
-    buffer = ReplayBuffer(2, "negatives")
+@pytest.mark.parametrize(("rule", "kept"), [("negatives", [1, 4]), ("positives", [2, 3])])
+def test_rules_that_keep_one_sign(rule, kept):
+    buffer = ReplayBuffer(2, rule)
     buffer.add([row(n, reward=0.5 if n in (2, 3) else -1.0) for n in range(5)])
-    assert numbers(buffer) == [1, 4]
+    assert numbers(buffer) == kept
 
 
 def test_anna_karenina_keeps_the_newest_positive_of_each_prompt():

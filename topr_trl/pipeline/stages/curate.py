@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from topr_trl.data.preparation import CHOICE_COLUMNS, ScoredRows
-from topr_trl.data.rows import AFTER_BASELINE
+from topr_trl.data.rows import AFTER_BASELINE, TIMES_CHOSEN
 from topr_trl.data.tables import read_table, shards_of
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json
@@ -34,7 +34,10 @@ class CurateArguments(RowsArguments, SeedArguments, CurationArguments):
 
 
 class Curate(Stage[CurateArguments]):
-    """Stage that writes `reward_after_baseline` for the chosen rows, and null for all others."""
+    """Stage that writes `reward_after_baseline` for the chosen rows, and null for all others.
+
+    The rule `balanced` also writes `times_chosen`.
+    """
 
     settings = CurateArguments
     outcome = "Rows in {folder}/: {rows:,}. The column reward_after_baseline is set in the rows to train on."
@@ -65,8 +68,12 @@ class Curate(Stage[CurateArguments]):
         after_baseline_R[curated.indices] = rewards
         after_baseline_N = np.full(len(rows), np.nan)
         after_baseline_N[kept] = scored.rollouts.of_each_row(after_baseline_R)
-        values = pa.array(after_baseline_N, from_pandas=True)
-        self.add_arrays({AFTER_BASELINE: values}, "Curating")
+        added = {AFTER_BASELINE: pa.array(after_baseline_N, from_pandas=True)}
+        if args.curation == "balanced" or TIMES_CHOSEN in names:  # Replace the column of an earlier choice.
+            times_N = np.zeros(len(rows), dtype=np.int64)
+            times_N[kept] = scored.rollouts.of_each_row(np.bincount(curated.indices, minlength=len(scored.rewards_R)))
+            added[TIMES_CHOSEN] = pa.array(times_N)
+        self.add_arrays(added, "Curating")
         return len(rows), {"chosen": len(rewards), "curated": str(curated)}
 
     @classmethod

@@ -81,8 +81,8 @@ class ReplayBuffer:
         size (`int`):
             Maximum number of rows.
         rule (`str`):
-            Rule that chooses the rows to keep: `"newest"`, `"negatives"` or `"anna_karenina"`. See `replay_rule` of
-            [`TOPRConfig`].
+            Rule that chooses the rows to keep: `"newest"`, `"positives"`, `"negatives"` or `"anna_karenina"`. See
+            `replay_rule` of [`TOPRConfig`].
 
     Attributes:
         rows (`list[ReplayRow]`):
@@ -195,8 +195,8 @@ class ReplayBuffer:
 
 def _kept(rows: list[ReplayRow], size: int, rule: str) -> list[ReplayRow]:
     """Return the rows that a rule keeps, in the order of generation."""
-    if rule == "negatives":
-        rows = [row for row in rows if row.reward < 0]
+    if rule in ("positives", "negatives"):
+        rows = [row for row in rows if (row.reward > 0) == (rule == "positives")]
     elif rule == "anna_karenina":
         newest = {row.prompt_ids.numpy().tobytes(): row.number for row in rows if row.reward > 0}
         rows = [row for row in rows if row.reward < 0 or newest[row.prompt_ids.numpy().tobytes()] == row.number]
