@@ -88,10 +88,10 @@ class Method:
 METHODS = {
     "positives repeated": Method(("--baseline", "0"), "right", repeated=True),
     "TOPR (default)": Method(),
-    "TOPR, balanced reads, 50%": Method(("--effective_positive_share", "0.5"), "balanced"),
+    "TOPR, balanced rows, 50%": Method(("--effective_positive_share", "0.5"), "balanced"),
     "TOPR, c = 0": Method(("--baseline", "0")),
     "positives once": Method(("--baseline", "0"), "right"),
-    "TOPR, balanced reads, 80%": Method(("--effective_positive_share", "0.8"), "balanced"),
+    "TOPR, balanced rows, 80%": Method(("--effective_positive_share", "0.8"), "balanced"),
     "TOPR, group_mean": Method(("--baseline", "group_mean"), optional=True),
     "KTO": Method(optional=True, trl="kto"),
     "DPO": Method(optional=True, trl="dpo"),

@@ -76,7 +76,7 @@ def test_workers_run_each_cell_once_and_rates_before_repetitions(setup, tmp_path
 
 @pytest.mark.slow
 def test_a_run_and_its_continuation(setup, monkeypatch):
-    cell = experiment(setup.name, 8).cell("TOPR, balanced reads, 80%", {"learning_rate": 1e-4}, 0)
+    cell = experiment(setup.name, 8).cell("TOPR, balanced rows, 80%", {"learning_rate": 1e-4}, 0)
     found = work(cell, setup)
     assert found["rows"]["all"] == found["rows"]["balanced"] == 32 > found["rows"]["right"]
     assert found["steps"] == 4
