@@ -49,7 +49,7 @@ def check_last_turn(row: Row) -> None:
 def last_turn(row: Row) -> Row:
     """Return a row whose completion is the model's last turn. Earlier turns become part of the prompt.
 
-    If the row has token ids and text, only the token ids are cut, because the trainer uses them instead of the text.
+    If the row has token ids and plain text, only the ids are cut, because the trainer uses them instead of the text.
     """
     row = dict(row)
     if row.get("completion_ids") and (runs := _runs(row.get("completion_mask") or [1])):
