@@ -28,8 +28,8 @@ def is_by_lines(path: Path) -> bool:
     try:
         first, end = json.JSONDecoder().raw_decode(start)
     except json.JSONDecodeError as error:
-        # An error more than 64 characters before the end of the chunk comes from a broken line. Any other error can come
-        # from the end of the chunk. An unterminated string is reported at its start, which can be far from the end.
+        # An error more than 64 characters before the end of the chunk comes from a broken line. Any other error can
+        # come from the end of the chunk, and so can an unterminated string, which is reported at its start.
         broken_in_chunk = error.pos < len(start) - 64 and not error.msg.startswith("Unterminated string")
         return start[0] == "{" and (broken_in_chunk or "\n" not in start.rstrip())
     except RecursionError:  # Both ways to read the file report a record that is nested too deeply.
