@@ -72,8 +72,9 @@ class Format:
         optional (`frozenset[str]`, *optional*, defaults to `frozenset()`): Other fields that a record may have. None
             allows all fields.
         loses (`str`, defaults to `""`): Limitations of the format, which the summary of an import shows.
-        without_repeats (`Callable`, defaults to `list`): Function that takes files, sorted by name, and returns them
-            without files that repeat the records of another file. The default, `list`, returns all files.
+        without_repeats (`Callable`, defaults to `list`): Function that takes a list of files, sorted by name, and
+            returns the files to read. It leaves out each file that repeats the records of another file. The default,
+            `list`, leaves out no file.
         records (`Callable`, *optional*): Function that splits a JSON document, such as a log, into records.
         same (`str`, *optional*): Field that must have the same value in all records of an import.
         chat (`bool`, defaults to `False`): Whether text becomes chat messages by default.

@@ -123,8 +123,8 @@ class InputArguments:
 def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> Any:
     """Convert the value of a reward field to a number, or to None if it means "no reward".
 
-    Labels become their numbers. Without labels, words such as "up" become 1, and words such as "down" become -1. True
-    becomes 1, false becomes -1, and blank text becomes None.
+    If `labels` is given, each label becomes its number. Otherwise, words such as "up" become 1, and words such as
+    "down" become -1. In both cases, a boolean becomes 1 or -1 unless it is a label, and blank text becomes None.
 
     Args:
         name (`str`): Name of the field, for error messages.

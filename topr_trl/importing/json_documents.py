@@ -110,7 +110,7 @@ class _TextReader:
         try:
             text, self.rest = data.decode("utf-8"), b""
         except UnicodeDecodeError as error:
-            # At most three bytes of an incomplete character can be at the end of a chunk.
+            # An incomplete character at the end of a chunk has at most three bytes.
             if error.reason != "unexpected end of data" or len(data) - error.start > 3:
                 raise self._not_utf8(error) from None
             text, self.rest = data[: error.start].decode("utf-8"), data[error.start :]

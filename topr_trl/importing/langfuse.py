@@ -14,7 +14,9 @@ _NOT_A_COMPLETION = ("SPAN", "EVENT", "TOOL", "CHAIN", "AGENT", "RETRIEVER", "EV
 
 
 def observations(record: Record) -> Iterator[Record]:
-    """Yield each observation of a trace, with its scores and the trace's. Yield an exported observation unchanged.
+    """Yield each observation of a trace, with the scores of the observation and of the trace.
+
+    Yield an exported observation unchanged.
 
     Args:
         record (`Record`): Downloaded trace, or exported observation.
@@ -80,7 +82,7 @@ def _get(record: Record, *names: str) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Convert text to a number, because some exports write numbers as text. Return None if the text is no number."""
+    """Convert text to a number, because some exports write numbers as text. Return None for other text."""
     if not isinstance(value, str):
         return value
     try:

@@ -18,8 +18,7 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
 
     Raises:
         NotOfFormat: the response has no choices, or the request is missing.
-        Unusable: the start of a completion is not known, or a choice has more or fewer token ids than
-            log-probabilities.
+        Unusable: the start of a completion is not known, or the numbers of token ids and log-probabilities differ.
     """
     if record.get("status") == "failure":
         return [LeftOut.FAILED]
@@ -60,7 +59,7 @@ def _choice_columns(choice: Record, prompt_ids: list[int] | None) -> Row | None:
     if not ids and not any(written[name] for name in ("content", "tool_calls", "reasoning_content")):
         return None
     return {
-        "prompt_ids": prompt_ids if ids else None,  # A row needs ids of both, or messages of both.
+        "prompt_ids": prompt_ids if ids else None,  # Prompt and completion both need ids, or both messages.
         "completion": [written],
         "completion_ids": ids,
         "sampler_logps": logps or None,

@@ -15,8 +15,8 @@ def message(given: Mapping[str, Any]) -> Row:
     """Convert a chat message to a message of the type `MESSAGES` in `row_table`.
 
     Arguments of tool calls become JSON text, and content in several parts becomes one text. A refusal becomes the
-    content of a message without content. The older role `function` becomes `tool`, and the older
-    field `function_call` becomes a tool call.
+    content of a message without content. The older role `function` becomes `tool`, and the older field `function_call`
+    becomes a tool call.
 
     Args:
         given (`Mapping[str, Any]`): Message in OpenAI's format.

@@ -139,7 +139,7 @@ def _of_agents(events: list[Record]) -> tuple[list[Row], list[Record]]:
 
 
 def _of_action(event: Record, metadata: Record | None, seen: set[str]) -> Iterator[Row]:
-    """Yield the message of an action, if it has one. Skip a response that is in `seen`, and add other responses."""
+    """Yield the message of an action, if any. Skip a response that is in `seen`, and add other responses to `seen`."""
     kind, args = event["action"], event.get("args") or {}
     if metadata is not None:
         response = metadata["model_response"]

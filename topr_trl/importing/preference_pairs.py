@@ -35,7 +35,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
         prompt, chosen, rejected = _split_texts(chosen, rejected)
     elif isinstance(prompt, str) and chosen.startswith(prompt) and rejected.startswith(prompt) and prompt:
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
-    elif isinstance(prompt, str) and normalized(name) != "prompt":  # TRL keeps a text in `prompt` as it is.
+    elif isinstance(prompt, str) and normalized(name) != "prompt":  # TRL does not apply a template to a text `prompt`.
         prompt = plain([{"role": "user", "content": prompt}], "prompt")
     if record.get("system"):
         prompt = with_system(prompt, str(record["system"]))
@@ -79,7 +79,7 @@ def _split_messages(prompt: Any, chosen: list[Row], rejected: list[Row]) -> tupl
         raise Unusable("chosen and rejected do not start with the same messages, followed by an assistant turn")
     own = chosen[:shared]
     if isinstance(prompt, list) and prompt[-len(own) :] == own:
-        own = prompt  # It can have a system prompt that chosen and rejected lack.
+        own = prompt  # `prompt` can have a system message that chosen and rejected lack.
     elif not (prompt is None or (own[: len(prompt)] == prompt if isinstance(prompt, list) else _is_among(prompt, own))):
         raise Unusable("its prompt differs from the prompt in the messages of chosen. Remove one of the two prompts")
     return own, chosen[shared:], rejected[shared:]

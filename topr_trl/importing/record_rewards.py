@@ -13,7 +13,7 @@ from topr_trl.importing.row_table import Row
 
 
 class RecordRewards:
-    """Rules that find the rewards of the records of one format.
+    """Source of rewards for the records of one format: fields of a record, or a file of rewards.
 
     Args:
         args (`ReadingArguments`): Settings.

@@ -1,4 +1,4 @@
-"""Convert records to rows, with their rewards, requests and problem ids."""
+"""Convert records to rows with rewards and problem ids."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -78,7 +78,7 @@ def recognize_source(args: InputArguments, source: Path) -> str:
 
 @dataclass
 class _Run:
-    """Problem id and reward that all records of a run share. None if they are not known."""
+    """Problem id and reward that all records of a run share. Each is None while it is unknown."""
 
     problem: str | None = None
     reward: float | None = None

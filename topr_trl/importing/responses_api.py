@@ -74,7 +74,7 @@ def messages_of(items: Iterable[Any]) -> list[Row]:
         items (`Iterable`): Items of the input of a request, or of the output of a response.
 
     Raises:
-        Unusable: an item has a type without a message, or a part of its content has no text.
+        Unusable: an item has a type that cannot become a message, or a part of its content has no text.
     """
     found: list[Row] = []
     turn: dict[str, Any] | None = None  # assistant turn that the next item may continue

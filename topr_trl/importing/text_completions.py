@@ -9,7 +9,7 @@ from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unus
 from topr_trl.importing.openai_messages import finish_reason
 from topr_trl.importing.row_table import Row
 
-_ID_PREFIX = "token_id:"  # With `return_tokens_as_token_ids`, vLLM's server logs tokens as this and the id.
+_ID_PREFIX = "token_id:"  # vLLM logs a token as `token_id:42` with `return_tokens_as_token_ids`
 
 
 def body_and_request(record: Record, of_request: str) -> tuple[Record, Record] | None:
@@ -90,7 +90,7 @@ def _row(choice: Record, prompt: str | list[int], sampling: Row) -> Row | None:
     prompt_ids = prompt if isinstance(prompt, list) else choice.get("prompt_token_ids")
     if ids and logps and len(ids) != len(logps):
         raise Unusable(f"a choice has {len(ids)} token_ids and {len(logps)} log-probabilities")
-    if not (ids and prompt_ids):  # The row needs ids of both, or text of both.
+    if not (ids and prompt_ids):  # Prompt and completion both need ids, or both text.
         ids = prompt_ids = None
     return {
         "prompt": "" if isinstance(prompt, list) else prompt, "completion": choice["text"], "prompt_ids": prompt_ids,

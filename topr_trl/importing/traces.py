@@ -29,7 +29,7 @@ _OF_TRACE = frozenset({
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return a row for each path of each trace that can be trained on.
 
-    Return a `LeftOut` for a trace that comes from an evaluation, failed, or comes from an agent that was not trained.
+    Other traces give a `LeftOut`: traces of evaluations, failed traces, and traces of agents that were not trained.
 
     Raises:
         NotOfFormat: a trace lacks a field, or its nodes are not in order.
@@ -57,7 +57,7 @@ def _is_evaluation(trace: Record, episode: Record) -> bool:
 
 
 def _rows_of_trace(trace: Record, episode: Record) -> list[Row]:
-    """Return a row for each path of a trace, except paths whose turns of the model are all on earlier paths."""
+    """Return a row for each path of a trace that has a turn to learn from."""
     nodes = trace["nodes"]
     parents = {node.get("parent") for node in nodes}
     paths = [_path(nodes, leaf) for leaf in range(len(nodes)) if leaf not in parents]

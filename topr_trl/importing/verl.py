@@ -26,7 +26,7 @@ def rows(record: Record) -> list[Row]:
         {
             "prompt": record["input"], "completion": record["output"],
             "answer": str(answer) if isinstance(answer, str | int | float) else None,
-            "problem_id": uid.rsplit("_", 2)[0] if uid else None,  # It ends with _{rollout}_{part}.
+            "problem_id": uid.rsplit("_", 2)[0] if uid else None,  # `uid` ends with _{rollout}_{part}.
         }
     ]  # fmt: skip
 
