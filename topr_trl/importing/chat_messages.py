@@ -1,4 +1,4 @@
-"""Read lists of messages, one list per line: `{"messages": [...], "tools": [...], "reward": 1}`."""
+"""Read chat conversations: records such as `{"messages": [...], "tools": [...]}`."""
 
 from topr_trl.importing.format import Format, NotOfFormat, Record
 from topr_trl.importing.openai_messages import message, row_of_run, template_columns
@@ -9,14 +9,15 @@ _ANSWERS = ("response", "responses", "choices", "completion", "output")
 
 
 def rows(record: Record) -> list[Row]:
-    """Return one row of messages. Return [] if there is no assistant turn.
+    """Return one row of messages. Return [] if there is no assistant turn to learn from.
 
     Raises:
-        NotOfFormat: a field other than `messages` has the model's answer.
+        NotOfFormat: another field, such as `response`, has the model's answer, so `messages` is only the request.
     """
     messages = list(map(message, record["messages"]))
     beside = [name for name in _ANSWERS if record.get(name)]
     is_asked = bool(messages) and messages[-1]["role"] != "assistant"
+    # An object in `response` is an API's response, even if the request ends with an assistant turn.
     if beside and (is_asked or isinstance(record.get("response"), dict)):
         raise NotOfFormat(
             f"it has {', '.join(beside)} in addition to its messages, so these messages are the request. Use --format "

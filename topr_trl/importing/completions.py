@@ -1,4 +1,4 @@
-"""Check completions of imported rows, cut them to their last turn, and remove unknown log-probabilities."""
+"""Check completions of imported rows, cut them to their last turn, and drop incomplete log-probabilities."""
 
 import math
 
@@ -9,7 +9,7 @@ from topr_trl.importing.row_table import Row
 
 
 def holds_completion(row: Row) -> bool:
-    """Return whether the completion of a row has token ids, text, or a turn that the model wrote."""
+    """Return whether a row has completion token ids, completion text, or a non-empty assistant turn to learn from."""
     completion = row["completion"]
     if isinstance(completion, list) and all(isinstance(turn, dict) for turn in completion):
         completion = any(
@@ -19,7 +19,7 @@ def holds_completion(row: Row) -> bool:
 
 
 def turns_of(row: Row) -> int:
-    """Return the number of turns of a completion that the model wrote."""
+    """Return the number of turns to learn from in the completion of a row. A text without token ids is one turn."""
     if row.get("completion_ids"):
         return len(_runs(row.get("completion_mask") or [1]))
     completion = row["completion"]
@@ -30,7 +30,7 @@ def check_last_turn(row: Row) -> None:
     """Check that `last_turn` can cut a row.
 
     Raises:
-        Unusable: the run has several rows, or the messages of the row do not show the last turn.
+        Unusable: the row is one of several rows of a run, or its messages do not show where the last turn starts.
     """
     if row.get(ROLLOUT) is not None:
         raise Unusable("it is one of several rows of a run, so --completion last_turn cannot find the last turn")
@@ -47,7 +47,10 @@ def check_last_turn(row: Row) -> None:
 
 
 def last_turn(row: Row) -> Row:
-    """Return a row whose completion is the model's last turn. Earlier turns become part of the prompt."""
+    """Return a row whose completion is the model's last turn. Earlier turns become part of the prompt.
+
+    If the row has token ids and plain text, only the ids are cut, because the trainer uses them instead of the text.
+    """
     row = dict(row)
     if row.get("completion_ids") and (runs := _runs(row.get("completion_mask") or [1])):
         start = runs[-1]
@@ -63,7 +66,9 @@ def last_turn(row: Row) -> Row:
 
 
 def without_unknown_logps(row: Row) -> Row:
-    """Set `sampler_logps` to None if the value of a token that the model wrote is unknown.
+    """Set `sampler_logps` to None if the log-probability of a token that the model wrote is unknown.
+
+    Also set it to None if `completion_mask` has a different length.
 
     Servers write an unknown log-probability as null, NaN, minus infinity or -9999.
     """
@@ -85,10 +90,10 @@ _UNKNOWN = -9999.0
 
 
 def _learned(messages: list[Row]) -> list[int]:
-    """Return the index of each turn that the model wrote."""
+    """Return the index of each assistant turn to learn from."""
     return [n for n, message in enumerate(messages) if isinstance(message, dict) and is_learned(message)]
 
 
 def _runs(mask: list[int]) -> list[int]:
-    """Return the index of the first token of each run of ones."""
+    """Return the index at which each run of ones in a completion mask starts."""
     return [n for n, own in enumerate(mask) if own and (n == 0 or not mask[n - 1])]

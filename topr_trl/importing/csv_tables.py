@@ -1,4 +1,4 @@
-"""Read CSV and TSV files. Each row becomes a dictionary of column names and texts."""
+"""Read CSV and TSV files. Each row becomes a dictionary from column names to text."""
 
 import codecs
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def read_table(path: Path) -> Iterator[dict[str, str | None]]:
 
 
 def count_rows(path: Path) -> int:
-    """Return the number of rows of a file."""
+    """Return the number of rows of a file, without the header."""
     return sum(batch.num_rows for batch in _batches(path))
 
 
@@ -62,9 +62,9 @@ def _unreadable(path: Path, error: BaseException) -> ValueError:
 
 
 def _header(path: Path) -> tuple[list[str], str]:
-    """Return the names of the columns, and the delimiter."""
+    """Return the column names and the delimiter of a file."""
     with pa.input_stream(path) as file:
-        first = file.read(1 << 16).lstrip(b"\xef\xbb\xbf")
+        first = file.read(1 << 16).lstrip(b"\xef\xbb\xbf")  # UTF-8's byte order mark, which Excel writes
     if not first.strip():
         raise ValueError(f"{path} is empty: it has no header and no row.")
     if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

@@ -14,10 +14,10 @@ _ZSTD = 93  # compression method in zip files; zipfile does not support it befor
 
 
 def read_samples(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the content of each sample, with the fields `eval` and `plan` of the header.
+    """Yield the file name and the content of each sample. Add the header's fields `eval` and `plan` to the content.
 
     Args:
-        path (`Path`): Archive.
+        path (`Path`): `.eval` archive.
 
     Raises:
         ValueError: the file is damaged, is not an archive of inspect_ai, or splits its samples into chunks.
@@ -58,7 +58,7 @@ def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
 
 
 def _header(archive: zipfile.ZipFile) -> dict[str, Any]:
-    """Return the header. An evaluation that is running or was killed has no header, so return its `start.json`."""
+    """Return the header. If the evaluation is still running or was killed, return its `start.json` instead."""
     for name in ("header.json", "_journal/start.json"):
         if name in archive.namelist():
             found = json.loads(_content(archive, archive.getinfo(name)))
@@ -71,7 +71,8 @@ def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
         return archive.read(member)
     file = archive.fp
     assert file is not None
-    file.seek(member.header_offset + 26)  # position of two numbers: the lengths of the name and the extra field
+    # Bytes 26 to 29 of a zip file header are the lengths of the file name and the extra field. The data follows both.
+    file.seek(member.header_offset + 26)
     name, extra = struct.unpack("<HH", file.read(4))
     file.seek(name + extra, 1)
     packed = pa.BufferReader(file.read(member.compress_size))

@@ -1,4 +1,4 @@
-"""Define a class for import formats, and errors for records that cannot be imported."""
+"""Define the class of import formats, and errors for records that cannot be imported."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -60,8 +60,10 @@ class Format:
     Attributes:
         source (`str`): Project, version and source file that define the format and its fields.
         suffix (`str`): Suffix of the files: `.jsonl` for JSON in any layout, or `""` for any kind of file.
-        rows (`Callable`): Function that converts a record to rows, which may have a `reward`. The list has None for
-            an empty completion, and a `LeftOut` for a completion that is left out for a different reason.
+        rows (`Callable`): Function that converts a record to rows, which may have a `reward`. In place of a row, the
+            list has None for an empty completion, or a `LeftOut` for another reason to leave the completion out. An
+            empty list counts as one empty completion. The function raises `NotOfFormat` or `Unusable` for a record
+            that it cannot convert.
         rewards (`Callable`, *optional*): Function that returns the possible rewards of a record, by name. None if the
             rows have a `reward`, or the files have no rewards.
         columns (`tuple[str, ...]`): Columns of `COLUMNS` that the rows may have, besides prompt, completion, problem_id
@@ -70,8 +72,9 @@ class Format:
         optional (`frozenset[str]`, *optional*, defaults to `frozenset()`): Other fields that a record may have. None
             allows all fields.
         loses (`str`, defaults to `""`): Limitations of the format, which the summary of an import shows.
-        without_repeats (`Callable`, defaults to `list`): Function that takes files, sorted by name, and removes each
-            file that repeats the records of another file. `list` removes none.
+        without_repeats (`Callable`, defaults to `list`): Function that takes a list of files, sorted by name, and
+            returns the files to read. It leaves out each file that repeats the records of another file. The default,
+            `list`, leaves out no file.
         records (`Callable`, *optional*): Function that splits a JSON document, such as a log, into records.
         same (`str`, *optional*): Field that must have the same value in all records of an import.
         chat (`bool`, defaults to `False`): Whether text becomes chat messages by default.
@@ -100,7 +103,7 @@ class Format:
 
         Args:
             record (`Any`): Record.
-            ignored (`Iterable[str]`, *optional*): Unknown fields to accept.
+            ignored (`Iterable[str]`, defaults to `()`): Unknown fields to accept.
 
         Raises:
             NotOfFormat: the record is not a JSON object, or a field is missing or unknown.

@@ -8,7 +8,13 @@ _REQUIRED = ("problem", "generations", "correctness_math_verify")
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return a row for each graded generation. The reward is +1 if the generation is correct, and -1 if not."""
+    """Return a row for each graded generation, and `LeftOut.UNGRADED` for each generation without a grade.
+
+    The reward is +1 if the generation is correct, and -1 if not.
+
+    Raises:
+        NotOfFormat: the numbers of generations, grades and finish reasons differ.
+    """
     generations, right = record["generations"], record["correctness_math_verify"]
     reasons = record.get("finish_reasons") or [None] * len(generations)
     if not len(generations) == len(right) == len(reasons):

@@ -12,11 +12,11 @@ from topr_trl.importing.openai_messages import message
 from topr_trl.importing.row_table import Row
 from topr_trl.settings.checks import check_choice
 
-# Tokens that start a turn in common chat templates. They do not occur in a user's own text.
+# Tokens that start a turn in common chat templates. A user's own text is unlikely to have them.
 _TEMPLATE_TOKENS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start_of_role|>", "[INST]", "<|user|>",
                     "<|User|>", "<\uff5cUser\uff5c>", "<|turn>")  # fmt: skip
 # Labels with the same meaning in every file, and their rewards: 1 for good and -1 for bad. `--label_values` replaces
-# the labels.
+# these labels.
 _KNOWN_LABELS = {
     **dict.fromkeys(("true", "yes", "up", "thumbs up", "thumbs_up", "good", "positive", "like", "correct", "👍"), 1.0),
     **dict.fromkeys(("false", "no", "down", "thumbs down", "thumbs_down", "bad", "negative", "dislike"), -1.0),
@@ -97,8 +97,10 @@ class InputArguments:
     def labels(self) -> dict[str, float | None] | None:
         """Return the number of each label. Return None if `label_values` is not set.
 
+        The number is None for a label with an empty value, such as `skipped=`. This label means "no reward".
+
         Raises:
-            ValueError: a pair is not of the form label=number.
+            ValueError: a pair is not of the form label=number or label=.
         """
         if self.label_values is None:
             return None
@@ -119,12 +121,16 @@ class InputArguments:
 
 
 def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> Any:
-    """Convert a label to a number: 1 for true and words such as up, -1 for false and words such as down.
+    """Convert the value of a reward field to a number, or to None if it means "no reward".
+
+    If `labels` is given, each label becomes its number. Otherwise, words such as "up" become 1, and words such as
+    "down" become -1. In both cases, a boolean becomes 1 or -1 unless it is a label, and blank text becomes None.
 
     Args:
-        name (`str`): Name of the field, for messages.
-        value (`Any`): Number, boolean, text, or a list of such values. Other values are returned unchanged.
-        labels (`dict`, *optional*): Number for each label. These labels replace the known words.
+        name (`str`): Name of the field, for error messages.
+        value (`Any`): Boolean, text, or a list of values to convert. Numbers that are not labels, and values of other
+            types, are returned unchanged.
+        labels (`dict`, *optional*): Number of each label.
 
     Raises:
         NotOfFormat: the text is neither a label nor a number.
@@ -152,7 +158,7 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
 
 
 def _spellings(value: Any) -> Iterator[str]:
-    """Yield the spellings of a value to look up in `--label_values`: `False` and `false`, or `0.0` and `0`."""
+    """Yield the spellings of a value to look up in `--label_values`, such as `0.0` and `0`, or `True` and `true`."""
     text = str(value).strip()
     yield text
     if isinstance(value, bool):
@@ -162,7 +168,9 @@ def _spellings(value: Any) -> Iterator[str]:
 
 
 def with_named_fields(record: Record, args: InputArguments) -> Record:
-    """Rename the columns in `prompt_field` and `completion_field` to `prompt` and `completion`.
+    """Rename the columns that `prompt_field` and `completion_field` name to `prompt` and `completion`.
+
+    A renamed column replaces a column that already has the new name.
 
     Args:
         record (`Record`): Record.

@@ -9,12 +9,12 @@ from topr_trl.importing.openai_messages import finish_reason, tools_as_json
 from topr_trl.importing.row_table import Row
 
 _ATTACHED = "attachment://"
-_VALUES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
+_GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
 _CUT = {"max_tokens": "length", "model_length": "length"}
 
 
 def samples(record: Record) -> Iterator[Record]:
-    """Yield the samples of a JSON log, with its fields `eval` and `plan`. Yield a sample of an archive unchanged.
+    """Yield each sample of a JSON log, with the log's fields `eval` and `plan`. Yield a sample of an archive unchanged.
 
     Args:
         record (`Record`): Log, or sample of an archive.
@@ -27,7 +27,12 @@ def samples(record: Record) -> Iterator[Record]:
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return one row of messages. Return [] if the model did not generate a turn."""
+    """Return one row of messages. Return [] if the model generated no turn.
+
+    Raises:
+        Unusable: an attachment is missing, inspect_ai could not parse a tool call, or an assistant turn that the model
+            did not write follows a turn of the model.
+    """
     if record.get("error"):
         return [LeftOut.FAILED]
     attached = record.get("attachments") or {}
@@ -55,13 +60,13 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return the numeric scores of a sample, by scorer. C becomes 1, P 0.5, and I and N 0."""
+    """Return the numeric scores of a sample, by the name of the scorer. Grades become the numbers in `_GRADES`."""
     found: dict[str, Any] = {}
     for name, score in (record.get("scores") or {}).items():
         value = score["value"]
         parts = {f"{name}.{part}": each for part, each in value.items()} if isinstance(value, dict) else {name: value}
         for part, each in parts.items():
-            number = _VALUES.get(each, each) if isinstance(each, str) else each
+            number = _GRADES.get(each, each) if isinstance(each, str) else each
             if isinstance(number, int | float):
                 found[part] = number
     return found
@@ -88,7 +93,7 @@ def _message(given: Record) -> Row:
         more = {"tool_call_id": given.get("tool_call_id")}
         content = given["content"]
         if given["role"] == "tool" and given.get("error"):
-            content = f"Error: {given['error']['message']}"  # as inspect_ai sends it to OpenAI's API
+            content = f"Error: {given['error']['message']}"  # the text that inspect_ai sends to OpenAI's API
         return other(given["role"], content, **more)
     calls = []
     for asked in given.get("tool_calls") or ():
@@ -99,7 +104,7 @@ def _message(given: Record) -> Row:
 
 
 def _tools(record: Record) -> list[Record] | None:
-    """Return the tools of the last request that has tools. Later requests can come from a scorer."""
+    """Return the tools of the last request that has tools. Later requests without tools can come from a scorer."""
     asked = [event for event in record.get("events") or () if event.get("event") == "model" and event.get("tools")]
     return asked[-1]["tools"] if asked else None
 

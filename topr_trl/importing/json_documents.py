@@ -1,4 +1,4 @@
-"""Read JSON files that are not one record per line: an array of records, or documents over several lines."""
+"""Read JSON files that do not have one record per line: arrays of records, and documents that span several lines."""
 
 import json
 from collections.abc import Iterator
@@ -7,12 +7,14 @@ from typing import Any
 
 import pyarrow as pa
 
-_CHUNK = 1 << 20  # characters or bytes to read at a time
+_CHUNK = 1 << 20  # bytes to read at a time
 _SPACE = " \t\r\n"
 
 
 def is_by_lines(path: Path) -> bool:
     """Return whether each line of a file is a record, and not part of an array or of a longer document.
+
+    The answer depends on the first `_CHUNK` bytes, which may end inside the first document.
 
     Args:
         path (`Path`): JSON file, compressed or not.
@@ -26,15 +28,17 @@ def is_by_lines(path: Path) -> bool:
     try:
         first, end = json.JSONDecoder().raw_decode(start)
     except json.JSONDecodeError as error:
+        # An error more than 64 characters before the end of the chunk comes from a broken line. Any other error can
+        # come from the end of the chunk, and so can an unterminated string, which is reported at its start.
         broken_in_chunk = error.pos < len(start) - 64 and not error.msg.startswith("Unterminated string")
         return start[0] == "{" and (broken_in_chunk or "\n" not in start.rstrip())
-    except RecursionError:  # The readers handle a record that is nested too deeply.
+    except RecursionError:  # Both ways to read the file report a record that is nested too deeply.
         return start[0] == "{"
     return isinstance(first, dict) and "\n" not in start[:end]
 
 
 def _start_of(path: Path) -> bytes:
-    """Return the first bytes of a file. Ignore an error after these bytes, for instance in a truncated file."""
+    """Return the first `_CHUNK` bytes of a file. If the file is truncated, return the bytes before the error."""
     found = b""
     with pa.input_stream(path) as file:
         try:
@@ -47,13 +51,14 @@ def _start_of(path: Path) -> bytes:
 
 
 def read_documents(path: Path) -> Iterator[Any]:
-    """Yield the items of arrays, and each document outside an array, without loading the whole file.
+    """Yield the items of top-level arrays, and all other documents, without loading the whole file.
 
     Args:
         path (`Path`): JSON file, compressed or not.
 
     Raises:
-        ValueError: the file is not valid JSON. The complete records before the error are yielded first.
+        ValueError: the file is not UTF-8, is not valid JSON, or is nested too deeply. Complete records before invalid
+            JSON are yielded first.
     """
     decoder, text, place, in_array, done = json.JSONDecoder(), "", 0, False, 0
     with pa.input_stream(path) as raw:
@@ -76,6 +81,7 @@ def read_documents(path: Path) -> Iterator[Any]:
                     raise ValueError(
                         f"{path}: after {done:,} complete records, it is not valid JSON ({error})."
                     ) from None
+                # The next chunk is twice as large, because each attempt parses a long document from its start.
                 text, place, wanted = text[place:] + more, 0, wanted * 2
                 continue
             except RecursionError:
@@ -85,23 +91,30 @@ def read_documents(path: Path) -> Iterator[Any]:
 
 
 class _TextReader:
-    """Reader of UTF-8 text from chunks of bytes, which may end inside a character."""
+    """Reader that decodes UTF-8 text in chunks. A chunk of bytes may end inside a character.
+
+    Args:
+        raw (`Any`): Binary file.
+        path (`Path`): Path of the file, for error messages.
+    """
 
     def __init__(self, raw: Any, path: Path) -> None:
-        self.raw, self.path, self.rest = raw, path, b""
+        self.raw, self.path = raw, path
+        self.rest = b""  # bytes of a character that the last chunk ended in
 
     def read(self, size: int) -> str:
-        """Return about `size` characters, or `""` at the end."""
+        """Read `size` bytes and return their complete characters. Return `""` at the end of the file."""
         data = self.rest + self.raw.read(size)
         if not data:
             return ""
         try:
             text, self.rest = data.decode("utf-8"), b""
         except UnicodeDecodeError as error:
+            # An incomplete character at the end of a chunk has at most three bytes.
             if error.reason != "unexpected end of data" or len(data) - error.start > 3:
                 raise self._not_utf8(error) from None
             text, self.rest = data[: error.start].decode("utf-8"), data[error.start :]
-            if not text:
+            if not text:  # The file ends inside a character.
                 raise self._not_utf8(error) from None
         return text
 

@@ -14,7 +14,9 @@ _NOT_A_COMPLETION = ("SPAN", "EVENT", "TOOL", "CHAIN", "AGENT", "RETRIEVER", "EV
 
 
 def observations(record: Record) -> Iterator[Record]:
-    """Yield each observation of a trace, with the scores of both. Yield an exported observation unchanged.
+    """Yield each observation of a trace, with the scores of the observation and of the trace.
+
+    Yield an exported observation unchanged.
 
     Args:
         record (`Record`): Downloaded trace, or exported observation.
@@ -30,7 +32,11 @@ def observations(record: Record) -> Iterator[Record]:
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return one row of messages or text. Return [] for an empty input or output."""
+    """Return one row of messages or text. Return [] for an empty input or output.
+
+    Raises:
+        Unusable: the input has no messages or prompt, a message has an unknown role, or the output is not one answer.
+    """
     if str(record.get("type") or "GENERATION").upper() in _NOT_A_COMPLETION:
         return [LeftOut.OTHER]
     if record.get("level") == "ERROR":
@@ -55,7 +61,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def _completion(output: Any, is_chat: bool) -> Any:
-    """Return the completion: messages if the prompt or the output is messages, otherwise text."""
+    """Return the completion: text if both the prompt and the output are text, otherwise a list of one message."""
     if isinstance(output, dict) and "choices" in output:
         if len(output["choices"]) > 1:
             raise Unusable(f"it has {len(output['choices'])} choices in one observation")
@@ -76,7 +82,7 @@ def _get(record: Record, *names: str) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Convert text to a number, because some exports write numbers as text. Return None if this fails."""
+    """Convert text to a number, because some exports write numbers as text. Return None for other text."""
     if not isinstance(value, str):
         return value
     try:

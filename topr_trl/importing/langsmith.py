@@ -16,7 +16,11 @@ _ROLES = {
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return one row of messages, or of text for a completion model. Return [] without an answer."""
+    """Return one row of messages, or of text for a completion model. Return [] if the answer is missing.
+
+    Raises:
+        Unusable: a run has several requests or answers, its messages are not known, or a tool call was not parsed.
+    """
     inputs, outputs = parsed_json(record["inputs"]), parsed_json(record.get("outputs"))
     if record["run_type"] != "llm":
         return [LeftOut.OTHER]
@@ -47,13 +51,13 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return the mean of each kind of feedback, by key."""
+    """Return the mean feedback for each feedback key."""
     stats = parsed_json(record.get("feedback_stats")) or {}
     return {key: each.get("avg") for key, each in stats.items() if isinstance(each, dict)}
 
 
 def _unwrapped(messages: Any) -> Any:
-    """Return the messages of a request. LangChain logs a list of requests with one element."""
+    """Return the messages of a request. LangChain logs the request inside a list with one element."""
     if messages and isinstance(messages[0], list):
         if len(messages) > 1:
             raise Unusable(f"it has {len(messages)} requests in one run")
@@ -91,7 +95,7 @@ def _answer(outputs: Any) -> tuple[Any, str | None]:
 
 
 def _name(given: Record) -> str:
-    """Return the name of a message's class, its type, or its role."""
+    """Return the class name, type or role of a message, to look up in `_ROLES`."""
     if isinstance(given.get("id"), list) and given.get("lc"):
         return str(given["id"][-1])
     return str(given.get("type") if given.get("type") in _ROLES else given.get("role") or given.get("type"))
@@ -113,7 +117,7 @@ def _message(given: Record) -> Row:
     ]
     thinking = more.get("reasoning_content") or inner.get("reasoning_content")
     if thinking and split_parts(inner.get("content"))[1]:
-        thinking = None  # The parts repeat this thinking.
+        thinking = None  # The parts of the content repeat this thinking.
     return assistant(inner.get("content"), calls, thinking)
 
 

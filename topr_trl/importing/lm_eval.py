@@ -1,4 +1,4 @@
-"""Read `samples_{task}_{time}.jsonl` of lm-evaluation-harness, which `--log_samples` writes."""
+"""Read `samples_{task}_{time}.jsonl`, which lm-evaluation-harness writes with `--log_samples`."""
 
 import json
 from typing import Any
@@ -7,6 +7,7 @@ from topr_trl.importing.format import Format, NotOfFormat, Record, Unusable
 from topr_trl.importing.openai_messages import text_or_messages
 from topr_trl.importing.row_table import Row
 
+# Fields of a sample that are not metrics. All other fields can be metrics if a sample does not list its `metrics`.
 _OF_SAMPLE = frozenset({
     "doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics", "doc_hash", "prompt_hash",
     "target_hash", "prompt", "response",
@@ -17,7 +18,8 @@ def rows(record: Record) -> list[Row]:
     """Return one row of text, or of messages for a chat API. Return [] for an empty response.
 
     Raises:
-        NotOfFormat: the task compares the likelihoods of given answers.
+        NotOfFormat: the task compares the likelihoods of given answers, so the model wrote no response, or the prompt
+            is not text.
         Unusable: several responses share one score.
     """
     requests, responses = record["arguments"], record["resps"]
@@ -46,7 +48,7 @@ def rows(record: Record) -> list[Row]:
 
 
 def _prompt(given: Any) -> Any:
-    """Return a prompt: messages if it was logged as JSON for a chat API, otherwise text."""
+    """Return a prompt. A prompt for a chat API was logged as JSON and becomes messages. Other prompts are text."""
     text = given[0] if isinstance(given, list) and len(given) == 1 else given
     if not isinstance(text, str):
         raise NotOfFormat(f"its prompt is {str(given)[:60]}, and must be text")
@@ -56,7 +58,7 @@ def _prompt(given: Any) -> Any:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return the metrics of the sample that are numbers."""
+    """Return the numeric metrics of a sample, by name."""
     names = record.get("metrics") or sorted(set(record) - _OF_SAMPLE)
     found = {name: record.get(name) for name in names}
     return {name: value for name, value in found.items() if isinstance(value, int | float)}

@@ -1,4 +1,4 @@
-"""Convert messages whose content has several parts to messages of a row."""
+"""Build messages of a row from content in several parts, thinking, and tool calls."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from topr_trl.importing.row_table import Row
 
 _TEXT = ("text", "input_text", "output_text", "refusal", "reasoning_text", "summary_text")
 _THINKING = ("reasoning", "thinking")
-# Parts whose text the provider hides, or that repeat a field of the message.
+# Types of parts whose text the provider hides, or that repeat a field of the message.
 _WITHOUT_TEXT = ("redacted_thinking", "tool_use", "tool_call", "function_call", "compaction")
 
 
@@ -40,7 +40,10 @@ def call(name: str, arguments: Any, identifier: str | None = None) -> Row:
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a message's content: text, an object, or a list of parts.
+    """Return the text of a message's content.
+
+    Args:
+        content (`Any`): Text, a list of parts, an object, which becomes JSON, or None, which becomes `""`.
 
     Raises:
         Unusable: a part has no text, for instance an image.
@@ -49,7 +52,10 @@ def text_of(content: Any) -> str:
 
 
 def split_parts(content: Any) -> tuple[str, str]:
-    """Return the text and the thinking of a message's content: text, an object, or a list of parts.
+    """Return the text and the thinking of a message's content.
+
+    Args:
+        content (`Any`): Text, a list of parts, an object, which becomes JSON, or None, which becomes `""`.
 
     Raises:
         Unusable: a part has no text, for instance an image.
@@ -97,9 +103,9 @@ def assistant(content: Any, calls: Sequence[Row] = (), thinking: str | None = No
 
     Args:
         content (`Any`): Text, or parts.
-        calls (`Sequence`): Tool calls.
+        calls (`Sequence[Row]`, defaults to `()`): Tool calls.
         thinking (`str`, *optional*): Thinking to add before the thinking of the parts.
-        more: Other fields of the message.
+        **more (`Any`): Other fields of the message.
     """
     text, thought = split_parts(content)
     found = "\n".join(filter(None, (thinking, thought)))
@@ -108,11 +114,11 @@ def assistant(content: Any, calls: Sequence[Row] = (), thinking: str | None = No
 
 
 def other(role: str, content: Any, **more: Any) -> Row:
-    """Return a system, user or tool message without thinking.
+    """Return a system, user or tool message.
 
     Args:
         role (`str`): Role. `developer` becomes `system`.
-        content (`Any`): Text, or parts.
-        more: Other fields of the message.
+        content (`Any`): Text, or parts. Parts with thinking are left out.
+        **more (`Any`): Other fields of the message.
     """
     return message({"role": "system" if role == "developer" else role, "content": text_of(content), **more})

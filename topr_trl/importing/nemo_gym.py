@@ -10,10 +10,11 @@ from topr_trl.importing.verifiers_results import join_turns
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return one row of messages. If each turn has token ids, return one row for each part of the rollout.
+    """Return one row of messages. If each turn has token ids, return one or more rows with token ids.
 
-    The last output item of a turn has the turn's token ids and log-probabilities (`prompt_token_ids`,
-    `generation_token_ids`, `generation_log_probs`).
+    A turn extends the previous row if its prompt starts with the tokens of that row. Otherwise, it starts a new row of
+    the same rollout. The last output item of a turn has the turn's token ids and log-probabilities
+    (`prompt_token_ids`, `generation_token_ids`, `generation_log_probs`).
     """
     if record.get("_ng_failure_class"):
         return [LeftOut.FAILED]
@@ -24,7 +25,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
     if not made or isinstance(made[0], LeftOut):
         return made
     row = {**made[0], **shared}
-    turns = [_turn(item) for item in response["output"] if item.get("generation_token_ids")]
+    turns = [_tokens_of_turn(item) for item in response["output"] if item.get("generation_token_ids")]
     if len(turns) < _count_turns(row["completion"]):
         return [row]
     parts = join_turns(turns)
@@ -32,7 +33,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
     return [{**row, "rollout_id": rollout, **part} for part in parts]
 
 
-def _turn(item: Record) -> dict[str, Any]:
+def _tokens_of_turn(item: Record) -> dict[str, Any]:
+    """Return the tokens of a turn under the names that `join_turns` expects."""
     ids = item["generation_token_ids"]
     return {
         "prompt_ids": item["prompt_token_ids"], "completion_ids": ids, "completion_mask": [1] * len(ids),

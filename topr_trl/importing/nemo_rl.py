@@ -1,14 +1,14 @@
-"""Read `train_data_step{N}.jsonl`, which NeMo-RL logs in training."""
+"""Read `train_data_step{N}.jsonl`, which NeMo-RL logs during training."""
 
 from topr_trl.importing.format import Format, LeftOut, Record
 from topr_trl.importing.row_table import Row
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return one row of token ids, unless the sample was masked in the loss.
+    """Return one row of token ids, or `LeftOut.MASKED` for a sample that the loss ignored.
 
-    Each field is a batch with one sample, padded on the right. Each log-probability has the index of its token, and is
-    0 for tokens that the policy did not generate.
+    Each field is a batch with one sample, padded on the right. A log-probability has the same index as its token. It is
+    0 for a token that the policy did not generate.
     """
     one = {name: value[0] if isinstance(value, list) else value for name, value in record.items()}
     ids, mask, logps = (

@@ -1,6 +1,6 @@
 """Read chat completions of OpenAI's API and of vLLM's server: batch files, and logs of requests with responses.
 
-A record of LiteLLM has the messages of the request next to the response. `model_parameters` has its other settings.
+A log of LiteLLM has the request's messages next to the response, and the request's settings in `model_parameters`.
 """
 
 from topr_trl.data.sampler_logps import SAMPLING
@@ -15,6 +15,10 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
 
     The request comes from the field `request` of the record, from the input file of the batch (`--requests`), or from
     the record itself (LiteLLM).
+
+    Raises:
+        NotOfFormat: the response has no choices, or the request is missing.
+        Unusable: the start of a completion is not known, or the numbers of token ids and log-probabilities differ.
     """
     if record.get("status") == "failure":
         return [LeftOut.FAILED]
@@ -40,7 +44,7 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
 
 
 def _continues(asked: Record) -> bool:
-    """Return whether the model continued the last message of a request (vLLM)."""
+    """Return whether a request asked vLLM's server to continue its last message."""
     return bool(asked.get("continue_final_message") or (asked.get("extra_body") or {}).get("continue_final_message"))
 
 
@@ -55,7 +59,7 @@ def _choice_columns(choice: Record, prompt_ids: list[int] | None) -> Row | None:
     if not ids and not any(written[name] for name in ("content", "tool_calls", "reasoning_content")):
         return None
     return {
-        "prompt_ids": prompt_ids if ids else None,  # Messages of a completion need messages as their prompt.
+        "prompt_ids": prompt_ids if ids else None,  # Prompt and completion both need ids, or both messages.
         "completion": [written],
         "completion_ids": ids,
         "sampler_logps": logps or None,

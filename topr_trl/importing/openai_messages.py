@@ -12,10 +12,11 @@ from topr_trl.importing.row_table import Row
 
 
 def message(given: Mapping[str, Any]) -> Row:
-    """Convert a chat message to the type `MESSAGES`.
+    """Convert a chat message to a message of the type `MESSAGES` in `row_table`.
 
-    Arguments of tool calls become JSON text, and content in several parts becomes one text. Function results, which
-    OpenAI's API had before tool results, become tool results.
+    Arguments of tool calls become JSON text, and content in several parts becomes one text. A refusal becomes the
+    content of a message without content. The older role `function` becomes `tool`, and the older field `function_call`
+    becomes a tool call.
 
     Args:
         given (`Mapping[str, Any]`): Message in OpenAI's format.
@@ -44,20 +45,20 @@ def message(given: Mapping[str, Any]) -> Row:
 
 
 def row_of_run(messages: list[Row], **columns: Any) -> list[Row]:
-    """Return one row, whose completion starts with the first assistant turn. Return [] without such a turn.
+    """Return one row whose completion starts with the first assistant turn to learn from.
 
-    Assistant turns with weight 0 before this turn are part of the prompt.
+    Return [] if there is no assistant turn to learn from. Assistant turns with weight 0 are context.
 
     Args:
         messages (`list[Row]`): Messages of the run.
-        columns: Other columns of the row.
+        **columns (`Any`): Other columns of the row.
     """
     first = next((n for n, each in enumerate(messages) if is_learned(each)), None)
     return [] if first is None else [{"prompt": messages[:first], "completion": messages[first:], **columns}]
 
 
 def text_or_messages(given: object) -> object:
-    """Convert a list of messages. Return text unchanged."""
+    """Convert each message of a list with `message`. Return text unchanged."""
     return [message(each) for each in given] if isinstance(given, list) else given
 
 
@@ -69,7 +70,10 @@ def _call(given: Mapping[str, Any]) -> Row:
 
 
 def has_broken_call(row: Row) -> bool:
-    """Return whether a tool call has invalid JSON. Do not check messages with token ids, which are not rendered."""
+    """Return whether the arguments of a tool call in a row are invalid JSON.
+
+    Messages that have token ids are not checked, because the trainer does not render them.
+    """
     turns = [
         turn
         for name in ("prompt", "completion")
@@ -87,7 +91,8 @@ def _as_json(arguments: Any) -> str:
 def tools_as_json(tools: Any) -> str | None:
     """Return tools as JSON, with the name and parameters of each tool in its field `function`.
 
-    Tools are not structs in the table, because each tool would get the parameters of all tools.
+    Return None if there are no tools. JSON is necessary because structs in a table would give each tool the parameters
+    of all tools.
 
     Args:
         tools (`Any`): List of tools, or JSON, which is returned unchanged.
@@ -100,8 +105,8 @@ def tools_as_json(tools: Any) -> str | None:
 def template_columns(request: Mapping[str, Any]) -> Row:
     """Return the columns `tools` and `chat_template_kwargs` from a request.
 
-    OpenAI's API had `functions` before tools. OpenAI's client sends settings that the API lacks in `extra_body`. vLLM
-    also passes `reasoning_effort` to the chat template.
+    OpenAI's API had `functions` before `tools`. OpenAI's client sends settings that OpenAI's API lacks in `extra_body`.
+    vLLM's server passes `reasoning_effort` to the chat template, so it becomes one of the `chat_template_kwargs`.
 
     Args:
         request (`Mapping[str, Any]`): Request in OpenAI's format, or a record with its fields.

@@ -11,6 +11,7 @@ from topr_trl.importing.openai_messages import message, row_of_run, tools_as_jso
 from topr_trl.importing.row_table import Row
 
 _OWN_WORDS = ("message", "finish", "think")  # actions that the agent can take without a tool call
+# Actions and observations that are not messages of the conversation.
 _SILENT = ("change_agent_state", "null", "recall", "agent_state_changed", "condensation_request", "loop_recovery")
 _NOT_FOR_THE_MODEL = (
     "ConversationStateUpdateEvent", "PauseEvent", "TokenEvent", "LLMCompletionLogEvent", "HookExecutionEvent",
@@ -19,9 +20,14 @@ _NOT_FOR_THE_MODEL = (
 
 
 def rows(record: Record) -> list[Row]:
-    """Return one row of messages. Return [] if there is no agent turn."""
+    """Return one row of messages. Return [] if there is no agent turn.
+
+    Raises:
+        NotOfFormat: an event of the SDK has an unknown kind.
+        Unusable: the first user message or the model's own text is missing, or the context was condensed.
+    """
     events = record.get("history") or []
-    if events and isinstance(events[0], list):  # pairs of an action and an observation, before 2024-11
+    if events and isinstance(events[0], list):  # Before 2024-11, a history had pairs (action, observation).
         events = list(chain.from_iterable(events))
     of_sdk = any("kind" in event for event in events)
     messages, tools = _of_sdk(events) if of_sdk else _of_agents(events)
@@ -31,7 +37,7 @@ def rows(record: Record) -> list[Row]:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return 1 if the tests passed and 0 if they failed, from the report that the evaluation adds."""
+    """Return the reward `resolved`: 1 if the tests passed and 0 if they failed. Return {} without a test report."""
     result = record.get("test_result") or {}
     for place in (result.get("report"), record.get("report"), result):
         if isinstance(place, Mapping) and isinstance(place.get("resolved"), bool):
@@ -42,7 +48,10 @@ def rewards(record: Record) -> dict[str, Any]:
 def one_per_folder(files: list[Path]) -> list[Path]:
     """Check that each folder has only one file, and return the files.
 
-    OpenHands writes a second file with the same runs and their reports.
+    The evaluation of OpenHands writes a second file, with the same runs and their test reports.
+
+    Args:
+        files (`list[Path]`): Files, sorted by name.
 
     Raises:
         ValueError: a folder has two files.
@@ -54,9 +63,9 @@ def one_per_folder(files: list[Path]) -> list[Path]:
 
 
 def _of_sdk(events: list[Record]) -> tuple[list[Row], list[Record]]:
-    """Return the messages and the tools of a run of the SDK, like the SDK's `events_to_messages`."""
+    """Return the messages and the tools of a run of the SDK. The SDK's `events_to_messages` does the same."""
     found, tools = list[Row](), list[Record]()
-    response: str | None = None  # id of the response with the last turn
+    response: str | None = None  # id of the model's response that the last turn comes from
     for event in events:
         kind = event["kind"]
         if kind == "SystemPromptEvent":
@@ -107,9 +116,9 @@ def _observation(event: Record) -> Row:
 
 
 def _of_agents(events: list[Record]) -> tuple[list[Row], list[Record]]:
-    """Return the messages and the tools of a run of an agent before the SDK.
+    """Return the messages and the tools of a run of an older agent, from before the SDK.
 
-    An action has the model's response in `tool_call_metadata`. A response with several calls has an event for each.
+    An action has the model's response in `tool_call_metadata`. A response with several calls has one event per call.
     """
     found, tools = list[Row](), list[Record]()
     seen = set[str]()  # ids of the responses in `found`
@@ -130,6 +139,7 @@ def _of_agents(events: list[Record]) -> tuple[list[Row], list[Record]]:
 
 
 def _of_action(event: Record, metadata: Record | None, seen: set[str]) -> Iterator[Row]:
+    """Yield the message of an action, if any. Skip a response that is in `seen`, and add other responses to `seen`."""
     kind, args = event["action"], event.get("args") or {}
     if metadata is not None:
         response = metadata["model_response"]

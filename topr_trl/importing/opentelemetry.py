@@ -1,4 +1,4 @@
-"""Read spans and logs of OpenTelemetry's conventions for generative AI, as OTLP JSON or as an SDK prints them."""
+"""Read spans and logs that follow OpenTelemetry's conventions for generative AI, as OTLP JSON or printed by an SDK."""
 
 import json
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ from topr_trl.importing.row_table import Row
 _INPUT, _OUTPUT, _SYSTEM = "gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions"
 _TOOLS, _REASONS = "gen_ai.tool.definitions", "gen_ai.response.finish_reasons"
 _RESULT, _SCORE, _NAME = "gen_ai.evaluation.result", "gen_ai.evaluation.score.value", "gen_ai.evaluation.name"
+# Attributes with messages in older conventions, which cannot be read.
 _OLD = ("gen_ai.prompt", "gen_ai.completion", "gen_ai.prompt.0.content", "llm.prompts")
 
 
@@ -38,12 +39,14 @@ def calls(record: Record) -> Iterator[Record]:
         if (log.get("eventName") or log.get("name")) == _RESULT:
             evaluated.setdefault(log.get("spanId"), {}).update(_evaluations([{**log, "name": _RESULT}]))
     captured = {span.get("spanId") for span in spans if _OUTPUT in _plain(span.get("attributes"))}
-    for each in (*spans, *(log for log in logs if log.get("spanId") not in captured)):  # A log can repeat its span.
+    # Leave out logs that repeat the messages of their span.
+    for each in (*spans, *(log for log in logs if log.get("spanId") not in captured)):
         own = {**evaluated.get(each.get("spanId"), {}), **_evaluations(each.get("events") or ())}
         yield {**each, "attributes": _plain(each.get("attributes")), "evaluations": own}
 
 
 def _evaluations(events: Any) -> dict[str, Any]:
+    """Return the scores in the evaluation events of a list, by the name of the evaluation."""
     found = {}
     for event in events:
         if event.get("name") == _RESULT:
@@ -70,7 +73,12 @@ def _value(given: Record) -> Any:
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return a row of messages for each output message."""
+    """Return a row of messages for each output message. Return `LeftOut.OTHER` for a record without output messages.
+
+    Raises:
+        NotOfFormat: the record follows older conventions.
+        Unusable: the prompt was not captured, or the provider ran a tool itself.
+    """
     attributes = record["attributes"]
     if _OUTPUT not in attributes:
         if found := [name for name in _OLD if name in attributes]:
@@ -96,7 +104,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
     return made
 
 
-_REASON = {"tool_call": "tool_calls"}
+_REASON = {"tool_call": "tool_calls"}  # finish reason in OpenTelemetry's conventions, and in OpenAI's API
 
 
 def _functions(tools: Any) -> Any:

@@ -7,11 +7,19 @@ from topr_trl.importing.openai_messages import tools_as_json
 from topr_trl.importing.prompt_tables import PROMPTS, column_of, normalized, plain, with_system
 from topr_trl.importing.row_table import Row
 
-_MARKERS = ("\n\nAssistant:", "<|im_start|>assistant\n", "<|assistant|>\n", "[/INST]")  # starts of assistant turns
+_MARKERS = ("\n\nAssistant:", "<|im_start|>assistant\n", "<|assistant|>\n", "[/INST]")  # text before an assistant turn
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return a row with reward 1 for `chosen` and a row with reward -1 for `rejected`. Return [] for an empty text."""
+    """Return a row with reward 1 for `chosen` and a row with reward -1 for `rejected`.
+
+    Return [] if one of the two is empty, and `LeftOut.TIED` if they are equal.
+
+    Raises:
+        NotOfFormat: the prompt is missing or ambiguous.
+        Unusable: `chosen` and `rejected` have different types or prompts, or the prompt differs from the field
+            `prompt`.
+    """
     chosen, rejected = (plain(record[name], name) for name in ("chosen", "rejected"))
     if not chosen or not rejected:
         return []
@@ -55,8 +63,8 @@ def _prompt_name(record: Record, chosen: Any) -> str | None:
 def _split_messages(prompt: Any, chosen: list[Row], rejected: list[Row]) -> tuple[Any, list[Row], list[Row]]:
     """Return the prompt, and the messages of `chosen` and `rejected` after it.
 
-    If both start with an assistant turn, the prompt is the field `prompt`. Otherwise, the prompt consists of their
-    common first messages, and the field `prompt` must agree with these messages.
+    If `chosen` and `rejected` start with an assistant turn, the prompt is the argument `prompt`. Otherwise, the prompt
+    consists of their common first messages, and the argument `prompt`, if any, must agree with these messages.
     """
     if chosen[0]["role"] == rejected[0]["role"] == "assistant":
         if prompt is None:
@@ -71,7 +79,7 @@ def _split_messages(prompt: Any, chosen: list[Row], rejected: list[Row]) -> tupl
         raise Unusable("chosen and rejected do not start with the same messages, followed by an assistant turn")
     own = chosen[:shared]
     if isinstance(prompt, list) and prompt[-len(own) :] == own:
-        own = prompt  # The field can have a system prompt that chosen and rejected lack.
+        own = prompt  # `prompt` can have a system message that chosen and rejected lack.
     elif not (prompt is None or (own[: len(prompt)] == prompt if isinstance(prompt, list) else _is_among(prompt, own))):
         raise Unusable("its prompt differs from the prompt in the messages of chosen. Remove one of the two prompts")
     return own, chosen[shared:], rejected[shared:]

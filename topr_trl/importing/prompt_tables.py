@@ -23,14 +23,16 @@ _MESSAGES = re.compile(r"\s*\[\s*\{\s*['\"]")  # text that looks like a list of 
 def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy: str) -> str:
     """Return the name of the column with the prompt or the completion.
 
+    Empty columns are ignored if a column has a value. If several columns remain, the column `names[0]` is preferred.
+
     Args:
-        record (`Mapping`): Record.
-        names (`Sequence[str]`): Names to look for, in lower case. A column with the first name is preferred.
-        what (`str`): Content of the column, for messages.
-        remedy (`str`): Remedy for a missing or ambiguous column, for messages.
+        record (`Mapping[str, Any]`): Record.
+        names (`Sequence[str]`): Names to look for, as `normalized` returns them.
+        what (`str`): Content of the column, for error messages.
+        remedy (`str`): Remedy for a missing or ambiguous column, for error messages.
 
     Raises:
-        NotOfFormat: there is no such column, or more than one.
+        NotOfFormat: no column has one of the names, or several columns do and none of them is preferred.
     """
     found = [name for name in record if normalized(name) in names]
     found = [name for name in found if record[name] not in (None, "")] or found[:1]
@@ -42,7 +44,7 @@ def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy
 
 
 def normalized(name: Any) -> str:
-    """Return a column name in lower case, with underscores between words."""
+    """Return a column name in lower case, with underscores instead of spaces and punctuation."""
     return re.sub(r"[^a-z0-9]+", "_", str(name).strip().lower()).strip("_")
 
 
@@ -53,14 +55,14 @@ def has_columns(record: Mapping[str, Any]) -> bool:
 
 
 def plain(value: Any, name: str) -> Any:
-    """Return text, or messages. Parse text that contains messages as JSON.
+    """Return text, messages or None. Convert a number to text, and parse text that looks like a JSON list of messages.
 
     Args:
-        value (`Any`): Text, messages, or None.
-        name (`str`): Name of the column, for messages.
+        value (`Any`): Text, messages, a number, or None.
+        name (`str`): Name of the column, for error messages.
 
     Raises:
-        NotOfFormat: the text looks like messages and is not JSON, or the value is neither text nor messages.
+        NotOfFormat: the text looks like messages and is not JSON, or the value has another type.
         Unusable: a message has an unknown role.
     """
     if isinstance(value, str) and _MESSAGES.match(value):
@@ -92,7 +94,12 @@ def check_roles(messages: Any) -> None:
 
 
 def rows(record: Record) -> list[Row]:
-    """Return one row. Return [] if the prompt or the completion is empty."""
+    """Return one row. Return [] if the prompt or the completion is empty.
+
+    Raises:
+        NotOfFormat: the column of the prompt or of the completion is missing or ambiguous.
+        Unusable: a message has an unknown role, or there are two system prompts.
+    """
     prompt_name = column_of(record, PROMPTS, "prompt", "Set --prompt_field to the name of the column")
     others = {name: value for name, value in record.items() if name != prompt_name}
     completion_name = column_of(others, COMPLETIONS, "completion", "Set --completion_field to the name of the column")
@@ -112,7 +119,11 @@ def rows(record: Record) -> list[Row]:
 
 
 def with_system(prompt: Any, system: str) -> Any:
-    """Return a prompt as messages that start with a system prompt."""
+    """Return a prompt as messages that start with a system prompt.
+
+    Raises:
+        Unusable: the prompt already starts with a system message.
+    """
     own = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if own and own[0]["role"] == "system":
         raise Unusable("its prompt starts with a system message, and another column has a system prompt, too")
@@ -120,7 +131,7 @@ def with_system(prompt: Any, system: str) -> Any:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return the columns that may be the reward."""
+    """Return the columns that may hold the reward. If a column is named `reward`, return only this column."""
     found = {name: value for name, value in record.items() if normalized(name) in REWARDS}
     exact = {name: value for name, value in found.items() if normalized(name) == REWARDS[0]}
     return exact or found

@@ -75,7 +75,7 @@ class ReadingArguments(InputArguments):
             name (`str`): Name of the format.
 
         Raises:
-            ValueError: a setting has no effect with this format.
+            ValueError: a setting does not fit the format.
         """
         if self.ignore_fields and FORMATS[name].optional is None:
             raise ValueError(f"ignore_fields: records of format {name} may have any fields. Remove ignore_fields.")

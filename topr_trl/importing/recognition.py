@@ -20,7 +20,7 @@ def _has(*names: str) -> Callable[[Record], bool]:
 
 
 def _inner(record: Any, *path: str) -> Any:
-    """Return the value of an inner field, or None."""
+    """Return the value of an inner field, or None. `path` has the names of the fields, from outer to inner."""
     for name in path:
         record = record.get(name) if isinstance(record, Mapping) else None
     return record
@@ -75,7 +75,8 @@ def _is_openhands_output(record: Record) -> bool:
 def messages_fields(record: Any, inside: str = "") -> list[str]:
     """Return the names of the fields of a record that hold chat messages, such as `history` or `run.messages`.
 
-    In a table, leave out the prompt and the completion, because neither is the whole conversation.
+    Names have at most three parts, such as `log.run.messages`. In a table, columns with a prompt or a completion are
+    left out, because neither is the whole conversation.
 
     Args:
         record (`Any`): Record.
@@ -110,7 +111,7 @@ def is_chat_messages(value: Any) -> bool:
     return any(each["role"] == "assistant" for each in value)
 
 
-# Test for the records of each format. The first test that passes selects the format, so specific formats precede
+# Test for the records of each format. The first test that passes selects the format, so specific formats come before
 # general formats.
 _TESTS: dict[str, Callable[[Record], bool]] = {
     "recording": _has("rollout_id", "calls", "rewards", "comments"),
@@ -163,10 +164,10 @@ def recognize(files: Iterable[Path]) -> str:
     """Recognize the format of files, and return its name.
 
     Args:
-        files (`Iterable`): Files. Only the first records of the first file are read.
+        files (`Iterable[Path]`): Files. Only the first records of the first file are read.
 
     Raises:
-        ValueError: no format matches, or the first records have different formats.
+        ValueError: the format is not recognized, or the first records have different formats.
     """
     file = next(iter(files))
     seen = [parsed(raw) for _, raw in islice(read_records(file), _RECORDS)]

@@ -1,4 +1,7 @@
-"""Read records from JSON, CSV and parquet files, and from logs of inspect_ai. Files may be compressed."""
+"""Read records from JSON, CSV and parquet files, logs of inspect_ai, and recordings of `topr record`.
+
+JSON, CSV and TSV files may be compressed with gzip or zstd.
+"""
 
 import io
 import json
@@ -27,7 +30,7 @@ def files_of(path: Path, suffix: str) -> list[Path]:
 
     Args:
         path (`Path`): Folder or file.
-        suffix (`str`): Suffix of the format, without a compression suffix.
+        suffix (`str`): Suffix of the format, without a compression suffix. `""` accepts all known suffixes.
 
     Raises:
         ValueError: the folder has no file of the format, has files of several formats, or has a file and its
@@ -52,15 +55,10 @@ def files_of(path: Path, suffix: str) -> list[Path]:
     return found
 
 
+# Suffixes to look for if the format is not known. The first suffix with files is used.
 SUFFIXES = (".sqlite", ".jsonl", ".parquet", ".eval", ".csv", ".tsv", ".ndjson", ".traj", ".json")
-_OWN_FORMAT = (
-    ".jsonl",
-    ".parquet",
-    ".csv",
-    ".tsv",
-    ".eval",
-    ".sqlite",
-)  # A folder may have only one of these suffixes.
+# A folder may have files with only one of these suffixes.
+_OWN_FORMAT = (".jsonl", ".parquet", ".csv", ".tsv", ".eval", ".sqlite")
 # Suffixes to look for, by the suffix of the format. The first suffix with files is used. `.json` is last, because such
 # files may describe a run instead of containing records.
 _LIKE = {".jsonl": (".jsonl", ".ndjson", ".traj", ".json"), ".eval": (".eval", ".json")}
@@ -78,12 +76,12 @@ def _by_name(file: Path) -> tuple[Path, Path]:
 
 
 def _uncompressed(file: Path) -> Path:
-    """Return the name of a file without its compression suffix."""
+    """Return the path of a file without its compression suffix."""
     return file.with_suffix("") if file.suffix in _COMPRESSED else file
 
 
 def count_records(files: Sequence[Path]) -> list[int]:
-    """Return the number of records (lines or rows) in each file."""
+    """Return the number of records in each file, such as lines, rows or samples."""
     return [_count(path) for path in files]
 
 
@@ -107,14 +105,14 @@ def _readable(path: Path) -> Iterator[None]:
     """Add the name of the file to errors of reading and decompression."""
     try:
         yield
-    except FileNotFoundError:
+    except FileNotFoundError:  # This error already has the name.
         raise
     except (pa.ArrowException, OSError) as error:
         raise unreadable(path, error) from error
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not empty, with their numbers. End a truncated file with a broken line."""
+    """Yield the lines that are not empty, with their numbers. At the end of a truncated file, yield a broken line."""
     number = 0
     with io.BufferedReader(pa.input_stream(path)) as file:  # `input_stream` decompresses, according to the suffix.
         try:
@@ -124,11 +122,13 @@ def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         except OSError as error:
             if number == 0:
                 raise unreadable(path, error) from error
-            yield number + 1, b"{"
+            yield number + 1, b"{"  # `parsed` returns None for this line.
 
 
 def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
-    """Yield the place and the content of each record. Lines are not parsed, because callers skip some lines.
+    """Yield the place of each record, such as `rows.jsonl, line 3`, and its content.
+
+    A line is not parsed, because callers skip some lines. `parsed` parses it.
 
     Args:
         path (`Path`): File of records.
@@ -161,7 +161,7 @@ def parsed(raw: bytes | Record) -> Any:
     A broken line is not valid JSON, is nested too deeply, or has an unpaired surrogate (from text cut inside an emoji).
 
     Args:
-        raw (`bytes` or `dict`): Line, or a record of a table, which is returned unchanged.
+        raw (`bytes` or `Record`): Line, or a record of another kind of file, which is returned unchanged.
     """
     if not isinstance(raw, bytes):
         return raw

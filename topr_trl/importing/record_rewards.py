@@ -1,4 +1,4 @@
-"""Find the rewards of records: in their fields, or in a file of rewards by id."""
+"""Find the rewards of records, in their fields or in a file that lists rewards by id."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from topr_trl.importing.row_table import Row
 
 
 class RecordRewards:
-    """Rewards of the records of one format.
+    """Source of rewards for the records of one format: fields of a record, or a file of rewards.
 
     Args:
         args (`ReadingArguments`): Settings.
@@ -26,7 +26,7 @@ class RecordRewards:
 
     @property
     def exist(self) -> bool:
-        """Whether the format or a setting defines where the rewards are."""
+        """Whether the format or a setting defines how to find rewards in records."""
         return self.format.rewards is not None or bool(self.args.reward_fields) or self.by_id is not None
 
     def of(self, record: Record, rollouts: int) -> list[float] | None:
@@ -38,7 +38,7 @@ class RecordRewards:
 
         Raises:
             NotOfFormat: a reward is ambiguous or not a number, or the numbers of rewards and rollouts differ.
-            Unusable: a reward is infinite, NaN or too large.
+            Unusable: a reward is infinite, NaN or too large for float32.
             Unrewarded: the record has no reward.
         """
         if self.by_id is not None:
@@ -54,7 +54,7 @@ class RecordRewards:
                 else f"it has {', '.join(record)}, and none of these fields is a known reward"
             )
             raise NotOfFormat(f"{which}: list the fields to add up in --reward_fields")
-        # One reward function can return None for a completion that a different function rewards.
+        # If there are several reward functions, some can return None for a completion.
         numbers_by_name = {name: as_number(name, value, self.labels) for name, value in values.items()}
         known = {name: value for name, value in numbers_by_name.items() if value is not None}
         if not known:
@@ -79,7 +79,8 @@ def check_rewards(rows: Sequence[Row]) -> None:
 
     Raises:
         Unrewarded: a row has no reward.
-        NotOfFormat: a reward is not a finite number.
+        NotOfFormat: a reward is not a number.
+        Unusable: a reward is infinite, NaN or too large for float32.
     """
     for row in rows:
         if row.get("reward") is None:
@@ -89,6 +90,7 @@ def check_rewards(rows: Sequence[Row]) -> None:
 
 def _check_number(name: str, number: Any) -> None:
     if not isinstance(number, int | float) or not abs(number) <= LARGEST_REWARD:
+        # A float such as NaN is a failed reward, which a setting can skip. Another type is an error in the file.
         error = Unusable if isinstance(number, float) else NotOfFormat
         raise error(f"{name} is {number!r}, and a reward must be a finite number")
 
@@ -117,10 +119,10 @@ def numbers_in(record: Any, inside: str = "") -> list[str]:
 
 
 def read_by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:
-    """Return the value for each id in a file of records. Return None without a file.
+    """Return a dictionary from the id of each record in a file to the value of a field. Return None without a file.
 
     Args:
-        path (`str`, *optional*): File of records.
+        path (`str` or `None`): File of records.
         by (`str`): Field with the id.
         name (`str`): Field with the value.
 
@@ -147,8 +149,11 @@ def value_by_id(values: dict[Any, Any], record: Record, by: str, option: str, er
         values (`dict`): Values by id, as `read_by_id` returns them.
         record (`Record`): Record.
         by (`str`): Field of the record with its id.
-        option (`str`): Setting with the file of values, for messages.
+        option (`str`): Setting with the file of values, for error messages.
         error (`type[NotOfFormat]`): Error to raise if the file has no value for the id.
+
+    Raises:
+        NotOfFormat: the record has no id, or the file has no value for it.
     """
     identifier = field_value(record, by, NotOfFormat)
     if not isinstance(identifier, str | int) or identifier not in values:
@@ -161,8 +166,8 @@ def field_value(record: Record, path: str, error: type[NotOfFormat]) -> Any:
 
     Args:
         record (`Record`): Record.
-        path (`str`): Name of the field, after the names of its outer fields, separated by dots.
-        error (`type[NotOfFormat]`): Error to raise if there is no such field.
+        path (`str`): Name of the field. The path of an inner field has dots between the names, from outer to inner.
+        error (`type[NotOfFormat]`): Error to raise if the record lacks the field.
     """
     value: Any = record
     for name in path.split("."):

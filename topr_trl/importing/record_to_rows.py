@@ -1,4 +1,4 @@
-"""Convert records to rows with a format, the settings, and files of rewards and requests."""
+"""Convert records to rows with rewards and problem ids."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,13 +32,13 @@ from topr_trl.importing.row_table import Row
 
 
 class Part(NamedTuple):
-    """Rows of the records of a shard.
+    """Rows of one shard, and the places of records without a row.
 
     Attributes:
         rows (`list[Row]`): Rows.
         places (`list[str]`): Place of each row's record: the file and the position in it.
-        left_out (`dict[str, list[str]]`): Places of completions and records without a row, by reason.
-        several_turns (`int`): Number of rows whose completion had several turns of the model, before any cut.
+        left_out (`dict[str, list[str]]`): Places of completions and records without a row, by `LeftOut` reason.
+        several_turns (`int`): Number of rows with several turns to learn from, counted before `last_turn` cuts them.
     """
 
     rows: list[Row]
@@ -48,7 +48,9 @@ class Part(NamedTuple):
 
 
 def short_place(place: str, source: Path) -> str:
-    """Return a place relative to the imported folder or file, because manifests with absolute paths may be published.
+    """Return a place relative to the imported folder, or to the folder of the imported file.
+
+    Manifests may be published, so they must not contain absolute paths.
 
     Args:
         place (`str`): Path of a file, or place of a record.
@@ -63,6 +65,9 @@ def recognize_source(args: InputArguments, source: Path) -> str:
     Args:
         args (`InputArguments`): Settings.
         source (`Path`): Folder or file that is imported.
+
+    Raises:
+        ValueError: the format is not recognized.
     """
     if args.messages_field:
         return "messages"
@@ -73,7 +78,7 @@ def recognize_source(args: InputArguments, source: Path) -> str:
 
 @dataclass
 class _Run:
-    """Problem and reward that all records of a run share."""
+    """Problem id and reward that all records of a run share. Each is None while it is unknown."""
 
     problem: str | None = None
     reward: float | None = None
@@ -85,6 +90,9 @@ class RecordReader:
     Args:
         args (`ReadingArguments`): Settings.
         source (`Path`): Folder or file that is imported.
+
+    Raises:
+        ValueError: the format is not recognized, a setting does not fit it, or a file of a setting is malformed.
     """
 
     def __init__(self, args: ReadingArguments, source: Path) -> None:
@@ -108,7 +116,7 @@ class RecordReader:
         self.columns = tuple(dict.fromkeys((*self.format.columns, *more, *self._for_all)))
 
     def find_runs(self, records: Iterable[tuple[str, bytes | Record]]) -> None:
-        """Collect the problem and the reward of each run. With `rollout_field`, call this before `read`.
+        """Collect the problem id and the reward of each run. With `rollout_field`, call this method before `read`.
 
         Args:
             records (`Iterable`): Place and content of each record.
@@ -141,7 +149,7 @@ class RecordReader:
             records (`Iterable`): Place and content of each record.
 
         Raises:
-            ValueError: a record does not match the format, or is not usable and no setting skips it.
+            ValueError: a record does not match the format, or cannot be used and no setting skips it.
         """
         part, several_turns = Part([], [], {reason.value: [] for reason in LeftOut}, 0), 0
         for place, record in self._split(records):
@@ -164,7 +172,7 @@ class RecordReader:
         return [LeftOut.WHERE] if self._is_other(record) else self._rows(self._check_fields(record))
 
     def _split(self, records: Iterable[tuple[str, bytes | Record]]) -> Iterator[tuple[str, Any]]:
-        """Split documents, and yield the place and the content of each record. A broken line is None."""
+        """Split documents into records. Yield the place and the content of each record, and None for a broken line."""
         split = self.format.records
         for place, raw in records:
             record = parsed(raw)
@@ -179,12 +187,15 @@ class RecordReader:
                 yield from ((f"{place}, part {n}", each) for n, each in enumerate(inner, 1))
 
     def _is_other(self, record: Any) -> bool:
-        """Return whether a field of a record differs from its value in `where`."""
+        """Return whether a field of a record differs from the value that `where` requires."""
         return isinstance(record, dict) and any(str(record.get(name)) != value for name, value in self.where.items())
 
     @contextmanager
     def _errors_with(self, place: str, record: Any) -> Iterator[None]:
-        """Turn an error in a record into a ValueError with its place and likely format. Let skipped errors pass."""
+        """Turn an error in a record into a ValueError with the record's place and likely format.
+
+        An `Unusable` error is raised unchanged if the settings or the format skip such records.
+        """
         try:
             yield
         except Unusable as error:
@@ -211,6 +222,7 @@ class RecordReader:
         )
 
     def _check_fields(self, record: Any) -> Record:
+        """Rename and check the fields of a record, and add its request from the file of requests, if there is one."""
         args = self.args
         named = [*(args.reward_fields or ()), args.problem_field or "", args.rollout_field or "", *self.where]
         if isinstance(record, dict):
@@ -221,7 +233,7 @@ class RecordReader:
         return {**record, "request": value_by_id(self.requests, record, "custom_id", "--requests", NotOfFormat)}
 
     def _with_names_of_format(self, record: Record) -> Record:
-        """Rename fields to the names of the format, and compare the field `same` with earlier records."""
+        """Rename fields to the names of the format. Check that the field `Format.same` is the same in all records."""
         record = with_named_fields(record, self.args)
         if self.name == "messages" and (self.args.messages_field or "messages" not in record):
             fields = [self.args.messages_field] if self.args.messages_field else messages_fields(record)
@@ -247,7 +259,7 @@ class RecordReader:
         ]
         if not self.chat:
             return found
-        if self.args.chat is None:
+        if self.args.chat is None:  # With --chat, the user has chosen what to do with rendered prompts.
             for row in found:
                 if not isinstance(row, LeftOut):
                     check_not_rendered(row)
@@ -257,7 +269,7 @@ class RecordReader:
         found = self._completions(record)
         if not (rows := _rows_in(found)):
             return found
-        # A list of rewards has a value for an empty completion, too.
+        # A list of rewards has a value for each row and for each empty completion.
         placed = [row for row in found if not isinstance(row, LeftOut) or row is LeftOut.EMPTY]
         if self.args.rollout_field:
             self._add_run(record, placed)
@@ -284,7 +296,7 @@ class RecordReader:
         return last_turn(row) if self.args.completion == LAST_TURN and turns_of(row) > 1 else row
 
     def _problem(self, record: Record, rows: Sequence[Row]) -> str:
-        """Return the id of a record's problem: `problem_field`, or else the first row's problem id or prompt hash."""
+        """Return the problem id of a record: its `problem_field`, or the first row's problem id or prompt hash."""
         if self.args.problem_field:
             return str(field_value(record, self.args.problem_field, NotOfFormat))
         first = rows[0]
@@ -294,7 +306,7 @@ class RecordReader:
         return str(field_value(record, self.args.rollout_field or "", NotOfFormat))
 
     def _add_run(self, record: Record, found: Sequence[Row | LeftOut]) -> None:
-        """Add the id, the problem and the reward of a run to the row of one of its records."""
+        """Add the id, the problem id and the reward of a run to the row of one of its records."""
         if len(found) > 1:
             raise NotOfFormat(
                 f"it has {len(found)} completions, and a record of a run must have one: remove --rollout_field"
@@ -308,6 +320,7 @@ class RecordReader:
                 row.update({ROLLOUT: name, "problem_id": run.problem, "reward": run.reward})
 
     def _add_rewards(self, record: Record, rows: Sequence[Row | LeftOut]) -> None:
+        """Add the rewards of a record to its rows. All rows of a rollout get the same reward."""
         rollouts = Rollouts.of([None if isinstance(row, LeftOut) else row.get(ROLLOUT) for row in rows])
         rewards = self.rewards.of(record, len(rollouts.counts_R))
         if rewards is not None:

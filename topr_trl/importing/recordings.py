@@ -18,12 +18,14 @@ from topr_trl.recording.answers import CHAT, choice_of, prompt_of
 from topr_trl.recording.store import State
 
 _MODEL_COLUMNS = "model", "served_model", "model_revision"
-_SAME = ("tools", "chat_template_kwargs", *_MODEL_COLUMNS, *SAMPLING)  # columns that all calls of a row have in common
+_SAME = ("tools", "chat_template_kwargs", *_MODEL_COLUMNS, *SAMPLING)  # equal in all calls of a row
 _TOKEN_COLUMNS = ("prompt_ids", "completion_ids", "sampler_logps")
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return the rows of a rollout. A rollout without a reward gives no row.
+    """Return the rows of a rollout.
+
+    Return `LeftOut.UNGRADED` for a rollout without a reward, and `LeftOut.FAILED` for a rollout without an answer.
 
     Args:
         record (`Record`): Rollout, as `read_rollouts` returns it.
@@ -34,8 +36,9 @@ def rows(record: Record) -> list[Row | LeftOut]:
     found = [row for call in record["calls"] if (row := _row_of_call(call)) is not None]
     by_tokens = all(row["prompt_ids"] and row["completion_ids"] for row in found)
     for row in found:
+        # A row with token ids and a row without them cannot be joined.
         later = row if by_tokens else {**row, **dict.fromkeys(_TOKEN_COLUMNS)}
-        for n, earlier in reversed(list(enumerate(made))):  # A rollout can switch between conversations.
+        for n, earlier in reversed(list(enumerate(made))):  # A rollout can alternate between conversations.
             if (joined := _joined(earlier, later)) is not None:
                 made[n] = joined
                 break
@@ -76,7 +79,7 @@ def _row_of_call(call: Record) -> Row | None:
 
 
 def _number(value: Any) -> Any:
-    """Convert a number that the application sent as text. Servers accept such text."""
+    """Parse a number that the application sent as text, because servers accept numbers as text."""
     if isinstance(value, str):
         with suppress(ValueError):
             return json.loads(value)
@@ -84,7 +87,7 @@ def _number(value: Any) -> Any:
 
 
 def _joined(row: Row, later: Row) -> Row | None:
-    """Return a row, extended by a later call. Return None if the later call does not continue the row."""
+    """Join a row and the row of a later call. Return None if the later call does not continue the row."""
     if any(row.get(name) != later.get(name) for name in _SAME) or not isinstance(later["prompt"], type(row["prompt"])):
         return None
     if row.get("completion_ids"):
@@ -107,9 +110,10 @@ def _joined(row: Row, later: Row) -> Row | None:
 
 
 def _joined_text(row: Row, later: Row) -> Row:
-    """Return the prompt of the row, and a completion with all text or messages up to the later answer."""
+    """Return the prompt of a row, and a completion with all text or messages after it, up to the later answer."""
     if not isinstance(row["prompt"], list):
-        since = later["prompt"].removeprefix(row["prompt"])  # has special tokens, which completions lack
+        # The later prompt has the earlier completion with its special tokens, which the text of a completion lacks.
+        since = later["prompt"].removeprefix(row["prompt"])
         return {"prompt": row["prompt"], "completion": since + later["completion"]}
     read = len(row["prompt"]) + len(row["completion"])
     return {
@@ -125,7 +129,7 @@ def _is_continued(row: Row, later: Row) -> bool:
 
 
 def _shown(message: Row) -> Row:
-    """Return a message without its empty fields, because they mean the same as missing fields."""
+    """Return a message without its empty fields, because an empty field means the same as a missing field."""
     return {name: value for name, value in message.items() if value}
 
 

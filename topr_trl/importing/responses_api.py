@@ -12,7 +12,7 @@ from topr_trl.importing.text_completions import body_and_request
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return one row of messages."""
+    """Return one row of messages. Return `LeftOut.FAILED` for a failed request, and [] for an empty response."""
     found = body_and_request(record, "input")
     if found is None:
         return [LeftOut.FAILED]
@@ -23,13 +23,15 @@ def rows(record: Record) -> list[Row | LeftOut]:
 def row_of_response(asked: Record, body: Record) -> list[Row | LeftOut]:
     """Return one row of messages from a request and its response. Return [] if the response is empty.
 
+    Return `LeftOut.FAILED` if the response failed or is not complete yet.
+
     Args:
-        asked (`Record`): Parameters of the request: input, instructions, tools.
-        body (`Record`): Response with its output.
+        asked (`Record`): Parameters of the request, such as `input`, `instructions` and `tools`.
+        body (`Record`): Response with its `output`.
 
     Raises:
         NotOfFormat: the output is missing.
-        Unusable: the provider ran a tool itself, or the request refers to stored messages.
+        Unusable: the provider ran a tool itself, or the request refers to messages that are not in the file.
     """
     if "output" not in body:
         raise NotOfFormat(f"its response has no output; it has {', '.join(sorted(body))}")
@@ -49,6 +51,9 @@ def row_of_response(asked: Record, body: Record) -> list[Row | LeftOut]:
 def prompt_of(asked: Record) -> list[Row]:
     """Return the messages of a request.
 
+    Args:
+        asked (`Record`): Parameters of the request.
+
     Raises:
         Unusable: the request refers to an earlier response or a stored prompt, which is not in the file.
     """
@@ -64,6 +69,12 @@ def messages_of(items: Iterable[Any]) -> list[Row]:
     """Convert items of the Responses API to messages.
 
     The reasoning, the message and the calls of one response become one assistant turn.
+
+    Args:
+        items (`Iterable`): Items of the input of a request, or of the output of a response.
+
+    Raises:
+        Unusable: an item has a type that cannot become a message, or a part of its content has no text.
     """
     found: list[Row] = []
     turn: dict[str, Any] | None = None  # assistant turn that the next item may continue
@@ -83,6 +94,7 @@ def messages_of(items: Iterable[Any]) -> list[Row]:
             end_turn()
             found.append(other(role, item["content"]))
         elif kind in ("message", "reasoning", "function_call"):
+            # Reasoning after text or calls, or text after calls, belongs to the next response.
             if turn is not None and ((kind == "reasoning" and (turn["text"] or turn["calls"])) or
                                      (kind == "message" and turn["calls"])):  # fmt: skip
                 end_turn()
@@ -103,7 +115,11 @@ def messages_of(items: Iterable[Any]) -> list[Row]:
 
 
 def _functions(tools: Any) -> Any:
-    """Return the tools of a request, which must all be functions."""
+    """Return the functions in the tools of a request. Return None without tools.
+
+    Raises:
+        Unusable: a tool is not a function, so the provider runs it.
+    """
     others = {tool.get("type") for tool in tools or () if tool.get("type", "function") != "function"}
     if others:
         raise Unusable(f"its request has the tool {', '.join(map(str, others))}, which the provider runs itself")

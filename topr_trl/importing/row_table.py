@@ -36,7 +36,7 @@ def to_table(made: list[Row], places: list[str], columns: Sequence[str], convers
     Args:
         made (`list[Row]`): Rows.
         places (`list[str]`): Place of each row's record, for error messages.
-        columns (`Sequence[str]`): Columns of the table, in addition to prompt and completion.
+        columns (`Sequence[str]`): Columns of the table, in addition to prompt and completion. A missing value is null.
         conversational (`bool`): Whether prompts and completions are messages. Otherwise, they are text.
 
     Raises:

@@ -17,7 +17,12 @@ _CALL = "function_call"  # LLaMA-Factory's role for a turn with tool calls as JS
 
 
 def rows(record: Record) -> list[Row]:
-    """Return one row of messages. Return [] if there is no assistant turn."""
+    """Return one row of messages. Return [] if there is no assistant turn to learn from.
+
+    Raises:
+        NotOfFormat: a turn has an unknown role.
+        Unusable: the record has an image.
+    """
     if record.get("image") or record.get("images"):
         raise Unusable("it has images: offline training supports only text")
     turns = [_message(turn) for turn in record["conversations"]]

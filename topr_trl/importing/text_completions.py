@@ -9,11 +9,11 @@ from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unus
 from topr_trl.importing.openai_messages import finish_reason
 from topr_trl.importing.row_table import Row
 
-_ID_PREFIX = "token_id:"  # vLLM's prefix of tokens with `return_tokens_as_token_ids`
+_ID_PREFIX = "token_id:"  # vLLM logs a token as `token_id:42` with `return_tokens_as_token_ids`
 
 
 def body_and_request(record: Record, of_request: str) -> tuple[Record, Record] | None:
-    """Return the response and the request of a record. Return None if the request failed.
+    """Return the body of the response and the body of the request. Return None if the request failed.
 
     Args:
         record (`Record`): Log of a request, or line of a batch with its request from `--requests`.
@@ -46,7 +46,12 @@ def ids_in(tokens: Sequence[str]) -> list[int] | None:
 
 
 def rows(record: Record) -> list[Row | LeftOut | None]:
-    """Return a row of text for each choice, or None for an empty choice."""
+    """Return a row of text for each choice, or None for an empty choice.
+
+    Raises:
+        NotOfFormat: the request or its prompt is missing or has a wrong type, or the number of choices is wrong.
+        Unusable: the text of a choice does not continue the prompt, or token ids are missing.
+    """
     found = body_and_request(record, "prompt")
     if found is None:
         return [LeftOut.FAILED]
@@ -85,7 +90,7 @@ def _row(choice: Record, prompt: str | list[int], sampling: Row) -> Row | None:
     prompt_ids = prompt if isinstance(prompt, list) else choice.get("prompt_token_ids")
     if ids and logps and len(ids) != len(logps):
         raise Unusable(f"a choice has {len(ids)} token_ids and {len(logps)} log-probabilities")
-    if not (ids and prompt_ids):  # Ids are used only if the record has both.
+    if not (ids and prompt_ids):  # Prompt and completion both need ids, or both text.
         ids = prompt_ids = None
     return {
         "prompt": "" if isinstance(prompt, list) else prompt, "completion": choice["text"], "prompt_ids": prompt_ids,

@@ -2,7 +2,7 @@
 
 A line is an episode with its traces, or a single trace (0.2). A trace is a tree of messages. Each path from the root to
 a leaf is a sequence that the model read and wrote, with tokens if the sampler returned them. The paths of a trace are
-the parts of one rollout. A message on several paths is learned on the first path, and is context on the others.
+rows of one rollout. If several paths share a message, the first path learns from it, and it is context in the others.
 """
 
 from typing import Any
@@ -12,7 +12,9 @@ from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unus
 from topr_trl.importing.openai_messages import message, template_columns, tools_as_json
 from topr_trl.importing.row_table import Row
 
+# Conditions that stop a run before the model has finished.
 _CUT = {"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"}
+# Fields of an episode, and fields of a trace.
 _OF_EPISODE = frozenset({
     "env", "errors", "group", "id", "is_timeout", "ok", "run", "task", "traces", "num_input_tokens",
     "num_output_tokens", "num_total_tokens",
@@ -25,10 +27,13 @@ _OF_TRACE = frozenset({
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return a row for each path of each training trace that did not fail and comes from a trainable agent.
+    """Return a row for each path of each trace that can be trained on.
+
+    Other traces give a `LeftOut`: traces of evaluations, failed traces, and traces of agents that were not trained.
 
     Raises:
-        NotOfFormat: a trace lacks a field.
+        NotOfFormat: a trace lacks a field, or its nodes are not in order.
+        Unusable: a node has the wrong number of values in `mask` or `logprobs`.
     """
     found: list[Row | LeftOut] = []
     for trace in record.get("traces", [record]):
@@ -52,7 +57,7 @@ def _is_evaluation(trace: Record, episode: Record) -> bool:
 
 
 def _rows_of_trace(trace: Record, episode: Record) -> list[Row]:
-    """Return a row for each path of a trace, except paths without a new turn of the model."""
+    """Return a row for each path of a trace that has a turn to learn from."""
     nodes = trace["nodes"]
     parents = {node.get("parent") for node in nodes}
     paths = [_path(nodes, leaf) for leaf in range(len(nodes)) if leaf not in parents]
@@ -82,6 +87,7 @@ def _rows_of_trace(trace: Record, episode: Record) -> list[Row]:
 
 
 def _path(nodes: list[Record], leaf: int) -> list[int]:
+    """Return the indices of the nodes from the root to a leaf."""
     path = [leaf]
     while (parent := nodes[path[-1]].get("parent")) is not None:
         if not 0 <= parent < path[-1]:
@@ -93,7 +99,7 @@ def _path(nodes: list[Record], leaf: int) -> list[int]:
 def _row_of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | None:
     """Return a row with the messages of a path, and with tokens if all nodes have them.
 
-    Return None if all nodes that the model wrote are on earlier paths (`seen`).
+    Return None if the path has no token to learn from. `seen` has the nodes of earlier paths, which are context.
     """
     own = [n for n in path if nodes[n].get("sampled") and n not in seen]
     if not own:
@@ -128,7 +134,7 @@ def _row_of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | 
 
 
 def _reward(trace: Record) -> float | None:
-    """Return the weighted sum of the scores, or None without scores. Version 0.2 logs weighted scores."""
+    """Return the weighted sum of the scores, or None without scores. Scores of version 0.2 are already weighted."""
     parts: list[Any] = [part for part in trace["rewards"].values() if part is not None]
     if not parts:
         return None

@@ -13,8 +13,12 @@ _OF_TOPR = {"weight", "log_ratio"}  # columns that the trainers of topr_trl add
 
 
 def rows(record: Record) -> list[Row]:
-    """Return one row of text or messages."""
-    if "weight" in record and "⟦" in str(record["completion"]):  # `completions_table` marks context with ⟦ ⟧.
+    """Return one row of text or messages.
+
+    Raises:
+        NotOfFormat: a trainer of topr_trl marked context in the completion.
+    """
+    if "weight" in record and "⟦" in str(record["completion"]):  # The trainers of topr_trl mark context with ⟦ ⟧.
         raise NotOfFormat(
             "its completion marks text that the model did not write (⟦ and ⟧). Use the rows that this run was "
             "trained on"
@@ -23,15 +27,18 @@ def rows(record: Record) -> list[Row]:
 
 
 def rewards(record: Record) -> dict[str, float | None]:
-    """Return the columns of the reward functions, and the numeric columns that these functions logged."""
+    """Return the columns of the reward functions, and other numeric columns that these functions logged."""
     others = {name: value for name, value in record.items() if name not in _FIXED | _OF_TOPR}
     return {name: value for name, value in others.items() if isinstance(value, float | None)}
 
 
 def without_repeats(files: list[Path]) -> list[Path]:
-    """Return the files whose rows differ from those of the previous file.
+    """Return the files whose rows differ from the rows of the previous file.
 
     If TRL logs more often than it samples, it writes the same rows again with a different step.
+
+    Args:
+        files (`list[Path]`): Files, sorted by name.
     """
     tables = (read_shard(file, ("prompt", "completion")) for file in files)
     return files[:1] + [file for file, (before, own) in zip(files[1:], pairwise(tables), strict=True) if own != before]

@@ -1,6 +1,6 @@
 """Read `results.jsonl` of verifiers up to 0.3.1, which `vf-eval --save-results` writes.
 
-Before 0.1.14, `id` has the number of an example instead of `example_id`, and `info.oai_tools` has the tools.
+Before 0.1.14, the number of an example is in `id` instead of `example_id`, and the tools are in `info.oai_tools`.
 """
 
 from typing import Any
@@ -12,10 +12,13 @@ from topr_trl.importing.row_table import Row
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return one row of text or messages. If each turn has tokens, return one row for each part of the rollout.
+    """Return one row of text or messages. If each turn has token ids, return one or more rows with token ids.
 
-    The state column `trajectory` can have the tokens of each turn. A turn continues a row if its prompt starts with
-    the tokens of that row. Otherwise, the turn starts a new row.
+    The state column `trajectory` can have the tokens of each turn. `join_turns` joins these turns to rows.
+
+    Raises:
+        NotOfFormat: the number of the example is missing.
+        Unusable: a turn has lists of different lengths.
     """
     if record.get("error"):
         return [LeftOut.FAILED]
@@ -45,11 +48,16 @@ def _old_tools(record: Record) -> Any:
 
 
 def join_turns(turns: list[dict[str, Any]]) -> list[Row]:
-    """Return the token columns of each part of a rollout.
+    """Join the turns of a rollout, and return the token columns of each row.
+
+    A turn extends the previous row if its prompt starts with all tokens of that row. Otherwise, it starts a new row.
 
     Args:
         turns (`list[dict]`): Tokens of each turn: `prompt_ids`, `completion_ids`, `completion_mask` and
             `completion_logprobs`.
+
+    Raises:
+        Unusable: the mask or the log-probabilities of a turn do not have one value per token of its completion.
     """
     parts: list[Row] = []
     for turn in turns:

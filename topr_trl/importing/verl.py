@@ -5,7 +5,8 @@ import re
 from topr_trl.importing.format import Format, Record, Unusable
 from topr_trl.importing.row_table import Row
 
-# Message headers, whose special tokens verl removes, and the tag that templates put before tool results.
+# Text that the model did not write: headers of user and tool messages, without the special tokens that verl removes,
+# and the tag that templates put before tool results.
 _OTHERS_TEXT = re.compile(r"<tool_response>|(?:^|\n)(?:user|tool|ipython|observation)\n.*assistant\n", re.DOTALL)
 
 
@@ -25,7 +26,7 @@ def rows(record: Record) -> list[Row]:
         {
             "prompt": record["input"], "completion": record["output"],
             "answer": str(answer) if isinstance(answer, str | int | float) else None,
-            "problem_id": uid.rsplit("_", 2)[0] if uid else None,  # The rest numbers the rollout and its part.
+            "problem_id": uid.rsplit("_", 2)[0] if uid else None,  # `uid` ends with _{rollout}_{part}.
         }
     ]  # fmt: skip
 
