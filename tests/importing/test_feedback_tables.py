@@ -73,6 +73,14 @@ def test_names_of_columns_and_numbers_of_labels_can_be_given(tmp_path):
     assert rows["reward"][:] == [2.0, -0.5]
 
 
+def test_columns_with_each_others_names_can_be_swapped(tmp_path):
+    content = "completion,prompt,reward\n3 + 4?,7,1\n3 + 4?,8,-1\n"
+    given = "--prompt_field completion --completion_field prompt"
+    rows = imported(tmp_path, content, "a.csv", *given.split())
+    assert [said(row) for row in rows] == [[("user", "3 + 4?"), ("assistant", "7")],
+                                           [("user", "3 + 4?"), ("assistant", "8")]]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("labels", "given"),
     [

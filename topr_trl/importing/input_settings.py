@@ -179,14 +179,14 @@ def with_named_fields(record: Record, args: InputArguments) -> Record:
     Raises:
         NotOfFormat: the record lacks one of these columns.
     """
-    named = {"prompt": args.prompt_field, "completion": args.completion_field}
-    for name, column in named.items():
-        if column is not None:
-            if column not in record:
-                raise NotOfFormat(f"it has no column {column}; it has {', '.join(map(str, record))}")
-            others = {key: value for key, value in record.items() if key not in (column, name)}
-            record = {name: record[column], **others}
-    return record
+    given = {"prompt": args.prompt_field, "completion": args.completion_field}
+    columns = {name: column for name, column in given.items() if column is not None}
+    for column in columns.values():
+        if column not in record:
+            raise NotOfFormat(f"it has no column {column}; it has {', '.join(map(str, record))}")
+    renamed = {name: record[column] for name, column in columns.items()}
+    gone = {*columns, *columns.values()}
+    return {**renamed, **{name: value for name, value in record.items() if name not in gone}}
 
 
 def as_chat(row: Row) -> Row:

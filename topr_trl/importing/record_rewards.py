@@ -90,8 +90,8 @@ def check_rewards(rows: Sequence[Row]) -> None:
 
 def _check_number(name: str, number: Any) -> None:
     if not isinstance(number, int | float) or not abs(number) <= LARGEST_REWARD:
-        # A float such as NaN is a failed reward, which a setting can skip. Another type is an error in the file.
-        error = Unusable if isinstance(number, float) else NotOfFormat
+        # A number such as NaN is a failed reward, which a setting can skip. Another type is an error in the file.
+        error = Unusable if isinstance(number, int | float) else NotOfFormat
         raise error(f"{name} is {number!r}, and a reward must be a finite number")
 
 
