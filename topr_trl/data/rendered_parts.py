@@ -241,7 +241,7 @@ def _spellings(part: str) -> Iterator[str]:
     for only_ascii in (False, True):
         once = json.dumps(part, ensure_ascii=only_ascii)
         yield squeezed(once[1:-1])
-        yield squeezed(json.dumps(once, ensure_ascii=only_ascii)[3:-3])  # without the outer quotes, `"\\"` and `\\""`
+        yield squeezed(json.dumps(once, ensure_ascii=only_ascii)[3:-3])  # without the quotes of both encodings
 
 
 def squeezed(text: str) -> str:
