@@ -1,4 +1,4 @@
-"""Subtract a baseline from rewards, or solve it for a share of positives (arXiv 2503.14286, Sec. 3.2)."""
+"""Subtract a baseline from rewards, or find the baseline for a share of positives (arXiv 2503.14286, Sec. 3.2)."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,7 +24,7 @@ def effective_positive_share(rewards: ArrayLike) -> float:
             Rewards R *after* the baseline, shape (N,). NaN marks a row without a reward, which is ignored.
 
     Returns:
-        `float`: share in [0, 1]. NaN if every reward is 0.
+        `float`: share in [0, 1]. NaN if no reward differs from 0.
     """
     scored = _known(rewards)
     # The denominator is the sum of the two parts. With a separately rounded Σ |R|, the share could exceed 1.
@@ -40,9 +40,9 @@ def _known(rewards: ArrayLike) -> FloatArray:
 def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
     """Compute the baseline c that leads to a given effective share of positives (arXiv 2503.14286, Sec. 3.2).
 
-    For rewards of ±1, of which a share p is +1, the solution is `c = (p - p~) / (p + p~ - 2 p p~)`, the inverse of
-    Eq. 12. For any rewards, p~ is continuous and decreases with c. Between two adjacent rewards, p~ is a ratio of two
-    linear functions of c, so the solution is exact.
+    If all rewards are ±1 and a share p of them is +1, then `c = (p - p~) / (p + p~ - 2 p p~)`, the inverse of Eq. 12.
+    For any rewards, p~ is continuous and decreases with c. Between two adjacent rewards, p~ is a ratio of two linear
+    functions of c, so the function solves for c exactly.
 
     Example:
 
@@ -87,7 +87,8 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
     mass_below = values * counts.cumsum() - sums.cumsum()
     share_at_value = mass_above / (mass_above + mass_below)  # 1 at the lowest reward, 0 at the highest
     i = min(int(np.searchsorted(-share_at_value, -share, side="right")) - 1, len(values) - 2)
-    # Between values[i] and values[i + 1]: share = (S+ - n+ c) / ((S+ - n+ c) + (n- c - S-)).
+    # c is between values[i] and values[i + 1]. The n+ rewards above c have the sum S+, the n- others have the sum S-.
+    # Solve share = (S+ - n+ c) / ((S+ - n+ c) + (n- c - S-)) for c.
     n_above, s_above = counts[i + 1 :].sum(), sums[i + 1 :].sum()
     n_below, s_below = counts[: i + 1].sum(), sums[: i + 1].sum()
     c = (s_above * (1 - share) + share * s_below) / (n_above * (1 - share) + share * n_below)
@@ -142,7 +143,7 @@ def subtract_baseline(
 
 
 def _minus_mean(rewards: FloatArray, group_N: NDArray[np.int64]) -> FloatArray:
-    """Subtract from each reward the mean of its group. Groups are numbered from 0.
+    """Subtract the mean of its group from each reward. `group_N` has the group number of each reward, from 0.
 
     A difference within the rounding error of the sum becomes 0, since the sign of R selects the truncation limits.
     """

@@ -81,7 +81,7 @@ def curate(
     | `"uniform"` | `size` rows at random | all rows with a reward |
     | `"positives"` | `size` positives at random | all positives |
     | `"positive_share"` | positives and negatives at random, in the given share | as many rows as possible |
-    | `"balanced"` | the same, but positives are repeated if there are too few | at most the rows with a reward |
+    | `"balanced"` | the same, but repeats positives if there are too few | at most the number of rows with a reward |
     | `"anna_karenina"` | the first positive of each problem, then random negatives | at most 6.69 rows per problem |
 
     If there are too few rows, the function returns fewer rows than `size`. `"positive_share"` and `"balanced"` then
@@ -89,8 +89,8 @@ def curate(
     positives than `size`, `"anna_karenina"` returns `size` of them at random and no negatives. The function warns if it
     returns too few rows, or if the rule needs positives or negatives and there are none.
 
-    `"balanced"` is not in the paper. It repeats all positives equally often (some of them once more), and never repeats
-    a negative. With `positive_share=1`, it repeats the positives until there are as many rows as before the choice.
+    `"balanced"` is not in the paper. It chooses each positive equally often, up to a difference of one, and never
+    repeats a negative. With `positive_share=1`, it repeats the positives until the requested number is reached.
 
     Example:
 
@@ -113,13 +113,12 @@ def curate(
         rule (`str`, *optional*, defaults to `"uniform"`):
             Rule from the table above.
         size (`int`, *optional*):
-            Number of rows to choose. Not used by `"none"`. The table above shows the size for `None`. There are always
-            enough rows for this size.
+            Number of rows to choose. Not used by `"none"`. `None` uses the number in the last column of the table.
         positive_share (`float`, *optional*, defaults to `0.5`):
             Share of positives, in [0, 1], for the rules `"positive_share"` and `"balanced"`.
         sample_ids (`ArrayLike`, *optional*):
-            Position of each row in the sampling order of its problem, shape (N,). With `sample_ids`, the choice does
-            not depend on the order of the rows. `None` uses the order of the rows as the sampling order.
+            Position of each row in the order in which the completions of its problem were sampled, shape (N,). With
+            `sample_ids`, the choice does not depend on the order of the rows. `None` uses the order of the rows.
         seed (`int`, *optional*, defaults to `0`):
             Seed of the random choices.
 
@@ -127,7 +126,8 @@ def curate(
         [`Curated`]: positions of the chosen rows, and counts.
 
     Raises:
-        ValueError: the rule is unknown, the lengths differ, `size` is below 1, or `positive_share` is outside [0, 1].
+        ValueError: the rule is unknown, `rewards` and `problem_ids` have different lengths, `size` is below 1, or
+            `positive_share` is outside [0, 1].
     """
     rewards, problem_ids = np.asarray(rewards, dtype=np.float64), np.asarray(problem_ids)
     if rule not in CURATIONS:
@@ -139,7 +139,7 @@ def curate(
     if not 0 <= positive_share <= 1:
         raise ValueError(f"positive_share must be in [0, 1], not {positive_share}.")
 
-    # Rows are sorted, so that the choice does not depend on the order of the table if `sample_ids` are given.
+    # Sort the rows, so that with `sample_ids` the choice does not depend on the order of the table.
     _, problem = np.unique(problem_ids, return_inverse=True)
     order = np.lexsort((np.arange(len(rewards)) if sample_ids is None else np.asarray(sample_ids), problem))
     order = order[~np.isnan(rewards[order])]
@@ -169,9 +169,10 @@ def _choose(
     positive_share: float,
     seed: int,
 ) -> tuple[int, list[NDArray[np.int64]]]:
-    """Return the number of requested rows, and the chosen rows.
+    """Return the number of requested rows, and the positions of the chosen rows in one or two arrays.
 
-    `order` lists the rows by problem and sampling order. `is_positive` is in this order, too.
+    `order` has the positions of all rows with a reward, sorted by problem and sampling order. `is_positive` has the
+    same order. `problem` has the problem number of each row, in the order of the table.
     """
     positives, negatives = order[is_positive], order[~is_positive]
     rng = np.random.default_rng(seed)
@@ -192,12 +193,12 @@ def _choose(
             limits.append(len(negatives) / (1 - positive_share))
         if positive_share > 0 and not repeats:
             limits.append(len(positives) / positive_share)
-        count = int(min(limits) + 1e-9)  # 3 / (1 - 0.7) is a little below 10
+        count = int(min(limits) + 1e-9)  # 1e-9 corrects rounding: 3 / (1 - 0.7) is slightly below 10.
         count_positive = round(count * positive_share)
         # `resize` cycles through the positives.
         kept = np.resize(rng.permutation(positives), count_positive) if repeats else draw(positives, count_positive)
         return count if size is None else size, [kept, draw(negatives, count - count_positive)]
-    # "anna_karenina". `positives` has the sampling order, so this finds the first positive of each problem.
+    # "anna_karenina". `positives` is in sampling order, so `first` has the first positive of each problem.
     _, first = np.unique(problem[positives], return_index=True)
     paper_size = round(ROWS_PER_PROBLEM * len(np.unique(problem)))
     asked = min(paper_size, len(first) + len(negatives)) if size is None else size
@@ -235,7 +236,8 @@ def compose(
     """Subtract the baseline from raw rewards, and choose the rows to train on.
 
     The baseline is computed from all rows, and the sign of R then decides which rows are positive. The target
-    `effective_positive_share` is for the chosen rows, so the baseline is computed again after the choice.
+    `effective_positive_share` is for the chosen rows, so the baseline is computed again after the choice. If all chosen
+    rows have the same raw reward, no baseline reaches the target, and the first baseline is kept.
 
     Args:
         rewards (`ArrayLike`):
@@ -253,7 +255,7 @@ def compose(
         positive_share (`float`, *optional*, defaults to `0.5`):
             Share of positives for the rules `"positive_share"` and `"balanced"`.
         sample_ids (`ArrayLike`, *optional*):
-            Position of each row in the sampling order of its problem, shape (N,).
+            Position of each row in the sampling order of its problem, shape (N,). See [`curate`].
         seed (`int`, *optional*, defaults to `0`):
             Seed of the random choices.
 

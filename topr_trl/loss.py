@@ -1,8 +1,8 @@
 """Compute the loss of TOPR (arXiv 2503.14286, Algorithm 1) and the objective that TOPR maximizes (Eq. 11).
 
-All functions are pure, and all trainers use them. Letters at the end of a name give the shape of a tensor: B rows
-(completions), T tokens of a completion. π is the policy in training. μ is the policy that wrote the completions. R is
-the reward after the baseline is subtracted.
+All functions are pure. All trainers compute their weights with `truncated_weights`. Letters at the end of a name give
+the shape of a tensor: B rows (completions), T tokens of a completion. π is the policy in training. μ is the policy that
+wrote the completions. R is the reward after the baseline is subtracted.
 """
 
 from dataclasses import dataclass
@@ -130,8 +130,8 @@ def log_ratios(policy_logps_BT: Tensor, mu_logps: Tensor, mask_BT: Tensor, ratio
               in per-decision importance sampling (Precup, Sutton and Singh, 2000). The first tokens of a long
               completion keep their weight until the model becomes unlikely to write them. Not benchmarked yet.
             - `"token"`: the ratio of each token.
-            - `"geometric"`: the geometric mean over the tokens. On long completions it stays near 1, so the taper
-              hardly acts.
+            - `"geometric"`: the geometric mean over the tokens. On long completions, this mean stays near 1, so the
+              truncation limits have little effect.
 
             The last three levels are *not* TOPR. `"token"` and `"geometric"` exist for comparison with systems that
             call them TOPR.
@@ -165,8 +165,8 @@ def truncated_weights(log_ratio: Tensor, rewards_B: Tensor, limits: TruncationLi
     """Compute the weights `w = clip(π/μ, a, b)`, with (a+, b+) where R >= 0 and (a-, b-) where R < 0 (Eq. 7).
 
     The ratio is clipped in log space, so a log-ratio of ±1000 does not overflow. Weights never exceed e^40. If both
-    limits of a row are equal, its weight is that limit, even if its ratio is unknown (NaN). So positives need no log μ
-    under TOPR's limits. A row with R = 0 needs no log μ under any limits.
+    limits of a row have the same value, its weight is that value, even if its ratio is unknown (NaN). So positives need
+    no log μ under TOPR's limits. A row with R = 0 needs no log μ under any limits.
 
     Example:
 
@@ -335,7 +335,7 @@ def taper(ratio: Tensor, a: float, b: float) -> Tensor:
     """
     if b == 0:
         return ratio * 0.0
-    # log(x) - log(a) instead of log(x/a), which overflows for very small limits.
+    # Compute log(x) - log(a) instead of log(x/a), because x/a overflows for very small limits.
     lower = ratio if a == 0 else torch.where(ratio < a, a * (1 + ratio.log() - log(a)), ratio)
     return lower if b == inf else torch.where(ratio > b, b * (1 + ratio.log() - log(b)), lower)
 

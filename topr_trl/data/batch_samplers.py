@@ -1,4 +1,4 @@
-"""Sample each row once, on any number of processes, in an order that a resumed run repeats."""
+"""Choose the order of rows in training, on any number of processes. A resumed run repeats the order."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,21 +10,21 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-_MOST_TOGETHER = 8  # maximum of `rows_together`; sharing a prompt among more rows would save few tokens
+_MOST_TOGETHER = 8  # maximum of `rows_together`; sharing a prompt among more rows would save few more tokens
 _PROMPTS_PER_STEP = 16  # smallest number of prompts that a step should have
 
 
 def rows_together(rows: int) -> int:
     """Return how many rows of a prompt stay together in an optimizer step with `rows` rows.
 
-    Rows of a prompt have similar gradients, so a step with few prompts is noisier. This was measured with four prompts
-    in a step of 32 rows, at a high learning rate.
+    Rows of a prompt have similar gradients, so the gradient of a step with few prompts is noisier. The noise was
+    measured with four prompts in a step of 32 rows, at a high learning rate.
     """
     return min(_MOST_TOGETHER, max(1, rows // _PROMPTS_PER_STEP))
 
 
 class StepsSortedByLength(Sampler[int]):
-    """Random order in which the rows of each optimizer step are sorted by length, longest first.
+    """Sampler with a random order, in which the rows of each optimizer step are sorted by length, longest first.
 
     Each step keeps its random rows and its gradient, which is a sum over the rows. Sorting only changes which rows
     share a micro-batch. Processes get adjacent micro-batches, whose rows have similar lengths, so no process waits long
@@ -34,9 +34,9 @@ class StepsSortedByLength(Sampler[int]):
     after sorting.
 
     Args:
-        order: random order of the rows.
-        lengths_N: number of tokens of each row.
-        rows: number of rows per optimizer step, over all processes and micro-batches.
+        order (`SeedableRandomSampler`): Random order of the rows.
+        lengths_N (`np.ndarray`): Number of tokens of each row, shape (N,).
+        rows (`int`): Number of rows per optimizer step, over all processes and micro-batches.
     """
 
     def __init__(self, order: SeedableRandomSampler, lengths_N: NDArray[np.int64], rows: int) -> None:
@@ -60,16 +60,17 @@ class StepsSortedByLength(Sampler[int]):
 
 
 class StepsOfGroups(Sampler[int]):
-    """Random order in which up to `rows_together` rows of a group stay together.
+    """Sampler with a random order, in which up to `rows_together` rows of a group stay together.
 
-    Groups are cut into random pieces, and the pieces are shuffled. With `lengths_N`, the groups in an optimizer step
-    are sorted by their longest row, longest first, so the pieces of a group become adjacent.
+    The rows of a group have the same prompt. Groups are cut into random pieces, and the pieces are shuffled. With
+    `lengths_N`, the groups in an optimizer step are sorted by their longest row, longest first. The pieces of a group
+    then become adjacent.
 
     Args:
-        order: random order of the rows.
-        groups_N: number of each row's group.
-        lengths_N: number of tokens of each row, or None.
-        rows: number of rows per optimizer step, over all processes and micro-batches.
+        order (`SeedableRandomSampler`): Random order of the rows.
+        groups_N (`np.ndarray`): Group number of each row, shape (N,).
+        lengths_N (`np.ndarray`, *optional*): Number of tokens of each row, shape (N,). `None` does not sort.
+        rows (`int`): Number of rows per optimizer step, over all processes and micro-batches.
     """
 
     def __init__(
@@ -92,13 +93,14 @@ class StepsOfGroups(Sampler[int]):
                 piece = open_pieces[group] = []
                 pieces.append(piece)
             piece.append(row)
-        # In a random order of rows, large groups tend to start early. So the pieces are shuffled again.
+        # In a random order of rows, large groups tend to start early. So the pieces are shuffled again. The first rows
+        # of the order are the seed, so each epoch has a different shuffle, and a resumed run repeats it.
         shuffled = np.random.default_rng(order[:8]).permutation(len(pieces))
         pieces = [pieces[i] for i in shuffled]
         yield from (row for step in self._steps(pieces) for piece in step for row in piece)
 
     def _steps(self, pieces: list[list[int]]) -> Iterator[list[list[int]]]:
-        """Cut the pieces into steps. If a step ends within a piece, the next step starts with the rest."""
+        """Cut the pieces into steps. If a step ends within a piece, the next step starts with its other rows."""
         step: list[list[int]] = []
         room = self.rows
         for piece in pieces:
@@ -125,7 +127,7 @@ class StepsOfGroups(Sampler[int]):
 
 
 class ReseededSampler(Sampler[int]):
-    """Sampler that seeds TRL's sampler with the number of the epoch, so that a resumed run repeats the order."""
+    """Sampler that seeds TRL's sampler in each epoch, so that a resumed run repeats the order."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
@@ -137,16 +139,16 @@ class ReseededSampler(Sampler[int]):
         return iter(self.sampler)
 
     def set_epoch(self, epoch: int) -> None:
-        """Seed the order with the number of the epoch."""
+        """Seed a shuffling sampler with its seed plus the number of the epoch."""
         if self.sampler.shuffle:
             self.sampler.generator.manual_seed(self.sampler.seed + epoch)
 
 
 class FilledSampler(Sampler[int]):
-    """Sampler that pads an order of N rows to a multiple of `multiple`, with the numbers N, N + 1, ...
+    """Sampler that appends the numbers N, N + 1, ... to an order of N rows, up to a multiple of `multiple`.
 
-    These numbers stand for rows without a reward. See `FilledRows`. Without them, Accelerate would repeat rows to fill
-    the last batches of several processes (huggingface/accelerate#1674).
+    `FilledRows` returns rows without a reward for these numbers. Without them, Accelerate would repeat rows to fill the
+    last batches of several processes (huggingface/accelerate#1674).
     """
 
     def __init__(self, order: Any, multiple: int) -> None:
@@ -160,13 +162,13 @@ class FilledSampler(Sampler[int]):
         yield from range(len(self.order), len(self))
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass the number of the epoch to the padded order."""
+        """Pass the number of the epoch to the order of the N rows."""
         if hasattr(self.order, "set_epoch"):
             self.order.set_epoch(epoch)
 
 
 class FilledRows(torch.utils.data.Dataset[dict[str, Any]]):
-    """Tokenized rows by number. Numbers beyond the last row give rows without a reward, which the loss ignores."""
+    """Tokenized rows by number. A number beyond the last row returns a row with reward NaN, which the loss ignores."""
 
     def __init__(self, rows: Dataset) -> None:
         self.rows = rows

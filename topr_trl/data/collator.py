@@ -24,32 +24,34 @@ def unflatten(flat: Tensor, lengths: list[int]) -> Tensor:
     """Split the per-token values of a flattened (padding-free) batch into rows.
 
     Args:
-        flat: (1, N - 1) values of the predictions of tokens 2 to N. The N tokens include padding at the end.
-        lengths: number of tokens of each row.
+        flat (`torch.Tensor`): One value for each predicted token (2 to N), shape (1, N - 1). The N tokens include
+            padding at the end.
+        lengths (`list[int]`): Number of tokens of each row.
 
     Returns:
-        (B, T) values padded with zeros, where T is the length of the longest row. The last value of each row is the
-        prediction of the next row's first token, and must be ignored.
+        `torch.Tensor`: values padded with zeros, shape (B, T), where T is the length of the longest row. The last value
+        of each row belongs to the first token of the next row, and must be ignored.
     """
     flat = torch.nn.functional.pad(flat[0], (0, 1))
-    *rows, _ = torch.split(flat, [*lengths, len(flat) - sum(lengths)])  # The rest is padding from pad_to_multiple_of.
+    # The last piece is padding from `pad_to_multiple_of`.
+    *rows, _ = torch.split(flat, [*lengths, len(flat) - sum(lengths)])
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 class Collator:
     """Collator that adds length, R and log μ of each row to TRL's batch of `input_ids` and `labels`.
 
-    The collator leaves rows with R = 0 out of the forward pass, because they have no gradient. If all rows have R = 0,
-    it keeps one of them. `idle` is the number of skipped rows. Their row numbers come last in `row`. Rows without a
-    reward (`FilledRows`) are dropped. If no row of a batch has a reward, the batch is one row with R = 0.
+    A row with R = 0 is idle, because it has no gradient. Without `keep_idle`, the collator leaves idle rows out of the
+    forward pass. If all rows are idle, it keeps one of them. The collator drops rows without a reward (see
+    `FilledRows`). If no row of a batch has a reward, the batch is one row with R = 0.
 
     Args:
-        collate: TRL's collator.
-        ratio_level: setting of the loss. With a ratio per token, log μ has a value per token. Otherwise it is the sum
-            over the completion.
-        keep_idle: whether to compute rows with R = 0.
-        log_mu: log μ by `dataset` and `row`, for rows without a column `mu_logps`. The trainer fills this mapping
-            before training.
+        collate (`Callable`): TRL's collator.
+        ratio_level (`str`): Setting of the loss. With a ratio per token, log μ has a value per token. Otherwise, log μ
+            is the sum over the completion.
+        keep_idle (`bool`): Whether the forward pass includes rows with R = 0.
+        log_mu (`Mapping`): log μ by `(dataset, row)`, for rows without a column `mu_logps`. The trainer fills this
+            mapping before training.
     """
 
     def __init__(
@@ -59,9 +61,9 @@ class Collator:
         self.keep_idle, self.log_mu = keep_idle, log_mu
 
     def collate_tokens(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return TRL's batch of all S parts of B rows, with two more keys.
+        """Return TRL's batch of all parts of the given rows, with two more keys.
 
-        `lengths` has the number of tokens of each part, and `parts` the number of parts of each row.
+        `lengths` has the number of tokens of each part, and `parts` has the number of parts of each row.
         """
         parts = [part for row in rows for part in _parts(row)]
         lengths = [len(part["input_ids"]) for part in parts]
@@ -72,14 +74,15 @@ class Collator:
 
         | key | value |
         |---|---|
-        | `row` | (B + idle,) int64 row numbers |
+        | `row` | (B + idle,) int64 row numbers; skipped rows come last |
         | `idle` | number of skipped rows |
         | `reward` | (B,) float32 R |
-        | `counts` | whether the rows have rewards; if not, `row` is `NO_ROW`, and the batch keeps processes in step |
+        | `counts` | False if no row has a reward; `row` is then `NO_ROW`, and the batch only keeps processes in step |
         | `mu_logps` | (B,) float32 log μ; with a ratio per token, one value per token, concatenated over the rows |
 
         Unknown log μ is NaN.
         """
+        # NaN differs from itself, so the first list has only rows with a reward.
         rows = [row for row in rows if row["reward"] == row["reward"]] or [{**rows[0], "reward": 0.0, "row": NO_ROW}]
         if not self.keep_idle:
             rows = sorted(rows, key=lambda row: row["reward"] == 0)
@@ -103,14 +106,14 @@ class Collator:
         return row.get("mu_logps", self.log_mu.get((row["dataset"], row["row"])))
 
     def _by_token(self, row: dict[str, Any]) -> FloatArray | list[float]:
-        """Return log μ of each token that the model wrote. Unknown values are NaN."""
+        """Return log μ of each token that the model wrote. Without one value per token, all values are NaN."""
         mu = self._known(row)
         count = sum(row.get(MASK) or []) or len(row["input_ids"]) - row["prompt_length"]
         return mu if isinstance(mu, list | np.ndarray) and len(mu) == count else [torch.nan] * count
 
 
 def _sum(mu: Any) -> float:
-    """Return the sum of log μ over a completion. It is NaN if any value is missing."""
+    """Return the sum of log μ over a completion, or NaN if any value is missing. A number is already the sum."""
     if isinstance(mu, list):
         return sum(mu) if mu and None not in mu else torch.nan
     return torch.nan if mu is None else mu
@@ -134,7 +137,7 @@ def _parts(row: dict[str, Any]) -> list[dict[str, list[int]]]:
 def join_sequences(values_ST: Tensor, parts: list[int]) -> Tensor:
     """Join the (S, T) values of sequences into (B, T') values of rows.
 
-    `parts` has the number of sequences of each row. Padding stays between the sequences; the mask is 0 there.
+    `parts` has the number of sequences of each row. Padding stays between the sequences, where the mask is 0.
     """
     if len(parts) == len(values_ST):
         return values_ST

@@ -26,7 +26,7 @@ PER_TOKEN = ("sampler_logps", "mu_logps")  # columns that can have a value per t
 
 
 def have_masks(rows: Dataset) -> bool:
-    """Whether rows have a column `completion_mask`, or null values among the log-probabilities per token."""
+    """Whether rows have a column `completion_mask`, or null values in the lists of `sampler_logps`."""
     if MASK in rows.column_names:
         return True
     if "sampler_logps" not in rows.column_names or not is_list(rows.data["sampler_logps"].type):
@@ -35,7 +35,11 @@ def have_masks(rows: Dataset) -> bool:
 
 
 def explicit_masks(rows: Dataset) -> Dataset:
-    """Return rows with masks in `completion_mask` (see `apply_masks`). Rows without masks are unchanged."""
+    """Return rows with masks in the column `completion_mask`. See `apply_masks`. Rows without masks are unchanged.
+
+    Raises:
+        ValueError: the rows have masks and no lists of token ids in `completion_ids`, or `apply_masks` raises an error.
+    """
     if not have_masks(rows):
         return rows
     need_columns(rows.column_names, ["completion_ids"], "Rows with masks")
@@ -50,20 +54,21 @@ def apply_masks(table: pa.Table, lengths: list[int], places: list[int]) -> pa.Ta
     """Check the masks of rows, and keep per-token values only for the tokens that the model wrote.
 
     Args:
-        table: rows with `completion_mask`, or with null values in `sampler_logps`.
-        lengths: number of tokens of each completion.
-        places: positions of the rows in their dataset, for messages.
+        table (`pa.Table`): Rows with `completion_mask`, or with null values in `sampler_logps`.
+        lengths (`list[int]`): Number of tokens of each completion.
+        places (`list[int]`): Positions of the rows in their dataset, for error messages.
 
     Returns:
-        The table with `completion_mask`, which has a bool per token of the completion. The mask of a row is null if
-        the model wrote all tokens.
+        `pa.Table`: the table with `completion_mask`, which has a bool per token of the completion. The mask of a row is
+        null if the model wrote all tokens. Lists of log-probabilities that do not have one value per token of the
+        completion are unchanged.
 
     Raises:
         MalformedRow: a mask has a wrong length or value, or marks no token as the model's; or `sampler_logps` is null
             for a token of the model.
         ValueError: a mask, or a column of log-probabilities per token, does not hold lists of numbers.
     """
-    # log μ can be a sum, which has no values per token.
+    # Skip log μ if it is a sum, which has no values per token.
     present = [name for name in (MASK, *PER_TOKEN) if name in table.column_names]
     columns = {name: _arrays(table, name) for name in present if name == MASK or is_list(table.schema.field(name).type)}
     per_token = [columns[name] for name in PER_TOKEN if name in columns]
@@ -91,12 +96,13 @@ def apply_masks(table: pa.Table, lengths: list[int], places: list[int]) -> pa.Ta
 
 
 def written(mask: NDArray[Any] | None, sampler_logps: NDArray[Any] | None, tokens: int) -> NDArray[np.bool_]:
-    """Return (T,) whether the model wrote each token of a completion.
+    """Return a mask of a completion, shape (T,), which is True for tokens that the model wrote.
 
     Args:
-        mask: mask of numbers or bools, with NaN for null. None if the row has no mask.
-        sampler_logps: log-probabilities, in which NaN marks context. They are used only if there is no mask.
-        tokens: number of tokens, T.
+        mask (`np.ndarray`, *optional*): Mask of numbers or bools, with NaN for null. None if the row has no mask.
+        sampler_logps (`np.ndarray`, *optional*): Log-probabilities. NaN marks context. They are used only if there is
+            no mask.
+        tokens (`int`): Number of tokens, T.
 
     Raises:
         ValueError: the mask has a wrong length, a value other than 0 and 1, or no 1; or there is no mask, and
@@ -126,7 +132,7 @@ def written(mask: NDArray[Any] | None, sampler_logps: NDArray[Any] | None, token
 
 
 def _arrays(table: pa.Table, name: str) -> list[NDArray[np.float64] | None]:
-    """Return a column of lists as one array per row, with NaN for null.
+    """Return a column of lists as one array per row, with NaN for a null value and None for a null list.
 
     Raises:
         ValueError: the column does not hold lists of numbers.
@@ -136,7 +142,7 @@ def _arrays(table: pa.Table, name: str) -> list[NDArray[np.float64] | None]:
     is_numeric = is_number(values) or pa.types.is_boolean(values) or pa.types.is_null(values)
     if not is_numeric or not (is_list(kind) or pa.types.is_null(kind)):
         raise ValueError(f"Column {name} must hold lists of numbers, one for each token; it holds {kind}.")
-    # float64 rounds large integers, but neither masks nor log-probabilities have such values.
+    # With `safe=False`, float64 can round large integers. Neither masks nor log-probabilities have such values.
     return list(table[name].cast(pa.large_list(pa.float64()), safe=False).to_numpy())
 
 
@@ -146,5 +152,5 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether values of an Arrow type are lists of any length."""
+    """Whether values of an Arrow type are lists of variable length."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))

@@ -27,13 +27,13 @@ def tokenize_turns(
     template.
 
     Args:
-        prompt: messages of the prompt.
-        completion: messages of the completion.
-        tokenizer: tokenizer of the model.
-        tools: tools for the chat template, or None.
-        truncated: whether the last turn was cut at a token limit. A truncated turn has no stop token, and its thinking
-            may lack `</think>`.
-        kwargs: other arguments of the chat template.
+        prompt (`list[dict]`): Messages of the prompt.
+        completion (`list[dict]`): Messages of the completion.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
+        tools (`list` or `str`, *optional*): Tools for the chat template. Text is read as JSON.
+        truncated (`bool`, *optional*, defaults to `False`): Whether the last turn was cut at a token limit. A truncated
+            turn has no stop token, and its thinking may lack `</think>`.
+        **kwargs (`Any`): Other arguments of the chat template.
 
     Raises:
         ValueError: the messages or tools are malformed; the completion has no assistant turn to learn from, or only an
@@ -70,7 +70,7 @@ def tokenize_turns(
             "(finish_reason is length)"
         )
     last = len(written) - written[::-1].index(True)
-    return prompt_ids, ids[:last], written[:last]  # Tokens after the last turn have no effect.
+    return prompt_ids, ids[:last], written[:last]  # Drop context at the end. It does not affect the loss.
 
 
 def _last_turn(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizerBase, truncated: bool) -> list[int]:
@@ -78,10 +78,11 @@ def _last_turn(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizerBase, t
     length = _length_with_stop(turn, ids, tokenizer)
     if length and not truncated:
         return ids[turn.start : turn.start + length]
-    if length and turn.message.get("tool_calls"):  # The end of a call is unknown: remove only the stop token.
+    if length and turn.message.get("tool_calls"):  # It is unknown where a call was cut: remove only the stop token.
         return ids[turn.start : turn.start + length - 1]
     if truncated:
         return token_ids(turn.text[: turn.said], tokenizer)
+    # The template wrote no stop token, so add the tokenizer's. Drop whitespace that the template added before it.
     end = max(turn.said, len(turn.text.rstrip()))
     return [*token_ids(turn.text[:end], tokenizer), stop_token(tokenizer)]
 
@@ -116,6 +117,8 @@ def _length_with_stop(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizer
     if not places:
         return len(own) + 1 if stops.intersection(ids[turn.end : turn.end + 1]) else 0
     ends_with_text = bool(turn.message["content"].strip()) and not turn.message.get("tool_calls")
+    # With several special tokens, the stop token is the first that is EOS, is repeated, or follows text and is not
+    # followed by another special token. If there is none, it is the last special token.
     for place in places[:-1]:
         is_alone = ends_with_text and place + 1 not in places
         if own[place] == tokenizer.eos_token_id or own[place + 1] == own[place] or is_alone:
@@ -127,14 +130,13 @@ def plain_messages(messages: Messages) -> Messages:
     """Return messages as a chat template expects them: without null values, and with arguments of calls as objects.
 
     All messages in a table have the same keys. Therefore, the table stores null for missing `tool_calls`, and each call
-    has null for the arguments of other tools. Logs that store arguments as JSON text, such as OpenAI's, do not have
-    these null arguments.
+    has null for the arguments of other tools. Arguments that are JSON text, as in OpenAI's logs, keep their nulls.
 
     Raises:
         ValueError: a message has no role, its content is not text, its weight is neither 0 nor 1, its calls are
             malformed, or their arguments are not valid JSON.
     """
-    # In OpenAI's format, the content can be null.
+    # In OpenAI's format, the content can be null, which stands for empty text.
     found: Messages = [{"content": "", **_without_nulls(message)} for message in messages]
     for message in found:
         if not isinstance(message.get("role"), str):
@@ -154,7 +156,7 @@ def check_weight(message: Mapping[str, Any]) -> None:
 
 
 def _functions(calls: Any) -> list[dict[str, Any]]:
-    """Return the functions that a message calls, as dictionaries with name and arguments."""
+    """Return the functions of a message's tool calls, as dictionaries with name and arguments."""
     are_dicts = isinstance(calls, list) and all(isinstance(call, dict) for call in calls)
     found = [call.get("function", {}) for call in calls] if are_dicts else []
     if not are_dicts or not all(isinstance(each, dict) for each in found):
@@ -198,7 +200,7 @@ def _text_of_part(part: dict[str, Any]) -> str:
 
 
 def plain_tools(tools: Any) -> Any:
-    """Return tools as a chat template expects them. Tools in a row can be JSON text.
+    """Return tools as a list without null values, or None if there are none. The tools of a row can be JSON text.
 
     Raises:
         ValueError: the tools are invalid JSON, or not a list.

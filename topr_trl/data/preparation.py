@@ -31,7 +31,7 @@ from topr_trl.data.tokenization import tokenize
 from topr_trl.data.trajectories import Rollouts, join_parts, rollouts_of
 from topr_trl.settings.shared import CurationArguments, TOPRArguments
 
-# Columns that decide which rows are chosen.
+# Columns that `topr curate` reads, because they decide which rows are chosen.
 CHOICE_COLUMNS = (
     "prompt", "prompt_ids", "completion", "completion_ids", "reward", "label", "problem_id", "sample_id", ROLLOUT,
     "finish_reason", TEMPERATURE,
@@ -44,13 +44,15 @@ class ScoredRows:
     """Validated rows with rewards, created by `read`.
 
     Attributes:
-        name: name of the dataset, for messages.
-        rows: the N rows.
-        rollouts: the R rollouts of the rows. Without a column `rollout_id`, each row is a rollout.
-        rewards_R: raw reward of each rollout.
-        problems_R: problem of each rollout.
-        after_baseline_R: column `reward_after_baseline`, with NaN for null. None without this column.
-        times_R: column `times_chosen`. None without this column, or without `reward_after_baseline`.
+        name (`str`): Name of the dataset, for error messages.
+        rows ([`~datasets.Dataset`]): The N rows.
+        rollouts (`Rollouts`): The R rollouts of the rows. Without a column `rollout_id`, each row is a rollout.
+        rewards_R (`np.ndarray`): Raw reward of each rollout.
+        problems_R (`np.ndarray`): Problem of each rollout.
+        after_baseline_R (`np.ndarray`, *optional*): Column `reward_after_baseline`, with NaN for null. None without
+            this column.
+        times_R (`np.ndarray`, *optional*): Column `times_chosen`. None without this column, or without
+            `reward_after_baseline`.
     """
 
     name: str
@@ -63,7 +65,11 @@ class ScoredRows:
 
     @classmethod
     def read(cls, name: str, rows: object) -> "ScoredRows":
-        """Validate rows. This needs no model.
+        """Validate rows and return them with their rewards. No model is needed.
+
+        Args:
+            name (`str`): Name of the dataset, for error messages.
+            rows (`object`): Rows with the columns of `topr_trl.data.rows`.
 
         Raises:
             TypeError: the rows are not a `datasets.Dataset`.
@@ -84,6 +90,7 @@ class ScoredRows:
             rewards_N, rollouts = reward_column(rows), rollouts_of(rows)
             after_baseline_N = after_baseline_column(rows) if AFTER_BASELINE in columns else None
             times_N = times_column(rows) if {AFTER_BASELINE, TIMES_CHOSEN} <= set(columns) else None
+            # NaN differs from itself, so rows without a reward are compared as infinity.
             rollouts.check_same("reward", np.nan_to_num(rewards_N, nan=np.inf))
             for each in _SAME_IN_A_ROLLOUT:
                 if {ROLLOUT, each} <= set(columns):
@@ -101,16 +108,16 @@ class ScoredRows:
     def choose(self, args: CurationArguments, seed: int, **changes: Any) -> tuple[FloatArray, Curated]:
         """Subtract the baseline, and choose rollouts. See [`compose`].
 
-        Rows with `reward_after_baseline` keep this reward, and rows in which it is null are not chosen. `times_chosen`
-        repeats rows.
+        With a column `reward_after_baseline`, R and the choice come from this column, and the arguments have no effect.
+        Rows where it is null are not chosen, and `times_chosen` repeats rows.
 
         Args:
-            args: settings of the baseline and the choice.
-            seed: seed of the random choices.
-            **changes: values that replace arguments of [`compose`].
+            args (`CurationArguments`): Settings of the baseline and the choice.
+            seed (`int`): Seed of the random choices.
+            **changes (`Any`): Values that replace arguments of [`compose`].
 
         Returns:
-            Rewards R of the chosen rollouts, and the choice.
+            `tuple`: rewards R of the chosen rollouts, and the [`Curated`] choice.
 
         Raises:
             ValueError: no row is chosen, or a value in `sample_id` is malformed.
@@ -154,15 +161,16 @@ class ScoredRows:
         """Tokenize rollouts. `topr_trl.data.tokenized_rows` lists the columns of the result.
 
         Args:
-            rollouts_M: numbers of the chosen rollouts.
-            rewards_M: their rewards R.
-            tokenizer: tokenizer of the model.
-            args: settings of the loss.
-            temperature: temperature at which log π is computed.
-            num_proc: number of processes.
+            rollouts_M (`np.ndarray`): Numbers of the chosen rollouts, shape (M,).
+            rewards_M (`np.ndarray`): Rewards R of the chosen rollouts, shape (M,).
+            tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
+            args (`TOPRArguments`): Settings of the loss.
+            temperature (`float`): Temperature at which log π is computed.
+            num_proc (`int`, *optional*): Number of processes that tokenize. `None` uses this process.
 
         Raises:
-            ValueError: a row is malformed. Or `log_mu="sampler"`, and `sampler_logps` cannot be compared with log π.
+            ValueError: a row is malformed, or `sampler_logps` cannot be compared with log π although
+                `log_mu="sampler"`.
         """
         rows, counts = self.rollouts.rows_of(rollouts_M), self.rollouts.counts_R[rollouts_M]
         has_logps = "sampler_logps" in self.rows.column_names
@@ -183,5 +191,5 @@ class ScoredRows:
         dataset = dataset.add_column("row", self.rollouts.firsts_R[rollouts_M])
         if of_sampler:
             return dataset.rename_column("sampler_logps", "mu_logps")
-        # Null values in `sampler_logps` marked context until here.
+        # Incomparable `sampler_logps` were needed only because their null values mark context.
         return dataset.remove_columns("sampler_logps") if why else dataset

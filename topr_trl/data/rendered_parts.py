@@ -1,7 +1,7 @@
 """Find each part of a message in the text that a chat template rendered, to detect text that the template omits.
 
-Templates trim text, and some escape it as JSON. Therefore, the search ignores whitespace. It finds escaped text where a
-template may escape it.
+Templates trim text, and some escape it as JSON. Therefore, the search ignores whitespace. For text that a template may
+escape, the search also tries escaped forms.
 """
 
 import json
@@ -15,7 +15,7 @@ from topr_trl.data.special_tokens import find_between_specials, rfind_between_sp
 Messages = list[dict[str, Any]]
 
 _THINKING = ("reasoning_content", "reasoning", "thinking")
-_TEXTS = ("content", *_THINKING, "refusal")  # keys for text of the model
+_TEXTS = ("content", *_THINKING, "refusal")  # keys of a message for text that the model wrote
 _ANYWHERE = ("system", "developer")  # Some templates write these messages before or after all others.
 _END_OF_THINKING = "</think>"
 
@@ -29,28 +29,39 @@ def end_of_turn(message: dict[str, Any], context: str, text: str, tokenizer: Pre
 
     If the message has a tool call, the index is unknown, so the function returns the end of the text.
 
+    Args:
+        message (`dict`): Assistant message.
+        context (`str`): Text before the turn. A part of the message can start there.
+        text (`str`): Text that the template added for the message.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
+
     Raises:
         CannotWrite: the text lacks a part of the message, or has thinking that the model did not write.
     """
     visible = squeezed(text)
-    count = _count_said(message, squeezed(context), visible, tokenizer)
+    count = _visible_length(message, squeezed(context), visible, tokenizer)
     if message.get("tool_calls"):
         return len(text)
-    said, behind = len(text), len(visible) - count
-    while behind:
-        said -= 1
-        behind -= not text[said].isspace()
-    said = len(text[:said].rstrip())
+    # `count` ignores whitespace. Find the same place in the text with whitespace, from its end.
+    end, after = len(text), len(visible) - count
+    while after:
+        end -= 1
+        after -= not text[end].isspace()
+    end = len(text[:end].rstrip())
+    # The model wrote the whitespace at the end of the content, if the template kept it.
     content = message["content"]
     trailing = content[len(content.rstrip()) :]
-    return said + len(trailing) if text.startswith(trailing, said) else said
+    return end + len(trailing) if text.startswith(trailing, end) else end
 
 
-def _count_said(message: dict[str, Any], context: str, text: str, tokenizer: PreTrainedTokenizerBase) -> int:
+def _visible_length(message: dict[str, Any], context: str, text: str, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the number of characters of a turn's text up to the end of the last part of its message.
 
-    Whitespace is removed from both texts. A part can start in the context, since some generation prompts end with
-    `<think>`. A part must not end within a special token, such as the `e` in `<|end|>`.
+    `context` and `text` have no whitespace. A part can start in the context, since some generation prompts end with
+    `<think>`. A part must not end within a special token: the part `e` is not found in `<|end|>`.
+
+    Raises:
+        CannotWrite: the text lacks a part of the message, or has thinking that the model did not write.
     """
     read, rest = len(context), context + text
     end = read
@@ -70,7 +81,7 @@ def _count_said(message: dict[str, Any], context: str, text: str, tokenizer: Pre
                 "completion_ids"
             )
         end = max(end, place + len(own))
-        rest = _without(rest, [(place, place + len(own))])  # Two equal calls need two matches.
+        rest = _without(rest, [(place, place + len(own))])  # Another part with the same text needs another match.
     for name, part in _arguments(message):
         if _find(part, text, 0, tokenizer) is None:
             raise CannotWrite(
@@ -89,16 +100,16 @@ def check_context(
     thinking of a turn only if no user message follows the turn, as between tool calls.
 
     Args:
-        messages: messages that the model did not write for this row.
-        text: text that the template rendered for them.
-        tokenizer: tokenizer of the model.
-        before_a_user: whether a user message follows after these messages.
+        messages (`list[dict]`): Messages that the model did not write for this row.
+        text (`str`): Text that the template rendered for the messages.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
+        before_a_user (`bool`, *optional*, defaults to `False`): Whether a user message follows these messages.
 
     Raises:
         CannotWrite: the text lacks a part of a message.
     """
     text, place = squeezed(text), 0
-    turn, turn_start = list[tuple[int, int]](), 0  # matches since the last assistant turn, and its start
+    turn, turn_start = list[tuple[int, int]](), 0  # matches from the last assistant turn on, and its start
     last_user = max((n for n, message in enumerate(messages) if message["role"] == "user"), default=-1)
     for n, message in enumerate(messages):
         role = message["role"]
@@ -109,7 +120,7 @@ def check_context(
         found = list[tuple[int, int]]()
         for name, part in (*_parts(message), *_arguments(message)):
             span = _find(part, text, 0 if is_anywhere else place, tokenizer)
-            if span is None and role == "tool":  # Gemma's templates write results before the text of the turn.
+            if span is None and role == "tool":  # Gemma's templates write tool results before the turn's text.
                 span = _find(part, _without(text, turn), turn_start, tokenizer)
             if span is None:
                 raise CannotWrite(
@@ -131,7 +142,7 @@ def _without(text: str, spans: list[tuple[int, int]]) -> str:
 
 
 def missing_of_tools(tools: Any, text: str) -> str | None:
-    """Return the first name of a tool, or of a parameter of a tool, that a text lacks."""
+    """Return a description of the first tool or parameter whose name a text lacks, or None."""
     for function in (tool.get("function", tool) for tool in tools if isinstance(tool, dict)):
         tool = str(_dict(function).get("name") or "")
         if tool not in text:
@@ -145,10 +156,12 @@ def missing_of_tools(tools: Any, text: str) -> str | None:
 def with_thinking_in_content(message: dict[str, Any], is_cut: bool) -> dict[str, Any]:
     """Return an assistant message with its thinking in the content, between `<think>` and `</think>`.
 
+    A message without thinking, or with `</think>` in its content, is returned unchanged.
+
     Args:
-        message: message.
-        is_cut: whether the message was cut at a token limit. If it also has no content and no tool call, its thinking
-            gets no `</think>`.
+        message (`dict`): Assistant message.
+        is_cut (`bool`): Whether the message was cut at a token limit. If it also has no content and no tool call, its
+            thinking gets no `</think>`.
     """
     thinking = next((message[name] for name in _THINKING if isinstance(message.get(name), str)), "")
     content = message["content"]
@@ -156,12 +169,12 @@ def with_thinking_in_content(message: dict[str, Any], is_cut: bool) -> dict[str,
         return message
     others = {name: value for name, value in message.items() if name not in _THINKING}
     is_open = is_cut and not content.strip() and not message.get("tool_calls")
-    behind = "" if is_open else f"\n{_END_OF_THINKING}\n\n{content}"
-    return {**others, "content": f"<think>\n{thinking}{behind}"}
+    after = "" if is_open else f"\n{_END_OF_THINKING}\n\n{content}"
+    return {**others, "content": f"<think>\n{thinking}{after}"}
 
 
 def _as_read(message: dict[str, Any], with_thinking: bool) -> dict[str, Any]:
-    """Return an assistant turn as the model reads it later: without thinking, or with thinking in its own field."""
+    """Return an assistant turn as the model reads it later: without thinking, or with it in the field `thinking`."""
     thinking, ends, answer = message["content"].rpartition(_END_OF_THINKING)
     if with_thinking:
         extra = {"thinking": thinking.strip().removeprefix("<think>")} if ends else {}
@@ -173,7 +186,7 @@ def _parts(message: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the name and text of each nonblank part of a message. The names of called tools come last."""
     content = squeezed(message["content"])
     texts = {name: message[name] for name in _TEXTS if isinstance(message.get(name), str)}
-    # A message can have its thinking twice: under two keys, or also in the content.
+    # A message can have its thinking twice: under two keys, or also in the content. One match is enough.
     names = {text: f"the {name}" for name, text in texts.items() if name == "content" or squeezed(text) not in content}
     called = [str(call.get("name") or "") for call in _calls(message)]
     parts = [*((name, text) for text, name in names.items()), *((f"the call of {name}", name) for name in called)]
@@ -186,7 +199,7 @@ def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _arguments(message: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a name and the text of each key and string in call arguments.
+    """Yield a description and the text of each key and string in the arguments of a message's calls.
 
     Numbers are skipped, because templates can rewrite them.
     """
@@ -209,7 +222,7 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def _find(part: str, text: str, start: int, tokenizer: PreTrainedTokenizerBase) -> tuple[int, int] | None:
-    """Return the start and end of the first match of a part in a squeezed text, or None without a match.
+    """Return the start and end of the first match of a part in a text without whitespace, or None.
 
     The text can contain the part with Python escapes or JSON escapes. JSON escapes can be applied once or twice, with
     or without escapes of non-ASCII characters.
@@ -222,12 +235,13 @@ def _find(part: str, text: str, start: int, tokenizer: PreTrainedTokenizerBase) 
 
 
 def _spellings(part: str) -> Iterator[str]:
+    """Yield the forms in which a template may write a part, without whitespace."""
     yield squeezed(part)
     yield squeezed(repr(part)[1:-1])
     for only_ascii in (False, True):
         once = json.dumps(part, ensure_ascii=only_ascii)
         yield squeezed(once[1:-1])
-        yield squeezed(json.dumps(once, ensure_ascii=only_ascii)[3:-3])
+        yield squeezed(json.dumps(once, ensure_ascii=only_ascii)[3:-3])  # without the quotes of both encodings
 
 
 def squeezed(text: str) -> str:

@@ -61,17 +61,17 @@ def render_turns(
 ) -> Rendered:
     """Render messages with the first template that keeps all of their text.
 
-    The function tries the tokenizer's own template, then TRL's training template for the model. Both fail if, for
-    example, they change earlier turns once later turns follow. Then, the function uses the `{% generation %}` blocks of
-    the last template. If the generation prompt opens thinking and no template writes `reasoning_content`, the thinking
-    becomes a part of the content.
+    The function tries the tokenizer's own template, then TRL's training template for the model, if there is one. These
+    attempts fail if, for example, a template changes earlier turns once later turns follow. The function then uses the
+    `{% generation %}` blocks of the last template it tried. If this fails too, and the generation prompt opens
+    thinking, the function moves the thinking of each message into its content and tries again.
 
     Args:
-        prompt: messages of the prompt.
-        completion: messages of the completion.
-        tokenizer: tokenizer of the model.
-        options: arguments of the chat template, including `tools`.
-        truncated: whether the last turn was cut at a token limit.
+        prompt (`list[dict]`): Messages of the prompt.
+        completion (`list[dict]`): Messages of the completion.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
+        options (`dict`): Arguments of the chat template, including `tools`.
+        truncated (`bool`, *optional*, defaults to `False`): Whether the last turn was cut at a token limit.
 
     Raises:
         CannotWrite: every template refuses the messages, or omits or changes a part of them.
@@ -90,7 +90,7 @@ def render_turns(
 def _render_first_way(
     prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
 ) -> Rendered:
-    """Return the first rendering that succeeds, or raise the CannotWrite of the last."""
+    """Return the first rendering that succeeds, or raise the CannotWrite of the last attempt."""
     templates, _ = _templates(tokenizer, str(tokenizer.chat_template))
     ways = [(_by_prefixes, template) for template in templates]
     if has_generation_markers(templates[-1]):
@@ -145,7 +145,10 @@ def _templates(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> tuple[
 
 
 def render_prompt(prompt: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> str:
-    """Return messages as the text that a text completion continues. A final assistant message gets no stop token.
+    """Render a prompt of messages as text, up to the start of the completion.
+
+    The text ends with the generation prompt. If the last message is from the assistant, the completion continues this
+    message, so the text ends with the message, without a stop token.
 
     Raises:
         CannotWrite: the template omits or refuses a message or a tool.
@@ -176,9 +179,10 @@ def _check_tools(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) ->
 
 @lru_cache(maxsize=64)
 def _missing_tools(tokenizer: PreTrainedTokenizerBase, options: str) -> str | None:
-    """Return a tool or a parameter that a template leaves out, or None.
+    """Return a description of a tool or a parameter that a template leaves out, or None.
 
-    The template renders a placeholder message, because the messages of a row could contain the same names.
+    The template renders a placeholder message, because the messages of a row could contain the same names. `options`
+    are JSON text, because the cache needs hashable arguments.
     """
     given = json.loads(options)
     try:
@@ -245,19 +249,21 @@ def _by_markers(
             f"the generation blocks of its chat template mark {len(runs)} turns, and the assistant has {len(places)}. "
             "Set chat_template_path to a different template, or give completion_ids and completion_mask"
         )
-    turns, behind, read = list[Turn](), 0, 0
+    turns = list[Turn]()
+    previous_end, read = 0, 0  # end of the previous turn in the text, and number of messages up to this turn
     for n, (start, end) in zip(places, runs, strict=True):
         if not is_learned(completion[n]):
             continue
-        context = text[behind : _behind(spans, start)]
+        context = text[previous_end : _text_end(spans, start)]
         before = _render(tokenizer, [*prompt, *completion[:n]], add_generation_prompt=True, **options)
         # A block can include the generation prompt, which the model did not write.
         opening = before.rpartition(context)[2] if context and context in before else ""
         start += common_prefix_length(ids[start:end], token_ids(opening, tokenizer))
         place = len(prompt) + n
         asked_later = any(message["role"] == "user" for message in messages[place + 1 :])
-        check_context(messages[read:place], text[behind : _behind(spans, start)], tokenizer, asked_later)
-        own, behind, read = text[_behind(spans, start) : _behind(spans, end)], _behind(spans, end), place + 1
+        text_start, text_end = _text_end(spans, start), _text_end(spans, end)
+        check_context(messages[read:place], text[previous_end:text_start], tokenizer, asked_later)
+        own, previous_end, read = text[text_start:text_end], text_end, place + 1
         said = end_of_turn(completion[n], context, own, tokenizer)
         turns.append(Turn(completion[n], start - first, end - first, own, said))
     return Rendered(ids[:first], ids[first:], turns)
@@ -274,20 +280,20 @@ def _runs(mask: list[int], first: int) -> list[tuple[int, int]]:
     return found
 
 
-def _behind(spans: list[tuple[int, int]], count: int) -> int:
-    """Return the index in a text after its first `count` tokens. Leading whitespace belongs to the next token."""
+def _text_end(spans: list[tuple[int, int]], count: int) -> int:
+    """Return the index at which the first `count` tokens of a text end. Whitespace after it is the next token's."""
     return spans[count - 1][1] if count else 0
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, /, tokenize: bool = False, **options: Any) -> Any:
-    """Return messages as text, or tokenized, by a chat template.
+    """Apply a chat template to messages. Return text, or the tokenizer's output if `tokenize` is True.
 
     Raises:
         CannotWrite: the template refuses the messages.
     """
     try:
         return tokenizer.apply_chat_template(messages, tokenize=tokenize, **options)
-    except (TemplateError, TypeError) as error:  # Joining text and call arguments in a template raises a TypeError.
+    except (TemplateError, TypeError) as error:  # A template that adds call arguments to text raises a TypeError.
         raise CannotWrite(
             f"its chat template cannot write these messages: {error}. Set chat_template_path to a template that can, "
             "or give completion_ids"

@@ -3,8 +3,8 @@
 | column | type | meaning |
 |---|---|---|
 | `prompt` | text, messages or token ids | required |
-| `completion` | text, messages or token ids | required, unless `completion_ids` is there |
-| `reward` | float | required by the trainer; finite in float32 |
+| `completion` | text, messages or token ids | required without `completion_ids` |
+| `reward` | float | required for training without `label`; finite in float32 |
 | `reward_after_baseline` | float | R, as `topr curate` writes it: reward minus baseline; null in rows to skip |
 | `times_chosen` | int | with `reward_after_baseline`: how often each epoch trains on the row; default 1 |
 | `label` | bool | replaces `reward`, as in KTO's datasets: true is +1, false is -1 |
@@ -21,9 +21,9 @@
 | `logprobs_mode` | `"raw_logprobs"` or `"processed_logprobs"` | kind of `sampler_logps`, in vLLM's terms |
 | `tools`, `chat_template_kwargs` | as in TRL, or as JSON | arguments of the chat template |
 
-Token ids take precedence over text, because text has no stop token, and tokenizing it again can give other tokens.
+Token ids take precedence over text. Text has no stop token, and tokenizing it again can give different tokens.
 
-A row with temperature 0 is a greedy completion. Greedy rows are for evaluation and are refused in training.
+A row with temperature 0 has a greedy completion. Greedy rows are for evaluation, and training refuses them.
 
 A wrong value in a column raises a ValueError with the column, the first wrong row and the value.
 """
@@ -48,7 +48,10 @@ class MalformedRow(ValueError):
 
 @contextmanager
 def named_rows(dataset: str, rows_N: Sequence[int] | NDArray[np.int64]) -> Iterator[None]:
-    """Turn a `MalformedRow` into a ValueError with the dataset and the row. `rows_N` are positions in the dataset."""
+    """Turn a `MalformedRow` into a ValueError that names the dataset and the row.
+
+    `rows_N` has the position of each row in the dataset.
+    """
     try:
         yield
     except MalformedRow as error:
@@ -98,7 +101,9 @@ def id_column(rows: Dataset, name: str) -> NDArray[np.generic]:
 
 
 def reward_column(rows: Dataset) -> NDArray[np.float64]:
-    """Return the (N,) float64 rewards of rows to learn from.
+    """Return the (N,) float64 rewards of rows to learn from. A label counts as 1 or -1.
+
+    A reward can be null, and is then NaN, only if there is a column `reward_after_baseline`.
 
     Raises:
         ValueError: there is no row, a required column is missing, or a row has a wrong reward or label.
@@ -165,7 +170,7 @@ LARGEST_REWARD = float(np.finfo(np.float32).max)  # A larger reward would be inf
 
 
 def problem_column(rows: Dataset) -> NDArray[np.generic]:
-    """Return (N,) the group of each row: its `problem_id`, or a hash of its prompt if there is no such column.
+    """Return (N,) the problem of each row: its `problem_id`, or a hash of its prompt if that column is missing.
 
     `prompt_ids` take precedence over `prompt`, as in tokenization.
     """
@@ -208,7 +213,7 @@ def refuse_images(rows: Dataset, why: str) -> None:
 
 
 def check_finish_reasons(rows: Dataset) -> None:
-    """Raise a ValueError for finish reasons other than stop and length.
+    """Raise a ValueError for finish reasons other than stop, length and null.
 
     With an unknown reason, a truncated completion would get a stop token.
     """

@@ -4,7 +4,7 @@ The trainer computes log π from all logits, divided by the sampling temperature
 sampler are comparable with log π if they describe the same distribution. For log-probabilities after temperature and
 filters (`processed_logprobs`), this is the case if no filter removed any token. For log-probabilities of the model
 (`raw_logprobs`), this is the case at temperature 1. A filter that keeps 99.5% of the probability mass at each token
-raises log μ of 1,000 tokens by 5. A negative then starts with a weight of e⁻⁵.
+raises log μ of 1,000 tokens by 5. A negative then starts with a weight of e⁻⁵ instead of 1.
 """
 
 from collections.abc import Mapping
@@ -25,8 +25,10 @@ def temperature_of(datasets: Mapping[str, Dataset], training: float | None = Non
     """Return the sampling temperature of rows, at which log π is computed. It is 1 if no temperature is known.
 
     Args:
-        datasets: datasets by name. A dataset without a temperature has the training temperature.
-        training: training temperature. With `None`, the first dataset sets it.
+        datasets (`Mapping[str, Dataset]`): Datasets by name. A dataset without a temperature is assumed to have the
+            training temperature.
+        training (`float`, *optional*): Training temperature. `None` uses the temperature of the first dataset, or 1 if
+            it is unknown.
 
     Raises:
         ValueError: a temperature is not above 0, or rows have different temperatures.
@@ -77,12 +79,12 @@ def _temperature(name: str, rows: Dataset) -> float | None:
 
 
 def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str | None:
-    """Return why `sampler_logps` of rows cannot be used as log μ, or None if the columns show no reason.
+    """Return the reason why `sampler_logps` of rows cannot be used as log μ, or None if the columns show no reason.
 
     Args:
-        rows: rows with `sampler_logps`.
-        temperature: temperature at which the trainer computes log π.
-        vocabulary: number of tokens of the tokenizer. A `top_k` of at least this number filters nothing.
+        rows ([`~datasets.Dataset`]): Rows with `sampler_logps`.
+        temperature (`float`): Temperature of the rows, at which the trainer computes log π.
+        vocabulary (`int`): Number of tokens of the tokenizer. A `top_k` of at least this number filters nothing.
 
     Raises:
         ValueError: a column has an invalid sampling setting.
@@ -90,9 +92,9 @@ def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str 
     names = [name for name in (TOP_P, TOP_K, LOGPROBS_MODE) if name in rows.column_names]
     columns = {name: checked_column(rows, name, *_KINDS[name], "Fix or drop the column.") for name in names}
     settings = ({name: column[n] for name, column in columns.items()} for n in range(len(rows)))
-    for how in {tuple(how.values()): how for how in settings}.values():  # each combination once
+    for how in {tuple(how.values()): how for how in settings}.values():  # each combination of settings once
         mode, top_p, top_k = (how.get(name) for name in (LOGPROBS_MODE, TOP_P, TOP_K))
-        if why := _of_temperature(mode, temperature):
+        if why := _why_other_temperature(mode, temperature):
             return why
         filters = {TOP_P: top_p is not None and top_p < 1, TOP_K: 0 < (top_k or 0) < vocabulary}
         cut = [f"{name}={how[name]:g}" for name, cuts in filters.items() if cuts]
@@ -101,21 +103,22 @@ def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str 
                 f"its rows were sampled with {' and '.join(cut)}, and their sampler_logps "
                 f"{'were' if mode else 'may have been'} computed after that ({LOGPROBS_MODE} is {mode}), so they are "
                 "larger than over the whole vocabulary, and every negative would start with a small weight. "
-                f"{_REMEDY}{_tell(mode)}; or sample with top_p=1 and top_k=-1"
+                f"{_REMEDY}{_mode_advice(mode)}; or sample with top_p=1 and top_k=-1"
             )
     return None
 
 
-def _of_temperature(mode: str | None, temperature: float) -> str | None:
+def _why_other_temperature(mode: str | None, temperature: float) -> str | None:
+    """Return why log-probabilities of this mode can be for a different temperature, or None if they cannot."""
     if temperature == 1 or mode == PROCESSED:
         return None
     return (
         f"its rows were sampled at temperature {temperature:g}, and their sampler_logps {'are' if mode else 'may be'} "
-        f"for temperature 1 ({LOGPROBS_MODE} is {mode}). {_REMEDY}{_tell(mode)}"
+        f"for temperature 1 ({LOGPROBS_MODE} is {mode}). {_REMEDY}{_mode_advice(mode)}"
     )
 
 
-def _tell(mode: str | None) -> str:
+def _mode_advice(mode: str | None) -> str:
     return "" if mode else f"; add a column {LOGPROBS_MODE} if you know the mode ({' or '.join(LOGPROBS_MODES)})"
 
 

@@ -1,4 +1,4 @@
-"""Find special tokens of a tokenizer. Any of them can end a turn."""
+"""Find the special tokens of a tokenizer, which can end a turn, and search text without splitting them."""
 
 from functools import lru_cache
 
@@ -12,14 +12,15 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 @lru_cache(maxsize=8)
 def _special_tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> frozenset[int]:
+    # `size` is only a part of the cache key, because tokens can be added to a tokenizer.
     added = {token for token, content in tokenizer.added_tokens_decoder.items() if content.special}
     return frozenset({*added, *tokenizer.all_special_ids, tokenizer.eos_token_id} - {None})
 
 
 def rfind_between_specials(part: str, text: str, start: int, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the last index of a part, from `start` on, at which the part does not split a special token.
+    """Return the last index of a part, from `start` on, at which the part does not split a special token, or -1.
 
-    Return -1 if there is no such index. For instance, `4.<|end|>` contains the part `<|end|>`, but not the part `end`.
+    For instance, the part `<|end|>` is found in the text `4.<|end|>`, but the part `end` is not.
     """
     specials = _special_texts(tokenizer, len(tokenizer))
     place = text.rfind(part, start)
@@ -39,13 +40,13 @@ def find_between_specials(part: str, text: str, start: int, tokenizer: PreTraine
 
 @lru_cache(maxsize=8)
 def _special_texts(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[str, ...]:
-    """Return the texts of special tokens with at least two characters."""
+    """Return the texts of special tokens, except single characters, which cannot be split."""
     tokens = tokenizer.convert_ids_to_tokens(sorted(special_tokens(tokenizer)))
     return tuple(token for token in tokens if len(token) > 1)
 
 
 def _splits(specials: tuple[str, ...], text: str, place: int) -> bool:
-    """Whether an index in a text is within a special token."""
+    """Whether cutting a text at an index would split a special token."""
     first, longest = _extent(specials)
     return any(
         text[start] in first

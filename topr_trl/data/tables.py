@@ -71,7 +71,7 @@ def save_rows(dataset: Dataset, directory: str | Path, shard: int = 0, num_shard
         shard (`int`, *optional*, defaults to `0`):
             Number of the shard, counted from 0.
         num_shards (`int`, *optional*, defaults to `1`):
-            Number of all shards of the folder.
+            Total number of shards in the folder.
 
     Returns:
         `Path`: the file.
@@ -82,7 +82,7 @@ def save_rows(dataset: Dataset, directory: str | Path, shard: int = 0, num_shard
 
 
 def write_parquet(dataset: Dataset, path: Path, metadata: Mapping[bytes, bytes] | None = None) -> None:
-    """Write rows atomically as a parquet file. `metadata` is added to the metadata of `datasets`."""
+    """Write rows atomically as a parquet file. `metadata` is added to the metadata that `datasets` writes."""
     schema = dataset.features.arrow_schema
     schema = schema.with_metadata({**schema.metadata, **(metadata or {})})
     # `Dataset.to_parquet` would show a progress bar for each shard.
@@ -91,16 +91,17 @@ def write_parquet(dataset: Dataset, path: Path, metadata: Mapping[bytes, bytes] 
             writer.write_table(table.cast(schema))
 
 
-_WRITTEN_AT_ONCE = 16_384  # rows; one row group of the file
+_WRITTEN_AT_ONCE = 16_384  # number of rows in each row group of a file
 # With these settings, token ids and log-probabilities take less time to write and less space than with the defaults.
 _ENCODING: dict[str, Any] = {"compression": "zstd", "use_dictionary": False}
 
 
 def shards_of(path: str | Path) -> list[Path]:
-    """Return the parquet files of a folder of rows. A path to a file is returned as it is.
+    """Return the parquet files of a folder of rows. Any other path is returned as it is, even if there is no such file.
 
     Raises:
-        FileNotFoundError: there is no file, or shards are missing.
+        FileNotFoundError: the folder has no parquet file, or the number of files differs from the number in the name of
+            the first file.
     """
     path = Path(path)
     shards = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
@@ -177,7 +178,7 @@ def unreadable(file: str | Path, error: BaseException) -> ValueError:
 
 
 def read_shard(shard: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read one file of rows into memory. Names in `columns` that the file lacks are ignored; `None` reads all."""
+    """Read one file of rows into memory. Names in `columns` that the file lacks are ignored. None reads all columns."""
     if shard.suffix != ".parquet":
         table = read_table(shard).with_format("arrow")[:]
         return table if columns is None else table.select([name for name in table.column_names if name in columns])
@@ -201,7 +202,7 @@ def read_table(
 ) -> Dataset:
     """Load rows from files of the same format: `.parquet`, `.json` or `.jsonl`.
 
-    `columns` selects columns of parquet files.
+    `columns` selects columns of parquet files. It has no effect on JSON files.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -223,13 +224,13 @@ def read_table(
                 if _NULL_FIRST.match(file.read(4_096)):
                     raise ValueError(f"{path} cannot be read: the first row is null. Remove it.")
     kind = "parquet" if paths[0].suffix == ".parquet" else "json"
-    if kind == "parquet":  # `datasets` 4.7 fails on files without rows
+    if kind == "parquet":  # Skip files without rows, on which `datasets` 4.7 fails.
         paths = [path for path in paths if rows_of(path)] or paths[:1]
     cache = str(cache_dir) if cache_dir else None
     only = {"columns": list(columns)} if kind == "parquet" and columns is not None else {}
     try:
         return load_dataset(kind, data_files=list(map(str, paths)), split="train", cache_dir=cache, **only)
-    # `datasets` 4.7 does not wrap the errors of its reader.
+    # `datasets` 4.7 does not wrap all errors of its reader in a DatasetGenerationError.
     except (DatasetGenerationError, ValueError, KeyError, TypeError, AttributeError) as error:
         for path in paths if kind == "parquet" else ():
             read_shard(path, columns)  # This error names the damaged file.

@@ -74,7 +74,7 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
         completion = token_ids(completion, tokenizer)
         if row.get("finish_reason") != "length":
             stop = stop_token(tokenizer)
-            if completion[-1:] != [stop]:  # Decoded text can still contain the stop token.
+            if completion[-1:] != [stop]:  # The text can already end with the stop token.
                 completion = [*completion, stop]
     for name, ids in (("prompt", prompt), ("completion", completion)):
         if ids == []:
@@ -124,14 +124,16 @@ def _need_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
 def encode_messages(prompt: Messages, tokenizer: PreTrainedTokenizerBase, row: dict[str, Any]) -> list[int]:
     """Return the token ids of a prompt of messages, with the generation prompt.
 
+    If the last message is from the assistant, the completion continues this message, and there is no generation prompt.
+
     Args:
         prompt (`list[dict]`): Messages.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer with a chat template.
         row (`dict`): Row, optionally with `tools` and `chat_template_kwargs` for the chat template.
 
     Raises:
-        ValueError: the tokenizer has no chat template, the row is malformed, or the template leaves out a part of a
-            message or a tool.
+        ValueError: the tokenizer has no chat template, the row is malformed, the role of the last message
+            is not user, tool or assistant, or the template leaves out a part of a message or a tool.
     """
     _need_chat_template(tokenizer)
     options = {"tools": plain_tools(row.get("tools")), **template_options(row)}
@@ -152,7 +154,7 @@ def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def without_second_bos(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the token ids of a prompt, without the first of two BOS tokens at its start."""
+    """Return the token ids of a prompt, without its first token if it starts with two BOS tokens."""
     bos = tokenizer.bos_token_id
     return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
@@ -166,10 +168,10 @@ def tokenize(
     in files, the result is cached.
 
     Args:
-        dataset: rows with prompts and completions. See `tokenize_row`.
-        tokenizer: tokenizer of the model.
-        keep: columns to keep.
-        map_kwargs: arguments of `datasets.Dataset.map`.
+        dataset ([`~datasets.Dataset`]): Rows with prompts and completions. See `tokenize_row`.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
+        keep (`Sequence[str]`, *optional*, defaults to `()`): Columns to keep.
+        **map_kwargs (`Any`): Arguments of `datasets.Dataset.map`.
 
     Raises:
         MalformedRow: `tokenize_row` raised a ValueError for a row, or a mask is malformed.
@@ -200,7 +202,7 @@ def tokenize(
 
 
 def _has_ids(dataset: Dataset, column: str) -> bool:
-    """Whether all rows of a column are token ids, including rows that `Dataset.select` left out."""
+    """Whether a column has a nonempty list of integers in every row, including rows that `Dataset.select` left out."""
     if column not in dataset.column_names:
         return False
     ids = dataset.data[column]

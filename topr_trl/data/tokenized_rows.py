@@ -1,4 +1,4 @@
-"""Read columns and lengths of tokenized rows, and check that a model can read the rows.
+"""Compute lengths and prompt groups of tokenized rows, and check that a model can read the rows.
 
 | column | meaning |
 |---|---|
@@ -22,11 +22,11 @@ from topr_trl.data.masks import MASK
 from topr_trl.data.trajectories import PARTS
 
 COLUMNS = ("input_ids", "prompt_length", MASK, PARTS, "reward", "mu_logps", "dataset", "row")
-_NAMED = 20  # maximum number of rows in a message
+_NAMED = 20  # maximum number of rows that an error message lists
 
 
 def is_prepared(rows: object) -> bool:
-    """Whether rows are already prepared, as the trainer's own evaluation sets are when Trainer evaluates them."""
+    """Whether rows are already tokenized, as the evaluation sets that `Trainer` passes to `evaluate`."""
     return isinstance(rows, Dataset) and {"input_ids", "prompt_length", "row"} <= set(rows.column_names)
 
 
@@ -50,7 +50,7 @@ def sequence_lengths(dataset: Dataset) -> NDArray[np.int64]:
 
 
 def completion_lengths(dataset: Dataset) -> NDArray[np.int64]:
-    """Return (N,) the number of tokens of each completion that the model wrote."""
+    """Return (N,) the number of tokens that the model wrote in each completion."""
     counts = lengths_of(dataset) - column(dataset, "prompt_length").to_numpy()
     if MASK in dataset.column_names:
         masks = column(dataset, MASK)
@@ -61,7 +61,7 @@ def completion_lengths(dataset: Dataset) -> NDArray[np.int64]:
 
 
 def prompt_groups(dataset: Dataset) -> NDArray[np.int64]:
-    """Return (N,) a number for each row's prompt. Rows with equal prompt tokens have the same number."""
+    """Return (N,) a group number for each row. Rows with equal prompt tokens have the same number."""
     prompts = column(dataset, "prompt_length").to_numpy()
     ids = pc.list_flatten(column(dataset, "input_ids")).to_numpy()
     lengths = lengths_of(dataset)
@@ -77,7 +77,10 @@ def prompt_groups(dataset: Dataset) -> NDArray[np.int64]:
 
 
 def part_saved_by_sharing(dataset: Dataset, groups_N: NDArray[np.int64], together: int) -> float:
-    """Return the fraction of tokens that is saved if up to `together` rows of a group compute their prompt once."""
+    """Return the fraction of tokens that is saved if up to `together` rows of a prompt compute it only once.
+
+    The last token of the prompt is never shared, because each row predicts the first token of its completion from it.
+    """
     rows_G = np.bincount(groups_N)
     prompts_G = np.zeros(len(rows_G), dtype=np.int64)
     prompts_G[groups_N] = column(dataset, "prompt_length").to_numpy()
@@ -89,7 +92,7 @@ def check_tokens(name: str, dataset: Dataset, config: PretrainedConfig, max_leng
     """Check that a model with this config can read tokenized rows.
 
     Raises:
-        ValueError: a token id is outside the vocabulary, or a row is too long.
+        ValueError: a token id is outside the vocabulary, or a row is longer than `max_length` or the model's context.
     """
     vocabulary = config.vocab_size
     limits = {"max_length": max_length, "the model's context": getattr(config, "max_position_embeddings", None)}

@@ -31,8 +31,9 @@ class Rollouts:
     """Rollouts of a table, in the order of their first rows.
 
     Attributes:
-        order_N: positions of all rows, grouped by rollout. The rows of a rollout keep the order of the table.
-        counts_R: number of rows of each rollout.
+        order_N (`np.ndarray`): Positions of all rows, grouped by rollout. The rows of a rollout keep the order of the
+            table.
+        counts_R (`np.ndarray`): Number of rows of each rollout.
     """
 
     order_N: NDArray[np.int64]
@@ -40,7 +41,7 @@ class Rollouts:
 
     @classmethod
     def of(cls, ids: Sequence[object]) -> "Rollouts":
-        """Return the rollouts for N values of `rollout_id`. A row without a value is a rollout of its own."""
+        """Return the rollouts for N values of `rollout_id`. A row with the value None is a rollout with one row."""
         numbers: dict[object, int] = {}
         keys = (("alone", n) if rollout is None else rollout for n, rollout in enumerate(ids))
         of_row = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
@@ -90,14 +91,14 @@ def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:
     """Join tokenized rows into tokenized rollouts, in memory.
 
     Args:
-        rows: tokenized rows, grouped by rollout. See `topr_trl.data.tokenization.tokenize`.
-        counts_R: number of rows of each rollout.
+        rows ([`~datasets.Dataset`]): Tokenized rows, grouped by rollout. See `topr_trl.data.tokenization.tokenize`.
+        counts_R (`np.ndarray`): Number of rows of each rollout.
 
     Returns:
-        Rows with the concatenated `input_ids` of all parts, the `prompt_length` of the first part, a `completion_mask`
-        in which the prompts of later parts are context, and `part_lengths`. Log-probabilities per token are
-        concatenated, and sums of log-probabilities are added. They are null if any part has null. Other columns
-        have the value of the first part.
+        [`~datasets.Dataset`]: one row per rollout, with the concatenated `input_ids` of all parts, and `part_lengths`.
+        In `completion_mask`, the prompts of later parts are context. Log-probabilities per token are concatenated, and
+        sums of log-probabilities are added. The result is null if any part has null. Other columns, such as
+        `prompt_length`, have the value of the first part.
     """
     table = rows.with_format("arrow")[:].combine_chunks()
     lengths, prompts = (
@@ -146,7 +147,10 @@ def _joined(values: pa.ChunkedArray, starts_R: NDArray[np.int64], are_logps: boo
 def _lists(
     values: pa.Array | pa.ChunkedArray, counts: NDArray[np.int64], null: NDArray[np.bool_] | None = None
 ) -> pa.LargeListArray:
-    """Return consecutive values as large lists, because all rows together can have more than 2**31 tokens."""
+    """Split values into lists with `counts` values each, or null where `null` is True.
+
+    Large lists are used, because all rows together can have more than 2**31 tokens.
+    """
     offsets = pa.array(np.concatenate([[0], counts.cumsum()]))
     values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     return pa.LargeListArray.from_arrays(offsets, values, mask=None if null is None else pa.array(null))

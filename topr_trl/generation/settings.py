@@ -1,4 +1,4 @@
-"""Define settings, prompts, stop tokens and rows for sampling with transformers and with vLLM."""
+"""Settings and functions that sampling with transformers and sampling with vLLM share."""
 
 import math
 from dataclasses import dataclass, field
@@ -18,7 +18,9 @@ COLUMNS_OF_SAMPLER = ("sample_id", "completion", "prompt_ids", "completion_ids",
 
 @dataclass
 class SamplingArguments:
-    """Settings for sampling completions. The defaults are the paper's (arXiv 2503.14286, Sec. 4.1).
+    """Settings for sampling completions.
+
+    Except for `sampling_batch_size`, the defaults are the paper's (arXiv 2503.14286, Sec. 4.1).
 
     Example:
 
@@ -85,7 +87,7 @@ class SamplingArguments:
 
 
 def draws_of(args: SamplingArguments) -> list[tuple[float, int]]:
-    """Return temperature and number of completions per prompt, for the samples and then for the greedy completion."""
+    """Return (temperature, completions per prompt) of the samples, and of the greedy completion if `args.greedy`."""
     return [(args.temperature, args.num_generations), *([(GREEDY, 1)] if args.greedy else [])]
 
 
@@ -141,7 +143,7 @@ def sampled_row(
     args: SamplingArguments,
     temperature: float,
 ) -> dict[str, Any]:
-    """Return a row as in `topr_trl.data.rows`, without a reward.
+    """Return a row with the columns of `topr_trl.data.rows`, without a reward.
 
     If the prompt is messages, the completion is one assistant message, as in TRL. A greedy row has the `top_p` and
     `top_k` of the samples, although they do not affect greedy completions.

@@ -36,8 +36,8 @@ def sample_completions(
 ) -> Dataset:
     """Sample completions for each problem, as rows without rewards.
 
-    Under `accelerate launch`, each process samples for an equal share of the problems and returns the rows of its
-    share.
+    Under `accelerate launch`, each process samples for its part of the problems, and returns the rows of this part. The
+    parts differ by at most one problem.
 
     Example:
 
@@ -67,19 +67,20 @@ def sample_completions(
         stop_strings (`tuple[str, ...]`, *optional*, defaults to `()`):
             Texts that end a completion, in addition to the stop tokens of the model.
         seed (`int`, *optional*, defaults to `0`):
-            Seed. The same seed, batch size and number of processes give the same completions. The global random state
-            is not changed.
+            Seed. With the same settings and number of processes, the same seed gives the same completions. The global
+            random state is not changed.
         description (`str`, *optional*, defaults to `"Sampling"`):
             Text beside the progress bar.
 
     Returns:
         [`~datasets.Dataset`]: rows as in `topr_trl.data.rows`, without a reward. The rows of a problem are adjacent, in
-        sampling order. With `args.greedy`, the last row of each problem is greedy and has temperature 0.
-        `sampler_logps` are the log-probabilities of the model before temperature, top_p and top_k.
+        the order in which they were sampled. With `args.greedy`, the last row of each problem is greedy and has
+        temperature 0. `sampler_logps` are the log-probabilities of the model before temperature, top_p and top_k.
 
     Raises:
-        ValueError: the longest prompt and `max_new_tokens` do not fit in the model's context, there are fewer
-            problems than processes, or the tokenizer has neither a pad token nor a stop token.
+        ValueError: the longest prompt and `max_new_tokens` do not fit in the model's context, a prompt cannot be
+            formatted with the chat template, there are fewer problems than processes, or the tokenizer has neither a
+            pad token nor a stop token.
         FloatingPointError: a weight of the model is NaN or infinite.
     """
     check_finite(model, "The model to sample from")
@@ -106,6 +107,7 @@ def sample_completions(
         for temperature, count, config in draws:
             step = max(args.sampling_batch_size // count, 1)
             for start in range(0, len(order), step):
+                # The large factor gives the batches of all processes different seeds.
                 torch.manual_seed(seed + 1_000_003 * state.process_index + start)
                 batch = order[start : start + step]
                 drawn, logps = _generate(model, tokenizer, [prompt_ids[i] for i in batch], config)
@@ -152,7 +154,7 @@ def _generation_config(
 def _restored_generators() -> AbstractContextManager[None]:
     """Return a context manager that restores torch's global random state, which `generate` changes."""
     accelerator = torch.accelerator.current_accelerator()
-    kind = accelerator.type if accelerator is not None else "cuda"  # Any type works without devices.
+    kind = accelerator.type if accelerator is not None else "cuda"  # Without devices, any type works.
     return torch.random.fork_rng(range(torch.accelerator.device_count()), device_type=kind)
 
 
@@ -161,11 +163,11 @@ def _generate(
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Return the sampled tokens, with padding, and their log-probabilities for a batch of prompts."""
     recorder, pad, width = _RecordLogps(), config.pad_token_id, max(map(len, prompt_ids))
-    # `tokenizer.pad` needs a pad token, so pad here.
+    # Pad without `tokenizer.pad`, which fails if the tokenizer has no pad token.
     padded = torch.tensor([[pad] * (width - len(ids)) + ids for ids in prompt_ids], device=model.device)
     mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompt_ids], device=model.device)
     processors = LogitsProcessorList([recorder])
-    if pad not in config.eos_token_id:
+    if pad not in config.eos_token_id:  # `_trim` would take a sampled pad token for padding.
         processors.append(SuppressTokensLogitsProcessor([pad]))
     with _only_config(model, config):
         generated = model.generate(padded, attention_mask=mask, tokenizer=tokenizer, logits_processor=processors)
@@ -197,9 +199,9 @@ class _RecordLogps(LogitsProcessor):
 
 @contextmanager
 def _only_config(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
-    """Put the model in evaluation mode, and hide its own generation config.
+    """Put the model in evaluation mode, and replace its generation config. Restore both at the end.
 
-    Otherwise, `generate` would add settings of the model's own config, such as a repetition penalty.
+    With its original config, `generate` would add settings of this config, such as a repetition penalty.
     """
     # PEFT's `generate` copies the config to the base model.
     owners = [model, model.get_base_model()] if is_peft_model(model) else [model]

@@ -36,14 +36,15 @@ class VLLMArguments:
         check_types(self, VLLMArguments)
 
 
-# Chunked prefill rewinds the random numbers of a request. A CPU generator cannot do this.
+# Chunked prefill rewinds the random generator of a request, which a CPU generator does not support. Without chunked
+# prefill, a batch must have room for a whole prompt.
 _ON_THE_CPU = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8_192}
 
 
 def start_engine(
     model: str, args: VLLMArguments, seed: int = 0, revision: str | None = None, trust_remote_code: bool = False
 ) -> Any:
-    """Return a new `vllm.LLM` with safetensors from a folder or the Hub. Its memory is freed when this process ends.
+    """Return a new `vllm.LLM` for safetensors from a folder or the Hub. Its memory is freed when this process ends.
 
     Args:
         model (`str`): Folder or name of the model.
@@ -96,13 +97,15 @@ def sample_completions_with_vllm(
         stop_strings (`tuple[str, ...]`, *optional*, defaults to `()`):
             Texts that end a completion, in addition to the stop tokens of the model.
         seed (`int`, *optional*, defaults to `0`):
-            Seed. The same seed and problems give the same completions, if the kernels of the engine are deterministic.
+            Seed. The same seed, settings and problems give the same completions if the engine's kernels are
+            deterministic.
 
     Returns:
         [`~datasets.Dataset`]: rows as in `topr_trl.data.rows`, without a reward.
 
     Raises:
-        ValueError: the longest prompt and `max_new_tokens` do not fit in the engine's context.
+        ValueError: the longest prompt and `max_new_tokens` do not fit in the engine's context, or a prompt cannot be
+            formatted with the chat template.
     """
     from vllm import SamplingParams
 
@@ -114,7 +117,7 @@ def sample_completions_with_vllm(
         generation_config = GenerationConfig()
     eos = stop_tokens(tokenizer, generation_config)
     pad = tokenizer.pad_token_id
-    # As `topr_trl.sample_completions` does, sample no pad token.
+    # Never sample the pad token, as in `topr_trl.sample_completions`.
     logit_bias = {pad: -100} if pad is not None and pad not in eos else None
     # Use one call for all draws, so that greedy completions share batches with the samples.
     requests = [(i, temperature, count) for temperature, count in draws_of(args) for i in range(len(prompt_ids))]

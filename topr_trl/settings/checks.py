@@ -11,12 +11,13 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 def check_types(settings: object, of: type, but: Collection[str] = ()) -> None:
     """Check settings against the annotations of a dataclass, and convert numbers to the annotated type.
 
-    A value from YAML can have any type. An `int` for a `float` setting and NumPy numbers are converted.
+    The check is needed because a value from YAML can have any type. An `int` for a `float` setting is converted, and so
+    are NumPy numbers.
 
     Args:
-        settings: object whose attributes are checked.
-        of: dataclass with the annotations.
-        but: names of settings to skip.
+        settings (`object`): Object whose attributes are checked.
+        of (`type`): Dataclass with the annotations.
+        but (`Collection[str]`, *optional*, defaults to `()`): Names of settings to skip.
 
     Raises:
         ValueError: the type of a setting does not match its annotation.
@@ -72,7 +73,7 @@ def check_at_least(least: int, settings: object, *names: str) -> None:
 
 
 def existing(name: str, option: str) -> Path:
-    """Return the path given for an option.
+    """Return the path `name`, which the user gave for the command-line option `option`.
 
     Raises:
         FileNotFoundError: there is no such file or folder.

@@ -38,7 +38,8 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
     Settings that only the losses of GRPO use, such as `epsilon`, `delta` and `scale_rewards`, must keep their defaults.
     `vllm_importance_sampling_correction` never changes the loss. If it is on, TRL measures the distance between
     the log-probabilities of vLLM and of the trainer, and logs it as `sampling/sampling_logp_difference`.
-    With `load_best_model_at_end`, the best model is by default the one with the highest `eval_reward`.
+    With `load_best_model_at_end`, the best model is the one with the highest `eval_reward`, unless
+    `metric_for_best_model` names another metric.
 
     In the tables of `log_completions`, `advantage` is R, or 0 for a row that was not chosen or has no reward. `weight`
     and `log_ratio` are the last values that the loss computed for the row. Both are empty if the loss has not used the
@@ -75,8 +76,8 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` uses the preset's limit.
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
             Level at which the ratio π/μ is computed. `"sequence"` is the paper's: the product over the tokens of a
-            completion. `"prefix"` gives each token the product over the tokens up to it (see
-            `topr_trl.loss.log_ratios`). `"token"` and `"geometric"` (the geometric mean over
+            completion. `"prefix"` gives each token the product over the completion up to this token (see
+            `topr_trl.loss.log_ratios`). `"token"` (the ratio of each token) and `"geometric"` (the geometric mean over
             the tokens) exist for comparison. Only `"sequence"` is TOPR.
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
@@ -98,8 +99,8 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             long completions. The mean removes this effect if reward and length are independent.
         effective_positive_share (`float`, *optional*):
             Target for the effective share of positives, p~ in (0, 1], which is the share of positives in the sum of
-            |R| (Sec. 3.2). The baseline is then solved for this target, and `baseline` must keep its default. The
-            paper's best values are 0.1 to 0.2.
+            |R| (Sec. 3.2). The trainer then computes the baseline that reaches this target, and `baseline` must keep
+            its default. The paper's best values are 0.1 to 0.2.
         curation (`str`, *optional*, defaults to `"none"`):
             Rule that chooses the rows to train on from a generation batch (Sec. 4.3). Can be `"none"` (all rows),
             `"uniform"`, `"positives"`, `"positive_share"` or `"anna_karenina"`. See [`curate`]. To train on right
@@ -147,9 +148,9 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             Whether to leave NaN and infinite losses out of the logged loss. With `False`, such a loss stops training.
         share_prompts (`bool`, *optional*):
             Whether to compute a prompt once for all its completions in a micro-batch. Needs `"sdpa"` or `"eager"`
-            attention, and a model whose log π stays the same, which the trainer checks. The completions of a prompt
-            become adjacent within each optimizer step. `None` means `True` on a CPU and `False` on other devices, where
-            the speed of sharing has not been measured.
+            attention. If sharing is not possible or would change log π, the trainer says so and computes each prompt
+            again. The completions of a prompt become adjacent within each optimizer step. `None` means `True` on a CPU
+            and `False` on other devices, where the speed of sharing has not been measured.
     """
 
     top_k: int | None = field(
@@ -199,8 +200,8 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
     def _choose_metric_for_best_model(self) -> None:
         """Select the best model by its reward, since the loss does not measure how good a model is.
 
-        The loss is -mean(w · R). Selecting it raises a ValueError even if no best model is saved, because callbacks
-        such as transformers' `EarlyStoppingCallback` also read `metric_for_best_model`.
+        The loss is -mean(w · R). If the user selects the loss, this method raises a ValueError even if no best model is
+        saved, because callbacks such as transformers' `EarlyStoppingCallback` also read `metric_for_best_model`.
         """
         args: Any = self
         if is_loss(args.metric_for_best_model):
@@ -256,8 +257,8 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` uses the preset's limit.
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
             Level at which the ratio π/μ is computed. `"sequence"` is the paper's: the product over the tokens of a
-            completion. `"prefix"` gives each token the product over the tokens up to it (see
-            `topr_trl.loss.log_ratios`). `"token"` and `"geometric"` (the geometric mean over
+            completion. `"prefix"` gives each token the product over the completion up to this token (see
+            `topr_trl.loss.log_ratios`). `"token"` (the ratio of each token) and `"geometric"` (the geometric mean over
             the tokens) exist for comparison. Only `"sequence"` is TOPR.
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
@@ -279,8 +280,8 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             long completions. The mean removes this effect if reward and length are independent.
         effective_positive_share (`float`, *optional*):
             Target for the effective share of positives, p~ in (0, 1], which is the share of positives in the sum of
-            |R| (Sec. 3.2). The baseline is then solved for this target, and `baseline` must keep its default. The
-            paper's best values are 0.1 to 0.2.
+            |R| (Sec. 3.2). The trainer then computes the baseline that reaches this target, and `baseline` must keep
+            its default. The paper's best values are 0.1 to 0.2.
         curation (`str`, *optional*, defaults to `"none"`):
             Rule that chooses the rows to train on from the dataset (Sec. 4.3). Can be `"none"` (all rows), `"uniform"`,
             `"positives"`, `"positive_share"`, `"balanced"` or `"anna_karenina"`. See [`curate`].
@@ -310,10 +311,10 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             `padding_free=True`, with Accelerate's `split_batches`, or with the auxiliary loss of a mixture of experts.
         share_prompts (`bool`, *optional*):
             Whether to compute a prompt once for all its completions in a micro-batch. Needs `"sdpa"` or `"eager"`
-            attention, and a model whose log π stays the same, which the trainer checks. Up to 8 rows of a prompt then
-            stay together in training, or fewer if a step would have fewer than 16 prompts. `None` means `True` on a CPU
-            if sharing saves at least 10% of the tokens. `None` means `False` on other devices, where the speed of
-            sharing has not been measured.
+            attention. If sharing is not possible or would change log π, the trainer says so and computes each prompt
+            again. If sharing saves at least 10% of the tokens, up to 8 rows of a prompt stay together in training, or
+            fewer if a step would have fewer than 16 prompts. `None` means `True` on a CPU if sharing saves at least 10%
+            of the tokens. `None` means `False` on other devices, where the speed of sharing has not been measured.
 
         > Parameters that control logging
 
@@ -353,10 +354,9 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             )
         template = getattr(self, "chat_template_path", None)
         if template is not None:
-            self.chat_template_path = template = os.fspath(template)  # TRL accepts only text
-        if (
-            template and template.endswith((".jinja", ".j2")) and not Path(template).is_file()
-        ):  # TRL would look on the Hub
+            self.chat_template_path = template = os.fspath(template)  # TRL accepts a path only as text.
+        # TRL would look for a missing file on the Hub.
+        if template and template.endswith((".jinja", ".j2")) and not Path(template).is_file():
             raise ValueError(f"chat_template_path: there is no file {template}.")
         super().__post_init__()
         self.validate_sharding()

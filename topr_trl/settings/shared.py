@@ -74,10 +74,14 @@ class LossArguments:
         return replace(PRESETS[self.preset], **{name: float(v) for name, v in given.items() if v is not None})
 
     def validate_loss(self) -> None:
-        """Raise a ValueError if a setting is outside its range, or a lower limit is above the upper limit."""
+        """Validate the settings. Warn the user if the objective has no upper bound.
+
+        Raises:
+            ValueError: a setting is outside its range, or a lower limit is above its upper limit.
+        """
         check_types(self, LossArguments)
         check_choice(self, preset=tuple(PRESETS), ratio_level=RATIO_LEVELS, log_mu=LOG_MU_SOURCES)
-        if not self.limits.bounded:  # `limits` raises with the limit's name
+        if not self.limits.bounded:  # `limits` raises a ValueError that names an invalid limit.
             warn_user(
                 f"a_neg={self.limits.a_neg:g} is above 0: the objective has no upper bound once a reward is negative "
                 "(Prop. 3.2), and off-policy the model collapses. Use it only for comparison. TOPR has a_neg=0."
@@ -170,7 +174,7 @@ class TOPRArguments(CurationArguments, LossArguments):
     )
 
     def validate_topr(self) -> None:
-        """Raise a ValueError if a setting is invalid, or conflicts with the settings of Accelerate's launcher."""
+        """Raise a ValueError if a setting is invalid, or conflicts with the settings of Accelerate or DeepSpeed."""
         self.validate_loss()
         self.validate_curation()
         check_type("share_prompts", self.share_prompts, bool | None)
@@ -205,13 +209,17 @@ class ReplayArguments:
     )
 
     def validate_replay(self, micro_batch: int, micro_batches: int, processes: int, beta: float) -> None:
-        """Raise a ValueError if the replay settings do not fit the batch sizes.
+        """Validate the replay settings.
 
         Args:
-            micro_batch: number of fresh rows in a micro-batch of one process.
-            micro_batches: number of micro-batches in a generation batch of one process.
-            processes: number of processes.
-            beta: coefficient of TRL's KL term.
+            micro_batch (`int`): Number of fresh rows in a micro-batch of one process.
+            micro_batches (`int`): Number of micro-batches in a generation batch of one process.
+            processes (`int`): Number of processes.
+            beta (`float`): Coefficient of TRL's KL term.
+
+        Raises:
+            ValueError: a setting is outside its range, does not fit the batch sizes, or has no effect without
+                `replay_share`; or rows are replayed and `beta` is not 0.
         """
         check_types(self, ReplayArguments)
         check_choice(self, replay_rule=REPLAY_RULES)

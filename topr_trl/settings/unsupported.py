@@ -11,7 +11,7 @@ from topr_trl.loss import PRESETS
 
 
 def needs_metric_for_best_model(args: Any) -> bool:
-    """Whether checkpoints or the learning rate depend on an evaluation metric."""
+    """Whether the choice of checkpoints or the learning rate depends on an evaluation metric."""
     by_best = args.load_best_model_at_end or args.save_strategy == "best"
     return bool(by_best) or args.lr_scheduler_type == "reduce_lr_on_plateau"
 
@@ -49,7 +49,7 @@ def refuse_adafactor(optim: str, fsdp2: bool, offloaded: bool) -> None:
 
 
 def refuse_split_sequences(parallelism: Any) -> None:
-    """Raise a ValueError if Accelerate's `ParallelismConfig` splits a completion over processes."""
+    """Raise a ValueError if Accelerate's `ParallelismConfig`, or its launcher, splits a completion over processes."""
     for name, what in (("cp_size", "Context"), ("sp_size", "Sequence")):
         launched = os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")
         size = int(launched if parallelism is None else getattr(parallelism, name))
@@ -70,14 +70,15 @@ def refuse_settings(
 ) -> None:
     """Raise a ValueError with advice for settings that a TOPR trainer cannot use, unless they have their defaults.
 
-    Settings that the installed versions of TRL and transformers do not have are skipped.
+    The function skips settings that the installed versions of TRL and transformers do not have.
 
     Args:
-        args: settings to check.
-        parent: TRL's class of settings, which has the default values.
-        trainer: name of the trainer, for the message.
-        advice: advice for each setting that cannot be used, by its name.
-        also_allowed: values that are allowed in addition to the default.
+        args (`object`): Settings to check.
+        parent (`type`): TRL's class of settings, which has the default values.
+        trainer (`str`): Name of the trainer, for the message.
+        advice (`dict[str, str]`): Advice for each setting that cannot be used, by its name.
+        also_allowed (`Mapping`, *optional*): Values of a setting that are allowed in addition to its default, by its
+            name.
     """
     allowed = {f.name: (f.default, *(also_allowed or {}).get(f.name, ())) for f in fields(parent)}
     there = [name for name in advice if name in allowed]
