@@ -266,7 +266,7 @@ def _supervise(job: Job, to_results: int, control: int) -> None:
         _run_and_exit(lambda: _run_program(job, to_results))
     os.close(to_results)
     select.select([control, os.pidfd_open(child)], [], [])
-    for kill in (os.killpg, os.kill):  # In a PID namespace, this kills all processes.
+    for kill in (os.killpg, os.kill):  # In a PID namespace, the child's end also kills all others.
         with suppress(ProcessLookupError):
             kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -283,7 +283,7 @@ def _children() -> list[int]:
 
 
 def _switch_user(user: int, and_read: str = os.devnull) -> None:
-    """Switch to a user, who must be able to read the file `and_read`. Otherwise, an OSError is raised."""
+    """Switch to a user. Raise an OSError if this user cannot read the file `and_read`."""
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)

@@ -55,7 +55,7 @@ _UNICODE = str.maketrans({"−": "-", "–": "-", "×": r"\times ", "·": r"\cdo
 
 
 def normalize(text: str) -> str:
-    r"""Return an answer in a uniform notation, so that most equal answers have similar text.
+    r"""Return an answer in a uniform notation.
 
     Layout commands, extra spaces, currency, units, degree signs and thousands separators are removed.
 
@@ -258,7 +258,7 @@ def same(given: str, truth: str) -> bool:
     if kinds == {"set", "atom"}:
         return len(a[1]) == 1 and same(a[1][0], truth) if a[0] == "set" else len(b[1]) == 1 and same(given, b[1][0])
     if kinds in ({"matrix", "atom"}, {"determinant", "atom"}):
-        return _same_by_math_verify(given, truth)  # A matrix can have a factor, and a determinant a value.
+        return _same_by_math_verify(given, truth)  # For example, a number times a matrix.
     if kinds <= {"atom", "tuple", "union"} and re.search(r"[<>]|\\[gl]eq|\\neq?(?![a-z])", given + truth):
         return _same_by_math_verify(given, truth)  # For example, x > 3 is the same as (3, \infty).
     _check_readable(given)
@@ -410,7 +410,8 @@ def _check_readable(text: str) -> None:
             _check_readable(cell)
 
 
-# Formulas are not expanded to more terms, or by more characters, because that is slow and the result would be long.
+# Limit of the terms of an expanded formula, and of the characters that expanding adds. Larger formulas are kept as they
+# are, because expanding them is slow.
 _MOST_TERMS = 200
 
 
