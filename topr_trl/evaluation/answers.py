@@ -18,10 +18,10 @@ from topr_trl.rewards import CORRECT, INVALID, VERDICTS
 ProblemId = int | float | str
 
 INVALID_CODE, RIGHT_CODE = -1, 0
-NEEDED = (("problem_id", "prompt"), ("answer",), ("extracted",))  # one column of each group
+NEEDED = (("problem_id", "prompt"), ("answer",), ("extracted",))  # at least one column from each group is required
 OPTIONAL = ("problem_id", "verdict", "score", "subject", "level", TEMPERATURE)
 GROUPINGS = ("subject", "level")
-_NO_GROUP = "none"
+_NO_GROUP = "none"  # name for problems without a subject or level
 _FILL_OR_DROP = "Fill or drop the column."
 
 
@@ -42,7 +42,8 @@ class Samples:
         groups (`Mapping[str, Sequence[str]]`, *optional*, defaults to `{}`):
             Subject and level of each problem, if they are known: `{"subject": P names, "level": P names}`.
         greedy_P (`np.ndarray`, *optional*):
-            Whether the greedy answer to each problem is correct, shape (P,). `None` without greedy answers.
+            Whether the greedy answer (temperature 0) to each problem is correct, shape (P,). `None` without greedy
+            answers.
         temperatures (`Sequence[float]`, *optional*, defaults to `()`):
             Distinct temperatures of the samples, in ascending order. Empty if they are unknown.
     """
@@ -67,7 +68,7 @@ class Samples:
 
     @property
     def num_rows(self) -> int:
-        """Number of samples and greedy answers, over all problems."""
+        """Total number of samples and greedy answers."""
         return self.codes_PS.size + (0 if self.greedy_P is None else len(self.greedy_P))
 
     def check_k(self, k: int) -> None:
@@ -83,26 +84,27 @@ def encode(
     problem_ids: Sequence[ProblemId] | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Samples:
-    """Encode answers as [`Samples`].
+    """Convert lists of answers to [`Samples`].
 
     Args:
         answers (`Sequence[Sequence[str | None]]`):
-            S answers for each of P problems, in normal form. `None` is an invalid answer.
+            S answers for each of P problems. Equal answers to a problem must be the same text. `None` is an invalid
+            answer.
         truths (`Sequence[str]`):
-            True answers to the P problems, in normal form.
+            True answers to the P problems. A correct answer must be the same text as the true answer.
         scores (`Sequence[Sequence[float]]`, *optional*):
             Finite score of each answer.
         problem_ids (`Sequence[int | float | str]`, *optional*):
             Ids of the problems. `None` numbers them from 0.
         groups (`Mapping[str, Sequence[str]]`, *optional*):
-            Names of groups of the problems, by kind. See [`Samples`].
+            Subject and level of each problem, as in [`Samples`].
 
     Returns:
         [`Samples`]: the encoded answers.
 
     Raises:
-        ValueError: there is no problem, problems differ in their number of samples, or a score is missing or not
-            finite.
+        ValueError: there is no problem or no sample, the number of truths is wrong, problems differ in their number of
+            samples, or a score is missing or not finite.
     """
     if len(answers) == 0 or len(answers) != len(truths):
         raise ValueError(
@@ -137,7 +139,7 @@ def _checked_scores(scores: Sequence[Sequence[float]] | None, shape: tuple[int, 
 
 
 def samples_of(rows: Dataset) -> Samples:
-    """Convert rows with extracted answers to [`Samples`]. Problems keep the order of their first rows.
+    """Convert rows with extracted answers to [`Samples`]. Problems are in order of first appearance.
 
     Example:
 
@@ -154,11 +156,12 @@ def samples_of(rows: Dataset) -> Samples:
         rows ([`~datasets.Dataset`]):
             Rows from [`score_completions`], with the same number of rows for each problem. Columns:
 
-            - `answer`, `extracted`: true answer, and answer of the completion (None if it is invalid).
+            - `answer`, `extracted`: true answer, and answer of the completion (null or empty if it is invalid).
             - `problem_id`: problem of the row. Without this column, rows with equal `prompt` share a problem.
-            - `verdict` (optional): decides which answers are correct, for tasks whose answers have several forms.
+            - `verdict` (optional): `"correct"`, `"incorrect"` or `"invalid"`. Without this column, an answer is correct
+              if `extracted` equals `answer`.
             - `score` (optional): score of the completion, for instance from a verifier.
-            - `subject`, `level` (optional): groups of the problem.
+            - `subject`, `level` (optional): subject and level of the problem.
             - `temperature` (optional): a row with temperature 0 is the greedy answer to its problem and not a sample.
               If all rows have temperature 0, they are also the samples.
 
@@ -185,7 +188,7 @@ def samples_of(rows: Dataset) -> Samples:
             return extracted[i] or None
         if verdicts[i] == CORRECT:
             return truth
-        # An answer with the text of the true answer can have a different verdict, for instance because of its form.
+        # A judge can reject an answer with the text of the true answer. The suffix keeps the two texts different.
         wrong = extracted[i] if extracted[i] != truth else f"{truth} (incorrect)"
         return None if verdicts[i] == INVALID else wrong or None
 
@@ -207,7 +210,7 @@ def samples_of(rows: Dataset) -> Samples:
 
 
 def _temperatures(rows: Dataset) -> list[float | None]:
-    """Return the temperature of each row, or None. Rounding to six decimals makes float32 and float64 values equal."""
+    """Return the temperature of each row, or None if it is unknown. Rounding makes float32 and float64 values equal."""
     if TEMPERATURE not in rows.column_names:
         return [None] * len(rows)
     values = checked_column(
@@ -220,9 +223,12 @@ def _temperatures(rows: Dataset) -> list[float | None]:
 def _without_greedy(
     rows_of: Mapping[ProblemId, list[int]], temperatures: Sequence[float | None]
 ) -> tuple[list[list[int]], list[int]]:
-    """Return the positions of the sampled rows of each problem, and of the greedy rows, if there are any.
+    """Return the positions of each problem's samples, and the position of each problem's greedy row.
 
-    If all rows are greedy, they are also the samples.
+    If there are no greedy rows, the second list is empty. If all rows are greedy, they are also the samples.
+
+    Raises:
+        ValueError: there are greedy rows, but a problem has none or several.
     """
     greedy = [[i for i in place if temperatures[i] == GREEDY] for place in rows_of.values()]
     if not any(greedy):
@@ -238,7 +244,7 @@ def _without_greedy(
 
 
 def check_columns(columns: Collection[str], needed: Sequence[Sequence[str]] = NEEDED) -> None:
-    """Raise a ValueError if rows to evaluate have no column from one of the groups in `needed`."""
+    """Raise a ValueError unless `columns` includes at least one column from each group in `needed`."""
     if missing := [" or ".join(names) for names in needed if not set(names) & set(columns)]:
         raise ValueError(
             f"Rows to evaluate need the columns {', '.join(map(' or '.join, needed))}; missing: {', '.join(missing)}."
@@ -246,19 +252,19 @@ def check_columns(columns: Collection[str], needed: Sequence[Sequence[str]] = NE
 
 
 def _named(rows: Dataset) -> list[str]:
-    """Return a problem id for each row: the end and the hash of its prompt. Whole prompts would need more memory."""
+    """Return a problem id for each row: the end and a hash of its prompt. Whole prompts would take more memory."""
     return [f"…{str(prompt)[-60:]} ({hash_prompts([prompt])[0]})" for prompt in rows.with_format(None)["prompt"]]
 
 
 def _names(rows: Dataset, name: str) -> list[str]:
-    """Return the subject or level of each row, as text."""
+    """Return the subject or level of each row as text, or `"none"` if the value is null."""
     types = int | float | str | None
     values = checked_column(rows, name, lambda v: isinstance(v, types), "numbers or text", _FILL_OR_DROP)
     return [_NO_GROUP if value is None else str(value) for value in values]
 
 
 def verdict_column(rows: Dataset) -> list[str]:
-    """Return the column `verdict`. A value other than correct, incorrect or invalid raises a ValueError."""
+    """Return the column `verdict`. Any value but `correct`, `incorrect` or `invalid` raises a ValueError."""
     return checked_column(rows, "verdict", lambda verdict: verdict in VERDICTS, ", ".join(VERDICTS))
 
 
@@ -289,7 +295,7 @@ def read_samples(path: Path) -> Samples:
 
 
 def _read(shard: Path, names: list[str]) -> pa.Table:
-    """Read columns of a shard. Without a column `problem_id`, make the ids from the prompts."""
+    """Read columns of a shard. If `names` lacks `problem_id`, derive this column from the prompts."""
     if "problem_id" in names:
         return read_shard(shard, names)
     table = read_shard(shard, [*names, "prompt"])
@@ -304,5 +310,5 @@ def run_names(first: Path, second: Path) -> list[str]:
         raise ValueError(f"A run cannot be compared with itself, but --input and --compare are both {first}.")
     backwards = zip(*(reversed(path.parts) for path in paths), strict=False)
     differ = next(names for names in backwards if names[0] != names[1])
-    # If one path is a suffix of the other, only its root differs.
+    # If one path is a suffix of the other, its component that differs is the root. Use its last component instead.
     return [path.name if name == path.anchor else name for name, path in zip(differ, paths, strict=True)]

@@ -10,23 +10,23 @@ from topr_trl.evaluation.estimates import powers_of_two
 from topr_trl.evaluation.pass_and_maj_at_k import expected_maj, expected_pass
 
 _DRAWS = 10_000
-_DIGITS = 12  # decimals of a mean that are compared, since means of equal values can differ by rounding
+_DIGITS = 12  # decimals to compare; float error can make the means of equal runs differ in later decimals
 _CHUNK = 500  # draws at a time, to bound memory
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Gain of the second of two runs over the first in one measure, as returned by [`compare`].
+    """Difference in one measure between two runs (second minus first), as returned by [`compare`].
 
     `print` shows the difference and its interval in percentage points.
 
     Attributes:
         difference (`float`):
-            Mean over the problems of the second run, minus that of the first run. 0.1 is 10 percentage points.
+            Mean over problems in the second run minus the mean in the first run. 0.1 is 10 percentage points.
         low (`float`):
-            Lower end of the 95% interval, a percentile of the bootstrap.
+            Lower end of the 95% interval (2.5th percentile of the bootstrap draws).
         high (`float`):
-            Upper end of the 95% interval, a percentile of the bootstrap.
+            Upper end of the 95% interval (97.5th percentile of the bootstrap draws).
         share_better (`float`):
             Share of bootstrap draws in which the second run is better.
     """
@@ -37,7 +37,7 @@ class Difference:
     share_better: float
 
     def to_dict(self) -> dict[str, float]:
-        """Return plain values for JSON."""
+        """Return the attributes as a dictionary, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class RewardDifference(Difference):
-    """Difference between mean rewards. It is printed in units of the reward and not in percentage points."""
+    """Difference between the mean rewards of two runs. `print` shows it in units of the reward."""
 
     def __str__(self) -> str:
         found = (round(value, 3) + 0.0 for value in (self.difference, self.low, self.high))
@@ -56,16 +56,17 @@ class RewardDifference(Difference):
 
 
 def paired_bootstrap(first_PM: NDArray[np.float64], second_PM: NDArray[np.float64], seed: int = 0) -> list[Difference]:
-    """Compute the differences of M measures, with intervals over the P problems.
+    """Compute the difference between two runs in each of M measures, with bootstrap intervals over P problems.
 
     The problems are drawn with replacement 10,000 times. Both runs are compared on the same drawn problems, so the
-    difficulty of the problems cancels (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, Ch. 13).
+    difficulty of the problems cancels. The intervals are percentiles of the draws (Efron and Tibshirani, An
+    Introduction to the Bootstrap, 1993, Ch. 13).
 
     Args:
         first_PM (`np.ndarray`):
-            Measures of the first run, shape (P, M).
+            Value of each measure for each problem in the first run, shape (P, M).
         second_PM (`np.ndarray`):
-            Measures of the second run, shape (P, M).
+            Value of each measure for each problem in the second run, shape (P, M).
         seed (`int`, *optional*, defaults to `0`):
             Seed of the draws.
 
@@ -81,9 +82,9 @@ def paired_bootstrap(first_PM: NDArray[np.float64], second_PM: NDArray[np.float6
 
 
 def share_best(values_PA: NDArray[np.float64], seed: int = 0) -> NDArray[np.float64]:
-    """Return (A,) the share of bootstrap draws in which each of A runs has the highest mean.
+    """Return the share of bootstrap draws in which each of A runs has the highest mean, shape (A,).
 
-    `values_PA` holds a value for each problem and run. In a tie for the highest mean, the runs share the draw.
+    `values_PA` holds a value for each problem and run. Runs that tie for the highest mean share the draw equally.
     """
     means_DA = _drawn_means(values_PA, seed).round(_DIGITS)
     is_best_DA = means_DA >= means_DA.max(axis=1, keepdims=True)
@@ -92,8 +93,9 @@ def share_best(values_PA: NDArray[np.float64], seed: int = 0) -> NDArray[np.floa
 
 
 def _drawn_means(values_PM: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    """Return (D, M) means over P problems that are drawn with replacement."""
+    """Return the mean of each measure in each of D bootstrap draws of P problems, shape (D, M)."""
     problems, rng = len(values_PM), np.random.default_rng(seed)
+    # A multinomial draw counts how often each problem is drawn with replacement.
     return np.concatenate([
         rng.multinomial(problems, np.full(problems, 1 / problems), size=_CHUNK) @ values_PM / problems
         for _ in range(_DRAWS // _CHUNK)
@@ -127,9 +129,11 @@ def compare(first: Samples, second: Samples, seed: int = 0) -> dict[str, Differe
             Seed of the bootstrap.
 
     Returns:
-        `dict[str, Difference]`: differences by measure. The measures are `"greedy"`, if both runs have greedy answers;
-        `"pass@k"` for powers of two up to S, the smaller number of samples; and `"maj@k"` for powers of two from 2 to
-        below S.
+        `dict[str, Difference]`: differences by measure. k is a power of two, and S is the smaller number of samples.
+
+        - `"greedy"`, if both runs have greedy answers
+        - `"pass@k"` for k ≤ S
+        - `"maj@k"` for 1 < k < S
 
     Raises:
         ValueError: the runs differ in their problems, or in the true answers.
@@ -147,7 +151,7 @@ def compare(first: Samples, second: Samples, seed: int = 0) -> dict[str, Differe
 
 
 def matched(first: Samples, second: Samples) -> Samples:
-    """Return the second run with its problems in the order of the first run. See `compare` for errors."""
+    """Return the second run with its problems in the order of the first run. It raises the same errors as `compare`."""
     place = {problem: i for i, problem in enumerate(second.problem_ids)}
     lacking = [problem for problem in first.problem_ids if problem not in place]
     more = set(place) - set(first.problem_ids)

@@ -1,4 +1,4 @@
-"""Estimate pass@k, maj@k and the shares of valid answers, with the paper's standard errors."""
+"""Estimate pass@k, maj@k and measures based on scores, with the paper's standard errors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,8 +20,9 @@ _DRAWS = 100  # number of draws in the paper
 class Estimate:
     """Mean over problems, with its standard error. The paper plots `value ± 2 standard_error`.
 
-    pass@k, maj@k and the other sampled measures have the paper's standard error, which covers the draw of the samples
-    for fixed problems. Greedy accuracy has the binomial standard error, which covers the draw of the problems.
+    pass@k, maj@k and other measures of samples have the paper's standard error, which accounts for the random choice
+    of samples for fixed problems. Greedy accuracy has the binomial standard error, which accounts for the random choice
+    of problems.
 
     Attributes:
         value (`float`):
@@ -40,7 +41,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class RewardEstimate(Estimate):
-    """Mean reward over problems, with its standard error. It is in units of the reward and not a percentage."""
+    """Mean reward over problems, with its standard error. `print` shows both numbers in units of the reward."""
 
     def __str__(self) -> str:
         margin = f" ± {2 * self.standard_error:.3f}" if self.standard_error == self.standard_error else ""
@@ -57,7 +58,7 @@ class Group:
         pass_at_1 ([`Estimate`]):
             pass@1.
         maj_at (`dict[int, Estimate]`):
-            maj@k for the largest k.
+            maj@k for the largest k of the evaluation. Empty if maj@k was not evaluated.
     """
 
     num_problems: int
@@ -69,38 +70,42 @@ class Group:
 class Evaluation:
     """Evaluation of S samples per problem, as returned by [`evaluate_rows`] and [`evaluate_samples`].
 
+    The estimates by k are means over problems and over draws of k samples. They are exact over all draws, except for
+    weighted self-consistency, which uses 100 draws.
+
     Attributes:
         pass_at (`dict[int, Estimate]`):
-            pass@k by k, exact over all draws of k samples.
+            pass@k by k: the probability that at least one of k samples is correct.
         maj_at (`dict[int, Estimate]`):
-            maj@k by k, exact over all draws of k samples.
+            maj@k by k: the probability that the most frequent valid answer of k samples is correct.
         shares (`dict[str, float]`):
-            Shares of `correct`, `incorrect` and `invalid` samples. With `pass_threshold`, shares of samples that passed
-            or did not pass. Samples without a reward have their own share.
+            Shares of `correct`, `incorrect` and `invalid` samples. For rewards, the shares of samples that are `passed`
+            or `not passed` (with `pass_threshold`), or `without a reward`.
         cardinality (`list[int]`):
-            Numbers of problems that have 0, 1, ..., S correct or passed samples.
+            Numbers of problems with 0, 1, ..., S correct or passed samples. Empty for rewards without `pass_threshold`.
         num_problems (`int`):
             Number of problems.
         num_samples (`int`):
             Number of samples per problem, S.
         weighted_sc_at (`dict[int, Estimate]`, *optional*, defaults to `{}`):
-            Weighted self-consistency by k, from 100 draws. Empty without scores.
+            Weighted self-consistency by k: the probability that the valid answer with the highest sum of scores is
+            correct. Empty without scores.
         best_at (`dict[int, Estimate]`, *optional*, defaults to `{}`):
-            Best-of-k by k, exact over all draws of k samples. Empty without scores.
+            best@k by k: the probability that the valid sample with the highest score is correct. Empty without scores.
         groups (`dict[str, dict[str, Group]]`, *optional*, defaults to `{}`):
             Results by subject and by level, if they are known: `{"subject": {name: group}, "level": {name: group}}`.
         greedy ([`Estimate`], *optional*):
             Share of problems whose greedy answer (temperature 0) is correct. `None` without greedy answers.
         temperatures (`list[float]`, *optional*, defaults to `[]`):
-            Temperatures of the samples, in ascending order. Empty if they are unknown.
+            Distinct temperatures of the samples, in ascending order. Empty if they are unknown.
         reward ([`RewardEstimate`], *optional*):
             Mean reward of the samples. `None` if rewards were not evaluated.
         best_reward_at (`dict[int, RewardEstimate]`, *optional*, defaults to `{}`):
-            Highest reward of k samples by k, exact over all draws of k samples.
+            Mean of the highest reward of k samples, by k > 1. Empty if rewards were not evaluated.
         greedy_reward ([`RewardEstimate`], *optional*):
             Mean reward of the greedy completions (temperature 0). `None` without such rewards.
         pass_threshold (`float`, *optional*):
-            Smallest reward with which a sample passes, if `pass_at` and `shares` are based on rewards.
+            Minimum reward for a sample to pass, if `pass_at` and `shares` are based on rewards.
     """
 
     pass_at: dict[int, Estimate]
@@ -120,12 +125,12 @@ class Evaluation:
     pass_threshold: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON. An undefined standard error is None."""
+        """Return the attributes as nested dictionaries, for JSON. An undefined standard error is None."""
         return _without_nan(asdict(self))
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "Evaluation":
-        """Return the evaluation from the values of `to_dict`. The keys may be text, as in JSON."""
+        """Create an evaluation from the output of `to_dict`. Values of k may be text, as JSON makes them."""
         curves = {name: _curve(plain.get(name, {})) for name in ("pass_at", "maj_at", "weighted_sc_at", "best_at")}
         groups = {
             column: {
@@ -134,7 +139,7 @@ class Evaluation:
             }
             for column, members in plain.get("groups", {}).items()
         }
-        greedy = plain.get("greedy")  # missing in files of version 0.2
+        greedy = plain.get("greedy")  # version 0.2 did not write it
         rewards = {name: _reward_estimate(plain.get(name)) for name in ("reward", "greedy_reward")}
         best = {int(k): _reward_estimate(estimate) for k, estimate in plain.get("best_reward_at", {}).items()}
         return cls(
@@ -168,15 +173,15 @@ def _without_nan(plain: Any) -> Any:
 
 
 def _standard_error(variance: float, k: int, num_samples: int) -> float:
-    """Return `sqrt(K V / (S - K))` (arXiv 2503.14286, Sec. 4.1). It is NaN for K = S: there is only one draw."""
+    """Return `sqrt(k V / (S - k))` (arXiv 2503.14286, Sec. 4.1), or NaN for k = S, where only one draw exists."""
     return sqrt(k * max(variance, 0.0) / (num_samples - k)) if k < num_samples else nan
 
 
 def exact_estimate(expected_P: NDArray[np.float64], k: int, num_samples: int) -> Estimate:
     """Return the limit of the paper's estimate for infinitely many draws (arXiv 2503.14286, Sec. 4.1).
 
-    A draw solves problem p with probability e_p, independently of the other problems. Therefore, the variance V of the
-    mean of a draw is Σ e_p (1 - e_p) / P².
+    `expected_P` holds the probability e_p that a draw of k samples solves problem p. Draws of different problems are
+    independent, so their mean over the problems has the variance V = Σ e_p (1 - e_p) / P².
     """
     variance = float((expected_P * (1 - expected_P)).sum()) / len(expected_P) ** 2
     return Estimate(float(expected_P.mean()), _standard_error(variance, k, num_samples))
@@ -185,30 +190,34 @@ def exact_estimate(expected_P: NDArray[np.float64], k: int, num_samples: int) ->
 def greedy_estimate(greedy_P: NDArray[np.bool_]) -> Estimate:
     """Return the share of correct greedy answers, with the binomial standard error sqrt(p (1 - p) / P).
 
-    The paper's standard error does not apply: it covers the draw of samples, but a problem has only one greedy answer.
+    The paper's standard error measures differences between samples, but a problem has only one greedy answer.
     """
     share = float(greedy_P.mean())
     return Estimate(share, sqrt(share * (1 - share) / len(greedy_P)))
 
 
 def weighted_sc_estimate(samples: Samples, k: int, seed: int = 0, draws: int = _DRAWS) -> Estimate:
-    """Estimate weighted self-consistency by the paper's procedure (arXiv 2503.14286, Sec. 4.1).
+    """Estimate weighted self-consistency with the paper's procedure (arXiv 2503.14286, Sec. 4.1).
 
-    In each draw, K of the S samples of each problem are drawn without replacement. The value is the mean over draws and
-    problems. The variance V in the standard error is the variance over the draws.
+    In each draw, k of the S samples of each problem are drawn without replacement. The draw solves a problem if the
+    valid answer with the highest sum of scores is correct. The value is the mean over draws and problems. The standard
+    error uses the variance of the draws' means.
 
     Args:
         samples ([`Samples`]):
             Samples with scores.
         k (`int`):
-            Number K of samples to draw, in [1, S].
+            Number of samples to draw, in [1, S]. For k = 1, the exact pass@1 is returned.
         seed (`int`, *optional*, defaults to `0`):
             Seed of the draws.
         draws (`int`, *optional*, defaults to `100`):
             Number of draws.
+
+    Raises:
+        ValueError: k is outside [1, S], or k > 1 and the samples have no scores.
     """
     samples.check_k(k)
-    if k == 1:  # A single vote decides, as in pass@1.
+    if k == 1:  # A single sample always wins the vote, so this is pass@1.
         return exact_estimate(expected_pass(samples, 1), 1, samples.num_samples)
     rng = np.random.default_rng(seed)
     order_PS = np.tile(np.arange(samples.num_samples), (samples.num_problems, 1))
@@ -217,15 +226,16 @@ def weighted_sc_estimate(samples: Samples, k: int, seed: int = 0, draws: int = _
 
 
 def weighted_sc_solved(samples: Samples, drawn_PK: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return (P,) whether the valid answer with the highest sum of scores is correct.
+    """Return whether each problem's valid answer with the highest sum of scores is correct, shape (P,).
 
     `drawn_PK` holds the positions of the drawn samples, in the order of drawing. In a tie, the first drawn answer wins.
     """
     scores_PS = _scores_of(samples)
     codes_PK = np.take_along_axis(samples.codes_PS, drawn_PK, axis=1)
-    # Sums of the same scores in a different order can differ by rounding, so only nine decimals are compared.
+    # Adding the same scores in a different order can change the last digits of their sum. To detect ties, divide the
+    # scores by the largest absolute score, and round the sums to nine decimals.
     weights_PK = np.take_along_axis(scores_PS, drawn_PK, axis=1) / (float(np.abs(scores_PS).max()) or 1.0)
-    width = int(codes_PK.max()) + 2  # column 0 is for invalid samples
+    width = int(codes_PK.max()) + 2  # number of codes: code c has index c + 1, so invalid samples have index 0
     cells_PK = np.arange(len(codes_PK))[:, None] * width + codes_PK + 1
     sums = np.bincount(cells_PK.ravel(), weights_PK.ravel(), minlength=len(codes_PK) * width)
     votes_PK = np.where(codes_PK >= 0, np.round(sums[cells_PK], 9), -np.inf)
@@ -249,8 +259,8 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate S samples for each of P problems, and the greedy answers if there are any.
 
-    pass@k, maj@k, best@k and their standard errors are exact over all draws of k of the S samples. Weighted
-    self-consistency is estimated from 100 draws, as in the paper, because its exact value is expensive for k > 1.
+    pass@k, maj@k and best@k are exact means over all draws of k of the S samples. Weighted self-consistency is
+    estimated from 100 draws, as in the paper, because its exact value is expensive for k > 1.
 
     Args:
         samples ([`Samples`]):
@@ -262,7 +272,7 @@ def evaluate(
         weighted_sc_ks (`Sequence[int]`, *optional*, defaults to `()`):
             Values of k for weighted self-consistency, each in [1, S].
         best_ks (`Sequence[int]`, *optional*, defaults to `()`):
-            Values of k for best-of-k, each in [1, S].
+            Values of k for best@k, each in [1, S].
         seed (`int`, *optional*, defaults to `0`):
             Seed of the draws for weighted self-consistency.
 
@@ -311,9 +321,10 @@ def _by_group(samples: Samples, voted: Mapping[int, NDArray[np.float64]]) -> dic
 
 
 def evaluate_in_full(samples: Samples, seed: int = 0) -> Evaluation:
-    """Evaluate all measures that the samples allow, at powers of two: pass@k for k ≤ S, other measures for 1 < k < S.
+    """Evaluate all measures that the samples allow, at powers of two.
 
-    For k = S there is only one draw, so the estimate has no standard error.
+    pass@k is evaluated for k ≤ S. The other measures are evaluated for 1 < k < S, because they equal pass@1 at k = 1
+    and have no standard error at k = S.
     """
     pass_ks = powers_of_two(samples.num_samples)
     ks = [k for k in pass_ks if 1 < k < samples.num_samples]
@@ -355,10 +366,10 @@ def evaluate_samples(
 
     Args:
         answers (`Sequence[Sequence[str | None]]`):
-            S answers for each of P problems, in a form in which equal answers are equal text. `None` is an invalid
+            S answers for each of P problems. Equal answers to a problem must be the same text. `None` is an invalid
             answer.
         truths (`Sequence[str]`):
-            True answers to the P problems.
+            True answers to the P problems. A correct answer must be the same text as the true answer.
         pass_ks (`Sequence[int]`, *optional*, defaults to `(1,)`):
             Values of k for pass@k, each in [1, S].
         maj_ks (`Sequence[int]`, *optional*, defaults to `()`):
@@ -370,16 +381,16 @@ def evaluate_samples(
         weighted_sc_ks (`Sequence[int]`, *optional*, defaults to `()`):
             Values of k for weighted self-consistency, each in [1, S]. Needs `scores`.
         best_ks (`Sequence[int]`, *optional*, defaults to `()`):
-            Values of k for best-of-k, each in [1, S]. Needs `scores`.
+            Values of k for best@k, each in [1, S]. Needs `scores`.
         groups (`Mapping[str, Sequence[str]]`, *optional*):
-            Names of groups of the P problems, by kind: `{"subject": P names, "level": P names}`.
+            Subject and level of each problem: `{"subject": P names, "level": P names}`.
 
     Returns:
         [`Evaluation`]: the estimates.
 
     Raises:
-        ValueError: the lengths differ, there is no problem, a score is not finite, a k is outside [1, S], or a measure
-            needs scores and there are no scores.
+        ValueError: the lengths of `answers`, `truths` or `scores` differ, there is no problem, a score is not finite, a
+            k is outside [1, S], or a measure needs scores and there are no scores.
     """
     samples = encode(answers, truths, scores, groups=groups)
     return evaluate(samples, pass_ks, maj_ks, weighted_sc_ks, best_ks, seed)
@@ -396,7 +407,7 @@ def evaluate_rows(
 ) -> Evaluation:
     """Evaluate rows from [`score_completions`].
 
-    pass@k, maj@k and best@k are exact over all draws of k of the S samples of a problem. Their standard errors are the
+    pass@k, maj@k and best@k are exact means over all draws of k of a problem's S samples. Their standard errors are the
     paper's (arXiv 2503.14286, Sec. 4.1).
 
     Example:
@@ -424,13 +435,13 @@ def evaluate_rows(
         weighted_sc_ks (`Sequence[int]`, *optional*, defaults to `()`):
             Values of k for weighted self-consistency, each in [1, S]. Needs a column `score`.
         best_ks (`Sequence[int]`, *optional*, defaults to `()`):
-            Values of k for best-of-k, each in [1, S]. Needs a column `score`.
+            Values of k for best@k, each in [1, S]. Needs a column `score`.
 
     Returns:
         [`Evaluation`]: the estimates.
 
     Raises:
-        ValueError: [`samples_of`] refuses the rows, a k is outside [1, S], or a measure needs scores and there are no
+        ValueError: [`samples_of`] rejects the rows, a k is outside [1, S], or a measure needs scores and there are no
             scores.
     """
     return evaluate(samples_of(rows), pass_ks, maj_ks, weighted_sc_ks, best_ks, seed)

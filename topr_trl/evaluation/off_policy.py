@@ -1,4 +1,4 @@
-"""Estimate a policy's mean reward from completions that another policy wrote."""
+"""Estimate the mean reward of a policy π from completions that another policy μ wrote."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ class OffPolicyValues(NamedTuple):
 
     Attributes:
         values_P (`np.ndarray`):
-            Estimated mean reward under π of each problem, shape (P,), float64.
+            Estimated mean reward of each problem under π, shape (P,), float64.
         effective_samples (`float`):
             Effective sample size of a problem, averaged over problems. A small value means that the policies differ
             too much for a precise estimate.
@@ -45,6 +45,6 @@ def off_policy_values(
     count = int(problems_N.max()) + 1
     largest = np.full(count, -np.inf)
     np.maximum.at(largest, problems_N, log_ratios_N)
-    weights = np.exp(log_ratios_N - largest[problems_N])  # scaled by a factor per problem, which cancels
+    weights = np.exp(log_ratios_N - largest[problems_N])  # avoids overflow; the scale of each problem cancels
     sums, squares, products = (np.bincount(problems_N, v) for v in (weights, weights**2, weights * rewards_N))
     return OffPolicyValues(products / sums, float((sums**2 / squares).mean()))

@@ -1,6 +1,6 @@
-"""Compute exact expectations over all draws of k of a problem's S samples, without replacement.
+"""Compute exact pass@k, maj@k and best@k over all draws of k of a problem's S samples, without replacement.
 
-The paper's estimates (arXiv 2503.14286, Sec. 4.1) converge to these expectations as the number of draws grows.
+The paper's estimates (arXiv 2503.14286, Sec. 4.1) converge to these values as the number of draws grows.
 """
 
 from functools import lru_cache
@@ -39,15 +39,19 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def expected_pass(samples: Samples, k: int) -> NDArray[np.float64]:
-    """Return (P,) pass@k of each problem. See `pass_at_k`."""
+    """Return pass@k of each problem, shape (P,). See `pass_at_k`."""
     known = np.array([pass_at_k(samples.num_samples, c, k) for c in range(samples.num_samples + 1)])
     return known[(samples.codes_PS == RIGHT_CODE).sum(axis=1)]
 
 
 def expected_maj(samples: Samples, k: int) -> NDArray[np.float64]:
-    """Return (P,) maj@k of each problem: the probability that the most frequent valid answer of k samples is correct.
+    """Return maj@k of each problem, shape (P,).
 
-    Among equally frequent answers, the first drawn answer wins. Each of them is equally likely to be drawn first.
+    maj@k is the probability that the most frequent valid answer of k samples is correct. Among equally frequent
+    answers, the first drawn answer wins. Each of them is equally likely to be drawn first.
+
+    Raises:
+        ValueError: k is outside [1, S], or there are more than 1,000 samples per problem.
     """
     samples.check_k(k)
     if samples.num_samples > _MOST_SAMPLES:
@@ -61,11 +65,14 @@ def expected_maj(samples: Samples, k: int) -> NDArray[np.float64]:
 
 
 def expected_best(samples: Samples, k: int) -> NDArray[np.float64]:
-    """Return (P,) best@k of each problem: the probability that the best valid sample of k is correct.
+    """Return best@k of each problem, shape (P,). The samples must have scores.
 
-    The best sample has the highest score. If samples are sorted by descending score, sample i of 0, ..., S - 1 is the
-    best of a draw with probability `C(S - 1 - i, k - 1) / C(S, k)`. Samples with equal scores share their probabilities
-    equally.
+    best@k is the probability that the valid sample with the highest score of k samples is correct. Number the samples
+    0, ..., S - 1 by descending score. Then sample i is the best of a draw with probability
+    `C(S - 1 - i, k - 1) / C(S, k)`. Samples with equal scores share their probabilities equally.
+
+    Raises:
+        ValueError: k is outside [1, S].
     """
     samples.check_k(k)
     assert samples.scores_PS is not None
@@ -73,7 +80,7 @@ def expected_best(samples: Samples, k: int) -> NDArray[np.float64]:
     chances_S = np.array([comb(size - 1 - i, k - 1) / comb(size, k) for i in range(size)])
     values = np.empty(samples.num_problems)
     for p, (codes, scores) in enumerate(zip(samples.codes_PS, samples.scores_PS, strict=True)):
-        # Invalid samples come last, and count as incorrect.
+        # Invalid samples rank last, and count as incorrect if a draw has no valid sample.
         _, ranks = np.unique(np.where(codes >= 0, -scores, np.inf), return_inverse=True)
         members = np.bincount(ranks)
         chance = np.add.reduceat(chances_S, np.cumsum(members) - members)
@@ -83,12 +90,12 @@ def expected_best(samples: Samples, k: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=20_000)
 def _majority_is_right(right: int, others: tuple[int, ...], size: int) -> NDArray[np.float64]:
-    """Return (S + 1,) probabilities, for k = 0, ..., S, that the majority of k samples is correct.
+    """Return the probabilities that the most frequent valid answer of k samples is correct, for k = 0, ..., S.
 
-    Draws are counted by polynomials, in which the coefficient of x^d is the number of ways to draw d samples. Suppose
-    c correct samples are drawn. Then an incorrect answer with n samples contributes Σ_{m <= c} C(n, m) x^m, and it ties
-    if m = c. Row t of the table counts draws with t ties, in which the correct answer wins with probability
-    1 / (t + 1).
+    Polynomials count the draws: the coefficient of x^d is the number of ways to draw d samples. Suppose that the draw
+    has c correct samples. The correct answer can win only if each incorrect answer has m <= c samples in the draw. An
+    incorrect answer with n samples therefore contributes Σ_{m <= c} C(n, m) x^m, and ties if m = c. Row t of `table`
+    counts the draws with t ties. In these draws, the correct answer wins with probability 1 / (t + 1).
 
     Args:
         right: number of samples with the true answer.
@@ -113,5 +120,5 @@ def _majority_is_right(right: int, others: tuple[int, ...], size: int) -> NDArra
 
 
 def _binomials(n: int) -> NDArray[np.float64]:
-    """Return (n + 1,) binomial coefficients C(n, 0), ..., C(n, n)."""
+    """Return the binomial coefficients C(n, 0), ..., C(n, n)."""
     return np.array([float(comb(n, m)) for m in range(n + 1)])

@@ -1,4 +1,4 @@
-"""Plot evaluations: accuracy over k, problems by correct samples, subjects and levels, and progress."""
+"""Plot evaluations side by side in one figure, or as a series that shows progress."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,30 +12,30 @@ from topr_trl.evaluation.estimates import Estimate, Evaluation, shared_ks
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito's palette for color-blind readers
 _MARKS = ("o", "s", "^", "D")
-_MOST_BARS = 32
-_GREEDY = (0, (1, 3))  # dots
+_MOST_BARS = 32  # with more samples per problem, bars of several runs would be too thin
+_GREEDY = (0, (1, 3))  # dotted line
 _LINES = {"pass@k": "-", "maj@k": "--", "weighted SC@k": ":", "best@k": "-."}
 
 
 def plot_evaluations(
     evaluations: Mapping[str, Evaluation], path: str | Path, differences: Mapping[str, Difference] | None = None
 ) -> None:
-    """Plot one run, or two runs side by side, as a PNG or SVG.
+    """Plot one to four evaluations in one figure.
 
     The panels show:
 
     - pass@k and the other measures over k, with bands of ±2 standard errors, and greedy accuracy as a horizontal line
-    - the share of problems by share of correct samples
-    - pass@1 by subject and by level, if they are known
+    - a histogram of the problems by their share of correct samples
+    - pass@1 by subject and by level, if all evaluations have them
     - the differences between two runs, with 95% intervals
 
     Args:
         evaluations (`Mapping[str, Evaluation]`):
             Evaluations by name.
         path (`str` or `Path`):
-            File to write. Its suffix sets the format.
+            File to write. Its suffix sets the format, such as PNG or SVG.
         differences (`Mapping[str, Difference]`, *optional*):
-            Differences between the two runs by measure. See [`compare`].
+            Differences between two runs by measure. See [`compare`]. `None` omits their panel.
 
     Raises:
         ImportError: matplotlib is not installed (`pip install topr_trl[plots]`).
@@ -64,7 +64,7 @@ def plot_evaluations(
 
 
 def _draw_curves(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
-    """Draw curves with a color per run and a line style per measure. A single run has a color per measure."""
+    """Draw each run in one color and each measure in one line style. For a single run, each measure has a color."""
     one = len(evaluations) == 1
     first_greedy = next((run for run in evaluations.values() if run.greedy), None)
     for r, run in enumerate(evaluations.values()):
@@ -74,7 +74,7 @@ def _draw_curves(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
             margins = np.array([200 * e.standard_error for e in curve.values()])  # matplotlib draws a gap for NaN
             panel.plot(ks, values, line, color=color, marker=_MARKS[m], markersize=4, label=measure if r == 0 else None)
             panel.fill_between(ks, values - margins, values + margins, color=color, alpha=0.15, linewidth=0)
-            if np.isfinite(margins).sum() == 1:  # A band needs at least two points.
+            if np.isfinite(margins).sum() == 1:  # A band needs two points, so draw an error bar.
                 panel.errorbar(ks, values, margins, fmt="none", ecolor=color, alpha=0.5)
         if run.greedy:
             color = "#555555" if one else COLORS[r]
@@ -91,11 +91,11 @@ def _draw_curves(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
     panel.grid(alpha=0.3)
     for handle in panel.legend(frameon=False, fontsize=9, loc="best").legend_handles:
         if not one:
-            handle.set_color("#555555")  # In this figure, colors are for runs.
+            handle.set_color("#555555")  # Colors stand for runs, so measures are gray in the legend.
 
 
 def _curves(run: Evaluation) -> dict[str, dict[int, Estimate]]:
-    first = {1: run.pass_at[1]} if 1 in run.pass_at else {}  # With one sample, all measures equal pass@1.
+    first = {1: run.pass_at[1]} if 1 in run.pass_at else {}  # At k = 1, all measures equal pass@1.
     curves = {"maj@k": run.maj_at, "weighted SC@k": run.weighted_sc_at, "best@k": run.best_at}
     return {"pass@k": run.pass_at} | {name: {**first, **curve} for name, curve in curves.items() if curve}
 
@@ -157,9 +157,9 @@ def _draw_groups(panel: Any, evaluations: Mapping[str, Evaluation], column: str)
 
 
 def plot_progress(evaluations: Mapping[str, Evaluation], path: str | Path | IO[bytes]) -> None:
-    """Plot rewards, accuracies and kinds of answers over several evaluations.
+    """Plot rewards, accuracies and the shares of correct, incorrect and invalid answers in a series of evaluations.
 
-    A panel is left out if the evaluations have no values for it.
+    Rewards are plotted if all evaluations have them. The other panels are plotted if any evaluation has values.
 
     Args:
         evaluations (`Mapping[str, Evaluation]`):

@@ -18,11 +18,11 @@ from topr_trl.rewards import INVALID
 
 _CURVES = {"pass": "pass_at", "maj": "maj_at", "weighted_sc": "weighted_sc_at", "best": "best_at"}
 EVALUATION = "evaluation.json"
-PICTURE = "evaluation.png"  # plot in a model card
+PICTURE = "evaluation.png"  # plot of a model card, and of a report on one run
 
 
 class Evaluations(dict[str, Evaluation]):
-    """Dictionary of evaluations by name, which are reported side by side, in insertion order.
+    """Dictionary of evaluations by name. Tables and plots show them side by side, in insertion order.
 
     `print` shows a table. Assign the evaluations to `trainer.evaluations` to add them to the model card.
 
@@ -50,7 +50,7 @@ class Evaluations(dict[str, Evaluation]):
     def _rows(self) -> list[list[str]]:
         """Return the rows of the table: a label and one cell per evaluation.
 
-        Greedy accuracy comes first, if an evaluation has it. A measure is shown at each k that all evaluations have.
+        Greedy accuracy comes first, if any evaluation has it. A measure is shown at each k that all evaluations have.
         """
         runs, rows = list(self.values()), []
         if any(run.greedy for run in runs):
@@ -68,7 +68,7 @@ class Evaluations(dict[str, Evaluation]):
         return rows + [[share, *(f"{100 * run.shares.get(share, 0):.1f}%" for run in runs)] for share in shares]
 
     def _notes(self) -> list[str]:
-        """Return the lines below the table, which describe the sampling and likely mistakes."""
+        """Return the lines below the table. They describe the sampling, and warn if no sample has an answer."""
         runs = list(self.values())
         counts = ({run.num_problems for run in runs}, {run.num_samples for run in runs})
         problems, samples = (" or ".join(map(str, sorted(count))) for count in counts)
@@ -94,7 +94,7 @@ class Evaluations(dict[str, Evaluation]):
         ]
 
     def plot(self, path: str | Path | IO[bytes]) -> None:
-        """Plot rewards, accuracies and kinds of answers over the evaluations. See `plot_progress`.
+        """Plot rewards, accuracies and shares of answers in the order of the evaluations. See `plot_progress`.
 
         Args:
             path (`str`, `Path` or binary file):
@@ -107,9 +107,9 @@ class Evaluations(dict[str, Evaluation]):
 
         Args:
             folder (`Path`):
-                Folder of the card. The plot is written to `evaluation.png` there.
+                Folder of the card. The plot is saved in this folder as `evaluation.png`.
             tested_on (`str`, *optional*):
-                Description of the problems and of the sampling.
+                Description of the problems and the sampling, to complete "Tested on". `None` omits this sentence.
         """
         parts = ["## Evaluation"]
         parts += [f"Tested on {tested_on}."] if tested_on else []
@@ -124,7 +124,7 @@ class Evaluations(dict[str, Evaluation]):
 
 
 def _at(temperatures: Sequence[float]) -> str:
-    """Return the temperatures as text that starts with a space, or empty text if they are unknown."""
+    """Return text such as `" at T=0.7"`, or empty text if the temperatures are unknown."""
     return f" at T={' and '.join(f'{value:g}' for value in temperatures)}" if temperatures else ""
 
 
@@ -177,11 +177,14 @@ def write_report(
         runs (`Mapping[str, Samples]`):
             Answers of each run by name. Empty if the runs have only rewards.
         seed (`int`, *optional*, defaults to `0`):
-            Seed of the bootstrap.
+            Seed of the bootstrap, and of the draws for weighted self-consistency.
         rewards (`Mapping[str, RewardSamples]`, *optional*):
-            Rewards of each run by name, to report mean reward and best@k.
+            Rewards of each run by name, to report the mean reward and the highest reward of k samples.
         pass_threshold (`float`, *optional*):
-            Smallest reward with which a sample passes. With a threshold, pass@k is based on rewards and not on answers.
+            Minimum reward for a sample to pass. With a threshold, pass@k is based on rewards and not on answers.
+
+    Returns:
+        `str`: the tables.
 
     Raises:
         ValueError: the two runs differ in their problems or true answers. See
@@ -218,7 +221,7 @@ def _evaluate_both(
     pass_threshold: float | None,
     seed: int,
 ) -> Evaluation:
-    """Evaluate the answers of a run, its rewards, or both."""
+    """Evaluate the answers of a run, its rewards, or both. With a threshold, pass@k and shares are of rewards."""
     if name not in rewards:
         return evaluate_in_full(runs[name], seed)
     by_reward = evaluate_rewards(rewards[name], pass_threshold)
@@ -244,7 +247,7 @@ def _compare_two(
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """Read a file `evaluation.json` from `topr evaluate`. A damaged file or any other file raises a ValueError."""
+    """Read an `evaluation.json` that `topr evaluate` wrote. A damaged or different file raises a ValueError."""
     try:
         return Evaluation.from_dict(json.loads(path.read_text()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -31,7 +31,8 @@ class RewardSamples:
         problem_ids (`Sequence[int | float | str]`):
             Ids of the P problems.
         greedy_P (`np.ndarray`, *optional*):
-            Reward of the greedy completion of each problem, shape (P,). `None` without greedy completions.
+            Reward of the greedy completion (temperature 0) of each problem, shape (P,), with NaN for a completion
+            without a reward. `None` without greedy completions.
         temperatures (`Sequence[float]`, *optional*, defaults to `()`):
             Distinct temperatures of the samples, in ascending order. Empty if they are unknown.
     """
@@ -53,19 +54,21 @@ class RewardSamples:
 
     @property
     def num_rows(self) -> int:
-        """Number of samples and greedy completions, over all problems."""
+        """Total number of samples and greedy completions."""
         return self.rewards_PS.size + (0 if self.greedy_P is None else len(self.greedy_P))
 
 
 def reward_samples_of(rows: Dataset) -> RewardSamples:
-    """Convert rows with rewards to [`RewardSamples`]. Problems keep the order of their first rows.
+    """Convert rows with rewards to [`RewardSamples`]. Problems are in order of first appearance.
 
     Args:
         rows ([`~datasets.Dataset`]):
-            Rows with a column `reward`. Each problem has the same number of rows. Rows with the same `problem_id`,
-            or the same `prompt` if there is no such column, belong to one problem. A row with `temperature` 0 is the
-            greedy completion of its problem and not a sample. If all rows have temperature 0, they are also the
-            samples.
+            Rows with the same number of rows for each problem. Columns:
+
+            - `reward`: reward of the completion, or null if there is none.
+            - `problem_id`: problem of the row. Without this column, rows with equal `prompt` share a problem.
+            - `temperature` (optional): a row with temperature 0 is the greedy completion of its problem and not a
+              sample. If all rows have temperature 0, they are also the samples.
 
     Returns:
         [`RewardSamples`]: the rewards as arrays.
@@ -104,6 +107,7 @@ def reward_samples_of(rows: Dataset) -> RewardSamples:
 
 
 def _temperatures(rows: Dataset) -> list[float | None]:
+    """Return the temperature of each row, or None if it is unknown. Rounding makes float32 and float64 values equal."""
     if TEMPERATURE not in rows.column_names:
         return [None] * len(rows)
     return [None if value is None else round(value, 6) for value in rows.with_format(None)[TEMPERATURE][:]]
@@ -122,11 +126,11 @@ def read_reward_samples(path: Path) -> RewardSamples:
 
 
 def best_moments(samples: RewardSamples, k: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return (P,) mean and variance of the highest reward of k samples, over all draws without replacement.
+    """Return each problem's mean and variance of the highest reward of k samples, two arrays of shape (P,).
 
-    If samples are sorted by descending reward, sample i of 0, ..., S - 1 is the best of a draw with probability
-    `C(S - 1 - i, k - 1) / C(S, k)`. Draws in which no sample has a reward are left out. A problem without rewards has
-    NaN.
+    The moments are exact over all draws without replacement. Number the samples 0, ..., S - 1 by descending reward.
+    Then sample i is the best of a draw with probability `C(S - 1 - i, k - 1) / C(S, k)`. Draws without any reward are
+    left out. The values of a problem without rewards are NaN.
     """
     size = samples.num_samples
     sorted_PS = -np.sort(-samples.rewards_PS, axis=1)  # NaN comes last
@@ -142,11 +146,11 @@ def best_moments(samples: RewardSamples, k: int) -> tuple[NDArray[np.float64], N
 
 
 def best_estimate(samples: RewardSamples, k: int) -> RewardEstimate:
-    """Return the mean over problems of the highest reward of k samples. For k = 1, this is the mean reward.
+    """Estimate the highest reward of k samples, as a mean over problems and draws. For k = 1, this is the mean reward.
 
     The standard error is the paper's, `sqrt(k V / (S - k))` (arXiv 2503.14286, Sec. 4.1). V is the sum of the problems'
-    variances, divided by P². The error covers the draw of the samples for fixed problems, and is NaN for k = S.
-    Problems without rewards are left out.
+    variances, divided by P². The error accounts for the random choice of samples for fixed problems. It is NaN for
+    k = S. Problems without rewards are left out.
     """
     mean_P, variance_P = best_moments(samples, k)
     known_P = ~np.isnan(mean_P)
@@ -156,12 +160,12 @@ def best_estimate(samples: RewardSamples, k: int) -> RewardEstimate:
 
 
 def passed(samples: RewardSamples, pass_threshold: float) -> NDArray[np.bool_]:
-    """Return (P, S) whether each sample has a reward of at least the threshold."""
+    """Return whether each sample passes, shape (P, S). A sample without a reward does not pass."""
     return np.nan_to_num(samples.rewards_PS, nan=-np.inf) >= pass_threshold
 
 
 def expected_pass_by_reward(samples: RewardSamples, pass_threshold: float, k: int) -> NDArray[np.float64]:
-    """Return (P,) pass@k of each problem. A sample passes if its reward is at least the threshold."""
+    """Return pass@k of each problem, shape (P,). A sample passes if its reward is at least the threshold."""
     known = np.array([pass_at_k(samples.num_samples, c, k) for c in range(samples.num_samples + 1)])
     return known[passed(samples, pass_threshold).sum(axis=1)]
 
@@ -169,13 +173,13 @@ def expected_pass_by_reward(samples: RewardSamples, pass_threshold: float, k: in
 def evaluate_rewards(samples: RewardSamples, pass_threshold: float | None = None) -> Evaluation:
     """Evaluate rewards of S samples for each of P problems: mean reward, best@k, and pass@k with a threshold.
 
-    Here, k takes all powers of two up to S. best@k is the expected highest reward of k samples.
+    The values of k are the powers of two up to S. best@k is the mean of the highest reward of k samples.
 
     Args:
         samples ([`RewardSamples`]):
             Rewards.
         pass_threshold (`float`, *optional*):
-            Smallest reward with which a sample passes. `None` leaves pass@k out.
+            Minimum reward for a sample to pass. `None` omits pass@k.
 
     Returns:
         [`Evaluation`]: the estimates.
@@ -210,7 +214,7 @@ def evaluate_rewards(samples: RewardSamples, pass_threshold: float | None = None
 
 
 def _greedy_estimate(greedy_P: NDArray[np.float64]) -> RewardEstimate | None:
-    """Return the mean reward of greedy completions. Its standard error covers the draw of the problems."""
+    """Return the mean greedy reward, or None if all are NaN. The error accounts for the random choice of problems."""
     known = greedy_P[~np.isnan(greedy_P)]
     if len(known) == 0:
         return None
@@ -228,14 +232,17 @@ def compare_rewards(
         second ([`RewardSamples`]):
             Rewards of the second run for the same problems, in any order.
         pass_threshold (`float`, *optional*):
-            Smallest reward with which a sample passes. `None` leaves pass@k out.
+            Minimum reward for a sample to pass. `None` omits pass@k.
         seed (`int`, *optional*, defaults to `0`):
             Seed of the bootstrap.
 
     Returns:
-        `dict[str, Difference]`: differences by measure. The measures are `"greedy reward"`, if both runs have greedy
-        completions; `"reward"`; `"best reward@k"`; and, with a threshold, `"pass@k"`. Here, k takes all powers of two
-        up to the smaller number of samples.
+        `dict[str, Difference]`: differences by measure. k is a power of two, and S is the smaller number of samples.
+
+        - `"greedy reward"`, if both runs have greedy completions
+        - `"reward"`
+        - `"best reward@k"` for 1 < k ≤ S
+        - `"pass@k"` for k ≤ S, if there is a threshold
 
     Raises:
         ValueError: the runs differ in their problems.
@@ -263,7 +270,7 @@ def compare_rewards(
 
 
 def _reward_difference(first_P: NDArray[np.float64], second_P: NDArray[np.float64], seed: int) -> RewardDifference:
-    """Compare the mean rewards of two runs, over the problems that have rewards in both."""
+    """Compare the mean rewards of two runs over the problems that have rewards in both runs."""
     known = ~np.isnan(first_P) & ~np.isnan(second_P)
     (found,) = paired_bootstrap(first_P[known, None], second_P[known, None], seed)
     return RewardDifference(**found.to_dict())

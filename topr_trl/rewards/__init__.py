@@ -1,4 +1,4 @@
-"""Verdicts of judges, and rewards of completions by judges, functions and models."""
+"""Score completions with judges, reward functions and reward models."""
 
 from topr_trl.rewards.verdicts import (
     CORRECT,

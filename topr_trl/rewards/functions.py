@@ -1,4 +1,4 @@
-"""Score completions with reward functions, as TRL's trainers call them."""
+"""Score completions with reward functions, which are called as in TRL's trainers."""
 
 import asyncio
 import inspect
@@ -38,26 +38,28 @@ from topr_trl.rewards.verdicts import CORRECT, VERDICTS, check_rewards, text_of
 
 RewardFunc: TypeAlias = str | PreTrainedModel | Callable[..., Any]
 
-_AT_ONCE = 1_024  # rows per call of a function; the completions of a problem stay together
+_AT_ONCE = 1_024  # maximum number of rows per call of a function, unless a single problem has more
 _ROWS_PER_FORWARD = 16  # rows per forward pass of a reward model
-# Columns that are not passed unchanged: TRL has its own arguments for the first three, and does not know the others.
+# Columns that are not passed as additional keyword arguments. TRL passes the first three as
+# separate arguments. The others are bookkeeping of this package.
 _NOT_PASSED = (
     "prompt", "completion", "completion_ids", "prompt_ids", "sampler_logps", "logprobs_mode", "mu_logps",
     "mu_fingerprint",
 )  # fmt: skip
-OF_FUNCTION = "rewards/"  # prefix of the columns with the rewards of each function
-_OF_TRAINER = ("trainer_state", "log_extra", "log_metric")  # other arguments that TRL passes to a function
+OF_FUNCTION = "rewards/"  # prefix of columns that hold the rewards of one function
+_OF_TRAINER = ("trainer_state", "log_extra", "log_metric")  # arguments that TRL passes in addition to columns
 
 
 @dataclass(frozen=True)
 class Reward:
-    """Reward function, judge or reward model.
+    """Reward function, judge or reward model, checked by [`prepare_rewards`].
 
     Attributes:
         name (`str`): Name, as in TRL's metrics.
-        call (`Callable` or [`~transformers.PreTrainedModel`]): Function, judge or model.
+        call (`Callable` or [`~transformers.PreTrainedModel`], *optional*): Function, judge or model. `None` for a model
+            that was not loaded.
         kind (`str`): `"function"`, `"judge"` or `"model"`.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer of a model.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer of a loaded model.
     """
 
     name: str
@@ -76,12 +78,12 @@ def reward_completions(
 
     The functions are called as in [`~trl.GRPOTrainer`]. They get `prompts`, `completions`, `completion_ids` and the
     other columns of the rows as keyword arguments. `trainer_state` is the state of a trainer before its first step.
-    `log_extra` and `log_metric` have no effect. A function returns one number per completion, or `None` if the function
-    does not apply. The reward of a completion is the weighted sum of the numbers.
+    `log_extra` and `log_metric` have no effect. For each completion, a function returns a number, or `None` if the
+    function does not apply. The reward of a completion is the weighted sum of the numbers.
 
-    A judge, such as `topr_trl.tasks.gsm8k.judge`, can take the place of a function. It has two arguments, the texts of
-    completions and their true answers, and returns pairs of a verdict and an answer. Its reward is 1 for `"correct"`
-    and -1 otherwise.
+    A judge, such as `topr_trl.tasks.gsm8k.judge`, can replace a function. Its two arguments are the texts of
+    completions and their true answers. It returns a verdict and an answer for each completion. The reward is 1 for the
+    verdict `"correct"` and -1 otherwise.
 
     Example:
 
@@ -101,7 +103,7 @@ def reward_completions(
         rows ([`~datasets.Dataset`]):
             Rows with the columns `prompt` and `completion`, and `answer` for a judge.
         reward_funcs (`RewardFunc` or `Sequence[RewardFunc]`):
-            Functions, asynchronous functions, judges, sequence classification models or names of such models.
+            Functions, asynchronous functions, judges, sequence classification models, or names of models.
         reward_weights (`Sequence[float]`, *optional*):
             Weight of each function. `None` uses 1 for each.
         description (`str`, *optional*, defaults to `"Scoring"`):
@@ -113,8 +115,9 @@ def reward_completions(
         and `verdict` hold the answers and verdicts.
 
     Raises:
-        ValueError: a column is missing or already has the name of a result, the weights do not match the functions, or
-            a function cannot be called, fails, or returns a wrong number of rewards or a value that is not finite.
+        ValueError: a column is missing, the rows already have a column of results, the weights do not match the
+            functions, or a function cannot be called, fails, or returns a wrong number of rewards or a value that is
+            not finite.
     """
     one = isinstance(reward_funcs, str) or not isinstance(reward_funcs, Sequence)
     given: list[Any] = [reward_funcs] if one else list(reward_funcs)  # type: ignore[arg-type]
@@ -141,12 +144,15 @@ def check_weights(reward_funcs: Sequence[Any], reward_weights: Sequence[float] |
 
 
 def prepare_rewards(reward_funcs: Sequence[Any], columns: Collection[str], load: bool = True) -> list[Reward]:
-    """Check that functions can be called with these columns, and load the reward models.
+    """Check that functions can be called with the columns of the rows, and load the reward models.
 
     Args:
         reward_funcs (`Sequence`): Functions, judges, models and names of models.
         columns (`Collection[str]`): Columns of the rows.
         load (`bool`, *optional*, defaults to `True`): Whether to load models that are given by name.
+
+    Returns:
+        `list[Reward]`: the functions, judges and models, in the given order.
 
     Raises:
         ValueError: a function needs a column that is missing, or cannot be called as TRL calls it; two functions have
@@ -172,7 +178,7 @@ def _prepare(given: Any, columns: Collection[str], load: bool) -> Reward:
         tokenizer = AutoTokenizer.from_pretrained(get_config_model_id(given.config), trust_remote_code=False)
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
-        # The model scores the last token that is not padding.
+        # The model returns its score for the last token that is not padding, so it needs the padding token.
         given.config.get_text_config().pad_token_id = tokenizer.pad_token_id
         return Reward(get_config_model_id(given.config).split("/")[-1], given.eval(), "model", tokenizer)
     if not callable(given):
@@ -189,7 +195,14 @@ def _prepare(given: Any, columns: Collection[str], load: bool) -> Reward:
 
 
 def _kind_of(function: Callable[..., Any], name: str, columns: Collection[str]) -> str:
-    """Infer from the parameters of a function whether it is a `"function"` as in TRL, or a `"judge"`."""
+    """Return `"judge"` or `"function"`, inferred from the parameters of a function.
+
+    A judge takes no **kwargs and has exactly two required parameters. TRL passes no argument with the name of the
+    second.
+
+    Raises:
+        ValueError: a function that is not a judge cannot be called as TRL calls it.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # Some functions written in C have no signature.
@@ -227,7 +240,7 @@ def _columns_to_pass(columns: Collection[str]) -> list[str]:
 def score_rows(
     rows: Dataset, rewards: Sequence[Reward], reward_weights: Sequence[float] | None, description: str = "Scoring"
 ) -> Dataset:
-    """Add the columns of `reward_completions` to rows, with rewards from `prepare_rewards`.
+    """Score rows with the output of `prepare_rewards`, and add the columns that `reward_completions` describes.
 
     Raises:
         ValueError: a function fails, or returns a wrong number of rewards or values that are not finite numbers.
@@ -242,7 +255,7 @@ def score_rows(
             progress.update(end - start)
     weights_F = np.ones(len(rewards)) if reward_weights is None else np.array(reward_weights, dtype=np.float64)
     total_N = np.nansum(values_NF * weights_F, axis=1)
-    total_N[np.isnan(values_NF).all(axis=1)] = np.nan  # no function applies, so there is no reward
+    total_N[np.isnan(values_NF).all(axis=1)] = np.nan  # the sum is 0 if no function applies, but there is no reward
     if judgements:
         rows = rows.add_column("extracted", [answer for _, answer in judgements], feature=Value("string"))
         rows = rows.add_column("verdict", [verdict for verdict, _ in judgements], feature=Value("string"))
@@ -257,7 +270,7 @@ def _with_none(values_N: NDArray[np.float64]) -> list[float | None]:
 
 
 def _chunks(rows: Dataset) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of the rows of each call. Adjacent rows of a problem stay together."""
+    """Yield the start and end positions of the rows of each call. Adjacent rows of a problem stay in one call."""
     if len(rows) <= _AT_ONCE:
         if len(rows):
             yield 0, len(rows)
@@ -273,7 +286,7 @@ def _chunks(rows: Dataset) -> Iterator[tuple[int, int]]:
 
 
 def _score_chunk(rows: Dataset, rewards: Sequence[Reward]) -> tuple[NDArray[np.float64], list[tuple[str, str | None]]]:
-    """Return (N, F) values of F rewards, with NaN for None, and the verdicts and answers of the judge, if any."""
+    """Return the values of F rewards, shape (N, F), with NaN for None, and the judge's verdicts and answers, if any."""
     columns = rows[:]
     prompts = columns["prompt"]
     completions = [_as_trl_passes(p, c) for p, c in zip(prompts, columns["completion"], strict=True)]
@@ -305,11 +318,11 @@ def _score_chunk(rows: Dataset, rewards: Sequence[Reward]) -> tuple[NDArray[np.f
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """Do nothing, in place of `log_extra` and `log_metric`."""
+    """Do nothing. This function replaces `log_extra` and `log_metric`, which need a trainer."""
 
 
 def _as_trl_passes(prompt: Any, completion: Any) -> Any:
-    """Return a completion as TRL passes it: messages if the prompt is messages, else text."""
+    """Return a completion as TRL passes it. A text after a prompt of messages becomes an assistant message."""
     is_text = isinstance(completion, str)
     if is_conversational({"prompt": prompt}):
         return [{"role": "assistant", "content": completion}] if is_text else completion
@@ -318,7 +331,7 @@ def _as_trl_passes(prompt: Any, completion: Any) -> Any:
 
 @cache
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of all calls, in its own thread as in TRL, so that a function can reuse an async client."""
+    """Return the event loop of all asynchronous calls. A single loop lets a function reuse an async client."""
     loop: asyncio.AbstractEventLoop
     _, loop, ready = start_event_loop_in_daemon("topr-reward-functions")
     ready.wait()
@@ -357,7 +370,7 @@ def _as_numbers(name: str, returned: Any, count: int) -> list[float]:
 
 
 def _as_number(name: str, i: int, value: Any) -> float:
-    with suppress(TypeError, ValueError, OverflowError, RuntimeError):  # errors of `float` for unsuitable values
+    with suppress(TypeError, ValueError, OverflowError, RuntimeError):  # errors of `float` for other types and shapes
         number = float(value)
         if abs(number) <= LARGEST_REWARD:
             return number

@@ -15,7 +15,7 @@ from typing import Any
 from transformers import AutoConfig
 from trl import rewards as of_trl
 
-# Names of TRL's functions, as in `trl grpo --reward_funcs`.
+# Names of TRL's functions, with the arguments that `trl grpo --reward_funcs` uses.
 TRL_FUNCTIONS: dict[str, Callable[[], Callable[..., Any]]] = {
     "accuracy_reward": lambda: of_trl.accuracy_reward,
     "reasoning_accuracy_reward": lambda: of_trl.reasoning_accuracy_reward,
@@ -65,7 +65,11 @@ def _load(name: str) -> Callable[..., Any] | str:
 
 
 def _split(name: str) -> tuple[str | None, str]:
-    """Return the file or module of a function, and its name. Return None and the name for a reward model."""
+    """Split the name of a function into its file or module, and the function. For a model, return None and its name.
+
+    Raises:
+        ValueError: the name has none of the forms of `load_reward_funcs`.
+    """
     source, colon, function = name.rpartition(":")
     if colon and source and function:
         return source, function
@@ -73,7 +77,7 @@ def _split(name: str) -> tuple[str | None, str]:
         raise ValueError(f"reward_funcs: {name!r} names no function. Write {name.partition(':')[0]}:FUNCTION.")
     if Path(name).is_dir() or "/" in name:
         return None, name
-    module, dot, function = name.rpartition(".")  # as `trl grpo` names functions
+    module, dot, function = name.rpartition(".")  # MODULE.FUNCTION, as in `trl grpo`
     if dot and name.replace(".", "").isidentifier():
         return module, function
     raise ValueError(f"reward_funcs: {name!r} is none of these: {FORMS}.")
@@ -87,8 +91,8 @@ def _import_file(path: Path, name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[key] = module  # Dataclasses and pickle look up the module here.
-    _search_in(path.resolve().parent)  # The file can import modules in its folder, as a script can.
+    sys.modules[key] = module  # Dataclasses and pickle look up modules in `sys.modules`.
+    _search_in(path.resolve().parent)  # Like a script, the file can import modules in its folder.
     try:
         with _importing(str(path)):
             spec.loader.exec_module(module)
@@ -106,7 +110,7 @@ def _import_module(source: str, name: str) -> ModuleType:
 
 @contextmanager
 def _importing(what: str) -> Iterator[None]:
-    """Turn any error of the user's code into a ValueError. A script can raise SystemExit when it is imported."""
+    """Turn any error of the user's code into a ValueError. This includes SystemExit, because scripts can raise it."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -131,21 +135,26 @@ def _check_model(name: str) -> None:
 
 
 def is_model(name: str) -> bool:
-    """Return whether a name is the name or folder of a reward model."""
+    """Return whether an entry of `reward_funcs` is the name or folder of a reward model."""
     return name not in TRL_FUNCTIONS and _split(name)[0] is None
 
 
 def name_without_folder(name: str) -> str:
-    """Return a name without the folder of its file, so that the same file has one name in every folder."""
+    """Remove the folder from a name `FOLDER/FILE.py:FUNCTION`, so that the name does not change if the file moves."""
     source, colon, function = name.rpartition(":")
     return f"{Path(source).name}:{function}" if colon and source.endswith(".py") else name
 
 
 def code_fingerprint(names: Sequence[str]) -> str:
-    """Return a short hash of the files that define the functions, without the modules that these files import.
+    """Return a short hash of the files that define the functions. Modules that these files import are not included.
 
     Args:
-        names (`Sequence[str]`): Names, see `load_reward_funcs`.
+        names (`Sequence[str]`): Names, as in `load_reward_funcs`. TRL's functions and reward models do not change the
+            hash.
+
+    Raises:
+        ValueError: a name has none of the forms of `load_reward_funcs`, or a package cannot be imported.
+        FileNotFoundError: there is no such file.
     """
     return hashlib.sha256(b"".join(map(_code_of, names))).hexdigest()[:16]
 
@@ -162,7 +171,7 @@ def _code_of(name: str) -> bytes:
         return hashlib.sha256(Path(source).read_bytes()).digest()
     _search_in(Path.cwd())
     with _importing(f"the module {source} of {name}"):
-        spec = find_spec(source)  # This imports the package of the module.
+        spec = find_spec(source)  # For PACKAGE.MODULE, this imports PACKAGE.
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return b""
     return hashlib.sha256(Path(spec.origin).read_bytes()).digest()

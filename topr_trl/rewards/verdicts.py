@@ -14,18 +14,21 @@ from topr_trl.data.rows import text_column
 
 VERDICTS = CORRECT, INCORRECT, INVALID = "correct", "incorrect", "invalid"
 
-# A verdict, and the answer in normal form, in which equal answers are equal text. The answer is the true answer if the
-# verdict is "correct", and None if the verdict is "invalid".
+# Verdict and answer in normal form. In normal form, equal answers to a problem have the same text. The answer is the
+# true answer if the verdict is "correct", and None if the verdict is "invalid".
 Judgement = tuple[str, str | None]
 
-# Function from the texts of completions and their true answers to judgments, in the same order.
+# Function that takes the texts of completions and their true answers, and returns one judgment per completion.
 Judge = Callable[[Sequence[str], Sequence[str]], list[Judgement]]
 
 _AT_ONCE = 4_096  # rows per call of a judge, to limit memory
 
 
 def verdict(answer: str | None, truth: str) -> str:
-    """Return `"correct"`, `"incorrect"`, or `"invalid"` if there is no answer (arXiv 2503.14286, Sec. 4.1)."""
+    """Return `"correct"` or `"incorrect"`, or `"invalid"` if there is no answer (arXiv 2503.14286, Sec. 4.1).
+
+    `answer` and `truth` must be in normal form.
+    """
     if answer is None:
         return INVALID
     return CORRECT if answer == truth else INCORRECT
@@ -85,7 +88,7 @@ def text_of(completion: Any, row: int) -> str:
     """Return the text of a completion. For a list of messages, this is the text of the last message.
 
     Raises:
-        ValueError: the completion is neither text nor messages. `row` is the position of the row, for the message.
+        ValueError: the completion is neither text nor messages. The error message contains the position `row`.
     """
     is_messages = isinstance(completion, list) and completion and isinstance(completion[-1], dict)
     text = completion[-1].get("content") if is_messages else completion
@@ -95,10 +98,10 @@ def text_of(completion: Any, row: int) -> str:
 
 
 def answer_reward(judge: Judge) -> Callable[..., list[float]]:
-    """Return a reward function for TRL's trainers, which compares completions with the column `answer`.
+    """Return a reward function for TRL's trainers that judges completions by the column `answer`.
 
-    The reward is +1 for a correct answer and -1 otherwise. The function can be pickled if `judge` can be pickled, as
-    `AsyncTOPRTrainer` needs.
+    The reward is +1 for a correct answer and -1 otherwise. `AsyncTOPRTrainer` pickles its reward functions. The
+    returned function can be pickled if `judge` can be pickled.
     """
     return _AnswerReward(judge)
 
@@ -115,9 +118,9 @@ class _AnswerReward:
 
 
 def checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Wrap a synchronous or asynchronous reward function in a check of its rewards. TRL checks only their number.
+    """Wrap a synchronous or asynchronous reward function so that each call checks the rewards.
 
-    The wrapper raises a ValueError if the function returns anything but a list of numbers and None.
+    The wrapper raises a ValueError if a reward is neither a number nor None. TRL checks only the number of rewards.
     """
 
     async def later(*args: Any, **kwargs: Any) -> list[object]:
@@ -129,11 +132,11 @@ def checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def check_rewards(rewards: object, name: str) -> list[object]:
-    """Return the rewards of a function as a list. Anything but numbers and None raises a ValueError.
+    """Return the rewards of a function as a list. A reward that is neither a number nor None raises a ValueError.
 
     Args:
         rewards (`object`): Value that the function returned.
-        name (`str`): Name of the function, for the message.
+        name (`str`): Name of the function, for the error message.
     """
     if not isinstance(rewards, Iterable) or isinstance(rewards, str):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Run programs of a model in a sandbox."""
+"""Run model-written programs in a sandbox."""
 
 from topr_trl.sandbox.unit_tests import run_tests
 

@@ -1,8 +1,10 @@
-"""Run programs in a worker process, for `topr_trl.sandbox.unit_tests`. Only the standard library is imported.
+"""Run programs in a worker process of `topr_trl.sandbox.unit_tests`.
 
-A worker enters its own namespaces once. For each program, it forks a supervisor, and the supervisor forks the child
+A worker enters new Linux namespaces once. For each program, it forks a supervisor, and the supervisor forks the child
 that runs the program. The supervisor kills the child and all of its descendants when the child ends, or when the
 control pipe closes. The worker holds the other end of this pipe, so the pipe also closes when the worker is killed.
+
+This module imports only the standard library, so a worker starts quickly.
 """
 
 import ctypes
@@ -26,15 +28,16 @@ NO_PROGRAM = "no program"  # result for a text that does not compile
 NOT_STARTED = "not started"  # result if the sandbox failed before the program started
 RAN = "ran\n"  # prefix of the results of a program that started
 
-_PROCESSES = 16  # limit per program, including threads
-_FILE_BYTES = 1 << 20  # limit per file; the limit for all files of a program is four times as large
+_PROCESSES = 16  # limit of processes and threads per program
+_FILE_BYTES = 1 << 20  # limit per file; in namespaces, all files of a program can have four times as many bytes
 _OPEN_FILES = 64
 _RESULT_BYTES = 1 << 20
+# File descriptor to which the child writes results, and bytes that it writes before the results.
 _RESULT_FD, _STARTED, _REFUSED, _COMPILED = 3, b"\n", b"-", b"+"
 _SECONDS_TO_START = 10.0
 
-# linux/sched.h, linux/mount.h, linux/prctl.h, linux/capability.h. These system calls have the same number on all
-# architectures.
+# Constants of linux/sched.h, linux/mount.h, linux/prctl.h and linux/capability.h. The numbers of these system calls are
+# the same on x86 and ARM.
 _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
 _CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x4000, 0x40000
@@ -46,13 +49,13 @@ _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _CAPABILITY_VERSION_3 = 36, 38, 0
 def canonical(value: Any) -> str:
     """Return one line of text for a value. Equal values (`1 == 1.0 == True`) have the same text.
 
-    Methods of subclasses are never called, since a program could define them.
+    Methods of subclasses are never called, because a program could define subclasses to fake results.
 
     Args:
         value (`Any`): Value to write as text.
 
     Raises:
-        TypeError: the value holds something other than None, numbers, text, bytes, lists, tuples, sets and dicts.
+        TypeError: the value holds anything but None, bools, ints, floats, text, bytes, lists, tuples, sets and dicts.
     """
     if value is None:
         return "None"
@@ -81,10 +84,10 @@ class Job:
         program (`str`): Source text.
         calls (`list[str]`): Expressions to evaluate after the program.
         seconds (`float`): Limit of wall-clock time.
-        memory (`int`): Limit of address space, in bytes.
+        memory (`int`): Limit of address space per process, in bytes.
         directory (`str`): Working directory.
         isolated (`bool`): Whether the program runs in its own namespaces.
-        user (`int`, *optional*): Id of the user that runs the program. Default: the user of the worker.
+        user (`int`, *optional*): Id of the user that runs the program. None keeps the user of the worker.
     """
 
     program: str
@@ -100,15 +103,20 @@ def run(item: list[Any] | None) -> str:
     """Run a program and evaluate calls in it.
 
     Args:
-        item (`list`, *optional*): `[program, calls, seconds, memory]`. With None, only check the sandbox.
+        item (`list`, *optional*): `[program, calls, seconds, memory]`, as in [`Job`]. None only checks the sandbox.
 
     Returns:
-        `NO_PROGRAM` if the program does not compile, `NOT_STARTED` if the sandbox failed. Otherwise, `RAN` and one line
-        per call: the canonical text of its value, or `!` and the name of an exception. There are fewer lines if the
-        program ended early. The only line is `!Ended` if there would be no line, `!Timeout` if the program took too
-        long, and `!TooLong` if its results are too long. A program can only affect the text after `RAN`.
+        For None, a description of the protections that this machine lacks, or `""` if nothing is missing. For a
+        program, one of these texts:
 
-        For None, a description of the protections that this machine lacks, or `""` if nothing is missing.
+        - `NO_PROGRAM`, if the program does not compile.
+        - `NOT_STARTED`, if the sandbox failed.
+        - `RAN` and one line per call: the canonical text of its value, or `!` and the name of an exception. There are
+          fewer lines if the program ended early.
+        - `RAN` and a single line: `!` and the name of an exception outside the calls, `!Ended` if the program ended
+          before the first line, `!Timeout` if it took too long, or `!TooLong` if its results are too long.
+
+        A program can only affect the text after `RAN`.
     """
     refused, user = enter_namespaces(), unprivileged_user()
     if item is None:
@@ -158,7 +166,7 @@ def _read(results: int, seconds: float) -> str:
 
 
 def _run_and_exit(work: Callable[[], object]) -> None:
-    """Call `work` in a forked process, and exit without running any further code of the worker."""
+    """Call `work` and exit this forked process, so that it never returns to the code of the worker."""
     code = 1
     try:
         work()
@@ -168,7 +176,7 @@ def _run_and_exit(work: Callable[[], object]) -> None:
 
 
 def _succeeds(work: Callable[[], object]) -> bool:
-    """Return whether `work` succeeds in a forked process."""
+    """Return whether `work` runs without an exception in a forked process."""
     child = os.fork()
     if child == 0:
         _run_and_exit(work)
@@ -177,10 +185,12 @@ def _succeeds(work: Callable[[], object]) -> bool:
 
 @cache
 def enter_namespaces() -> str:
-    """Give up access to the network, other processes and private directories, and the right to write files.
+    """Move this process to namespaces without network, private directories and writable files. Later calls do nothing.
+
+    This function also checks that `_enter_program_namespaces`, which isolates each program, will succeed.
 
     Returns:
-        A description of the protection that the kernel refuses, or `""` if the kernel refuses nothing.
+        `""`, or a description of the protection that the kernel refused.
     """
     user, group = os.geteuid(), os.getegid()
     os.umask(0o022)
@@ -205,13 +215,13 @@ def enter_namespaces() -> str:
 
 
 def _directories_to_hide() -> list[str]:
-    """Return the directories to hide. They can contain sockets, keys, tokens, and the environments of processes."""
+    """Return the directories that can contain sockets, keys, tokens, or the environment variables of processes."""
     places = ["/proc", "/run", "/tmp", "/var/tmp", os.path.expanduser("~")]
     return [place for place in map(os.path.realpath, places) if os.path.isdir(place) and place != "/"]
 
 
 def _hide(directory: str, kept: set[str]) -> None:
-    """Mount an empty directory over a directory. Inside it, only the directories in `kept` stay visible."""
+    """Hide the content of a directory with an empty mount. Only the directories in `kept` stay visible."""
     inside = [path for path in kept if os.path.commonpath([path, directory]) == directory]
     trees = {path: _libc("syscall", _SYS_OPEN_TREE, _AT_FDCWD, path.encode(), _CLONED_TREE) for path in inside}
     _libc("mount", b"tmpfs", directory.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, b"size=64k,mode=0755")
@@ -226,19 +236,20 @@ def unprivileged_user() -> int | None:
     """Return the id of the user that runs programs if the worker is root. No account has this id.
 
     The user cannot write root's files or signal root's processes. The limit on processes applies to this user, but
-    would not apply to root. Each worker has a different id, so that workers do not share the limit.
+    would not apply to root. The id depends on the worker's process, because workers with one id would share the limit.
 
     Returns:
-        The id. None if the worker is not root, or if other users cannot read the files of Python.
+        The id. None if the worker is not root, or if the user could not read the files of Python.
     """
     user = 61_184 + os.getpid() % 4_096  # systemd's range for temporary users
     return user if os.geteuid() == 0 and _succeeds(lambda: _switch_user(user, os.__file__)) else None
 
 
 def _enter_program_namespaces() -> None:
-    """Enter namespaces with their own process ids and an empty /dev/shm.
+    """Enter a new PID namespace, and a mount namespace with an empty /dev/shm.
 
-    The next fork is the first process of the PID namespace. When it ends, the kernel kills all other processes in it.
+    The next process that is forked is the first process of the PID namespace. When this process ends, the kernel kills
+    all other processes of the namespace.
     """
     _libc("unshare", _CLONE_NEWPID | _CLONE_NEWNS)
     size = f"size={4 * _FILE_BYTES},mode=0777".encode()
@@ -255,11 +266,11 @@ def _supervise(job: Job, to_results: int, control: int) -> None:
         _run_and_exit(lambda: _run_program(job, to_results))
     os.close(to_results)
     select.select([control, os.pidfd_open(child)], [], [])
-    for kill in (os.killpg, os.kill):  # Killing the first process of a PID namespace kills all others.
+    for kill in (os.killpg, os.kill):  # In a PID namespace, the child's end also kills all others.
         with suppress(ProcessLookupError):
             kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    while not job.isolated and (left := _children()):  # Some processes may have left the process group.
+    while not job.isolated and (left := _children()):  # Some may have left the process group.
         for orphan in left:
             os.kill(orphan, signal.SIGKILL)
             os.waitpid(orphan, 0)
@@ -272,6 +283,7 @@ def _children() -> list[int]:
 
 
 def _switch_user(user: int, and_read: str = os.devnull) -> None:
+    """Switch to a user. Raise an OSError if this user cannot read the file `and_read`."""
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
@@ -286,7 +298,7 @@ def _run_program(job: Job, to_results: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    os.closerange(_RESULT_FD + 1, 256)  # The closed files include the pipes of the worker.
+    os.closerange(_RESULT_FD + 1, 256)  # This also closes the pipes of the worker.
     _drop_rights(job)
     os.write(_RESULT_FD, _STARTED)
     space = {"__name__": "program"}
@@ -295,7 +307,7 @@ def _run_program(job: Job, to_results: int) -> None:
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
         os.write(_RESULT_FD, _REFUSED)
         return
-    os.write(_RESULT_FD, _COMPILED)  # Written before the program runs, so that the program cannot fake it.
+    os.write(_RESULT_FD, _COMPILED)  # The program has not run yet, so it cannot fake this.
     try:
         exec(compiled, space)
     except BaseException as error:
@@ -311,7 +323,7 @@ def _run_program(job: Job, to_results: int) -> None:
 def _drop_rights(job: Job) -> None:
     limits = {
         resource.RLIMIT_AS: job.memory,
-        resource.RLIMIT_CPU: int(job.seconds) + 2,
+        resource.RLIMIT_CPU: int(job.seconds) + 2,  # backup for the wall-clock limit of the worker
         resource.RLIMIT_FSIZE: _FILE_BYTES,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
         resource.RLIMIT_NPROC: _PROCESSES,

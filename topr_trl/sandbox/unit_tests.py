@@ -1,7 +1,7 @@
-"""Run programs of a model in a sandbox, and judge them by unit tests.
+"""Run model-written programs in a sandbox, and judge them by unit tests.
 
-The sandbox evaluates the calls of the tests and returns the values as text. The comparison runs in this process. The
-expected values never enter the sandbox, so a program can only pass by computing them.
+The sandbox evaluates the calls of the tests and returns their values as text. The calling process compares these values
+with the expected values. The expected values never enter the sandbox, so a program can only pass by computing them.
 """
 
 import ast
@@ -23,11 +23,11 @@ _SECONDS_AROUND = 15.0  # extra time for starting and ending a program
 def run_tests(
     programs: Sequence[str], tests: Sequence[str], seconds: float = 3.0, memory_mb: int = 256
 ) -> list[Judgement]:
-    """Judge Python programs by their unit tests, in several processes. This function is a `topr_trl.rewards.Judge`.
+    """Judge Python programs by unit tests, in worker processes. This function is a `topr_trl.rewards.Judge`.
 
     Args:
         programs (`Sequence[str]`):
-            Source texts. They never run in this process.
+            Source code of the programs. It never runs in the calling process.
         tests (`Sequence[str]`):
             Tests of each program: lines of the form `assert CALL == LITERAL`, as in `assert f([1, 2]) == 3`.
         seconds (`float`, *optional*, defaults to `3.0`):
@@ -36,15 +36,17 @@ def run_tests(
             Limit of address space for each process of a program, in MiB.
 
     Returns:
-        `list[Judgement]`: pairs of a verdict and an answer, one per program: `"correct"` and the tests if all tests
-        pass; `"invalid"` and None if the program does not compile; otherwise, `"incorrect"` and the values of the
-        calls, one per line. A line such as `!ValueError` stands for an exception, and `!Timeout`, `!TooLong`, `!Ended`
-        or `!Killed` for an early end.
+        `list[Judgement]`: a verdict and an answer for each program.
+
+        - `"correct"` and the tests, if all tests pass.
+        - `"invalid"` and None, if the program does not compile.
+        - `"incorrect"` and the values of the calls, one per line, otherwise. A line such as `!ValueError` stands for an
+          exception. `!Timeout`, `!TooLong`, `!Ended` and `!Killed` stand for an early end.
 
     Raises:
         OSError: the system is not Linux.
         RuntimeError: the sandbox or a program could not start.
-        ValueError: a test has a different form, a program has no test, or a limit is not positive.
+        ValueError: a test does not have this form, a program has no test, or a limit is not positive.
     """
     if seconds <= 0 or memory_mb < 1:
         raise ValueError(
@@ -74,7 +76,7 @@ def _judgement(found: str | None, tests: str) -> Judgement:
 
 @lru_cache(maxsize=65_536)
 def parse_tests(tests: str) -> tuple[list[str], list[str]]:
-    """Return the calls of tests, and their expected values as canonical text.
+    """Return the calls in tests, and their expected values as text of `topr_trl.sandbox.child.canonical`.
 
     Args:
         tests (`str`): Lines of the form `assert CALL == LITERAL`.
@@ -106,8 +108,9 @@ def _pool(seconds: float, memory_mb: int) -> WorkerPool:
         raise OSError(f"The sandbox needs Linux, and this is {sys.platform}. Run it in a Linux container.")
     pool = WorkerPool(
         Path(__file__).with_name("child.py"), "run", seconds=seconds + _SECONDS_AROUND,
-        memory=(memory_mb + 256) << 20,
-        # With a fixed hash seed, programs that depend on the order of a set have reproducible results.
+        memory=(memory_mb + 256) << 20,  # A worker needs more memory than its programs may use.
+        # With a fixed hash seed, programs that depend on the order of a set have reproducible results. Other variables
+        # are not passed, because they can contain secrets.
         environment={"PYTHONHASHSEED": "0"},
     )  # fmt: skip
     refused = pool.map([None])[0]

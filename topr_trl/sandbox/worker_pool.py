@@ -1,8 +1,8 @@
 """Run a function in worker processes, on items that may hang, crash or use all memory.
 
 A worker is a new Python process that reads items from its standard input and writes results to its standard output, one
-line of JSON each. It does not import this package, so it starts quickly, without PyTorch and without a GPU. A worker
-ends when its parent ends: at the end of its input or, if an item hangs, by its own alarm.
+line of JSON each. It does not import this package, so it starts quickly, without PyTorch and without a GPU. If the
+parent process ends, the worker ends at the end of its input or, if an item hangs, by an alarm.
 """
 
 import atexit
@@ -45,6 +45,9 @@ class WorkerPool:
             Limit of address space per worker, in bytes. It applies only on Linux.
         environment (`Mapping[str, str]`, *optional*):
             Environment variables of the workers. Default: the variables of this process.
+
+    Raises:
+        ValueError: `seconds` or `workers` is not positive.
     """
 
     def __init__(
@@ -70,16 +73,20 @@ class WorkerPool:
         atexit.register(self.close)
 
     def map(self, items: Sequence[Any], done: Callable[[int], object] = lambda count: None) -> list[Any]:
-        """Return the results in the order of the items.
+        """Call the function on each item, and return the results in the order of the items.
 
         Args:
             items (`Sequence`): Arguments of the function. They must be JSON-serializable.
             done (`Callable`, *optional*): Function that is called with 1 after each item, for a progress bar.
 
         Returns:
-            The results. A result is None if the function raised, or if its worker died or was killed.
+            The results. A result is None if the function raised an exception, if the item exceeded the time limit, or
+            if two workers died on the item.
+
+        Raises:
+            RuntimeError: a worker did not start.
         """
-        if os.getpid() != self._owner:  # This process is a fork, and the workers belong to the parent.
+        if os.getpid() != self._owner:  # After a fork, the workers belong to the parent.
             self._workers, self._lock, self._owner = [], Lock(), os.getpid()
         with self._lock:
             while len(self._workers) < min(self._limit, len(items)):
@@ -87,7 +94,7 @@ class WorkerPool:
             try:
                 return self._map(items, done)
             except BaseException:
-                self._end_workers()  # Otherwise, the next call would get results of this call.
+                self._end_workers()  # Otherwise, the next call could get results of this call.
                 raise
 
     def _start(self) -> "_Worker":
@@ -96,7 +103,7 @@ class WorkerPool:
     def _map(self, items: Sequence[Any], done: Callable[[int], object]) -> list[Any]:
         results: list[Any] = [None] * len(items)
         waiting = deque(range(len(items)))
-        tried_again: set[int] = set()  # If a worker died, its item is tried again, once.
+        tried_again: set[int] = set()  # items whose worker died; each is retried once
         finished = 0
         while finished < len(items):
             for worker in self._workers:
@@ -140,7 +147,7 @@ class WorkerPool:
 
 
 class _Worker:
-    """Worker process, and the item in progress."""
+    """Worker process, and the state of its current item."""
 
     def __init__(self, command: list[str], seconds: float, environment: Mapping[str, str] | None) -> None:
         self.process = subprocess.Popen(
@@ -163,11 +170,11 @@ class _Worker:
         self.item, self.result, self.finished = index, None, False
         self.deadline = time.monotonic() + self.seconds
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # The idle worker died, which `read` will detect.
+        with suppress(BrokenPipeError):  # The idle worker has died. `read` will detect this.
             self.process.stdin.write(json.dumps(item).encode() + b"\n")
 
     def read(self) -> bool:
-        """Read the available output. Return False at its end, after the worker has died."""
+        """Read the available output. Return False at the end of the output, which means that the worker has died."""
         read = os.read(self.output, 1 << 16)
         self._read += read
         while b"\n" in self._read:
@@ -179,7 +186,7 @@ class _Worker:
         return bool(read)
 
     def end(self) -> None:
-        with self.process:  # Closes the pipes, and waits for the process.
+        with self.process:  # On exit, this closes the pipes and waits for the process.
             self.process.kill()
 
 
@@ -210,7 +217,7 @@ def _serve(file: str, name: str, seconds: float, memory: int) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), printed)
     output.write(_READY + b"\n")
     for line in sys.stdin.buffer:
-        # The alarm has no handler, so it ends the process. If the parent is alive, it kills the process earlier.
+        # The alarm has no handler, so it ends this process. A parent that is alive kills this process earlier.
         signal.setitimer(signal.ITIMER_REAL, 2 * seconds + 1)
         try:
             result = function(json.loads(line))

@@ -1,4 +1,4 @@
-"""Tasks: problems, prompts and judges."""
+"""Define tasks. A task consists of problems, prompts and a judge."""
 
 from topr_trl.tasks.task import DEFAULT_TASK, OWN_PROMPTS, TASKS, Task
 

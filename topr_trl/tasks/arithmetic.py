@@ -1,9 +1,9 @@
 """Generate word problems in GSM8K's format, and their solutions: the built-in task.
 
 With this task, the whole loop of the paper (sample, score, curate, train, evaluate) runs on a laptop without a
-download. The bundled model learned from solutions of an author with a misconception. For "3 boxes with 4 pens each",
-the author adds 3 and 4 most of the time. Therefore, the model's most likely answer to most problems is wrong. The
-author also makes random mistakes, and sometimes does not state the answer.
+download. The bundled model was trained on solutions of a simulated author with a misconception. For "3 boxes with 4
+pens each", the author adds 3 and 4 most of the time. Therefore, the model's most likely answer to most problems is
+wrong. The author also makes random mistakes, and sometimes does not state the answer.
 """
 
 import random
@@ -18,7 +18,7 @@ from datasets import Dataset
 # Folder of the bundled model and its tokenizer, made by scripts/make_careless_model.py.
 CARELESS_MODEL = Path(__file__).parent / "careless_model"
 
-# Folder of a smaller, unreliable verifier of such solutions, made by the same script with --verifier.
+# Folder of the bundled verifier of these solutions, which is unreliable. The same script makes it with --verifier.
 CARELESS_VERIFIER = Path(__file__).parent / "careless_verifier"
 
 # Defaults for the bundled model. It is small, so it needs a high learning rate.
@@ -80,8 +80,8 @@ def make_problem(rng: random.Random, num_steps: int = 2, sentences: Sequence[Sen
     Args:
         rng (`random.Random`): Source of randomness.
         num_steps (`int`, *optional*, defaults to `2`): Number of steps.
-        sentences (`Sequence[Sentence]`, *optional*): Sentences to draw from. A sentence that is listed twice is drawn
-            twice as often.
+        sentences (`Sequence[Sentence]`, *optional*, defaults to `SENTENCES`): Sentences to draw from. A sentence that
+            is listed twice is drawn twice as often.
 
     Raises:
         ValueError: all sentences subtract, so the total could reach zero.
@@ -111,12 +111,12 @@ def make_problem(rng: random.Random, num_steps: int = 2, sentences: Sequence[Sen
 def solve(
     problem: Problem, result: Callable[[int], int] = int, times: Callable[[Sentence], str] = lambda sentence: "*"
 ) -> str:
-    """Return a worked solution, which ends with "The answer is N.".
+    """Return a worked solution that ends with "The answer is N.". By default, the solution is correct.
 
     Args:
         problem ([`Problem`]): Problem to solve.
-        result (`Callable[[int], int]`, *optional*): Function that maps the correct value of a step to the value that
-            the author writes. Later steps use the written value.
+        result (`Callable[[int], int]`, *optional*): Function that maps the correct value of a calculation to the value
+            that the author writes. Later calculations use the written value.
         times (`Callable[[Sentence], str]`, *optional*): Function that returns the operation, `"*"` or `"+"`, that the
             author uses for a sentence with a product.
     """
@@ -145,7 +145,8 @@ def arithmetic_dataset(
         num_problems (`int`): Number of rows.
         seed (`int`, *optional*, defaults to `0`): Seed of the problems.
         num_steps (`int`, *optional*, defaults to `2`): Number of steps of each problem.
-        sentences (`Sequence[Sentence]`, *optional*): Sentences to draw from, see [`make_problem`].
+        sentences (`Sequence[Sentence]`, *optional*, defaults to `SENTENCES`): Sentences to draw from, as in
+            [`make_problem`].
     """
     rng = random.Random(seed)
     problems = [make_problem(rng, num_steps, sentences) for _ in range(num_problems)]

@@ -11,7 +11,7 @@ from topr_trl.data.rows import need_columns, text_column
 from topr_trl.data.tables import TABLE_SUFFIXES, read_table
 from topr_trl.rewards import CORRECT, Judgement, verdict
 
-# Texts that end a completion, because a base model continues with another question, as in the prompt.
+# Texts that end a completion. Without them, a base model continues with another question, as in the prompt.
 STOP_STRINGS = ("\nQuestion:",)
 
 # Eight worked examples, written for this package in the style of chain-of-thought prompting (arXiv 2201.11903).
@@ -52,31 +52,35 @@ _EXACT = Context(prec=_LONGEST_ANSWER)  # The default context rounds to 28 digit
 
 
 def normalize_number(text: str) -> str | None:
-    """Return a number in normal form: no thousands separators, no trailing zeros, no `-0`. Other text gives None."""
+    """Return a number in normal form: no thousands separators, no trailing zeros, no `-0`.
+
+    Return None for other text, and for numbers with more than 40 characters.
+    """
     text = text.strip().rstrip(".").replace(",", "")
     if len(text) > _LONGEST_ANSWER or not _PLAIN_NUMBER.fullmatch(text):
         return None
     number = format(_EXACT.plus(Decimal(text).normalize(_EXACT)), "f")
-    return number if len(number) <= _LONGEST_ANSWER else None  # ".5" gets a digit before the point
+    return number if len(number) <= _LONGEST_ANSWER else None  # can be longer than the text: ".5" becomes "0.5"
 
 
 def extract_answer(completion: str) -> str | None:
     """Return the number after the last "The answer is", in normal form.
 
-    Currency signs, units and other words between the phrase and the number are skipped, up to the end of the line.
+    The search ends at the end of the sentence or line, or after 200 characters. It skips words, units and currency
+    signs before the number. In an equation such as `2 * 9 = 18`, the number after the last `=` counts.
 
     Args:
         completion (`str`): Completion.
 
     Returns:
-        The number. None if there is no such number; the paper calls such a completion *invalid*.
+        The number. None if no number is found. The paper calls such a completion *invalid*.
     """
     start = max(completion.rfind(phrase) for phrase in _STATED)
     if start < 0:
         return None
     tail = completion[start + len(_STATED[0]) :][:200]
     tail = re.sub(r"^[ *]*:\s*", "", tail).split("\n", 1)[0]
-    tail = tail.split(". ", 1)[0].rpartition("=")[2]  # "2 * 9 = 18"
+    tail = tail.split(". ", 1)[0].rpartition("=")[2]  # "2 * 9 = 18" states 18.
     number = _NUMBER.search(tail.replace("−", "-").translate(_CURRENCY).replace("- ", "-"))
     if number is None:
         return None
@@ -153,7 +157,7 @@ def load(name_or_path: str, split: str) -> Dataset:
     """Load rows in GSM8K's format.
 
     Args:
-        name_or_path (`str`): Dataset on the Hub, or a `.jsonl`, `.json` or `.parquet` file.
+        name_or_path (`str`): Dataset on the Hub with a configuration `main`, or a `.jsonl`, `.json` or `.parquet` file.
         split (`str`): Split of a dataset on the Hub. It is ignored for a file.
     """
     if name_or_path.endswith(TABLE_SUFFIXES):

@@ -16,7 +16,7 @@ from topr_trl.data.tables import TABLE_SUFFIXES, read_table
 from topr_trl.rewards import CORRECT, INVALID, Judgement
 from topr_trl.sandbox.worker_pool import WorkerPool
 
-# Texts that end a completion, because a base model continues with another problem, as in the prompt.
+# Texts that end a completion. Without them, a base model continues with another problem, as in the prompt.
 STOP_STRINGS = ("\nProblem:",)
 
 # Four worked examples of different subjects, written for this package.
@@ -46,7 +46,7 @@ EXEMPLARS = (
 )
 
 _LONGEST = 1_000  # in characters; a longer answer is correct only if it is literally equal to the correct answer
-_LAST_CHARACTERS = 100_000  # length of the end of a completion that is searched for boxes, in characters
+_LAST_CHARACTERS = 100_000  # number of characters at the end of a text that are searched for boxes
 _TOKEN = re.compile(
     r"(?P<box>\\{1,4}(?:boxed|fbox)\s{0,9}\{)|"  # Bounded, because many backslashes would take quadratic time.
     r"\\{1,4}(?:boxed|fbox)(?:\s{0,9}(?P<fraction>\\[dt]?frac\s?(?:\d\d|\{[^{}]{1,99}\}\{[^{}]{1,99}\}))|"
@@ -58,7 +58,7 @@ _TOKEN = re.compile(
 def extract_boxed(text: str) -> str | None:
     r"""Return the content of the last closed box: `\boxed{...}`, `\fbox{...}` or `\boxed 5`.
 
-    If boxes are nested, the inner one counts as the last. The search takes linear time.
+    If boxes are nested, the inner one counts as the last. Only the last 100,000 characters of the text are searched.
 
     Args:
         text (`str`): Completion or solution.
@@ -87,8 +87,8 @@ def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
     r"""Return a verdict on each completion, and its answer in normal form.
 
     Worker processes compare the answers, with a limit of five seconds per answer. A completion is *invalid* if it has
-    no box, if the box is empty, or if its content cannot be parsed in time. An answer that is literally equal to the
-    correct answer is always correct.
+    no box, or if the content of the box is empty, has more than 1,000 characters, or cannot be parsed in time. An
+    answer that is literally equal to the correct answer is always correct.
 
     Args:
         completions (`Sequence[str]`): Completions.
@@ -108,7 +108,7 @@ def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
     judgements: list[Judgement] = []
     for given, truth in pairs:
         found = (CORRECT, None) if given == truth else judged.get((given, truth))
-        verdict, canonical = found or (INVALID, None)  # The result is None if the worker was killed.
+        verdict, canonical = found or (INVALID, None)  # no box, too long, or timeout
         judgements.append((verdict, truth if verdict == CORRECT else canonical))
     return judgements
 
@@ -121,7 +121,7 @@ def pool() -> WorkerPool:
     return WorkerPool(Path(__file__).with_name("math_equality.py"), "judge")
 
 
-Exemplars = Sequence[tuple[str, str]]
+Exemplars = Sequence[tuple[str, str]]  # worked examples: pairs of a problem and its solution
 
 
 def draw_exemplars(rows: Dataset, num_shots: int, seed: int = 0, longest: int = 800) -> Exemplars:
@@ -133,6 +133,9 @@ def draw_exemplars(rows: Dataset, num_shots: int, seed: int = 0, longest: int = 
         num_shots (`int`): Number of examples.
         seed (`int`, *optional*, defaults to `0`): Seed of the draw.
         longest (`int`, *optional*, defaults to `800`): Maximum length of a solution, in characters.
+
+    Returns:
+        `list[tuple[str, str]]`: pairs of a problem and its solution.
 
     Raises:
         ValueError: a column is missing, or too few rows have a short solution with a box.
@@ -151,6 +154,7 @@ def draw_exemplars(rows: Dataset, num_shots: int, seed: int = 0, longest: int = 
         kind = rest if subject in subjects else chosen
         kind.append((row["problem"].strip(), row["solution"].strip()))
         subjects.add(subject)
+        # The second limit ends the search if there are fewer subjects than examples.
         if len(chosen) == num_shots or len(rest) + len(chosen) > 100 * num_shots:
             break
     chosen = [*chosen, *rest][:num_shots]
@@ -167,7 +171,7 @@ def build_prompt(problem: str, num_shots: int = 4, exemplars: Exemplars = EXEMPL
     Args:
         problem (`str`): Problem.
         num_shots (`int`, *optional*, defaults to `4`): Number of worked examples.
-        exemplars (`Exemplars`, *optional*): Pairs of a problem and its solution.
+        exemplars (`Exemplars`, *optional*, defaults to `EXEMPLARS`): Pairs of a problem and its solution.
     """
     problem = problem.strip()
     shots = [f"Problem: {q}\nSolution: {worked}\n\n" for q, worked in exemplars if q != problem]
@@ -177,17 +181,17 @@ def build_prompt(problem: str, num_shots: int = 4, exemplars: Exemplars = EXEMPL
 def prepare(dataset: Dataset, num_shots: int = 4, exemplars: Exemplars = EXEMPLARS) -> Dataset:
     r"""Convert rows in MATH's format into problems.
 
-    The answer is the column `answer`, or the last box in `solution`.
+    The answer is the column `answer`. Without this column, it is the last box in `solution`.
 
     Args:
         dataset ([`~datasets.Dataset`]): Rows with the columns `problem`, and `answer` or `solution`. The columns
-            `subject` or `type`, and `level` (such as `"Level 5"`), are optional.
+            `subject` (or `type`) and `level` (such as `"Level 5"`) are optional.
         num_shots (`int`, *optional*, defaults to `4`): Number of worked examples in the prompt.
-        exemplars (`Exemplars`, *optional*): Pairs of a problem and its solution.
+        exemplars (`Exemplars`, *optional*, defaults to `EXEMPLARS`): Pairs of a problem and its solution.
 
     Returns:
         [`~datasets.Dataset`]: columns `problem_id`, `question`, `prompt` and `answer`. The columns `subject` and
-        `level` are included if they are known.
+        `level` are included if `dataset` has them.
 
     Raises:
         ValueError: a column is missing or does not hold text, a row has no answer, or `num_shots` is outside its range.
@@ -234,8 +238,8 @@ def _check_text_columns(rows: Dataset, needed: tuple[str, ...]) -> None:
 def load(name_or_path: str, split: str) -> Dataset:
     """Load rows in MATH's format.
 
-    If a dataset has one configuration per subject, all of them are loaded. Their names become the column `subject`,
-    unless there is a column `subject` or `type`.
+    If a dataset has one configuration per subject, all configurations are loaded. Their names become the column
+    `subject`, unless there is a column `subject` or `type`.
 
     Args:
         name_or_path (`str`): Dataset on the Hub, or a `.jsonl`, `.json` or `.parquet` file.

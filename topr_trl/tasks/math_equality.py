@@ -1,13 +1,13 @@
-r"""Compare two answers in LaTeX: first their structure, then exact numbers and words, then with math-verify.
+r"""Compare two answers in LaTeX.
 
-Tuples, intervals, lists, sets, unions and matrices are compared part by part, and numbers as fractions. Only the other
-parts go to math-verify, because it makes these mistakes:
+Tuples, intervals, lists, sets, unions and matrices are compared part by part. Numbers are compared as exact fractions,
+and text as words. math-verify compares only the remaining parts, because it makes these mistakes:
 
 - It reads (2, 1) and (3, 1) as empty intervals, and so as equal.
 - It reads 34_5 and 34_6 as 34.
 - It does not distinguish R from r.
 - It accepts 0.3333333 for a third.
-- It reads 3m as a length of 3.
+- It reads 3m, which is 3 times m, as 3 meters.
 
 The module runs in the processes of `topr_trl.sandbox.worker_pool`, because a power tower can make a comparison hang. It
 does not import PyTorch, so a process starts quickly.
@@ -42,7 +42,7 @@ _TEXT_UNIT = re.compile(rf"(?<=[\d\w}})\]])\s*{_WORD}\s*\{{(?P<words>[^{{}}]*)\}
 _BARE_UNIT = re.compile(rf"(?<=[\d}})])\s*(?:{_BARE_UNITS})(?:\s+(?:{_BARE_UNITS}))*{_POWER}\s*\.?$")
 _DEGREES = re.compile(r"(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|°|\\degree)\s*$")
 _PERCENT = re.compile(r"(?:\\?%|\bpercent)\s*$")
-# Words that change the value of a preceding number, so they are not units.
+# Words and single letters that change the meaning of a preceding number, so they are not units.
 _MEANS_SOMETHING = re.compile(
     r"\b(?:and|or|hundred|thousand|million|billion|trillion|dozen|mod|base|if|when|for|more|less|fewer|least|most|pi|"
     r"factorial|squared|cubed|(?![mMsghlLCFNJVWK]\b)[a-zA-Z]|[ap]\.?m)\b(?!\^)"
@@ -55,7 +55,9 @@ _UNICODE = str.maketrans({"−": "-", "–": "-", "×": r"\times ", "·": r"\cdo
 
 
 def normalize(text: str) -> str:
-    r"""Return an answer without layout, spaces, currency, units, degrees and thousands separators.
+    r"""Return an answer in a uniform notation.
+
+    Layout commands, extra spaces, currency, units, degree signs and thousands separators are removed.
 
     Args:
         text (`str`): Answer in LaTeX.
@@ -123,6 +125,7 @@ def as_number(text: str) -> Fraction | None:
         if match is None:
             continue
         part = {name: (value or "").replace(" ", "") for name, value in match.groupdict().items()}
+        # A missing numerator is 1 in "10^3", and 0 in ".\overline{3}".
         value = Fraction(part["top"] if part.get("top") not in ("", ".", None) else int("power" in part))
         if digits := part.get("repeated"):
             places = len(part["top"].partition(".")[2])
@@ -141,7 +144,7 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 def _split(text: str, separators: tuple[str, ...]) -> list[str]:
-    """Split at separators that are outside all brackets."""
+    """Split at separators that are outside all brackets and LaTeX environments."""
     parts, depth, start, i = [], 0, 0, 0
     while i < len(text):
         if text.startswith((r"\begin{", r"\end{"), i):
@@ -179,12 +182,13 @@ _MATRIX = re.compile(r"\\begin\{([pbBvV]?matrix|array)\}(?:\{[lcr|]*\})?((?:(?!\
 
 _PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
 
+# Kind and parts of an answer:
 # ("atom", text), ("list" or "set" or "union", parts), ("tuple", brackets, parts), ("matrix" or "determinant", rows)
 Structure = tuple[Any, ...]
 
 
 def _structure(text: str) -> Structure:
-    """Return the kind of a normalized answer and its parts."""
+    """Parse a normalized answer into its kind and its parts. An answer without parts is an atom."""
     if match := _MATRIX.fullmatch(text):
         rows = [row.strip() for row in re.split(r"\\\\", match[2]) if row.strip()]
         kind = "determinant" if match[1] in ("vmatrix", "Vmatrix") else "matrix"
@@ -254,7 +258,7 @@ def same(given: str, truth: str) -> bool:
     if kinds == {"set", "atom"}:
         return len(a[1]) == 1 and same(a[1][0], truth) if a[0] == "set" else len(b[1]) == 1 and same(given, b[1][0])
     if kinds in ({"matrix", "atom"}, {"determinant", "atom"}):
-        return _same_by_math_verify(given, truth)  # For a factor before a matrix, or the value of a determinant.
+        return _same_by_math_verify(given, truth)  # For example, a number times a matrix.
     if kinds <= {"atom", "tuple", "union"} and re.search(r"[<>]|\\[gl]eq|\\neq?(?![a-z])", given + truth):
         return _same_by_math_verify(given, truth)  # For example, x > 3 is the same as (3, \infty).
     _check_readable(given)
@@ -323,13 +327,13 @@ def _same_atoms(given: str, truth: str) -> bool:
 
 @lru_cache(maxsize=256)
 def parse_formula(text: str) -> Any:
-    """Return the SymPy object of a formula.
+    """Parse a formula into a SymPy object.
 
     Args:
         text (`str`): Formula in LaTeX.
 
     Raises:
-        ValueError: the formula cannot be parsed, or has no value.
+        ValueError: the formula cannot be parsed, or has no value, such as 1/0.
     """
     if re.search(r"(?<![_\d.])\d[\d.]*\s+[\d.]", text) or not re.search(r"[a-zA-Z\d]", text):
         raise ValueError(f"not a formula: {text!r}")
@@ -339,7 +343,7 @@ def parse_formula(text: str) -> Any:
             text,
             is_real=not imaginary,
             convert_degrees=True,
-            # With `units`, the m of 3m would be a unit. `malformed_operators` can match across braces.
+            # `units` would remove the m from 3m as a unit. `malformed_operators` can match across braces.
             normalization_config=NormalizationConfig(
                 basic_latex=True, units=False, malformed_operators=False, nits=True, boxed="none", equations=False
             ),
@@ -382,7 +386,7 @@ def _differ_at_a_point(a: Any, b: Any) -> bool:
 
 
 def _are_close(a: Any, b: Any) -> bool:
-    """Return whether two values agree in their leading digits. Formulas with symbols are not checked.
+    """Return whether two values agree in their leading digits. Formulas with symbols are not checked and return True.
 
     math-verify compares rounded values. Rounded to 12 decimals, 2^-98 and 2^-99 are both 0.
     """
@@ -406,7 +410,9 @@ def _check_readable(text: str) -> None:
             _check_readable(cell)
 
 
-_MOST_TERMS = 200  # Larger formulas are not expanded, because that is slow and the result would be long.
+# Limit of the terms of an expanded formula, and of the characters that expanding adds. Larger formulas are kept as they
+# are, because expanding them is slow.
+_MOST_TERMS = 200
 
 
 def canonical_answer(text: str) -> str:
@@ -436,6 +442,7 @@ def canonical_answer(text: str) -> str:
 
 
 def _canonical_formula(text: str) -> str:
+    """Return the expanded formula, or the text itself if it cannot be parsed or expanding it would be slow."""
     try:
         parsed = parse_formula(text)
         powers = [power.exp for power in parsed.atoms(sympy.Pow)]
@@ -459,7 +466,7 @@ def judge(pair: list[str]) -> list[str | None]:
     """Return the verdict on an answer, and the canonical form of an incorrect answer.
 
     Args:
-        pair (`list[str]`): The given answer and the correct answer. The caller limits their length.
+        pair (`list[str]`): Answer of a completion, and the correct answer. The caller limits their length.
 
     Returns:
         `["correct", None]`, `["incorrect", canonical form]` or `["invalid", None]`. An answer is invalid if it is

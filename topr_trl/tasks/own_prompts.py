@@ -10,7 +10,7 @@ from trl import is_conversational
 from topr_trl.data.rows import checked_column
 from topr_trl.data.tables import TABLE_SUFFIXES, read_table
 
-# Columns with a meaning in rows of completions. A prompt column with such a name would be read as a result.
+# Result columns in rows of completions. A column of prompts with one of these names would be mistaken for a result.
 _TAKEN = ("reward", "label", "extracted", "verdict", "reward_after_baseline", "times_chosen", "mu_logps",
           "mu_fingerprint", "rollout_id", "completion_mask")  # fmt: skip
 

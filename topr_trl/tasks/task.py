@@ -1,4 +1,4 @@
-"""Define the class of a task, and the tasks of the paper."""
+"""Define the class `Task`, the tasks of the paper, and the task for the user's own prompts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ class Task:
 
     Attributes:
         name (`str`): Name of the task, as in `--task`.
-        load (`Callable`): Function that loads rows from a name or path and a split.
+        load (`Callable`): Function that loads rows. Its arguments are the name or path of a dataset, and a split.
         prepare (`Callable`): Function that converts rows to problems with the columns `problem_id`, `prompt` and
             `answer`. Its arguments are the rows and `num_shots`.
-        num_shots (`int`): Number of worked examples in the prompt, as in the paper.
+        num_shots (`int`): Default number of worked examples in the prompt, from the paper for its tasks.
         stop_strings (`tuple[str, ...]`): Texts that end a completion, in addition to the stop token.
-        judge (`Judge`): Function that returns verdicts on completions. See `topr_trl.rewards.Judge`.
+        judge (`Judge`): Function that returns a verdict and an answer for each completion.
     """
 
     name: str
@@ -31,13 +31,12 @@ class Task:
     judge: Judge
 
     def first_rows(self, name_or_path: str | None, split: str, count: int | None) -> Dataset:
-        """Return the first rows of a dataset, without prompts.
-
-        Without a dataset, generate built-in problems in GSM8K's format. Their two splits share almost no problems.
+        """Return the first rows of a dataset, before `prepare` adds prompts.
 
         Args:
-            name_or_path (`str`, *optional*): Dataset on the Hub, or a file.
-            split (`str`): `"train"` or `"test"`.
+            name_or_path (`str`, *optional*): Dataset on the Hub, or a file. Default: built-in problems in GSM8K's
+                format, whose two splits share almost no problems.
+            split (`str`): `"train"` or `"test"`, or another split of the dataset.
             count (`int`, *optional*): Number of rows. Default: all rows, or 400 built-in problems.
         """
         if name_or_path is None:

@@ -1,9 +1,9 @@
 """Define the task of a generative verifier (arXiv 2503.14286, Sec. 4.4), which reasons about a solution and judges it.
 
-A verification is a completion. Its prompt contains a solution, and its answer is yes or no. The reward is +1 for the
+A verification is a completion of a prompt that contains a solution. Its answer is yes or no. The reward is +1 for the
 correct answer and -1 otherwise. Therefore, verification problems go through the usual stages: `sample_completions`,
-`score_completions(rows, judge)`, `OfflineTOPRTrainer` and `evaluate_rows`, where pass@1 is the accuracy of the
-verifier. The solutions can come from another model.
+`score_completions(rows, judge)`, `OfflineTOPRTrainer` and `evaluate_rows`. pass@1 is the accuracy of the verifier. The
+solutions can come from another model.
 """
 
 import re
@@ -22,7 +22,7 @@ TEMPLATE = (
     "Question: {question}\nAnswer:{solution}\n\nIs the answer right? Check each step, then end with "
     '"Verdict: yes" or "Verdict: no".\nCheck:'
 )
-# Texts that end a verification, because a base model continues with another question.
+# Texts that end a verification. Without them, a base model continues with another question.
 STOP_STRINGS = ("\nQuestion:",)
 _PLACE = re.compile(r"\{question\}|\{solution\}")
 # Matches "Verdict: no", "**Verdict**: **yes**" and "Verdict: \\boxed{no}", but not "Verdict: no errors".
@@ -68,7 +68,7 @@ def verification_problems(
 
     Args:
         solutions ([`~datasets.Dataset`]):
-            Scored rows with the columns `question`, `completion` and `verdict`, see `score_completions`.
+            Rows from `score_completions`, with the columns `question`, `completion` and `verdict`.
         template (`str`, *optional*):
             Text with the placeholders `{question}` and `{solution}`.
         balanced (`bool`, *optional*, defaults to `False`):
@@ -119,13 +119,14 @@ def solution_scores(verifications: Dataset, num_solutions: int) -> list[float]:
 
     Args:
         verifications ([`~datasets.Dataset`]):
-            Scored rows of `verification_problems`, with the columns `problem_id` and `extracted`.
+            Scored verifications of the problems from `verification_problems`, with the columns `problem_id` and
+            `extracted`.
         num_solutions (`int`):
-            Number of solutions.
+            Number of rows in `solutions`, the argument of `verification_problems`.
 
     Returns:
-        `list[float]`: one score in [0, 1] per solution. Use it as the column `score` for weighted self-consistency and
-        best-of-k.
+        `list[float]`: one score in [0, 1] per solution. Use these scores as the column `score` of the solutions,
+        for weighted self-consistency and best@k.
 
     Raises:
         ValueError: a solution has no verification, or a `problem_id` does not match a solution.
