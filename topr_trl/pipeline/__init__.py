@@ -1,1 +1,1 @@
-"""Run the stages of TOPR from the command line: sample, score, curate, log μ, train, evaluate."""
+"""Run the stages of TOPR: `import`, `sample`, `score`, `curate`, `log-mu`, `train` and `evaluate`."""

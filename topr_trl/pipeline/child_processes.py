@@ -1,4 +1,4 @@
-"""Start groups of processes, restart a group after a failure, and end all groups with this process."""
+"""Start groups of processes, restart a group after a failure, and end all groups when this process ends."""
 
 import ctypes
 import os
@@ -27,13 +27,13 @@ class ProcessGroup:
     """Processes that run together. If one fails, all of them are ended and restarted.
 
     Attributes:
-        start (`Callable`): Function that starts the processes.
+        start (`Callable`): Function that starts the processes and returns them.
         has_finished (`Callable`): Function that checks whether the work is done. Exit status 0 is not enough, because a
-            launcher can exit with 0 after losing a machine.
-        processes (`list`): Running processes.
-        failures (`int`): Number of failures so far.
-        pause (`float`): Earliest time of the next start, on the clock of `time.monotonic`.
-        is_done (`bool`): Whether the work is done.
+            launcher can exit with 0 after losing a machine. The default always returns `True`.
+        processes (`list`, defaults to `[]`): Started processes. Empty before a start and after `end`.
+        failures (`int`, defaults to `0`): Number of failures so far.
+        pause (`float`, defaults to `0.0`): Earliest time of the next start, on the clock of `time.monotonic`.
+        is_done (`bool`, defaults to `False`): Whether the work is done.
     """
 
     start: Callable[[], list[Process]]
@@ -44,7 +44,10 @@ class ProcessGroup:
     is_done: bool = False
 
     def failure(self) -> str:
-        """Return why the group failed, or "" if it did not fail. Set `is_done` when the work is done."""
+        """Return why the group failed, or "" if it did not fail.
+
+        If all processes have exited and the work is done, also set `is_done`, and kill children that they left behind.
+        """
         codes = [process.poll() for process in self.processes]
         if failed := [code for code in codes if code]:
             return f"failed with exit status {failed[0]}"
@@ -56,7 +59,10 @@ class ProcessGroup:
         return ""
 
     def end(self) -> None:
-        """End the processes with SIGTERM, and kill children that they leave behind. After a timeout, use SIGKILL."""
+        """End the processes with SIGTERM, and kill children that they leave behind.
+
+        A process that still runs after `_GRACE` seconds gets SIGKILL.
+        """
         for process in self.processes:
             if process.poll() is None:
                 process.terminate()
@@ -64,7 +70,8 @@ class ProcessGroup:
             try:
                 process.wait(_GRACE)
             except subprocess.TimeoutExpired:
-                process.kill()  # Not its group: srun's other processes end its tasks on other machines.
+                # Not its group, because other processes of srun must still end its tasks on other machines.
+                process.kill()
                 process.wait()
             else:
                 _kill_group(process)
@@ -72,19 +79,22 @@ class ProcessGroup:
 
 
 def _kill_group(process: Process) -> None:
-    """Kill children that a process left behind. `accelerate launch` leaves one if it starts a single process."""
+    """Kill children that a process left behind. `accelerate launch` can leave one if it starts a single process."""
     with suppress(OSError, AttributeError):  # No process is left, or the system is not POSIX.
         os.killpg(process.pid, _KILL)
 
 
 def run_process_groups(groups: list[ProcessGroup], stage: str, retries: int, log: Path | None, stop: Event) -> None:
-    """Run groups of processes until all are done. Restart a group that fails. On return, no process is running.
+    """Run groups of processes until all are done. Restart a group that fails.
+
+    All processes have ended when this function returns or raises.
 
     Args:
         groups (`list[ProcessGroup]`): Groups to run.
         stage (`str`): Name of the stage, for messages.
         retries (`int`): Maximum number of restarts of a group.
-        log (`Path`, *optional*): File with the output of the processes. By default, they share this process's output.
+        log (`Path` or `None`): File with the output of the processes, for messages. With `None`, they share this
+            process's output.
         stop (`Event`): Event that ends all groups when it is set.
 
     Raises:
@@ -130,7 +140,8 @@ def start(command: list[str], gpus: list[str], output: IO[bytes] | None, is_laun
         command (`list[str]`): Program and its arguments.
         gpus (`list[str]`): GPUs that the process may use. A launcher, or any process with [], sees all GPUs that this
             process sees.
-        output (`IO[bytes]`, *optional*): File for the output. By default, the process shares this process's output.
+        output (`IO[bytes]` or `None`): File for the output. With `None`, the started process shares this process's
+            output.
         is_launcher (`bool`, defaults to `False`): Whether the program starts processes on other machines. When this
             process ends, a launcher gets SIGTERM instead of SIGKILL, so that it can end the processes it started.
     """
@@ -146,23 +157,28 @@ def start(command: list[str], gpus: list[str], output: IO[bytes] | None, is_laun
     )  # fmt: skip
 
 
-# On Linux, a stage ends when its loop is killed. On other systems, it finishes its work, and a new loop waits for it.
-# Each child asks the kernel for a signal when its parent ends. The processes that `accelerate launch` starts do this
-# in `end_with_the_loop`. The loop may have ended by then, so the function also checks that the loop still runs.
+# The loop is the process of `topr iterate` or `topr trial`. If it is killed on Linux, its stages end, too. On other
+# systems, a stage finishes its work, and a new loop waits for it.
+# Each child asks the kernel for a signal when its parent ends. Processes that `accelerate launch` starts do this in
+# `end_with_the_loop`. The loop may have ended before this call, so the function also checks that the loop still runs.
 
-_LOOP = "TOPR_LOOP"
+_LOOP = "TOPR_LOOP"  # environment variable with the process id of the loop
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL.
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # Loading it after a fork is unsafe.
 
 
 def _end_with_parent(by: signal.Signals) -> None:
+    """Ask the kernel to send this process the signal `by` when its parent ends. Do nothing outside Linux."""
     set_parent_death_signal = 1
     if _PRCTL is not None:
         _PRCTL(set_parent_death_signal, by)
 
 
 def end_processes_on_signals() -> None:
-    """Make SIGTERM and SIGHUP (a closed terminal) raise `SystemExit`, so that the loop also ends its processes."""
+    """Make SIGTERM and SIGHUP (a closed terminal) raise `SystemExit`, so that the loop can end its processes.
+
+    Do nothing outside the main thread, where Python cannot set signal handlers.
+    """
     if threading.current_thread() is not threading.main_thread():
         return
     for name in ("SIGTERM", "SIGHUP"):
@@ -172,7 +188,7 @@ def end_processes_on_signals() -> None:
 
 
 def end_with_the_loop() -> None:
-    """End this process when the loop that started it ends. Do nothing if no loop started it."""
+    """Make this process end when the loop that started it ends. Do nothing if no loop started it."""
     loop = os.environ.get(_LOOP)
     if loop is None:
         return

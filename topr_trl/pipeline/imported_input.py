@@ -1,4 +1,4 @@
-"""Import the input of a command that reads rows, if it is a file from another system, such as a CSV of feedback."""
+"""Import the input of a command if it is a file from another system, such as a CSV of feedback."""
 
 import os
 from copy import copy
@@ -20,10 +20,16 @@ Settings = TypeVar("Settings")
 
 
 def with_imported_input(args: Settings) -> Settings:
-    """Return settings whose input is rows. Import a file from another system into the output folder.
+    """Import the input of a command if it is a file from another system, and return settings that read the new rows.
+
+    The rows are written to the subfolder `imported/` of the output folder. If the input already holds rows, nothing is
+    imported.
 
     Args:
-        args (`InputArguments`): Settings of a command, with `input` or `rows`.
+        args (`InputArguments`): Settings of a command. The field `input` or `rows` has the path of the input.
+
+    Returns:
+        A copy of the settings, with default import settings. If the input does not exist, `args` itself.
 
     Raises:
         ValueError: the file cannot be imported, several processes would import it, or an import setting has no effect.
@@ -51,7 +57,10 @@ def with_imported_input(args: Settings) -> Settings:
 
 
 def _with_rows(args: Settings, name: str, rows: str | None) -> Settings:
-    """Return settings that read rows. Reset the import settings, so that the stages of a loop do not import again."""
+    """Return a copy of the settings that reads `rows` and has default import settings.
+
+    With other import settings, the stages of a loop would import again.
+    """
     changed = copy(args)
     setattr(changed, name, rows)
     for each in fields(InputArguments):
@@ -60,7 +69,9 @@ def _with_rows(args: Settings, name: str, rows: str | None) -> Settings:
 
 
 def _check_without_import(args: InputArguments, name: str, given: str | None) -> None:
-    """Check that no import setting is set, because nothing is imported. Settings of an earlier import can be repeated.
+    """Check that no import setting is set, because nothing is imported.
+
+    If an earlier import wrote the rows, its settings are allowed.
 
     Raises:
         ValueError: a setting has no effect.
@@ -79,8 +90,10 @@ def _check_without_import(args: InputArguments, name: str, given: str | None) ->
 def _holds_rows(path: Path, args: InputArguments) -> bool:
     """Return whether a path holds rows, and not records from another system.
 
-    Rows have the columns `prompt` and `completion` or `completion_ids`. With settings such as `format`, the file is
-    from another system. A file of an unknown format counts as rows, so that the command reports what it lacks.
+    A folder with a manifest or with numbered shards holds rows. Otherwise, a path holds records if an import setting
+    such as `format` is set. Without these settings, a parquet or JSON file holds rows if it has the column `prompt`,
+    and `completion` or `completion_ids`. A parquet or JSON file of unknown format also counts as rows, so that the
+    command reports missing columns.
     """
     if path.is_dir() and (manifest.read(path) is not None or any(path.glob("*-of-*.parquet"))):
         return True

@@ -110,8 +110,8 @@ def run_apart(stage: Stage[Any], launch: LaunchArguments, log: Path | None, stop
     Args:
         stage (`Stage`): The stage.
         launch (`LaunchArguments`): Settings for starting processes.
-        log (`Path`, *optional*): File to append the output of the processes to. By default, they write to the output
-            of this process.
+        log (`Path` or `None`): File to append the output of the processes to. With `None`, they share this process's
+            output.
         stop (`Event`): Event that ends the processes when it is set.
 
     Returns:
@@ -189,7 +189,7 @@ def _host(stage: str, launch: LaunchArguments, number: int) -> str:
     return hosts[number % len(hosts)] if hosts else ""
 
 
-_PORTS = (20_000, 32_000)  # below the ephemeral ports
+_PORTS = (20_000, 32_000)  # range to draw the main port from; Linux gives ports from 32,768 to other connections
 
 
 def _fill_placeholders(launcher: str, **places: str | int) -> list[str]:
@@ -210,17 +210,19 @@ def _accelerate_settings(path: str | None) -> Any:
 
 
 def write_settings(stage: Stage[Any]) -> Path:
-    """Write the settings of a stage that differ from the defaults to a YAML file beside its folder.
+    """Write a YAML file beside a stage's folder, from which another process can read the stage's settings.
+
+    Settings with default values are left out, unless the default depends on the machine or on the task.
 
     Returns:
         The path of the file.
     """
     args = stage.args
-    # The defaults of these settings depend on the machine or on the task.
+    # The defaults of these settings depend on the machine or on the task, so write their values in any case.
     always = {name: getattr(args, name) for name in ("use_cpu", "bf16", "fp16", "num_shots") if hasattr(args, name)}
     default, given = (_settings_for_yaml(each) for each in (type(args)(**always), args))
     own = {name: given[name] for name in stage.setting_names() if name in always or given[name] != default[name]}
-    # Without a model, the defaults for the bundled model would override the settings of the loop.
+    # Always name the model. Otherwise, the defaults for the bundled model would replace settings that are left out.
     if isinstance(args, ModelConfig):
         own["model_name_or_path"] = model_path(args)
     path = stage.folder.parent / f"{stage.name}.yaml"
@@ -230,7 +232,7 @@ def write_settings(stage: Stage[Any]) -> Path:
 
 
 def _settings_for_yaml(args: FolderArguments) -> Json:
-    """Return the values of settings that YAML can hold, by name."""
+    """Return settings by name, with values that YAML can hold."""
     if hasattr(args, "to_dict"):  # a subclass of transformers.TrainingArguments
         plain: Json = args.to_dict()
         # `to_dict` hides the values of all settings whose name ends in _token.
@@ -248,14 +250,15 @@ def devices(stage: str, launch: LaunchArguments) -> list[str]:
 
 
 def worker_devices(of_stage: list[str], worker: int, each: int) -> list[str]:
-    """Return the devices of a worker. Workers share devices if there are too few.
+    """Return the GPUs of a worker. Workers share GPUs if there are too few.
 
-    If neither the settings nor `CUDA_VISIBLE_DEVICES` list devices, number them from 0, without sharing.
+    If `of_stage` is empty and `CUDA_VISIBLE_DEVICES` is not set, number the GPUs from 0 and do not share them. If
+    `of_stage` is empty and `CUDA_VISIBLE_DEVICES` is set, return [].
 
     Args:
-        of_stage (`list[str]`): Devices of the stage.
-        worker (`int`): Number of the worker.
-        each (`int`): Number of devices per worker.
+        of_stage (`list[str]`): GPUs of the stage, see `devices`.
+        worker (`int`): Number of the worker, from 0.
+        each (`int`): Number of GPUs per worker.
     """
     first = worker * each
     if not of_stage and "CUDA_VISIBLE_DEVICES" not in os.environ:

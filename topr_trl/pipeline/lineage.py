@@ -10,20 +10,20 @@ from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json, Manifest, Stage
 from topr_trl.pipeline.model_loading import BUNDLED
 
-ADAPTER = "adapter"  # subfolder of a model's folder: the trained adapter, which was merged into the model
+ADAPTER = "adapter"  # subfolder of a model's folder, with the trained adapter that was merged into the model
 
 
 def stage_folder(folder: Path) -> Path:
-    """Return the folder of the stage that wrote a folder. For a checkpoint or an adapter, this is a parent folder."""
+    """Return the folder of the stage that wrote a checkpoint or an adapter. Return any other folder unchanged."""
     if folder.parent.name == manifest.WORK:
         return folder.parent.parent
     return folder.parent if folder.name == ADAPTER and (folder.parent / manifest.NAME).is_file() else folder
 
 
 def lineage(folder: Path) -> dict[str, Stage]:
-    """Return the stages of a folder and of the folders it was made from, by name.
+    """Return the manifest entries of the stages that made a folder and its inputs, by the name of the stage.
 
-    If two stages have the same name, keep the newer one. Stop at a folder that was removed or changed.
+    If a stage ran several times, keep its newest entry. Stop at a folder that was removed or changed.
     """
     stages: dict[str, Stage] = {}
     for known in _walk(folder, "input"):
@@ -41,7 +41,7 @@ def weights_of(inputs: Json) -> Json:
     if "weights" in inputs:
         return {"weights": inputs["weights"]}
     model = inputs.get("model")
-    # Older manifests have absolute paths with symlinks and "..".
+    # Resolve paths, because older manifests have absolute paths with symlinks and "..".
     return {
         "model": str(Path(model).resolve()) if model and Path(model).is_absolute() else model,
         "revision": inputs.get("revision"),
@@ -49,17 +49,25 @@ def weights_of(inputs: Json) -> Json:
 
 
 def older_weights(folder: Path) -> list[Json]:
-    """Return the starting weights of each training run that led to a model, newest first."""
+    """Return the starting weights of each training run that led to a model, newest first.
+
+    Return [] if no stage wrote the model.
+    """
     return [weights_of(known.last["inputs"]) for known in _walk(folder, "weights")]
 
 
 def first_weights(folder: Path) -> Json:
-    """Return the starting weights of the first training run that led to a model."""
+    """Return the starting weights of the first training run that led to a model, which a stage must have written."""
     return older_weights(folder)[-1]
 
 
 def _walk(folder: Path, source: str) -> list[Manifest]:
-    """Return the manifests of a folder and of the folders it was made from, following `sources` of the given name."""
+    """Return the manifests of a folder and of the folders it was made from, newest first.
+
+    Args:
+        folder (`Path`): Folder.
+        source (`str`): Source to follow from folder to folder: `"input"` or `"weights"`.
+    """
     found: list[Manifest] = []
     seen: set[Path] = set()
     known, expected = _read(folder), None
@@ -83,7 +91,7 @@ def _read(folder: Path) -> Manifest | None:
         return None
 
 
-# Descriptions for cards. They are None or empty if the manifests lack the information.
+# Descriptions for model cards and dataset cards. They are None or empty if the manifests lack the information.
 
 
 def name_on_the_hub(name: str | None) -> str | None:

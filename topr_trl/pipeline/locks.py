@@ -11,14 +11,15 @@ LOCK = ".lock"  # prefix of the names of lock files
 
 @contextmanager
 def lock(folder: Path, part: str = "") -> Iterator[None]:
-    """Hold the lock of a folder, or of a part of it. Wait while another process holds it.
+    """Hold the lock of a folder, or of a part of it. If another process holds the lock, wait.
 
     The lock is released when the process ends, even if it is killed. If a killed loop leaves a stage running, a new
     loop waits until the stage releases its lock.
 
     Args:
         folder (`Path`): Folder to lock. It is created if it does not exist.
-        part (`str`, *optional*): Name of a part of the work, which has its own lock.
+        part (`str`, defaults to `""`): Part of the folder with its own lock, such as `"-0-of-4"` for the first of four
+            workers. By default, hold the lock of the folder, which does not include the locks of its parts.
 
     Raises:
         ValueError: `folder` is a file.
@@ -39,7 +40,7 @@ def lock(folder: Path, part: str = "") -> Iterator[None]:
 
 
 def others_work(folder: Path, part: str) -> bool:
-    """Return whether processes hold locks on other parts of a folder."""
+    """Return whether any part of a folder other than `part` is locked."""
     return any(_is_held(path) for path in folder.glob(f"{LOCK}-*") if path.name != f"{LOCK}{part}")
 
 

@@ -71,7 +71,8 @@ class _StepsOfIterations:
     def rows(self, iteration: int, training: list[Step]) -> list[Step]:
         """Return the steps that make the rows of an iteration, in order: `sample`, and all stages with `in_loop`.
 
-        If the user gave rows, the first iteration does not sample.
+        If the user gave rows, the first iteration does not sample. `training` lists the training step of each
+        iteration, because sampling waits for the model.
         """
         loop, rows = self.loop, str(self._folder(iteration) / ROLLOUTS)
         source = loop.rows if iteration == 1 and loop.rows else rows
@@ -119,7 +120,7 @@ class _StepsOfIterations:
 
 
 def _have_rewards(source: Path) -> bool:
-    """Return whether all of the user's rows have rewards. The first iteration then does not compute rewards."""
+    """Return whether the user's rows have a column `reward`. If so, the first iteration does not compute rewards."""
     return all("reward" in columns_of(shard) for shard in shards_of(source))
 
 
@@ -180,7 +181,7 @@ def _time_of(side: str, total: float, spent: StageTimes) -> str:
 
 
 def check(loop: IterateArguments) -> None:
-    """Check settings, problems, rows and weights before the loop starts, because a later stage fails only after hours.
+    """Check settings, problems, rows and weights before the loop starts. Otherwise, a stage could fail after hours.
 
     Raises:
         ValueError: the folder holds other files, problems or rows cannot be used, or settings contradict each other.

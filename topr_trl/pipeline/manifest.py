@@ -1,4 +1,4 @@
-"""Read and write manifests, which record the inputs and the files of finished stages.
+"""Read and write manifests, which record the inputs of stages and the files of finished stages.
 
 A manifest is a file in the folder that a stage writes. A finished stage is skipped while its inputs stay the same.
 Several stages can work in one folder, one after the other, if they add columns to the same rows.
@@ -22,7 +22,7 @@ WORK = "work"  # subfolder for temporary files and checkpoints, removed when the
 _NOT_FINISHED = "{} is not finished: run the stage that writes this folder again, until it finishes."
 
 Json = dict[str, Any]
-Stage = Json  # entry of a stage: `inputs`, `sources`, and at the end `rows`, `finished` (a time) and notes
+Stage = Json  # entry of a stage: `inputs` and `sources`; after it has finished also `rows`, `finished` (time) and notes
 
 
 @dataclass
@@ -30,8 +30,9 @@ class Manifest:
     """Record of the stages that worked in a folder, and of its files.
 
     Attributes:
-        stages (`dict[str, dict]`): Entries of the stages by name, in the order in which they ran.
-        files (`dict[str, dict]`): Size (`bytes`) and checksum (`sha256`) of each file after the last finished stage.
+        stages (`dict[str, dict]`): Entries of the stages by name, in the order they ran.
+        files (`dict[str, dict]`): Size (`bytes`) and checksum (`sha256`) of each file, as of the last finished stage.
+            The keys are paths relative to the folder.
         discarded (`bool`): Whether the files were removed because no later stage reads them.
     """
 
@@ -154,7 +155,8 @@ def _describe_changes(there: Json, now: Json, defaults: Mapping[str, Any]) -> li
 def same_value(one: object, other: object) -> bool:
     """Return whether two values of a setting are the same.
 
-    Version 0.2 wrote a baseline of 0 as the text "0". Older manifests have absolute paths with symlinks and "..".
+    A number equals its text, because version 0.2 wrote a baseline of 0 as "0". Absolute paths are resolved before the
+    comparison, because older manifests have paths with symlinks and "..".
     """
     if isinstance(one, str) and isinstance(other, str) and Path(one).is_absolute() and Path(other).is_absolute():
         return Path(one).resolve() == Path(other).resolve()
@@ -167,7 +169,7 @@ def same_value(one: object, other: object) -> bool:
 
 
 def forget(folder: Path, stage: str) -> None:
-    """Remove a stage that wrote no results from the manifest."""
+    """Remove a stage that wrote no results from the manifest, and remove its temporary files."""
     known = read(folder)
     assert known is not None
     del known.stages[stage]
@@ -187,7 +189,7 @@ def finish(folder: Path, stage: str, rows: int, **notes: object) -> None:
         folder (`Path`): Folder of the stage.
         stage (`str`): Name of the stage.
         rows (`int`): Number of rows.
-        notes: Other values for the stage's entry, as JSON.
+        notes (`object`): Other values for the stage's entry, which JSON can hold.
     """
     known = read(folder)
     assert known is not None
@@ -202,7 +204,7 @@ def finish(folder: Path, stage: str, rows: int, **notes: object) -> None:
 
 
 def clean(folder: Path) -> None:
-    """Remove the temporary files of finished stages."""
+    """Remove the temporary files in a folder: the subfolder `work`, and partly written files."""
     shutil.rmtree(folder / WORK, ignore_errors=True)
     for partial in folder.glob("*.partial"):
         partial.unlink(missing_ok=True)
@@ -214,7 +216,7 @@ def discard(folder: Path) -> None:
     assert known is not None
     assert known.finished
     known.discarded = True
-    _write(folder, known)  # Written first, so that missing files do not count as damage after a kill.
+    _write(folder, known)  # Write this first. If the process is then killed, missing files do not count as damage.
     for name in known.files:
         (folder / name).unlink(missing_ok=True)
 
@@ -241,7 +243,10 @@ def check_whole(path: Path) -> None:
 
 
 def _damaged(folder: Path, known: Manifest) -> list[str]:
-    """Return the files that are missing or have a different size. Return [] if files may change or were discarded."""
+    """Return the files that are missing or have a different size.
+
+    Return [] if the files were discarded, or if a stage has not finished, because it may change files.
+    """
 
     def whole(path: Path, size: int) -> bool:
         return path.is_file() and path.stat().st_size == size
@@ -262,7 +267,11 @@ def results(folder: Path) -> list[Path]:
 
 
 def _is_result(path: Path) -> bool:
-    """Return whether a file in a stage's folder is a result, not the manifest, a lock or a temporary file."""
+    """Return whether a file is a result, and not a manifest, a hidden file or a temporary file.
+
+    Args:
+        path (`Path`): Path relative to the folder of the stage.
+    """
     return path.name != NAME and not _is_hidden(path) and path.suffix != ".partial" and path.parts[0] != WORK
 
 

@@ -8,7 +8,8 @@ from trl import ModelConfig, get_quantization_config
 from topr_trl.tasks import arithmetic
 from topr_trl.trainers.checkpoints import from_safetensors
 
-BUNDLED = "the bundled model of 0.3"  # name in manifests, with a version, because version 0.2 bundled a different model
+# Name of the bundled model in manifests. It has a version, because version 0.2 bundled a different model.
+BUNDLED = "the bundled model of 0.3"
 
 
 def model_path(settings: ModelConfig) -> str:
@@ -21,14 +22,14 @@ def loading(settings: ModelConfig) -> dict[str, Any]:
     given = {"dtype": settings.dtype, "revision": settings.model_revision,
              "attn_implementation": settings.attn_implementation,
              "quantization_config": get_quantization_config(settings)}  # fmt: skip
-    # With None, transformers would ask the user on the terminal.
+    # If trust_remote_code is None, transformers asks the user on the terminal.
     trust = {"trust_remote_code": bool(settings.trust_remote_code)}
     known = {name: value for name, value in given.items() if value is not None}
     return from_safetensors(model_path(settings), {**known, **trust})
 
 
 def load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the model. If the tokenizer has no pad token, use its stop token."""
+    """Load the tokenizer of the model. If it has no pad token, use its EOS token for padding."""
     tokenizer = AutoTokenizer.from_pretrained(
         model_path(settings), revision=settings.model_revision, trust_remote_code=bool(settings.trust_remote_code)
     )

@@ -18,7 +18,7 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
 
     Returns:
         [`~datasets.Dataset`]: columns `problem_id`, `prompt`, `answer`, and further columns of the task. Own prompts
-        keep all of their columns, and need no `answer`.
+        (the user's prompts, which no task judges) keep all of their columns, and need no `answer`.
 
     Raises:
         ValueError: the task cannot read the rows, there is no test split, or there are too few worked examples.
@@ -45,7 +45,10 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
 
 
 def stop_strings_of(args: ProblemArguments, problems: Dataset) -> tuple[str, ...]:
-    """Return the texts that end a completion. Completions of own prompts and of messages end only with a stop token."""
+    """Return the texts that end a completion, in addition to the stop token.
+
+    Return () for own prompts, and for prompts that are messages.
+    """
     judged = "answer" in problems.column_names and isinstance(problems[0]["prompt"], str)
     return args.task_of_problems.stop_strings if judged else ()
 
@@ -59,9 +62,10 @@ def check_rewards(problems: Dataset, rewards: RewardArguments) -> None:
 
     Raises:
         ValueError: a reward function cannot be loaded or called, or there is none and the problems have no answers.
+        OSError: a file of reward functions or a reward model does not exist.
     """
     columns = [*problems.column_names, *COLUMNS_OF_SAMPLER]
     if rewards.reward_funcs is not None:
         prepare_rewards(load_reward_funcs(rewards.reward_funcs), columns, load=False)
     elif "answer" not in columns:
-        OWN_PROMPTS.judge([], [])
+        OWN_PROMPTS.judge([], [])  # This judge only raises the ValueError.

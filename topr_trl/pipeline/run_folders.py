@@ -48,7 +48,7 @@ def begun(run: Path) -> bool:
 
 
 def check_own(run: Path) -> None:
-    """Raise a ValueError if a folder has files, and no loop has written to it."""
+    """Raise a ValueError if a folder has files, and no loop has written to it. Imported rows and locks are allowed."""
     others = [path for path in sorted(run.glob("*")) if path.name != IMPORTED and not path.name.startswith(LOCK)]
     if others and not begun(run):
         raise ValueError(f"{run} has {others[0].name}, which topr did not write. Use an empty folder.")

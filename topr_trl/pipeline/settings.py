@@ -78,7 +78,7 @@ class RowsArguments(FolderArguments, InputArguments):
 
 @dataclass
 class SeedArguments:
-    """Settings for the seed."""
+    """Settings that determine the random numbers of a stage."""
 
     seed: int = field(default=42, metadata={"help": "Random seed."})
     iteration: int = field(
@@ -88,7 +88,7 @@ class SeedArguments:
 
 @dataclass
 class ProblemArguments:
-    """Settings for the problems to sample and their prompts."""
+    """Settings for the problems and their prompts."""
 
     task: str | None = field(default=None, metadata={"help": TASK_HELP})
     dataset_name: str | None = field(
@@ -185,7 +185,7 @@ class RewardArguments:
             check_weights(self.reward_funcs, self.reward_weights)
 
     def implied_task(self, task: str | None, dataset_name: str | None) -> str | None:
-        """Return `task`. If it is None, reward functions and a dataset imply the task of own prompts."""
+        """Return `task`. If it is None and reward functions and a dataset are set, return the task of own prompts."""
         return OWN_PROMPTS.name if task is None and self.reward_funcs and dataset_name else task
 
 
@@ -286,12 +286,12 @@ class LaunchArguments(BackendArguments):
         return self.training_devices if stage == "train" else self.sampling_devices
 
     def hosts_of(self, stage: str) -> list[str]:
-        """Return the machines that the settings name for a stage."""
+        """Return the machines that the settings name for a stage, or []."""
         own = {"train": self.training_hosts, "log-mu": self.sampling_hosts or self.training_hosts}
         return own.get(stage, self.sampling_hosts) or []
 
 
-_PLAIN_NAME = re.compile(r"\w+(\.\w+)*")
+_PLAIN_NAME = re.compile(r"\w+(\.\w+)*")  # name of a module, not a regular expression
 
 
 def validate_model(settings: ModelConfig, whole: bool) -> None:
@@ -375,7 +375,11 @@ class IterateArguments(RewardTestArguments, ProblemArguments, InputArguments, Ru
 
     @property
     def tests(self) -> bool:
-        """Return whether the loop tests models, which needs test problems. A file of own prompts has no test split."""
+        """Return whether the loop tests models.
+
+        The loop tests no model if `num_test_problems` is 0, or if own prompts are in a file and `test_dataset_name` is
+        not set.
+        """
         return self.num_test_problems != 0 and not (self.task_of_problems is OWN_PROMPTS and self.has_no_test_split)
 
 
@@ -417,10 +421,10 @@ class TrialArguments(RowsArguments, RunArguments):
 
 
 def field_names(*kinds: type, without: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the names of the settings of dataclasses, each once, in order.
+    """Return the names of all fields of dataclasses, in order and without repeats.
 
     Args:
-        kinds (`type`): Dataclasses of settings.
+        kinds (`type`): Dataclasses of settings. Fields with `init=False` are left out.
         without (`Collection[str]`, *optional*): Names to leave out.
     """
     return tuple(dict.fromkeys(f.name for kind in kinds for f in fields(kind) if f.init and f.name not in without))
@@ -433,7 +437,7 @@ NOT_FOR_COMMANDS = ("resume_from_checkpoint",)  # A command finds its own checkp
 LOOP_SETTINGS = field_names(IterateArguments, without=NOT_FOR_COMMANDS)
 TRIAL_SETTINGS = field_names(
     TrialArguments,
-    # The arms of a trial set these.
+    # Each arm of a trial (see `topr_trl.pipeline.trial.ARMS`) has its own values for these settings.
     without=(*field_names(CurationArguments), *NOT_FOR_COMMANDS, "preset", "a_pos", "b_pos", "a_neg", "b_neg"),
 )
 
@@ -446,14 +450,22 @@ def stage_args(kind: type[Kind], settings: object, **changes: object) -> Kind:
     Args:
         kind (`type`): Dataclass of the stage's settings.
         settings (`object`): Settings of the command.
-        changes: Values that replace those of the command, by name.
+        changes (`object`): Values that replace those of the command, by name.
     """
     names = {f.name for f in fields(kind) if f.init and hasattr(settings, f.name)}  # type: ignore[arg-type]
     return kind(**{name: deepcopy(getattr(settings, name)) for name in names} | changes)
 
 
 def seed_of(stage: str, seed: int, iteration: int, split: str = "train", shard: int = 0) -> int:
-    """Return a seed below 2^31 that differs between stages, iterations, splits and shards."""
+    """Return a seed below 2^31 that differs between stages, iterations, splits and shards.
+
+    Args:
+        stage (`str`): `"sample"`, `"curate"` or `"train"`.
+        seed (`int`): Seed in the settings.
+        iteration (`int`): Iteration of the loop.
+        split (`str`, defaults to `"train"`): `"train"` or `"test"`.
+        shard (`int`, defaults to `0`): Number of the shard.
+    """
     stage_number = 2 * ("sample", "curate", "train").index(stage) + (split == "test")
     entropy = [seed, iteration, stage_number, shard + 1]  # SeedSequence ignores zeros at the end.
     return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)

@@ -23,7 +23,8 @@ from topr_trl.pipeline import stages as registry
 from topr_trl.pipeline.manifest import Json
 
 MU_COLUMNS = ("mu_logps", "mu_fingerprint")  # log μ of each token, and the fingerprint of the model that computed it
-_STAGES = b"topr_trl.stages"  # key in the metadata of a shard
+# Keys in the metadata of a shard.
+_STAGES = b"topr_trl.stages"
 _NOTES = b"topr_trl.notes"
 
 ColumnsByStage = dict[str, list[str]]  # the columns that each stage added, by the name of the stage
@@ -48,13 +49,16 @@ def write_shard(table: pa.Table, path: Path, stages: ColumnsByStage, notes: Json
 
 
 def notes_of(shard: Path) -> Json:
-    """Return the notes that `write_shard` saved with a shard."""
+    """Return the notes that `write_shard` saved with a shard. Return {} if there are none."""
     notes: Json = json.loads((pq.read_schema(shard).metadata or {}).get(_NOTES, b"{}"))
     return notes
 
 
 def stages_of(shard: Path) -> ColumnsByStage:
-    """Return the stages that wrote a shard, with the columns that each stage added."""
+    """Return the stages that wrote a shard, with the columns that each stage added.
+
+    Return {} for a file that no stage wrote.
+    """
     metadata = schema_of(shard).metadata if shard.suffix == ".parquet" else None
     stages: ColumnsByStage = json.loads((metadata or {}).get(_STAGES, b"{}"))
     return stages
@@ -69,7 +73,7 @@ def has_stage(stage: str, shard: Path) -> bool:
     """Return whether a stage has written a shard."""
     try:
         return stage in stages_of(shard)
-    except ValueError:  # The stage writes a damaged shard again.
+    except ValueError:  # Do not raise for a damaged shard, because `manifest.begin` can remove it.
         return False
 
 

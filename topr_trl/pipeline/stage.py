@@ -30,20 +30,23 @@ Settings = TypeVar("Settings", bound=FolderArguments, covariant=True)
 
 
 class Stage(ABC, Generic[Settings]):
-    """A stage with its settings.
+    """Base class of a stage. An instance is a stage with its settings.
 
-    Subclasses define `inputs` and `make`, and set these class attributes:
+    Subclasses define `inputs` and `make`, and set these class attributes. The attribute `name` is the command, which
+    comes from the name of the module.
 
     Attributes:
         settings (`type`): Dataclass of settings, a subclass of `FolderArguments`.
-        outcome (`str`): Line that the command prints after the summary. It can contain `{folder}` and `{rows:,}`.
+        outcome (`str`, defaults to `""`): Line that the command prints after the summary. It can contain `{folder}` and
+            `{rows:,}`.
         order (`int`, *optional*): Position among the stages that write rows. A stage that runs again removes the
             columns of stages with a higher `order`. The loop runs the stages with `in_loop` in this order.
         adds_columns (`bool`, defaults to `False`): Whether `make` adds columns to rows with `self.add_columns`.
         in_loop (`bool`, defaults to `False`): Whether `topr iterate` runs the stage on the rows of each iteration.
         runs_apart (`bool`, defaults to `False`): Whether the loop runs the stage in its own processes. All of their
             memory, including GPU memory, is freed when they end.
-        on_several_processes (`bool`, defaults to `False`): Whether `accelerate launch` may start the stage.
+        on_several_processes (`bool`, defaults to `False`): Whether `accelerate launch` may start the stage in several
+            processes.
 
     Example:
         ```python
@@ -76,11 +79,11 @@ class Stage(ABC, Generic[Settings]):
 
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
-        """Return the settings of the command. By default, these are all fields of `settings`."""
+        """Return the names of the command's settings. By default, these are all fields of `settings`."""
         return field_names(cls.settings)
 
     def needs_process(self, in_thread: bool) -> bool:
-        """Return whether the loop runs the stage in its own process. By default, this is `runs_apart`.
+        """Return whether the loop runs the stage in its own processes. By default, return `runs_apart`.
 
         Args:
             in_thread (`bool`): Whether the loop would otherwise run the stage in a thread, as with `overlap`.
@@ -118,7 +121,7 @@ class Stage(ABC, Generic[Settings]):
         return ""
 
     def next_steps(self) -> str:
-        """Return the commands that the user can run next, for the end of the command's output."""
+        """Return text with commands that the user can run next. The command prints this text at the end."""
         return ""
 
     def is_finished(self) -> bool:
@@ -141,13 +144,14 @@ class Stage(ABC, Generic[Settings]):
             The stage's entry in the manifest. Processes other than the main one get {}.
 
         Raises:
-            ValueError: the folder holds results for other settings, the input is not finished, or a stage that runs in
-                one process was launched in several.
+            ValueError: the folder holds results for other settings, the input is unfinished or damaged, or a stage
+                that runs in one process was launched in several.
+            FileNotFoundError: the input does not exist.
         """
         state = PartialState(cpu=getattr(self.args, "use_cpu", False))
         if state.num_processes > 1 and not self.on_several_processes:
             raise ValueError(f"The stage {self.name} runs in one process; start it without accelerate launch.")
-        self.check_sources()  # Checked before the output folder is created.
+        self.check_sources()  # Check before the next line creates the output folder.
         with locks.lock_all(self.folder) if state.is_main_process else nullcontext():
             with state.main_process_first():
                 finished = self.begin()
@@ -204,7 +208,7 @@ class Stage(ABC, Generic[Settings]):
         shards.add_columns(self.args.source, self.folder, self.name, columns, description)
 
     def add_arrays(self, arrays: Mapping[str, pa.Array | pa.ChunkedArray], description: str) -> None:
-        """Add columns by name, with a value for each row of all shards. See `add_columns`."""
+        """Add columns from arrays by name. An array has one value for each row of all shards. See `add_columns`."""
         starts = np.cumsum([0, *map(rows_of, shards_of(self.args.source))])
 
         def with_arrays(k: int, table: pa.Table) -> pa.Table:
@@ -221,7 +225,8 @@ class Stage(ABC, Generic[Settings]):
     def defaults(self, now: Mapping[str, Any]) -> Json:
         """Return values for inputs that a manifest of an older version lacks.
 
-        A missing setting has its default. A missing fingerprint (`problems`) has its current value.
+        A missing setting gets its default. The missing fingerprint `problems` gets its current value, because the old
+        value is unknown.
 
         Args:
             now (`Mapping`): Current inputs.
@@ -232,7 +237,7 @@ class Stage(ABC, Generic[Settings]):
     def _has_results(self) -> bool:
         """Return whether the folder has results of this stage.
 
-        A run with other settings would mix these results with its own, or replace them.
+        If so, the stage refuses other settings, because it would mix these results with its own, or replace them.
         """
         work = self.folder / manifest.WORK
         kept = [*work.glob("checkpoint-*"), *work.glob("final"), *work.glob("log_mu*")]

@@ -1,7 +1,7 @@
 """Describe rows, weights and settings for the inputs of a stage.
 
-Rows, and weights that a stage wrote, are described by their content, so that they can be moved. Other weights are
-described by the name of the model.
+Rows, and weights that a stage wrote, are identified by their content, so that their folders can be moved. Other
+weights are identified by the name of the model.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ _QUANTIZATION = ("load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "use_bnb
 
 
 def rows_read(source: Path, folder: Path) -> Json:
-    """Return the fingerprint of the rows. Return {} if the rows are in the stage's own folder."""
+    """Return the fingerprint of the rows as `input`. Return {} if the stage adds columns to the rows in its folder."""
     return {} if source.resolve() == folder.resolve() else {"input": manifest.fingerprint(source)}
 
 
@@ -46,7 +46,9 @@ def weights_read(settings: ModelConfig) -> Json:
 
 
 def task_of_rows(source: Path, task: str | None) -> str:
-    """Return the task that rows were sampled for. Return `task` if the stage `sample` did not write them.
+    """Return the task that rows were sampled for.
+
+    If the stage `sample` did not write the rows, return `task`, or the default task if `task` is None.
 
     Raises:
         ValueError: the rows were sampled for an unknown task.

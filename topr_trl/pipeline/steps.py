@@ -1,4 +1,4 @@
-"""Run stages as steps, one after the other or on two sides at the same time. Finished steps are skipped."""
+"""Run stages as steps, in one sequence or in two sequences (sides) at the same time. Finished steps are skipped."""
 
 import os
 import sys
@@ -17,11 +17,12 @@ from topr_trl.pipeline.stage import Stage
 
 @dataclass
 class Step:
-    """Stage in a sequence.
+    """Stage in a sequence, and the step that it waits for.
 
     Attributes:
         stage (`Stage`): The stage with its settings.
-        after (`Step`, *optional*): Step of the other side that has to finish first.
+        after (`Step`, *optional*): Step that has to finish first. It matters only if it is a step of the other side,
+            because the steps of a side run in order.
         finished (`Event`): Set when the step has finished.
     """
 
@@ -53,17 +54,17 @@ def run_steps(
     Args:
         steps (`Iterable[Step]`): Steps. An iterator can use the results of earlier steps to choose the next one.
         launch (`LaunchArguments`): Settings for starting processes.
-        out (`Path`): Folder that contains the folders of the steps, for titles.
+        out (`Path`): Folder of the command. The titles show the folders of the steps relative to it.
         count (`int`): Number of steps, for titles.
-        side (`str`, *optional*): Name of the side, if there are two. The processes of its stages then write their
-            output to a file, `STAGE.log`.
+        side (`str`, defaults to `""`): Name of the side, if there are two. The processes of its stages then write their
+            output to a file `STAGE.log`.
         stop (`Event`, *optional*): Event that ends the running step and skips the others when it is set.
 
     Returns:
         The seconds that the steps spent.
 
     Raises:
-        ChildProcessError: a stage failed, or `stop` was set.
+        ChildProcessError: the processes of a stage failed, or `stop` was set.
     """
     spent, stop = StageTimes(), stop or Event()
     for number, step in enumerate(steps, 1):
@@ -97,18 +98,18 @@ def run_steps(
 
 
 def run_sides(sides: Mapping[str, Sequence[Step]], launch: LaunchArguments, out: Path) -> dict[str, StageTimes]:
-    """Run the sides at the same time, each in its own order. A step waits for its `after`.
+    """Run two sides at the same time. Each side runs its steps in order, and a step also waits for its `after`.
 
     Args:
         sides (`Mapping[str, Sequence[Step]]`): Steps of each side, by name.
         launch (`LaunchArguments`): Settings for starting processes.
-        out (`Path`): Folder that contains the folders of the steps, for titles.
+        out (`Path`): Folder of the command. The titles show the folders of the steps relative to it.
 
     Returns:
         The seconds that each side spent, by name.
 
     Raises:
-        ChildProcessError: a stage failed. The other side was stopped.
+        ChildProcessError: the processes of a stage failed. The other side was stopped.
     """
     stop = Event()
     with ThreadPoolExecutor(len(sides)) as pool:
@@ -128,7 +129,7 @@ def _print_line(line: str) -> None:
 
 
 def _wait_for(step: Step | None, stop: Event) -> float:
-    """Wait until a step has finished, and return the seconds."""
+    """Wait until a step has finished, and return the waiting time in seconds. With None, do not wait."""
     started = time.monotonic()
     while step is not None and not step.finished.wait(0.1):
         if stop.is_set():

@@ -27,6 +27,7 @@ from topr_trl.trainers.offline import OfflineTOPRTrainer
 
 # Settings, besides the weights, that determine log π of a row.
 FORWARD = ("bf16", "fp16", "model_init_kwargs", "chat_template_path", "eos_token", "pad_token")
+# Settings that determine the limits and the level of π/μ, and the source of log μ.
 RATIO = ("preset", "a_pos", "b_pos", "a_neg", "b_neg", "ratio_level", "log_mu")
 
 
@@ -52,12 +53,14 @@ class TrainArguments(RowsArguments, OfflineTOPRConfig, ModelConfig):
 
 
 def adapter_settings(args: TrainArguments) -> Json:
-    """Return the settings of LoRA for the inputs of a stage."""
+    """Return the LoRA settings as `peft`, for the inputs of a stage. The value is None without LoRA."""
     return {"peft": values_of(args, ADAPTER_SETTINGS) if args.use_peft else None}
 
 
 def check_rows_per_step(trainer: OfflineTOPRTrainer, work: Path, state: PartialState) -> None:
     """Check that a resumed run has the same number of rows per step as when it started.
+
+    A new run writes this number to a file in `work`. All processes must call this function together.
 
     Raises:
         ValueError: the number of rows per step has changed.
@@ -95,7 +98,8 @@ def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) 
         rows = read_table(*shards_of(args.source), cache_dir=work / "cache", columns=columns)
     done = lineage(args.source)
     if MU_COLUMNS[1] in rows.column_names and _has_log_mu_of_writer(done, model_path(args)):
-        rows = rows.remove_columns(MU_COLUMNS[1])  # The trainer would refuse the fingerprint of an older model.
+        # This log μ is right, but the trainer would refuse the fingerprint, because it is of an older model.
+        rows = rows.remove_columns(MU_COLUMNS[1])
     _check_choice(args, done.get("curate"))
     return OfflineTOPRTrainer(
         model_path(args), own, rows, processing_class=tokenizer, peft_config=get_peft_config(args)
@@ -136,6 +140,7 @@ def merge_adapter(adapter: Path, args: TrainArguments) -> None:
     from peft import AutoPeftModelForCausalLM
 
     unset_hf_deepspeed_config()  # Under ZeRO-3, loading would shard the model and wait for the other processes.
+    # Merge into weights that are not quantized.
     how = {name: value for name, value in loading(args).items() if name != "quantization_config"}
     AutoPeftModelForCausalLM.from_pretrained(adapter, **how).merge_and_unload().save_pretrained(args.folder)
     load_tokenizer(args).save_pretrained(args.folder)

@@ -1,7 +1,7 @@
 """Run a trial: short training runs with several settings on some of the rows, tested on held-out problems.
 
-The first round tries each arm at the given learning rate. The second round tries the two best arms at a third of the
-learning rate and at three times the learning rate.
+The settings of one training run are an *arm*. The first round tries each arm at the given learning rate. The second
+round tries the two best arms at a third of the learning rate and at three times the learning rate.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ class Arm:
         name (`str`): Name of the arm's folder.
         label (`str`): Name of the arm in tables.
         settings (`dict[str, Any]`): Settings of `topr train`, without the learning rate.
-        factor (`float`, defaults to `1.0`): Factor of the given learning rate.
+        factor (`float`, defaults to `1.0`): Factor that multiplies the given learning rate.
     """
 
     name: str
@@ -53,11 +53,14 @@ class Arm:
     factor: float = 1.0
 
     def rate(self, trial: TrialArguments) -> float:
-        """Return the learning rate of the arm, rounded to three significant digits."""
+        """Return the learning rate of the arm.
+
+        The rate is rounded to three significant digits, so that reports can show a third of a learning rate exactly.
+        """
         return float(f"{trial.learning_rate * self.factor:.3g}")
 
     def at(self, factor: float) -> "Arm":
-        """Return the arm with the learning rate multiplied by `factor`."""
+        """Return the arm for the second round, with `factor` in place of its factor."""
         word = "low" if factor < 1 else "high"
         return Arm(f"{self.name}-{word}-rate", self.label, self.settings, factor)
 
@@ -70,16 +73,17 @@ ARMS = (
     ),
     Arm("group-mean", "group mean", {"baseline": "group_mean"}),
     Arm("positives-only", "positives only", {"preset": "positives_only"}),
-    # These two train on as many rows as the other arms.
+    # The rule `balanced` repeats positives, so that these two arms train on as many rows as the other arms. The arm
+    # `balanced` trains on fewer rows if most rows are positives.
     Arm("positives-repeated", "positives, repeated", {"curation": "balanced", "curation_positive_share": 1.0}),
     Arm("balanced", "balanced, p~ 50%", {"curation": "balanced", "effective_positive_share": 0.5}),
 )
-DEFAULT = "share-50"  # name of the arm that trains like the default baseline, the mean
+DEFAULT = "share-50"  # name of the arm for the default baseline: subtracting the mean results in p~ = 50%
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of a trial. The arm None is the model before training.
+    """Results of a trial. In each dictionary, the key None stands for the model before training.
 
     Attributes:
         values (`dict`): Accuracy or mean reward on each held-out problem, by arm.

@@ -45,7 +45,7 @@ class Split:
 
 
 def split(trial: TrialArguments, source: Path, folder: Path, settings: Mapping[str, Mapping[str, Any]]) -> Split:
-    """Write the rows to train on and the held-out problems or rows, unless they are written already.
+    """Write the rows to train on and the held-out problems or rows, unless an earlier call has written them.
 
     Args:
         trial (`TrialArguments`): Settings of the trial.
@@ -53,8 +53,12 @@ def split(trial: TrialArguments, source: Path, folder: Path, settings: Mapping[s
         folder (`Path`): Folder to write.
         settings (`Mapping`): Settings of `topr train` for each arm, by the name of the arm.
 
+    Returns:
+        `Split`: how to test, the number of rows to train on, and the arms.
+
     Raises:
-        ValueError: the rows have too few problems, all rewards are equal, or the held-out problems cannot be tested.
+        ValueError: the rows have too few problems, all rewards are equal, the held-out problems cannot be tested, or
+            the folder holds a split with other settings.
     """
     names = ("trial_rows", "held_out_problems", "test_by", "seed")
     wanted = {"input": manifest.fingerprint(source), **{name: getattr(trial, name) for name in names}}
@@ -64,7 +68,7 @@ def split(trial: TrialArguments, source: Path, folder: Path, settings: Mapping[s
         try:
             rows, training, tested, made = _choose_rows(trial, source, folder, settings)
         except Exception:
-            manifest.forget(folder, "split")  # Nothing is written yet, so the user can try other rows.
+            manifest.forget(folder, "split")  # The user can then try other rows.
             raise
         save_rows(rows.select(training), folder / TRAINING_ROWS)
         if made.by_answers:
@@ -133,7 +137,8 @@ def _without_stage_columns(rows: Dataset) -> Dataset:
 
 def _is_worth_trying(settings: Mapping[str, Any], rewards: FloatArray, problems: NDArray[np.int64]) -> bool:
     """Return whether an arm can train on the rows, and would not repeat another arm."""
-    if settings.get("baseline") == "0":  # Without negative rewards, this is the arm `positives-only`.
+    # Without negative rewards, a baseline of 0 leaves only positives, so the arm resembles `positives-only`.
+    if settings.get("baseline") == "0":
         return bool((rewards < 0).any())
     share = settings.get("effective_positive_share")
     if share is not None and len(np.unique(rewards)) == 1:
@@ -154,6 +159,7 @@ def _can_judge(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> boo
         task in TASKS  # Own prompts have no judge.
         and {"prompt", "completion", "answer"} <= set(rows.column_names)
         and all(isinstance(text, str) for name in ("prompt", "answer") for text in some[name])
+        # A completion can be a list of token ids, which the judge cannot read.
         and not any(isinstance(token, int) for completion in some["completion"] for token in completion[:1])
     )
     agreed = 0.0
@@ -175,7 +181,11 @@ def _can_judge(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> boo
 
 
 def _prepare_held_out(rows: Dataset, numbers: NDArray[np.int64]) -> Dataset:
-    """Return held-out rows for computing log-probabilities, with the sum of the given log μ.
+    """Return held-out rows for computing log-probabilities. The column `given_log_mu` has the sum of the given log μ.
+
+    Args:
+        rows ([`~datasets.Dataset`]): Held-out rows.
+        numbers (`np.ndarray`): Problem of each row, numbered from 0. It becomes the column `problem_id`.
 
     Raises:
         ValueError: a rollout can have several rows, or only some rows have log μ.
@@ -189,6 +199,6 @@ def _prepare_held_out(rows: Dataset, numbers: NDArray[np.int64]) -> Dataset:
     if MU_COLUMNS[0] in rows.column_names:
         known = checked_column(rows, MU_COLUMNS[0], lambda logps: logps is not None, "log μ", "Drop the column.")
         rows = rows.add_column(GIVEN_LOG_MU, [float(np.sum(logps)) for logps in known])
-    # These columns belong to the writer of the rows, not to the models of the trial.
+    # The log-probabilities are of the model that wrote the rows, and not of the models of the trial.
     gone = [name for name in (*MU_COLUMNS, "sampler_logps", "problem_id") if name in rows.column_names]
     return rows.remove_columns(gone).add_column("problem_id", numbers)

@@ -1,4 +1,4 @@
-"""Stages of an iteration, one module each (arXiv 2503.14286, Sec. 4).
+"""Stages of the pipeline, one module each (arXiv 2503.14286, Sec. 4).
 
 The name of a module is the command, and the first line of its docstring is the help of the command. Modules are
 imported on first use, because most of them need torch, and `topr --help` should be fast.
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def descriptions() -> dict[str, str]:
-    """Return the help of each stage by its command, without importing the stages."""
+    """Return the one-line help of each stage by its command, without importing the stages."""
     found = {}
     for command, file in modules().items():
         with file.open(encoding="utf-8") as text:

@@ -20,7 +20,7 @@ from topr_trl.settings.shared import CurationArguments
 # Settings that determine the chosen rows and their reward after the baseline.
 CHOICE = ("baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share")
 
-# Token ids are most of the data. They are not read if another column can replace them in the choice.
+# Token ids are most of the data. They are not read if the choice can use another column instead.
 _INSTEAD_OF_IDS = {"completion_ids": "completion", "prompt_ids": "problem_id"}
 
 
@@ -50,7 +50,7 @@ class Curate(Stage[CurateArguments]):
         return {**rows_read(self.args.source, self.folder), **values_of(self.args, (*CHOICE, "seed", "iteration"))}
 
     def make(self) -> Made:
-        """Choose rows from all shards, and write the new column."""
+        """Choose rows from all shards, and write the new columns."""
         args = self.args
         names = columns_before(self.name, args.source)
         unread = {ids for ids, instead in _INSTEAD_OF_IDS.items() if instead in names}

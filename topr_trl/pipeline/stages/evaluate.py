@@ -45,7 +45,7 @@ class Evaluate(Stage[EvaluateArguments]):
 
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
-        """Return the sampling settings that apply to test problems, and the settings of this stage."""
+        """Return the names of the sampling settings that apply to test problems, and of the settings of this stage."""
         without = ("num_generations", "split", "worker", "iteration", *ADAPTER_SETTINGS)
         return field_names(EvaluateArguments, without=without)
 

@@ -58,7 +58,8 @@ class Import(Stage[ImportArguments]):
         named = {"rewards": args.rewards, "requests": args.requests}
         second = {name: manifest.fingerprint(Path(path)) for name, path in named.items() if path}
         own = [f.name for f in fields(args) if f.name not in ("input", "output_dir", *named)]
-        # A recording may grow before a killed command is started again. The command then keeps the rows that it has.
+        # Identify a recording by its id, because it may grow. A killed command that is started again then accepts the
+        # rows that it has imported.
         recording = recording_in(args.source)
         source = recording_id(recording) if recording else manifest.fingerprint(args.source)
         return {"input": source, **second, **values_of(args, own)}
@@ -77,11 +78,12 @@ class Import(Stage[ImportArguments]):
         if not shards:
             raise ValueError(f"{args.source} has no record.")
         if recording_in(args.source):
-            for shard in self.folder.glob("*-of-*.parquet"):  # of a killed import, when the recording was smaller
+            # Remove the shards of a killed import, because the recording may have grown since then.
+            for shard in self.folder.glob("*-of-*.parquet"):
                 shard.unlink()
         if args.rollout_field:
             reader.find_runs(tqdm(chain.from_iterable(map(read_records, files)), desc="Finding runs", unit="record"))
-        conversational: bool | None = None  # whether prompts are messages, as in the first row; None before it is read
+        conversational: bool | None = None  # whether the latest shard has messages as prompts; None until a row is read
         waiting: list[tuple[Path, Part]] = []  # shards to write once `conversational` is known
         for k, records in enumerate(
             # A recording may have grown since its records were counted.
@@ -217,13 +219,13 @@ def _describe_turns(rows: int, completion: str) -> str:
 
 
 def _records_by_shard(files: Sequence[Path]) -> Iterator[Iterator[tuple[str, bytes | Record]]]:
-    """Yield the records of each shard, one at a time. A shard holds records of one file only."""
+    """Yield an iterator over the records of each shard. A shard holds records of one file only."""
     for file in files:
         records = read_records(file)
         for first in records:
             shard = chain((first,), islice(records, RECORDS_PER_SHARD - 1))
             yield shard
-            for _ in shard:  # records of a shard that was skipped
+            for _ in shard:  # Read past records that the caller skipped.
                 pass
 
 
@@ -238,7 +240,7 @@ def _count_rewards(rewards: NDArray[np.float64]) -> list[tuple[float, int]] | li
 
 
 def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
-    """Return the number of rows, and notes for the manifest: values per column, problems, and skipped records."""
+    """Return the number of rows, and notes for the manifest, such as counts of values, problems and skipped records."""
     filled, rows, temperatures = Counter[str](), 0, set[float | None]()
     problems, runs, rewards = set[str](), set[str](), list[NDArray[np.float64]]()
     left_out: dict[str, list[str]] = {}

@@ -23,6 +23,7 @@ from topr_trl.pipeline.trainer_of_rows import (
 from topr_trl.settings.shared import LossArguments
 from topr_trl.trainers.log_mu import LOG_MU_FILE, read_log_mu
 
+# Other settings of `topr train` that the computation of log μ uses.
 _TRAINER_SETTINGS = (
     "baseline", "effective_positive_share", "seed", "iteration", "per_device_train_batch_size",
     "per_device_eval_batch_size", "bf16", "fp16", "tf32", "padding_free", "max_length", "dataset_num_proc", "use_cpu",
@@ -44,7 +45,7 @@ class ComputeLogMu(Stage[TrainArguments]):
 
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
-        """Return the settings of `topr train` that affect log μ."""
+        """Return the names of the settings of `topr train` that the computation of log μ uses."""
         own = field_names(RowsArguments, ModelConfig, LossArguments, without=("length_normalization",))
         return (*own, *(name for name in _TRAINER_SETTINGS if name in field_names(TrainArguments)))
 
@@ -58,8 +59,8 @@ class ComputeLogMu(Stage[TrainArguments]):
         }  # fmt: skip
 
     def make(self) -> Made:
-        """Compute log μ with a trainer, and write it to the shards. After a kill, the trainer resumes."""
-        # After a kill, some shards have the new columns already, and the trainer must not read them.
+        """Compute log μ with a trainer, and write it to the shards. If the stage was killed, continue its work."""
+        # If the stage was killed, some shards have the new columns already, and the trainer must not read them.
         trainer = trainer_of_rows(self.args, columns_before(self.name, self.args.source))
         if PARTS in trainer.train_dataset.column_names:
             raise ValueError(

@@ -78,18 +78,18 @@ class Sample(Stage[SampleArguments]):
 
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
-        """Return all settings except `input` and the settings of adapters."""
+        """Return the names of all settings except `input` and the settings of adapters."""
         return field_names(SampleArguments, without=("input", *ADAPTER_SETTINGS))
 
     def sources(self) -> list[Path]:
-        """Return []. Problems are checked when they are loaded."""
+        """Return [], because problems are checked when they are loaded."""
         return []
 
     def inputs(self) -> Json:
         """Return the problems, the weights and the sampling settings."""
         args = self.args
         names = {*_INPUTS, f"num_{args.split}_problems"}
-        # vLLM forms its own batches.
+        # vLLM forms its own batches, so the batch size matters only for transformers.
         names.add("vllm_dtype" if args.sampling_backend == "vllm" else "sampling_batch_size")
         data = [args.dataset_name, *([args.test_dataset_name] if args.split == "test" else [])]
         named = ("dataset_name", "test_dataset_name")
@@ -104,7 +104,7 @@ class Sample(Stage[SampleArguments]):
         }
 
     def run(self) -> Json:
-        """Run the stage, or the share of one worker. A worker does not mark the stage as finished."""
+        """Run the stage, or the share of one worker. A worker returns {}, and does not mark the stage as finished."""
         if PartialState(cpu=self.args.use_cpu).num_processes > 1:
             raise ValueError(
                 "The stage sample runs in one process; start it without accelerate launch. To sample in n processes, "

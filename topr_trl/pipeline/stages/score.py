@@ -55,11 +55,13 @@ class Score(Stage[ScoreArguments]):
 
     def __init__(self, args: ScoreArguments) -> None:
         super().__init__(args)
-        # A loop creates all stages when it starts, so a later stage can detect that the code has changed.
+        # A loop creates all stages when it starts. With this hash, a stage that runs later detects changed code.
         self._code = None if args.reward_funcs is None else code_fingerprint(args.reward_funcs)
 
     def needs_process(self, in_thread: bool) -> bool:
-        """Return whether the stage has a reward model, or would call functions in a thread, where signals do not work.
+        """Return whether the stage has a reward model, or would call reward functions in a thread.
+
+        In a thread, a reward function cannot use signals.
 
         Args:
             in_thread (`bool`): Whether the loop would otherwise run the stage in a thread.
@@ -68,7 +70,7 @@ class Score(Stage[ScoreArguments]):
         return bool(names) and (in_thread or any(map(is_model, names)))
 
     def inputs(self) -> Json:
-        """Return the rows, and either their task or the reward functions with the content of their files.
+        """Return the rows, and either their task or the reward functions with a hash of their code.
 
         Raises:
             ValueError: a file of reward functions has changed since the loop started.
@@ -90,7 +92,7 @@ class Score(Stage[ScoreArguments]):
         }
 
     def begin(self, others_work: bool = False) -> bool:
-        """Prepare the folder. Remove the rewards that an unfinished run with other reward functions wrote."""
+        """Prepare the folder, see `Stage.begin`. Remove rewards of an unfinished run with other reward functions."""
         if self._was_begun_with_other_functions():
             remove_columns(self.folder, self.name)
         return super().begin(others_work)
@@ -106,7 +108,7 @@ class Score(Stage[ScoreArguments]):
         return any(there.get(name) != now.get(name) for name in ("reward_funcs", "reward_weights", "reward_code"))
 
     def make(self) -> Made:
-        """Score the completions of each shard, and count the verdicts."""
+        """Score the completions of each shard. Return the number of rows, counts of verdicts, and mean rewards."""
         shards = shards_of(self.args.source)
         score = self._judge() if self.args.reward_funcs is None else self._reward(self.args.reward_funcs)
 
@@ -128,7 +130,7 @@ class Score(Stage[ScoreArguments]):
         if self._task == OWN_PROMPTS.name:
             for shard in shards_of(self.args.source):
                 if "reward" not in columns_of(shard):
-                    OWN_PROMPTS.judge([], [])
+                    OWN_PROMPTS.judge([], [])  # This judge only raises an error.
         judge = OWN_PROMPTS.judge if self._task == OWN_PROMPTS.name else TASKS[self._task].judge
 
         def score(table: pa.Table, description: str) -> pa.Table:
@@ -159,7 +161,10 @@ class Score(Stage[ScoreArguments]):
         return score
 
     def _mean_rewards(self) -> Json:
-        """Return the mean of the reward and of each function's reward, each with the number of rows that lack it."""
+        """Return the mean of the reward and of each function's reward, each with the number of rows that lack it.
+
+        Return {} without reward functions.
+        """
         if self.args.reward_funcs is None:
             return {}
         values: dict[str, list[Any]] = {}

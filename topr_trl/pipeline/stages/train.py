@@ -46,7 +46,7 @@ class Train(Stage[TrainArguments]):
 
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
-        """Return all settings of the trainer that apply to a command."""
+        """Return the names of the trainer's settings that apply to a command."""
         return field_names(TrainArguments, without=NOT_FOR_COMMANDS)
 
     def next_steps(self) -> str:
