@@ -109,7 +109,7 @@ def _score_if_needed(args: EvaluateArguments, source: Path, into: Path) -> Path:
 
 
 def _check_same_problems(args: EvaluateArguments, second: Path) -> None:
-    """Raise a ValueError if the rows of `second` are for other problems. Called before sampling, to fail early."""
+    """Raise a ValueError if the rows of `second` are for other problems. This check runs before sampling."""
     problems = load_problems(args, "test")
     if "answer" not in problems.column_names or not has_answers(second):
         compared = read_reward_samples(second)
