@@ -36,10 +36,10 @@ def holds_rows(path: Path) -> bool:
 
 
 def texts_by_others(path: Path) -> list[str]:
-    """Return up to 5 texts that others than the model wrote in trajectories: tool results and later user turns.
+    """Return up to 5 texts that tools or users wrote in trajectories: tool results and later user turns.
 
-    The texts come from all shards in turn, and long texts are cut. If only the token ids of a completion show that
-    it has such a text, return the whole completion, or the number of these ids if the completion has no text.
+    The texts come from all shards in turn, and long texts are cut. If a completion marks context only by
+    its token ids, return the whole completion, or the number of these ids if the completion has no text.
     """
     by_shard = [list(islice(_texts_by_others_in(shard), _MOST_TEXTS)) for shard in shards_of(path)]
     texts = (text for one_per_shard in zip_longest(*by_shard) for text in one_per_shard if text is not None)
