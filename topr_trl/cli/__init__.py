@@ -1,1 +1,1 @@
-"""The command `topr`: its arguments, its help, and the commands that are not stages."""
+"""Command line of the package: parse the settings of `topr COMMAND`, print help, and run the command."""

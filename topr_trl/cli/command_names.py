@@ -1,4 +1,7 @@
-"""List commands and describe unknown settings. Help should be fast, so this module imports neither torch nor TRL."""
+"""List the commands, and write the error message for an unknown setting.
+
+Help should be fast, so this module imports neither torch nor TRL.
+"""
 
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
@@ -20,24 +23,27 @@ _HINTS = {
 
 
 def commands() -> dict[str, str]:
-    """Return the first line of the help of each command, in the order in which `topr --help` lists them."""
+    """Return a one-line description of each command, by name. The order is the order of `topr --help`."""
     found = {**stages.descriptions(), **_WITHOUT_STAGE}
     return {name: found[name] for name in dict.fromkeys((*_ORDER, *found))}
 
 
 def settings_given(arguments: Sequence[str]) -> set[str]:
-    """Return the names of the settings on a command line, without `--config`."""
+    """Return the options on a command line, except `--config`.
+
+    `--num-shots=8` becomes `num_shots`. Aliases and `no_NAME` are kept as they are.
+    """
     words = {part[2:].partition("=")[0] for part in arguments if part.startswith("--")}
     return {word.replace("-", "_") for word in words} - {"config"}
 
 
 def unknown_setting(command: str, name: str, where: str, names: Collection[str], others: Sequence[str]) -> str:
-    """Return the message for a setting that a command does not take.
+    """Return the error message for a setting that a command does not take, with a hint.
 
     Args:
         command (`str`): Name of the command.
         name (`str`): Name of the setting.
-        where (`str`): Text that names the YAML file of the setting, or `""` for the command line.
+        where (`str`): Text after the name of the setting, such as `" (in FILE)"`, or `""` for the command line.
         names (`Collection[str]`): Names of the command's settings.
         others (`Sequence[str]`): Names of the commands that take the setting.
     """

@@ -30,7 +30,8 @@ def _record_command(args: RecordArguments) -> None:
     record_command(args)
 
 
-# Functions of the commands that do not run exactly one stage. `topr evaluate` runs other stages first, if needed.
+# Functions that run commands. A command that is not listed runs the stage with its name. `evaluate` is also a stage,
+# but its command may have to sample and score first.
 COMMANDS: dict[str, Callable[[Any], None]] = {
     "evaluate": evaluate_command,
     "iterate": iterate,
@@ -43,7 +44,7 @@ COMMANDS: dict[str, Callable[[Any], None]] = {
 
 
 def run(command: str, given: list[str]) -> None:
-    """Run a command.
+    """Parse the settings of a command, and run the command.
 
     Args:
         command (`str`): Name of the command.
@@ -71,7 +72,7 @@ def run(command: str, given: list[str]) -> None:
 
 
 def run_stage(stage: Stage[Any]) -> None:
-    """Run a stage, and print its summary, its outcome and the next steps."""
+    """Run a stage, and print its summary, its outcome and the next steps. Only the main process prints."""
     if done := stage.run():
         lines = (stage.summary(done), stage.outcome.format(**done, folder=stage.folder), stage.next_steps())
         print(*filter(None, lines), sep="\n", flush=True)

@@ -62,7 +62,7 @@ def evaluate_command(args: EvaluateArguments) -> None:
 
 
 def _names_of_runs(args: EvaluateArguments, source: Path | None, second: Path) -> list[str]:
-    """Return names for the folders of two runs' scored rows."""
+    """Return a name for each of the two compared runs. Their scored rows are saved in folders with these names."""
     if source is not None:
         return run_names(source, second)
     model = Path(model_path(args)).name
@@ -70,7 +70,7 @@ def _names_of_runs(args: EvaluateArguments, source: Path | None, second: Path) -
 
 
 def check_evaluable(path: Path, reward_funcs: Sequence[str] | None = None, may_be_scored: bool = True) -> None:
-    """Check that rows can be evaluated or scored.
+    """Check that rows can be evaluated, or can be scored first.
 
     Args:
         path (`Path`): File or folder of the rows.
@@ -101,7 +101,7 @@ def _is_scored(columns: Collection[str]) -> bool:
 
 
 def _score_if_needed(args: EvaluateArguments, source: Path, into: Path) -> Path:
-    """Return the path of rows with answers or rewards. If `source` lacks both, score the rows into `into`."""
+    """Return `source` if its rows have answers or rewards. Otherwise, score them into `into`, and return `into`."""
     if all(_is_scored(columns_of(shard)) for shard in shards_of(source)):
         return source
     Score(stage_args(ScoreArguments, args, input=str(source), output_dir=str(into))).run()
@@ -109,7 +109,7 @@ def _score_if_needed(args: EvaluateArguments, source: Path, into: Path) -> Path:
 
 
 def _check_same_problems(args: EvaluateArguments, second: Path) -> None:
-    """Check before sampling that the run to compare with has the same problems."""
+    """Raise a ValueError if the rows of `second` are for other problems. This check runs before sampling."""
     problems = load_problems(args, "test")
     if "answer" not in problems.column_names or not has_answers(second):
         compared = read_reward_samples(second)
@@ -119,5 +119,7 @@ def _check_same_problems(args: EvaluateArguments, second: Path) -> None:
                 f"{len(lacking)} prompts are in only one of them. Evaluate both on the same prompts."
             )
         return
+    # `matched` raises a ValueError if the problems or their correct answers differ. It needs a run, so encode one
+    # completion without an answer for each problem.
     nothing = [[None] for _ in range(len(problems))]
     matched(encode(nothing, problems["answer"][:], problem_ids=problems["problem_id"][:]), read_samples(second))

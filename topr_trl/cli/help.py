@@ -10,7 +10,7 @@ from topr_trl.pipeline.settings import BackendArguments, LaunchArguments, field_
 from topr_trl.settings.shared import CurationArguments, LossArguments
 
 WIDTH = 100
-_MAX_IN_SHORT_HELP = 26  # if a command has more settings, its short help shows only those in _IMPORTANT
+_MAX_IN_SHORT_HELP = 26  # if a command has more settings, its short help shows only settings in _IMPORTANT
 _IMPORTANT = (
     "input", "output_dir", "task", "dataset_name", "test_dataset_name", "reward_funcs", "reward_weights", "rows",
     "iterations", "trial_rows", "held_out_problems", "compare", "model_name_or_path", "use_peft", "load_in_4bit",
@@ -23,7 +23,7 @@ _IMPORTANT = (
 _FIRST = ("input", "output_dir")
 # Settings of `_IMPORTANT` that the short help of a command leaves out.
 _LESS_IMPORTANT = {"iterate": ("format", "reward_fields", "label_values", "skip_unrewarded", "load_in_4bit")}
-# Classes whose settings form a group. All other settings are in the group Data.
+# Groups of settings, by title, with the dataclasses that define them. All other settings are in the group Data.
 _GROUPS: dict[str, tuple[type, ...]] = {
     "Model": (ModelConfig,),
     "Algorithm": (LossArguments, CurationArguments),
@@ -46,7 +46,8 @@ def format_help(command: str, description: str, everything: bool = False) -> str
     important = set(_IMPORTANT) - set(_LESS_IMPORTANT.get(command, ()))
     short = [name for name in names if name in important] if len(names) > _MAX_IN_SHORT_HELP else list(names)
     shown = list(names) if everything else short
-    shown.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))  # The sort is stable.
+    # The sort is stable, so all other settings keep their order.
+    shown.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
     kind = settings_class(command)
     groups = {title: [name for name in shown if _group_of(name, kind) == title] for title in _TITLES}
     parts = []
@@ -74,7 +75,7 @@ def _group_of(name: str, kind: type) -> str:
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Formatter that shows each setting only with underscores. The parser also accepts hyphens."""
+    """Help formatter that lists option names only with underscores. The parser also accepts hyphens."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=WIDTH)

@@ -1,4 +1,4 @@
-"""Render self-contained HTML pages, with embedded images."""
+"""Render HTML pages with embedded images, so that a page is a single file."""
 
 import base64
 import io
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a template in this folder. Text values are escaped.
+    """Render a template from the folder of this module. Text values are escaped.
 
     Args:
         template (`str`): File name of the template.
-        values: Values of the template's variables.
+        values (`Any`): Values of the template's variables.
 
     Returns:
-        The page.
+        `str`: the page as HTML.
     """
     from jinja2 import Environment
 

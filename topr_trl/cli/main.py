@@ -16,12 +16,16 @@ from topr_trl.cli.settings_index import read_index, write_index
 
 
 def console() -> None:
-    """Run the command line of this process. Print a user error as one line, or with `--debug` as a traceback."""
+    """Run the command in `sys.argv`. Print an error that the user can correct as one line, unless `--debug` is given.
+
+    With `--debug`, raise the error, so that Python prints a traceback.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # some terminals cannot show μ
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"  # the default adds a line of code
+    # The default format also shows the line of code that warned.
+    warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
     warnings.filterwarnings("ignore", "`gradient_checkpointing` is deprecated", FutureWarning)  # TRL sets it by default
     try:
         main(arguments)
@@ -34,8 +38,8 @@ def console() -> None:
         print(f"\ntopr {arguments[0]}: stopped. Run the same command again to continue.", file=sys.stderr)
         sys.exit(130)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        # All files are written. If gloo shuts down while another process still works, it sometimes aborts or hangs
-        # (torch 2.13), and the launcher would then end the other processes.
+        # All files are written, so exit without shutting gloo down. If gloo shuts down while another process is still
+        # running, it sometimes aborts or hangs (torch 2.13). The launcher would then stop the other processes.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -54,8 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments (`Sequence[str]`, *optional*): Name of the command, and its arguments. Default: `sys.argv[1:]`.
 
     Raises:
-        ValueError, OSError, ImportError, FloatingPointError, yaml.YAMLError: the user can correct the error. `console`
-            prints the message as one line.
+        ValueError, OSError, ImportError, FloatingPointError, yaml.YAMLError: an error that the user can correct.
+            `console` prints its message as one line.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     known = commands()

@@ -1,4 +1,4 @@
-"""Estimate the memory of a GPU, and the floating-point operations and decoding time, from the shape of a model."""
+"""Estimate GPU memory, floating-point operations and decoding time from the shape of a model."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 GIB = 2**30
 STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3", "zero3_offload")
-DEEPSPEED_BUCKET = 500_000_000  # DeepSpeed's default: elements per bucket of gradients
-DEEPSPEED_LIVE = 1_000_000_000  # DeepSpeed's default: parameters that ZeRO-3 keeps unsharded
+DEEPSPEED_BUCKET = 500_000_000  # DeepSpeed's default number of elements in a bucket of gradients
+DEEPSPEED_LIVE = 1_000_000_000  # DeepSpeed's default maximum number of parameters that ZeRO-3 keeps gathered
 # Bytes per parameter in 4 bits: half a byte, and one float32 scale per block of 64 parameters.
 FOUR_BIT = 0.5 + 4 / 64
 # Optimizer state in bytes per parameter. Adafactor is not listed, because its state depends on parameter shapes.
@@ -25,20 +25,20 @@ class Shape:
 
     Attributes:
         total (`int`): Number of parameters.
-        largest (`int`): Number of parameters of the largest module without its submodules, as DeepSpeed counts. This
-            module is usually the embedding.
-        block (`int`): Number of parameters of a decoder layer.
-        factored (`int`): Number of elements of Adafactor's state: one row and one column per matrix, and all elements
-            of a vector.
+        largest (`int`): Number of parameters of the largest module, usually the embedding. Like DeepSpeed,
+            this does not count the parameters of submodules.
+        block (`int`): Number of parameters of the largest decoder layer.
+        factored (`int`): Number of elements of Adafactor's state. A matrix needs one row and one column, and a vector
+            needs all its elements.
         hidden (`int`): Width of the hidden states.
         intermediate (`int`): Width of the feed-forward layers.
         layers (`int`): Number of decoder layers.
         vocabulary (`int`): Number of tokens in the vocabulary.
         queries (`int`): Total width of the query heads.
         keys (`int`): Total width of the key heads.
-        linear (`int`, defaults to `0`): Number of parameters of the linear layers, without the head. QLoRA stores them
-            in 4 bits.
-        is_tied (`bool`, defaults to `False`): Whether the head shares the weights of the embedding.
+        linear (`int`, defaults to `0`): Number of parameters of the linear layers, except the output layer. QLoRA
+            stores them in 4 bits.
+        is_tied (`bool`, defaults to `False`): Whether the output layer shares the weights of the embedding.
     """
 
     total: int
@@ -88,15 +88,16 @@ class Shape:
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory in bytes of one GPU in training, with gradients accumulated over several batches.
+    """Estimated memory of one GPU during training, in bytes. Gradients are accumulated over several batches.
 
     Attributes:
         weights (`float`): Stored weights.
         optimizer (`float`): Optimizer state, and the optimizer's float32 copy of the weights if it has one.
         gradients (`float`): Accumulated gradients.
-        buffers (`float`): Gathered shards of weights, casts, and buckets for reducing gradients.
+        buffers (`float`): Gathered weights, bfloat16 copies of float32 weights, buckets for reducing gradients, and
+            the float32 gradient of the output layer.
         activations (`float`): Activations that the backward pass needs.
-        step (`float`): All copies of the gradients during the optimizer step, and its temporary tensors.
+        step (`float`): Gradients, their copies, buffers and temporary tensors during the optimizer step.
         log_mu (`float`): Memory of the pass that computes log μ before training, including weights.
     """
 
@@ -110,7 +111,7 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """Return the larger of two peaks: in the backward pass and in the optimizer step."""
+        """Return the peak memory, which is reached in the backward pass or in the optimizer step."""
         return self.weights + self.optimizer + max(self.gradients + self.buffers + self.activations, self.step)
 
 
@@ -129,8 +130,8 @@ def memory(
 
     DDP and FSDP2 keep float32 weights and cast them for computation. DeepSpeed keeps bfloat16 weights, and float32
     copies of weights and gradients for its step. DeepSpeed flattens parameters, so Adafactor has no matrices to factor.
-    The estimate for FSDP2 assumes `sync_each_batch`. Without it, FSDP2 accumulates unsharded gradients, which take 2
-    bytes per parameter.
+    With `zero3_offload`, the GPU holds only buffers and activations. The estimate for FSDP2 assumes `sync_each_batch`.
+    Without it, FSDP2 accumulates unsharded gradients, which take 2 bytes per trained parameter.
 
     Args:
         shape (`Shape`): Shape of the model.
@@ -138,12 +139,12 @@ def memory(
         gpus (`int`): Number of GPUs on all nodes.
         optim (`str`, defaults to `"adamw_torch_fused"`): One of `STATE_BYTES`, or `"adafactor"`.
         tokens (`int`, defaults to `1536`): Number of tokens in one batch on one GPU, including padding.
-        checkpointing (`bool`, defaults to `True`): Whether only the inputs of layers are kept, and other activations
-            are recomputed.
+        checkpointing (`bool`, defaults to `True`): Whether to keep only the inputs of layers, and recompute the other
+            activations.
         trained (`int`, *optional*): Number of trained parameters (LoRA). The other parameters are stored in bfloat16.
             Default: all parameters are trained.
-        bucket (`int`, defaults to `DEEPSPEED_BUCKET`): DeepSpeed's `reduce_bucket_size` in elements. It is allocated
-            in full even for a small model.
+        bucket (`int`, defaults to `DEEPSPEED_BUCKET`): DeepSpeed's `reduce_bucket_size` in elements. DeepSpeed
+            allocates the full bucket even for a small model.
         four_bit (`bool`, defaults to `False`): Whether the frozen linear layers are stored in 4 bits (QLoRA).
 
     Returns:
@@ -158,12 +159,13 @@ def memory(
     own = t / shards
     factored = optim == "adafactor" and not deepspeed and trained is None
     state = 4 * shape.factored / shards if factored else own * (4 if optim == "adafactor" else STATE_BYTES[optim])
-    # Temporary float32 tensors of a step: Adafactor has two copies of one parameter, adamw_torch one of all parameters.
+    # Temporary float32 tensors in the optimizer step. Adafactor needs two copies of the largest parameter, or of all
+    # parameters if DeepSpeed flattens them. adamw_torch needs one copy of all parameters.
     largest = min(own, shape.largest / shards)
     temporary = {"adafactor": 8 * (own if deepspeed else largest), "adamw_torch": 4 * own}.get(optim, 0)
     activations = tokens * activation_bytes(shape, checkpointing, autocast=strategy == "ddp")
-    head = 4.0 * shape.vocabulary * shape.hidden if trained is None else 0.0  # float32 sum of the head's gradient
-    if strategy == "ddp":  # Autocast keeps casts for the backward pass. DDP's buckets are as large as the gradients.
+    head = 4.0 * shape.vocabulary * shape.hidden if trained is None else 0.0  # float32 gradient of the output layer
+    if strategy == "ddp":  # Autocast keeps bfloat16 copies. DDP's buckets are as large as the gradients.
         buckets = 4 * t if gpus > 1 else 0.0
         weights, gradients, buffers = 4 * t + frozen_bytes, 4 * t, 2 * t + buckets
         step = gradients + buckets + temporary
@@ -176,13 +178,14 @@ def memory(
         weights = (2 * t + frozen_bytes) / (1 if strategy in ("zero1", "zero2") else gpus)
         gradients = 2 * t if strategy == "zero1" else 2 * own
         buffers = 2.0 * bucket
-        step = max(8 * own, 6 * own + temporary)  # float32 and bfloat16 gradients; for a short time two bfloat16 copies
+        # The step holds float32 and bfloat16 gradients (6 bytes), and briefly a second bfloat16 copy (8 bytes).
+        step = max(8 * own, 6 * own + temporary)
         if strategy.startswith("zero3"):
             buffers += 2.0 * min(shape.total, DEEPSPEED_LIVE) + 4 * shape.largest
             step = 6 * own + buffers + temporary
         if strategy == "zero3_offload":
             weights = state = gradients = step = 0.0
-    if four_bit:  # the matrix in use, cast to bfloat16
+    if four_bit:  # the matrix in use, dequantized to bfloat16
         buffers += 2.0 * shape.hidden * shape.intermediate
     layer = tokens * activation_bytes(shape, False, autocast=strategy == "ddp") / shape.layers
     log_mu = weights + (state if deepspeed else 0.0) + buffers + layer
@@ -190,16 +193,16 @@ def memory(
 
 
 def activation_bytes(shape: Shape, checkpointing: bool, autocast: bool) -> float:
-    """Return the bytes per token that the backward pass needs in bfloat16 with fused attention.
+    """Return the bytes of activations per token that the backward pass needs in bfloat16 with fused attention.
 
     The formulas come from counting the saved tensors of a Llama layer. With bfloat16 weights, a layer keeps
-    16 hidden + 8 intermediate + 4 (queries + keys) bytes. With float32 weights under autocast, the residual stream is
-    float32, so a layer keeps another 10 hidden bytes.
+    16 · hidden + 8 · intermediate + 4 · (queries + keys) bytes. With float32 weights under autocast, the residual
+    stream is float32, so a layer keeps another 10 · hidden bytes.
 
     Args:
         shape (`Shape`): Shape of the model.
-        checkpointing (`bool`): Whether only the inputs of layers are kept, and other activations are recomputed.
-        autocast (`bool`): Whether the weights are float32 and are cast by autocast.
+        checkpointing (`bool`): Whether to keep only the inputs of layers, and recompute the other activations.
+        autocast (`bool`): Whether the weights are float32, and autocast converts them to bfloat16.
     """
     layer = (26 if autocast else 16) * shape.hidden + 8 * shape.intermediate + 4 * (shape.queries + shape.keys)
     layer_input = (4 if autocast else 2) * shape.hidden
@@ -219,9 +222,9 @@ def training_flops(shape: Shape, tokens: int, checkpointing: bool) -> float:
 
 
 def decoding_seconds(shape: Shape, sequences: int, tokens: float, bandwidth: float, flops: float) -> float:
-    """Return the seconds that an engine needs to add one token to each of its sequences.
+    """Return the seconds that a vLLM engine needs to add one token to each of its sequences.
 
-    This is the time to read its weights and caches, or the time to multiply, whichever is longer.
+    This is the time to read the weights and caches, or the time of the matrix products, whichever is longer.
 
     Args:
         shape (`Shape`): Shape of the model.

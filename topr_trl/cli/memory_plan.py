@@ -26,8 +26,8 @@ from topr_trl.settings.checks import check_at_least, check_choice, check_types
 GSM8K_TESTS = 1_319
 GSM8K_PROBLEMS = 7_473  # default, because the size of a dataset is unknown before it is loaded
 OPTIMIZERS = (*STATE_BYTES, "adafactor")
-# Shapes that need no download: Llama 3.1 (8b, 70b) and Qwen3 (14b). Llama 3 has the shapes of Llama 3.1, but a context
-# of 8,192 tokens.
+# Model configurations that need no download: Llama 3.1 (8b, 70b) and Qwen3 (14b). Llama 3 has the same sizes as
+# Llama 3.1, but a context of 8,192 tokens.
 _LLAMA_3: dict[str, Any] = {"vocab_size": 128_256, "num_key_value_heads": 8, "max_position_embeddings": 131_072}
 KNOWN = {
     "8b": LlamaConfig(hidden_size=4_096, intermediate_size=14_336, num_hidden_layers=32, num_attention_heads=32,
@@ -41,7 +41,7 @@ KNOWN = {
 
 @dataclass
 class PlanArguments:
-    """Settings of `topr plan`. Names match those of `topr iterate`, so `topr plan` can read its YAML file."""
+    """Settings of `topr plan`. Settings of `topr iterate` have the same names, so both read the same YAML file."""
 
     model_name_or_path: str = field(
         default="8b",
@@ -142,11 +142,11 @@ class PlanArguments:
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """Return the sharding strategies to plan for. With 4-bit weights, only DDP has been tested."""
+        """Return the sharding strategies to plan for: with 4-bit weights only DDP, because the others are untested."""
         return STRATEGIES[:1] if self.load_in_4bit else STRATEGIES
 
     def memory(self, shape: Shape, strategy: str, gpus: int) -> Memory:
-        """Return the memory of each of `gpus` GPUs with these settings."""
+        """Estimate the memory of each GPU if `gpus` GPUs train with these settings."""
         tokens = self.per_device_train_batch_size * self.row_tokens
         return memory(
             shape, strategy, gpus, self.optim, tokens, self.gradient_checkpointing, self.lora_parameters,
@@ -155,7 +155,7 @@ class PlanArguments:
 
     @property
     def row_tokens(self) -> int:
-        """Return the number of tokens per row."""
+        """Return the number of tokens in a row: the prompt and the longest completion."""
         return self.prompt_tokens + self.max_new_tokens
 
     @property
@@ -178,7 +178,7 @@ def plan_command(args: PlanArguments) -> None:
         args (`PlanArguments`): Settings of the command.
 
     Raises:
-        ValueError: the model does not exist, or its context is shorter than the rows, which the trainers would reject.
+        ValueError: the model does not exist, or its context is shorter than a row. The trainers reject such rows, too.
     """
     config = _load_config(args.model_name_or_path)
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -286,7 +286,7 @@ def _describe_times(args: PlanArguments, shape: Shape) -> str:
 
 
 def _describe_divisions(args: PlanArguments, shape: Shape) -> str:
-    """Return a table of ways to divide the GPUs between sampling and training, with the side that waits."""
+    """Return a table of ways to divide the GPUs between sampling and training. It shows how long one side waits."""
     if _sequences_per_engine(args, shape) <= 0:
         return "Sampling does not fit, so no division of the GPUs can be planned."
     # Divide a single node into whole engines, and several nodes into whole nodes.
@@ -322,17 +322,17 @@ def _describe_divisions(args: PlanArguments, shape: Shape) -> str:
 
 
 def _usable_bytes(args: PlanArguments) -> float:
-    """Return the usable bytes of a GPU. CUDA, NCCL and fragmentation take the rest."""
+    """Return the usable bytes of a GPU. CUDA, NCCL and fragmentation take about 8% of its memory."""
     return 0.92 * GIB * args.gpu_memory
 
 
 def _supports_optimizer(strategy: str, optim: str) -> bool:
-    """Whether an optimizer works with a sharding strategy, see `topr_trl.settings.unsupported.refuse_adafactor`."""
+    """Whether an optimizer works with a sharding strategy (see `topr_trl.settings.unsupported.refuse_adafactor`)."""
     return optim != "adafactor" or strategy not in ("fsdp2", "zero3_offload")
 
 
 def _fits_divided(args: PlanArguments, shape: Shape, training_gpus: int, sampling_gpus: int) -> bool:
-    """Whether training fits on its GPUs, and log μ can be computed on the GPUs for sampling, without offloading."""
+    """Whether training fits on the training GPUs, and the log μ pass on the sampling GPUs, without offloading."""
 
     def by_strategy(gpus: int) -> list[Memory]:
         # Offloading nearly always fits, but the time estimates do not apply to it.
@@ -348,7 +348,10 @@ def _fits_divided(args: PlanArguments, shape: Shape, training_gpus: int, samplin
 def _hours_of_sides(
     args: PlanArguments, shape: Shape, training_gpus: int, sampling_gpus: int = 0
 ) -> tuple[float, float]:
-    """Return the hours per iteration of the sampling side (sampling, log μ, test) and of the training side."""
+    """Return the hours per iteration of the sampling side (sampling, log μ, test) and of the training side.
+
+    By default, the sampling side has all GPUs that do not train.
+    """
     gpus = sampling_gpus or args.all_gpus - training_gpus
     completions = args.problems * args.num_generations + _test_completions(args)
     sampling = _sampling_hours(args, shape, gpus, completions) + _log_mu_hours(args, shape, gpus)
@@ -360,7 +363,8 @@ def _test_completions(args: PlanArguments) -> int:
 
 
 def _sequences_per_engine(args: PlanArguments, shape: Shape) -> int:
-    """Return the number of full-length sequences that fit in the cache of an engine."""
+    """Return the number of full-length sequences that fit in an engine's cache. Below 1, nothing can be sampled."""
+    # 0.9 is the default of vllm_gpu_memory_utilization.
     free = 0.9 * args.gpu_memory * GIB * args.vllm_tensor_parallel_size - 2 * shape.total
     return int(free / (cache_bytes(shape) * args.row_tokens))
 
@@ -385,5 +389,5 @@ def _training_hours(args: PlanArguments, shape: Shape, gpus: int) -> float:
 
 
 def _flops_per_second(args: PlanArguments, gpus: int) -> float:
-    """Return the floating-point operations per second of several GPUs."""
+    """Return the floating-point operations per second that `gpus` GPUs reach together in practice."""
     return args.gpu_tflops * 1e12 * args.mfu * gpus

@@ -59,7 +59,8 @@ def parse(command: str, given: list[str]) -> Any:
         An instance of `settings_class(command)`.
 
     Raises:
-        ValueError: the command does not take a setting, or a value in the YAML file has the wrong type.
+        ValueError: the command does not take a setting, or does not accept its value.
+        OSError: the YAML file does not exist, or is a folder.
         SystemExit: a value on the command line has the wrong type.
     """
     kind, names = settings_class(command), settings_of(command)
@@ -67,13 +68,13 @@ def parse(command: str, given: list[str]) -> Any:
     in_arguments = settings_given(given)
     flags = flags_of(command)
     refuse_unknown(command, in_arguments - flags, "")
-    in_yaml = set(config) - {"env"}
-    if command not in ("plot", "push", "record"):  # All other commands can read the YAML file of a loop.
+    in_yaml = set(config) - {"env"}  # TrlParser sets environment variables from `env`
+    if command not in ("plot", "push", "record"):  # Other commands can read the YAML file of `topr iterate`.
         in_yaml -= set(settings_of("iterate"))
     refuse_unknown(command, in_yaml, f" (in {given[given.index('--config') + 1]})" if config else "")
     for name, hint in get_type_hints(kind).items():
         value = config.get(name)
-        # Text is parsed as on the command line. A setting of type str, such as baseline, also accepts a number.
+        # The parser checks text, as on the command line. A setting of type str, such as baseline, may be a number.
         is_text = isinstance(value, str) or (hint is str and type(value) in (int, float))
         if name in names and name in config and not is_text:
             check_type(name, value, hint | _UNDECLARED_TYPES[name] if name in _UNDECLARED_TYPES else hint)
@@ -113,12 +114,13 @@ def read_config(given: Sequence[str]) -> Json:
 
 
 def refuse_unknown(command: str, names: set[str], where: str) -> None:
-    """Check that a command takes all of these settings.
+    """Check that a command takes all given settings.
 
     Args:
         command (`str`): Name of the command.
         names (`set[str]`): Names of settings.
-        where (`str`): Text for the message that names the YAML file, or `""` for the command line.
+        where (`str`): Text after the name of the setting in the message, such as `" (in FILE)"`, or `""` for the
+            command line.
 
     Raises:
         ValueError: the command does not take one of the settings. The message suggests a similar setting, or another
@@ -131,7 +133,7 @@ def refuse_unknown(command: str, names: set[str], where: str) -> None:
 
 
 def flags_of(command: str) -> set[str]:
-    """Return the options that are not names of settings: aliases, and `no_NAME` for each setting."""
+    """Return the options that are not names of settings: aliases, and `no_NAME` for each setting NAME."""
     given = [field.metadata.get("aliases", []) for field in fields(settings_class(command))]
     aliases = [alias[2:] for names in given for alias in ([names] if isinstance(names, str) else names)]
     return {*aliases, *(f"no_{name}" for name in settings_of(command))}
@@ -145,7 +147,7 @@ def select_fields(kind: type, names: Sequence[str]) -> type:
         names (`Sequence[str]`): Names of the fields to copy.
 
     Returns:
-        A dataclass with these fields, which are keyword-only.
+        `type`: a dataclass with these fields. All its fields are keyword-only.
     """
     hints, own = get_type_hints(kind), {field.name: field for field in fields(kind)}
 
@@ -173,14 +175,17 @@ def make_parser(command: str, names: Sequence[str]) -> TrlParser:
 
 
 def _settings_of_the_bundled_model(command: str, in_arguments: set[str], config: Json) -> Json:
-    """Return the defaults for the bundled model, used when no model is given."""
+    """Return the defaults for the bundled model. Return {} if a model is given, or the command has its own default.
+
+    Also print the defaults, unless `topr evaluate` reads given rows and so needs no model.
+    """
     names = settings_of(command)
     named = "model_name_or_path" in in_arguments or config.get("model_name_or_path")
     if named or "model_name_or_path" not in names or command == "plan":
         return {}
     own = {name: value for name, value in CARELESS_SETTINGS.items() if name in names}
-    # `topr train` uses all rows of its input, so the bundled curation defaults do not apply. They do not
-    # apply to the user's curation rule either, because each rule has its own iteration size.
+    # The bundled curation defaults are only for `topr iterate`, because `topr train` uses all rows of its input.
+    # They do not apply to a curation rule that the user sets, because each rule has its own iteration size.
     if command != "iterate" or "curation" in in_arguments | set(config):
         own = {name: value for name, value in own.items() if name not in ("curation", "iteration_size")}
     if not (command == "evaluate" and "input" in in_arguments | set(config)):

@@ -23,7 +23,7 @@ from topr_trl.trainers.checkpoints import STATE
 
 _RECENT_ROWS = 2_000  # maximum number of logged rows to choose from
 _SHOWN_ROWS = 5  # maximum number of rows of each kind
-_MAX_CHARACTERS = 400  # a text is folded after this number of characters
+_MAX_CHARACTERS = 400  # the page folds longer texts
 
 
 @dataclass
@@ -45,8 +45,8 @@ class Run:
     Attributes:
         name (`str`): Name of the folder.
         histories (`dict[str, list]`): `log_history` of each training run, by name, in order.
-        rows (`pa.Table`, *optional*): Latest rows of the last training run that logged any, with a column `weight`.
-        evaluations (`Evaluations`): Evaluations of the models on the test problems, in order.
+        rows (`pa.Table` or `None`): Latest logged rows with a column `weight`, from the last training run that has any.
+        evaluations (`Evaluations`): Evaluations of the models on the test problems, by model name, in order.
     """
 
     name: str
@@ -122,12 +122,13 @@ def _newest_files(training: Path, *patterns: str) -> list[Path]:
     """Return the files of a training run that match a pattern, newest first, including files of a running stage."""
     places = (training, training / manifest.WORK)
     found = [path for place in places for pattern in patterns for path in place.glob(pattern)]
+    # Files that were written at the same time are ordered by the step in their names.
     step = {path: int(re.sub(r"\D", "", path.stem) or 0) for path in found}
     return sorted(found, key=lambda path: (path.stat().st_mtime_ns, step[path]), reverse=True)
 
 
 def _read_history(training: Path) -> list[dict[str, Any]]:
-    """Return the newest `log_history`. A trainer writes it with each checkpoint and when it ends."""
+    """Return the newest `log_history`, or [] if there is none. Trainers write it at each checkpoint and at the end."""
     for path in _newest_files(training, STATE, f"checkpoint-*/{STATE}"):
         with suppress(OSError, ValueError, KeyError, TypeError):  # A trainer may be writing the file.
             history = [entry for entry in json.loads(path.read_text())["log_history"] if _is_log_entry(entry)]
@@ -138,11 +139,11 @@ def _read_history(training: Path) -> list[dict[str, Any]]:
 
 def _is_log_entry(entry: Any) -> bool:
     step = entry.get("step") if isinstance(entry, dict) else None
-    return type(step) is int and 0 <= step < 2**53
+    return type(step) is int and 0 <= step < 2**53  # plots use float64, which is exact only below 2**53
 
 
 def _read_logged_rows(training: Path) -> pa.Table | None:
-    """Return the rows that were logged last, without repetitions. Return None if no table has a column `weight`."""
+    """Return the latest logged rows, each text once. Return None if no logged table has a column `weight`."""
     tables: list[pa.Table] = []
     for path in _newest_files(training, "completions/completions_*.parquet"):
         with suppress(OSError, pa.ArrowInvalid):  # A trainer may be writing the file.
@@ -155,7 +156,7 @@ def _read_logged_rows(training: Path) -> pa.Table | None:
         return None
     table = pa.concat_tables(tables, promote_options="permissive")
     texts = zip(table["prompt"].to_pylist(), table["completion"].to_pylist(), strict=True)
-    # Use `repr`, because a text can be a list of messages.
+    # A prompt or completion can be a list of messages, which cannot be a key. Its `repr` can.
     latest = {repr(text): place for place, text in reversed(list(enumerate(texts)))}
     return table.take(sorted(latest.values())).slice(0, _RECENT_ROWS)
 
@@ -167,11 +168,11 @@ def rows_to_show(rows: pa.Table) -> dict[str, list[dict[str, Any]]]:
         rows (`pa.Table`): Logged rows with the columns `advantage`, `weight` and, if it is known, `log_ratio`.
 
     Returns:
-        The rows by kind.
+        `dict`: rows by kind, such as `"Negatives with the highest weights"`. Kinds without rows are left out.
     """
     if "log_ratio" not in rows.column_names:
         rows = rows.append_column("log_ratio", pa.nulls(len(rows)))
-    # An unknown value becomes NaN.
+    # `to_numpy` converts unknown values (null) to NaN.
     rewards, weights, ratios = (rows[name].cast("double").to_numpy() for name in ("advantage", "weight", "log_ratio"))
     # A row has no weight before an optimizer step uses it.
     negative, positive = np.flatnonzero((rewards < 0) & ~np.isnan(weights)), np.flatnonzero(rewards > 0)
@@ -184,13 +185,13 @@ def rows_to_show(rows: pa.Table) -> dict[str, list[dict[str, Any]]]:
         "Positives with the highest π/μ": by_ratio[:_SHOWN_ROWS],
         "Positives with the lowest π/μ": by_ratio[_SHOWN_ROWS:][::-1][:_SHOWN_ROWS],
     }
-    if len(by_ratio) == 0:  # The ratio is unknown if no weight depends on it.
+    if len(by_ratio) == 0:  # No row has a ratio if the weights do not depend on it. Show any positives.
         chosen["Positives"] = positive[:_SHOWN_ROWS]
     return {kind: rows.take(places).to_pylist() for kind, places in chosen.items() if len(places)}
 
 
 def render(run: Run) -> str:
-    """Return the page as HTML."""
+    """Render the page of a run as HTML."""
     panels = [panel for panel in PANELS if any(has_metric(panel, history) for history in run.histories.values())]
     accuracy = io.BytesIO()
     if run.evaluations:

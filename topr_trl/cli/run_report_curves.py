@@ -1,4 +1,4 @@
-"""Draw the metrics that trainers log, over the optimizer steps."""
+"""Draw curves of the metrics that trainers log, by optimizer step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,20 +9,21 @@ from numpy.typing import NDArray
 
 from topr_trl.evaluation.plots import COLORS
 
-_MAX_POINTS = 200  # a line with more points is drawn pale, behind its running mean
+_MAX_POINTS = 200  # a line with more points is drawn pale, under its running mean
 _SMOOTHING_POINTS = 25  # number of points in the running mean
 _LINES = tuple(zip(COLORS, ("-", "--", ":"), strict=False))
 
 
 @dataclass
 class Panel:
-    """Panel with the curves of some metrics.
+    """Figure with the curves of one or more metrics.
 
     Attributes:
         title (`str`): Title.
         meaning (`str`): Caption that explains the lines.
-        lines (`Mapping[str, str]`): Metrics, by the label of their line.
-        band (`tuple[str, str]`, *optional*): Metrics at the lower and upper edge of a band around the first line.
+        lines (`Mapping[str, str]`): Name of the metric of each line, by the label of the line.
+        band (`tuple[str, str]`, *optional*): Names of the metrics at the lower and upper edge of a band around the
+            first line.
         scale (`str`, defaults to `"linear"`): `"linear"`, `"log"`, or `"share"` for values from 0 to 1.
     """
 
@@ -77,7 +78,7 @@ PANELS = (
 
 
 def series(history: Sequence[Mapping[str, Any]], name: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the steps and the finite values of a metric.
+    """Return the finite values of a metric, and their steps.
 
     Args:
         history (`Sequence[Mapping]`): `log_history` of a trainer.
@@ -98,7 +99,7 @@ def last_step(history: Sequence[Mapping[str, Any]]) -> int:
 
 
 def has_metric(panel: Panel, history: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a log has a metric of the panel's lines."""
+    """Whether a log has a finite value for a line of the panel."""
     return any(len(series(history, name)[0]) for name in panel.lines.values())
 
 
@@ -107,8 +108,8 @@ def draw_panel(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]
 
     Args:
         panel (`Panel`): One of `PANELS`.
-        histories (`Mapping`): `log_history` of successive training runs, by name. The steps of a run continue
-            those of the run before it.
+        histories (`Mapping`): `log_history` of each training run, by name, in order. The curves of a run start where
+            the run before it ends.
 
     Returns:
         `matplotlib.figure.Figure`: the figure.
@@ -148,12 +149,13 @@ def draw_panel(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]
 
 
 def _draw_line(axes: Any, steps: NDArray[Any], values: NDArray[Any], look: tuple[str, str], label: str | None) -> None:
-    """Draw a line, and smooth it with a running mean if it has many points."""
+    """Draw a line. If it has many points, draw it pale, and draw its running mean over it."""
     color, style = look
     many = len(steps) > _MAX_POINTS
     if many:
         axes.plot(steps, values, color=color, linewidth=0.8, alpha=0.25)
         window = np.ones(_SMOOTHING_POINTS)
+        # At both ends of the line, the window contains fewer points, so divide by their number.
         values = np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
     marker = "o" if len(steps) < 15 else None
     axes.plot(steps, values, style, color=color, linewidth=1.6, label=label, marker=marker, markersize=3)

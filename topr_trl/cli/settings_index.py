@@ -1,4 +1,7 @@
-"""Cache names and help of all settings in a file, so that help and checks of names do not need to import torch."""
+"""Cache the names and the help of all settings in a file, the index.
+
+With the index, `topr` prints help and checks names without importing torch.
+"""
 
 import hashlib
 import json
@@ -21,8 +24,9 @@ def read_index() -> dict[str, Any] | None:
     """Read the index.
 
     Returns:
-        The names of settings (`settings`), the other options (`flags`) and the short and long help (`help`), each by
-        command. `None` if there is no index for the current package, TRL, transformers and Python.
+        `dict` or `None`: names of settings (`settings`), other options (`flags`), and short and full help (`help`),
+            each by command. None if there is no index for the current versions of the package, TRL, transformers and
+            Python.
     """
     try:
         found: dict[str, Any] = json.loads(_index_file().read_text(encoding="utf-8"))
@@ -32,10 +36,10 @@ def read_index() -> dict[str, Any] | None:
 
 
 def write_index() -> dict[str, Any]:
-    """Make the index, and write it if the user's cache folder is writable. This imports torch and TRL.
+    """Make the index, and save it if the user's cache folder is writable. This imports torch and TRL.
 
     Returns:
-        The index, as `read_index` reads it.
+        `dict`: the index, see `read_index`.
     """
     from topr_trl.cli.help import format_help
     from topr_trl.cli.parsing import flags_of, settings_of
@@ -64,7 +68,7 @@ def _index_file() -> Path:
 
 
 def _versions() -> list[Any]:
-    """Return the versions of the code and the libraries that the index depends on, and the names of the stages."""
+    """Return everything that the index depends on: versions of code and libraries, and names of stages."""
     return [*_code_and_libraries(), sorted(stages.modules())]
 
 

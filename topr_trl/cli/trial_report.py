@@ -23,14 +23,16 @@ _MIN_EFFECTIVE_SAMPLES = 2.0  # effective samples per problem that a reliable es
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Ranking of the arms of a trial, and the recommended arm. The arm None is the model before training.
+    """Ranking of the arms (tested settings) of a trial, and the recommended arm.
+
+    The arm None is the model before training. The other arms are called trained arms.
 
     Attributes:
         arms (`list`): Arms, best first.
-        means (`dict`): Mean result, by arm.
-        errors (`dict`): Standard error over the problems, by arm.
-        behind (`dict`): Difference from the best trained arm, paired by problem, by arm.
-        shares (`dict`): Share of bootstrap samples in which a trained arm is best, by arm.
+        means (`dict`): Mean result of each arm over the problems.
+        errors (`dict`): Standard error of each mean, by arm.
+        behind (`dict`): Difference between each arm and the best trained arm, from a bootstrap paired by problem.
+        shares (`dict`): Share of bootstrap samples in which an arm is the best trained arm, by trained arm.
     """
 
     arms: list[Arm | None]
@@ -46,7 +48,7 @@ class Recommendation:
 
     @property
     def recommended(self) -> Arm:
-        """Return the default arm if it cannot be distinguished from the best arm. Otherwise, return the best arm."""
+        """Return the default arm if it is in `level`. Otherwise, return the best trained arm."""
         return next((arm for arm in self.level if arm.name == DEFAULT), self.best)
 
     @property
@@ -56,7 +58,7 @@ class Recommendation:
 
     @property
     def level(self) -> list[Arm]:
-        """Return the other trained arms that cannot be distinguished from the best trained arm."""
+        """Return the other trained arms whose difference from the best trained arm has 0 in its 95% interval."""
         return [arm for arm in self.arms if arm not in (None, self.best) and self.behind[arm].high >= 0]
 
 
@@ -66,6 +68,9 @@ def recommend(values: dict[Arm | None, NDArray[np.float64]], seed: int = 0) -> R
     Args:
         values (`dict`): Result on each held-out problem, by arm. The arm None is the model before training.
         seed (`int`, defaults to `0`): Seed of the bootstrap.
+
+    Returns:
+        [`Recommendation`]: the ranking. In a tie, the arm that comes first in `values` ranks higher.
     """
     means = {arm: round(float(value.mean()), _DECIMALS) for arm, value in values.items()}
     errors = {arm: float(value.std(ddof=1)) / len(value) ** 0.5 for arm, value in values.items()}
@@ -108,7 +113,7 @@ def trial_command(args: TrialArguments) -> None:
     print(f"\n{text}\n\n{shown}".rstrip(), flush=True)
 
 
-# The best learning rate depends on these settings, so `recommended.yaml` contains them, too.
+# The best learning rate depends on these settings, so `recommended.yaml` also contains them.
 _SETTINGS_WITH_RATE = ("optim", "lr_scheduler_type", "per_device_train_batch_size", "gradient_accumulation_steps",
                        "num_train_epochs", "max_grad_norm")  # fmt: skip
 

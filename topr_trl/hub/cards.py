@@ -10,6 +10,7 @@ from topr_trl.pipeline.lineage import facts_of_sampling, problems_of, writer_of
 from topr_trl.pipeline.manifest import Json
 from topr_trl.trainers.model_card import PAPER, TAGS, markdown_table
 
+# Size categories of the Hub, one per power of ten.
 _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B", "n>1B")
 
 COLUMNS = {
@@ -82,9 +83,10 @@ def dataset_card(
     Args:
         repo_id (`str`): Repository on the Hub.
         columns (`Mapping[str, str]`): Type of each column.
-        counts (`Mapping[str, str]`): Counts of rows by name, shown in a table.
+        counts (`Mapping[str, str]`): Counts as text, by name, as `Counts.facts` returns them. The card shows them in a
+            table.
         num_rows (`int`): Number of rows in all files.
-        files (`str`): Name or pattern of the files of rows, which `load_dataset` reads.
+        files (`str`): Name or pattern of the files that `load_dataset` reads.
         sampling (`dict`): Inputs of the stage `sample`, see `topr_trl.pipeline.lineage.sampling_of`.
         mu_fingerprints (`Sequence[str]`): Fingerprints of the models that computed log μ.
     """

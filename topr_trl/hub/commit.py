@@ -1,4 +1,4 @@
-"""Describe the files of one commit to the Hub."""
+"""Define `Parcel`, the files of one commit to the Hub."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ class Parcel:
         repo_type (`str`): `"model"` or `"dataset"`.
         files (`Mapping[str, Path | bytes]`): Path or content of each file, by its name in the repository. The content
             of the card, `README.md`, is in `bytes`.
-        left_out (`tuple[str, ...]`): Names of files in the folder that are not pushed.
-        replaces (`tuple[str, ...]`): Patterns of files to remove from the repository, such as the shards of an
-            earlier model.
+        left_out (`tuple[str, ...]`): Names of files and subfolders in the local folder that are not pushed.
+        replaces (`tuple[str, ...]`): Patterns of files to remove from the repository if they are not in `files`, such
+            as the shards of an earlier model.
     """
 
     repo_type: str

@@ -24,7 +24,7 @@ _COUNTED = (
     "reward", "reward_after_baseline", "times_chosen", "label", "verdict", "finish_reason", "mu_fingerprint",
 )  # fmt: skip
 _MOST_TEXTS, _MOST_CHARACTERS = 5, 300  # limits for the texts shown before publishing
-_MOST_VALUES = 6  # largest number of distinct values of a column that the card lists
+_MOST_VALUES = 6  # the card lists the values of a column if it has at most this many distinct values
 
 
 def holds_rows(path: Path) -> bool:
@@ -36,10 +36,10 @@ def holds_rows(path: Path) -> bool:
 
 
 def texts_by_others(path: Path) -> list[str]:
-    """Return a few texts of trajectories that the model did not write: tool results and later user turns.
+    """Return up to 5 texts that tools or users wrote in trajectories: tool results and later user turns.
 
-    The texts are the first of each shard, taken from the shards in turn. If only token ids are marked as context, the
-    text is the whole completion, or the number of these ids if the completion has no text.
+    The texts come from all shards in turn, and long texts are cut. If a completion marks context only by
+    its token ids, return the whole completion, or the number of these ids if the completion has no text.
     """
     by_shard = [list(islice(_texts_by_others_in(shard), _MOST_TEXTS)) for shard in shards_of(path)]
     texts = (text for one_per_shard in zip_longest(*by_shard) for text in one_per_shard if text is not None)
@@ -48,6 +48,7 @@ def texts_by_others(path: Path) -> list[str]:
 
 def _texts_by_others_in(shard: Path) -> Iterator[str]:
     table = read_shard(shard, ("prompt", "completion", MASK, "sampler_logps"))
+    # Without masks, no token is marked as context, so the token columns are not needed.
     if not have_masks(from_table(table)):
         table = table.select([name for name in ("prompt", "completion") if name in table.column_names])
     for row in from_table(table):  # `from_table` decodes messages that `datasets` keeps as JSON.
@@ -61,7 +62,7 @@ def _texts_by_others_in(shard: Path) -> Iterator[str]:
 
 
 def _messages_by_others(messages: list[dict[str, Any]], is_prompt: bool) -> Iterator[str]:
-    """Yield tool and user messages. In a prompt, skip the task before the first assistant or tool turn."""
+    """Yield tool and user messages. In a prompt, skip the user messages at the start, which state the task."""
     is_task = is_prompt
     for message in messages:
         is_task = is_task and message["role"] in ("system", "developer", "user")
@@ -76,10 +77,10 @@ class Counts:
     Attributes:
         columns (`dict[str, str]`): Type of each column.
         rows (`int`): Number of rows.
-        alone (`int`): Number of rows without a `rollout_id`. Each is a whole rollout.
-        rollouts (`set`): Values of `rollout_id`.
+        alone (`int`): Number of rows without a `rollout_id`. Each of these rows is a whole trajectory.
+        rollouts (`set`): Values of `rollout_id`. Rows with the same value are parts of one trajectory.
         problems (`set`): Ids of the problems.
-        values (`dict[str, Counter]`): Counts of the values of some columns.
+        values (`dict[str, Counter]`): Number of rows with each value, by column, for the columns in `_COUNTED`.
     """
 
     columns: dict[str, str] = field(default_factory=dict)
@@ -93,6 +94,7 @@ class Counts:
         """Return the counts as text, by name."""
         trajectories = self.alone + len(self.rollouts)
         facts = {"rows": f"{self.rows:,}", "trajectories": f"{trajectories:,}"}
+        # If each row is a whole trajectory, one count is enough.
         facts = facts if trajectories < self.rows else {"completions": f"{self.rows:,}"}
         facts["problems"] = f"{len(self.problems):,}"
         for name, counter in self.values.items():
@@ -113,7 +115,7 @@ def _value_text(value: Any) -> str:
 
 
 def counts_of(shards: list[Path]) -> Counts:
-    """Count the rows of shards.
+    """Count the rows, trajectories, problems and column values of shards.
 
     Raises:
         ValueError: two shards have different columns, or there is no row.
@@ -145,7 +147,7 @@ def counts_of(shards: list[Path]) -> Counts:
 
 
 def _without_paths(path: Path) -> bytes:
-    """Return a manifest without local paths. Its fingerprint does not change, since it depends only on the files."""
+    """Return a manifest without local paths. The fingerprint of the folder depends only on checksums."""
     known = json.loads(path.read_text())
     for stage in known["stages"].values():
         stage["sources"] = {}
@@ -170,7 +172,7 @@ def pack_rows(path: Path, repo_id: str) -> Parcel:
         repo_id (`str`): Repository on the Hub.
 
     Returns:
-        The files to push.
+        [`Parcel`]: the files to push.
 
     Raises:
         ValueError: two shards have different columns, or there is no row.
@@ -179,7 +181,7 @@ def pack_rows(path: Path, repo_id: str) -> Parcel:
     found = counts_of(shards)
     files: dict[str, Path | bytes] = {shard.name: shard for shard in shards}
     if (manifest_file := path / manifest.NAME).is_file():
-        # With the manifest, stages can continue in a folder downloaded from the Hub, and know how its rows were made.
+        # With the manifest, stages can continue in a downloaded copy of the folder, and trace how its rows were made.
         files[manifest.NAME] = _without_paths(manifest_file)
     names = "*.parquet" if path.is_dir() else path.name
     computed_by = sorted(filter(None, found.values.get("mu_fingerprint", [])))

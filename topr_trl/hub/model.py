@@ -1,4 +1,4 @@
-"""Prepare models for the Hub: weights as safetensors, the other files needed to load the model, and a card."""
+"""Prepare models for the Hub: weights as safetensors, other files that loading the model needs, and a card."""
 
 import json
 from dataclasses import fields
@@ -33,7 +33,7 @@ from topr_trl.trainers.checkpoints import STATE, check_files, is_whole_checkpoin
 from topr_trl.trainers.model_card import adapt, add_section, model_card, training_facts
 
 MODEL_CONFIGS = ("config.json", "adapter_config.json")
-# Names that `save_pretrained` uses. Other files are not pushed.
+# Files that `save_pretrained` writes. Only these, custom code of the model, and the card with its plot are pushed.
 _WANTED = (
     "*.safetensors", "*.safetensors.index.json", "config.json", "adapter_config.json", "generation_config.json",
     "*processor_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*",
@@ -56,11 +56,11 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
         after (`str` or `Path`, *optional*): Folder that `topr evaluate` wrote after training.
 
     Returns:
-        The files to push.
+        [`Parcel`]: the files to push.
 
     Raises:
-        ValueError: weights are missing, damaged or pickled, the results are for different numbers of problems, or it is
-            unknown how the model was trained.
+        ValueError: weights are missing, damaged or pickled, or the checkpoint is incomplete; the results are for
+            different numbers of problems; or neither a manifest nor a card says how the model was trained.
         FileNotFoundError: there are no results in `before` or `after`.
     """
     files = _files_of(folder)
@@ -133,13 +133,17 @@ def _is_checkpoint(folder: Path) -> bool:
 def _readme_of(folder: Path) -> Path:
     """Return the path of the card that the trainer wrote.
 
-    For a checkpoint, this is the card in the folder above, because PEFT writes an empty template into checkpoints.
+    For a checkpoint, this is the card in the parent folder, because PEFT writes an empty template into checkpoints.
     """
     return (folder.parent if _is_checkpoint(folder) else folder) / README
 
 
 def _card_of(folder: Path, repo_id: str) -> ModelCard:
-    """Make a card from the manifests if the stage `train` trained the model. Otherwise, return the trainer's card."""
+    """Return a card. Make it from the manifests if the stage `train` trained the model, else adapt the trainer's card.
+
+    Raises:
+        ValueError: there is neither a manifest of `train` nor a card.
+    """
     steps, readme = lineage(stage_folder(folder)), _readme_of(folder)
     if "train" in steps:
         return _card_of_stage(folder, repo_id, steps)
@@ -187,16 +191,16 @@ def _last_step(folder: Path) -> int:
 
 
 def _example_prompt(model: Path) -> Any:
-    """Return a prompt that the model was trained on, or None if there is no folder `rollouts` beside the model."""
+    """Return the first prompt in the folder `rollouts` beside the model. Return None if there is no prompt."""
     shards = (from_table(read_shard(path, ["prompt"])) for path in sorted(model.parent.glob("rollouts/*.parquet")))
     return next((rows[0]["prompt"] for rows in shards if len(rows)), None)
 
 
 def _results(folder: Path, before: str | Path | None, after: str | Path | None) -> tuple[dict[str, Path], Json]:
-    """Return the folders of results by name, and the inputs of their stage `sample`. Unknown inputs are an empty dict.
+    """Return the folders of the results `before` and `after` training, and the inputs of the stage `sample`.
 
-    Without `before` and `after`, use the results of the loop if its manifests show that the results are for these
-    weights.
+    If `before` or `after` is given, return the given folders, and {} as the inputs. Otherwise, use the results of the
+    loop if its manifests show that they are for these weights. If not, return {} twice.
     """
     given = {name: Path(path) for name, path in (("before", before), ("after", after)) if path}
     if given:

@@ -22,7 +22,7 @@ from topr_trl.recording.store import recording_in
 
 @dataclass
 class PushArguments:
-    """Settings of `topr push`, see `push_to_hub`."""
+    """Settings of `topr push` (see `push_to_hub`)."""
 
     input: str = field(metadata={"help": "Folder of a model, a checkpoint or rows, or a file of rows."})
     repo_id: str = field(metadata={"help": "Repository on the Hub: name or owner/name."})
@@ -43,9 +43,11 @@ class PushArguments:
 
 
 def push_command(args: PushArguments) -> None:
-    """Run `topr push`. Ask before pushing trajectories, after showing some texts from tools and users.
+    """Run `topr push`.
 
-    For a recording, push the graded rows. They contain what users wrote, so the command always asks first.
+    Rows can hold texts from tools or users. The command then shows some of these texts, and asks before it pushes. For
+    a recording, it always asks, and it pushes the rows that `topr import` makes from rollouts with a reward. With
+    `yes` or `dry_run`, it does not ask.
 
     Args:
         args (`PushArguments`): Settings of the command.
@@ -60,7 +62,7 @@ def push_command(args: PushArguments) -> None:
 
 @contextmanager
 def _rows_of_recording(path: Path) -> Iterator[Path]:
-    """Yield a folder with the rows of a recording. Yield any other path unchanged."""
+    """Yield a temporary folder with the rows of a recording. Yield any other path unchanged."""
     if recording_in(path) is None:
         yield path
         return
@@ -96,7 +98,7 @@ def _push(args: PushArguments, path: Path) -> None:
 
 
 def _confirm(name: str) -> None:
-    """Ask the user whether to publish. Raise a ValueError if the answer is no, or if there is no terminal."""
+    """Ask the user whether to publish. Raise a ValueError if the answer is not yes, or if there is no terminal."""
     remedy = "Look through the rows, and add --yes to publish them."
     if not sys.stdin.isatty():
         raise ValueError(f"{name} was not pushed: it holds texts from tools or users. {remedy}")
@@ -152,18 +154,19 @@ def push_to_hub(
             commit_message=f"Push {Path(folder).absolute().name}",
             repo_type=parcel.repo_type,
         )
-    except (httpx.TransportError, RuntimeError) as error:  # A failed upload of a file is a RuntimeError.
+    except (httpx.TransportError, RuntimeError) as error:  # A failed upload raises a RuntimeError.
         raise ConnectionError(f"{repo_id} was not pushed: {error.__cause__ or error}.") from error
 
 
 def _is_stale(path: str, parcel: Parcel) -> bool:
+    # In `fnmatch`, `*` also matches slashes, so compare the depths of path and pattern.
     return path not in parcel.files and any(
         fnmatch(path, pattern) and path.count("/") == pattern.count("/") for pattern in parcel.replaces
     )
 
 
 def pack(folder: Path, repo_id: str, before: str | Path | None = None, after: str | Path | None = None) -> Parcel:
-    """Return the files to push for a folder, with a card.
+    """Return the files to push from a folder or file, with a card.
 
     Args:
         folder (`Path`): Folder of a model, a checkpoint or rows, or a file of rows.
@@ -173,8 +176,8 @@ def pack(folder: Path, repo_id: str, before: str | Path | None = None, after: st
 
     Raises:
         FileNotFoundError: the folder does not exist, or shards are missing.
-        ValueError: the folder holds neither a model nor rows, a stage has not finished, files are damaged, it is not
-            known how the model was trained, or `before` or `after` is set for rows.
+        ValueError: the folder holds neither a model nor rows, a stage has not finished, or files are damaged; neither
+            a manifest nor a card says how the model was trained; or `before` or `after` is set for rows.
     """
     if not folder.exists():
         raise FileNotFoundError(f"There is no {folder} to push.")

@@ -1,1 +1,1 @@
-"""Record what an application asks a model server, collect rewards for the answers, and keep both for training."""
+"""Record the calls of an application to a model server, and collect rewards for the answers, for training."""

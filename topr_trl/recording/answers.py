@@ -27,7 +27,7 @@ def with_token_ids(request: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
 
 
 def without_token_ids(answer: Mapping[str, Any], request: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
-    """Return an answer, or an event of an answer, with null for the values that only `with_token_ids` asked for.
+    """Return an answer or a streamed event, with null for the values that only the recorder requested.
 
     Args:
         answer (`Mapping[str, Any]`): Answer of the server.
@@ -46,12 +46,12 @@ def without_token_ids(answer: Mapping[str, Any], request: Mapping[str, Any], end
 
 
 def _with_nulls(value: Mapping[str, Any], hidden: Collection[str]) -> dict[str, Any]:
-    """Return a mapping in which the hidden fields are null. vLLM also writes null if a client does not ask for them."""
+    """Return a copy with null for the hidden fields. vLLM also sends null for fields that a client did not request."""
     return {name: None if name in hidden else inner for name, inner in value.items()}
 
 
 def is_well_formed(answer: Mapping[str, Any]) -> bool:
-    """Return whether the choices of an answer, or of an event of an answer, have the types of OpenAI's API.
+    """Return whether the choices of an answer or a streamed event have the types of OpenAI's API.
 
     Args:
         answer (`Mapping[str, Any]`): Answer or event of the server.
@@ -81,10 +81,10 @@ def _is_tool_call(call: Any) -> bool:
 
 
 def choice_of(call: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the choice of a call that belongs to the rollout. Return None if the answer does not have it.
+    """Return the choice in a call's answer that belongs to the rollout. Return None if the answer lacks this choice.
 
     Args:
-        call (`Mapping[str, Any]`): Call of a rollout, as `read_rollouts` returns it.
+        call (`Mapping[str, Any]`): Call in a rollout from `read_rollouts`.
     """
     choices = (call["response"] or {}).get("choices") or ()
     return next((choice for choice in choices if choice.get("index", 0) == call["choice"]), None)
@@ -104,7 +104,7 @@ def prompt_of(request: Mapping[str, Any], choice: int) -> Any:
 
 
 class Assembler:
-    """Join the events of a streamed answer into the answer that the server gives without streaming.
+    """Join the events of a streamed answer into the answer that the server would send without streaming.
 
     Args:
         endpoint (`str`): `CHAT` or `TEXT`.
@@ -175,7 +175,7 @@ def _add_tool_call(calls: list[dict[str, Any]], piece: Mapping[str, Any]) -> Non
 
 
 def _add_tokens(choice: dict[str, Any], piece: Mapping[str, Any]) -> None:
-    """Add the token ids, the log-probabilities and the finish reason of a choice in an event."""
+    """Add the token ids, log-probabilities and finish reason in a piece of a choice."""
     if piece.get("finish_reason") is not None:
         choice["finish_reason"] = piece["finish_reason"]
     if piece.get("prompt_token_ids"):

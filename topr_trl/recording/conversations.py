@@ -1,4 +1,4 @@
-"""Recognize that a request continues an earlier answer."""
+"""Compute keys of conversations, so that the recorder recognizes a request that continues an earlier answer."""
 
 import hashlib
 import json
@@ -8,12 +8,15 @@ from typing import Any
 
 
 def continued_conversation(request: Mapping[str, Any], salt: str = "") -> str | None:
-    """Return the key of a conversation up to its last assistant message. Return None if it has no such message.
+    """Return the key of the conversation in a request, up to its last assistant message. The key is a hash.
 
     Args:
         request (`Mapping[str, Any]`): Request for a chat completion.
-        salt (`str`, *optional*, defaults to `""`): Secret text in the hash. It prevents readers of the database from
-            guessing the messages behind a key.
+        salt (`str`, *optional*, defaults to `""`): Secret text in the hash. Without salt, readers of the database can
+            guess messages, and check whether their hash is the key.
+
+    Returns:
+        `str` or `None`: the key. None if the request has no assistant message.
     """
     if (messages := _messages(request)) is None:
         return None
@@ -22,12 +25,16 @@ def continued_conversation(request: Mapping[str, Any], salt: str = "") -> str | 
 
 
 def conversations(request: Mapping[str, Any], response: Mapping[str, Any], salt: str = "") -> list[str | None]:
-    """Return, for each choice of an answer, the key of the conversation that ends with the choice.
+    """Return one key per choice of an answer: the key of the conversation that ends with the choice.
 
     Args:
         request (`Mapping[str, Any]`): Request for a chat completion.
         response (`Mapping[str, Any]`): Answer of the server.
         salt (`str`, *optional*, defaults to `""`): Secret text in the hashes, as in `continued_conversation`.
+
+    Returns:
+        `list[str | None]`: keys in the order of the choices. None for a choice without a message. The list is empty if
+            the request has no list of messages.
     """
     if (messages := _messages(request)) is None:
         return []
@@ -47,7 +54,7 @@ def _messages(request: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
 def _key(request: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], salt: str) -> str:
     """Return a hash of the model and of the role, text and tool calls of each message.
 
-    Other fields, such as the reasoning, are not part of the key: applications often drop them from the history.
+    The hash leaves out other fields, such as the reasoning, because applications often drop them from the history.
     """
     shown = [
         [message.get("role"), _text(message.get("content")), _calls(message.get("tool_calls"))] for message in messages
@@ -56,7 +63,7 @@ def _key(request: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], salt
 
 
 def _text(content: Any) -> Any:
-    """Return the content of a message. If all its parts have text, join them."""
+    """Return the content of a message. If it is a list of parts that all have text, join the texts."""
     if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
         content = "".join(str(part["text"]) for part in content)
     return content or ""
@@ -67,7 +74,7 @@ def _calls(calls: Any) -> Any:
 
 
 def _call(call: Any) -> Any:
-    """Return the id, the name and the parsed arguments of a call. Clients may change the spaces in the JSON."""
+    """Return the id, name and parsed arguments of a tool call. Clients may change the whitespace of the JSON."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return call

@@ -17,15 +17,15 @@ from topr_trl.recording.settings import RecordArguments
 from topr_trl.recording.store import StorageFullError, Store
 
 _PAGE = Path(__file__).with_name("page.html")
-_PER_REQUEST = 50  # rollouts in one response
-_INTERVALS = 40  # points in the plot of mean rewards
+_PER_REQUEST = 50  # maximum number of rollouts in a response
+_INTERVALS = 40  # maximum number of points of a curve in the plot of mean rewards
 _LONGEST_COMMENT = 10_000  # characters
 _LONGEST_NAME = 100  # characters
 _LABELS = {"up": 1.0, "good": 1.0, "down": -1.0, "bad": -1.0}
 
 
 class Grading:
-    """Handlers of the paths `/`, `/rewards` and `/rollouts`.
+    """HTTP handlers of the paths `/`, `/rewards` and `/rollouts`.
 
     Args:
         args (`RecordArguments`): Settings.
@@ -37,7 +37,7 @@ class Grading:
         self.args, self.store, self.redact = args, store, redact
 
     async def page(self, request: web.Request) -> web.Response:
-        """Return the page. Its policy prevents text of the model from running as a script."""
+        """Return the grading page. Its Content-Security-Policy prevents the model's text from running as a script."""
         nonce = secrets.token_urlsafe(16)
         policy = (
             f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
@@ -62,10 +62,10 @@ class Grading:
                 "totals": self.store.totals(_INTERVALS),
             }  # fmt: skip
 
-        return _json(await asyncio.to_thread(read))  # Reading long answers takes seconds, and must not stop streams.
+        return _json(await asyncio.to_thread(read))  # Reading long answers takes seconds, and would block all streams.
 
     async def rollout(self, request: web.Request) -> web.Response:
-        """Return one rollout as a conversation."""
+        """Return one rollout: the messages of its calls, its rewards and its comments."""
         found = await asyncio.to_thread(self.store.rollout, request.match_info["name"])
         if found is None:
             return error(404, f"There is no rollout {request.match_info['name']!r}.")
@@ -98,14 +98,14 @@ def _json(value: object) -> web.Response:
 
 
 def read_reward(given: Any) -> tuple[str, str, float | None, str | None]:
-    """Return the rollout, the name, the reward and the comment in a request.
+    """Check a request that sets a reward, and return its values. A label becomes the reward 1 or -1.
 
     Args:
         given (`Any`): JSON value of the request.
 
     Returns:
-        `tuple[str, str, float | None, str | None]`: Rollout, name, reward and comment. The reward None removes the
-            stored reward.
+        `tuple[str, str, float | None, str | None]`: name of the rollout, name of the reward, reward, and comment. The
+            reward None removes the stored reward.
 
     Raises:
         ValueError: a field is missing, unknown or wrong. The message names the field.
@@ -143,7 +143,7 @@ def read_reward(given: Any) -> tuple[str, str, float | None, str | None]:
 
 
 def _summary(rollout: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the list shows of a rollout: its rewards, and the start of its last question and answer."""
+    """Return the entry of a rollout in the page's list: its rewards, and the start of its last question and answer."""
     call = _shown(rollout["calls"][-1])
     asked = next((turn.get("content") for turn in reversed(call["messages"]) if turn.get("role") == "user"), "")
     tools = [each.get("function") or {} for each in call["answer"].get("tool_calls") or ()]

@@ -18,7 +18,7 @@ def error(status: int, message: str, kind: str = "invalid_request_error") -> web
     """Return an error in the format of OpenAI's API, so that clients show its message.
 
     Args:
-        status (`int`): HTTP status.
+        status (`int`): HTTP status code.
         message (`str`): Message, with the remedy.
         kind (`str`, *optional*, defaults to `"invalid_request_error"`): Type of the error.
     """
@@ -29,7 +29,7 @@ def error_body(status: int, message: str, kind: str) -> dict[str, Any]:
     """Return the JSON of an error in the format of OpenAI's API.
 
     Args:
-        status (`int`): HTTP status.
+        status (`int`): HTTP status code.
         message (`str`): Message, with the remedy.
         kind (`str`): Type of the error.
     """
@@ -37,7 +37,7 @@ def error_body(status: int, message: str, kind: str) -> dict[str, Any]:
 
 
 def protect(args: RecordArguments) -> Middleware:
-    """Return a middleware that refuses requests from pages of other sites, and requests without the token.
+    """Return a middleware that refuses requests from pages of other sites, and requests without a required token.
 
     The middleware also converts the errors of aiohttp to the format of OpenAI's API.
 
@@ -49,7 +49,8 @@ def protect(args: RecordArguments) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         host = _hostname(request.host)
-        # A page of another site can point its own name to this machine (DNS rebinding). It does not know the token.
+        # Another site can point its host name to this machine (DNS rebinding). A token also stops the requests of such
+        # a site, so with a token, any host name is accepted.
         if token is None and host not in {*_LOCAL_NAMES, args.host}:
             return error(403, f"The host {host!r} is not this recorder. Use the address that topr record prints.")
         if _is_from_other_site(request):
@@ -90,7 +91,7 @@ async def read_body(request: web.Request, args: RecordArguments) -> bytes:
 def _hostname(host: str) -> str | None:
     try:
         return urlsplit(f"//{host}").hostname
-    except ValueError:  # for instance "[" without "]"
+    except ValueError:  # for instance a "[" without "]"
         return None
 
 
@@ -98,13 +99,13 @@ def _is_from_other_site(request: web.Request) -> bool:
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] != request.host:
         return True
-    # A person may follow a link from another site to the page.
+    # Allow navigation, because a person may follow a link from another site to the page.
     is_navigation = request.method == "GET" and request.headers.get("Sec-Fetch-Mode") == "navigate"
     return request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site") and not is_navigation
 
 
 def _has_token(request: web.Request, token: str) -> bool:
-    """Return whether a request has the token. Applications send it as the API key, and browsers as the password."""
+    """Return whether a request has the token. Applications send the token as API key, and browsers as password."""
     scheme, _, value = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "basic":
         try:

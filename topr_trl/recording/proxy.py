@@ -1,4 +1,4 @@
-"""Pass requests on to a model server, and store requests and answers."""
+"""Pass requests on to a model server, and store the requests and the answers."""
 
 import asyncio
 import json
@@ -22,8 +22,8 @@ from topr_trl.recording.settings import ALWAYS, AUTO, PASS, RecordArguments
 from topr_trl.recording.store import StorageFullError, Store
 
 ROLLOUT_HEADER = "x-topr-rollout"
-LONGEST_ID = 200  # characters of a rollout's name
-_MOST_CHOICES = 10_000  # choices of a request
+LONGEST_ID = 200  # maximum number of characters in the name of a rollout
+_MOST_CHOICES = 10_000  # maximum number of choices of a request
 _CONNECTION_HEADERS = frozenset({  # headers for one connection, which the recorder does not pass on
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
     "upgrade", "host", "content-length", "content-encoding", "accept-encoding", "expect",
@@ -36,26 +36,26 @@ class _TooLargeError(Exception):
 
 
 class _ClientGoneError(Exception):
-    """Error for a client that closed the connection, or does not read."""
+    """Error for a client that closed the connection, or stopped reading."""
 
 
-_FAILURES = (aiohttp.ClientError, StorageFullError, _TooLargeError)  # errors that the client gets as a message
+_FAILURES = (aiohttp.ClientError, StorageFullError, _TooLargeError)  # errors that the recorder reports to the client
 
 
 class Proxy:
-    """Handlers of the API under `/v1`.
+    """HTTP handlers of the API under `/v1`.
 
     Args:
         args (`RecordArguments`): Settings.
         store (`Store`): Database.
-        session (`aiohttp.ClientSession`): Connections to the server.
+        session (`aiohttp.ClientSession`): HTTP session for requests to the model server.
     """
 
     def __init__(self, args: RecordArguments, store: Store, session: aiohttp.ClientSession) -> None:
         self.args, self.session = args, session
         self.writer = Writer(args, store)
         self._models: dict[str, dict[str, Any]] = {}  # entries of /v1/models by id
-        self._models_until = 0.0  # time until which the list of models is used
+        self._models_until = 0.0  # `time.monotonic()` at which the list of models becomes old
         self._reading_models = asyncio.Lock()
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
@@ -63,7 +63,11 @@ class Proxy:
         return await self._forward(request, await read_body(request, self.args), None)
 
     async def record(self, request: web.Request) -> web.StreamResponse:
-        """Record a request for completions, and pass it on."""
+        """Record a request for completions, and pass it on.
+
+        Only pass on a request that is not a JSON object. With patterns to redact, only pass on prompts of token ids.
+        Also pass on calls without recording them if the disk is full and `on_full` is `pass`.
+        """
         endpoint: str = request.match_info["endpoint"]
         body = await read_body(request, self.args)
         rollout = request.headers.get(ROLLOUT_HEADER)
@@ -79,7 +83,7 @@ class Proxy:
         if not isinstance(asked, dict):
             return await self._forward(request, body, None)  # The server explains what is wrong with the request.
         if self.writer.redact and _prompt_is_ids(asked):
-            return await self._forward(request, body, None)  # There is no text in which to blank out matches.
+            return await self._forward(request, body, None)  # Matches cannot be blanked out in token ids.
         if (choices := _count_choices(asked)) > _MOST_CHOICES:
             return error(400, f"The request asks for {choices:,} choices. Ask for at most {_MOST_CHOICES:,} at once.")
         await self._read_models(request)
@@ -111,9 +115,9 @@ class Proxy:
             raise
 
     async def _forward(self, request: web.Request, body: bytes, recording: RecordedAnswer | None) -> web.StreamResponse:
-        """Send a request to the server, and the server's answer to the client."""
+        """Send a request to the server, and the answer to the client. Store the answer if `recording` is given."""
         path = request.rel_url.raw_path.removeprefix("/v1")
-        if {".", ".."} & set(re.split(r"[/\\]", unquote(path))):  # Only paths under the upstream are passed on.
+        if {".", ".."} & set(re.split(r"[/\\]", unquote(path))):  # Refuse paths outside the upstream URL.
             return error(404, f"There is no path {request.rel_url.raw_path}.")
         url = URL(f"{self.args.upstream}{path}", encoded=True)
         query = request.rel_url.raw_query_string
@@ -137,7 +141,7 @@ class Proxy:
     async def _stream(
         self, request: web.Request, answer: aiohttp.ClientResponse, recording: RecordedAnswer | None
     ) -> web.StreamResponse:
-        """Store each event of the server, and then send it to the client."""
+        """Send the events of the server to the client. First add each event to `recording`, if it is given."""
         response = web.StreamResponse(status=answer.status, headers=_shown_headers(answer, recording))
         async with self._sending(request):
             await response.prepare(request)
@@ -177,7 +181,7 @@ class Proxy:
 
     @asynccontextmanager
     async def _sending(self, request: web.Request) -> AsyncIterator[None]:
-        """Limit the time to send a part of an answer.
+        """Limit the time to send a part of an answer to the client.
 
         Raises:
             _ClientGoneError: the client closed the connection, or does not read.
@@ -187,14 +191,14 @@ class Proxy:
                 yield
         except (TimeoutError, aiohttp.ClientConnectionResetError) as gone:
             if request.transport is not None:
-                request.transport.abort()  # Closing would wait for the client.
+                request.transport.abort()  # `close` would wait for the client.
             raise _ClientGoneError(
                 "The client closed the connection, or did not read for "
                 f"{self.args.client_timeout:g} seconds (client_timeout)."
             ) from gone
 
     def _store_failure(self, failure: Exception, url: URL, recording: RecordedAnswer | None) -> tuple[int, str, str]:
-        """End the recording with a message about a failure. Return the status, the message and the type of error."""
+        """End the recording with a message about a failure. Return the HTTP status, the message and the error type."""
         if isinstance(failure, StorageFullError):
             found = 507, f"The answer cannot be recorded: {failure}.", "storage_full"
         elif isinstance(failure, _TooLargeError):
@@ -204,13 +208,16 @@ class Proxy:
             seconds = f"{self.args.upstream_timeout:g} seconds (upstream_timeout)"
             found = 504, f"{url} sent nothing for {seconds}.", "upstream_timeout"
         else:
-            self._models_until = 0.0  # The server may restart with other weights.
+            self._models_until = 0.0  # The server may restart with another model.
             found = 502, f"{url} cannot be reached, or closed the connection: {failure}", "upstream_error"
         _end_early(recording, found[1])
         return found
 
     def _headers(self, request: web.Request) -> CIMultiDict[str]:
-        """Return the headers for the server, without the recorder's own token and headers."""
+        """Return the client's headers for the server, without the recorder's token and `x-topr-` headers.
+
+        The API key from the environment, if there is one, replaces the client's key.
+        """
         left_out = _CONNECTION_HEADERS | ({"authorization"} if self.args.token or self.args.upstream_key else set())
         found = CIMultiDict(
             (name, value)
@@ -223,8 +230,8 @@ class Proxy:
         return found
 
     async def _read_models(self, request: web.Request) -> None:
-        """Request the server's list of models, if the last one is old. It tells who serves a model, and its weights."""
-        async with self._reading_models:  # Calls that start together use the same list.
+        """Update the list of models if it is old. It names the server software (`owned_by`) and weights (`root`)."""
+        async with self._reading_models:  # Calls that start together wait for one request.
             if time.monotonic() < self._models_until:
                 return
             url = f"{self.args.upstream}/models"
@@ -235,13 +242,14 @@ class Proxy:
                 self._models = {str(model["id"]): model for model in found["data"]}
                 self._models_until = time.monotonic() + _MODELS_AGE
             except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
-                self._models_until = time.monotonic() + 1  # The call itself reports a server that cannot be reached.
+                # Forwarding the call reports a server that cannot be reached, so only try again after a second.
+                self._models_until = time.monotonic() + 1
 
 
 def _end_early(recording: RecordedAnswer | None, why: str) -> None:
-    """End a recording before the answer is complete, if there is one."""
+    """End a recording of an incomplete answer, and store the reason. Do nothing if `recording` is None."""
     if recording is not None:
-        with suppress(StorageFullError):  # `Store.recover` ends the call when a recorder starts again.
+        with suppress(StorageFullError):  # `Store.recover` ends the call at the next start.
             recording.end(why)
 
 
@@ -251,7 +259,7 @@ def _is_name(rollout: str) -> bool:
 
 
 def _prompt_is_ids(asked: Mapping[str, Any]) -> bool:
-    """Return whether a prompt has token ids."""
+    """Return whether a prompt contains token ids."""
     prompt = asked.get("prompt")
     return isinstance(prompt, list) and not all(isinstance(each, str) for each in prompt)
 
@@ -265,7 +273,7 @@ def _count_choices(asked: Mapping[str, Any]) -> int:
 
 
 def _shown_headers(answer: aiohttp.ClientResponse, recording: RecordedAnswer | None) -> CIMultiDict[str]:
-    """Return the headers for the client: those of the server, and the names of the rollouts."""
+    """Return the headers for the client: the server's headers, and the names of the recorded rollouts."""
     found = CIMultiDict(
         (name, value) for name, value in answer.headers.items() if name.lower() not in _CONNECTION_HEADERS
     )

@@ -12,7 +12,7 @@ from topr_trl.recording.redaction import Redactor, without_tokens
 from topr_trl.recording.settings import PASS, RecordArguments
 from topr_trl.recording.store import Call, State, StorageFullError, Store
 
-_MOST_IDS = 200  # ids in the header of an answer. Many clients read headers of at most 8 KB.
+_MOST_IDS = 200  # maximum number of names in the header. Many clients read headers of at most 8 KB.
 
 
 class Writer:
@@ -25,13 +25,14 @@ class Writer:
 
     def __init__(self, args: RecordArguments, store: Store) -> None:
         self.store, self.redact = store, Redactor(args.redact or ())
-        # Without salt, others could hash guesses of the text that was blanked out, and compare.
+        # Without salt, others could hash guesses of the blanked-out text, and compare the hashes. Each start has a new
+        # salt, so the recorder does not recognize conversations from before a restart.
         self.salt = secrets.token_hex(16) if self.redact else ""
         self._passes_on = args.on_full == PASS
 
     @contextmanager
     def full_is_fine(self) -> Iterator[None]:
-        """Ignore an error about a full disk if `on_full` is `pass`."""
+        """Ignore a StorageFullError if `on_full` is `pass`."""
         try:
             yield
         except StorageFullError:
@@ -47,8 +48,8 @@ class RecordedAnswer:
         call (`Call`): Call, as `Store.begin` returns it.
         endpoint (`str`): `CHAT` or `TEXT`.
         asked (`Mapping[str, Any]`): Request of the client.
-        prompt_is_redacted (`bool`): Whether the stored request differs from what the model read.
-        hides (`bool`): Whether the answer has values that the client did not ask for.
+        prompt_is_redacted (`bool`): Whether text of the stored request was blanked out.
+        hides (`bool`): Whether to hide the token ids and log-probabilities that only the recorder requested.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class RecordedAnswer:
         self.answer = Assembler(endpoint)
         self.error: str | None = None
         self.ended = False
-        self.lacks_chunks = False  # whether a chunk could not be stored
+        self.lacks_chunks = False  # whether an event could not be stored
 
     @property
     def header(self) -> str | None:
@@ -91,7 +92,8 @@ class RecordedAnswer:
             StorageFullError: the event cannot be stored, and `on_full` is `refuse`.
         """
         if data == "[DONE]":
-            self.end()  # A client may continue the answer as soon as it has this mark.
+            # Store the end before the client gets this mark, because the client may continue the answer at once.
+            self.end()
             return data
         try:
             event = json.loads(data)
@@ -103,8 +105,8 @@ class RecordedAnswer:
             self.error = _message_of(event) or "The server reported an error."
             return data
         self.answer.add(event)
-        # A match may span several events, so answers are stored at their end if there are patterns. After a chunk that
-        # could not be stored, no other is: recovery joins the chunks, and a gap would change the text.
+        # With redaction, the answer is stored only at its end, because a match may span several events. If an event
+        # cannot be stored, skip all later events: recovery joins the stored events, and a gap would change the text.
         if not self.writer.redact and not self.lacks_chunks:
             with self.writer.full_is_fine():
                 self.lacks_chunks = True
@@ -134,7 +136,7 @@ class RecordedAnswer:
         return json.dumps(self.shown(answer)).encode() if self.hides else content
 
     def end(self, why: str | None = None) -> None:
-        """Store the end of a stream, or of an answer that did not arrive completely. Do nothing the second time.
+        """Store the end of a stream, or of an incomplete answer. Do nothing if the end is already stored.
 
         Args:
             why (`str`, *optional*): Reason, if the answer did not arrive completely.

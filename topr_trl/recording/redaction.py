@@ -1,4 +1,4 @@
-"""Blank out text before it is stored."""
+"""Blank out matches of regular expressions before the recorder stores text."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ BLANK = "[redacted]"
 
 
 class Redactor:
-    r"""Callable that blanks out the matches of patterns in all text of a JSON value.
+    r"""Callable that blanks out all matches of some patterns in the text of a JSON value.
 
     Args:
         patterns (`Sequence[str]`): Regular expressions.
@@ -37,7 +37,7 @@ class Redactor:
         """Return the value with `BLANK` for each match, and whether there was a match.
 
         Args:
-            value (`Any`): JSON value. Its numbers stay as they are.
+            value (`Any`): JSON value. Numbers do not change.
         """
         if not self._patterns:
             return value, False
@@ -58,7 +58,7 @@ class Redactor:
 
 
 def without_tokens(response: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a response without its tokens, because they would show the text that was blanked out.
+    """Return a response without token ids and log-probabilities, which would reveal blanked-out text.
 
     Args:
         response (`Mapping[str, Any]`): Answer of the server.

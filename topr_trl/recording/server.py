@@ -16,7 +16,7 @@ from topr_trl.recording.proxy import Proxy
 from topr_trl.recording.settings import RecordArguments
 from topr_trl.recording.store import Store
 
-_SECONDS_TO_END = 2.5  # half of the time for running answers to end after Ctrl+C, because aiohttp waits twice
+_SECONDS_TO_END = 2.5  # aiohttp waits for this time twice, so running answers have 5 seconds to end after Ctrl+C
 _SECONDS_TO_KEEP = 2.0  # time to keep an idle connection. vLLM's server (uvicorn) closes it after 5 seconds.
 
 
@@ -50,12 +50,12 @@ def application(args: RecordArguments, store: Store, session: aiohttp.ClientSess
     Args:
         args (`RecordArguments`): Settings.
         store (`Store`): Database.
-        session (`aiohttp.ClientSession`): Connections to the server.
+        session (`aiohttp.ClientSession`): HTTP session for requests to the model server.
     """
     app = web.Application(middlewares=[protect(args)], client_max_size=args.max_body_mb * 2**20)
     proxy = Proxy(args, store, session)
     grading = Grading(args, store, proxy.writer.redact)
-    for path in ("/rewards", "/v1/rewards"):  # Applications know their base URL, which ends in /v1.
+    for path in ("/rewards", "/v1/rewards"):  # Applications can send rewards to their base URL, which ends in /v1.
         app.router.add_post(path, grading.reward)
     app.router.add_post("/v1/{endpoint:chat/completions|completions}", proxy.record)
     app.router.add_route("*", "/v1/{endpoint:.+}", proxy.pass_on)
@@ -66,7 +66,7 @@ def application(args: RecordArguments, store: Store, session: aiohttp.ClientSess
 
 
 def connections(args: RecordArguments) -> aiohttp.ClientSession:
-    """Return the connections to the server. They keep no cookies, because several clients share them.
+    """Return an HTTP session for the model server. It keeps no cookies, because several clients share it.
 
     Args:
         args (`RecordArguments`): Settings.
@@ -106,7 +106,7 @@ async def _serve(args: RecordArguments) -> None:
 
 
 async def _check_server(args: RecordArguments, session: aiohttp.ClientSession) -> None:
-    """Print a note if the model server does not answer, or lacks the path. The server may start later."""
+    """Print a note if the model server does not answer, or has no path `/models`. The server may start later."""
     url = f"{args.upstream}/models"
     headers = {"Authorization": f"Bearer {args.upstream_key}"} if args.upstream_key else {}
     try:

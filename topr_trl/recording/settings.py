@@ -61,7 +61,7 @@ class RecordArguments:
     def __post_init__(self) -> None:
         check_types(self, RecordArguments)
         check_choice(self, token_ids=(AUTO, ALWAYS, NEVER), on_full=(REFUSE, PASS))
-        Redactor(self.redact or ())
+        Redactor(self.redact or ())  # checks the patterns
         parts = urlsplit(self.upstream)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"upstream must be a URL such as http://127.0.0.1:8000/v1, not {self.upstream!r}.")
@@ -104,5 +104,5 @@ class RecordArguments:
 
     @property
     def upstream_key(self) -> str | None:
-        """API key for the server, from the environment. With neither key nor token, the client's own key is sent."""
+        """API key for the server, from the environment. Without it and `token`, the server gets the client's key."""
         return os.environ.get(KEY_VARIABLE) or None

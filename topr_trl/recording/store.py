@@ -21,7 +21,7 @@ from topr_trl.recording.answers import Assembler
 
 NAME = "recording.sqlite"
 RATING = "rating"  # name of the reward that a person gives on the page
-_FORMAT = "1"  # must change when databases of earlier versions cannot be read any more
+_FORMAT = "1"  # must change if this version cannot read the databases of earlier versions
 _FULL = {  # error codes for a database that cannot be written
     sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY,
 }  # fmt: skip
@@ -49,7 +49,7 @@ CREATE TABLE IF NOT EXISTS rewards (
 
 
 class State(StrEnum):
-    """State of a call."""
+    """Progress of a call, as stored in the column `state`."""
 
     OPEN = "open"  # the answer is being received
     FINISHED = "finished"
@@ -88,7 +88,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / NAME
-        self._continued: dict[int, tuple[Any, ...]] = {}  # by open call: the answer that it continues
+        self._continued: dict[int, tuple[Any, ...]] = {}  # by open call: key and place of the continued answer
         self._connection = sqlite3.connect(self.path, isolation_level=None)
         try:
             self._connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + _SCHEMA)
@@ -104,7 +104,7 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[Any]:
-        """Yield the function that runs a statement. Commit at the end, or roll back after an error.
+        """Yield a function that runs an SQL statement. Commit at the end, or roll back after an error.
 
         Raises:
             StorageFullError: the database cannot be written.
@@ -124,7 +124,7 @@ class Store:
             raise
 
     def recover(self) -> int:
-        """End the calls that were open when an earlier recorder was killed, and return their number."""
+        """End the calls that an earlier recorder left open, keep their partial answers, and return their number."""
         run = self._connection.execute
         calls = run("SELECT id, endpoint FROM calls WHERE state = 'open'").fetchall()
         for call, endpoint in calls:
@@ -150,13 +150,13 @@ class Store:
         Args:
             endpoint (`str`): Path of the API, such as `chat/completions`.
             request (`Mapping[str, Any]`): Body of the request.
-            rollout (`str` or `None`): Name of the rollout. If None, each choice gets a new rollout, but the first one
-                stays in the rollout that the call continues.
+            rollout (`str` or `None`): Name of the rollout. If None, each choice gets a new rollout. If the call
+                continues an earlier answer, the first choice gets the rollout of that answer instead.
             choices (`int`): Number of choices that the request asks for.
             continues (`str`, *optional*): Key of the conversation that the request continues.
             served_model (`str`, *optional*): Path or name of the model's weights.
             model_revision (`str`, *optional*): Revision of the weights.
-            redacted (`bool`, defaults to `False`): Whether the request differs from what the model read.
+            redacted (`bool`, defaults to `False`): Whether text of the request was blanked out.
         """
         now, continued = time.time(), None
         new = uuid.uuid4().hex
@@ -171,7 +171,7 @@ class Store:
                 ).fetchone()
                 if earlier is not None:
                     names[0], continued = earlier[0], (continues, *earlier[1:])
-                    # A second choice or request that continues the same answer is a different rollout.
+                    # Remove the key, so that another request that continues the same answer starts a new rollout.
                     run("UPDATE parts SET conversation = NULL WHERE (rollout, call, choice) = (?, ?, ?)", earlier[1:])
             call = run(
                 "INSERT INTO calls (started, endpoint, state, request, served_model, model_revision, redacted) "
@@ -208,12 +208,12 @@ class Store:
 
         Args:
             call (`int`): Number of the call.
-            state (`State`): State of the call. A call without an answer has failed.
+            state (`State`): State of the call. If the response has no choices, `FAILED` is stored instead.
             response (`Mapping[str, Any]`, *optional*): Body of the answer.
             conversations (`Sequence[str | None]`, *optional*): For each choice, the key of the conversation that ends
                 with the choice. A later request with this key continues the choice.
             error (`str`, *optional*): Error message.
-            redacted (`bool`, defaults to `False`): Whether the response differs from what the model wrote.
+            redacted (`bool`, defaults to `False`): Whether text of the response was blanked out.
         """
         state = state if response is not None and response.get("choices") else State.FAILED
         continued = self._continued.pop(call, None)
@@ -223,7 +223,7 @@ class Store:
                 (time.time(), state, None if response is None else _dumped(response), error, redacted, call),
             )
             run("DELETE FROM chunks WHERE call = ?", (call,))
-            if state == State.FAILED and continued is not None:  # Clients often send a failed call again.
+            if state == State.FAILED and continued is not None:  # Restore the key: clients often retry.
                 run("UPDATE parts SET conversation = ? WHERE (rollout, call, choice) = (?, ?, ?)", continued)
             for choice, key in enumerate(conversations):
                 run("UPDATE parts SET conversation = ? WHERE call = ? AND choice = ?", (key, call, choice))
@@ -247,15 +247,15 @@ class Store:
                 run("REPLACE INTO rewards VALUES (?, ?, ?, ?, ?)", (found[0], name, reward, comment, time.time()))
         return True
 
-    # Views for the page. They have their own connection, because they run in other threads.
+    # The page calls these methods in other threads, so each opens a connection of its own.
 
     def latest(self, graded: bool | None, before: int | None, limit: int) -> list[dict[str, Any]]:
-        """Return the latest rollouts. Each has only its last call, without tokens.
+        """Return the latest rollouts, newest first. Each has only its last call, without tokens.
 
         Args:
             graded (`bool` or `None`): True returns only rollouts with a rating. False returns only rollouts without a
                 rating that have an answer. None returns all rollouts.
-            before (`int` or `None`): Return only rollouts with a smaller number. None returns the latest.
+            before (`int` or `None`): Return only rollouts whose `number` is smaller. None sets no limit.
             limit (`int`): Maximum number of rollouts.
         """
         where = ["1"] if before is None else [f"id < {before:d}"]
@@ -287,11 +287,15 @@ class Store:
             return None if found is None else _rollout(connection, found[0], name, tokens=False)
 
     def totals(self, intervals: int) -> dict[str, Any]:
-        """Count all rollouts, rollouts with a reward and rollouts with a rating. Return the counts and mean rewards.
+        """Return counts of rollouts, and mean rewards over time.
 
         Args:
-            intervals (`int`): Number of intervals in which to average each reward. The intervals of a reward have about
-                the same number of rollouts.
+            intervals (`int`): Maximum number of intervals in which to average each reward. The intervals of a reward
+                have about the same number of rollouts.
+
+        Returns:
+            `dict`: numbers of all rollouts (`rollouts`), of rollouts with a reward (`rewarded`) and of rollouts with a
+                rating (`graded`). `means` has, by reward name, the start time, mean and count of each interval.
         """
         means: dict[str, list[list[float]]] = {}
         with _opened(self.path) as connection:
@@ -378,7 +382,7 @@ def _rollout(
 
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database for reading, also while a recorder writes to it."""
+    """Open a database for reading. A recorder may write to it at the same time."""
     # If there is no write-ahead log, reading creates one. `immutable` prevents this in a folder that cannot be written.
     creates_log = not Path(f"{path}-wal").exists() and not os.access(path.parent, os.W_OK)
     mode = "immutable=1" if creates_log else "mode=ro"
@@ -393,7 +397,7 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def recording_in(path: Path) -> Path | None:
-    """Return the database of a recording. Return None if the file or folder is not a recording.
+    """Return the path of a recording's database. Return None if the path is not a recording.
 
     Args:
         path (`Path`): File, or folder that `topr record` wrote.
@@ -423,7 +427,7 @@ def count_rollouts(path: Path) -> int:
 
 
 def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rollouts of a recording. Each has all reward names of the recording. A missing reward is None.
+    """Yield the rollouts of a recording. Each has all reward names of the recording, with None for a missing reward.
 
     Args:
         path (`Path`): Database of the recording.
