@@ -69,8 +69,9 @@ def test_log_mu_of_tokens_follows_the_completions():
     collate = collator("token", log_mu={(0, 1): np.array([-4.0, -5.0])})
     rows = [
         row(0, mu_logps=[-1.0, -2.0]), row(1), row(2, mu_logps=[-7.0]), row(3, prompt_length=2), row(4, mu_logps=-3.0),
+        row(5, mu_logps=[None, -1.0]),
     ]  # fmt: skip
-    expected = [-1.0, -2.0, -4.0, -5.0, *[math.nan] * 5]
+    expected = [-1.0, -2.0, -4.0, -5.0, *[math.nan] * 7]
     assert collate(rows)["mu_logps"].tolist() == pytest.approx(expected, nan_ok=True)
 
 

@@ -77,6 +77,22 @@ def test_rows_to_samples():
         reward_samples_of(Dataset.from_dict({"prompt": ["a", "b"], "reward": [None, None]}))
 
 
+def test_a_problem_has_one_greedy_row():
+    rows = {"problem_id": ["x"] * 3, "reward": [1.0, 0.5, 0.0], "temperature": [1.0, 0.0, 0.0]}
+    with pytest.raises(ValueError, match="exactly one; 1 of 1 problems"):
+        reward_samples_of(Dataset.from_dict(rows))
+    with pytest.raises(ValueError, match="`temperature` must hold numbers"):
+        reward_samples_of(Dataset.from_dict({**rows, "temperature": ["hot"] * 3}))
+
+
+def test_two_runs_without_common_rewards_cannot_be_compared():
+    first, second = (RewardSamples(np.array([[a], [b]]), [0, 1], np.array([b, a])) for a, b in ((1.0, NAN), (NAN, 1.0)))
+    with pytest.raises(ValueError, match="No problem has rewards in both runs"):
+        compare_rewards(first, second)
+    third = RewardSamples(np.array([[2.0], [NAN]]), [0, 1], np.array([2.0, NAN]))
+    assert set(compare_rewards(first, third)) == {"reward"}  # no problem has greedy rewards in both
+
+
 def test_two_runs_are_paired_by_problem(tmp_path):
     first = samples([[0.0, 1.0], [2.0, 3.0]])
     second = RewardSamples(np.array([[2.5, 3.5], [1.0, 2.0]]), [1, 0])

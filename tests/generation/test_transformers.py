@@ -87,6 +87,16 @@ def test_stop_strings(model, tokenizer, problems, pad):
         assert row["finish_reason"] == "stop"
 
 
+def test_a_stop_string_at_the_limit_ends_a_completion(model, tokenizer, problems):
+    args = SamplingArguments(num_generations=4, max_new_tokens=40)
+    whole = sample_completions(model, tokenizer, problems, args, stop_strings=("=",))
+    longest = max(len(row["completion_ids"]) for row in whole if row["completion"].endswith("="))
+    args = SamplingArguments(num_generations=4, max_new_tokens=longest)
+    rows = sample_completions(model, tokenizer, problems, args, stop_strings=("=",))
+    stopped = [row["finish_reason"] for row in rows if len(row["completion_ids"]) == longest and "=" in row["completion"]]
+    assert set(stopped) == {"stop"}
+
+
 def test_context_overflow_is_an_error_before_anything_is_drawn(model, tokenizer, problems):
     with pytest.raises(ValueError, match="context of 2048"):
         sample_completions(model, tokenizer, problems, SamplingArguments(max_new_tokens=2_040))

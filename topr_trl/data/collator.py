@@ -106,8 +106,10 @@ class Collator:
         return row.get("mu_logps", self.log_mu.get((row["dataset"], row["row"])))
 
     def _by_token(self, row: dict[str, Any]) -> FloatArray | list[float]:
-        """Return log μ of each token that the model wrote. Without one value per token, all values are NaN."""
+        """Return log μ of each token that the model wrote. All values are NaN if any is missing."""
         mu = self._known(row)
+        if isinstance(mu, list) and None in mu:
+            mu = None
         count = sum(row.get(MASK) or []) or len(row["input_ids"]) - row["prompt_length"]
         return mu if isinstance(mu, list | np.ndarray) and len(mu) == count else [torch.nan] * count
 

@@ -109,10 +109,17 @@ def shards_of(path: str | Path) -> list[Path]:
         inside = sorted({str(file.parent) for depth in ("*", "*/*") for file in path.glob(f"{depth}/*.parquet")})
         hint = f" There are some in {', '.join(inside[:4])}{' and others' if inside[4:] else ''}." if inside else ""
         raise FileNotFoundError(f"There are no rows (*.parquet) in {path}.{hint}")
-    _, is_numbered, expected = shards[0].stem.rpartition("-of-")
+    numbered = [shard.stem.rpartition("-of-") for shard in shards]
+    splits = {name.rpartition("-")[0] for name, _, count in numbered if count.isdigit()}
+    if path.is_dir() and len(splits) > 1:
+        raise FileNotFoundError(
+            f"{path} holds shards of several splits ({', '.join(sorted(splits))}). Move each split to its own folder, "
+            "or name one file."
+        )
+    _, is_numbered, expected = numbered[0]
     if path.is_dir() and is_numbered and expected.isdigit() and int(expected) != len(shards):
         more = (
-            "They belong to several splits: move each split to its own folder."
+            "There are too many: move the others to their own folder."
             if len(shards) > int(expected)
             else "Restore the missing shards."
         )

@@ -192,8 +192,8 @@ def samples_of(rows: Dataset) -> Samples:
         wrong = extracted[i] if extracted[i] != truth else f"{truth} (incorrect)"
         return None if verdicts[i] == INVALID else wrong or None
 
-    temperatures = _temperatures(rows)
-    sampled, greedy = _without_greedy(rows_of, temperatures)
+    temperatures = temperatures_of(rows)
+    sampled, greedy = without_greedy(rows_of, temperatures)
     answers = [[answer_of(i, truth) for i in place] for place, truth in zip(sampled, truths, strict=True)]
     scores = None
     if "score" in columns:
@@ -209,7 +209,7 @@ def samples_of(rows: Dataset) -> Samples:
     )
 
 
-def _temperatures(rows: Dataset) -> list[float | None]:
+def temperatures_of(rows: Dataset) -> list[float | None]:
     """Return the temperature of each row, or None if it is unknown. Rounding makes float32 and float64 values equal."""
     if TEMPERATURE not in rows.column_names:
         return [None] * len(rows)
@@ -220,7 +220,7 @@ def _temperatures(rows: Dataset) -> list[float | None]:
     return [None if value is None else round(float(value), 6) for value in values]
 
 
-def _without_greedy(
+def without_greedy(
     rows_of: Mapping[ProblemId, list[int]], temperatures: Sequence[float | None]
 ) -> tuple[list[list[int]], list[int]]:
     """Return the positions of each problem's samples, and the position of each problem's greedy row.

@@ -11,9 +11,9 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from topr_trl.data.rows import hash_prompts, id_column, need_columns, rewards_or_nan
-from topr_trl.data.sampler_logps import GREEDY, TEMPERATURE
+from topr_trl.data.sampler_logps import TEMPERATURE
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
-from topr_trl.evaluation.answers import ProblemId
+from topr_trl.evaluation.answers import ProblemId, temperatures_of, without_greedy
 from topr_trl.evaluation.bootstrap import Difference, RewardDifference, paired_bootstrap
 from topr_trl.evaluation.estimates import Estimate, Evaluation, RewardEstimate, exact_estimate, powers_of_two
 from topr_trl.evaluation.pass_and_maj_at_k import pass_at_k
@@ -80,37 +80,26 @@ def reward_samples_of(rows: Dataset) -> RewardSamples:
     need_columns(rows.column_names, ("reward",), "Rows to evaluate")
     by_id = "problem_id" in rows.column_names
     ids = id_column(rows, "problem_id") if by_id else hash_prompts(rows.with_format(None)["prompt"])
-    rewards, temperatures = rewards_or_nan(rows), _temperatures(rows)
+    rewards, temperatures = rewards_or_nan(rows), temperatures_of(rows)
     if np.isnan(rewards).all():
         raise ValueError(f"None of the {len(rewards)} rows to evaluate has a reward.")
     places: dict[ProblemId, list[int]] = {}
     for i, problem in enumerate(ids.tolist()):
         places.setdefault(problem, []).append(i)
-    greedy = [[i for i in place if temperatures[i] == GREEDY] for place in places.values()]
-    sampled = [[i for i in place if temperatures[i] != GREEDY] for place in places.values()]
-    if not any(sampled):
-        sampled = list(places.values())
+    sampled, greedy = without_greedy(places, temperatures)
     counts = {len(place) for place in sampled}
-    greedy_counts = {len(place) for place in greedy}
-    if len(counts) > 1 or len(greedy_counts) > 1:
+    if len(counts) > 1:
         raise ValueError(
-            f"Every problem needs the same number of samples and greedy rows. The {len(places)} problems have "
-            f"{min(counts)} to {max(counts)} samples, and {min(greedy_counts)} to {max(greedy_counts)} greedy rows."
+            f"Every problem needs the same number of samples. The {len(places)} problems have {min(counts)} to "
+            f"{max(counts)} samples."
         )
     known = {temperatures[i] for place in sampled for i in place}
     return RewardSamples(
         rewards[np.array(sampled)],
         list(places),
-        rewards[np.array([place[0] for place in greedy])] if any(greedy) else None,
+        rewards[np.array(greedy)] if greedy else None,
         [] if None in known else sorted(value for value in known if value is not None),
     )
-
-
-def _temperatures(rows: Dataset) -> list[float | None]:
-    """Return the temperature of each row, or None if it is unknown. Rounding makes float32 and float64 values equal."""
-    if TEMPERATURE not in rows.column_names:
-        return [None] * len(rows)
-    return [None if value is None else round(value, 6) for value in rows.with_format(None)[TEMPERATURE][:]]
 
 
 def read_reward_samples(path: Path) -> RewardSamples:
@@ -239,13 +228,13 @@ def compare_rewards(
     Returns:
         `dict[str, Difference]`: differences by measure. k is a power of two, and S is the smaller number of samples.
 
-        - `"greedy reward"`, if both runs have greedy completions
+        - `"greedy reward"`, if a problem has greedy rewards in both runs
         - `"reward"`
         - `"best reward@k"` for 1 < k ≤ S
         - `"pass@k"` for k ≤ S, if there is a threshold
 
     Raises:
-        ValueError: the runs differ in their problems.
+        ValueError: the runs differ in their problems, or no problem has rewards in both runs.
     """
     if set(first.problem_ids) != set(second.problem_ids):
         raise ValueError(
@@ -257,8 +246,10 @@ def compare_rewards(
     greedy = None if second.greedy_P is None else second.greedy_P[order]
     both = first, RewardSamples(second.rewards_PS[order], first.problem_ids, greedy, second.temperatures)
     ks = powers_of_two(min(first.num_samples, second.num_samples))
+    if np.isnan(best_moments(both[0], 1)[0] + best_moments(both[1], 1)[0]).all():
+        raise ValueError("No problem has rewards in both runs, so the runs cannot be compared.")
     found: dict[str, Difference] = {}
-    if first.greedy_P is not None and greedy is not None:
+    if first.greedy_P is not None and greedy is not None and not np.isnan(first.greedy_P + greedy).all():
         found["greedy reward"] = _reward_difference(first.greedy_P, greedy, seed)
     for k in ks:
         means = [best_moments(samples, k)[0] for samples in both]

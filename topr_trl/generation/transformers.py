@@ -221,9 +221,10 @@ def _trim(
 ) -> tuple[list[int], str]:
     """Return a completion without padding, and its finish reason. Stop tokens and stop strings are kept."""
     ends = [n for n, token in enumerate(tokens) if token in eos or token == tokenizer.pad_token_id]
-    if not ends:
-        return tokens, "length" if len(tokens) >= longest else "stop"
-    before = tokens[: ends[0]]
-    # If the pad token is also the stop token, only the text shows whether a stop string ended the completion.
+    before = tokens[: ends[0]] if ends else tokens
+    # A stop string can end a completion at the limit. And if the pad token is also the stop token, only the text shows
+    # whether a stop string ended the completion.
     stopped_by_string = any(stop in tokenizer.decode(before) for stop in stop_strings)
+    if not ends:
+        return tokens, "length" if len(tokens) >= longest and not stopped_by_string else "stop"
     return (before if stopped_by_string or tokens[ends[0]] not in eos else tokens[: ends[0] + 1]), "stop"

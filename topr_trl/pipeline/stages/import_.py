@@ -83,7 +83,7 @@ class Import(Stage[ImportArguments]):
                 shard.unlink()
         if args.rollout_field:
             reader.find_runs(tqdm(chain.from_iterable(map(read_records, files)), desc="Finding runs", unit="record"))
-        conversational: bool | None = None  # whether the latest shard has messages as prompts; None until a row is read
+        conversational: bool | None = None  # whether the first row has messages as its prompt; None until a row is read
         waiting: list[tuple[Path, Part]] = []  # shards to write once `conversational` is known
         for k, records in enumerate(
             # A recording may have grown since its records were counted.
@@ -94,7 +94,7 @@ class Import(Stage[ImportArguments]):
                 continue
             part = reader.read(records)
             waiting.append((path, part))
-            if part.rows:
+            if conversational is None and part.rows:
                 conversational = isinstance(part.rows[0]["prompt"], list)
             if conversational is None:
                 continue
