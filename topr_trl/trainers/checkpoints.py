@@ -44,7 +44,7 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
                 "use an earlier checkpoint."
             ) from error
         for key, there in shapes.items():
-            # Under ZeRO-3, `shape` is empty, and `ds_shape` is the full shape.
+            # Under ZeRO-3, parameters are empty, and `ds_shape` is the full shape.
             here = tuple(getattr(parameters[key], "ds_shape", parameters[key].shape))
             if there != here:
                 raise ValueError(
