@@ -254,7 +254,7 @@ def _keys(dataset: Dataset, which_N: NDArray[np.bool_]) -> list[tuple[int, int]]
 
 
 def fingerprints(dataset: Dataset, needs_N: NDArray[np.bool_]) -> set[str]:
-    """Return the distinct values of `mu_fingerprint` among the rows that need log μ. Empty without it."""
+    """Return the distinct values of `mu_fingerprint` among the rows that need log μ. Empty without this column."""
     if "mu_fingerprint" not in dataset.column_names:
         return set()
     return set(map(str, pc.unique(column(dataset, "mu_fingerprint").filter(pa.array(needs_N))).to_pylist()))
