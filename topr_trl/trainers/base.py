@@ -107,7 +107,7 @@ class TOPRMixin(Trainer):
     _name = "TOPR"
     _paper = PAPER
     args: TOPRConfig | OfflineTOPRConfig
-    _rows_trained_on: str  # for the model card
+    _rows_trained_on: str  # description for the model card
     _order: Sampler[int] | None = None  # sampler of the training rows
     _prompts: SharedPrompts | None = None
     _is_checked = False  # whether the checks in `forward_checks` have run for the model
@@ -230,7 +230,7 @@ class TOPRMixin(Trainer):
 
     @property
     def _wants_sharing(self) -> bool:
-        """Whether to share prompts, according to `share_prompts` and the device."""
+        """Whether to share prompts. If the setting `share_prompts` is None, prompts are shared only on a CPU."""
         on = self.args.share_prompts
         return self.args.device.type == "cpu" if on is None else on
 

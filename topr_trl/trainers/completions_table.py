@@ -135,5 +135,6 @@ def show(table: dict[str, list[Any]], args: Any) -> None:
     for name in ("wandb", "trackio"):
         if name in args.report_to:
             tracker = import_module(name)
-            if name == "trackio" or tracker.run is not None:  # wandb has no run if a variable switches it off.
+            # wandb has no run if an environment variable switches it off.
+            if name == "trackio" or tracker.run is not None:
                 tracker.log({"completions": tracker.Table(dataframe=frame)})

@@ -10,7 +10,7 @@ from accelerate.utils import broadcast_object_list, is_peft_model
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-# Number of elements that are hashed of each parameter. Training changes nearly all elements, so a sample is enough.
+# Maximum number of hashed elements per parameter. Training changes nearly all elements, so a sample is enough.
 _SAMPLED = 512
 
 
@@ -74,7 +74,7 @@ def _new_adapters(model: nn.Module) -> set[tuple[str, str] | None]:
 
 
 def mu_fingerprint(model: nn.Module, temperature: float) -> str:
-    """Return the fingerprint of a model that is used as the policy μ. It ends with the temperature, unless it is 1."""
+    """Return the fingerprint of the policy μ: the fingerprint of its model, and its temperature unless that is 1."""
     return model_fingerprint(model) + _at(temperature)
 
 
@@ -90,7 +90,7 @@ def base_fingerprint(model: Any) -> str:
     adapters = [f".{name}." for name in model.peft_config]
 
     def is_base(name: str, parameter: nn.Parameter) -> bool:
-        # Trained biases of the base model change, and are in the checkpoint of the adapter.
+        # Leave out trained biases of the base model, because the checkpoint of the adapter contains them.
         return not parameter.requires_grad and not any(adapter in f"{name}." for adapter in adapters)
 
     return model_fingerprint(model, is_base)

@@ -44,7 +44,7 @@ Forward = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
 Collate = Callable[[list[dict[str, Any]]], dict[str, Tensor]]
 
 LOG_MU_FILE = "log_mu.parquet"  # name of the file in the output folder
-_AT_ONCE = 8_192  # number of rows in a part, which is saved when it is done; it limits Python objects in memory
+_AT_ONCE = 8_192  # number of rows that are computed and saved as one part, to limit memory
 _COMPARED = 1_000  # maximum number of rows whose log μ is compared with the sampler's log-probabilities
 _LOGPS = pa.list_(pa.float32())
 

@@ -139,7 +139,7 @@ def remove_evaluation(card: ModelCard) -> None:
 
 
 def adapt(card: ModelCard, repo_id: str, step: int | None = None) -> None:
-    """Adapt a card that a trainer wrote to a model that is uploaded.
+    """Adapt a card that a trainer wrote, before it is uploaded with a model.
 
     The name in the quick start becomes `repo_id`. If `step` differs from the number of steps in the card, the function
     replaces this number and removes the evaluations.

@@ -199,7 +199,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._positions = learned_positions(self.model)
         config = text_model(self.model).config.get_text_config()
         if getattr(config, "output_router_logits", False):
-            # With True, generation fails. TRL's loss does not need it: it requests the router logits as an argument.
+            # With True, generation fails. TRL's loss does not need this setting: it requests the router logits itself.
             config.output_router_logits = False
         self._is_checked = self._is_ready  # Otherwise the model is checked when training begins.
         if self._is_checked:
@@ -327,8 +327,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         train = self.model.training
         # For a batch that is used several times, TRL computes log μ with an extra forward pass. That pass is not needed
-        # if the first use is one optimizer step, because its forward pass gives log μ. So tell TRL that the batch is
-        # used once.
+        # if the first use is one optimizer step, because the forward pass of that step gives log μ. So tell TRL that
+        # the batch is used once.
         uses = self.num_iterations  # type: ignore[has-type]  # TRL sets it without an annotation
         self.num_iterations = 1
         try:

@@ -18,8 +18,8 @@ def keep_adapter_in_float32(model: nn.Module, given: dict[str, Tensor]) -> None:
         model (`torch.nn.Module`):
             Model of the trainer, after TRL's cast.
         given (`dict[str, torch.Tensor]`):
-            Result of `adapter_weights` before the cast. These weights keep their dtype. A weight that is missing here
-            was created by TRL, and becomes float32.
+            Result of `adapter_weights` before the cast. These weights keep their dtype. TRL created the adapter weights
+            that are missing in `given`, and they become float32.
     """
     if not is_quantized(model):
         return
