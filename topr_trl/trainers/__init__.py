@@ -1,1 +1,1 @@
-"""Trainers, and the modules that they share."""
+"""Trainers, and modules that several trainers share."""

@@ -1,7 +1,7 @@
 """Train with TOPR while a server generates completions: `AsyncTOPRTrainer`.
 
-This module is experimental, as its base `AsyncGRPOTrainer` is. It uses private parts of TRL 1.16, which
-tests/trainers/test_asynchronous.py lists.
+The trainer is experimental, like its base class `AsyncGRPOTrainer`. This module uses private parts of TRL 1.16.
+tests/trainers/test_asynchronous.py lists these parts.
 """
 
 import math
@@ -26,16 +26,16 @@ from topr_trl.trainers.base import TOPRMixin, path_as_text, settings_for
 if TYPE_CHECKING:
     from trl.trainer.grpo_trainer import RewardFunc
 
-_MEAN_OF = 1_024  # number of newest completions whose mean reward is the baseline "mean"
+_MEAN_OF = 1_024  # baseline="mean" is the mean reward of this many newest completions
 
 
 @dataclass
 class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
-    """Settings for [`AsyncTOPRTrainer`]: those of [`~trl.experimental.async_grpo.AsyncGRPOConfig`] and those below.
+    """Settings for [`AsyncTOPRTrainer`], in addition to those of [`~trl.experimental.async_grpo.AsyncGRPOConfig`].
 
     R is the reward after the baseline is subtracted. π is the policy in training, and μ is the policy that wrote the
-    completion. No row is dropped because of its age. `max_staleness` only limits the requests in flight, counted in
-    optimizer steps, and the number of adapters that the server keeps.
+    completion. The trainer keeps rows of any age. So `max_staleness` only sets the default of `max_inflight_tasks` and
+    the number of adapters that the server keeps.
 
     Example:
 
@@ -81,7 +81,7 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
     logging_nan_inf_filter: bool = field(
         default=False, metadata={"help": "Leave NaN and infinite losses out of the logged loss."}
     )
-    # The model card reads these settings, which the config of this trainer does not have.
+    # Constants for the model card, which reads these settings from every config. Users cannot set them.
     effective_positive_share = None
     curation = "none"
 
@@ -119,10 +119,10 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
     Algorithm 1 of [Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for
     LLMs](https://huggingface.co/papers/2503.14286). It is experimental and needs TRL 1.16.
 
-    The ratio π/μ compares the current weights with the weights that wrote the completion. So no row is dropped because
-    of its age, which is logged as `sample/staleness_mean` and `sample/staleness_max`. The loss of an optimizer step is
-    the mean over its completions, over all processes and micro-batches. TRL can split a conversation into several
-    rows. Such a conversation has no single ratio, so the trainer drops it and counts it in `topr/split_total`.
+    The ratio π/μ compares the current weights with the weights that wrote the completion. So the trainer keeps rows of
+    any age, and logs the age as `sample/staleness_mean` and `sample/staleness_max`. The loss of an optimizer step is
+    the mean over the completions of all processes and micro-batches. TRL can split a conversation into several rows.
+    A split conversation has no single ratio, so the trainer drops it and counts it in `topr/split_total`.
 
     Example:
 
@@ -200,7 +200,7 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
             self.rollout_worker._loop_cls = _WholeConversations
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Return TRL's batches, with R in place of the advantages, and without dropping old samples."""
+        """Return TRL's dataloader, with R in place of the advantages. It keeps samples of any age."""
         loader = super().get_train_dataloader()
         if self._rollout_dataset is not None:  # on the main process
             self._rollout_dataset.max_staleness = math.inf
@@ -209,6 +209,7 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> int:
         """Count the completions of an optimizer step, over all processes."""
+        # A batch has no count of its completions. It is the number of tokens divided by the mean length.
         return round(sum(float(b["global_n_forward_tokens"][0] / b["mean_seq_len"][0]) for b in batch_samples))
 
     def compute_loss(
@@ -218,10 +219,23 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
         return_outputs: bool = False,
         num_items_in_batch: int | None = None,
     ) -> Tensor:
-        """Compute the contribution of this packed row to the mean loss over the completions of the step.
+        """Compute the part of an optimizer step's mean loss that comes from one packed row.
 
-        The unpacking and the counters follow TRL's method. The completions of a packed row share the tokens of their
-        prompts, so a position can belong to several completions.
+        The unpacking and the counters follow TRL's method. In a packed row, the completions of a prompt share its
+        tokens, so a position can belong to several completions.
+
+        Args:
+            model (`torch.nn.Module`):
+                Model that computes log π.
+            inputs (`dict[str, torch.Tensor]`):
+                Packed row of this process.
+            return_outputs (`bool`, *optional*, defaults to `False`):
+                Not used.
+            num_items_in_batch (`int`, *optional*):
+                Number of completions of the optimizer step, over all processes. Trainer always passes it.
+
+        Returns:
+            `torch.Tensor`: the loss, a scalar.
         """
         row, selected = inputs["attention_mask"].bool(), inputs["token_index"] >= 0
         names = ("tree_kv_index", "tree_cu_seqlens_q", "tree_cu_seqlens_k")
@@ -240,11 +254,12 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
             inputs["old_log_probs"][selected],
             inputs["advantages"][selected],
         )
-        # The metrics need the NaN of a row without a reward. In the loss, R is then 0, since NaN would reach gradients.
+        # R is NaN for a row without a reward. The metrics need the NaN. The loss uses 0, to keep NaN out of gradients.
         weights_B = self._row_weights(policy_logps_BT.detach(), mu_logps_BT, rewards_B, mask_BT, None)
         losses_B = weighted_loss(
             policy_logps_BT, weights_B, rewards_B.nan_to_num(0.0), mask_BT, self.args.length_normalization
         )
+        # Gradients are averaged over processes, so the factor turns the average into a sum.
         loss = losses_B.sum() * self.accelerator.num_processes / num_items_in_batch
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss / self.current_gradient_accumulation_steps
@@ -276,7 +291,7 @@ def _by_completion(
 
 
 class _AfterBaseline:
-    """Queue that replaces the `advantage` of each sample with R. R is NaN for a sample without a reward."""
+    """Queue that replaces the `advantage` of each sample of TRL's queue with R. Without a reward, R is NaN."""
 
     def __init__(self, samples: Any, baseline: float | str) -> None:
         self.samples, self.baseline = samples, baseline
@@ -288,7 +303,7 @@ class _AfterBaseline:
         if math.isnan(reward):
             return replace(sample, advantage=math.nan)
         self._rewards.append(reward)
-        if self.baseline == "group_mean":  # This undoes TRL's division by the standard deviation of the group.
+        if self.baseline == "group_mean":  # Undo TRL's division by the group's standard deviation plus 1e-8.
             return replace(sample, advantage=sample.advantage * (sample.metrics["reward_std"] + 1e-8))
         baseline = float(np.mean(self._rewards)) if self.baseline == "mean" else float(self.baseline)
         return replace(sample, advantage=reward - baseline)
@@ -298,7 +313,7 @@ class _AfterBaseline:
 
 
 class _WholeConversations(_AsyncRolloutLoop):
-    """Drop conversations that were split into several rows, since the ratio needs the whole conversation."""
+    """Rollout loop that drops conversations split into several rows, since the ratio needs the whole conversation."""
 
     async def _score_group(self, group: Any) -> list[RolloutSample]:
         samples = await super()._score_group(group)
@@ -311,7 +326,7 @@ class _WholeConversations(_AsyncRolloutLoop):
         if left_out:
             self._push_metrics({"topr/split_total": float(left_out)})
         if samples and not kept:
-            # A group without a row would never count as trained, and a resumed run would repeat it. So one row stays,
-            # without a reward and so without a gradient.
+            # TRL never counts a group without rows as trained, so a resumed run would repeat the group. Keep one row
+            # without a reward, which has no gradient.
             kept = [replace(samples[0], metrics={**samples[0].metrics, "reward": math.nan})]
         return kept

@@ -1,4 +1,4 @@
-"""Define the base class of the trainers: weights of the loss, metrics, checks, warnings and model card."""
+"""Define the base class of the trainers, with the weights of the loss, metrics, checks, warnings and model card."""
 
 import math
 import os
@@ -55,22 +55,32 @@ from topr_trl.user_warnings import warn_user
 
 Config = TypeVar("Config", TOPRConfig, OfflineTOPRConfig)
 
-_EXACT = 1e-4  # nats per token
+_EXACT = 1e-4  # largest difference of log π from sharing prompts, in float32 on a CPU, in nats per token
 
 
 def path_as_text(model: Any) -> Any:
-    """Return a path as text, because TRL requires text. Return a model as it is."""
+    """Convert a path to text, because TRL requires text. Return any other value unchanged."""
     return os.fspath(model) if isinstance(model, os.PathLike) else model
 
 
 def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Config]) -> Config:
     """Return the settings of a trainer, or default settings if `args` is None.
 
-    If the model is given by name, the settings make TRL read its weights from safetensors.
+    If the model is given by name, set `model_init_kwargs` to load its weights only from safetensors.
+
+    Args:
+        trainer (`str`):
+            Name of the trainer, for the error.
+        model (`Any`):
+            Model, name of a model on the Hub, or folder.
+        args ([`TOPRConfig`] or [`OfflineTOPRConfig`], *optional*):
+            Settings. `None` creates default settings with the output folder `MODEL-TOPR`.
+        kind (`type`):
+            Class that the settings must have.
 
     Raises:
         TypeError: `args` is not an instance of `kind`.
-        FileNotFoundError: there is no such folder.
+        FileNotFoundError: `model` is the path of a folder that does not exist.
         ValueError: the folder has no usable weights (see `from_safetensors`), or only an adapter.
     """
     if args is None:
@@ -85,22 +95,22 @@ def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Confi
 
 
 def say(what: str, args: TOPRConfig | OfflineTOPRConfig) -> None:
-    """Print a line on the main process, unless progress bars are switched off."""
+    """Print a message on the main process, unless the setting `disable_tqdm` is on."""
     if PartialState().is_main_process and not args.disable_tqdm:
         print(f"TOPR: {what}", flush=True)
 
 
 class TOPRMixin(Trainer):
-    """Base class of the TOPR trainers. It must precede TRL's trainer in the list of bases."""
+    """Base class of the TOPR trainers. In a list of base classes, it must precede TRL's trainer."""
 
     _tag_names = ["trl", "topr"]
     _name = "TOPR"
     _paper = PAPER
     args: TOPRConfig | OfflineTOPRConfig
-    _rows_trained_on: str  # for the model card
+    _rows_trained_on: str  # description for the model card
     _order: Sampler[int] | None = None  # sampler of the training rows
     _prompts: SharedPrompts | None = None
-    _is_checked = False  # whether the forward pass of the model has been checked
+    _is_checked = False  # whether the checks in `forward_checks` have run for the model
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
@@ -127,7 +137,7 @@ class TOPRMixin(Trainer):
         """Evaluations for the model card, for instance `topr_trl.Evaluations(before=..., after=...)`.
 
         Raises:
-            TypeError: a new value is not a `topr_trl.Evaluations`.
+            TypeError: the property is set to a value that is neither a `topr_trl.Evaluations` nor None.
         """
         return self._evaluations
 
@@ -161,7 +171,8 @@ class TOPRMixin(Trainer):
             mask_BT: (B, T) completion mask.
             shown_rows: (B + idle,) row numbers for the table of completions, or None if no table is logged.
             idle: number of rows with R = 0 that the forward pass skipped.
-            counts: whether to include the rows in the metrics. False for rows that only keep the processes in sync.
+            counts: whether to include the rows in the metrics. False for a placeholder row, which a process computes if
+                it has no rows left but other processes do.
 
         Returns:
             Detached weights, shape (B,), or (B, T) with a ratio per token.
@@ -185,12 +196,12 @@ class TOPRMixin(Trainer):
 
     @property
     def _ratio_is_one(self) -> bool:
-        """Whether π = μ for every row of the current mode, so that weights and ratios are not worth logging."""
+        """Whether π = μ for every row in the current mode (`train` or `eval`). If so, ratios are not logged."""
         return False
 
     @property
     def _is_ready(self) -> bool:
-        """Whether the model can compute now. It cannot if training will first shard it or move it to a device."""
+        """Whether the model can compute before training begins. If not, training first shards or moves the model."""
         sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
         return not sharded and next(self.model.parameters()).device.type == self.args.device.type
 
@@ -202,7 +213,10 @@ class TOPRMixin(Trainer):
     def _depends_on_batch(
         self, model: nn.Module, log_probs: LogProbs, tokenizer: PreTrainedTokenizerBase, temperature: float
     ) -> bool:
-        """Whether log π of a row depends on its batch, measured on two short texts. See `depends_on_batch`."""
+        """Whether log π of a row depends on its batch, measured on two short texts. See `depends_on_batch`.
+
+        Return False without a measurement if a text has fewer than two tokens, and so no log π.
+        """
         sequences = probes(self.model, tokenizer)
         if min(map(len, sequences)) < 2:
             return False
@@ -211,17 +225,17 @@ class TOPRMixin(Trainer):
                 self.model, model, log_probs, sequences, temperature, self._is_half, self.accelerator.autocast
             )
         except ValueError:
-            check_finite(self.model, "The model to train")  # If weights are NaN, this error is clearer.
+            check_finite(self.model, "The model to train")  # If weights are NaN, this check raises a clearer error.
             raise
 
     @property
     def _wants_sharing(self) -> bool:
-        """Whether to share prompts, according to `share_prompts` and the device."""
+        """Whether to share prompts. If the setting `share_prompts` is None, prompts are shared only on a CPU."""
         on = self.args.share_prompts
         return self.args.device.type == "cpu" if on is None else on
 
     def _install_sharing(self) -> None:
-        """Share prompts between adjacent rows, if the attention of the model can be replaced."""
+        """Share prompts between adjacent rows. If the model's attention cannot be replaced, print the reason."""
         try:
             self._prompts = SharedPrompts(text_model(self.model))
         except ValueError as error:
@@ -235,8 +249,8 @@ class TOPRMixin(Trainer):
             return
         was_training = model.training
         model.eval()
-        # In float32 on a CPU, even a small difference is more than rounding. For instance, older releases of
-        # transformers ignore the softcap of Gemma 2 with "sdpa".
+        # In float32 on a CPU, rounding stays below `_EXACT`. This tight limit also finds small errors: for instance,
+        # older releases of transformers ignore the softcap of Gemma 2 with "sdpa".
         is_exact = self.args.device.type == "cpu" and not self._is_half
         with self.accelerator.autocast():
             limit = _EXACT if is_exact else tolerance(self._is_half)
@@ -246,7 +260,8 @@ class TOPRMixin(Trainer):
         if why_not is not None:
             if self._is_checked:
                 self._prompts.remove()
-            self._prompts.enabled = False  # The `forward` of a wrapped model stays replaced.
+            # Without `remove`, a wrapped model keeps the replaced `forward`, so sharing is also switched off in it.
+            self._prompts.enabled = False
             self._prompts = None
             self._say_not_shared(why_not)
 
@@ -255,7 +270,7 @@ class TOPRMixin(Trainer):
         say(f"prompts are computed again for each completion, because {name} cannot share them: {why}.", self.args)
 
     def _add_computed_tokens(self) -> None:
-        """Log the share of a batch's tokens that its forward pass computed."""
+        """Log the share of a batch's tokens that the forward pass computed, if prompts are shared."""
         if self._prompts is not None:
             self._metrics[self._mode]["topr/computed_tokens"].append(self._prompts.computed_part)
 
@@ -270,10 +285,14 @@ class TOPRMixin(Trainer):
             **kwargs (`Any`):
                 Other arguments of `transformers.Trainer.train`.
 
+        Returns:
+            `TrainOutput`: number of steps, mean training loss and metrics, as `transformers.Trainer.train` returns.
+
         Raises:
             FloatingPointError: a weight, loss or gradient is NaN or infinite.
-            ValueError: no parameter can be trained, or a file of the checkpoint is damaged or missing. Offline, the
-                rows have malformed log μ or log μ of a different model, or log μ of the resumed run is missing.
+            ValueError: no parameter can be trained. Or the checkpoint is missing, damaged, incomplete, or from a
+                different kind of trainer. Offline, the rows have malformed log μ or log μ of a different model, or log
+                μ of the resumed run is missing.
         """
         check_finite(self.model, "The model to train")
         if self._will_train and not any(parameter.requires_grad for parameter in self.model.parameters()):
@@ -295,7 +314,7 @@ class TOPRMixin(Trainer):
         return bool(self.args.num_train_epochs) or self.args.max_steps > 0
 
     def _checked_checkpoint(self, checkpoint: str | bool | None) -> Path | None:
-        """Check and return the checkpoint to resume from. Return None for a new run."""
+        """Check the checkpoint to resume from, and return its folder. Return None for a new run."""
         folder = self.args.output_dir
         if checkpoint is True and (checkpoint := get_last_checkpoint(folder)) is None:
             raise ValueError(f"There is no checkpoint in {folder} to resume from.")
@@ -309,13 +328,13 @@ class TOPRMixin(Trainer):
         return Path(checkpoint)
 
     def _before_training(self, checkpoint: Path | None) -> None:
-        """Prepare training before a checkpoint is loaded."""
+        """Prepare training before Trainer loads the checkpoint, if there is one. Subclasses extend this method."""
 
     def _training_begins(self, model: nn.Module) -> None:
-        """Run tasks that need the model on its device and, with FSDP or ZeRO, sharded."""
+        """Run tasks that need the model on its device, sharded under FSDP and ZeRO. Subclasses override this method."""
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the batches of an evaluation set, including an incomplete last batch."""
+        """Return the dataloader of an evaluation set. It always keeps an incomplete last batch."""
         drop_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
         try:
             return super().get_eval_dataloader(*args, **kwargs)
@@ -323,9 +342,9 @@ class TOPRMixin(Trainer):
             self.args.dataloader_drop_last = drop_last
 
     def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """Evaluate one dataset, and log its row metrics with the same prefix as its loss."""
+        """Evaluate one dataset. Its row metrics are logged with the same prefix as its loss."""
         self._metric_prefix = metric_key_prefix
-        self._row_metrics["eval"] = RowMetrics()  # `predict` does not log, so rows may remain.
+        self._row_metrics["eval"] = RowMetrics()  # `predict` does not log, so rows of a prediction may be left over.
         self._metrics["eval"].clear()
         return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
 
@@ -352,19 +371,28 @@ class TOPRMixin(Trainer):
             raise OSError(f"The model cannot be written to {folder}: {error}") from error
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Save the random state, and wait for the other processes, since the next file completes the checkpoint."""
+        """Save the random state, and wait until all processes have saved theirs.
+
+        The next file that Trainer writes, `trainer_state.json`, marks the checkpoint as complete.
+        """
         super()._save_rng_state(output_dir)
         self.accelerator.wait_for_everyone()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the metrics of `topr_trl.trainers.metrics.row_metrics` to TRL's log.
 
+        Args:
+            logs (`dict[str, float]`):
+                Metrics that Trainer logs. See `transformers.Trainer.log`.
+            start_time (`float`, *optional*):
+                Start time of training. See `transformers.Trainer.log`.
+
         Raises:
             FloatingPointError: the loss or the norm of its gradient is NaN or infinite.
         """
         if "train_runtime" in logs and not self.state.global_step:
-            return  # Summary of a run without a step. See OfflineTOPRTrainer.compute_log_mu.
-        # The loss scaler of float16 skips steps with an infinite norm.
+            return  # Skip the summary of a run without a step. See OfflineTOPRTrainer.compute_log_mu.
+        # With float16, an infinite norm is normal: the loss scaler skips the step.
         scaled = self.accelerator.mixed_precision == "fp16"
         for name in ["loss"] if scaled else ["loss", "grad_norm"]:
             if not math.isfinite(logs.get(name) or 0.0):
@@ -382,9 +410,9 @@ class TOPRMixin(Trainer):
                 dead, self.state.global_step, self.state.max_steps, self.state.logging_steps
             )
         for values in collected.values():
-            if values and isinstance(values[0], Tensor):  # These values are still on the device.
+            if values and isinstance(values[0], Tensor):  # Wait for the device once, not for each value.
                 values[:] = [torch.stack(values).mean().item()]
-        if self._mode == "eval":  # TRL gives the metrics of all evaluation sets the same names.
+        if self._mode == "eval":  # TRL would give the metrics of all evaluation sets the same names.
             logs.update({f"{self._metric_prefix}_{name}": _mean(values) for name, values in collected.items()})
             collected.clear()
         super().log(logs, start_time)
@@ -427,7 +455,10 @@ class TOPRMixin(Trainer):
         card.save(folder / "README.md")
 
     def _say_share(self, rewards: FloatArray, args: TOPRConfig | OfflineTOPRConfig) -> None:
-        """Print, once, the effective share of positives among the first rows."""
+        """Print the effective share of positives among the rewards R, unless it is 1 or negatives have no weight.
+
+        Each trainer prints it once, so online it describes the first generation batch with negatives.
+        """
         share = effective_positive_share(rewards)
         if self._said_share or not share < 1 or args.limits.b_neg == 0:
             return
@@ -446,9 +477,9 @@ class TOPRMixin(Trainer):
         )
 
     def _warn_about_signs(self, curated: Curated, zeros: bool, args: TOPRConfig | OfflineTOPRConfig) -> None:
-        """Warn, once each, if all rows are positive, all are negative, or none has a reward.
+        """Warn if all rows are positive, all are negative, or none has a reward. Give each warning only once.
 
-        `zeros` says whether a raw reward is 0. `args` is passed, because offline `self.args` is not set yet.
+        `zeros` says whether any raw reward is 0. `args` are the settings, because offline `self.args` is not set yet.
         """
         positives, negatives = curated.available_positives, curated.available_negatives
         signs = (positives > 0, negatives > 0)
@@ -476,16 +507,16 @@ class TOPRMixin(Trainer):
 
 
 def _mean(values: list[float]) -> Any:
-    """Return the mean of the values that are not NaN. Return None if all are NaN, because JSON has no NaN."""
+    """Return the mean of the values that are not NaN. If all are NaN, return None, because JSON has no NaN."""
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known) if known else None
 
 
 class _Beginning(TrainerCallback):
-    """Call `_training_begins` of a trainer, and pass the number of each epoch to its sampler.
+    """Callback that calls the trainer's `_training_begins`, and passes the number of each epoch to its sampler.
 
-    Accelerate does not pass the number if a run with several processes is resumed, because it wraps the dataloader to
-    skip batches.
+    If a run with several processes is resumed, Accelerate wraps the dataloader to skip batches. It then does not pass
+    the number of the epoch to the sampler.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -500,9 +531,9 @@ class _Beginning(TrainerCallback):
 
 
 def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
-    """Warn if the weights have half precision, in which a step of the paper's size rounds to nothing."""
+    """Warn if the weights to train are float16 or bfloat16. Updates at the paper's learning rate round to nothing."""
     trained = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
-    # DeepSpeed keeps float32 weights of its own.
+    # DeepSpeed keeps a float32 copy of the weights.
     if trained and not is_deepspeed and not is_peft_model(model):
         warn_user(
             f"The weights to train are {trained.pop()}, without a float32 copy: updates smaller than about 1/256 of a "
@@ -512,7 +543,7 @@ def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
 
 
 def _refuse_adapted_tokens(model: nn.Module) -> None:
-    """Raise a ValueError if an adapter trains tokens of the output head, since TRL's fused head ignores the adapter."""
+    """Raise a ValueError if an adapter changes tokens of the output head, because TRL's fused head ignores it."""
     head = text_model(model).get_output_embeddings()
     if hasattr(head, "token_adapter"):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Check weights and checkpoints, and store the fingerprint of the starting model."""
+"""Check weights and checkpoints, and store the fingerprint of the starting model in checkpoints."""
 
 import json
 from collections.abc import Iterable
@@ -14,19 +14,21 @@ from transformers.trainer_callback import ExportableState
 
 from topr_trl.trainers.fingerprints import _at, base_fingerprint, mu_fingerprint
 
-_MAY_BE_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # float8 has no norm
+_MAY_BE_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # torch computes no norm of float8
 
 
 def check_files(name: str | Path, model: nn.Module | None = None) -> None:
-    """Check the headers of the safetensors files in a folder. The name of a model on the Hub is not checked.
+    """Check the headers of the safetensors files in a folder. A model on the Hub is not checked.
 
     Args:
-        name: folder or name of the model.
-        model: if given, weights must have the shape of the model's parameter with the same name.
+        name (`str` or `Path`):
+            Folder of the model, or its id on the Hub.
+        model (`torch.nn.Module`, *optional*):
+            Model to load the weights into. If given, a weight must have the shape of the parameter with the same name.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: a file is truncated, or the shape of a weight differs from `model`.
+        FileNotFoundError: `name` starts like a path, and there is no such folder.
+        ValueError: a file is damaged, or the shape of a weight differs from `model`.
     """
     if str(name).startswith((".", "/", "~")) and not Path(name).is_dir():
         raise FileNotFoundError(f"There is no folder {name}. Use the folder of a model, or a model id on the Hub.")
@@ -42,7 +44,8 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
                 "use an earlier checkpoint."
             ) from error
         for key, there in shapes.items():
-            here = tuple(getattr(parameters[key], "ds_shape", parameters[key].shape))  # full shape, under ZeRO-3
+            # Under ZeRO-3, parameters are empty, and `ds_shape` is the full shape.
+            here = tuple(getattr(parameters[key], "ds_shape", parameters[key].shape))
             if there != here:
                 raise ValueError(
                     f"{path} belongs to another model: {key} has shape {there} in the file and {here} in the model."
@@ -50,7 +53,7 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
 
 
 def refuse_adapter(name: str | Path) -> None:
-    """Raise a ValueError if a folder has only an adapter, since transformers would load it frozen."""
+    """Raise a ValueError if a folder has an adapter but no model. transformers would load the adapter frozen."""
     folder = Path(name)
     config = folder / "adapter_config.json"
     if not config.is_file() or (folder / "config.json").is_file():
@@ -68,12 +71,21 @@ def refuse_adapter(name: str | Path) -> None:
 
 
 def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return arguments of `from_pretrained` that load only safetensors, unless `loading` sets `use_safetensors`.
+    """Add `use_safetensors=True` to arguments of `from_pretrained`, because reading a pickle can run code.
+
+    Args:
+        name (`str`):
+            Folder of the model, or its id on the Hub.
+        loading (`dict[str, Any]`, *optional*):
+            Arguments of `from_pretrained`. If they set `use_safetensors`, this value is kept.
+
+    Returns:
+        `dict[str, Any]`: the arguments with `use_safetensors`.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: a file is truncated (see `check_files`), or the folder has only pickled weights. For a model on the
-            Hub, transformers raises the error.
+        FileNotFoundError: `name` starts like a path, and there is no such folder.
+        ValueError: a file is damaged (see `check_files`), or the folder has only pickled weights. If a model on the
+            Hub has only pickled weights, transformers raises an error when it loads them.
     """
     check_files(name)
     loading = {"use_safetensors": True, **(loading or {})}
@@ -88,13 +100,16 @@ def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[s
 
 
 class StartingModel(TrainerCallback, ExportableState):
-    """Store the fingerprint of the starting model in each checkpoint, in `trainer_state.json`.
+    """Callback that stores the fingerprint of the starting model in `trainer_state.json` of each checkpoint.
 
     A resumed run cannot compute the fingerprint, because its script may load a model with different weights.
 
     Attributes:
-        model: fingerprint of the policy μ. See `mu_fingerprint`.
-        base: fingerprint of the weights below an adapter, which are not in the checkpoint. Empty without an adapter.
+        model (`str`):
+            Fingerprint of the starting model. See `mu_fingerprint`.
+        base (`str`):
+            Fingerprint of the base model of an adapter, whose weights are not in the checkpoint. Empty without an
+            adapter.
     """
 
     def __init__(self) -> None:
@@ -105,13 +120,24 @@ class StartingModel(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"model": self.model, "base": self.base}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Add this callback to the state of an older checkpoint, because Trainer reads that entry when it saves."""
+        """Add an entry for this callback to the training state if an older checkpoint has none.
+
+        Trainer reads the entry when it saves a checkpoint, and would fail without it.
+        """
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())
 
     def begin(self, model: nn.Module, temperature: float, checkpoint: Path | None) -> None:
         """Compute the fingerprints of the model, or read them from the checkpoint.
 
-        A checkpoint of topr_trl 0.2.0 has no fingerprints. Its run must be resumed with the starting model.
+        A checkpoint of topr_trl 0.2.0 has no fingerprints. To resume it, load the model that its run started with.
+
+        Args:
+            model (`torch.nn.Module`):
+                Model to train.
+            temperature (`float`):
+                Temperature at which log π is computed.
+            checkpoint (`Path`, *optional*):
+                Checkpoint to resume from. `None` for a new run.
 
         Raises:
             ValueError: the checkpoint has a different base model or temperature.
@@ -135,17 +161,17 @@ class StartingModel(TrainerCallback, ExportableState):
             )
 
 
-# File with the state and the log of the trainer, which is written last to a checkpoint.
+# File with the state and the log of the trainer. It is the last file that Trainer writes to a checkpoint.
 STATE = "trainer_state.json"
 
 
 def is_whole_checkpoint(folder: Path) -> bool:
-    """Whether a checkpoint is complete."""
+    """Whether a checkpoint is complete, and so has a readable `trainer_state.json`."""
     return _state_of(folder) is not None
 
 
 def _state_of(folder: Path) -> dict[str, Any] | None:
-    """Return the training state of a checkpoint, or None if there is none."""
+    """Return the training state of a checkpoint, or None if its file is missing or damaged."""
     try:
         return json.loads((folder / STATE).read_text())
     except (OSError, ValueError):
@@ -153,8 +179,8 @@ def _state_of(folder: Path) -> dict[str, Any] | None:
 
 
 def check_log(folder: str | Path) -> None:
-    """Raise a ValueError if a checkpoint was not written by a TOPR trainer."""
-    logs = (_state_of(Path(folder)) or {}).get("log_history", [])  # Trainer itself reports a damaged state.
+    """Raise a ValueError if the log of a checkpoint has training steps, but no metrics of a TOPR trainer."""
+    logs = (_state_of(Path(folder)) or {}).get("log_history", [])  # Trainer raises an error for a damaged state.
     of_training = [logged for logged in logs if "loss" in logged]
     if of_training and not any(name.startswith("topr/") for logged in of_training for name in logged):
         raise ValueError(
@@ -164,9 +190,9 @@ def check_log(folder: str | Path) -> None:
 
 
 def check_resumable(folder: str | Path) -> None:
-    """Raise a ValueError if a checkpoint has no optimizer, schedule or random state.
+    """Raise a ValueError if a checkpoint lacks the state of the optimizer, the schedule or the random generators.
 
-    Trainer would silently create a new optimizer, schedule or random state.
+    Without the error, Trainer would silently continue with a new state.
     """
     folder = Path(folder)
     of_deepspeed = any(folder.glob("global_step*"))  # DeepSpeed's folder has the optimizer and the schedule.
@@ -185,9 +211,9 @@ def check_resumable(folder: str | Path) -> None:
 
 
 def check_finite(model: nn.Module, what: str) -> None:
-    """Raise a FloatingPointError if a weight is NaN or infinite. `what` is the start of the message.
+    """Raise a FloatingPointError if a weight is NaN or infinite. `what` is the start of the error message.
 
-    Each process checks its own part of sharded weights. Under ZeRO-3 nothing is checked.
+    Each process checks its own part of sharded weights. Under ZeRO-3 the parameters are empty, so nothing is checked.
     """
     if not _all_finite(model.parameters()):
         bad = [name for name, parameter in model.named_parameters() if not _all_finite([parameter])]
@@ -198,19 +224,19 @@ def check_finite(model: nn.Module, what: str) -> None:
 
 
 def _all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all values are finite. If so, this waits for the device only once."""
+    """Whether all values are finite. If they are, the function waits for the device only once."""
     local = [x.to_local() if isinstance(x, DTensor) else x for x in tensors]
     values = [x.detach() for x in local if x.dtype in _MAY_BE_NAN and x.numel() and not x.is_meta]
     if not values or nn.utils.get_total_norm(values).isfinite():  # On a CPU, the norm is the fastest reduction.
         return True
-    return all(bool(x.isfinite().all()) for x in values)  # The norm can overflow although all values are finite.
+    return all(bool(x.isfinite().all()) for x in values)  # The norm can overflow even if all values are finite.
 
 
 class StopAtNaN(TrainerCallback):
-    """Stop training at a gradient with NaN or infinite values, before the optimizer uses it.
+    """Callback that stops training at a NaN or infinite gradient, before the optimizer uses the gradient.
 
-    This waits for the device once per step. With float16 the loss scaler skips such steps, so nothing is checked.
-    DeepSpeed calls this callback only after its step.
+    The check waits for the device once per step. With float16 mixed precision nothing is checked, because the loss
+    scaler skips steps with infinite gradients. Under DeepSpeed, the callback runs only after the optimizer step.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -224,7 +250,7 @@ class StopAtNaN(TrainerCallback):
 
 
 def not_finite(what: str, output_dir: str) -> FloatingPointError:
-    """Return the error that stops training at NaN or infinite values."""
+    """Return the error that stops training at a NaN or infinite value. `what` names the value."""
     return FloatingPointError(
         f"{what} is NaN or infinite, so training stops. Checkpoints in {output_dir} are from earlier steps. Look for "
         "extreme rewards or log μ in the rows, lower learning_rate, or compute in float32 or bfloat16."

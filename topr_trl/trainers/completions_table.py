@@ -26,22 +26,26 @@ WEIGHT_COLUMNS = ("weight", "log_ratio")
 
 
 class DisplayedFloat(float):
-    """Number that prints three significant digits, or nothing if it is NaN. Files have the exact value."""
+    """Float that prints three significant digits, or nothing if it is NaN. Files store the exact value."""
 
     def __str__(self) -> str:
         return "" if math.isnan(self) else f"{self:.3g}"
 
 
 class RowWeights:
-    """Collect weights and log-ratios by row number, without waiting for the device until `gather`."""
+    """Collect weights and log-ratios by row number. Only `gather` waits for the device."""
 
     def __init__(self) -> None:
         self._batches: list[tuple[Tensor, Tensor]] = []
 
     def add(self, rows_B: Tensor, kept: Tensor) -> None:
-        """Store (B,) row numbers, and the result of `topr_trl.trainers.metrics.RowMetrics.add` for these rows.
+        """Store weights and log-ratios of a batch. If R is NaN, the loss does not use the row, so both become NaN.
 
-        If R is NaN, the loss has not used the row, so the row has no weight.
+        Args:
+            rows_B (`torch.Tensor`):
+                Row numbers, shape (B,).
+            kept (`torch.Tensor`):
+                Result of `topr_trl.trainers.metrics.RowMetrics.add` for these rows, shape (B, 5).
         """
         self._batches.append((rows_B, kept[:, :2].masked_fill(kept[:, 2:3].isnan(), torch.nan)))
 
@@ -50,7 +54,10 @@ class RowWeights:
         self._batches.clear()
 
     def gather(self) -> list[tuple[int, DisplayedFloat, DisplayedFloat]]:
-        """Return and remove (row, weight, log-ratio) of all processes, which must call this method together."""
+        """Return (row number, weight, log-ratio) of the rows of all processes, and remove the rows.
+
+        All processes must call this method together.
+        """
         local = [
             (row, DisplayedFloat(weight), DisplayedFloat(log_ratio))
             for rows, values in self._batches
@@ -61,13 +68,13 @@ class RowWeights:
 
 
 class LogCompletions(TrainerCallback):
-    """Log the rows of the last optimizer step of an `OfflineTOPRTrainer` whenever training logs."""
+    """Callback that shows the rows of the last optimizer step whenever an `OfflineTOPRTrainer` logs in training."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Remove the rows of the step before."""
+        """Remove the rows of the previous step."""
         self.trainer._weights_by_row.clear()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -75,12 +82,12 @@ class LogCompletions(TrainerCallback):
         if not self.trainer.model.training:
             return
         seen = self.trainer._weights_by_row.gather()
-        # The summary at the end of training follows the log of the last step, and has no new rows.
+        # `seen` is empty for the summary at the end of training, because the log of the last step took its rows.
         if seen and state.is_world_process_zero:
             show(self._table(seen, state.global_step), args)
 
     def _table(self, seen: list[tuple[int, DisplayedFloat, DisplayedFloat]], step: int) -> dict[str, list[Any]]:
-        """Return the columns of the table, with the names of TRL's table."""
+        """Return the columns of the table, named as in TRL's table of completions."""
         numbers, weights, log_ratios = zip(*seen, strict=True)
         dataset = self.trainer.train_dataset
         decode = partial(self.trainer.processing_class.decode, skip_special_tokens=True)
@@ -102,7 +109,7 @@ class LogCompletions(TrainerCallback):
 
 
 def _completion(ids: list[int], mask: list[bool] | None, decode: Callable[[list[int]], str]) -> str:
-    """Return the text of a completion. Text that the model did not write is between ⟦ and ⟧."""
+    """Return the text of a completion, with ⟦ and ⟧ around text that the model did not write."""
     if mask is None:
         return decode(ids)
     runs = groupby(zip(ids, mask, strict=True), key=itemgetter(1))
@@ -111,7 +118,10 @@ def _completion(ids: list[int], mask: list[bool] | None, decode: Callable[[list[
 
 
 def show(table: dict[str, list[Any]], args: Any) -> None:
-    """Print a table, write it to `output_dir/completions`, and send it to wandb and trackio, as TRL does."""
+    """Write a table to `output_dir/completions`, as TRL does.
+
+    Also print the table if rich is installed, and send it to wandb and trackio if `report_to` names them.
+    """
     step = table["step"][0]
     if is_rich_available():
         print_prompt_completions_sample(
@@ -125,5 +135,6 @@ def show(table: dict[str, list[Any]], args: Any) -> None:
     for name in ("wandb", "trackio"):
         if name in args.report_to:
             tracker = import_module(name)
-            if name == "trackio" or tracker.run is not None:  # Environment variables can switch wandb off.
+            # wandb has no run if an environment variable switches it off.
+            if name == "trackio" or tracker.run is not None:
                 tracker.log({"completions": tracker.Table(dataframe=frame)})

@@ -1,4 +1,4 @@
-"""Compute fingerprints of models, to recognize log μ and checkpoints of a different model."""
+"""Compute fingerprints of models, which show whether log μ or a checkpoint belongs to a different model."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from accelerate.utils import broadcast_object_list, is_peft_model
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-# Number of elements of each parameter in the fingerprint. Training changes nearly all elements, so a sample is enough.
+# Maximum number of hashed elements per parameter. Training changes nearly all elements, so a sample is enough.
 _SAMPLED = 512
 
 
@@ -20,12 +20,18 @@ def model_fingerprint(
     """Return a short hash of a model's weights: names, shapes and evenly spaced values of its parameters.
 
     Equal weights have equal fingerprints, for any sharding and after a cast to a wider dtype. A new LoRA adapter, whose
-    B is 0, is ignored, because it does not change the model. All processes must call this function together. They get
-    the result of the main process, because the others may not have loaded the weights yet.
+    matrix B is 0, is ignored, because it does not change the model. All processes must call this function together.
+    They get the result of the main process, because the others may not have loaded the weights yet.
 
     Args:
-        model: the model.
-        is_included: function that takes the name and the parameter, and returns whether to include the parameter.
+        model (`torch.nn.Module`):
+            Model, with or without an adapter.
+        is_included (`Callable[[str, nn.Parameter], bool]`, *optional*):
+            Function that takes the name of a parameter and the parameter, and returns whether to include it. By
+            default, all parameters are included.
+
+    Returns:
+        `str`: hash of 16 hexadecimal digits.
     """
     digest = hashlib.sha256()
     new = _new_adapters(model)
@@ -50,16 +56,16 @@ def _base_name(name: str) -> str:
 
 
 def _owner_of_lora(name: str) -> tuple[str, str] | None:
-    """Return the layer and the adapter of a LoRA parameter. Return None for other parameters."""
+    """Return the names of the layer and the adapter of a LoRA parameter. Return None for other parameters."""
     layer, found, rest = name.partition(".lora_")
     return (layer, rest.split(".")[1]) if found else None
 
 
 def _new_adapters(model: nn.Module) -> set[tuple[str, str] | None]:
-    """Return the layer and the name of each LoRA adapter whose product is still 0."""
+    """Return the names of the layer and the adapter of each LoRA adapter whose product B·A is still 0."""
     is_new: dict[tuple[str, str] | None, bool] = {}
     for name, parameter in model.named_parameters():
-        if ".lora_B." in name or ".lora_embedding_A." in name:  # factors that are initialized to 0
+        if ".lora_B." in name or ".lora_embedding_A." in name:  # peft initializes these factors to 0
             with _whole(parameter) as whole:
                 is_zero = not whole.is_meta and not bool(whole.detach().any())
             owner = _owner_of_lora(name)
@@ -68,11 +74,12 @@ def _new_adapters(model: nn.Module) -> set[tuple[str, str] | None]:
 
 
 def mu_fingerprint(model: nn.Module, temperature: float) -> str:
-    """Return the fingerprint of the policy μ, which includes the temperature unless it is 1."""
+    """Return the fingerprint of the policy μ: the fingerprint of its model, and its temperature unless that is 1."""
     return model_fingerprint(model) + _at(temperature)
 
 
 def _at(temperature: float) -> str:
+    """Return the end of a fingerprint for a temperature, for instance `@0.7`. It is empty for temperature 1."""
     return f"@{temperature:g}" if temperature != 1 else ""
 
 
@@ -83,7 +90,7 @@ def base_fingerprint(model: Any) -> str:
     adapters = [f".{name}." for name in model.peft_config]
 
     def is_base(name: str, parameter: nn.Parameter) -> bool:
-        # Biases of the base model can be trained. The checkpoint then has them.
+        # Leave out trained biases of the base model, because the checkpoint of the adapter contains them.
         return not parameter.requires_grad and not any(adapter in f"{name}." for adapter in adapters)
 
     return model_fingerprint(model, is_base)
@@ -91,7 +98,7 @@ def base_fingerprint(model: Any) -> str:
 
 @contextmanager
 def _whole(parameter: nn.Parameter) -> Iterator[Tensor]:
-    """Yield the full tensor of a parameter, which may be sharded."""
+    """Yield the full tensor of a parameter, which FSDP2 or ZeRO-3 may have sharded."""
     if hasattr(parameter, "ds_id"):
         import deepspeed
 

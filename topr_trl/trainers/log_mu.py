@@ -1,4 +1,7 @@
-"""Compute log μ, the log-probability of each completion under the starting model, once, and store it in a file."""
+"""Compute log μ of stored completions once, before the first step, and save it in a file.
+
+μ is the policy that wrote the completions. The trainer computes log μ with the weights that training starts from.
+"""
 
 import hashlib
 import itertools
@@ -35,19 +38,27 @@ from topr_trl.user_warnings import warn_user
 
 logger = logging.getLogger(__name__)
 
-# Function from a batch to (B, T) log-probabilities of the next tokens, and the (B, T) mask of completion tokens.
+# Function that takes a batch, and returns (B, T) log-probabilities of the next tokens and the (B, T) completion mask.
 Forward = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
+# Function that takes tokenized rows, and returns the batch for `Forward`.
 Collate = Callable[[list[dict[str, Any]]], dict[str, Tensor]]
 
 LOG_MU_FILE = "log_mu.parquet"  # name of the file in the output folder
-_AT_ONCE = 8_192  # rows of a part, which is held as Python objects and sorted by length
-_COMPARED = 1_000  # number of rows whose log μ is compared with that of the sampler
+_AT_ONCE = 8_192  # number of rows that are computed and saved as one part, to limit memory
+_COMPARED = 1_000  # maximum number of rows whose log μ is compared with the sampler's log-probabilities
 _LOGPS = pa.list_(pa.float32())
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """Rows of a dataset whose log μ must be computed, and the fingerprints that are stored with the result."""
+    """Rows of a dataset whose log μ must be computed, and the fingerprints that are stored with the result.
+
+    Attributes:
+        dataset: all tokenized rows.
+        needs_N: (N,) whether each row needs log μ.
+        model: fingerprint of the starting model.
+        rows: fingerprint of the rows. See `rows_fingerprint`.
+    """
 
     dataset: Dataset
     needs_N: NDArray[np.bool_]
@@ -58,9 +69,10 @@ class _Plan:
 class LogMu:
     """Store of log μ for the rows of an `OfflineTOPRTrainer`.
 
-    Log μ of a dataset has one of three sources, which `plan` selects. A column `mu_logps` is used as it is. A resumed
-    run reads the file that was written when the run started. Otherwise `compute` computes log μ and writes it to the
-    output folder, to `log_mu.parquet` for training rows, and to `log_mu_NAME.parquet` for an evaluation dataset.
+    `plan` selects one of three sources for the log μ of a dataset. A column `mu_logps` is used without changes. A
+    resumed run reads the file that was written when the run started. Otherwise `compute` computes log μ, and writes it
+    to the output folder. The file is `log_mu.parquet` for the training rows, and `log_mu_NAME.parquet` for an
+    evaluation dataset.
 
     Args:
         args ([`OfflineTOPRConfig`]):
@@ -70,32 +82,42 @@ class LogMu:
 
     Attributes:
         values (`dict[tuple[int, int], float | np.ndarray]`):
-            Log μ in nats, by the columns `dataset` and `row`: the sum over the completion, or
-            (T,) float32 values with a ratio per token. Rows with a column `mu_logps` are not included.
+            Log μ in nats, by the columns `dataset` and `row`. A value is the sum over the completion, or (T,) float32
+            values with a ratio per token. Rows with a column `mu_logps` are not included.
+        planned (`dict[str, _Plan]`):
+            Datasets for which `compute` must compute log μ, by name.
+        prompts_together (`bool`):
+            Whether a batch should contain rows of the same prompt. The trainer sets it before `compute`.
         sampler_distance (`dict[str, float]`):
             Distance between log μ of the training rows and their `sampler_logps`. See
-            `topr_trl.trainers.training_warnings.sampler_distance`.
+            `topr_trl.trainers.training_warnings.sampler_distance`. Empty until it is computed.
     """
 
     def __init__(self, args: OfflineTOPRConfig, accelerator: Accelerator) -> None:
         self.args, self.accelerator = args, accelerator
-        self.prompts_together = False  # whether a batch should have rows of the same prompt
+        self.prompts_together = False
         self.values: dict[tuple[int, int], float | FloatArray] = {}
         self.planned: dict[str, _Plan] = {}
         self.sampler_distance: dict[str, float] = {}
 
     def needs(self, dataset: Dataset) -> NDArray[np.bool_]:
-        """Return (N,) whether each row needs log μ. See `needs_log_mu`."""
+        """Return an (N,) mask of the rows that need log μ. See `needs_log_mu`."""
         return needs_log_mu(column(dataset, "reward").to_numpy(), self.args.limits)
 
     def plan(self, name: str, dataset: Dataset, model: str, resumed: bool = False) -> None:
-        """Select the source of log μ of a dataset. Plan its computation if it is neither in the rows nor on disk.
+        """Select the source of log μ of a dataset, and read log μ from disk if the run is resumed.
+
+        If log μ is neither in the rows nor already known, a new run adds the dataset to `planned`.
 
         Args:
-            name: name of the dataset.
-            dataset: tokenized rows.
-            model: fingerprint of the starting model.
-            resumed: whether the run is resumed.
+            name (`str`):
+                Name of the dataset.
+            dataset ([`~datasets.Dataset`]):
+                Tokenized rows.
+            model (`str`):
+                Fingerprint of the starting model.
+            resumed (`bool`, *optional*, defaults to `False`):
+                Whether the run is resumed.
 
         Raises:
             ValueError: log μ in the rows is malformed or from a different model. Or the run is resumed, and its file is
@@ -115,10 +137,17 @@ class LogMu:
                 self.planned[name] = _Plan(dataset, needs_N, model, rows)
 
     def compute(self, forward: Forward, collate: Collate, keep_parts: bool = False) -> None:
-        """Compute log μ of all planned datasets and write it. All processes must call this method together.
+        """Compute log μ of all planned datasets, and write it to files. All processes must call this method together.
 
-        Finished parts are kept in a folder next to the file, so a run that was killed can continue. With
-        `keep_parts`, the folder also remains when log μ is complete.
+        Finished parts are saved in a folder next to the file, so an interrupted run can continue with the next part.
+
+        Args:
+            forward (`Forward`):
+                Function that computes log-probabilities with the starting weights.
+            collate (`Collate`):
+                Function that makes a batch of rows.
+            keep_parts (`bool`, *optional*, defaults to `False`):
+                Whether to keep the folder of parts when log μ is complete.
         """
         while self.planned:
             name, plan = next(iter(self.planned.items()))
@@ -128,7 +157,7 @@ class LogMu:
             computed = self._compute(plan, plan.dataset.select(indices), parts, forward, collate)
             places = np.full(len(plan.dataset), -1)
             places[indices] = np.arange(len(indices))
-            mu_logps = computed.take(pa.array(places, mask=places < 0))  # None for a row that needs no log μ
+            mu_logps = computed.take(pa.array(places, mask=places < 0))  # null if a row needs no log μ
             if self.accelerator.is_main_process:
                 save_log_mu(path, mu_logps, plan.model, plan.rows)
                 if not keep_parts:
@@ -143,9 +172,12 @@ class LogMu:
 
     @torch.no_grad()
     def _compute(self, plan: _Plan, rows: Dataset, folder: Path, forward: Forward, collate: Collate) -> pa.Array:
-        """Compute one float32 value per completion token, as lists in the order of the rows, on every process."""
+        """Compute log μ part by part, or read the parts that are already saved in the folder.
+
+        Return a list of float32 values per row, one per completion token, in the order of the rows, on every process.
+        """
         main = self.accelerator.is_main_process
-        # The smaller batch size, since the default for evaluation may exceed the memory planned for training.
+        # Use the smaller batch size. The default for evaluation may need more memory than training.
         batch_size = min(self.args.per_device_train_batch_size, self.args.per_device_eval_batch_size)
         computed = []
         with tqdm(total=len(rows), desc="Computing log μ", disable=not main, leave=False) as progress:
@@ -164,7 +196,10 @@ class LogMu:
         return pa.concat_arrays(computed)
 
     def _part(self, path: Path, plan: _Plan) -> list[list[float]] | None:
-        """Return log μ of a part on every process, or None if it is not finished. Only the main process reads files."""
+        """Return log μ of a saved part on every process, or None if the part must be computed.
+
+        Only the main process reads the file. It removes a file that is damaged, or from a different model or rows.
+        """
         found: list[list[list[float]] | None] = [None]
         if self.accelerator.is_main_process and path.is_file():
             try:
@@ -174,7 +209,7 @@ class LogMu:
         return broadcast_object_list(found)[0]
 
     def _use(self, dataset: Dataset, mu_logps: pa.ChunkedArray) -> None:
-        """Add log μ of a dataset's rows to `values`. `mu_logps` is None for a row without log μ."""
+        """Add log μ of a dataset's rows to `values`. `mu_logps` is null for a row without log μ."""
         keys = _keys(dataset, mu_logps.is_valid().to_numpy())
         mu_logps = mu_logps.drop_null()
         values, lengths = pc.list_flatten(mu_logps).to_numpy(), pc.list_value_length(mu_logps).to_numpy()
@@ -187,7 +222,7 @@ class LogMu:
         return Path(self.args.output_dir) / (LOG_MU_FILE if name == "train" else f"log_mu_{name}.parquet")
 
     def _set_aside(self, path: Path, model: str, rows: str) -> None:
-        """Rename a file of another run instead of overwriting it, because checkpoints of that run need it."""
+        """Rename a file of another run, so that it is not overwritten. Checkpoints of that run need the file."""
         if not path.is_file() or not any(path.parent.glob("checkpoint-*")):
             return
         try:
@@ -205,7 +240,7 @@ class LogMu:
 
 
 def needs_log_mu(rewards_N: FloatArray, limits: TruncationLimits) -> NDArray[np.bool_]:
-    """Return (N,) whether the weight of each row depends on π/μ.
+    """Return an (N,) mask of the rows whose weight depends on π/μ, and so needs log μ.
 
     The ratio does not matter if R = 0, or if the two limits for the sign of R are equal.
     """
@@ -213,13 +248,13 @@ def needs_log_mu(rewards_N: FloatArray, limits: TruncationLimits) -> NDArray[np.
 
 
 def _keys(dataset: Dataset, which_N: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Return the columns `dataset` and `row` of selected rows."""
+    """Return the pair of the columns `dataset` and `row` for each selected row."""
     datasets, rows = (column(dataset, name).to_numpy()[which_N].tolist() for name in ("dataset", "row"))
     return list(zip(datasets, rows, strict=True))
 
 
 def fingerprints(dataset: Dataset, needs_N: NDArray[np.bool_]) -> set[str]:
-    """Return the values of the column `mu_fingerprint`, for the rows that need log μ."""
+    """Return the distinct values of `mu_fingerprint` among the rows that need log μ. Empty without this column."""
     if "mu_fingerprint" not in dataset.column_names:
         return set()
     return set(map(str, pc.unique(column(dataset, "mu_fingerprint").filter(pa.array(needs_N))).to_pylist()))
@@ -244,7 +279,7 @@ def check_fingerprints(found: set[str], model: str) -> None:
 
 
 def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], args: TOPRConfig | OfflineTOPRConfig) -> None:
-    """Raise a ValueError if a tokenized row that needs log μ has none, or has an invalid value or number of values."""
+    """Raise a ValueError if a row needs log μ, and its `mu_logps` is missing, invalid, or of the wrong length."""
     counts, rows = completion_lengths(dataset), column(dataset, "row").to_numpy()
     for row, mu_logps, count, needed in zip(rows, dataset["mu_logps"], counts, needs_N, strict=True):
         if needed and (wrong := _what_is_wrong(mu_logps, int(count), args)):
@@ -252,13 +287,14 @@ def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], args: 
 
 
 def _what_is_wrong(mu_logps: object, tokens: int, args: TOPRConfig | OfflineTOPRConfig) -> str | None:
+    """Return why log μ of a completion with this number of tokens cannot be used, or None if it can."""
     remedy = "drop the column" if args.log_mu == "trainer" else "set log_mu='trainer'"
     if isinstance(mu_logps, list) and len(mu_logps) != tokens:
         return (
             f"log μ has {len(mu_logps)} values for a completion of {tokens} tokens. Give one value per token of "
             f"`completion_ids` (or per token that the model wrote); or {remedy}, and log μ is computed."
         )
-    # Rounding can make log μ of a token with probability 1 slightly positive.
+    # 1e-3 instead of 0, because rounding can make log μ of a token with probability 1 slightly positive.
     for value in mu_logps if isinstance(mu_logps, list) else [mu_logps]:
         if not (isinstance(value, int | float) and -math.inf < value <= 1e-3):
             return (
@@ -271,7 +307,7 @@ def _what_is_wrong(mu_logps: object, tokens: int, args: TOPRConfig | OfflineTOPR
 
 
 def _order(rows: Dataset, prompts_together: bool) -> NDArray[np.int64]:
-    """Return an order in which rows of similar length, or of the same prompt, are adjacent. The longest come first."""
+    """Return an order of the rows, longest first, with rows of similar length or of the same prompt side by side."""
     lengths = lengths_of(rows)
     if not prompts_together:
         return np.argsort(-lengths, kind="stable")
@@ -285,15 +321,15 @@ def _per_token_logps(
     forward: Forward, rows: Dataset, order: NDArray[np.int64], collate: Collate, accelerator: Accelerator,
     batch_size: int, progress: tqdm,
 ) -> list[list[float]]:  # fmt: skip
-    """Compute the log-probabilities of the completions' tokens, in the order of the rows, on every process.
+    """Compute the log-probabilities of all completion tokens. Return them in the order of the rows, on every process.
 
-    Each process computes a part of the rows, in batches of rows that are adjacent in `order`.
+    Each process computes some of the batches. Rows that are adjacent in `order` share a batch.
     """
     loader = DataLoader(rows.select(order), batch_size=batch_size, collate_fn=collate)
     computed: list[list[float]] = []
     for batch in accelerator.prepare_data_loader(loader):
         logps, mask = forward(batch)
-        # Completion tokens move to the front, so that rows of all processes can be padded to one width and gathered.
+        # Move completion tokens to the front of their rows. Then rows can be padded to one width and gathered.
         counts = mask.sum(-1, keepdim=True)
         packed = logps.new_full(logps.shape, torch.nan, dtype=torch.float32)
         packed[torch.arange(mask.size(1), device=mask.device) < counts] = logps[mask.bool()].float()
@@ -319,20 +355,31 @@ def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:
 
 
 def save_log_mu(path: Path, mu_logps: pa.Array, model: str, rows: str) -> None:
-    """Write log μ atomically, with the fingerprints of the model that computed it and of the rows."""
+    """Write log μ to a file atomically, with the fingerprints of the model that computed it and of the rows."""
     table = pa.table({"mu_logps": mu_logps}).replace_schema_metadata({"model": model, "rows": rows})
     with atomic_write(path) as partial:
         pq.write_table(table, partial)
 
 
 def read_log_mu(path: Path) -> tuple[pa.ChunkedArray, str]:
-    """Return log μ in a file of `save_log_mu`, and the fingerprint of its model, without any checks."""
+    """Read log μ and the fingerprint of its model from a file that `save_log_mu` wrote, without validation."""
     table = pq.read_table(path)
     return table["mu_logps"], table.schema.metadata[b"model"].decode()
 
 
 def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
-    """Read log μ from a file of `save_log_mu`.
+    """Read log μ from a file that `save_log_mu` wrote.
+
+    Args:
+        path (`Path`):
+            File to read.
+        model (`str`):
+            Expected fingerprint of the model.
+        rows (`str`):
+            Expected fingerprint of the rows.
+
+    Returns:
+        `pa.ChunkedArray`: a list of values per row, one per completion token. Null for a row without log μ.
 
     Raises:
         ValueError: the file is missing or damaged, or its log μ is for a different model, rows, rewards or limits.

@@ -1,4 +1,4 @@
-"""Compute metrics of weights, ratios and rewards, once per log, from rows that were collected on the device."""
+"""Collect weights, ratios and rewards on the device, and compute their metrics whenever training logs."""
 
 import torch
 from accelerate import Accelerator
@@ -6,15 +6,15 @@ from torch import Tensor
 
 from topr_trl.baseline import effective_positive_share
 
-# A negative with a lower weight contributes almost nothing to the gradient.
+# A negative with a lower weight is "dead": it contributes almost nothing to the gradient.
 DEAD_WEIGHT = 0.01
-# A smaller difference of a weight from 1 is rounding.
+# A weight that differs from 1 by less than this counts as 1, because rounding can cause the difference.
 ROUNDING = 1e-3
 QUANTILES = (0.05, 0.5, 0.95)
 
 
 def completion_means(values: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return (B,) means of (B, T) values over the tokens of each completion. Return (B,) values unchanged."""
+    """Average (B, T) values over the tokens of each completion, and return (B,) means. Return (B,) values unchanged."""
     if values.dim() == 1:
         return values
     return values.masked_fill(mask_BT == 0, 0.0).sum(1) / mask_BT.sum(1).clamp(min=1)
@@ -25,12 +25,12 @@ _OF_RATIO = ("topr/weight_", "topr/negatives_", "topr/realized_positive_share", 
 
 
 def without_ratio(metrics: dict[str, float]) -> dict[str, float]:
-    """Return the metrics that do not depend on the ratio π/μ."""
+    """Return only the metrics that do not depend on the ratio π/μ."""
     return {name: value for name, value in metrics.items() if not name.startswith(_OF_RATIO)}
 
 
 class RowMetrics:
-    """Collect one small tensor per batch, without waiting for the device until `flush`."""
+    """Collect weights, ratios and rewards of rows, one small tensor per batch. Only `flush` waits for the device."""
 
     def __init__(self) -> None:
         self._batches: list[Tensor] = []
@@ -43,15 +43,24 @@ class RowMetrics:
         idle: int = 0,
         logps_B2: Tensor | None = None,
     ) -> Tensor:
-        """Store a batch and return it as (B + idle, 5) float32.
+        """Store the rows of a batch.
 
         Args:
-            weights_B: (B,) weights.
-            log_ratio_B: (B,) log-ratios, in nats.
-            rewards_B: (B,) R.
-            idle: number of rows with R = 0 that the forward pass skipped. They get weight 1, and NaN for the ratio
+            weights_B (`torch.Tensor`):
+                Weights, shape (B,).
+            log_ratio_B (`torch.Tensor`):
+                Log-ratios in nats, shape (B,).
+            rewards_B (`torch.Tensor`):
+                R, shape (B,).
+            idle (`int`, *optional*, defaults to `0`):
+                Number of rows with R = 0 that the forward pass skipped. They get weight 1, and NaN for the log-ratio
                 and log π.
-            logps_B2: (B, 2) log π: mean per token, and sum of each completion. None if it is unknown.
+            logps_B2 (`torch.Tensor`, *optional*):
+                Log π of each completion, shape (B, 2): the mean per token, and the sum. `None` stores NaN.
+
+        Returns:
+            `torch.Tensor`: the rows, shape (B + idle, 5), in float32. The columns are the weight, the log-ratio, R, and
+            the two values of log π.
         """
         rows = torch.stack([x.detach().float() for x in (weights_B, log_ratio_B, rewards_B)], dim=1)
         logps_B2 = rows.new_full((len(rows), 2), torch.nan) if logps_B2 is None else logps_B2.detach().float()
@@ -65,13 +74,13 @@ class RowMetrics:
     def flush(self, accelerator: Accelerator) -> dict[str, float]:
         """Return the metrics of all batches since the last flush, over all processes. Without a batch, return `{}`.
 
-        All processes must call this method together. If one has added a batch, all must have. The numbers of rows
-        may differ.
+        All processes must call this method together. Either all processes or none must have added batches. Their
+        numbers of rows may differ.
         """
         if not self._batches:
             return {}
         rows = accelerator.pad_across_processes(torch.cat(self._batches), dim=0, pad_index=torch.nan)
-        rows = accelerator.gather(rows).cpu().double()  # CPU first, because some devices have no float64
+        rows = accelerator.gather(rows).cpu().double()  # to the CPU first: some devices have no float64
         self._batches.clear()
         return row_metrics(rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3:])
 
@@ -79,7 +88,7 @@ class RowMetrics:
 def row_metrics(
     weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor, logps_N2: Tensor | None = None
 ) -> dict[str, float]:
-    """Compute the metrics of N rows on the CPU. A metric is left out if no row has a value for it.
+    """Compute the metrics of N rows on the CPU. The result lacks a metric if no row has a value for it.
 
     | name | meaning |
     |---|---|
@@ -87,22 +96,30 @@ def row_metrics(
     | `topr/weight_not_one` | share of rows with w != 1 |
     | `topr/negatives_tapered` | share of negatives with w < 1 |
     | `topr/negatives_dead` | share of negatives with w < 0.01 |
-    | `topr/negatives_effective` | effective share of negatives, (Σw)² / (N Σw²) |
-    | `topr/positive_share`, `topr/effective_positive_share` | p (R > 0) and p~ (Sec. 3.2) |
+    | `topr/negatives_effective` | effective share of the n negatives, (Σw)² / (n Σw²) |
+    | `topr/positive_share` | share of rows with R > 0 (p in Sec. 3.2) |
+    | `topr/effective_positive_share` | share of positives in Σ abs(R) (p~ in Sec. 3.2) |
     | `topr/realized_positive_share` | share of positives in Σ w·abs(R), which is p~ after the taper |
     | `topr/reward` | mean R |
     | `topr/log_ratio/{positives,negatives}/{mean,q05,q50,q95}` | log π/μ of the completion |
     | `topr/logps/{positives,negatives}/{token,completion}` | mean log π per token, and per completion |
 
-    A row with a NaN reward is padding or has no reward, and is ignored. A row with a NaN log-ratio is ignored in the
-    metrics of ratios. The weight of such a row does not depend on its ratio.
+    w is the weight of a row. Rows with R = 0 count as positives in `topr/log_ratio/positives`, but not in
+    `topr/logps/positives`. Rows whose R is NaN are ignored: they are padding or have no reward. The metrics of log π/μ
+    also ignore rows whose log-ratio is NaN: the weight of these rows does not depend on the ratio.
 
     Args:
-        weights_N: (N,) weights.
-        log_ratio_N: (N,) log-ratios, in nats.
-        rewards_N: (N,) R.
-        logps_N2: (N, 2) log π: mean per token, and sum of each completion. NaN or None if it is unknown. Rows with
-            R = 0 count as positives in the metrics of ratios, but not in those of log π.
+        weights_N (`torch.Tensor`):
+            Weights, shape (N,).
+        log_ratio_N (`torch.Tensor`):
+            Log-ratios in nats, shape (N,).
+        rewards_N (`torch.Tensor`):
+            R, shape (N,).
+        logps_N2 (`torch.Tensor`, *optional*):
+            Log π of each completion, shape (N, 2): the mean per token, and the sum. NaN or `None` if it is unknown.
+
+    Returns:
+        `dict[str, float]`: metrics by name.
     """
     real = ~rewards_N.isnan()
     logps_N2 = (rewards_N.new_full((len(rewards_N), 2), torch.nan) if logps_N2 is None else logps_N2)[real]
@@ -117,7 +134,7 @@ def row_metrics(
         "topr/reward": rewards_N.mean(),
     }
     share = effective_positive_share(rewards_N.numpy())
-    if share == share:
+    if share == share:  # The share is NaN if all R are 0.
         metrics["topr/effective_positive_share"] = torch.tensor(share)
     realized = effective_positive_share((weights_N * rewards_N).numpy())
     if realized == realized:

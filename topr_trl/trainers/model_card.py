@@ -31,7 +31,18 @@ TAGS = ("trl", "topr", "arxiv:2503.14286")
 
 
 def training_facts(args: TOPRArguments, rows: str, steps: int, offline: bool) -> dict[str, str]:
-    """Return the settings and numbers of a run for its model card."""
+    """Return the settings and the number of steps of a run, by their names in the model card.
+
+    Args:
+        args ([`TOPRArguments`]):
+            Settings of the trainer.
+        rows (`str`):
+            Description of the training rows.
+        steps (`int`):
+            Number of optimizer steps.
+        offline (`bool`):
+            Whether the training rows existed before training.
+    """
     limits, share = args.limits, args.effective_positive_share
     return {
         "rows": rows,
@@ -45,6 +56,7 @@ def training_facts(args: TOPRArguments, rows: str, steps: int, offline: bool) ->
 
 
 def _whose_log_mu(args: TOPRArguments, offline: bool) -> str:
+    """Describe the source of log μ, to follow the words "log μ"."""
     if args.log_mu == "sampler":
         return "as the sampler reported it"
     if offline:
@@ -62,16 +74,23 @@ def model_card(
     max_new_tokens: int | None = None,
     links: str = "",
 ) -> ModelCard:
-    """Return a model card.
+    """Return a model card without evaluations. `add_section` adds them.
 
     Args:
-        data: metadata, with the base model.
-        repo_id: name of the model on the Hub, or its folder.
-        facts: settings and numbers of the run, by name. See `training_facts`.
-        problems: description of the problems that the model was trained on, in Markdown.
-        prompt: text or messages for the quick start.
-        max_new_tokens: length of the completion in the quick start, in tokens.
-        links: links to the run's pages in experiment trackers, in Markdown.
+        data (`ModelCardData`):
+            Metadata, with the base model. The function adds tags to it.
+        repo_id (`str`):
+            Name of the model on the Hub, or its folder.
+        facts (`Mapping[str, str]`):
+            Settings and numbers of the run, by name. See `training_facts`.
+        problems (`str`, *optional*):
+            Description of the problems that the model was trained on, in Markdown.
+        prompt (`str` or `list[dict]`, *optional*):
+            Text or messages for the quick start. Left out if its `repr` has more than 600 characters.
+        max_new_tokens (`int`, *optional*):
+            Length of the completion in the quick start, in tokens.
+        links (`str`, *optional*, defaults to `""`):
+            Links to the run's pages in experiment trackers, in Markdown.
     """
     packages = {"TRL": "trl", "Transformers": "transformers", "PyTorch": "torch", "Datasets": "datasets",
                 "Tokenizers": "tokenizers"}  # fmt: skip
@@ -84,7 +103,7 @@ def model_card(
         name=Path(repo_id).name,
         repo_id=repo_id,
         problems=problems,
-        # A long prompt would hide the rest of the card.
+        # The quick start is at the top, so a long prompt would hide the other sections.
         prompt=shown if prompt and len(shown) <= 600 else None,
         max_new_tokens=max_new_tokens,
         facts=markdown_table(("setting", "value"), facts.items()),
@@ -96,14 +115,17 @@ def model_card(
 
 @runtime_checkable
 class CardSection(Protocol):
-    """Section of a model card, such as `topr_trl.Evaluations`."""
+    """Object that can write the section `## Evaluation` of a model card, such as `topr_trl.Evaluations`."""
 
     def write_card_section(self, folder: Path) -> str:
-        """Return Markdown that starts with `## Evaluation`, and write its plots to the folder."""
+        """Return Markdown that starts with `## Evaluation`, and save the plots that it shows in the folder."""
 
 
 def add_section(card: ModelCard, section: str) -> None:
-    """Add or replace the section `## Evaluation` of a card. It precedes the section about training."""
+    """Add or replace the section `## Evaluation` of a card.
+
+    The section is placed before `## Training procedure`, or at the end if the card has no such heading.
+    """
     remove_evaluation(card)
     start, heading, end = card.text.partition("## Training procedure")
     section = f"{section.rstrip()}\n\n"
@@ -111,13 +133,17 @@ def add_section(card: ModelCard, section: str) -> None:
 
 
 def remove_evaluation(card: ModelCard) -> None:
-    """Remove the section `## Evaluation` of a card, and the results in its metadata."""
+    """Remove the section `## Evaluation` of a card, and the evaluation results in its metadata."""
     card.text = re.sub(r"^## Evaluation\n.*?(?=^## |\Z)", "", card.text, flags=re.MULTILINE | re.DOTALL)
     card.data.eval_results = None
 
 
 def adapt(card: ModelCard, repo_id: str, step: int | None = None) -> None:
-    """Set the name and the step in a card that a trainer wrote. Remove evaluations of a different step."""
+    """Adapt a card that a trainer wrote, before it is uploaded with a model.
+
+    The name in the quick start becomes `repo_id`. If `step` differs from the number of steps in the card, the function
+    replaces this number and removes the evaluations.
+    """
     start = r'(?<=pipeline\("text-generation", model=")[^"]*'
     card.text = re.sub(start, lambda _: repo_id, card.text)
     told = re.search(r"(?<=^\| steps \| )\d+", card.text, re.MULTILINE)
@@ -127,6 +153,6 @@ def adapt(card: ModelCard, repo_id: str, step: int | None = None) -> None:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
+    """Return a Markdown table. Each row has one cell for each name in the header."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

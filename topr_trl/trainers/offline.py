@@ -52,9 +52,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     LLMs](https://huggingface.co/papers/2503.14286). The trainer takes the arguments of [`~trl.SFTTrainer`], except for
     `data_collator`, `formatting_func`, `compute_loss_func` and `compute_metrics`.
 
-    Before the first step, the trainer computes log μ with the starting weights, for each row whose weight depends on
-    it. It writes log μ to `output_dir/log_mu.parquet`, where a resumed run reads it. Rows with a column `mu_logps`
-    keep their values. Use this column for completions that another model wrote.
+    Before the first step, the trainer computes log μ with the starting weights, for each row whose weight in the loss
+    depends on log μ. It writes log μ to `output_dir/log_mu.parquet`, and a resumed run reads this file. Rows with a
+    column `mu_logps` keep their values. Use this column for completions that another model wrote.
 
     Example:
 
@@ -103,19 +103,19 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     Raises:
         TypeError: `args` is not an [`OfflineTOPRConfig`], or a dataset is not a `Dataset`.
-        ValueError: rows are malformed or too long, or their log μ was computed by another model.
+        ValueError: rows are malformed or too long, or an argument or setting cannot be used with this trainer.
     """
 
-    # The annotations of transformers' Trainer are wider.
+    # transformers' Trainer annotates these attributes with wider types.
     args: OfflineTOPRConfig
     train_dataset: Dataset
     eval_dataset: Dataset | dict[str, Dataset] | None
     data_collator: Any
-    _scored: dict[str, ScoredRows]  # datasets that are not prepared yet
-    _evaluation_baseline: dict[str, float | None] = {}  # settings of evaluation sets that differ from `args`
-    _temperature: float  # temperature of the training set, at which log π is computed
-    _sampler_reported: bool  # whether the training set has log-probabilities of its sampler
-    _prepared = 0  # number of prepared datasets, which becomes the column `dataset` of their rows
+    _scored: dict[str, ScoredRows]  # datasets that are not tokenized yet, by name
+    _evaluation_baseline: dict[str, float | None] = {}  # baseline settings that evaluation sets use instead of `args`
+    _temperature: float  # sampling temperature of the training rows, at which log π is computed
+    _sampler_reported: bool  # whether training rows have `sampler_logps`
+    _prepared = 0  # number of datasets tokenized so far; the next dataset gets this number in its column `dataset`
 
     def __init__(
         self,
@@ -142,15 +142,15 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                     "likely. Use a metric that your own callback adds to evaluations."
                 )
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
-        # The loss is already divided by the number of rows of the whole step, so Trainer must not divide it again.
+        # `compute_loss` divides by the number of rows of the whole step, so Trainer must not divide by micro-batches.
         self.model_accepts_loss_kwargs = True
         self._check_tokens({"train": self.train_dataset, **_by_name(self.eval_dataset)})
         remove_shared_prompts(text_model(self.model))
-        # This head replaces SFTTrainer's, which also computes entropy and the most likely token for its metrics.
+        # Replace SFTTrainer's head, which also computes the entropy and the most likely token, for metrics of SFT.
         add_fused_lm_head(text_model(self.model), temperature=self._temperature)
         self._log_mu = LogMu(args, self.accelerator)
         self._keep_together = False  # whether the rows of a prompt stay together in training
-        # The auxiliary loss of a mixture of experts needs the tokens of all rows, even with R = 0.
+        # The auxiliary loss of a mixture of experts needs the tokens of all rows, including rows with R = 0.
         self.data_collator = Collator(
             self.data_collator, args.ratio_level, keep_idle=self.aux_loss_enabled, log_mu=self._log_mu.values
         )
@@ -166,12 +166,12 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     # Shared prompts.
 
     def _share_prompts(self) -> None:
-        """Share prompts if it saves enough tokens, and decide whether training keeps the rows of a prompt together."""
+        """Share prompts if this saves enough tokens. Decide whether training keeps the rows of a prompt together."""
         args, rows = self.args, self.train_dataset
         if not self._wants_sharing:
             return
         groups = prompt_groups(rows)
-        # The order of the rows depends only on `together` and `saved`, so it is the same on any number of processes.
+        # `together` and `saved` do not depend on the number of processes, so neither does the order of the rows.
         together = rows_together(self._rows_per_step)
         saved = part_saved_by_sharing(rows, groups, together)
         batch = min(args.per_device_train_batch_size, args.per_device_eval_batch_size)
@@ -190,10 +190,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     @property
     def _rows_per_step(self) -> int:
-        """Rows per optimizer step, over all processes and micro-batches."""
+        """Number of rows per optimizer step, over all processes and micro-batches."""
         return int(self.get_total_train_batch_size(self.args))
 
-    # Rows. These methods replace those of SFTTrainer, which tokenize and truncate rows differently.
+    # Preparation and order of rows. SFTTrainer would tokenize and truncate rows differently.
 
     def _prepare_dataset(
         self, dataset: Dataset, processing_class: Any, args: Any, packing: bool, formatting_func: Any, dataset_name: str
@@ -218,12 +218,12 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         return dataset
 
     def _choose(self, scored: ScoredRows, args: OfflineTOPRConfig) -> tuple[FloatArray, Curated]:
-        """Choose the rollouts to train on, and return their R and the choice."""
+        """Choose the rollouts to train on. Return their rewards R and the choice, and keep the choice in `curated`."""
         rewards, curated = scored.choose(args, args.seed)
         scored.check_signal(rewards, args)
         self.curated, self._rows_trained_on = curated, str(curated)
         if args.effective_positive_share is not None:
-            # A target share describes the training set, so other sets get the baseline solved for the training set.
+            # The target share is for the training set, so evaluation sets use the baseline solved for the training set.
             solved = float(scored.rewards_R[curated.indices[0]] - rewards[0])
             self._evaluation_baseline = {"baseline": solved, "effective_positive_share": None}
         if scored.after_baseline_R is not None:
@@ -243,12 +243,12 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int] | None:
         sampler = super()._get_train_sampler(train_dataset)
         args, dataset = self.args, self.train_dataset if train_dataset is None else train_dataset
-        # Rows are not sorted by length in three cases. Without padding, sorting would only put the longest rows into
-        # one micro-batch. The auxiliary loss of a mixture of experts depends on which rows share a micro-batch. With
-        # split_batches, micro-batches do not follow the sorted order.
+        # Do not sort rows by length in three cases. With padding_free, sorting would save no padding, and would put the
+        # longest rows into one micro-batch. The auxiliary loss of a mixture of experts depends on which rows share a
+        # micro-batch. With split_batches, micro-batches do not follow the sorted order.
         plain = args.padding_free or self.aux_loss_enabled or args.accelerator_config.split_batches
         if isinstance(sampler, RandomSampler):
-            # Use the sampler that Accelerate would create.
+            # Accelerate would replace a RandomSampler with this sampler, but not inside the samplers below.
             sampler = SeedableRandomSampler(dataset, data_seed=args.seed if args.data_seed is None else args.data_seed)
             rows = self._rows_per_step
             if self._prompts is not None and self._keep_together:
@@ -260,7 +260,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         return sampler
 
     def _get_dataloader(self, dataset: Dataset, *args: Any, sampler_fn: Any = None, **kwargs: Any) -> Any:
-        """Return batches that contain each row once. Accelerate would repeat rows to fill the last batches."""
+        """Return a dataloader that reads each row once. Accelerate would repeat rows to fill the last batches."""
         processes = self.accelerator.num_processes
         if processes == 1 or self.args.dataloader_drop_last:
             return super()._get_dataloader(dataset, *args, sampler_fn=sampler_fn, **kwargs)
@@ -275,22 +275,26 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
         """Create the repository on the Hub. See `transformers.Trainer.init_hf_repo`."""
         super().init_hf_repo(*args, **kwargs)
-        # The file is pushed on purpose: a run that resumes from a checkpoint on the Hub needs it.
+        # The file with log μ is pushed on purpose: a run that resumes from a checkpoint on the Hub needs it.
         warnings.filterwarnings("ignore", r"It seems that you are about to commit a data file \(log_mu", UserWarning)
 
     @property
     def sampler_distance(self) -> dict[str, float]:
-        """Distance between the rows' `sampler_logps` and log μ, in nats. See `LogMu`. Empty if it is unknown."""
+        """Distance between `sampler_logps` and log μ of the training rows, in nats. Empty if it is unknown.
+
+        `topr_trl.trainers.training_warnings.sampler_distance` describes the keys.
+        """
         return self._log_mu.sampler_distance
 
     def compute_log_mu(self) -> dict[str, float]:
         """Compute log μ with the current weights and write it to the output folder, without training.
 
-        This needs no more memory than `train`. Finished parts are kept in `output_dir/log_mu_parts`, so a second call
-        continues an interrupted one. Under FSDP2 and DeepSpeed, create a new trainer before you call `train`.
+        The computation needs no more memory than `train`. Finished parts are kept in `output_dir/log_mu_parts`, so a
+        second call continues an interrupted call. Under FSDP2 and DeepSpeed, create a new trainer before you call
+        `train`.
 
         Returns:
-            `dict[str, float]`: distance between the rows' `sampler_logps` and log μ, in nats. Empty if it is unknown.
+            `dict[str, float]`: the property `sampler_distance`.
 
         Raises:
             ValueError: training has changed the weights.
@@ -331,7 +335,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self._check_rows_apart(model)
             self._check_sharing(model)
             self._is_checked = True
-        trains = self.state.max_steps > 0  # Otherwise this is `compute_log_mu`.
+        trains = self.state.max_steps > 0  # `compute_log_mu` takes no steps.
         self._compute_log_mu(model, keep_parts=not trains)
         if trains and self.sampler_distance:
             self.log({f"topr/sampler_distance/{name}": value for name, value in self.sampler_distance.items()})
@@ -378,11 +382,11 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 Other arguments of `transformers.Trainer.evaluate`.
 
         Returns:
-            `dict[str, float]`: the metrics.
+            `dict[str, float]`: metrics by name.
 
         Raises:
-            ValueError: the rows need log μ under the starting weights, and training has changed these weights; or the
-                model is not sharded yet (FSDP or DeepSpeed, before training).
+            ValueError: the rows need log μ, but training has changed the starting weights. Or the rows need log μ, but
+                FSDP or DeepSpeed shards the model only when training begins.
         """
         given = {} if isinstance(eval_dataset, str) else _by_name(eval_dataset)
         raw = {name: rows for name, rows in given.items() if not is_prepared(rows)}
@@ -399,7 +403,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self._cast_for_evaluation()
             own = {"train": self.train_dataset} if any(rows is self.train_dataset for rows in given.values()) else {}
             self._start.begin(self.model, self._temperature, None)
-            # New sets get different names, because a resumed run reads the files of the trainer's own sets.
+            # The prefix `given_` keeps files of new sets apart from files of the trainer's sets, which a resumed run
+            # reads.
             self._plan_log_mu({**own, **_by_name(self.eval_dataset), **{f"given_{name}": new[name] for name in new}})
             if self._log_mu.planned and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
                 self._log_mu.planned.clear()
@@ -413,11 +418,14 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 f"The rows of {', '.join(new)} need log μ of the starting weights, and training has changed them. Pass "
                 "the dataset as eval_dataset when you create the trainer, or add a column mu_logps."
             )
-        # SFTTrainer's method is skipped, since it prepares the rows differently.
+        # Skip SFTTrainer's method, because it would prepare the rows again, and differently.
         return super(SFTTrainer, self).evaluate(eval_dataset, *args, **kwargs)
 
     def _cast_for_evaluation(self) -> None:
-        """Cast and move the model as Trainer does, but earlier, so that log μ is computed with the same weights."""
+        """Cast and move the model as Trainer does for evaluation, but before log μ is computed.
+
+        Then log π and log μ are computed with the same weights.
+        """
         for dtype, asked in ((torch.bfloat16, self.args.bf16_full_eval), (torch.float16, self.args.fp16_full_eval)):
             if asked and not (self.is_deepspeed_enabled or self.is_fsdp_enabled):
                 self.model.to(device=self.args.device, dtype=dtype)
@@ -442,7 +450,25 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | None = None,
     ) -> Tensor:
-        """Compute the mean loss over rows (Algorithm 1). `num_items_in_batch` is the step's number of rows."""
+        """Compute the mean loss over rows (Algorithm 1).
+
+        Args:
+            model (`torch.nn.Module`):
+                Model that computes log π.
+            inputs (`dict[str, Any]`):
+                Micro-batch. See `topr_trl.data.collator.Collator`.
+            return_outputs (`bool`, *optional*, defaults to `False`):
+                Must be `False`.
+            num_items_in_batch (`torch.Tensor`, *optional*):
+                Number of rows of the optimizer step, over all processes. `None` computes the mean over this batch, for
+                evaluation.
+
+        Returns:
+            `torch.Tensor`: the loss, a scalar.
+
+        Raises:
+            ValueError: `return_outputs` is `True`.
+        """
         if return_outputs:
             raise ValueError("OfflineTOPRTrainer computes no logits, so it cannot return outputs or predict.")
         rewards_B, mu_logps, idle, rows, counts = (
@@ -458,7 +484,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if num_items_in_batch is None:
             loss, windows = loss_B.sum() / (len(loss_B) + idle), 1
         else:
-            # DDP averages the gradients of the processes, so the factor turns the average into a sum.
+            # Gradients are averaged over processes, so the factor turns the average into a sum.
             loss = loss_B.sum() / num_items_in_batch * self.accelerator.num_processes
             windows = self.current_gradient_accumulation_steps
         if self.aux_loss_enabled:
@@ -474,7 +500,11 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
 
 def _by_name(datasets: Dataset | dict[str, Dataset] | None) -> dict[str, Dataset]:
-    """Return evaluation datasets by name. A single dataset gets the name `eval`."""
+    """Return evaluation datasets by name. A single dataset gets the name `eval`.
+
+    Raises:
+        ValueError: a dataset has the name `train`.
+    """
     if not isinstance(datasets, dict):
         return {} if datasets is None else {"eval": datasets}
     if "train" in datasets:

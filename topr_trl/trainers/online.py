@@ -1,8 +1,9 @@
 """Train with TOPR on completions that are generated during training: `TOPRTrainer`.
 
-The trainer reuses TRL's GRPO loss. With its ratio switched off, this loss has the gradient of `-A · log π(y|x) / |y|`.
-With `A = w · R` it is Algorithm 1, and TRL's other terms (KL, entropy, mixture of experts) stay. The weight w depends
-on log π, so the trainer computes it inside TRL's loss, right after TRL's forward pass. A step calls, in order:
+The trainer reuses TRL's GRPO loss, and makes its ratio equal to 1. The loss then has the gradient of
+`-A · log π(y|x) / |y|`, where A is the advantage. With `A = w · R` this is Algorithm 1. TRL's other terms (KL, entropy,
+mixture of experts) are unchanged. The weight w depends on log π, so the trainer computes w inside TRL's loss, right
+after TRL's forward pass. A training step calls these methods, in order:
 
 1. `_generate_and_score_completions`, which computes R, chooses rows and adds replayed rows,
 2. `_compute_loss`, which calls TRL's loss,
@@ -14,10 +15,12 @@ These methods communicate through keys in TRL's batch of N rows:
 | key | value | meaning |
 |---|---|---|
 | `topr_rewards` | (N,) float32 | R; NaN for a row without a reward |
-| `topr_rows` | (N,) int64, on the CPU | number of each row, over all processes |
+| `topr_rows` | (N,) int64, on the CPU | number of each row, in the order of generation over all processes |
 | `topr_scale` | scalar | factor that makes the loss a mean over the chosen and replayed rows |
-| `topr_fresh` | (N,) bool | whether a row was generated in this batch; only with replay |
+| `topr_fresh` | (N,) bool | whether a row was generated in this batch |
 | `topr_mu_logps` | (N, T) float32 | log μ from the trainer's forward pass, for later uses of the batch |
+
+`topr_scale` exists only with curation or replay, and `topr_fresh` only with replay.
 """
 
 import inspect
@@ -56,7 +59,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from trl.trainer.grpo_trainer import RewardFunc
 
-# Keys of TRL's batch with a value per token of the completions.
+# Keys of TRL's batch whose last columns are the tokens of the completions.
 _OF_COMPLETIONS = (
     "completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "ref_per_token_logps",
     "sampling_per_token_logps", "importance_sampling_ratio", "token_type_ids", "mm_token_type_ids",
@@ -68,13 +71,14 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
     The method was proposed in [Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for
     LLMs](https://huggingface.co/papers/2503.14286). The trainer takes the arguments of [`~trl.GRPOTrainer`]. It
-    replaces the advantages of GRPO with R, the raw reward minus a baseline. Each completion is weighted by its ratio
-    π/μ, clipped to limits that depend on the sign of R (Eq. 7). `curation` can choose rows before the backward pass.
+    replaces the advantages of GRPO with w · R. R is the raw reward minus a baseline. The weight w of a completion is
+    its ratio π/μ, clipped to limits that depend on the sign of R (Eq. 7). `curation` can choose rows before the
+    backward pass.
 
-    The value logged as `loss` is `-mean(w · R)`. Its gradient is that of Algorithm 1.
+    The value logged as `loss` is `-mean(w · R)`. Its gradient is the gradient of Algorithm 1.
 
-    With `effective_positive_share`, a generation batch whose rewards are all equal has no solution for the baseline.
-    The trainer then uses the last solution, or 0 if there is none since training started or was resumed.
+    `effective_positive_share` has no solution for the baseline if all rewards of a generation batch are equal. The
+    trainer then uses the last solution. If there is none since training started or was resumed, it uses 0.
 
     Example:
 
@@ -136,8 +140,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
     Raises:
         TypeError: `args` is not a [`TOPRConfig`], or `replay_dataset` is not a `Dataset`.
-        ValueError: the dataset has no row or no column `prompt`, a prompt is longer than the model's context, or a
-            reward is infinite.
+        ValueError: the dataset has no row or no column `prompt`, or settings do not fit the model or the datasets. In
+            training and evaluation, a prompt is longer than the model's context, or a reward is infinite.
     """
 
     args: TOPRConfig
@@ -155,7 +159,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         replay_dataset: Dataset | None = None,
         **kwargs: Any,
     ) -> None:
-        writes_prompts = kwargs.get("environment_factory") is not None  # then the dataset needs no prompts
+        # An environment can make the prompts, so the dataset does not need them.
+        writes_prompts = kwargs.get("environment_factory") is not None
         if isinstance(train_dataset, Dataset) and "prompt" not in train_dataset.column_names and not writes_prompts:
             raise ValueError(
                 f"The training dataset needs a column `prompt`; it has {train_dataset.column_names}. Rename the "
@@ -171,11 +176,11 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._last_baseline = 0.0  # last solution for `effective_positive_share`
         self._silent = SilentBatches(had_signal=replay_dataset is not None)
         self._warned_of_distance = False
-        self._left_to_evaluate: float = math.inf  # completions of the current evaluation set
-        self._evaluated: list[Tensor] = []  # raw rewards of its batches: their sum, and one column per function
-        self._shown_weights: dict[int, list[DisplayedFloat]] = {}  # weight and log-ratio of rows in the table
+        self._left_to_evaluate: float = math.inf  # number of completions left in the current evaluation set
+        self._evaluated: list[Tensor] = []  # per evaluation batch: column of summed rewards, one column per function
+        self._shown_weights: dict[int, list[DisplayedFloat]] = {}  # weight and log-ratio, by row number of the table
         if isinstance(model, nn.Module):
-            remove_shared_prompts(text_model(model))  # installed by an earlier trainer
+            remove_shared_prompts(text_model(model))  # An earlier trainer may have installed shared prompts.
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, *rest, **kwargs)
         if self._tokenizer.pad_token_id is None:
             raise ValueError(
@@ -194,14 +199,14 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._positions = learned_positions(self.model)
         config = text_model(self.model).config.get_text_config()
         if getattr(config, "output_router_logits", False):
-            # Generation fails with True. TRL's loss requests the router logits itself.
+            # With True, generation fails. TRL's loss does not need this setting: it requests the router logits itself.
             config.output_router_logits = False
         self._is_checked = self._is_ready  # Otherwise the model is checked when training begins.
         if self._is_checked:
             self._check_padding(self.model)
         self._share_prompts()
         self._begin_replay(logged)
-        # TRL's loss that averages `-A · ratio` over the tokens of a completion, and then over completions.
+        # Name of the TRL loss that averages `-A · ratio` over the tokens of a completion, and then over completions.
         self.loss_type = "grpo"
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
@@ -224,12 +229,12 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return tokenized
 
     def _check_padding(self, model: nn.Module) -> None:
-        """Check that log π of a completion does not depend on the padding of its prompt.
+        """Make log π of a completion independent of the padding of its prompt, with `position_ids` if necessary.
 
         Raises:
             ValueError: log π depends on the padding even with `position_ids`.
         """
-        if self._is_vlm:  # The forward pass of these models needs images.
+        if self._is_vlm:  # Skip the check, because the forward pass of vision-language models needs images.
             return
         check = partial(
             self._depends_on_batch, model, partial(self._padded_log_probs, model), self._tokenizer, self.temperature
@@ -246,12 +251,12 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             )
 
     def _padded_log_probs(self, model: nn.Module, sequences: list[list[int]]) -> list[Tensor]:
-        """Return log π of the tokens of each sequence, except its first token, in a batch padded as TRL pads."""
+        """Return log π of the tokens after the first of each sequence, in a batch that is padded on the left."""
         width, pad = max(map(len, sequences)), self._tokenizer.pad_token_id
         device = self.accelerator.device
         ids = torch.tensor([[pad] * (width - len(row)) + row for row in sequences], device=device)
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in sequences], device=device)
-        # Unwrapped, because TRL's profiling would log to trackers before they are set up.
+        # Unwrap TRL's method, because its profiling decorator would log to trackers before they are set up.
         forward = inspect.unwrap(GRPOTrainer._get_per_token_logps_and_entropies)
         logps = forward(self, model, ids, mask, width - 1)[0]
         return [row[len(row) - len(tokens) + 1 :] for row, tokens in zip(logps, sequences, strict=True)]
@@ -277,16 +282,16 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
                 self._check_sharing(self.model)
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """Return TRL's micro-batch. With shared prompts, the rows of a prompt are adjacent in an optimizer step."""
+        """Return TRL's micro-batch. With shared prompts, rows of a prompt are adjacent within each optimizer step."""
         before = self._buffered_inputs
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
-        # These terms of TRL's loss depend on which rows share a micro-batch, so the rows keep their places.
+        # These terms of TRL's loss depend on which rows share a micro-batch, so rows must not move.
         by_micro_batch = self.aux_loss_enabled or self.top_entropy_quantile < 1 or self._entropy_bonus_enabled
         is_old = not self.model.training or self._buffered_inputs is before
         if self._prompts is None or by_micro_batch or is_old:
             return inputs
         steps, batches = self.args.steps_per_generation, self._buffered_inputs or []
-        # Rows move only within an optimizer step, so each step keeps its rows.
+        # Move rows only within an optimizer step, so that each step trains on the same rows as without sharing.
         in_step = math.gcd(steps, self.args.gradient_accumulation_steps)
         self._buffered_inputs = [
             batch for start in range(0, steps, in_step) for batch in prompts_together(batches[start : start + in_step])
@@ -301,12 +306,12 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
     def _before_training(self, checkpoint: Path | None) -> None:
         super()._before_training(checkpoint)
         _check_prompts(self.args, self.train_dataset)
-        # If `train` is called again after an error, TRL would continue in the middle of the generation batch. Then log
-        # μ would be computed after a step, and vLLM would keep the weights of the interrupted run.
+        # Discard a generation batch that an earlier call of `train` left unfinished after an error. TRL would continue
+        # in the middle of it. Then log μ would be computed after a step, and vLLM would keep outdated weights.
         self._step, self._buffered_inputs, self._last_loaded_step = 0, None, -1
         self._silent.had_signal |= checkpoint is not None
 
-    # Rewards. TRL centers them by group, and TOPR needs the raw rewards.
+    # Rewards. TRL subtracts the mean of each group, but TOPR needs the raw rewards.
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
         rewards_per_func = super()._calculate_rewards(*args, **kwargs)
@@ -321,16 +326,18 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         train = self.model.training
-        # For a batch that is used several times, TRL computes log μ with an extra forward pass. If the first use is
-        # one optimizer step, its forward pass already computes log μ. So TRL is told that the batch is used once.
-        uses = self.num_iterations  # type: ignore[has-type]  # TRL's, without a type
+        # For a batch that is used several times, TRL computes log μ with an extra forward pass. That pass is not needed
+        # if the first use is one optimizer step, because the forward pass of that step gives log μ. So tell TRL that
+        # the batch is used once.
+        uses = self.num_iterations  # type: ignore[has-type]  # TRL sets it without an annotation
         self.num_iterations = 1
         try:
             batch = super()._generate_and_score_completions(inputs)
         finally:
             self.num_iterations = uses
-        self.model.train(train)  # TRL's continuous batching switches to training mode, even in an evaluation.
-        distances = self._metrics[self._mode].get("sampling/sampling_logp_difference/mean")  # TRL's, with vLLM
+        self.model.train(train)  # TRL's continuous batching switches to training mode, even during evaluation.
+        # With vLLM, TRL logs the difference between the log-probabilities of vLLM and the trainer.
+        distances = self._metrics[self._mode].get("sampling/sampling_logp_difference/mean")
         if distances and not self._warned_of_distance:
             self._warned_of_distance = warn_if_far(distances[-1])
         raw_rewards = self._raw_rewards(batch)
@@ -346,28 +353,28 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._rows_made += len(raw_rewards)
         if train:
             self._silent.add(rewards, raw_rewards)
-            # With a mean as baseline, a batch of equal rewards is normal and needs no warning.
+            # With a mean as baseline, equal rewards give R = 0 for all rows. This is normal and needs no warning.
             if rewards.any() or not len(rewards) or self.args.baseline not in BASELINES:
                 self._warn_about_signs(curated, bool((raw_rewards == 0).any()), self.args)
             self._say_share(rewards, self.args)
             if self.args.curation != "none":
                 self._metrics["train"]["topr/rows_kept"].append(len(curated.indices) / len(raw_rewards))
                 batch = self._keep_rows(batch, curated, start, len(inputs))
-            # Without curation, rows without a reward also count in the mean, as in TRL.
+            # Without curation, the loss is a mean over all rows, including rows without a reward, as in TRL.
             counted = len(raw_rewards) if self.args.curation == "none" else len(curated.indices)
             batch = self._with_replayed_rows(batch, counted)
         return batch
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate one dataset. The reward metrics count each completion once."""
+        """Evaluate one dataset. Its reward metrics count each completion once, even if Accelerate repeats rows."""
         rows = len(dataloader.dataset) * self.num_generations_eval if has_length(dataloader.dataset) else math.inf
         self._left_to_evaluate, self._evaluated = rows, []
         return super().evaluation_loop(dataloader, *args, **kwargs)
 
     def _count_evaluated(self, raw_rewards_N: Tensor) -> None:
-        """Keep the rewards of an evaluation batch, and set the rewards of padding rows to NaN.
+        """Store the rewards of an evaluation batch for `_log_evaluated`. Set the rewards of repeated rows to NaN.
 
-        Accelerate repeats rows so that each process has a full batch (huggingface/accelerate#1674).
+        Accelerate repeats rows at the end, so that each process has a full batch (huggingface/accelerate#1674).
         """
         count = min(len(raw_rewards_N), self._left_to_evaluate)
         self._left_to_evaluate -= count
@@ -375,7 +382,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         raw_rewards_N[count:] = torch.nan
 
     def _log_evaluated(self) -> None:
-        """Replace TRL's means over batches by means over completions, since batches differ in size."""
+        """Replace TRL's means over batches with means over completions, because batches differ in size."""
         if not self._evaluated:
             return
         columns = torch.cat(self._evaluated).cpu().double().T
@@ -386,19 +393,25 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             metrics[mean], metrics[std] = [values.nanmean().item()], [nanstd(values).item()]
 
     def _raw_rewards(self, batch: dict[str, Any]) -> Tensor:
-        """Return (N,) weighted sums of the rewards of all processes. NaN marks masked or unrewarded rows."""
+        """Return the (N,) raw rewards of the rows of all processes: weighted sums over the reward functions.
+
+        NaN marks a row that no function rewarded, or whose completion is masked.
+        """
         rewards = self._rewards_per_func
         raw = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
         masked = self.accelerator.gather(batch["completion_mask"].sum(dim=1) == 0)
         return raw.masked_fill(rewards.isnan().all(dim=1) | masked, torch.nan)
 
     def _compose(self, raw_rewards: Tensor, train: bool) -> tuple[NDArray[np.float64], Curated]:
-        """Compute R and choose the rows of a generation batch. The choice is the same on all processes."""
+        """Compute R and choose rows of a generation batch. Without `train`, choose all rows that have a reward.
+
+        The choice is the same on all processes. Return R of the chosen rows, and the choice.
+        """
         raw = raw_rewards.cpu().double().numpy()
         changes: dict[str, Any] = {} if train else {"rule": "none"}
         share = self.args.effective_positive_share
         if share is not None and len(np.unique(raw[~np.isnan(raw)])) < 2:
-            # No baseline reaches the share if all rewards are equal. Such batches are normal.
+            # No baseline reaches the share if all rewards are equal. This is normal, so raise no error.
             share = None
             changes |= {"baseline": self._last_baseline, "effective_positive_share": None}
         problems = np.arange(len(raw)) // (self.num_generations if train else self.num_generations_eval)
@@ -408,17 +421,20 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return rewards, curated
 
     def _show_rewards_in_completions(self, rewards_N: Tensor) -> None:
-        """Replace the advantages in TRL's table with R, since the loss does not use the advantages."""
+        """Replace TRL's advantages in its table of completions with R, since the loss does not use them."""
         shown = self._logs["advantages"]
         for _ in range(min(len(shown), len(rewards_N))):
             shown.pop()
         shown.extend(rewards_N.nan_to_num(0.0).tolist())
 
     def _show_weights_in_completions(self) -> None:
-        """Add the last weight and log-ratio of each row to TRL's table. NaN marks a row that the loss has not used."""
-        # A row of the last table can be in this table again. Without new values, it keeps its earlier values.
+        """Add the latest weight and log-ratio of each row to TRL's table of completions.
+
+        NaN marks a row that the loss has not used.
+        """
+        # A row that was already in the previous table keeps its values if it has no new ones.
         seen = self._shown_weights | {row: values for row, *values in self._weights_by_row.gather()}
-        # TRL's table holds the newest rows, from training or evaluation.
+        # TRL's table contains the newest rows, from training or evaluation.
         rows = range(self._rows_made - len(self._logs["prompt"]), self._rows_made)
         self._shown_weights = {row: seen.get(row, [DisplayedFloat(torch.nan)] * len(WEIGHT_COLUMNS)) for row in rows}
         columns = zip(*self._shown_weights.values(), strict=True)
@@ -437,10 +453,17 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             )
 
     def _keep_rows(self, batch: dict[str, Any], curated: Curated, start: int, rows: int) -> dict[str, Any]:
-        """Reduce the local generation batch to the chosen rows.
+        """Reduce the generation batch of this process to the chosen rows.
 
         Every process must keep the same number of rows, a multiple of `steps_per_generation`. A process with fewer
-        chosen rows keeps some unchosen rows, with R = 0. `topr_scale` makes the loss the mean over the chosen rows.
+        chosen rows also keeps some unchosen rows, whose R counts as 0. `topr_scale` makes the loss the mean over the
+        chosen rows.
+
+        Args:
+            batch: TRL's generation batch of this process.
+            curated: the choice, over all processes.
+            start: position of this process's first row among the rows of all processes.
+            rows: number of rows of this process.
         """
         steps, processes = self.args.steps_per_generation, self.accelerator.num_processes
         is_unchosen = torch.ones(processes * rows, dtype=torch.uint8)
@@ -449,7 +472,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         count = min(max(-(-most // steps), 1) * steps, rows)
         keep = is_unchosen[start : start + rows].argsort(stable=True)[:count]
 
-        # The image tensors of a batch have no row axis. TRL's split turns them into lists with an item per row.
+        # The image tensors of a batch have no row axis. TRL's function splits them into lists with one item per row.
         batch = split_pixel_values_by_grid(batch)
         for name, value in batch.items():
             if isinstance(value, list):
@@ -462,8 +485,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return batch
 
     def _trim_padding(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Drop trailing columns that only hold padding, since TRL pads to the longest completion of the whole batch."""
-        if "pixel_values" in batch:  # The tokens of an image that a tool returned must stay, even if they are masked.
+        """Drop columns at the end that are only padding. TRL pads to the longest completion of the generation batch."""
+        if "pixel_values" in batch:  # Keep masked columns, which can be the tokens of an image that a tool returned.
             return batch
         full, step = batch["completion_ids"].size(1), self.args.pad_to_multiple_of or 1
         needed = max(int(batch["completion_mask"].sum(-1).max()), 1)
@@ -474,8 +497,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return batch
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
-        # A copy, because with num_iterations > 1 the buffered batch is used again. The width of the batch must be known
-        # on the host, so this waits for the device, as TRL's metrics of each micro-batch do.
+        # Change a copy, because with num_iterations > 1 the buffered batch is used again. Trimming needs the width of
+        # the batch on the CPU, so it waits for the device, as TRL's metrics of each micro-batch do.
         self._loss_inputs = of_loss = self._trim_padding(dict(inputs))
         try:
             loss = super()._compute_loss(model, of_loss)
@@ -493,7 +516,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return output
 
     def _write_weighted_rewards(self, inputs: dict[str, Any], policy_logps_BT: Tensor) -> None:
-        """Write w · R into a batch as TRL's advantages, with shape (B,), or (B, T) with a ratio per token.
+        """Write w · R into a micro-batch as TRL's advantages, with shape (B,), or (B, T) with a ratio per token.
 
         Raises:
             ValueError: `log_mu="sampler"`, and the rollout has no log-probabilities.
@@ -502,9 +525,9 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         if inputs.get("tool_mask") is not None:
             mask = mask * inputs["tool_mask"]
         mu_logps = inputs.pop("old_per_token_logps", None)
-        if mu_logps is None:  # The weights have not changed since sampling, so μ = π.
+        if mu_logps is None:  # TRL leaves log μ out if the weights have not changed since sampling. Then μ = π.
             mu_logps = policy_logps_BT.detach()
-        elif "topr_fresh" in inputs:  # With replay, TRL may not have computed log μ of the fresh rows.
+        elif "topr_fresh" in inputs:  # With replay, log μ of fresh rows is NaN if TRL leaves it out.
             unknown = mu_logps.isnan() & inputs["topr_fresh"].unsqueeze(-1)
             mu_logps = torch.where(unknown, policy_logps_BT.detach(), mu_logps)
         inputs["topr_mu_logps"] = mu_logps
@@ -512,26 +535,30 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             sampler_logps = inputs.get("sampling_per_token_logps")
             if sampler_logps is None:
                 raise ValueError("log_mu='sampler', but the rollout gave no log-probabilities. Set log_mu='trainer'.")
-            # A token whose value from the sampler is NaN gets the trainer's log μ.
+            # If the sampler's value of a token is NaN, use the trainer's log μ.
             mu_logps = torch.where(sampler_logps.isnan(), mu_logps, sampler_logps)
         rewards_B = inputs["topr_rewards"]
         shown = inputs["topr_rows"] if self.args.log_completions else None
-        # Detached, because the gradient comes from TRL's loss.
+        # Detach log π, because the gradient comes from TRL's loss.
         weights = self._row_weights(policy_logps_BT.detach(), mu_logps, rewards_B, mask, shown)
         self._note_for_replay(inputs, mu_logps, weights, mask)
 
         signal_B = rewards_B.nan_to_num(0.0) * inputs.get("topr_scale", 1.0)
-        if not self.args.length_normalization:  # This undoes TRL's division by the length.
+        if not self.args.length_normalization:  # Undo TRL's division by the length.
             signal_B = signal_B * mask.sum(-1)
         inputs["advantages"] = weights * (signal_B.unsqueeze(-1) if weights.dim() == 2 else signal_B)
-        # Without old log-probabilities, TRL's ratio is exp(log π - log π) = 1, with the gradient of log π. TRL's
-        # correction for vLLM is set to 1, because it would be a second correction in addition to the taper.
+        # The batch no longer has `old_per_token_logps`. So TRL's ratio is exp(log π - log π) = 1, with the gradient of
+        # log π. Set TRL's correction for vLLM to 1, because the taper is already a correction.
         if "importance_sampling_ratio" in inputs:
             inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
 
     @property
     def _ratio_is_one(self) -> bool:
-        """Whether each row is used in one optimizer step, which starts from the weights that wrote it."""
+        """Whether π = μ for every row in the current mode, so that ratios are not logged.
+
+        This is true in evaluation. In training it is true if each row is used only in the optimizer step that follows
+        its generation. With `log_mu="sampler"` it is false, because the sampler's log-probabilities differ by rounding.
+        """
         if self.args.log_mu == "sampler":
             return False
         uses = self.args.steps_per_generation * self.num_iterations
@@ -539,10 +566,17 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return self._mode == "eval" or used_once
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log TOPR's metrics in addition to TRL's. See `transformers.Trainer.log`."""
+        """Log TOPR's metrics in addition to TRL's.
+
+        Args:
+            logs (`dict[str, float]`):
+                Metrics that Trainer logs. See `transformers.Trainer.log`.
+            start_time (`float`, *optional*):
+                Start time of training. See `transformers.Trainer.log`.
+        """
         metrics = self._metrics[self._mode]
         for name in [name for name in metrics if name.startswith("clip_ratio/")]:
-            del metrics[name]  # GRPO's clipping, which is always 0 here.
+            del metrics[name]  # GRPO's clipping has no effect if its ratio is 1.
         if self.args.log_completions:
             self._show_weights_in_completions()
         if self._mode == "train":
@@ -565,7 +599,7 @@ def _check_prompts(args: TOPRConfig, dataset: object) -> None:
 
 
 def _check_metric_for_best_model(args: TOPRConfig, eval_dataset: object) -> None:
-    """Raise a ValueError if the metric for the best model is a loss, or does not name one of the evaluation sets."""
+    """Raise a ValueError if evaluation sets have names, and `metric_for_best_model` is a loss or names none of them."""
     if not isinstance(eval_dataset, dict) or not needs_metric_for_best_model(args):
         return
     metric = str(args.metric_for_best_model).removeprefix("eval_")

@@ -5,16 +5,21 @@ from torch import Tensor, nn
 
 
 def adapter_weights(model: object) -> dict[str, Tensor]:
-    """Return copies of the trained weights of a quantized model's adapter. Return `{}` for other models."""
+    """Return copies of the trainable weights of a quantized model, by name. Return `{}` for other models."""
     if not isinstance(model, nn.Module) or not is_quantized(model):
         return {}
     return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
 
 def keep_adapter_in_float32(model: nn.Module, given: dict[str, Tensor]) -> None:
-    """Keep the adapter of a quantized model in the precision it was given in, or in float32 if TRL created it.
+    """Undo TRL's cast of a quantized model's adapter to bfloat16, because small updates in bfloat16 round to nothing.
 
-    TRL casts the adapter to bfloat16, in which small updates round to nothing.
+    Args:
+        model (`torch.nn.Module`):
+            Model of the trainer, after TRL's cast.
+        given (`dict[str, torch.Tensor]`):
+            Result of `adapter_weights` before the cast. These weights keep their dtype. TRL created the adapter weights
+            that are missing in `given`, and they become float32.
     """
     if not is_quantized(model):
         return
@@ -24,17 +29,17 @@ def keep_adapter_in_float32(model: nn.Module, given: dict[str, Tensor]) -> None:
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Return whether a model has weights in 4 or 8 bits."""
+    """Whether transformers loaded a model with weights in 4 or 8 bits."""
     return bool(getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False))
 
 
 def keep_gradients_of_4bit_layers(model: nn.Module) -> None:
     """Make bitsandbytes use the same kernel for evaluation and training on a CPU.
 
-    Otherwise the first evaluation packs the weights for a kernel without gradients, and training then fails.
+    By default, the first evaluation packs the weights for a kernel without gradients, and training then fails.
 
     Raises:
-        ValueError: the weights are already packed.
+        ValueError: the weights are already packed, because the model has already run on the CPU.
     """
     for name, module in model.named_modules():
         if not hasattr(module, "support_avx512bf16_for_cpu"):

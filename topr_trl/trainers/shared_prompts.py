@@ -1,15 +1,15 @@
 """Compute a prompt once for all of its completions in a batch.
 
 The module replaces the method `forward` of a model. For a call with TRL's fused head, the new method converts the batch
-to another layout, and converts the outputs back. The collator and the trainers do not depend on this layout. In the
-layout, the rows of the batch form one sequence without padding:
+to another layout, and converts the outputs back. So the collator and the trainers need not know the layout. In the
+layout, the rows of the batch form one sequence without padding. Adjacent rows with a common prefix form a group:
 
     [shared | branch | branch | ...] [shared | branch | ...] ...
 
-`shared` is the common prefix of a group of adjacent rows, without its last token. Each branch starts with this last
-token, whose output predicts the first token after the prefix. A branch attends to `shared` and to itself.
+`shared` is the common prefix of a group, without the last token of the prefix. Each branch starts with this last token,
+because its output predicts the first token after the prefix. A branch attends to `shared` and to itself.
 
-Shape letters: B rows of at most T tokens, N tokens of the sequence, M tokens with a label to predict.
+Shape letters: B rows of at most T tokens, N tokens in the sequence, M positions that predict a label.
 """
 
 import sys
@@ -29,9 +29,9 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-_ATTENTION = ("sdpa", "eager")  # implementations that `_attention` can replace
-_NAME = "shared_prompts_"  # prefix of the registered names
-_INSTALLED = "_topr_shared_prompts"  # attribute of a model
+_ATTENTION = ("sdpa", "eager")  # attention implementations that `_attention` can replace
+_NAME = "shared_prompts_"  # prefix of the name under which `_attention` is registered
+_INSTALLED = "_topr_shared_prompts"  # attribute of a model that stores its `SharedPrompts`
 _CONTEXT = -100  # label of a token that is not predicted
 _FIELDS = (
     "log_probs",
@@ -41,26 +41,42 @@ _FIELDS = (
     "is_top1",
 )  # outputs of TRL's fused head with a value per token
 
-_LEAST_SHARED = 8  # number of tokens; sharing a shorter prefix costs more than it saves
-LEAST_SAVED = 0.1  # share of the tokens; saving less is not worth the conversion
+_LEAST_SHARED = 8  # minimum number of shared tokens; sharing fewer tokens costs more than it saves
+LEAST_SAVED = 0.1  # minimum share of a batch's tokens; saving fewer tokens is not worth the conversion
 
+# Layout of the forward pass that is running, or None if it does not share prompts.
 _active: ContextVar["Layout | None"] = ContextVar("shared_prompts", default=None)
 
 
 @dataclass
 class Layout:
-    """Map a batch to one sequence, and its outputs back to rows.
+    """Layout of a batch as one sequence, with the indices that map outputs back to rows.
 
     Attributes:
-        input_ids: (1, N) tokens.
-        position_ids: (1, N) position of each token in its rows.
-        times: (1, N) number of rows that a token belongs to. It is passed as the attention mask, because the mask
-            weights the auxiliary loss of a mixture of experts.
-        groups: number of shared tokens, and of tokens of each branch, for each group.
-        scored: (M,) positions in the sequence that predict a label.
-        shift_labels: (1, M) labels.
-        places_BT: (B, T - 1) index of each row's token among the scored positions. M if the token has no label.
-        tokens: number of tokens of the rows.
+        input_ids (`torch.Tensor`):
+            Tokens, shape (1, N).
+        position_ids (`torch.Tensor`):
+            Position of each token in its rows, shape (1, N).
+        times (`torch.Tensor`):
+            Number of rows that a token belongs to, shape (1, N). The model gets it as the attention mask, because the
+            mask weights tokens in the auxiliary loss of a mixture of experts.
+        groups (`list[tuple[int, list[int]]]`):
+            For each group, the number of shared tokens, and the number of tokens of each branch.
+        scored (`torch.Tensor`):
+            Positions in the sequence that predict a label, shape (M,).
+        shift_labels (`torch.Tensor`):
+            Labels of these positions, shape (1, M).
+        places_BT (`torch.Tensor`):
+            Index into `scored` of the position that predicts each row's next token, shape (B, T - 1). M if this token
+            has no label. Without padding, B is 1.
+        tokens (`int`):
+            Number of tokens of all rows, before sharing.
+        masks (`dict`):
+            Attention masks that were already made for this layout, to use them again in other layers.
+        windows_asked (`set[int | None]`):
+            Sliding windows of the masks that the model requested. None is full attention.
+        windows_used (`list[int | None]`):
+            Sliding window that each attention layer used.
     """
 
     input_ids: Tensor
@@ -72,12 +88,12 @@ class Layout:
     places_BT: Tensor
     tokens: int
     masks: dict[Any, Tensor] = field(default_factory=dict)
-    windows_asked: set[int | None] = field(default_factory=set)  # sliding windows of the masks that the model requested
-    windows_used: list[int | None] = field(default_factory=list)  # sliding window of each attention layer
+    windows_asked: set[int | None] = field(default_factory=set)
+    windows_used: list[int | None] = field(default_factory=list)
 
 
 def choose_groups(rows: Sequence[Sequence[int]], least: int = 1) -> list[tuple[int, int, int]]:
-    """Group adjacent rows so that as few tokens as possible are computed.
+    """Group adjacent rows by common prefixes, so that as few tokens as possible are computed.
 
     Example:
 
@@ -90,16 +106,18 @@ def choose_groups(rows: Sequence[Sequence[int]], least: int = 1) -> list[tuple[i
         rows (`Sequence[Sequence[int]]`):
             Token ids of each row.
         least (`int`, *optional*, defaults to `1`):
-            Minimum number of tokens that a group shares.
+            Minimum number of tokens that a group of several rows shares.
 
     Returns:
-        `list[tuple[int, int, int]]`: first row, row after the last, and number of shared tokens of each group.
+        `list[tuple[int, int, int]]`: for each group, the first row, the row after the last, and the number of shared
+        tokens. A group of one row shares 0 tokens.
     """
+    # Number of equal tokens at the start of each row and the next row.
     common = [
         next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
         for a, b in pairwise(rows)
     ]
-    # Saved tokens and groups for the first 0, 1, ... rows.
+    # Dynamic programming: the number of saved tokens and the groups of the best solution for the first 0, 1, ... rows.
     best: list[tuple[int, list[tuple[int, int, int]]]] = [(0, [])]
     for end in range(1, len(rows) + 1):
         found, shared = [], sys.maxsize
@@ -118,14 +136,19 @@ def choose_groups(rows: Sequence[Sequence[int]], least: int = 1) -> list[tuple[i
 def build_layout(
     input_ids_BT: Tensor, labels_BT: Tensor, mask_BT: Tensor | None, position_ids: Tensor | None, keep_last: bool
 ) -> Layout:
-    """Return the layout of a batch, which can be padded or not.
+    """Return the layout of a batch, either padded or flattened (padding-free).
 
     Args:
-        input_ids_BT: (B, T) tokens, or (1, T) without padding.
-        labels_BT: labels of the same shape. -100 marks a token that is not predicted.
-        mask_BT: attention mask of a padded batch, or None.
-        position_ids: (1, T) positions of a batch without padding. The positions of each row start at 0.
-        keep_last: whether to compute the last token of each row. It predicts nothing, but the auxiliary loss counts it.
+        input_ids_BT (`torch.Tensor`):
+            Tokens, shape (B, T). In a flattened batch, B is 1.
+        labels_BT (`torch.Tensor`):
+            Labels of the same shape. -100 marks a token that is not predicted.
+        mask_BT (`torch.Tensor`, *optional*):
+            Attention mask of a padded batch, shape (B, T). `None` for a flattened batch.
+        position_ids (`torch.Tensor`, *optional*):
+            Positions of a flattened batch, shape (1, T). They start at 0 in each row. Not used with `mask_BT`.
+        keep_last (`bool`):
+            Whether to compute the last token of each row. It predicts nothing, but the auxiliary loss counts it.
     """
     flat = input_ids_BT.flatten().tolist()
     if mask_BT is not None:
@@ -136,7 +159,7 @@ def build_layout(
         starts = (position_ids[0] == 0).nonzero()[:, 0].tolist()
         cells = [list(range(a, b)) for a, b in pairwise([*starts, len(flat)])]
     rows = [[flat[cell] for cell in row] for row in cells]
-    place_of = torch.full((len(flat),), -1)  # position in the sequence
+    place_of = torch.full((len(flat),), -1)  # position in the sequence of each token of the batch; -1 if left out
     ids: list[int] = []
     positions: list[int] = []
     times: list[int] = []
@@ -148,6 +171,7 @@ def build_layout(
         positions += range(shared)
         times += [end - start] * shared
         for row, of_row in zip(rows[start:end], cells[start:end], strict=True):
+            # Leave out the last token, which predicts nothing. But keep the only token of a row.
             stop = len(row) if keep_last else max(len(row) - 1, min(len(row), 1))
             place_of[of_row[:shared]] = torch.arange(first, first + shared)
             place_of[of_row[shared:stop]] = torch.arange(len(ids), len(ids) + stop - shared)
@@ -175,18 +199,20 @@ def build_layout(
 
 
 class SharedPrompts:
-    """Compute common prefixes of rows once in the forward pass of a model.
+    """Replacement for a model's `forward` and attention that computes common prefixes of rows once.
 
-    A new instance replaces the one that is installed in the model.
+    A new instance installs itself in the model, and removes an earlier instance.
 
     Args:
         model ([`~transformers.PreTrainedModel`]):
-            Causal language model with TRL's fused head, without an adapter around it. FSDP or DeepSpeed must not have
-            wrapped it yet.
+            Causal language model with TRL's fused head. For a model with an adapter, this is the base model. FSDP or
+            DeepSpeed must not have wrapped the model yet.
 
     Attributes:
         enabled (`bool`):
-            Whether prefixes are shared.
+            Whether prefixes are shared. If not, the model computes batches as without this class.
+        layout (`Layout` or `None`):
+            Layout of the last forward pass with `enabled`. `None` if that pass did not share prefixes.
 
     Raises:
         ValueError: the attention of the model cannot be replaced.
@@ -195,7 +221,7 @@ class SharedPrompts:
     def __init__(self, model: PreTrainedModel) -> None:
         remove_shared_prompts(model)
         self.model, self.enabled = model, True
-        self.layout: Layout | None = None  # layout of the last shared batch
+        self.layout: Layout | None = None
         self._base = base = str(model.config._attn_implementation)
         if base not in _ATTENTION:
             raise ValueError(f"attention {base} is not supported; it needs {' or '.join(_ATTENTION)}")
@@ -208,7 +234,7 @@ class SharedPrompts:
         setattr(model, _INSTALLED, self)
 
     def remove(self) -> None:
-        """Restore `forward` and the attention of the model. `forward` must not have been wrapped since."""
+        """Restore the model's `forward` and attention. FSDP or DeepSpeed must not have wrapped `forward` yet."""
         self._hook.remove()
         self.model.forward = self._forward
         self.model.set_attn_implementation(self._base)
@@ -220,9 +246,10 @@ class SharedPrompts:
         return 1.0 if self.layout is None else self.layout.input_ids.numel() / self.layout.tokens
 
     def _shared_forward(self) -> Any:
+        """Return the method that replaces `forward`."""
         own = self._forward.__func__
 
-        @wraps(own)  # `generate` reads the signature
+        @wraps(own)  # `generate` reads the signature of `forward`
         def shared(model: Any, *args: Any, **kwargs: Any) -> Any:
             forward = MethodType(own, model)  # A copy of the model must compute with its own weights.
             layout = self._layout_of(kwargs) if self.enabled and not args else None
@@ -232,7 +259,8 @@ class SharedPrompts:
             kwargs |= {"attention_mask": layout.times, "position_ids": layout.position_ids}
             token = _active.set(layout)
             try:
-                # Gradient checkpointing computes layers again after this call, so the layout is also an argument.
+                # Gradient checkpointing computes layers again after this call, when `_active` is no longer set. So the
+                # layout is also passed as an argument.
                 outputs = forward(
                     input_ids=layout.input_ids, shift_labels=layout.shift_labels, shared_prompts=layout, **kwargs
                 )
@@ -247,7 +275,7 @@ class SharedPrompts:
         return MethodType(shared, self.model)
 
     def _layout_of(self, kwargs: dict[str, Any]) -> Layout | None:
-        """Return the layout of a call, or None if the call does not use TRL's fused head or would save too little."""
+        """Return the layout of a call, or None if it does not use TRL's fused head or would save too few tokens."""
         self.layout = None
         ids, labels = kwargs.get("input_ids"), kwargs.get("labels")
         mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
@@ -261,7 +289,10 @@ class SharedPrompts:
 
 
 def remove_shared_prompts(model: nn.Module) -> None:
-    """Remove the `SharedPrompts` of an earlier trainer from a model. Call it before the fused head is added again."""
+    """Remove the `SharedPrompts` of an earlier trainer from a model, if there is one.
+
+    Call this function before TRL's fused head is added again, because the head also replaces `forward`.
+    """
     installed: SharedPrompts | None = getattr(model, _INSTALLED, None)
     if installed is not None:
         installed.remove()
@@ -271,7 +302,11 @@ def prompts_together(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Reorder the rows of TRL's micro-batches, so that rows of a prompt are adjacent.
 
     Args:
-        batches: micro-batches of equal size and width, from one generation batch of text.
+        batches (`list[dict[str, Any]]`):
+            Micro-batches of equal size and width, from one generation batch of text.
+
+    Returns:
+        `list[dict[str, Any]]`: new micro-batches of the same size. The given ones are not changed.
     """
     prompts = [
         ids[mask.bool()].tolist()
@@ -294,7 +329,7 @@ def prompts_together(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def saved_part(groups: Sequence[tuple[int, Sequence[int]]]) -> float:
-    """Return the share of the rows' tokens that sharing saves."""
+    """Return the share of all rows' tokens that need not be computed. `groups` has the form of `Layout.groups`."""
     saved = sum(shared * (len(branches) - 1) for shared, branches in groups)
     tokens = sum(shared * len(branches) + sum(branches) for shared, branches in groups)
     return saved / max(tokens, 1)
@@ -302,19 +337,20 @@ def saved_part(groups: Sequence[tuple[int, Sequence[int]]]) -> float:
 
 @torch.no_grad()
 def why_not_shared(shared: SharedPrompts, wrapped: nn.Module, device: torch.device, tolerance: float) -> str | None:
-    """Return why a model cannot share prompts, measured on three short rows. Return None if it can.
+    """Return the reason why a model cannot share prompts, measured on three short rows. Return None if it can.
 
     Args:
         shared ([`SharedPrompts`]):
             Instance that is installed in the model.
         wrapped ([`torch.nn.Module`]):
-            Model that computes. An adapter, FSDP or DeepSpeed may have wrapped it.
+            Model that computes. It is the model in `shared`, which an adapter, FSDP or DeepSpeed may have wrapped.
         device (`torch.device`):
             Device of the inputs.
         tolerance (`float`):
-            Difference of log π, in nats per token, that rounding can cause.
+            Largest mean difference of log π that counts as rounding, in nats per token.
     """
     config = shared.model.config.get_text_config()
+    # Multiplying by a prime spreads the token ids over the vocabulary. The three rows share their first 20 tokens.
     tokens = (torch.arange(5, 45) * 7919 % config.vocab_size).to(device)
     rows = [tokens[:30], torch.cat([tokens[:20], tokens[30:]]), torch.cat([tokens[:20], tokens[25:].flip(0)])]
     ids = pad_sequence(rows, batch_first=True)
@@ -324,7 +360,7 @@ def why_not_shared(shared: SharedPrompts, wrapped: nn.Module, device: torch.devi
     try:
         for shared.enabled in (False, True):
             found.append(wrapped(**call, use_cache=False, fused_lm_head=True).log_probs)
-    except torch.OutOfMemoryError:
+    except torch.OutOfMemoryError:  # a RuntimeError that says nothing about sharing
         raise
     except (ValueError, TypeError, RuntimeError, AttributeError, IndexError) as error:
         return f"{type(error).__name__}: {error}"
@@ -339,11 +375,11 @@ def why_not_shared(shared: SharedPrompts, wrapped: nn.Module, device: torch.devi
     return None if gap <= tolerance else f"log π differs by {gap:.2g} nats per token"
 
 
-# Functions that the model calls in its forward pass.
+# Functions that the model calls in its forward pass. `_active` tells them whether prompts are shared.
 
 
 def _mask(base: str, **kwargs: Any) -> Any:
-    """Return the mask of the original implementation. Return None for a shared batch."""
+    """Return the attention mask of the implementation `base`, or None for a shared batch. `_attend` makes its masks."""
     layout = _active.get()
     if layout is None:
         return ALL_MASK_ATTENTION_FUNCTIONS[base](**kwargs)
@@ -352,7 +388,7 @@ def _mask(base: str, **kwargs: Any) -> Any:
 
 
 def _keep_scored(module: nn.Module, args: Any, outputs: Any) -> Any:
-    """Keep the positions whose next token has a label."""
+    """Keep only the hidden states that predict a label, as a hook after the base model."""
     if (layout := _active.get()) is not None:
         outputs.last_hidden_state = outputs.last_hidden_state[:, layout.scored]
     return outputs
@@ -362,7 +398,7 @@ def _attention(
     base: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *args: Any,
     shared_prompts: Layout | None = None, **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Compute attention. In a shared batch, compute each group separately."""
+    """Compute attention as the implementation `base` does. In a shared batch, compute each group separately."""
     if shared_prompts is None:
         if base == "eager":
             attend = sys.modules[type(module).__module__].eager_attention_forward
@@ -391,17 +427,17 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, before: int, scale: float | None, window: int | None, cap: float | None,
     masks: dict[Any, Tensor],
 ) -> Tensor:  # fmt: skip
-    """Compute causal attention of L queries to `before + L` keys. Each query attends to the keys up to its own.
+    """Compute causal attention of L queries to `before + L` keys. Each query attends to keys up to its own position.
 
     Args:
         q: (1, heads, L, size) queries.
         k: (1, key heads, before + L, size) keys.
         v: (1, key heads, before + L, size) values.
         before: number of keys before the key of the first query.
-        scale: factor of the scores. None is one over the square root of the size.
-        window: number of keys that a query attends to, including its own. None is all.
-        cap: limit of the scores by tanh (Gemma 2). None is no limit.
-        masks: masks that were already made for this layout.
+        scale: factor of the attention scores. None means one over the square root of the size.
+        window: number of keys that a query attends to, including its own. None means all.
+        cap: limit for the attention scores, applied with tanh (Gemma 2's softcap). None means no limit.
+        masks: masks that were already made for this layout. New masks are added.
     """
     (_, heads, length, size), kv, total = q.shape, k.size(1), k.size(2)
     each = heads // kv
@@ -417,7 +453,7 @@ def _attend(
         if window is not None:
             mask &= of > at - window
         mask = masks[name] = mask.repeat(each, 1)
-    # Query heads that share a key head become part of the query dimension, so keys are not copied.
+    # Stack the query heads that share a key head along the query dimension, so that keys need not be copied.
     q = q.reshape(1, kv, each * length, size)
     if cap is None:
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)

@@ -7,12 +7,27 @@ from torch import Tensor
 from topr_trl.trainers.metrics import DEAD_WEIGHT
 from topr_trl.user_warnings import warn_user
 
-# A run likely has an error if more than this share of its negatives is dead in this first share of its steps.
-MOSTLY_DEAD, EARLY = 0.5, 0.1
+# If most negatives are dead early in training, the run probably has an error.
+MOSTLY_DEAD = 0.5  # "most": more than this share of the negatives
+EARLY = 0.1  # "early": in this first share of the steps
 
 
 def warn_if_dead(share: float, step: int, steps: int, first_log: int) -> bool:
-    """Warn if most negatives are dead early in training, or at the first log. Return whether it warned."""
+    """Warn if most negatives are dead early in training, or at the first log.
+
+    Args:
+        share (`float`):
+            Share of the negatives that are dead, so their weight is below `DEAD_WEIGHT`.
+        step (`int`):
+            Number of optimizer steps so far.
+        steps (`int`):
+            Number of optimizer steps of the whole run.
+        first_log (`int`):
+            Step of the first log.
+
+    Returns:
+        `bool`: whether the function warned.
+    """
     if share <= MOSTLY_DEAD or step > max(EARLY * steps, first_log):
         return False
     warn_user(
@@ -25,24 +40,27 @@ def warn_if_dead(share: float, step: int, steps: int, first_log: int) -> bool:
     return True
 
 
-_SILENT = 10  # number of consecutive batches without a signal that causes a warning
-# A larger mean difference, in nats per token, means different weights or settings. Different kernels cause less.
+_SILENT = 10  # warn after this many consecutive batches in which every R is 0
+# Largest mean difference between sampler and trainer, in nats per token, that different kernels can cause. A larger
+# difference means different weights or settings.
 _FAR = 0.1
 
 
 def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float] | None]) -> dict[str, float]:
-    """Measure the distance between the log-probabilities of sampler and trainer, and warn if it is large.
+    """Measure how far the sampler's log-probabilities are from the trainer's, and warn if they are far apart.
+
+    Completions with a different number of values from sampler and trainer are skipped, with a warning.
 
     Args:
         mu_logps (`list[list[float]]`):
             log μ from the trainer, for N completions with one value per token.
         sampler_logps (`list[list[float] | None]`):
-            Log-probabilities from the sampler, for the same completions. `None` if they are unknown.
+            Log-probabilities from the sampler, for the same completions. `None` for a completion without them.
 
     Returns:
         `dict[str, float]`: absolute differences in nats. `token` is the mean over tokens, and `token_max` the maximum.
-        `response` is the mean difference of the sums of completions, which is the noise in log π/μ with
-        `log_mu="sampler"`. Empty without rows.
+        `response` is the mean over completions of the difference between their sums. With `log_mu="sampler"`, this
+        difference is noise in log π/μ. The result is empty if no completion can be compared.
     """
     pairs = [(np.asarray(m), np.asarray(s)) for m, s in zip(mu_logps, sampler_logps, strict=True) if s is not None]
     cut = [len(s) for m, s in pairs if len(m) != len(s)]
@@ -65,7 +83,7 @@ def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float
 
 
 def warn_if_far(distance: float) -> bool:
-    """Warn if sampler and trainer differ by more nats per token than rounding explains. Return whether it warned."""
+    """Warn if sampler and trainer differ by more than `_FAR` nats per token. Return whether the function warned."""
     if distance > _FAR:
         warn_user(
             f"The sampler's log-probabilities differ from the trainer's by {distance:.2f} per token: the sampler had "
@@ -77,10 +95,15 @@ def warn_if_far(distance: float) -> bool:
 
 
 class SilentBatches:
-    """Count consecutive generation batches in which every R is 0. Training learns nothing from such batches.
+    """Count consecutive generation batches without a signal: every R is 0, so training learns nothing from them.
+
+    Args:
+        had_signal (`bool`, *optional*, defaults to `False`):
+            Whether training has a signal from another source: logged rows, or the run that is resumed.
 
     Attributes:
-        had_signal: whether any R was not 0 before: in an earlier batch, in logged rows, or in the run that is resumed.
+        had_signal (`bool`):
+            Whether there has been a signal from this source or from a batch.
     """
 
     def __init__(self, had_signal: bool = False) -> None:
@@ -89,7 +112,14 @@ class SilentBatches:
         self._has_warned = False
 
     def add(self, rewards: NDArray[np.float64], raw_rewards_N: Tensor) -> None:
-        """Count a batch, given R of the chosen rows and the raw rewards of all rows. NaN marks a missing reward."""
+        """Count a batch. A batch in which all rewards are missing does not count, and ends the consecutive batches.
+
+        Args:
+            rewards (`np.ndarray`):
+                R of the chosen rows.
+            raw_rewards_N (`torch.Tensor`):
+                Rewards of all N rows before the baseline. NaN marks a missing reward.
+        """
         has_signal = bool(rewards.any())
         is_silent = not has_signal and not bool(raw_rewards_N.isnan().all())
         self.had_signal |= has_signal
@@ -97,7 +127,7 @@ class SilentBatches:
         self._rows = self._rows + len(raw_rewards_N) if is_silent else 0
 
     def warn(self, baseline: float | str) -> None:
-        """Warn, once, if all batches since the start of training had no signal, or the last ten had none."""
+        """Warn, only once, if there has been no signal since the start of training, or in the last ten batches."""
         since_start = self._rows > 0 and not self.had_signal
         if self._has_warned or not (since_start or self._batches >= _SILENT):
             return

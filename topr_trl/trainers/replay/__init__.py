@@ -1,4 +1,4 @@
-"""Replay rows of earlier generation batches and logged rows."""
+"""Replay rows of earlier generation batches, and logged rows."""
 
 from topr_trl.trainers.replay.batches import batch_of, check_columns, with_rows
 from topr_trl.trainers.replay.buffer import ReplayBuffer, ReplayRow

@@ -1,4 +1,4 @@
-"""Convert replayed rows to TRL's generation batches."""
+"""Convert replayed rows to the columns of TRL's generation batches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from topr_trl.trainers.replay.buffer import ReplayRow
 
 
 def check_columns(batch: dict[str, Any]) -> None:
-    """Raise a ValueError if a generation batch has a column that replayed rows lack, for instance images."""
+    """Raise a ValueError if a generation batch has a column that replayed rows cannot have, for instance images."""
     for name, values in batch.items():
         if name not in _COLUMNS and not (values is None or (isinstance(values, Tensor) and values.dim() == 0)):
             raise ValueError(f"Rows with {name} cannot be replayed: only text is kept. Set replay_share=0.")
@@ -20,15 +20,21 @@ def check_columns(batch: dict[str, Any]) -> None:
 def with_rows(
     batch: dict[str, Any], rows: list[ReplayRow], pad_token_id: int, multiple: int | None = None
 ) -> dict[str, Any]:
-    """Append K replayed rows to TRL's generation batch of F fresh rows. `topr_fresh` marks the fresh rows.
-
-    If the batch has no log μ (`old_per_token_logps`), the fresh rows get NaN.
+    """Append K replayed rows to TRL's generation batch of F fresh rows.
 
     Args:
-        batch: TRL's generation batch.
-        rows: replayed rows.
-        pad_token_id: token that pads prompts and completions.
-        multiple: pad prompts and completions to a multiple of this number. None pads to the longest one.
+        batch (`dict[str, Any]`):
+            TRL's generation batch.
+        rows (`list[ReplayRow]`):
+            Replayed rows, at least one.
+        pad_token_id (`int`):
+            Token that pads prompts and completions.
+        multiple (`int`, *optional*):
+            Pad prompts and completions to a multiple of this number of tokens. `None` pads to the longest one.
+
+    Returns:
+        `dict[str, Any]`: a batch of F + K rows, without the columns that are None. The column `topr_fresh` marks the
+        fresh rows. If TRL's batch has no log μ (`old_per_token_logps`), the log μ of fresh rows is NaN.
     """
     ids_FT = batch["completion_ids"]
     batch = {
@@ -52,12 +58,23 @@ def with_rows(
 def batch_of(
     rows: list[ReplayRow], pad_token_id: int, device: torch.device, multiple: int | None = None
 ) -> dict[str, Tensor]:
-    """Return the tokens of rows and their masks, padded as in TRL's generation batches."""
+    """Return the tokens of rows and their masks, padded as in TRL's generation batches.
+
+    Args:
+        rows (`list[ReplayRow]`):
+            Rows, at least one.
+        pad_token_id (`int`):
+            Token that pads prompts and completions.
+        device (`torch.device`):
+            Device of the result.
+        multiple (`int`, *optional*):
+            Pad prompts and completions to a multiple of this number of tokens. `None` pads to the longest one.
+    """
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
     return {name: _column(name, rows, pad_token_id, multiple).long().to(device) for name in names}
 
 
-# Value of a replayed row for each column that has a row axis in a generation batch.
+# Value of a replayed row in each column of a generation batch that has one entry per row.
 _COLUMNS: dict[str, Callable[[ReplayRow], Any]] = {
     "prompt_ids": lambda row: row.prompt_ids,
     "prompt_mask": lambda row: torch.ones_like(row.prompt_ids),
@@ -66,8 +83,8 @@ _COLUMNS: dict[str, Callable[[ReplayRow], Any]] = {
     "tool_mask": lambda row: row.written,
     "old_per_token_logps": lambda row: row.mu_logps,
     "sampling_per_token_logps": lambda row: row.mu_logps,
-    "importance_sampling_ratio": lambda row: torch.ones(1),  # The loss sets it to 1 for all rows.
-    "advantages": lambda row: 0.0,  # The loss replaces it.
+    "importance_sampling_ratio": lambda row: torch.ones(1),  # Before the loss, it is set to 1 for all rows.
+    "advantages": lambda row: 0.0,  # Before the loss, w · R replaces it.
     "topr_rewards": lambda row: row.reward,
     "topr_rows": lambda row: row.number,
     "topr_fresh": lambda row: False,
@@ -75,7 +92,7 @@ _COLUMNS: dict[str, Callable[[ReplayRow], Any]] = {
 
 
 def _column(name: str, rows: list[ReplayRow], pad_token_id: int, multiple: int | None) -> Tensor:
-    """Return a column of K rows on the CPU, with shape (K,) or (K, T)."""
+    """Return a column of a batch for K rows, on the CPU, with shape (K,) or (K, T)."""
     values = [torch.as_tensor(_COLUMNS[name](row)) for row in rows]
     if values[0].dim() == 0:
         return torch.stack(values)
@@ -83,17 +100,19 @@ def _column(name: str, rows: list[ReplayRow], pad_token_id: int, multiple: int |
 
 
 def _widened(name: str, values: Tensor, width: int, pad_token_id: int) -> Tensor:
-    """Pad a column of shape (N, T) to (N, width)."""
+    """Pad a column from shape (N, T) to (N, width)."""
     missing = width - values.size(1)
     sides = (missing, 0) if _side(name) == "left" else (0, missing)
     return torch.nn.functional.pad(values, sides, value=_fill(name, pad_token_id))
 
 
 def _fill(name: str, pad_token_id: int) -> float:
+    """Return the value that pads a column, as in TRL's batches."""
     if name.endswith("_ids"):
         return pad_token_id
     return 1 if name in ("tool_mask", "importance_sampling_ratio") else 0
 
 
 def _side(name: str) -> str:
+    """Return the side on which a column is padded. TRL pads prompts on the left and completions on the right."""
     return "left" if name.startswith("prompt") else "right"

@@ -1,4 +1,4 @@
-"""Store rows of earlier generation batches for replay, with log μ from their first forward pass."""
+"""Store rows for replay: logged rows, and rows of earlier batches with log μ from their first forward pass."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ from topr_trl.trainers.metrics import DEAD_WEIGHT
 
 @dataclass(frozen=True)
 class ReplayRow:
-    """Row to replay, on the CPU.
+    """Row to replay. Its tensors are on the CPU.
 
     Attributes:
         prompt_ids (`torch.Tensor`):
@@ -24,15 +24,16 @@ class ReplayRow:
         written (`torch.Tensor`):
             Whether the model wrote each token, shape (T,), bool. It did not write tool results.
         mu_logps (`torch.Tensor`):
-            log μ of each token in nats, shape (T,), float32. 0 for a token that the model did not write.
+            log μ of each token in nats, shape (T,), float32. 0 for a token that the model did not write, and NaN if log
+            μ is unknown.
         reward (`float`):
-            R after the baseline of the row's generation batch. Not 0.
+            R after the baseline of the generation batch, or of the logged rows. Not 0.
         number (`int`):
             Number of the row in the order of generation, over all processes. Negative for logged rows.
         step (`int`):
-            Number of optimizer steps before the row was generated.
+            Number of optimizer steps before the row was generated. 0 for logged rows.
         weight (`float`, *optional*, defaults to `1.0`):
-            Last weight w that the loss computed for the row.
+            Latest weight w that the loss computed for the row.
     """
 
     prompt_ids: Tensor
@@ -60,8 +61,8 @@ class ReplayBuffer:
     """Buffer of the rows that one process can replay.
 
     The trainer calls `begin` with each generation batch, `note` after each forward pass, and `settle` before the next
-    batch. `settle` adds the rows whose log μ is known from a forward pass. It never adds a row with R = 0, and removes
-    negatives with a weight below `DEAD_WEIGHT`.
+    batch. `settle` adds the rows of the batch that have had a forward pass, because that pass computes their log μ. It
+    skips rows with R = 0, and removes negatives whose weight has fallen below `DEAD_WEIGHT`.
 
     Example:
 
@@ -90,11 +91,11 @@ class ReplayBuffer:
     """
 
     rows: list[ReplayRow]
-    _fresh: dict[str, Tensor]  # current generation batch
-    _step: int
-    _awaited: set[int]  # numbers of fresh rows without a forward pass so far
-    _logps: dict[int, tuple[Tensor, int]]  # tensor and index of log μ, by the number of the fresh row
-    _weights: list[tuple[list[int], Tensor]]
+    _fresh: dict[str, Tensor]  # columns of the current generation batch, whose rows are called fresh
+    _step: int  # number of optimizer steps before this batch
+    _awaited: set[int]  # numbers of fresh rows that have not had a forward pass
+    _logps: dict[int, tuple[Tensor, int]]  # log μ by the number of a fresh row: a tensor, and the row's index in it
+    _weights: list[tuple[list[int], Tensor]]  # row numbers and weights of each forward pass since `settle`
 
     def __init__(self, size: int, rule: str) -> None:
         self.size, self.rule = size, rule
@@ -109,17 +110,31 @@ class ReplayBuffer:
         return sum(row.nbytes for row in self.rows)
 
     def add(self, rows: list[ReplayRow]) -> None:
-        """Add rows. Then remove dead rows, rows that the rule does not keep, and the oldest rows beyond `size`."""
+        """Add rows. Then remove dead rows and rows that the rule does not keep, and keep the newest `size` rows."""
         alive = [row for row in [*self.rows, *rows] if not row.is_dead]
         self.rows = _kept(sorted(alive, key=lambda row: row.number), self.size, self.rule)
 
     def draw(self, count: int, seed: list[int]) -> list[ReplayRow]:
-        """Return `count` different rows at random, or all rows if there are fewer."""
+        """Draw `count` different rows at random. If there are fewer rows, return all of them in random order.
+
+        Args:
+            count (`int`):
+                Number of rows.
+            seed (`list[int]`):
+                Seed of the random generator. The same seed draws the same positions.
+        """
         places = np.random.default_rng(seed).permutation(len(self.rows))[:count]
         return [self.rows[place] for place in places]
 
     def begin(self, batch: dict[str, Any], step: int) -> None:
-        """Start a new generation batch, after `step` optimizer steps."""
+        """Start a new generation batch. Its rows are added by `settle`, after their forward passes.
+
+        Args:
+            batch (`dict[str, Any]`):
+                TRL's generation batch, with `topr_rewards` and `topr_rows`.
+            step (`int`):
+                Number of optimizer steps so far.
+        """
         self._fresh = {name: batch[name] for name in _READ if batch.get(name) is not None}
         self._step, self._awaited, self._logps = step, set(batch["topr_rows"].tolist()), {}
 
@@ -127,20 +142,23 @@ class ReplayBuffer:
         """Record log μ and weights of a forward pass, without waiting for the device.
 
         Args:
-            numbers_B: (B,) row numbers.
-            mu_logps_BT: (B, T) log μ, in nats.
-            weights_B: (B,) weights.
+            numbers_B (`torch.Tensor`):
+                Row numbers, shape (B,), on the CPU.
+            mu_logps_BT (`torch.Tensor`):
+                log μ in nats, shape (B, T).
+            weights_B (`torch.Tensor`):
+                Weights, shape (B,).
         """
         numbers = numbers_B.tolist()
         places = [place for place, number in enumerate(numbers) if number in self._awaited]
-        if places:  # The first forward pass of a row computes its log μ.
+        if places:  # Only the first forward pass of a row gives its log μ. Later passes do not change it.
             kept = mu_logps_BT[places].detach().float()
             self._logps |= {numbers[place]: (kept, k) for k, place in enumerate(places)}
             self._awaited -= {numbers[place] for place in places}
         self._weights.append((numbers, weights_B.detach().float()))
 
     def settle(self) -> None:
-        """Add the rows that had a forward pass since `begin`, and update the weights of all rows."""
+        """Add the fresh rows that have had a forward pass since `begin`. Set all rows to their latest weights."""
         weights: dict[int, float] = {}
         for numbers, weights_B in self._weights:
             weights |= dict(zip(numbers, weights_B.tolist(), strict=True))
@@ -150,7 +168,7 @@ class ReplayBuffer:
         self.add([])
 
     def _entering(self) -> list[ReplayRow]:
-        """Return the rows of the batch whose log μ is known and whose R is neither NaN nor 0."""
+        """Return the rows of the current batch that have had a forward pass, and whose R is neither NaN nor 0."""
         fresh = {name: tensor.cpu() for name, tensor in self._fresh.items()}
         rewards = fresh["topr_rewards"].nan_to_num().tolist()
         return [
@@ -162,19 +180,24 @@ class ReplayBuffer:
     # Methods for logged rows that lack log μ, and for checkpoints.
 
     def without_log_mu(self, limits: TruncationLimits) -> list[ReplayRow]:
-        """Return the rows whose weight depends on log μ, but whose log μ is unknown."""
+        """Return the rows whose log μ is unknown, although their weight depends on it."""
         needed = needs_log_mu(np.array([row.reward for row in self.rows]), limits)
         return [row for row, needs in zip(self.rows, needed, strict=True) if needs and row.mu_logps.isnan().any()]
 
     def set_log_mu(self, logps: dict[int, Tensor]) -> None:
-        """Fill in unknown log μ, by row number. A tensor may have more values than the completion has tokens."""
+        """Fill in the unknown log μ of rows.
+
+        Args:
+            logps (`dict[int, torch.Tensor]`):
+                log μ of each token in nats, by row number. Values after the last token of the completion are ignored.
+        """
         for place, row in enumerate(self.rows):
             if row.number in logps:
                 computed = logps[row.number][: len(row.mu_logps)]
                 self.rows[place] = replace(row, mu_logps=torch.where(row.mu_logps.isnan(), computed, row.mu_logps))
 
     def count_from_here(self) -> None:
-        """Settle, and set the step of all rows to 0, because a new run starts."""
+        """Call `settle`, and set the step of all rows to 0, because a new run starts."""
         self.settle()
         self.rows = [replace(row, step=0) for row in self.rows]
 
@@ -188,13 +211,13 @@ class ReplayBuffer:
         return {"rows": [vars(row) for row in self.rows]}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Replace all rows with the rows of a checkpoint."""
+        """Replace all rows with those in a result of `state`. Forget the current generation batch."""
         self.rows = [ReplayRow(**row) for row in state["rows"]]
         self._fresh, self._awaited, self._logps, self._weights = {}, set(), {}, []
 
 
 def _kept(rows: list[ReplayRow], size: int, rule: str) -> list[ReplayRow]:
-    """Return the rows that a rule keeps, in the order of generation."""
+    """Return the newest rows that a rule keeps, at most `size` of them. The order of the rows does not change."""
     if rule in ("positives", "negatives"):
         rows = [row for row in rows if (row.reward > 0) == (rule == "positives")]
     elif rule == "anna_karenina":
@@ -203,11 +226,12 @@ def _kept(rows: list[ReplayRow], size: int, rule: str) -> list[ReplayRow]:
     return rows[-size:]
 
 
+# Columns of a generation batch that the buffer reads.
 _READ = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "topr_rewards", "topr_rows")
 
 
 def _row(batch: dict[str, Tensor], place: int, mu_logps_T: Tensor, step: int) -> ReplayRow:
-    """Return a row of a generation batch without padding, on the CPU."""
+    """Convert one row of a generation batch to a `ReplayRow`, without padding. `place` is its position in the batch."""
     length = int(batch["completion_mask"][place].sum())
     own = batch["tool_mask"][place, :length] if "tool_mask" in batch else torch.ones(length)
     written = own != 0

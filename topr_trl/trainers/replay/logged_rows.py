@@ -15,11 +15,17 @@ from topr_trl.settings.config import TOPRConfig
 from topr_trl.trainers.log_mu import check_log_mu, fingerprints, needs_log_mu
 from topr_trl.trainers.replay.buffer import ReplayRow
 
-_NAME = "replay"  # name of the dataset in messages
+_NAME = "replay"  # name of the dataset in error messages
 
 
 def read_logged(dataset: object, temperature: float) -> ScoredRows:
-    """Validate logged rows before the model is loaded.
+    """Validate logged rows, and compute their raw rewards. This needs no model.
+
+    Args:
+        dataset (`object`):
+            Value of `replay_dataset`.
+        temperature (`float`):
+            Temperature at which log π is computed.
 
     Raises:
         TypeError: the rows are not a `datasets.Dataset`.
@@ -38,20 +44,28 @@ def read_logged(dataset: object, temperature: float) -> ScoredRows:
 def logged_rows(
     scored: ScoredRows, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, args: TOPRConfig
 ) -> tuple[list[ReplayRow], set[str]]:
-    """Return logged rows for the buffer, and the fingerprints of the models that computed their log μ.
+    """Tokenize logged rows for the buffer. Rows with R = 0 are dropped.
 
-    The row numbers are negative, so logged rows count as older than all generated rows. Log μ is the column `mu_logps`,
-    or `sampler_logps` with `log_mu="sampler"`. A sum over the completion is divided equally among its tokens. Log μ is
-    NaN without such a column, and for rows whose weight does not depend on log μ.
+    The row numbers are negative, so logged rows count as older than all generated rows. Log μ comes from the column
+    `mu_logps`, or from `sampler_logps` with `log_mu="sampler"`. If the column has the sum over a completion, each token
+    gets an equal part of the sum. Log μ is NaN without the column, and for rows whose weight does not depend on log μ.
 
     Args:
-        scored: rows from `read_logged`.
-        tokenizer: tokenizer of the model.
-        config: config of the starting model. See `check_tokens`.
-        args: settings of the trainer.
+        scored (`ScoredRows`):
+            Rows from `read_logged`.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            Tokenizer of the model.
+        config ([`~transformers.PretrainedConfig`]):
+            Config of the model, with the size of its vocabulary and the length of its context.
+        args ([`TOPRConfig`]):
+            Settings of the trainer.
+
+    Returns:
+        `tuple[list[ReplayRow], set[str]]`: the rows, and the fingerprints of the models that computed their log μ. The
+        set is empty if the models are unknown.
 
     Raises:
-        ValueError: a row is malformed, or all rewards are 0 after the baseline.
+        ValueError: a row is malformed or too long, or all rewards are 0 after the baseline.
     """
     if args.chat_template_kwargs and "chat_template_kwargs" not in scored.rows.column_names:
         column = [args.chat_template_kwargs] * len(scored.rows)
@@ -70,6 +84,7 @@ def logged_rows(
 
 
 def _logged(row: dict[str, Any], number: int, needs_log_mu: bool) -> ReplayRow:
+    """Convert a tokenized row to a `ReplayRow` with the given number."""
     ids, start = torch.tensor(row["input_ids"], dtype=torch.int32), row["prompt_length"]
     mask = row.get(MASK)
     written = torch.ones(len(ids) - start, dtype=torch.bool) if mask is None else torch.tensor(mask)

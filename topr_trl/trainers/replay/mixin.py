@@ -1,6 +1,6 @@
 """Replay rows of earlier generation batches and logged rows in `TOPRTrainer` (`replay_share`).
 
-`buffer.py` stores the rows, and `batches.py` adds them to TRL's batches.
+`buffer.py` stores the rows, `logged_rows.py` reads logged rows, and `batches.py` adds rows to TRL's batches.
 """
 
 from pathlib import Path
@@ -33,7 +33,18 @@ from topr_trl.user_warnings import warn_user
 
 
 def check_replay(args: TOPRConfig, dataset: object, logged: Dataset | None) -> ScoredRows | None:
-    """Check that rows can be replayed, before the model is loaded, and return the logged rows.
+    """Check that rows can be replayed, before the model is loaded. Validate the logged rows, and return them.
+
+    Args:
+        args ([`TOPRConfig`]):
+            Settings of the trainer.
+        dataset (`object`):
+            Training dataset with the prompts.
+        logged ([`~datasets.Dataset`], *optional*):
+            Logged rows (`replay_dataset`).
+
+    Returns:
+        `ScoredRows`: the logged rows, or `None` if there are none.
 
     Raises:
         TypeError: the logged rows are not a `Dataset`.
@@ -47,11 +58,11 @@ def check_replay(args: TOPRConfig, dataset: object, logged: Dataset | None) -> S
 
 
 class ReplayMixin(TOPRMixin):
-    """Part of `TOPRTrainer` that replays rows."""
+    """Base class of `TOPRTrainer` that stores rows and adds replayed rows to generation batches."""
 
     args: TOPRConfig
-    _replay: ReplayBuffer | None = None
-    _said_replay = False
+    _replay: ReplayBuffer | None = None  # None without replay
+    _said_replay = False  # whether the message about the larger micro-batches has been printed
     _logged_fingerprints: set[str] = set()  # fingerprints of the models that computed log μ of the logged rows
     _rows_made = 0  # number of rows generated so far, over all processes
 
@@ -80,11 +91,14 @@ class ReplayMixin(TOPRMixin):
             self._replay.count_from_here()
 
     def _with_replayed_rows(self, batch: dict[str, Any], chosen: int) -> dict[str, Any]:
-        """Return the local generation batch, followed by replayed rows. Every process adds the same number of them.
+        """Add replayed rows at the end of this process's generation batch. All processes add the same number of rows.
 
         Args:
-            batch: TRL's generation batch of this process.
+            batch: TRL's generation batch of this process. Its rows are called fresh.
             chosen: number of fresh rows chosen for training, over all processes.
+
+        Returns:
+            The batch with the replayed rows. Without replay or stored rows, the batch is unchanged.
         """
         buffer = self._replay
         if buffer is None:
@@ -121,18 +135,19 @@ class ReplayMixin(TOPRMixin):
         return {**batch, "topr_scale": torch.tensor(scale, device=self.accelerator.device)}
 
     def _note_for_replay(self, inputs: dict[str, Any], mu_logps: Tensor, weights: Tensor, mask_BT: Tensor) -> None:
-        """Record log μ and the weights of a batch in the buffer."""
+        """Record log μ and weights of a micro-batch in the buffer, if the trainer replays rows."""
         if self._replay is not None and self.model.training:
             self._replay.note(inputs["topr_rows"], mu_logps, completion_means(weights, mask_BT))
 
     @torch.no_grad()
     def _compute_log_mu(self, buffer: ReplayBuffer) -> None:
-        """Compute the unknown log μ of logged rows with the starting weights."""
+        """Compute log μ of logged rows with the starting weights, if log μ is needed and unknown."""
         size, pad = self.args.per_device_train_batch_size, self._tokenizer.pad_token_id
         unknown = buffer.without_log_mu(self.args.limits)
         one = torch.tensor([pad])
         blank = ReplayRow(one, one, one == pad, torch.zeros(1), reward=0.0, number=0, step=0)
-        # With sharded weights, all processes must run as many forward passes as the process with the most rows.
+        # With sharded weights, all processes must run the same number of forward passes. A process without rows uses
+        # `blank`, a row of padding.
         starts = range(0, max(self._of_all(len(unknown))), size)
         computed: dict[int, Tensor] = {}
         was_training = self.model.training
@@ -150,7 +165,7 @@ class ReplayMixin(TOPRMixin):
         buffer.set_log_mu(computed)
 
     def _of_all(self, number: int) -> list[int]:
-        """Gather a number from each process."""
+        """Return the numbers that all processes pass, in the order of the processes."""
         numbers: list[int] = self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).tolist()
         return numbers
 
@@ -159,21 +174,26 @@ class ReplayMixin(TOPRMixin):
         if self._replay is not None:
             self._replay.settle()
             path = self._replay_file(output_dir)
-            path.parent.mkdir(parents=True, exist_ok=True)  # The main process may not have created it yet.
+            path.parent.mkdir(parents=True, exist_ok=True)  # The main process may not have created the folder.
             torch.save({**self._replay.state(), "rows_made": self._rows_made}, path)
-            if self.is_world_process_zero():  # Files of an earlier run with more processes may remain.
+            if self.is_world_process_zero():  # Remove old files of an earlier run with more processes.
                 for number, old in _replay_files(output_dir).items():
                     if number >= self.accelerator.num_processes:
                         old.unlink()
         super()._save_rng_state(output_dir)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Load this process's buffer from the checkpoint.
+
+        If the number of processes has changed, distribute the rows of all buffers anew. If no buffer was saved, keep
+        the logged rows, except those whose log μ is needed and unknown.
+        """
         super()._load_rng_state(checkpoint)
         if self._replay is None or checkpoint is None:
             return
         process, processes = self.accelerator.process_index, self.accelerator.num_processes
         files = _replay_files(checkpoint)
-        saved = max(self._of_all(max(files, default=-1) + 1))  # number of processes that saved
+        saved = max(self._of_all(max(files, default=-1) + 1))  # number of processes that saved buffers
         wanted = [process] if saved == processes else range(saved)
         states = [_read_rows(files[number]) for number in wanted if number in files]
         if len(states) < max(len(wanted), 1):
@@ -182,7 +202,7 @@ class ReplayMixin(TOPRMixin):
         if states:
             rows = sorted((row for state in states for row in state["rows"]), key=lambda row: row["number"])
             self._replay.load({"rows": rows if saved == processes else rows[process::processes]})
-        else:  # Log μ needs the starting weights, which are gone.
+        else:  # Missing log μ cannot be computed, because the starting weights are gone.
             self._replay.remove(self._replay.without_log_mu(self.args.limits))
         self._rows_made = max(self._of_all(max((s["rows_made"] for s in states), default=self._rows_made)))
 
@@ -191,13 +211,18 @@ class ReplayMixin(TOPRMixin):
 
 
 def _replay_files(checkpoint: str) -> dict[int, Path]:
-    """Return the files of saved buffers, by the number of the process that wrote them."""
+    """Return the files of saved buffers in a checkpoint, by the number of the process that wrote them."""
     return {int(path.stem.removeprefix("replay_")): path for path in Path(checkpoint).glob("replay_*.pt")}
 
 
 def _read_rows(path: Path) -> dict[str, Any]:
+    """Return the buffer's state and `rows_made` from a file.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True)
-    except Exception as error:  # torch's message advises weights_only=False, which is unsafe.
+    except Exception as error:  # Hide torch's message, which advises the unsafe weights_only=False.
         raise ValueError(f"{path} is damaged ({type(error).__name__}). Restore or remove it.") from error
     return state
