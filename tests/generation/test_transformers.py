@@ -93,8 +93,8 @@ def test_a_stop_string_at_the_limit_ends_a_completion(model, tokenizer, problems
     longest = max(len(row["completion_ids"]) for row in whole if row["completion"].endswith("="))
     args = SamplingArguments(num_generations=4, max_new_tokens=longest)
     rows = sample_completions(model, tokenizer, problems, args, stop_strings=("=",))
-    stopped = [row["finish_reason"] for row in rows if len(row["completion_ids"]) == longest and "=" in row["completion"]]
-    assert set(stopped) == {"stop"}
+    at_limit = [row for row in rows if len(row["completion_ids"]) == longest and "=" in row["completion"]]
+    assert {row["finish_reason"] for row in at_limit} == {"stop"}
 
 
 def test_context_overflow_is_an_error_before_anything_is_drawn(model, tokenizer, problems):
