@@ -137,6 +137,23 @@ def test_balanced_repeats_positives_and_no_negative(size, share, rows, positives
     assert curated.indices.tolist() == sorted(curated.indices)
 
 
+def test_balanced_leaves_out_rows_that_teach_nothing():
+    # With the mean of each problem, the rows of the problem without a right answer have R = 0.
+    rewards, curated = compose(REWARDS, PROBLEMS, baseline="group_mean", rule="balanced")
+    assert set(curated.indices) <= set(range(8))
+    assert (len(rewards), curated.chosen_positives, curated.available_positives) == (8, 4, 3)
+    assert rewards.all()
+    with pytest.warns(UserWarning, match="no negative"):  # rewards of 0 and 1 with the baseline 0
+        assert len(curate([1.0, 0.0, 0.0], [0, 1, 2], "balanced").indices) == 0
+
+
+def test_positives_are_counted_after_the_second_baseline():
+    raw = np.array([1.0, 0.6, 0.5, *np.linspace(0.0, 0.2, 9)])
+    rewards, curated = compose(raw, np.arange(12), effective_positive_share=0.5, rule="balanced")
+    assert curated.chosen_positives == (rewards >= 0).sum()
+    assert rewards[rewards > 0].sum() == pytest.approx(-rewards[rewards < 0].sum())
+
+
 def test_balanced_says_how_often_it_repeats():
     assert str(curate(REWARDS, PROBLEMS, "balanced")).endswith("(1 without a positive); each positive 2.0 times")
     with pytest.warns(UserWarning, match="too few rows"):
@@ -210,9 +227,10 @@ def test_laws(data, rule, size, share):
     chosen = curated.indices
     counts = np.bincount(chosen, minlength=len(rewards))
     if rule == "balanced":
-        repeated = counts[rewards >= 0]
-        assert np.ptp(repeated) <= 1 if repeated.size else not chosen[rewards[chosen] >= 0].size
-        counts = counts[rewards < 0]
+        repeated = counts[rewards > 0]
+        assert repeated.size == 0 or np.ptp(repeated) <= 1
+        counts = counts[~(rewards > 0)]
+        assert counts[rewards[~(rewards > 0)] == 0].sum() == 0
     assert counts.max(initial=0) <= 1
     assert not np.isnan(rewards[chosen]).any()
     assert curated.chosen_positives == (rewards[chosen] >= 0).sum()

@@ -1,6 +1,6 @@
 """Choose the rows that an iteration trains on (arXiv 2503.14286, Sec. 4.3)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -90,7 +90,8 @@ def curate(
     returns too few rows, or if the rule needs positives or negatives and there are none.
 
     `"balanced"` is not in the paper. It chooses each positive equally often, up to a difference of one, and never
-    repeats a negative. With `positive_share=1`, it repeats the positives until the requested number is reached.
+    repeats a negative. With `positive_share=1`, it repeats the positives until the requested number is reached. It
+    leaves out rows with R = 0, because they teach nothing.
 
     Example:
 
@@ -143,6 +144,8 @@ def curate(
     _, problem = np.unique(problem_ids, return_inverse=True)
     order = np.lexsort((np.arange(len(rewards)) if sample_ids is None else np.asarray(sample_ids), problem))
     order = order[~np.isnan(rewards[order])]
+    if rule == "balanced":
+        order = order[rewards[order] != 0]
     is_positive = rewards[order] >= 0
     asked, chosen = _choose(rule, order, is_positive, problem, size, positive_share, seed)
     indices = np.sort(np.concatenate(chosen)).astype(np.int64)
@@ -237,7 +240,9 @@ def compose(
 
     The baseline is computed from all rows, and the sign of R then decides which rows are positive. The target
     `effective_positive_share` is for the chosen rows, so the baseline is computed again after the choice. If all chosen
-    rows have the same raw reward, no baseline reaches the target, and the first baseline is kept.
+    rows have the same raw reward, no baseline reaches the target, and the first baseline is kept. With more than two
+    different rewards, the second baseline can make rows negative that were chosen as positives, and the other way
+    round. The choice then counts the positives after the second baseline.
 
     Args:
         rewards (`ArrayLike`):
@@ -271,4 +276,5 @@ def compose(
     one_sided = len(np.unique(rewards[curated.indices])) < 2  # then no baseline reaches the share
     if effective_positive_share is None or rule == "none" or one_sided:
         return after_baseline[curated.indices], curated
-    return subtract_baseline(rewards[curated.indices], baseline, share=effective_positive_share), curated
+    chosen = subtract_baseline(rewards[curated.indices], baseline, share=effective_positive_share)
+    return chosen, replace(curated, chosen_positives=int((chosen >= 0).sum()))

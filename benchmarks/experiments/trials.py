@@ -78,7 +78,10 @@ def lost(store: Store) -> dict[str, tuple[float, float]]:
             for key, cells in _worth(base).items()
         }
         trials = store.results([_trial(base, TRIAL_SEED + n) for n in range(TRIALS)])
-        chosen = [worth[name, rate] for _, result in trials for name, rate in [result["recommended"]]]
+        recommended = [(name, rate) for _, result in trials for name, rate in [result["recommended"]]]
+        if unknown := set(recommended) - set(worth):
+            raise Unfinished(f"the value of {sorted(unknown)} has not been measured")
+        chosen = [worth[setting] for setting in recommended]
         best = max(worth.values())
         found[base] = best - float(np.mean(chosen)), best - worth[REPEATED, RATES[-1]]
     return found

@@ -345,15 +345,17 @@ def test_curation_of_any_rewards(data):
         chosen = curated.indices
         assert found.shape == chosen.shape
         assert np.isfinite(found).all()
-        assert (np.diff(chosen) > 0).all()
+        assert (np.diff(chosen) >= (0 if rule == "balanced" else 1)).all()
         assert not np.isnan(np.array(rewards)[chosen]).any()
         assert len(chosen) <= curated.size
         assert curated.shortfall == curated.size - len(chosen)
-        assert 0 <= curated.chosen_positives <= min(len(chosen), curated.available_positives)
+        assert curated.chosen_positives == (found >= 0).sum()
         assert 0 <= curated.problems_without_positive <= curated.problems <= 4
-        if rule == "anna_karenina":
+        if rule == "balanced":
+            assert (np.bincount(chosen[found < 0]) <= 1).all() or target is not None
+        if rule == "anna_karenina" and target is None:
             assert curated.chosen_positives <= curated.problems - curated.problems_without_positive
-        if rule == "positives":
+        if rule == "positives" and target is None:
             assert curated.chosen_positives == len(chosen)
 
 
@@ -411,7 +413,8 @@ def test_metrics_of_any_rows_are_finite(rows):
 OF_TOPR = [*LossArguments.__dataclass_fields__, *CurationArguments.__dataclass_fields__]
 VALUES = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
-    | st.sampled_from(["topr", "mean", "none", "uniform", "positive_share", "token", "sampler", 0, 1, 0.5, "0.5", 10])
+    | st.sampled_from(["topr", "mean", "none", "uniform", "positive_share", "balanced", "token", "sampler", 0, 1,
+                       0.5, "0.5", 10])
 )  # fmt: skip
 
 

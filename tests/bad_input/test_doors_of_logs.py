@@ -33,6 +33,7 @@ from topr_trl.importing.row_table import to_table
 from topr_trl.pipeline import trial_split as held_out
 from topr_trl.pipeline.settings import TrialArguments
 from topr_trl.pipeline.trial import ARMS
+from topr_trl.settings.shared import REPLAY_RULES
 from topr_trl.trainers.metrics import DEAD_WEIGHT
 from topr_trl.trainers.replay import ReplayBuffer, ReplayRow, read_logged
 
@@ -233,7 +234,7 @@ OPERATIONS = st.lists(
 
 
 @few
-@given(st.integers(1, 6), st.sampled_from(["newest", "negatives", "anna_karenina"]), st.lists(OPERATIONS, max_size=5))
+@given(st.integers(1, 6), st.sampled_from(REPLAY_RULES), st.lists(OPERATIONS, max_size=5))
 def test_a_replay_buffer_holds_its_laws(size, rule, added):
     buffer, seen = ReplayBuffer(size, rule), set()
     for given_rows in added:
@@ -249,8 +250,8 @@ def test_a_replay_buffer_holds_its_laws(size, rule, added):
         assert len(kept) <= size
         assert kept == sorted(set(kept))
         assert all(row.reward > 0 or row.weight >= DEAD_WEIGHT for row in buffer.rows)
-        if rule == "negatives":
-            assert all(row.reward < 0 for row in buffer.rows)
+        if rule in ("negatives", "positives"):
+            assert all((row.reward < 0) == (rule == "negatives") for row in buffer.rows)
         again = ReplayBuffer(size, rule)
         again.load(buffer.state())
         assert [row.number for row in again.rows] == kept

@@ -31,7 +31,7 @@ def test_rewards_after_the_baseline_are_kept_and_null_is_not_chosen():
     rewards, curated = rows.choose(CurationArguments(baseline="mean", curation="uniform", iteration_size=1), seed=0)
     assert rewards.tolist() == [0.25, -3.0]
     assert curated.indices.tolist() == [0, 2]
-    with pytest.raises(ValueError, match="chose no row of the train dataset"):
+    with pytest.raises(ValueError, match="The train dataset: the columns reward_after_baseline"):
         scored(reward_after_baseline=[None] * 4).choose(CurationArguments(), seed=0)
 
 
@@ -42,7 +42,13 @@ def test_rows_are_repeated_as_often_as_they_were_chosen():
     assert curated.indices.tolist() == [0, 0, 0, 2]
     assert (curated.size, curated.shortfall, curated.chosen_positives) == (4, 0, 3)
     # The column belongs to `reward_after_baseline`, and means nothing alone.
-    assert len(scored(times_chosen=[3, 0, 3, 1]).choose(CurationArguments(), seed=0)[0]) == 3
+    assert len(scored(times_chosen=["3", "0", "1", "?"]).choose(CurationArguments(), seed=0)[0]) == 3
+    rewards, _ = scored(reward_after_baseline=[0.25] * 4, times_chosen=[2.0, 0.0, 2.0, None]).choose(
+        CurationArguments(), seed=0
+    )
+    assert len(rewards) == 2 + 0 + 1
+    with pytest.raises(ValueError, match=r"times_chosen leave out all rows"):
+        scored(reward_after_baseline=[0.25] * 4, times_chosen=[0] * 4).choose(CurationArguments(), seed=0)
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,11 @@ def test_names_of_columns_and_numbers_of_labels_can_be_given(tmp_path):
     assert rows["reward"][:] == [2.0, -0.5]
 
 
+def test_one_column_cannot_be_prompt_and_completion(tmp_path):
+    with pytest.raises(ValueError, match="both name said"):
+        imported(tmp_path, "said,reward\na,1\n", "a.csv", "--prompt_field", "said", "--completion_field", "said")
+
+
 def test_columns_with_each_others_names_can_be_swapped(tmp_path):
     content = "completion,prompt,reward\n3 + 4?,7,1\n3 + 4?,8,-1\n"
     given = "--prompt_field completion --completion_field prompt"

@@ -334,6 +334,32 @@ def test_rollouts_of_several_rows_are_chosen_whole(scored, tmp_path):
     assert rows["reward_after_baseline"][:] == pytest.approx([raw - mean for raw in rows["reward"]])
 
 
+def test_rollouts_of_several_rows_are_repeated_whole(scored, tmp_path):
+    table = pa.concat_tables([pq.read_table(shard) for shard in shards_of(scored)])
+    halves = table.append_column("rollout_id", [list(range(40))])
+    (tmp_path / "rows").mkdir()
+    for k in range(2):
+        pq.write_table(halves, tmp_path / "rows" / f"part-{k}.parquet")
+    run("curate", tmp_path / "curated", tmp_path / "rows", curation="balanced", iteration_size=60,
+        curation_positive_share=0.9, effective_positive_share=0.5)  # fmt: skip
+    rows = load_rows(tmp_path / "curated")
+    times = np.array(rows["times_chosen"])
+    assert times[:40].tolist() == times[40:].tolist()
+    assert times[:40].sum() == 60
+    done = run("train", tmp_path / "model", tmp_path / "curated")
+    assert done["rows"] == 60
+
+
+def test_log_mu_of_repeated_rows(scored, tmp_path):
+    folder = shutil.copytree(scored, tmp_path / "rows")
+    run("curate", folder, curation="balanced", curation_positive_share=0.9, effective_positive_share=0.5)
+    run("log-mu", folder, folder, preset="opr")  # needs log μ of positives, too
+    for row in load_rows(folder):
+        assert (row["mu_logps"] is None) == (row["times_chosen"] == 0)
+        if row["mu_logps"] is not None:
+            assert row["mu_logps"] == pytest.approx(row["sampler_logps"], abs=1e-3)
+
+
 @pytest.mark.parametrize("lacking", [[], ["sample_id"], ["problem_id", "sample_id"]])
 @pytest.mark.parametrize("share", [None, 0.5])
 def test_what_is_chosen_does_not_depend_on_the_shards(scored, tmp_path, share, lacking):

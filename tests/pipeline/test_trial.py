@@ -108,11 +108,12 @@ def test_rows_that_have_been_through_the_stages(scored, tmp_path):
     rows = load_rows(scored)
     some = [[-0.5] * len(ids) if n % 2 else None for n, ids in enumerate(rows["completion_ids"])]
     rows = rows.add_column("mu_logps", some).add_column("mu_fingerprint", ["x"] * len(rows))
+    rows = rows.add_column("times_chosen", [0, 3] * 24)
     save_rows(rows.add_column("reward_after_baseline", [None, 2.0] * 24), tmp_path / "worked")
     splitting(tmp_path / "worked", tmp_path / "out", test_by="rewards")
     for name in ("training", "held-out"):
         columns = set(load_rows(tmp_path / "out" / "rows" / name).column_names)
-        assert not {"mu_logps", "mu_fingerprint", "reward_after_baseline", GIVEN_LOG_MU} & columns
+        assert not {"mu_logps", "mu_fingerprint", "reward_after_baseline", "times_chosen", GIVEN_LOG_MU} & columns
 
 
 def test_labels_are_rewards(scored, tmp_path):

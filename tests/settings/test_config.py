@@ -314,6 +314,15 @@ def test_a_share_of_1_leaves_no_negatives_to_choose(tmp_path):
         OfflineTOPRConfig(str(tmp_path), **{**share, "curation": "balanced"}, **CPU)
 
 
+@pytest.mark.parametrize("curation", ["positive_share", "balanced"])
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_rows_of_one_sign_have_no_share(tmp_path, curation, share):
+    how = {"curation": curation, "curation_positive_share": share}
+    with pytest.raises(ValueError, match=f"curation_positive_share={share:g} .*effective_positive_share=0.2"):
+        OfflineTOPRConfig(str(tmp_path), effective_positive_share=0.2, **how, **CPU)
+    OfflineTOPRConfig(str(tmp_path), **how, **CPU)
+
+
 def test_online_batches_are_not_balanced(tmp_path):
     with pytest.raises(ValueError, match=r"curation='balanced'.* replay_rule='positives' and replay_share"):
         TOPRConfig(str(tmp_path), curation="balanced", **CPU)

@@ -338,6 +338,8 @@ def test_logged_rows_of_another_scale_get_the_baseline(make):
     assert len(make(replay_dataset=rows)._replay.rows) == 4  # 0 teaches nothing
     rows = rows.add_column("reward_after_baseline", [None, 0.25] * 4)
     assert [row.reward for row in make(replay_dataset=rows, baseline="mean")._replay.rows] == [0.25] * 4
+    rows = rows.add_column("times_chosen", [0, 3] * 4)
+    assert len(make(replay_dataset=rows)._replay.rows) == 4  # each once
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,8 @@ class PlanArguments:
     def trained_rows(self) -> int:
         """Return the maximum number of trained rows per iteration. The exact number depends on the rewards."""
         sampled = self.problems * self.num_generations
+        if self.curation == "balanced":  # repeats rows
+            return self.iteration_size or sampled
         largest = round(ROWS_PER_PROBLEM * self.problems) if self.curation == "anna_karenina" else sampled
         return min(self.iteration_size or largest, sampled)
 

@@ -36,7 +36,7 @@ CHOICE_COLUMNS = (
     "prompt", "prompt_ids", "completion", "completion_ids", "reward", "label", "problem_id", "sample_id", ROLLOUT,
     "finish_reason", TEMPERATURE,
 )  # fmt: skip
-_SAME_IN_A_ROLLOUT = ("problem_id", "mu_fingerprint", AFTER_BASELINE, TIMES_CHOSEN)
+_SAME_IN_A_ROLLOUT = ("problem_id", "mu_fingerprint", AFTER_BASELINE)
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,8 @@ class ScoredRows:
             times_N = times_column(rows) if {AFTER_BASELINE, TIMES_CHOSEN} <= set(columns) else None
             # NaN differs from itself, so rows without a reward are compared as infinity.
             rollouts.check_same("reward", np.nan_to_num(rewards_N, nan=np.inf))
+            if times_N is not None:
+                rollouts.check_same(TIMES_CHOSEN, times_N)
             for each in _SAME_IN_A_ROLLOUT:
                 if {ROLLOUT, each} <= set(columns):
                     rollouts.check_same(each, np.array(rows.with_format(None)[each][:], dtype=str))
@@ -133,6 +135,11 @@ class ScoredRows:
             has_ids = "sample_id" in self.rows.column_names
             sample_ids = id_column(self.rows, "sample_id")[self.rollouts.firsts_R] if has_ids else None
             rewards, curated = args.choose(self.rewards_R, self.problems_R, seed, sample_ids, **changes)
+        if len(rewards) == 0 and self.after_baseline_R is not None:
+            raise ValueError(
+                f"The {self.name} dataset: the columns {AFTER_BASELINE} and {TIMES_CHOSEN} leave out all rows. Run "
+                "topr curate with other settings, or drop the columns."
+            )
         if len(rewards) == 0:
             raise ValueError(
                 f"curation={args.curation!r} chose no row of the {self.name} dataset: {curated}. Change curation or "

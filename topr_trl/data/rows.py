@@ -154,12 +154,12 @@ def after_baseline_column(rows: Dataset) -> NDArray[np.float64]:
 
 
 def times_column(rows: Dataset) -> NDArray[np.int64]:
-    """Return the column `times_chosen` as (N,) int64. Rows with 0 are not chosen."""
+    """Return the column `times_chosen` as (N,) int64, with 1 for null. Rows with 0 are not chosen."""
     known = checked_column(
-        rows, TIMES_CHOSEN, lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
+        rows, TIMES_CHOSEN, lambda value: value is None or (_is_reward(value) and value >= 0 and value == int(value)),
         "whole numbers from 0", "Fix or drop the column.",
     )  # fmt: skip
-    return np.array(known, dtype=np.int64)
+    return np.array([1 if value is None else value for value in known], dtype=np.int64)
 
 
 def _is_reward(value: object) -> bool:

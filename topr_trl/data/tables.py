@@ -100,8 +100,8 @@ def shards_of(path: str | Path) -> list[Path]:
     """Return the parquet files of a folder of rows. Any other path is returned as it is, even if there is no such file.
 
     Raises:
-        FileNotFoundError: the folder has no parquet file, or the number of files differs from the number in the name of
-            the first file.
+        FileNotFoundError: the folder has no parquet file, or files of several splits. Or the number of files differs
+            from the number in the name of the first file.
     """
     path = Path(path)
     shards = sorted(path.glob("*.parquet")) if path.is_dir() else [path]

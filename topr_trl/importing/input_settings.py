@@ -89,6 +89,8 @@ class InputArguments:
             raise ValueError(
                 f"messages_field: format {self.format} does not use this setting. Remove messages_field or format."
             )
+        if self.prompt_field and self.prompt_field == self.completion_field:
+            raise ValueError(f"prompt_field and completion_field both name {self.prompt_field}. Name two columns.")
         for name in ("prompt_field", "completion_field"):
             if getattr(self, name) and self.format not in (None, "table"):
                 raise ValueError(f"{name} is for tables, not for format {self.format}. Remove {name}.")

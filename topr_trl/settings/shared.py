@@ -148,6 +148,13 @@ class CurationArguments:
                 f"effective_positive_share=1 makes every completion a positive, and curation={self.curation!r} needs "
                 "negatives too. Remove one of the two settings."
             )
+        one_sign = by_share and self.curation_positive_share in (0, 1)
+        if share is not None and share < 1 and one_sign:
+            raise ValueError(
+                f"curation={self.curation!r} with curation_positive_share={self.curation_positive_share:g} chooses "
+                f"rows of one sign, so effective_positive_share={share:g} cannot be reached. Remove one of the two "
+                "settings."
+            )
         check_at_least(1, self, "iteration_size")
         if self.iteration_size is not None and self.curation == "none":
             raise ValueError("iteration_size needs a curation rule; set curation='uniform' to draw rows at random.")

@@ -70,6 +70,7 @@ def logged_rows(
     if args.chat_template_kwargs and "chat_template_kwargs" not in scored.rows.column_names:
         column = [args.chat_template_kwargs] * len(scored.rows)
         scored = replace(scored, rows=scored.rows.add_column("chat_template_kwargs", column))
+    scored = replace(scored, times_R=None)  # The buffer holds each row once.
     rewards, curated = scored.choose(args, args.seed, rule="none")
     scored.check_signal(rewards, args)
     is_used = rewards != 0
