@@ -41,7 +41,11 @@ KNOWN = {
 
 @dataclass
 class PlanArguments:
-    """Settings of `topr plan`. Settings of `topr iterate` have the same names, so both read the same YAML file."""
+    """Settings of `topr plan`.
+
+    The command also accepts the YAML file of `topr iterate`. It uses the settings that both commands have, and ignores
+    the others.
+    """
 
     model_name_or_path: str = field(
         default="8b",
@@ -174,7 +178,9 @@ class PlanArguments:
 
 
 def plan_command(args: PlanArguments) -> None:
-    """Print the assumed settings, and tables of memory and time.
+    """Print the settings, a table of memory, and estimates of time.
+
+    With `overlap`, also print a table of ways to divide the GPUs.
 
     Args:
         args (`PlanArguments`): Settings of the command.

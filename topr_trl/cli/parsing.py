@@ -61,7 +61,7 @@ def parse(command: str, given: list[str]) -> Any:
     Raises:
         ValueError: the command does not take a setting, or does not accept its value.
         OSError: the YAML file does not exist, or is a folder.
-        SystemExit: a value on the command line has the wrong type.
+        SystemExit: a value on the command line, or text in the YAML file, cannot be converted to the setting's type.
     """
     kind, names = settings_class(command), settings_of(command)
     config = read_config(given)

@@ -27,9 +27,11 @@ class Turn(NamedTuple):
     Attributes:
         message (`dict`): Message of the turn.
         start (`int`): Index of the first token of the turn in the completion.
-        end (`int`): Index after the last token of the turn, including tokens after the stop token.
+        end (`int`): Index after the last token of the turn. A turn includes the tokens that the template adds after
+            the stop token, such as a newline.
         text (`str`): Text that the template added for the message.
-        said (`int`): Index in `text` at which the last part of the message ends.
+        said (`int`): Index in `text` at which the thinking and the content of the message end. With tool calls, this is
+            the length of `text`.
     """
 
     message: dict[str, Any]
@@ -250,7 +252,8 @@ def _by_markers(
             "Set chat_template_path to a different template, or give completion_ids and completion_mask"
         )
     turns = list[Turn]()
-    previous_end, read = 0, 0  # end of the previous turn in the text, and number of messages up to this turn
+    # End of the previous turn in the text, and number of messages up to and including the previous turn.
+    previous_end, read = 0, 0
     for n, (start, end) in zip(places, runs, strict=True):
         if not is_learned(completion[n]):
             continue
@@ -281,7 +284,7 @@ def _runs(mask: list[int], first: int) -> list[tuple[int, int]]:
 
 
 def _text_end(spans: list[tuple[int, int]], count: int) -> int:
-    """Return the index at which the first `count` tokens of a text end. Whitespace after it is the next token's."""
+    """Return the index at which the first `count` tokens of a text end. Later whitespace belongs to the next token."""
     return spans[count - 1][1] if count else 0
 
 
@@ -293,7 +296,8 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, /, tokenize:
     """
     try:
         return tokenizer.apply_chat_template(messages, tokenize=tokenize, **options)
-    except (TemplateError, TypeError) as error:  # A template that adds call arguments to text raises a TypeError.
+    # A template that concatenates text with the arguments of a tool call, which are a dict, raises a TypeError.
+    except (TemplateError, TypeError) as error:
         raise CannotWrite(
             f"its chat template cannot write these messages: {error}. Set chat_template_path to a template that can, "
             "or give completion_ids"

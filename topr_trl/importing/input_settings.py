@@ -170,7 +170,7 @@ def _spellings(value: Any) -> Iterator[str]:
 
 
 def with_named_fields(record: Record, args: InputArguments) -> Record:
-    """Rename the columns that `prompt_field` and `completion_field` name to `prompt` and `completion`.
+    """Give the names `prompt` and `completion` to the columns chosen with `prompt_field` and `completion_field`.
 
     A renamed column replaces a column that already has the new name.
 

@@ -23,7 +23,7 @@ _MESSAGES = re.compile(r"\s*\[\s*\{\s*['\"]")  # text that looks like a list of 
 def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy: str) -> str:
     """Return the name of the column with the prompt or the completion.
 
-    Empty columns are ignored if a column has a value. If several columns remain, the column `names[0]` is preferred.
+    An empty column is ignored if another column has a value. If several columns remain, `names[0]` is preferred.
 
     Args:
         record (`Mapping[str, Any]`): Record.

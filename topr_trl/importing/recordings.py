@@ -1,8 +1,8 @@
 """Read recordings of `topr record`: rollouts of one or more calls, with their rewards.
 
 If the prompt of a call starts with the prompt and the answer of an earlier call, the call extends the row of the
-earlier call. The tokens between the two answers are context. Any other call starts a new row of the same rollout,
-because the application or the chat template changed the earlier turns.
+earlier call. The tokens between the two answers are context. Any other call starts a new row of the same rollout. This
+happens if the call belongs to a new conversation, or if the application or the chat template changed earlier turns.
 """
 
 import json
@@ -110,7 +110,7 @@ def _joined(row: Row, later: Row) -> Row | None:
 
 
 def _joined_text(row: Row, later: Row) -> Row:
-    """Return the prompt of a row, and a completion with all text or messages after it, up to the later answer."""
+    """Return the prompt of a row, and a completion with everything after this prompt, including the later answer."""
     if not isinstance(row["prompt"], list):
         # The later prompt has the earlier completion with its special tokens, which the text of a completion lacks.
         since = later["prompt"].removeprefix(row["prompt"])

@@ -46,7 +46,9 @@ def ids_in(tokens: Sequence[str]) -> list[int] | None:
 
 
 def rows(record: Record) -> list[Row | LeftOut | None]:
-    """Return a row of text for each choice, or None for an empty choice.
+    """Return a row for each choice, or None for an empty choice. Return `[LeftOut.FAILED]` if the request failed.
+
+    A row has token ids if they are known for both the prompt and the completion. Otherwise, it has only text.
 
     Raises:
         NotOfFormat: the request or its prompt is missing or has a wrong type, or the number of choices is wrong.
@@ -90,7 +92,7 @@ def _row(choice: Record, prompt: str | list[int], sampling: Row) -> Row | None:
     prompt_ids = prompt if isinstance(prompt, list) else choice.get("prompt_token_ids")
     if ids and logps and len(ids) != len(logps):
         raise Unusable(f"a choice has {len(ids)} token_ids and {len(logps)} log-probabilities")
-    if not (ids and prompt_ids):  # Prompt and completion both need ids, or both text.
+    if not (ids and prompt_ids):  # Keep ids only if both the prompt and the completion have them.
         ids = prompt_ids = None
     return {
         "prompt": "" if isinstance(prompt, list) else prompt, "completion": choice["text"], "prompt_ids": prompt_ids,

@@ -197,8 +197,8 @@ def _prepare(given: Any, columns: Collection[str], load: bool) -> Reward:
 def _kind_of(function: Callable[..., Any], name: str, columns: Collection[str]) -> str:
     """Return `"judge"` or `"function"`, inferred from the parameters of a function.
 
-    A judge takes no **kwargs and has exactly two required parameters. TRL passes no argument with the name of the
-    second.
+    A judge takes no **kwargs and has exactly two required parameters. The name of its second parameter differs from
+    the names of all arguments that TRL passes.
 
     Raises:
         ValueError: a function that is not a judge cannot be called as TRL calls it.

@@ -37,7 +37,8 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
 
     Settings that only the losses of GRPO use, such as `epsilon`, `delta` and `scale_rewards`, must keep their defaults.
     `vllm_importance_sampling_correction` never changes the loss. If it is on, TRL measures the distance between
-    the log-probabilities of vLLM and of the trainer, and logs it as `sampling/sampling_logp_difference`.
+    the log-probabilities of vLLM and of the trainer. TRL logs it as `sampling/sampling_logp_difference/mean` and
+    `sampling/sampling_logp_difference/max`.
     With `load_best_model_at_end`, the best model is the one with the highest `eval_reward`, unless
     `metric_for_best_model` names another metric.
 
@@ -148,9 +149,9 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             Whether to leave NaN and infinite losses out of the logged loss. With `False`, such a loss stops training.
         share_prompts (`bool`, *optional*):
             Whether to compute a prompt once for all its completions in a micro-batch. Needs `"sdpa"` or `"eager"`
-            attention. If sharing is not possible or would change log π, the trainer says so and computes each prompt
-            again. The completions of a prompt become adjacent within each optimizer step. `None` means `True` on a CPU
-            and `False` on other devices, where the speed of sharing has not been measured.
+            attention. If sharing is not possible or would change log π, the trainer says so and computes the prompt for
+            each completion. The completions of a prompt become adjacent within each optimizer step. `None` means `True`
+            on a CPU and `False` on other devices, where the speed of sharing has not been measured.
     """
 
     top_k: int | None = field(
@@ -311,10 +312,11 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             `padding_free=True`, with Accelerate's `split_batches`, or with the auxiliary loss of a mixture of experts.
         share_prompts (`bool`, *optional*):
             Whether to compute a prompt once for all its completions in a micro-batch. Needs `"sdpa"` or `"eager"`
-            attention. If sharing is not possible or would change log π, the trainer says so and computes each prompt
-            again. If sharing saves at least 10% of the tokens, up to 8 rows of a prompt stay together in training, or
-            fewer if a step would have fewer than 16 prompts. `None` means `True` on a CPU if sharing saves at least 10%
-            of the tokens. `None` means `False` on other devices, where the speed of sharing has not been measured.
+            attention. If sharing is not possible or would change log π, the trainer says so and computes the prompt for
+            each completion. If sharing saves at least 10% of the tokens, up to 8 rows of a prompt stay together in
+            training, or fewer if a step would have fewer than 16 prompts. `None` means `True` on a CPU if sharing saves
+            at least 10% of the tokens. `None` means `False` on other devices, where the speed of sharing has not been
+            measured.
 
         > Parameters that control logging
 

@@ -39,13 +39,16 @@ class RowWeights:
         self._batches: list[tuple[Tensor, Tensor]] = []
 
     def add(self, rows_B: Tensor, kept: Tensor) -> None:
-        """Store weights and log-ratios of a batch. If R is NaN, the loss does not use the row, so both become NaN.
+        """Store weights and log-ratios of a batch. Both become NaN for a row that the loss does not use.
+
+        The loss does not use a row whose R (the reward after the baseline) is NaN.
 
         Args:
             rows_B (`torch.Tensor`):
                 Row numbers, shape (B,).
             kept (`torch.Tensor`):
-                Result of `topr_trl.trainers.metrics.RowMetrics.add` for these rows, shape (B, 5).
+                Result of `topr_trl.trainers.metrics.RowMetrics.add` for these rows, shape (B, 5). Its first three
+                columns are the weight, the log-ratio and R.
         """
         self._batches.append((rows_B, kept[:, :2].masked_fill(kept[:, 2:3].isnan(), torch.nan)))
 

@@ -67,8 +67,8 @@ class Layout:
         shift_labels (`torch.Tensor`):
             Labels of these positions, shape (1, M).
         places_BT (`torch.Tensor`):
-            Index into `scored` of the position that predicts each row's next token, shape (B, T - 1). M if this token
-            has no label. Without padding, B is 1.
+            For each token after the first column of the batch, the index into `scored` of the position that predicts
+            the token, shape (B, T - 1). M if the token has no label. In a flattened batch, B is 1.
         tokens (`int`):
             Number of tokens of all rows, before sharing.
         masks (`dict`):
@@ -301,9 +301,11 @@ def remove_shared_prompts(model: nn.Module) -> None:
 def prompts_together(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Reorder the rows of TRL's micro-batches, so that rows of a prompt are adjacent.
 
+    Rows can move from one micro-batch to another. So pass only micro-batches of the same optimizer step.
+
     Args:
         batches (`list[dict[str, Any]]`):
-            Micro-batches of equal size and width, from one generation batch of text.
+            Micro-batches without images, of equal size and width.
 
     Returns:
         `list[dict[str, Any]]`: new micro-batches of the same size. The given ones are not changed.
@@ -343,7 +345,7 @@ def why_not_shared(shared: SharedPrompts, wrapped: nn.Module, device: torch.devi
         shared ([`SharedPrompts`]):
             Instance that is installed in the model.
         wrapped ([`torch.nn.Module`]):
-            Model that computes. It is the model in `shared`, which an adapter, FSDP or DeepSpeed may have wrapped.
+            Model to call: the model in `shared`, or the adapter, FSDP or DeepSpeed model that wraps it.
         device (`torch.device`):
             Device of the inputs.
         tolerance (`float`):

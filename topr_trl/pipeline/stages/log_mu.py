@@ -23,7 +23,7 @@ from topr_trl.pipeline.trainer_of_rows import (
 from topr_trl.settings.shared import LossArguments
 from topr_trl.trainers.log_mu import LOG_MU_FILE, read_log_mu
 
-# Other settings of `topr train` that the computation of log μ uses.
+# Settings of `topr train` that the computation of log μ uses, besides the settings of rows, model and loss.
 _TRAINER_SETTINGS = (
     "baseline", "effective_positive_share", "seed", "iteration", "per_device_train_batch_size",
     "per_device_eval_batch_size", "bf16", "fp16", "tf32", "padding_free", "max_length", "dataset_num_proc", "use_cpu",

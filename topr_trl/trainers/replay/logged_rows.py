@@ -44,7 +44,7 @@ def read_logged(dataset: object, temperature: float) -> ScoredRows:
 def logged_rows(
     scored: ScoredRows, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, args: TOPRConfig
 ) -> tuple[list[ReplayRow], set[str]]:
-    """Tokenize logged rows for the buffer. Rows with R = 0 are dropped.
+    """Tokenize logged rows for the buffer. Rows whose reward after the baseline is 0 are dropped.
 
     The row numbers are negative, so logged rows count as older than all generated rows. Log μ comes from the column
     `mu_logps`, or from `sampler_logps` with `log_mu="sampler"`. If the column has the sum over a completion, each token
