@@ -13,7 +13,7 @@ from topr_trl.settings.checks import check_at_least, check_types
 
 # Columns that sampled rows have in addition to the columns of the problem.
 COLUMNS_OF_SAMPLER = ("sample_id", "completion", "prompt_ids", "completion_ids", "finish_reason", "sampler_logps",
-                      LOGPROBS_MODE, *SAMPLING, TEMPERATURE)  # fmt: skip
+                      LOGPROBS_MODE, *SAMPLING)  # fmt: skip
 
 
 @dataclass

@@ -202,7 +202,7 @@ def as_chat(row: Row) -> Row:
         return row
     if isinstance(prompt, str):
         row = {**row, "prompt": [message({"role": "user", "content": prompt})]}
-    if isinstance(completion, str) and isinstance(row["prompt"], list):
+    if isinstance(completion, str) and isinstance(row.get("prompt"), list):
         row = {**row, "completion": [message({"role": "assistant", "content": completion})]}
     return row
 
