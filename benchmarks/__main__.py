@@ -68,6 +68,8 @@ def main() -> None:
     tables = TABLES if args.published else results / "tables.md"
     tables.write_text(report.appendix(store), encoding="utf-8")
     page = results_page.write(store, results_page.PAGE if args.published else results / "results.md")
+    if args.published:
+        results_page.write_real_page(results_page.REAL_PAGE)
     print(f"Written: {os.path.relpath(tables)}, {os.path.relpath(page)}")
 
 

@@ -29,6 +29,7 @@ from benchmarks.setting import HERE, PROFILES
 from benchmarks.statistics import Interval, difference, interval, over_problems, over_seeds
 
 PAGE = HERE.parent / "docs" / "results.md"
+REAL_PAGE = HERE / "real_model.md"
 
 
 def write(store: Store, page: Path = PAGE, real: Store | None = None) -> Path:
@@ -48,7 +49,24 @@ def write(store: Store, page: Path = PAGE, real: Store | None = None) -> Path:
         "real": lambda: real_section(pretrained),
     }
     numbers = {name: lambda number=number: number(store) for name, number in NUMBERS.items()}  # type: ignore[misc]
+    numbers |= {name: lambda number=number: number(pretrained) for name, number in REAL_NUMBERS.items()}  # type: ignore[misc]
     return fill_page(PAGE, page, tables, numbers)
+
+
+def write_real_page(page: Path, real: Store | None = None) -> Path:
+    """Write the page of the pretrained model with further tables.
+
+    Args:
+        page: page to write.
+        real: results on a pretrained model. Default: the published results.
+    """
+    store = real or real_model.open_store(HERE / "results")
+    tables: dict[str, Callable[[], str]] = {
+        "strata": lambda: real_strata(store),
+        "rates": lambda: real_rates(store),
+        "greedy": lambda: real_greedy_strata(store),
+    }
+    return fill_page(REAL_PAGE, page, tables, {})
 
 
 # Tables of small models.
@@ -245,9 +263,6 @@ def real_section(store: Store) -> str:
         ("Accuracy on the test problems, in percent. Bold: the interval is above the untrained model at its best "
          "temperature.", real_table),
         ("TOPR's default minus each method, in points, paired by seed and problem:", real_differences),
-        ("pass@1 by how many of eight answers of the untrained model are right:", real_strata),
-        ("The choice of learning rates: greedy accuracy and pass@1 on 150 other problems, one run each. Bold: chosen.",
-         real_rates),
     ):  # fmt: skip
         try:
             found += [lead, made(store)]
@@ -302,6 +317,23 @@ def real_differences(store: Store) -> str:
     return table(["TOPR (default) minus", "greedy", "pass@1"], rows)
 
 
+def real_greedy_strata(store: Store) -> str:
+    """Return a table of the change of greedy accuracy by the untrained model's answers, in points of all problems."""
+    untrained, ends = _untrained(store)["1"], _real_ends(store)
+    greedy, right = (np.array(_by_problem(untrained, "greedy")), np.array(untrained["right_by_problem"]))
+    parts = {"right": greedy > 0}
+    parts |= {
+        f"wrong, {name} samples right": (greedy == 0) & (right >= low) & (right <= high)
+        for name, (low, high) in _STRATA.items()
+    }
+    rows = []
+    for name, part in parts.items():
+        changes = [np.mean([_by_problem(one, "greedy") for one in of.values()], 0) - greedy for of in ends.values()]
+        shown = (f"{100 * float(change[part].sum()) / len(greedy):+.1f}" for change in changes)
+        rows.append([f"greedy answer {name}", str(part.sum()), *shown])
+    return table(["before training", "problems", *ends], rows)
+
+
 def real_strata(store: Store) -> str:
     """Return a table of pass@1 by the number of correct answers among eight of the untrained model."""
     right = np.array(_untrained(store)["1"]["right_by_problem"])
@@ -351,6 +383,35 @@ def _real_ends(store: Store) -> dict[str, dict[int, dict[str, Any]]]:
     if TOPR not in enough:
         raise Unfinished(f"{TOPR} has not been run")
     return enough
+
+
+def _gain(store: Store, method: str, measure: str, at: str) -> str:
+    """Return a method's gain over the untrained model at a temperature, in points."""
+    before = np.array(_by_problem(_untrained(store)[at], measure))
+    ends = _real_ends(store).get(method, {})
+    if not ends:
+        raise Unfinished(f"{method} has not been run")
+    return points(over_problems([np.subtract(_by_problem(one, measure), before).tolist() for one in ends.values()]))
+
+
+def _ahead(store: Store, first: str, second: str, measure: str) -> str:
+    """Return the difference of two methods, in points, paired by seed and problem."""
+    ends = _real_ends(store)
+    if not {first, second} <= set(ends):
+        raise Unfinished(f"{first} or {second} has not been run")
+    pairs = [(ends[first][seed], ends[second][seed]) for seed in ends[first].keys() & ends[second].keys()]
+    gaps = [np.subtract(*(_by_problem(one, measure) for one in pair)).tolist() for pair in pairs]
+    return points(over_problems(gaps))
+
+
+BALANCED, REPEATED = "TOPR, balanced rows, 50%", "positives repeated"
+REAL_NUMBERS: dict[str, Callable[[Store], str]] = {
+    "real_balanced": lambda store: _gain(store, BALANCED, "greedy", "1"),
+    "real_repeated": lambda store: _gain(store, REPEATED, "greedy", "1"),
+    "real_gap": lambda store: _ahead(store, BALANCED, REPEATED, "greedy"),
+    "real_sampled": lambda store: _gain(store, REPEATED, "pass@1", "1"),
+    "real_sharpened": lambda store: _gain(store, REPEATED, "pass@1", "0.3"),
+}
 
 
 def _by_problem(result: dict[str, Any], measure: str) -> list[float]:
