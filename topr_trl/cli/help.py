@@ -23,7 +23,8 @@ _IMPORTANT = (
 _FIRST = ("input", "output_dir")
 # Settings of `_IMPORTANT` that the short help of a command leaves out.
 _LESS_IMPORTANT = {"iterate": ("format", "reward_fields", "label_values", "skip_unrewarded", "load_in_4bit")}
-# Groups of settings, by title, with the dataclasses that define them. All other settings are in the group Data.
+# Groups of settings, by title, with the dataclasses that define them. Settings of `_FIRST`, and settings of all other
+# dataclasses, are in the group Data.
 _GROUPS: dict[str, tuple[type, ...]] = {
     "Model": (ModelConfig,),
     "Algorithm": (LossArguments, CurationArguments),
@@ -46,7 +47,7 @@ def format_help(command: str, description: str, everything: bool = False) -> str
     important = set(_IMPORTANT) - set(_LESS_IMPORTANT.get(command, ()))
     short = [name for name in names if name in important] if len(names) > _MAX_IN_SHORT_HELP else list(names)
     shown = list(names) if everything else short
-    # The sort is stable, so all other settings keep their order.
+    # Settings of `_FIRST` come first. The sort is stable, so the remaining settings keep their order.
     shown.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
     kind = settings_class(command)
     groups = {title: [name for name in shown if _group_of(name, kind) == title] for title in _TITLES}

@@ -1,4 +1,4 @@
-"""Run `topr trial`, and write its results: a table, a YAML file of recommended settings, and a page."""
+"""Run `topr trial`, print a table of its results, and write them as JSON, a YAML file of settings, and an HTML page."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -31,7 +31,7 @@ class Recommendation:
         arms (`list`): Arms, best first.
         means (`dict`): Mean result of each arm over the problems.
         errors (`dict`): Standard error of each mean, by arm.
-        behind (`dict`): Difference between each arm and the best trained arm, from a bootstrap paired by problem.
+        behind (`dict`): Mean of each arm minus the mean of the best trained arm, from a bootstrap paired by problem.
         shares (`dict`): Share of bootstrap samples in which an arm is the best trained arm, by trained arm.
     """
 
@@ -58,7 +58,7 @@ class Recommendation:
 
     @property
     def level(self) -> list[Arm]:
-        """Return the other trained arms whose difference from the best trained arm has 0 in its 95% interval."""
+        """Return the trained arms, except the best, whose difference from the best has 0 in its 95% interval."""
         return [arm for arm in self.arms if arm not in (None, self.best) and self.behind[arm].high >= 0]
 
 
@@ -228,7 +228,7 @@ def _results_as_json(args: TrialArguments, outcome: Outcome, found: Recommendati
 
 
 def _render_page(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
-    """Return the page as HTML."""
+    """Return the content of `trial.html`."""
     return page.render(
         "trial.html",
         name=args.folder.resolve().name,
@@ -241,7 +241,10 @@ def _render_page(args: TrialArguments, outcome: Outcome, found: Recommendation) 
 
 
 def _draw_picture(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
-    """Draw the mean ± two standard errors of each arm, best arm first. The recommended arm is red."""
+    """Return a picture of the mean ± two standard errors of each arm, as a data URI.
+
+    The best arm is at the top. `found.recommended` is red, even if it is no better than the starting model.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 0.8 + 0.32 * len(found.arms)), layout="constrained")

@@ -1,4 +1,4 @@
-"""Collate tokenized rows into batches, and split flat batches into rows.
+"""Collate tokenized rows into batches, and split flat batches into sequences.
 
 Parts of a rollout run as separate sequences and are rejoined after the forward pass.
 """
@@ -21,16 +21,16 @@ NO_ROW = -1  # row number of a padding row
 
 
 def unflatten(flat: Tensor, lengths: list[int]) -> Tensor:
-    """Split the per-token values of a flattened (padding-free) batch into rows.
+    """Split the per-token values of a flattened (padding-free) batch into its S sequences.
 
     Args:
         flat (`torch.Tensor`): One value for each predicted token (2 to N), shape (1, N - 1). The N tokens include
             padding at the end.
-        lengths (`list[int]`): Number of tokens of each row.
+        lengths (`list[int]`): Number of tokens of each sequence.
 
     Returns:
-        `torch.Tensor`: values padded with zeros, shape (B, T), where T is the length of the longest row. The last value
-        of each row belongs to the first token of the next row, and must be ignored.
+        `torch.Tensor`: values padded with zeros, shape (S, T), where T is the length of the longest sequence. The last
+        value of each sequence belongs to the first token of the next sequence, and must be ignored.
     """
     flat = torch.nn.functional.pad(flat[0], (0, 1))
     # The last piece is padding from `pad_to_multiple_of`.
@@ -70,12 +70,12 @@ class Collator:
         return {**self.collate(parts), "lengths": lengths, "parts": [len(row.get(PARTS) or [0]) for row in rows]}
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the batch of `collate_tokens` for the B computed rows, with additional keys.
+        """Return the batch of `collate_tokens` for the B rows of the forward pass, with additional keys.
 
         | key | value |
         |---|---|
-        | `row` | (B + idle,) int64 row numbers; skipped rows come last |
-        | `idle` | number of skipped rows |
+        | `row` | (B + idle,) int64 row numbers; idle rows left out of the forward pass come last |
+        | `idle` | number of idle rows left out |
         | `reward` | (B,) float32 R |
         | `counts` | False if no row has a reward; `row` is then `NO_ROW`, and the batch only keeps processes in step |
         | `mu_logps` | (B,) float32 log μ; with a ratio per token, one value per token, concatenated over the rows |

@@ -23,8 +23,8 @@ def tokenize_turns(
     """Return the token ids of a prompt, the token ids of a completion with one or more turns, and the completion mask.
 
     An assistant turn starts after the generation prompt and ends with its stop token, as a sampler would write it. All
-    other text is context, and so are assistant turns with `"weight": 0`. `topr_trl.data.rendering` selects the
-    template.
+    other text is context, and so are assistant turns with `"weight": 0`. Context after the last learned turn is left
+    out. `topr_trl.data.rendering` selects the template.
 
     Args:
         prompt (`list[dict]`): Messages of the prompt.
@@ -127,7 +127,7 @@ def _length_with_stop(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizer
 
 
 def plain_messages(messages: Messages) -> Messages:
-    """Return messages as a chat template expects them: without null values, and with arguments of calls as objects.
+    """Return messages as a chat template expects them: text as content, arguments of calls as objects, no null values.
 
     All messages in a table have the same keys. Therefore, the table stores null for missing `tool_calls`, and each call
     has null for the arguments of other tools. Arguments that are JSON text, as in OpenAI's logs, keep their nulls.

@@ -45,7 +45,7 @@ class Samples:
             Whether the greedy answer (temperature 0) to each problem is correct, shape (P,). `None` without greedy
             answers.
         temperatures (`Sequence[float]`, *optional*, defaults to `()`):
-            Distinct temperatures of the samples, in ascending order. Empty if they are unknown.
+            Distinct temperatures of the samples, in ascending order. Empty if a sample's temperature is unknown.
     """
 
     codes_PS: NDArray[np.int64]
@@ -278,7 +278,12 @@ def _one_value_each(column: list[str], rows_of: Mapping[ProblemId, list[int]], n
 
 
 def read_samples(path: Path) -> Samples:
-    """Read [`Samples`] from a folder of shards or a file. Shards with different columns raise a ValueError."""
+    """Read [`Samples`] from a folder of shards or a file.
+
+    Raises:
+        FileNotFoundError: the file or a shard does not exist.
+        ValueError: a file cannot be read, only some shards have an optional column, or [`samples_of`] rejects the rows.
+    """
     shards = shards_of(path)
     columns = [set(columns_of(shard)) for shard in shards]
     for name in OPTIONAL:

@@ -151,7 +151,11 @@ def compare(first: Samples, second: Samples, seed: int = 0) -> dict[str, Differe
 
 
 def matched(first: Samples, second: Samples) -> Samples:
-    """Return the second run with its problems in the order of the first run. It raises the same errors as `compare`."""
+    """Return the second run with its problems in the order of the first run.
+
+    Raises:
+        ValueError: the runs differ in their problems, or in the true answers.
+    """
     place = {problem: i for i, problem in enumerate(second.problem_ids)}
     lacking = [problem for problem in first.problem_ids if problem not in place]
     more = set(place) - set(first.problem_ids)

@@ -12,7 +12,9 @@ def rows(record: Record) -> list[Row]:
     """Return one row of messages. Return [] if there is no assistant turn to learn from.
 
     Raises:
-        NotOfFormat: another field, such as `response`, has the model's answer, so `messages` is only the request.
+        NotOfFormat: another field, such as `response`, has the model's answer, so `messages` is only the request. Or a
+            message has no role.
+        Unusable: a message has an image, a part without text, or a weight other than 0 and 1.
     """
     messages = list(map(message, record["messages"]))
     beside = [name for name in _ANSWERS if record.get(name)]

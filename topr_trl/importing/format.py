@@ -59,15 +59,16 @@ class Format:
 
     Attributes:
         source (`str`): Project, version and source file that define the format and its fields.
-        suffix (`str`): Suffix of the files: `.jsonl` for JSON in any layout, or `""` for any kind of file.
+        suffix (`str`): Suffix of the files, such as `.parquet`. `.jsonl` stands for JSON in any layout, and `""` for
+            any kind of file.
         rows (`Callable`): Function that converts a record to rows, which may have a `reward`. In place of a row, the
             list has None for an empty completion, or a `LeftOut` for another reason to leave the completion out. An
             empty list counts as one empty completion. The function raises `NotOfFormat` or `Unusable` for a record
             that it cannot convert.
         rewards (`Callable`, *optional*): Function that returns the possible rewards of a record, by name. None if the
             rows have a `reward`, or the files have no rewards.
-        columns (`tuple[str, ...]`): Columns of `COLUMNS` that the rows may have, besides prompt, completion, problem_id
-            and reward.
+        columns (`tuple[str, ...]`): Columns of `COLUMNS` that `rows` may set. The importer always adds `problem_id`,
+            and adds `reward` if `rewards` or a setting defines rewards.
         required (`frozenset[str]`): Required fields of a record.
         optional (`frozenset[str]`, *optional*, defaults to `frozenset()`): Other fields that a record may have. None
             allows all fields.

@@ -24,7 +24,8 @@ def rows(record: Record) -> list[Row]:
 
     Raises:
         NotOfFormat: an event of the SDK has an unknown kind.
-        Unusable: the first user message or the model's own text is missing, or the context was condensed.
+        Unusable: the first user message or the model's own text is missing, the context was condensed, or a message has
+            a part without text, such as an image.
     """
     events = record.get("history") or []
     if events and isinstance(events[0], list):  # Before 2024-11, a history had pairs (action, observation).
@@ -54,7 +55,7 @@ def one_per_folder(files: list[Path]) -> list[Path]:
         files (`list[Path]`): Files, sorted by name.
 
     Raises:
-        ValueError: a folder has two files.
+        ValueError: a folder has several files.
     """
     for file, following in pairwise(files):
         if file.parent == following.parent:

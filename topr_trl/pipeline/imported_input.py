@@ -32,7 +32,8 @@ def with_imported_input(args: Settings) -> Settings:
         A copy of the settings, with default import settings. If the input does not exist, `args` itself.
 
     Raises:
-        ValueError: the file cannot be imported, several processes would import it, or an import setting has no effect.
+        ValueError: the file cannot be imported, several processes would import it, or an import setting is invalid or
+            has no effect.
     """
     assert isinstance(args, InputArguments)
     args.check_input()

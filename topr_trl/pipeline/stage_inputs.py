@@ -34,7 +34,7 @@ def absolute(name: str | None) -> str | None:
 
 
 def weights_read(settings: ModelConfig) -> Json:
-    """Return the name of the model, or the fingerprint of weights that a stage wrote, and the settings for loading."""
+    """Return the model's name and revision, or the fingerprint of a stage's weights, with the settings for loading."""
     path = Path(model_path(settings))
     how = {"dtype": settings.dtype, "attention": settings.attn_implementation}
     if settings.load_in_8bit or settings.load_in_4bit:

@@ -29,15 +29,15 @@ NOT_STARTED = "not started"  # result if the sandbox failed before the program s
 RAN = "ran\n"  # prefix of the results of a program that started
 
 _PROCESSES = 16  # limit of processes and threads per program
-_FILE_BYTES = 1 << 20  # limit per file; in namespaces, all files of a program can have four times as many bytes
+_FILE_BYTES = 1 << 20  # limit per file; in namespaces, the limit for all files of a program together is four times this
 _OPEN_FILES = 64
 _RESULT_BYTES = 1 << 20
 # File descriptor to which the child writes results, and bytes that it writes before the results.
 _RESULT_FD, _STARTED, _REFUSED, _COMPILED = 3, b"\n", b"-", b"+"
 _SECONDS_TO_START = 10.0
 
-# Constants of linux/sched.h, linux/mount.h, linux/prctl.h and linux/capability.h. The numbers of these system calls are
-# the same on x86 and ARM.
+# Constants of sched.h, mount.h, fcntl.h, prctl.h and capability.h in Linux, and numbers of system calls, which are the
+# same on x86 and ARM.
 _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
 _CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x4000, 0x40000
@@ -49,13 +49,15 @@ _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _CAPABILITY_VERSION_3 = 36, 38, 0
 def canonical(value: Any) -> str:
     """Return one line of text for a value. Equal values (`1 == 1.0 == True`) have the same text.
 
-    Methods of subclasses are never called, because a program could define subclasses to fake results.
+    `__repr__` and `__iter__` of the built-in types are called directly, because a program could define subclasses that
+    override them to fake results.
 
     Args:
         value (`Any`): Value to write as text.
 
     Raises:
         TypeError: the value holds anything but None, bools, ints, floats, text, bytes, lists, tuples, sets and dicts.
+        ValueError: an int has more digits than Python converts to text (4,300 by default).
     """
     if value is None:
         return "None"
@@ -266,11 +268,11 @@ def _supervise(job: Job, to_results: int, control: int) -> None:
         _run_and_exit(lambda: _run_program(job, to_results))
     os.close(to_results)
     select.select([control, os.pidfd_open(child)], [], [])
-    for kill in (os.killpg, os.kill):  # In a PID namespace, the child's end also kills all others.
+    for kill in (os.killpg, os.kill):  # In a PID namespace, all other processes die with the child.
         with suppress(ProcessLookupError):
             kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    while not job.isolated and (left := _children()):  # Some may have left the process group.
+    while not job.isolated and (left := _children()):  # Descendants may have left the process group.
         for orphan in left:
             os.kill(orphan, signal.SIGKILL)
             os.waitpid(orphan, 0)

@@ -46,7 +46,8 @@ def run_tests(
     Raises:
         OSError: the system is not Linux.
         RuntimeError: the sandbox or a program could not start.
-        ValueError: a test does not have this form, a program has no test, or a limit is not positive.
+        ValueError: `programs` and `tests` differ in length, a line of the tests does not have the form above, a program
+            has no test, or a limit is not positive.
     """
     if seconds <= 0 or memory_mb < 1:
         raise ValueError(

@@ -60,6 +60,7 @@ def load(name_or_path: str, split: str) -> Dataset:
         split (`str`): Split of a dataset on the Hub. It is ignored for a file.
 
     Raises:
+        FileNotFoundError: there is no such file.
         ValueError: the file has a different suffix, or cannot be read.
     """
     if name_or_path.endswith(TABLE_SUFFIXES) or Path(name_or_path).is_file():

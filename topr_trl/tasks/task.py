@@ -17,8 +17,8 @@ class Task:
         name (`str`): Name of the task, as in `--task`.
         load (`Callable`): Function that loads rows. Its arguments are the name or path of a dataset, and a split.
         prepare (`Callable`): Function that converts rows to problems with the columns `problem_id`, `prompt` and
-            `answer`. Its arguments are the rows and `num_shots`.
-        num_shots (`int`): Default number of worked examples in the prompt, from the paper for its tasks.
+            `answer` (not for the user's own prompts). Its arguments are the rows and `num_shots`.
+        num_shots (`int`): Default number of worked examples in the prompt. For tasks of the paper, the paper's number.
         stop_strings (`tuple[str, ...]`): Texts that end a completion, in addition to the stop token.
         judge (`Judge`): Function that returns a verdict and an answer for each completion.
     """
@@ -37,7 +37,7 @@ class Task:
             name_or_path (`str`, *optional*): Dataset on the Hub, or a file. Default: built-in problems in GSM8K's
                 format, whose two splits share almost no problems.
             split (`str`): `"train"` or `"test"`, or another split of the dataset.
-            count (`int`, *optional*): Number of rows. Default: all rows, or 400 built-in problems.
+            count (`int`, *optional*): Maximum number of rows. Default: all rows, or 400 built-in problems.
         """
         if name_or_path is None:
             rows = arithmetic.arithmetic_dataset(count or 400, seed=1 if split == "train" else 2)

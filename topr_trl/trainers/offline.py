@@ -54,7 +54,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     Before the first step, the trainer computes log μ with the starting weights, for each row whose weight in the loss
     depends on log μ. It writes log μ to `output_dir/log_mu.parquet`, and a resumed run reads this file. Rows with a
-    column `mu_logps` keep their values. Use this column for completions that another model wrote.
+    column `mu_logps` keep their values. Use this column for completions that another model wrote. With
+    `log_mu="sampler"`, log μ comes from the column `sampler_logps` instead.
 
     Example:
 
@@ -142,7 +143,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                     "likely. Use a metric that your own callback adds to evaluations."
                 )
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
-        # `compute_loss` divides by the number of rows of the whole step, so Trainer must not divide by micro-batches.
+        # `compute_loss` divides by the number of rows of the whole step, so Trainer must not divide by the number of
+        # micro-batches.
         self.model_accepts_loss_kwargs = True
         self._check_tokens({"train": self.train_dataset, **_by_name(self.eval_dataset)})
         remove_shared_prompts(text_model(self.model))
@@ -163,10 +165,11 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if args.log_completions:
             self.add_callback(LogCompletions(self))
 
-    # Shared prompts.
-
     def _share_prompts(self) -> None:
-        """Share prompts if this saves enough tokens. Decide whether training keeps the rows of a prompt together."""
+        """Share prompts, and decide whether training keeps the rows of a prompt together.
+
+        If the setting `share_prompts` is None, prompts are shared only on a CPU, and only if this saves enough tokens.
+        """
         args, rows = self.args, self.train_dataset
         if not self._wants_sharing:
             return
@@ -193,8 +196,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         """Number of rows per optimizer step, over all processes and micro-batches."""
         return int(self.get_total_train_batch_size(self.args))
 
-    # Preparation and order of rows. SFTTrainer would tokenize and truncate rows differently.
-
+    # SFTTrainer would tokenize and truncate rows differently.
     def _prepare_dataset(
         self, dataset: Dataset, processing_class: Any, args: Any, packing: bool, formatting_func: Any, dataset_name: str
     ) -> Dataset:
@@ -385,8 +387,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             `dict[str, float]`: metrics by name.
 
         Raises:
-            ValueError: the rows need log μ, but training has changed the starting weights. Or the rows need log μ, but
-                FSDP or DeepSpeed shards the model only when training begins.
+            TypeError: the rows are not a `Dataset`.
+            ValueError: the rows are malformed or too long. Or the rows need log μ, but training has changed the
+                starting weights, or FSDP or DeepSpeed shards the model only when training begins.
         """
         given = {} if isinstance(eval_dataset, str) else _by_name(eval_dataset)
         raw = {name: rows for name, rows in given.items() if not is_prepared(rows)}

@@ -17,7 +17,7 @@ def warn_if_dead(share: float, step: int, steps: int, first_log: int) -> bool:
 
     Args:
         share (`float`):
-            Share of the negatives that are dead, so their weight is below `DEAD_WEIGHT`.
+            Share of the negatives that are dead, with a weight below `DEAD_WEIGHT`.
         step (`int`):
             Number of optimizer steps so far.
         steps (`int`):
@@ -112,7 +112,7 @@ class SilentBatches:
         self._has_warned = False
 
     def add(self, rewards: NDArray[np.float64], raw_rewards_N: Tensor) -> None:
-        """Count a batch. A batch in which all rewards are missing does not count, and ends the consecutive batches.
+        """Count a batch without a signal. A batch with a signal, or without any reward, resets the count.
 
         Args:
             rewards (`np.ndarray`):

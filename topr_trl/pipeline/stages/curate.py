@@ -46,7 +46,7 @@ class Curate(Stage[CurateArguments]):
     in_loop = True
 
     def inputs(self) -> Json:
-        """Return the rows and the curation settings."""
+        """Return the fingerprint of the rows, and the settings that determine the choice."""
         return {**rows_read(self.args.source, self.folder), **values_of(self.args, (*CHOICE, "seed", "iteration"))}
 
     def make(self) -> Made:

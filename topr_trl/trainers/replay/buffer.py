@@ -158,7 +158,7 @@ class ReplayBuffer:
         self._weights.append((numbers, weights_B.detach().float()))
 
     def settle(self) -> None:
-        """Add the fresh rows that have had a forward pass since `begin`. Set all rows to their latest weights."""
+        """Add fresh rows that have had a forward pass since `begin`. Update all weights. Remove rows as `add` does."""
         weights: dict[int, float] = {}
         for numbers, weights_B in self._weights:
             weights |= dict(zip(numbers, weights_B.tolist(), strict=True))
@@ -176,8 +176,6 @@ class ReplayBuffer:
             for place, number in enumerate(fresh["topr_rows"].tolist())
             if number in self._logps and rewards[place] != 0
         ]
-
-    # Methods for logged rows that lack log μ, and for checkpoints.
 
     def without_log_mu(self, limits: TruncationLimits) -> list[ReplayRow]:
         """Return the rows whose log μ is unknown, although their weight depends on it."""
