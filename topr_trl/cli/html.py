@@ -34,7 +34,7 @@ def figure_source(figure: "Figure") -> str:
 
 
 def picture_source(picture: bytes, kind: str) -> str:
-    """Return an image as a data URI for its `src`.
+    """Return an image file as a data URI for the `src` of an HTML image.
 
     Args:
         picture (`bytes`): Content of the image file.

@@ -4,10 +4,10 @@
 |---|---|---|
 | `prompt` | text, messages or token ids | required |
 | `completion` | text, messages or token ids | required without `completion_ids` |
-| `reward` | float | required for training without `label`; finite in float32 |
+| `reward` | float | required for training, unless there is a `label`; finite in float32 |
 | `reward_after_baseline` | float | R, as `topr curate` writes it: reward minus baseline; null in rows to skip |
 | `times_chosen` | int | with `reward_after_baseline`: how often each epoch trains on the row; default 1 |
-| `label` | bool | replaces `reward`, as in KTO's datasets: true is +1, false is -1 |
+| `label` | bool | used if there is no `reward`, as in KTO's datasets: true is +1, false is -1 |
 | `prompt_ids`, `completion_ids` | token ids | tokens that the sampler read and wrote, including the stop token |
 | `problem_id` | int or text | group of the row: the completions of one prompt |
 | `sample_id` | int | position of the row in the sampling order of its problem |
@@ -75,7 +75,8 @@ def checked_column(
     """Return the values of a column as Python objects.
 
     Raises:
-        ValueError: a value does not satisfy `is_right`. `expected` describes the condition in the message.
+        ValueError: a value does not satisfy `is_right`. In the message, `expected` describes the condition, and
+            `remedy` tells the user what to do.
     """
     values: list[Any] = rows.with_format(None)[name][:]
     wrong = [i for i, value in enumerate(values) if not is_right(value)]
@@ -170,9 +171,10 @@ LARGEST_REWARD = float(np.finfo(np.float32).max)  # A larger reward would be inf
 
 
 def problem_column(rows: Dataset) -> NDArray[np.generic]:
-    """Return (N,) the problem of each row: its `problem_id`, or a hash of its prompt if that column is missing.
+    """Return the problem of each row, shape (N,).
 
-    `prompt_ids` take precedence over `prompt`, as in tokenization.
+    Without a column `problem_id`, a hash of the prompt identifies the problem. `prompt_ids` take precedence over
+    `prompt`, as in tokenization.
     """
     rows = rows.with_format(None)
     if "problem_id" in rows.column_names:

@@ -157,13 +157,14 @@ def _draw_groups(panel: Any, evaluations: Mapping[str, Evaluation], column: str)
 
 
 def plot_progress(evaluations: Mapping[str, Evaluation], path: str | Path | IO[bytes]) -> None:
-    """Plot rewards, accuracies and the shares of correct, incorrect and invalid answers in a series of evaluations.
+    """Plot the rewards, accuracies and shares of a series of evaluations. See [`Evaluation`].
 
     Rewards are plotted if all evaluations have them. The other panels are plotted if any evaluation has values.
+    Measures of k samples are plotted at each k that all evaluations have.
 
     Args:
         evaluations (`Mapping[str, Evaluation]`):
-            Evaluations by name, in the order of the plot.
+            One or more evaluations by name, in the order of the plot.
         path (`str`, `Path` or binary file):
             File to write. The suffix of a path sets the format, such as PNG or SVG. A binary file gets a PNG.
 

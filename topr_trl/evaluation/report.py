@@ -181,14 +181,14 @@ def write_report(
         rewards (`Mapping[str, RewardSamples]`, *optional*):
             Rewards of each run by name, to report the mean reward and the highest reward of k samples.
         pass_threshold (`float`, *optional*):
-            Minimum reward for a sample to pass. With a threshold, pass@k is based on rewards and not on answers.
+            Minimum reward for a sample to pass. With a threshold, pass@k is based on rewards and not on answers. The
+            results by subject and by level are still based on answers.
 
     Returns:
         `str`: the tables.
 
     Raises:
-        ValueError: the two runs differ in their problems or true answers. See
-            `topr_trl.evaluation.bootstrap.compare`.
+        ValueError: the two runs differ in their problems or true answers, or no problem has rewards in both runs.
     """
     rewards = rewards or {}
     names = list(runs or rewards)
@@ -221,7 +221,7 @@ def _evaluate_both(
     pass_threshold: float | None,
     seed: int,
 ) -> Evaluation:
-    """Evaluate the answers of a run, its rewards, or both. With a threshold, pass@k and shares are of rewards."""
+    """Evaluate the answers of a run, its rewards, or both. With a threshold, pass@k and shares use rewards."""
     if name not in rewards:
         return evaluate_in_full(runs[name], seed)
     by_reward = evaluate_rewards(rewards[name], pass_threshold)

@@ -40,25 +40,27 @@ def call(name: str, arguments: Any, identifier: str | None = None) -> Row:
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a message's content.
+    """Return the text of a message's content, without thinking. See `split_parts`.
 
     Args:
-        content (`Any`): Text, a list of parts, an object, which becomes JSON, or None, which becomes `""`.
+        content (`Any`): Text, a list of parts, an object (returned as JSON) or None (returned as `""`).
 
     Raises:
-        Unusable: a part has no text, for instance an image.
+        Unusable: a part cannot become text, for instance an image.
     """
     return split_parts(content)[0]
 
 
 def split_parts(content: Any) -> tuple[str, str]:
-    """Return the text and the thinking of a message's content.
+    """Return the text and the thinking of a message's content, each `""` if there is none.
+
+    Tool calls and hidden thinking are skipped.
 
     Args:
-        content (`Any`): Text, a list of parts, an object, which becomes JSON, or None, which becomes `""`.
+        content (`Any`): Text, a list of parts, an object (returned as JSON) or None (returned as `""`).
 
     Raises:
-        Unusable: a part has no text, for instance an image.
+        Unusable: a part cannot become text, for instance an image.
     """
     if content is None or isinstance(content, str):
         return content or "", ""

@@ -12,9 +12,16 @@ from topr_trl.importing.verifiers_results import join_turns
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return one row of messages. If each turn has token ids, return one or more rows with token ids.
 
-    A turn extends the previous row if its prompt starts with the tokens of that row. Otherwise, it starts a new row of
+    Return `LeftOut.FAILED` for a failed rollout, and [] for an empty response.
+
+    A turn extends the previous row if its prompt starts with all tokens of that row. Otherwise, it starts a new row of
     the same rollout. The last output item of a turn has the turn's token ids and log-probabilities
     (`prompt_token_ids`, `generation_token_ids`, `generation_log_probs`).
+
+    Raises:
+        NotOfFormat: the output is missing.
+        Unusable: the provider ran a tool itself, the file lacks a part of the prompt, or a turn has lists of different
+            lengths.
     """
     if record.get("_ng_failure_class"):
         return [LeftOut.FAILED]

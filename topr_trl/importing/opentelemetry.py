@@ -77,7 +77,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
     Raises:
         NotOfFormat: the record follows older conventions.
-        Unusable: the prompt was not captured, or the provider ran a tool itself.
+        Unusable: the prompt was not captured, the provider ran a tool itself, or a part of a message cannot become
+            text, for instance an image.
     """
     attributes = record["attributes"]
     if _OUTPUT not in attributes:

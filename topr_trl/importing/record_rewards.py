@@ -18,6 +18,9 @@ class RecordRewards:
     Args:
         args (`ReadingArguments`): Settings.
         format (`Format`): Format of the records.
+
+    Raises:
+        ValueError: the file of rewards is malformed.
     """
 
     def __init__(self, args: ReadingArguments, format: Format) -> None:
@@ -37,7 +40,8 @@ class RecordRewards:
             rollouts (`int`): Number of rollouts that the record holds.
 
         Raises:
-            NotOfFormat: a reward is ambiguous or not a number, or the numbers of rewards and rollouts differ.
+            NotOfFormat: a field is missing, no field or more than one may be the reward, a reward is not a number, or
+                the numbers of rewards and rollouts differ.
             Unusable: a reward is infinite, NaN or too large for float32.
             Unrewarded: the record has no reward.
         """

@@ -122,7 +122,8 @@ class RecordReader:
             records (`Iterable`): Place and content of each record.
 
         Raises:
-            ValueError: a record does not match the format, or a run has two different rewards.
+            ValueError: a record does not match the format, is unusable without a setting that skips it, or has
+                a different reward than an earlier record of its run.
         """
         for place, record in self._split(records):
             if record is None or self._is_other(record):

@@ -21,7 +21,7 @@ def rows(record: Record) -> list[Row]:
 
     Raises:
         NotOfFormat: a turn has an unknown role.
-        Unusable: the record has an image.
+        Unusable: the record has an image, or a turn has a weight other than 0 and 1.
     """
     if record.get("image") or record.get("images"):
         raise Unusable("it has images: offline training supports only text")

@@ -14,7 +14,9 @@ from topr_trl.importing.row_table import Row
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return one row of text or messages. If each turn has token ids, return one or more rows with token ids.
 
-    The state column `trajectory` can have the tokens of each turn. `join_turns` joins these turns to rows.
+    Return `LeftOut.FAILED` for a rollout with an error, and `LeftOut.EMPTY` for an empty completion.
+
+    The state column `trajectory` can have the tokens of each turn. `join_turns` joins these turns into rows.
 
     Raises:
         NotOfFormat: the number of the example is missing.
@@ -50,7 +52,8 @@ def _old_tools(record: Record) -> Any:
 def join_turns(turns: list[dict[str, Any]]) -> list[Row]:
     """Join the turns of a rollout, and return the token columns of each row.
 
-    A turn extends the previous row if its prompt starts with all tokens of that row. Otherwise, it starts a new row.
+    A turn extends the previous row if its prompt starts with all tokens of that row. Otherwise, it starts a new row. A
+    turn whose mask has only zeros is skipped.
 
     Args:
         turns (`list[dict]`): Tokens of each turn: `prompt_ids`, `completion_ids`, `completion_mask` and

@@ -61,7 +61,7 @@ class ProcessGroup:
     def end(self) -> None:
         """End the processes with SIGTERM, and kill children that they leave behind.
 
-        A process that still runs after `_GRACE` seconds gets SIGKILL.
+        A process that still runs after `_GRACE` seconds gets SIGKILL, and its children are not killed.
         """
         for process in self.processes:
             if process.poll() is None:
@@ -70,7 +70,7 @@ class ProcessGroup:
             try:
                 process.wait(_GRACE)
             except subprocess.TimeoutExpired:
-                # Not its group, because other processes of srun must still end its tasks on other machines.
+                # Do not kill the process group. Other processes of srun must still end tasks on other machines.
                 process.kill()
                 process.wait()
             else:
@@ -188,7 +188,10 @@ def end_processes_on_signals() -> None:
 
 
 def end_with_the_loop() -> None:
-    """Make this process end when the loop that started it ends. Do nothing if no loop started it."""
+    """Exit if the loop that started this process has ended. Do nothing if no loop started it.
+
+    On Linux, also make this process end when its parent ends.
+    """
     loop = os.environ.get(_LOOP)
     if loop is None:
         return

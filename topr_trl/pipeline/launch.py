@@ -140,7 +140,7 @@ def run_apart(stage: Stage[Any], launch: LaunchArguments, log: Path | None, stop
 def _run_workers(
     stage: Sample, program: list[str], launch: LaunchArguments, log: Path | None, output: IO[bytes] | None, stop: Event
 ) -> Json:
-    """Sample the shards in several processes, and finish the stage in this process."""
+    """Sample the shards in worker processes, and finish the stage in this process."""
     began, workers = time.monotonic(), []
     count = stage.count_shards(load_problems(stage.args, stage.args.split))
     for k in range(launch.sampling_workers):

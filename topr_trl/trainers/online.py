@@ -14,7 +14,7 @@ These methods communicate through keys in TRL's batch of N rows:
 
 | key | value | meaning |
 |---|---|---|
-| `topr_rewards` | (N,) float32 | R; NaN for a row without a reward |
+| `topr_rewards` | (N,) float32 | R; NaN for a row that has no reward or was not chosen |
 | `topr_rows` | (N,) int64, on the CPU | number of each row, in the order of generation over all processes |
 | `topr_scale` | scalar | factor that makes the loss a mean over the chosen and replayed rows |
 | `topr_fresh` | (N,) bool | whether a row was generated in this batch |
@@ -78,7 +78,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
     The value logged as `loss` is `-mean(w · R)`. Its gradient is the gradient of Algorithm 1.
 
     `effective_positive_share` has no solution for the baseline if all rewards of a generation batch are equal. The
-    trainer then uses the last solution. If there is none since training started or was resumed, it uses 0.
+    trainer then uses its last solution, or 0 if it has none. Checkpoints do not store the last solution.
 
     Example:
 
@@ -140,8 +140,9 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
     Raises:
         TypeError: `args` is not a [`TOPRConfig`], or `replay_dataset` is not a `Dataset`.
-        ValueError: the dataset has no row or no column `prompt`, or settings do not fit the model or the datasets. In
-            training and evaluation, a prompt is longer than the model's context, or a reward is infinite.
+        ValueError: the dataset has no row or no column `prompt`, settings do not fit the model or the datasets, the
+            tokenizer has neither a pad token nor a stop token, or log π depends on padding. In training and evaluation,
+            a prompt is too long for the model's context, or a reward is infinite.
     """
 
     args: TOPRConfig
@@ -177,7 +178,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._silent = SilentBatches(had_signal=replay_dataset is not None)
         self._warned_of_distance = False
         self._left_to_evaluate: float = math.inf  # number of completions left in the current evaluation set
-        self._evaluated: list[Tensor] = []  # per evaluation batch: column of summed rewards, one column per function
+        # For each evaluation batch: a column of summed rewards, then one column per reward function.
+        self._evaluated: list[Tensor] = []
         self._shown_weights: dict[int, list[DisplayedFloat]] = {}  # weight and log-ratio, by row number of the table
         if isinstance(model, nn.Module):
             remove_shared_prompts(text_model(model))  # An earlier trainer may have installed shared prompts.
@@ -268,7 +270,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             self._is_checked = True
 
     def _share_prompts(self) -> None:
-        """Share prompts, if a micro-batch can hold two completions of a prompt."""
+        """Share prompts if the settings allow it and a micro-batch can hold two completions of a prompt."""
         args = self.args
         if not self._wants_sharing or min(self.num_generations, args.per_device_train_batch_size) < 2:
             return
@@ -548,7 +550,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             signal_B = signal_B * mask.sum(-1)
         inputs["advantages"] = weights * (signal_B.unsqueeze(-1) if weights.dim() == 2 else signal_B)
         # The batch no longer has `old_per_token_logps`. So TRL's ratio is exp(log π - log π) = 1, with the gradient of
-        # log π. Set TRL's correction for vLLM to 1, because the taper is already a correction.
+        # log π. Set TRL's correction for vLLM to 1, because w replaces it.
         if "importance_sampling_ratio" in inputs:
             inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
 
@@ -599,7 +601,7 @@ def _check_prompts(args: TOPRConfig, dataset: object) -> None:
 
 
 def _check_metric_for_best_model(args: TOPRConfig, eval_dataset: object) -> None:
-    """Raise a ValueError if evaluation sets have names, and `metric_for_best_model` is a loss or names none of them."""
+    """Raise a ValueError if `metric_for_best_model` is `reward` or a loss, although the evaluation sets have names."""
     if not isinstance(eval_dataset, dict) or not needs_metric_for_best_model(args):
         return
     metric = str(args.metric_for_best_model).removeprefix("eval_")

@@ -50,7 +50,7 @@ class Evaluate(Stage[EvaluateArguments]):
         return field_names(EvaluateArguments, without=without)
 
     def sources(self) -> list[Path]:
-        """Return the rows, and the rows to compare with."""
+        """Return the paths of the rows, and of the rows to compare with."""
         return [Path(path) for path in (self.args.input, self.args.compare) if path is not None]
 
     def inputs(self) -> Json:
@@ -92,7 +92,10 @@ def has_answers(source: Path) -> bool:
 
 
 def _has_other_rewards(source: Path) -> bool:
-    """Return whether rows have rewards other than 1 and -1, the rewards of a judge."""
+    """Return whether any reward is null or differs from 1 and -1, the rewards of a judge.
+
+    Return False if a shard has no column `reward`.
+    """
     shards = shards_of(source)
     if not all("reward" in columns_of(shard) for shard in shards):
         return False

@@ -70,7 +70,7 @@ class Score(Stage[ScoreArguments]):
         return bool(names) and (in_thread or any(map(is_model, names)))
 
     def inputs(self) -> Json:
-        """Return the rows, and either their task or the reward functions with a hash of their code.
+        """Return the rows, and either their task or the reward functions with their weights and a hash of their code.
 
         Raises:
             ValueError: a file of reward functions has changed since the loop started.
@@ -92,7 +92,10 @@ class Score(Stage[ScoreArguments]):
         }
 
     def begin(self, others_work: bool = False) -> bool:
-        """Prepare the folder, see `Stage.begin`. Remove rewards of an unfinished run with other reward functions."""
+        """Prepare the folder, see `Stage.begin`.
+
+        Remove rewards that an unfinished run computed with different reward functions, weights or code.
+        """
         if self._was_begun_with_other_functions():
             remove_columns(self.folder, self.name)
         return super().begin(others_work)

@@ -86,7 +86,7 @@ _COLUMNS: dict[str, Callable[[ReplayRow], Any]] = {
     "old_per_token_logps": lambda row: row.mu_logps,
     "sampling_per_token_logps": lambda row: row.mu_logps,
     "importance_sampling_ratio": lambda row: torch.ones(1),
-    "advantages": lambda row: 0.0,  # Before the loss, w · R replaces it.
+    "advantages": lambda row: 0.0,  # After TRL's forward pass, w · R replaces it.
     "topr_rewards": lambda row: row.reward,
     "topr_rows": lambda row: row.number,
     "topr_fresh": lambda row: False,
