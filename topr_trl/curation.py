@@ -18,7 +18,8 @@ ROWS_PER_PROBLEM = 50_000 / 7_473
 class Curated:
     """Result of [`curate`]: the chosen rows, and counts of the rows they were chosen from.
 
-    `print` shows the counts in one line.
+    `print` shows the counts in one line. With the rule `"balanced"`, rows with R = 0 count neither as positives nor as
+    negatives.
 
     Attributes:
         indices (`np.ndarray`):
@@ -81,7 +82,7 @@ def curate(
     | `"uniform"` | `size` rows at random | all rows with a reward |
     | `"positives"` | `size` positives at random | all positives |
     | `"positive_share"` | positives and negatives at random, in the given share | as many rows as possible |
-    | `"balanced"` | the same, but repeats positives if there are too few | at most the number of rows with a reward |
+    | `"balanced"` | as `"positive_share"`, but repeats positives if there are too few | at most the rows with R ≠ 0 |
     | `"anna_karenina"` | the first positive of each problem, then random negatives | at most 6.69 rows per problem |
 
     If there are too few rows, the function returns fewer rows than `size`. `"positive_share"` and `"balanced"` then
@@ -174,7 +175,7 @@ def _choose(
 ) -> tuple[int, list[NDArray[np.int64]]]:
     """Return the number of requested rows, and the positions of the chosen rows in one or two arrays.
 
-    `order` has the positions of all rows with a reward, sorted by problem and sampling order. `is_positive` has the
+    `order` has the positions of the rows to choose from, sorted by problem and sampling order. `is_positive` has the
     same order. `problem` has the problem number of each row, in the order of the table.
     """
     positives, negatives = order[is_positive], order[~is_positive]
@@ -242,7 +243,7 @@ def compose(
     `effective_positive_share` is for the chosen rows, so the baseline is computed again after the choice. If all chosen
     rows have the same raw reward, no baseline reaches the target, and the first baseline is kept. With more than two
     different rewards, the second baseline can make rows negative that were chosen as positives, and the other way
-    round. The choice then counts the positives after the second baseline.
+    round. `chosen_positives` counts the positives after the second baseline.
 
     Args:
         rewards (`ArrayLike`):
@@ -252,7 +253,7 @@ def compose(
         baseline (`float` or `str`, *optional*, defaults to `0.0`):
             Baseline c: a number, `"mean"` or `"group_mean"`.
         effective_positive_share (`float`, *optional*):
-            Target p~. If given, `baseline` is not used.
+            Target p~ for the effective share of positives, in (0, 1]. If given, `baseline` is not used.
         rule (`str`, *optional*, defaults to `"none"`):
             Rule that chooses the rows. See [`curate`].
         size (`int`, *optional*):

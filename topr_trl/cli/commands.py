@@ -54,6 +54,7 @@ def run(command: str, given: list[str]) -> None:
         ValueError, OSError: a setting or an input cannot be used.
         ImportError: a package that the settings need is not installed, such as a tracker in `report_to`.
         FloatingPointError: a weight, loss or gradient is NaN or infinite.
+        yaml.YAMLError: the `--config` file is not valid YAML.
     """
     end_with_the_loop()
     if issubclass(settings_class(command), LaunchArguments):

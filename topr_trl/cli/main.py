@@ -16,9 +16,9 @@ from topr_trl.cli.settings_index import read_index, write_index
 
 
 def console() -> None:
-    """Run the command in `sys.argv`. Print an error that the user can correct as one line, unless `--debug` is given.
+    """Run the command in `sys.argv`. If the user can correct an error, print its message on one line, and exit.
 
-    With `--debug`, raise the error, so that Python prints a traceback.
+    With `--debug`, raise the error instead, so that Python prints a traceback.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     Raises:
         ValueError, OSError, ImportError, FloatingPointError, yaml.YAMLError: an error that the user can correct.
-            `console` prints its message as one line.
+            `console` prints its message on one line.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     known = commands()

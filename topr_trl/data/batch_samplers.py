@@ -15,10 +15,10 @@ _PROMPTS_PER_STEP = 16  # smallest number of prompts that a step should have
 
 
 def rows_together(rows: int) -> int:
-    """Return how many rows of a prompt stay together in an optimizer step with `rows` rows.
+    """Return how many rows of a prompt can stay together in an optimizer step with `rows` rows.
 
-    Rows of a prompt have similar gradients, so the gradient of a step with few prompts is noisier. The noise was
-    measured with four prompts in a step of 32 rows, at a high learning rate.
+    Rows of a prompt have similar gradients, so the gradient of a step with few prompts is noisier. At a high learning
+    rate, the extra noise was measurable with four prompts in a step of 32 rows.
     """
     return min(_MOST_TOGETHER, max(1, rows // _PROMPTS_PER_STEP))
 
@@ -63,8 +63,8 @@ class StepsOfGroups(Sampler[int]):
     """Sampler with a random order, in which up to `rows_together` rows of a group stay together.
 
     The rows of a group have the same prompt. Groups are cut into random pieces, and the pieces are shuffled. With
-    `lengths_N`, the groups in an optimizer step are sorted by their longest row, longest first. The pieces of a group
-    then become adjacent.
+    `lengths_N`, the groups in a full optimizer step are sorted by their longest row, longest first. The pieces of a
+    group then become adjacent.
 
     Args:
         order (`SeedableRandomSampler`): Random order of the rows.
@@ -93,14 +93,14 @@ class StepsOfGroups(Sampler[int]):
                 piece = open_pieces[group] = []
                 pieces.append(piece)
             piece.append(row)
-        # In a random order of rows, large groups tend to start early. So the pieces are shuffled again. The first rows
-        # of the order are the seed, so each epoch has a different shuffle, and a resumed run repeats it.
+        # In a random order of rows, large groups tend to start early, so the pieces are shuffled. The first rows of the
+        # order are the seed, so each epoch has a different shuffle, and a resumed run repeats it.
         shuffled = np.random.default_rng(order[:8]).permutation(len(pieces))
         pieces = [pieces[i] for i in shuffled]
         yield from (row for step in self._steps(pieces) for piece in step for row in piece)
 
     def _steps(self, pieces: list[list[int]]) -> Iterator[list[list[int]]]:
-        """Cut the pieces into steps. If a step ends within a piece, the next step starts with its other rows."""
+        """Cut the pieces into steps. If a step ends within a piece, the next step starts with the rest of the piece."""
         step: list[list[int]] = []
         room = self.rows
         for piece in pieces:
@@ -145,7 +145,7 @@ class ReseededSampler(Sampler[int]):
 
 
 class FilledSampler(Sampler[int]):
-    """Sampler that appends the numbers N, N + 1, ... to an order of N rows, up to a multiple of `multiple`.
+    """Sampler that appends the numbers N, N + 1, ... to an order of N rows, up to a length divisible by `multiple`.
 
     `FilledRows` returns rows without a reward for these numbers. Without them, Accelerate would repeat rows to fill the
     last batches of several processes (huggingface/accelerate#1674).

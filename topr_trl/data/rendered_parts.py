@@ -15,7 +15,7 @@ from topr_trl.data.special_tokens import find_between_specials, rfind_between_sp
 Messages = list[dict[str, Any]]
 
 _THINKING = ("reasoning_content", "reasoning", "thinking")
-_TEXTS = ("content", *_THINKING, "refusal")  # keys of a message for text that the model wrote
+_TEXTS = ("content", *_THINKING, "refusal")  # keys of a message that can hold text
 _ANYWHERE = ("system", "developer")  # Some templates write these messages before or after all others.
 _END_OF_THINKING = "</think>"
 
@@ -174,7 +174,7 @@ def with_thinking_in_content(message: dict[str, Any], is_cut: bool) -> dict[str,
 
 
 def _as_read(message: dict[str, Any], with_thinking: bool) -> dict[str, Any]:
-    """Return an assistant turn as the model reads it later: without thinking, or with it in the field `thinking`."""
+    """Return an assistant turn as the model reads it later: without thinking, or with thinking in its own field."""
     thinking, ends, answer = message["content"].rpartition(_END_OF_THINKING)
     if with_thinking:
         extra = {"thinking": thinking.strip().removeprefix("<think>")} if ends else {}

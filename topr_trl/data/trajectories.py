@@ -1,9 +1,9 @@
-"""Join the rows of a rollout, which has one reward, one ratio and one length.
+"""Join the rows of a rollout, which has one reward, one ratio π/μ and one length.
 
 A trajectory must be split into rows if the model did not read its earlier tokens unchanged. For instance, a template
-removes thinking, or an agent shortens the context. The rows of such a trajectory share a `rollout_id`. The trainer
-counts, weights and chooses rollouts. After tokenization a rollout is one row, and `part_lengths` has the lengths of its
-parts.
+removes thinking, or an agent shortens the context. The rows of such a trajectory are the parts of one rollout, and
+share a `rollout_id`. The trainer counts, weights and chooses rollouts. After tokenization a rollout is one row, and
+`part_lengths` has the number of tokens of each part.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ class Rollouts:
         return np.concatenate([parts[n] for n in rollouts_M]) if len(rollouts_M) else self.order_N[:0]
 
     def of_each_row(self, values_R: NDArray[Value]) -> NDArray[Value]:
-        """Return (N,) the value of each row's rollout."""
+        """Return the value of each row's rollout, shape (N,)."""
         found = np.empty(len(self.order_N), dtype=values_R.dtype)
         found[self.order_N] = np.repeat(values_R, self.counts_R)
         return found
@@ -80,7 +80,11 @@ def _shown(value: object) -> str:
 
 
 def rollouts_of(rows: Dataset) -> Rollouts:
-    """Return the rollouts of a dataset. Without a column `rollout_id`, each row is a rollout."""
+    """Return the rollouts of a dataset. Without a column `rollout_id`, each row is a rollout.
+
+    Raises:
+        ValueError: a `rollout_id` is neither null, a number nor text.
+    """
     if ROLLOUT not in rows.column_names:
         return Rollouts.of([None] * len(rows))
     ids = checked_column(rows, ROLLOUT, lambda value: isinstance(value, int | str | None), "numbers or text")
@@ -96,9 +100,9 @@ def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:
 
     Returns:
         [`~datasets.Dataset`]: one row per rollout, with the concatenated `input_ids` of all parts, and `part_lengths`.
-        In `completion_mask`, the prompts of later parts are context. Log-probabilities per token are concatenated, and
-        sums of log-probabilities are added. The result is null if any part has null. Other columns, such as
-        `prompt_length`, have the value of the first part.
+        `completion_mask` covers all tokens after the first part's prompt. It is False for the prompts of later parts.
+        Log-probabilities per token are concatenated, and sums of log-probabilities are added. The result is null if any
+        part has null. Other columns, such as `prompt_length`, have the value of the first part.
     """
     table = rows.with_format("arrow")[:].combine_chunks()
     lengths, prompts = (

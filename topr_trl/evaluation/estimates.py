@@ -75,7 +75,8 @@ class Evaluation:
 
     Attributes:
         pass_at (`dict[int, Estimate]`):
-            pass@k by k: the probability that at least one of k samples is correct.
+            pass@k by k: the probability that at least one of k samples is correct or passed. Empty for rewards without
+            `pass_threshold`.
         maj_at (`dict[int, Estimate]`):
             maj@k by k: the probability that the most frequent valid answer of k samples is correct.
         shares (`dict[str, float]`):
@@ -130,7 +131,7 @@ class Evaluation:
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "Evaluation":
-        """Create an evaluation from the output of `to_dict`. Values of k may be text, as JSON makes them."""
+        """Create an evaluation from the output of `to_dict`. Values of k may be text, because JSON keys are text."""
         curves = {name: _curve(plain.get(name, {})) for name in ("pass_at", "maj_at", "weighted_sc_at", "best_at")}
         groups = {
             column: {
@@ -389,8 +390,9 @@ def evaluate_samples(
         [`Evaluation`]: the estimates.
 
     Raises:
-        ValueError: the lengths of `answers`, `truths` or `scores` differ, there is no problem, a score is not finite, a
-            k is outside [1, S], or a measure needs scores and there are no scores.
+        ValueError: the lengths of `answers`, `truths` or `scores` differ, there is no problem or no sample, problems
+            differ in their number of samples, a score is not finite, a k is outside [1, S], or a measure needs scores
+            and there are no scores.
     """
     samples = encode(answers, truths, scores, groups=groups)
     return evaluate(samples, pass_ks, maj_ks, weighted_sc_ks, best_ks, seed)
@@ -424,8 +426,8 @@ def evaluate_rows(
 
     Args:
         rows ([`~datasets.Dataset`]):
-            Rows with the columns `answer` and `extracted`, and with the same number S of rows for each problem. See
-            [`samples_of`] for all columns.
+            Rows with the columns `problem_id` or `prompt`, `answer` and `extracted`, and with the same number S of
+            samples for each problem. See [`samples_of`] for all columns.
         pass_ks (`Sequence[int]`, *optional*, defaults to `(1,)`):
             Values of k for pass@k, each in [1, S].
         maj_ks (`Sequence[int]`, *optional*, defaults to `()`):

@@ -52,8 +52,9 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
     Args:
         folder (`Path`): Folder of the model.
         repo_id (`str`): Repository on the Hub.
-        before (`str` or `Path`, *optional*): Folder that `topr evaluate` wrote before training.
-        after (`str` or `Path`, *optional*): Folder that `topr evaluate` wrote after training.
+        before (`str` or `Path`, *optional*): Results of `topr evaluate` for the model before training: a folder or its
+            JSON file. If `before` and `after` are both `None`, the loop's results for this model are used, if any.
+        after (`str` or `Path`, *optional*): Results of `topr evaluate` for the model after training.
 
     Returns:
         [`Parcel`]: the files to push.

@@ -35,7 +35,11 @@ def read_samples(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def count_samples(path: Path) -> int:
-    """Return the number of samples of an archive."""
+    """Return the number of samples of an archive.
+
+    Raises:
+        ValueError: the file is damaged, is not a zip archive, or splits its samples into chunks.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             return len(_members(archive))

@@ -59,6 +59,7 @@ def read_documents(path: Path) -> Iterator[Any]:
     Raises:
         ValueError: the file is not UTF-8, is not valid JSON, or is nested too deeply. Complete records before invalid
             JSON are yielded first.
+        OSError: the file cannot be read or decompressed.
     """
     decoder, text, place, in_array, done = json.JSONDecoder(), "", 0, False, 0
     with pa.input_stream(path) as raw:
@@ -100,10 +101,14 @@ class _TextReader:
 
     def __init__(self, raw: Any, path: Path) -> None:
         self.raw, self.path = raw, path
-        self.rest = b""  # bytes of a character that the last chunk ended in
+        self.rest = b""  # first bytes of a character that the last chunk cut off
 
     def read(self, size: int) -> str:
-        """Read `size` bytes and return their complete characters. Return `""` at the end of the file."""
+        """Read `size` bytes and return their complete characters. Return `""` at the end of the file.
+
+        Raises:
+            ValueError: the file is not UTF-8.
+        """
         data = self.rest + self.raw.read(size)
         if not data:
             return ""

@@ -30,7 +30,8 @@ def files_of(path: Path, suffix: str) -> list[Path]:
 
     Args:
         path (`Path`): Folder or file.
-        suffix (`str`): Suffix of the format, without a compression suffix. `""` accepts all known suffixes.
+        suffix (`str`): Suffix of the format, without a compression suffix. If no file has the suffix, similar suffixes
+            are tried (see `_LIKE`). `""` tries all `SUFFIXES`. The first suffix with files is used.
 
     Raises:
         ValueError: the folder has no file of the format, has files of several formats, or has a file and its
@@ -102,7 +103,7 @@ def _count(path: Path) -> int:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Add the name of the file to errors of reading and decompression."""
+    """Convert errors of reading and decompression to a ValueError with the name of the file."""
     try:
         yield
     except FileNotFoundError:  # This error already has the name.
@@ -132,6 +133,10 @@ def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
 
     Args:
         path (`Path`): File of records.
+
+    Raises:
+        ValueError: the file cannot be read. A broken line of JSON does not raise an error.
+        FileNotFoundError: there is no such file.
     """
     if path.suffix == ".parquet":
         with _readable(path):

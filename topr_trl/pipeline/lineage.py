@@ -64,8 +64,10 @@ def first_weights(folder: Path) -> Json:
 def _walk(folder: Path, source: str) -> list[Manifest]:
     """Return the manifests of a folder and of the folders it was made from, newest first.
 
+    Stop at a folder that was removed or changed.
+
     Args:
-        folder (`Path`): Folder.
+        folder (`Path`): Folder to start from.
         source (`str`): Source to follow from folder to folder: `"input"` or `"weights"`.
     """
     found: list[Manifest] = []

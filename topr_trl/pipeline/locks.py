@@ -13,8 +13,8 @@ LOCK = ".lock"  # prefix of the names of lock files
 def lock(folder: Path, part: str = "") -> Iterator[None]:
     """Hold the lock of a folder, or of a part of it. If another process holds the lock, wait.
 
-    The lock is released when the process ends, even if it is killed. If a killed loop leaves a stage running, a new
-    loop waits until the stage releases its lock.
+    The lock is released at the end of the `with` block, or when the process is killed. If a killed loop leaves a stage
+    running, a new loop waits until the stage releases its lock.
 
     Args:
         folder (`Path`): Folder to lock. It is created if it does not exist.

@@ -97,6 +97,8 @@ def add_columns(
 ) -> None:
     """Add the columns of a stage to each shard of `source`, and write the shards to `folder`. Skip finished shards.
 
+    Columns that this stage or later stages added to `source` before are dropped.
+
     Args:
         source (`Path`): Folder or file of rows.
         folder (`Path`): Folder to write. It can be the same as `source`.

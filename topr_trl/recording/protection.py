@@ -39,7 +39,8 @@ def error_body(status: int, message: str, kind: str) -> dict[str, Any]:
 def protect(args: RecordArguments) -> Middleware:
     """Return a middleware that refuses requests from pages of other sites, and requests without a required token.
 
-    The middleware also converts the errors of aiohttp to the format of OpenAI's API.
+    If no token is required, it also refuses requests to unknown host names. The middleware converts the errors of
+    aiohttp to the format of OpenAI's API.
 
     Args:
         args (`RecordArguments`): Settings of the recorder.
@@ -105,7 +106,7 @@ def _is_from_other_site(request: web.Request) -> bool:
 
 
 def _has_token(request: web.Request, token: str) -> bool:
-    """Return whether a request has the token. Applications send the token as API key, and browsers as password."""
+    """Return whether a request has the token. Applications send it as the API key, browsers as the password."""
     scheme, _, value = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "basic":
         try:

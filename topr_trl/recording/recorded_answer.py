@@ -70,7 +70,7 @@ class RecordedAnswer:
 
     @property
     def header(self) -> str | None:
-        """Names of the rollouts, in the order of the choices. None if there are too many for a header."""
+        """Distinct names of the rollouts, joined by commas, in the order of the choices. None if there are too many."""
         names = dict.fromkeys(self.call.rollouts)
         return ",".join(names) if len(names) <= _MOST_IDS else None
 

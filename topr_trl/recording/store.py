@@ -77,6 +77,8 @@ class Call:
 class Store:
     """Database of a recorder. Each write is one transaction.
 
+    A write raises a StorageFullError if the database cannot be written.
+
     Args:
         folder (`Path`): Folder of the database. The store creates a missing folder.
 
@@ -211,7 +213,8 @@ class Store:
             state (`State`): State of the call. If the response has no choices, `FAILED` is stored instead.
             response (`Mapping[str, Any]`, *optional*): Body of the answer.
             conversations (`Sequence[str | None]`, *optional*): For each choice, the key of the conversation that ends
-                with the choice. A later request with this key continues the choice.
+                with the choice, or None if the choice has no message. A later request with this key continues the
+                choice.
             error (`str`, *optional*): Error message.
             redacted (`bool`, defaults to `False`): Whether text of the response was blanked out.
         """
@@ -382,7 +385,11 @@ def _rollout(
 
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database for reading. A recorder may write to it at the same time."""
+    """Open a database for reading. A recorder may write to it at the same time.
+
+    Raises:
+        ValueError: the database has a different format, or is damaged.
+    """
     # If there is no write-ahead log, reading creates one. `immutable` prevents this in a folder that cannot be written.
     creates_log = not Path(f"{path}-wal").exists() and not os.access(path.parent, os.W_OK)
     mode = "immutable=1" if creates_log else "mode=ro"

@@ -87,12 +87,16 @@ def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
     r"""Return a verdict on each completion, and its answer in normal form.
 
     Worker processes compare the answers, with a limit of five seconds per answer. A completion is *invalid* if it has
-    no box, or if the content of the box is empty, has more than 1,000 characters, or cannot be parsed in time. An
-    answer that is literally equal to the correct answer is always correct.
+    no box, or if the content of the box is empty, has more than 1,000 characters, cannot be parsed, or exceeds the time
+    limit. An answer that is literally equal to the correct answer is always correct.
 
     Args:
         completions (`Sequence[str]`): Completions.
         truths (`Sequence[str]`): Correct answers.
+
+    Returns:
+        `list[tuple[str, str | None]]`: verdict and answer of each completion. The answer is the correct answer for a
+        correct completion, and None for an invalid one.
 
     Raises:
         ImportError: math-verify is not installed.
@@ -194,7 +198,8 @@ def prepare(dataset: Dataset, num_shots: int = 4, exemplars: Exemplars = EXEMPLA
         `level` are included if `dataset` has them.
 
     Raises:
-        ValueError: a column is missing or does not hold text, a row has no answer, or `num_shots` is outside its range.
+        ValueError: a column is missing or does not hold text, a row has no answer, or `num_shots` is not between
+            0 and the number of exemplars.
     """
     if not 0 <= num_shots <= len(exemplars):
         raise ValueError(f"num_shots must be between 0 and {len(exemplars)}, not {num_shots}.")
@@ -238,15 +243,17 @@ def _check_text_columns(rows: Dataset, needed: tuple[str, ...]) -> None:
 def load(name_or_path: str, split: str) -> Dataset:
     """Load rows in MATH's format.
 
-    If a dataset has one configuration per subject, all configurations are loaded. Their names become the column
-    `subject`, unless there is a column `subject` or `type`.
+    If a dataset has a configuration `default`, `main` or `all`, only this configuration is loaded. Otherwise, all
+    configurations are loaded. If there are several, their names become the column `subject`, unless there is a column
+    `subject` or `type`.
 
     Args:
         name_or_path (`str`): Dataset on the Hub, or a `.jsonl`, `.json` or `.parquet` file.
         split (`str`): Split of a dataset on the Hub. It is ignored for a file.
 
     Raises:
-        ValueError: the dataset does not have the split.
+        ValueError: the dataset does not have the split, or the file cannot be read.
+        FileNotFoundError: there is no such file.
     """
     if name_or_path.endswith(TABLE_SUFFIXES):
         return read_table(name_or_path)

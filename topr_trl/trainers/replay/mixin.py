@@ -48,7 +48,8 @@ def check_replay(args: TOPRConfig, dataset: object, logged: Dataset | None) -> S
 
     Raises:
         TypeError: the logged rows are not a `Dataset`.
-        ValueError: the logged rows are malformed or are given without `replay_share`, or rows have images.
+        ValueError: the logged rows are given without `replay_share`, `read_logged` rejects them, or rows of `dataset`
+            have images.
     """
     if logged is not None and not args.replay_share:
         raise ValueError("replay_dataset needs replay_share above 0. Set replay_share, or leave replay_dataset out.")
@@ -98,7 +99,8 @@ class ReplayMixin(TOPRMixin):
             chosen: number of fresh rows chosen for training, over all processes.
 
         Returns:
-            The batch with the replayed rows. Without replay or stored rows, the batch is unchanged.
+            The batch with the replayed rows, and with the factor `topr_scale` for the loss. If no rows are replayed,
+            the batch is unchanged.
         """
         buffer = self._replay
         if buffer is None:
@@ -135,7 +137,7 @@ class ReplayMixin(TOPRMixin):
         return {**batch, "topr_scale": torch.tensor(scale, device=self.accelerator.device)}
 
     def _note_for_replay(self, inputs: dict[str, Any], mu_logps: Tensor, weights: Tensor, mask_BT: Tensor) -> None:
-        """Record log μ and weights of a micro-batch in the buffer, if the trainer replays rows."""
+        """Record log μ and weights of a micro-batch in the buffer. Do nothing in evaluation or without replay."""
         if self._replay is not None and self.model.training:
             self._replay.note(inputs["topr_rows"], mu_logps, completion_means(weights, mask_BT))
 
@@ -170,11 +172,11 @@ class ReplayMixin(TOPRMixin):
         return numbers
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Save this process's buffer in the checkpoint."""
+        """Save this process's buffer and random state in the checkpoint."""
         if self._replay is not None:
             self._replay.settle()
             path = self._replay_file(output_dir)
-            path.parent.mkdir(parents=True, exist_ok=True)  # The main process may not have created the folder.
+            path.parent.mkdir(parents=True, exist_ok=True)  # The main process may not have created the folder yet.
             torch.save({**self._replay.state(), "rows_made": self._rows_made}, path)
             if self.is_world_process_zero():  # Remove old files of an earlier run with more processes.
                 for number, old in _replay_files(output_dir).items():
@@ -183,7 +185,7 @@ class ReplayMixin(TOPRMixin):
         super()._save_rng_state(output_dir)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Load this process's buffer from the checkpoint.
+        """Load this process's buffer and random state from the checkpoint.
 
         If the number of processes has changed, distribute the rows of all buffers anew. If no buffer was saved, keep
         the logged rows, except those whose log μ is needed and unknown.
