@@ -103,6 +103,20 @@ def test_logs_of_inspect_that_are_damaged_or_unusual(tmp_path):
         archive.writestr("header.json", "{}")
     with pytest.raises(ValueError, match=r"d\.eval .*samples/1_epoch_1\.json is not a JSON object"):
         imported(tmp_path, tmp_path / "d.eval")
+    with zipfile.ZipFile(tmp_path / "e.eval", "w") as archive:
+        archive.writestr("samples/1_epoch_1.json", '{"a":' * 100_000)
+        archive.writestr("header.json", "{}")
+    with pytest.raises(ValueError, match=r"e\.eval cannot be read"):
+        imported(tmp_path, tmp_path / "e.eval")
+    with zipfile.ZipFile(tmp_path / "f.eval", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("samples/1_epoch_1.json", json.dumps(sample))
+        archive.writestr("header.json", "{}")
+        start = archive.infolist()[0].header_offset + 30 + len("samples/1_epoch_1.json")
+    content = bytearray((tmp_path / "f.eval").read_bytes())
+    content[start : start + 40] = b"\xff" * 40
+    (tmp_path / "f.eval").write_bytes(content)
+    with pytest.raises(ValueError, match=r"f\.eval cannot be read"):
+        imported(tmp_path, tmp_path / "f.eval")
     failed = {**sample["messages"][5], "error": {"type": "timeout", "message": "too slow"}}
     graded = [*sample["events"], {"event": "model", "tools": []}]
     changed = {**sample, "messages": [*sample["messages"][:5], failed, *sample["messages"][6:]], "events": graded}

@@ -3,6 +3,7 @@
 import json
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,15 @@ def read_samples(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 if not isinstance(sample, dict):
                     raise zipfile.BadZipFile(f"its member {member.filename} is not a JSON object")
                 yield member.filename, {**sample, "eval": header.get("eval"), "plan": header.get("plan")}
-    except (zipfile.BadZipFile, pa.ArrowException, OSError, json.JSONDecodeError, UnicodeError, struct.error) as error:
+    except _DAMAGED as error:
         raise _unreadable(path, error) from None
+
+
+# Errors of zipfile, of decompression and of the JSON parser for a damaged or malicious archive.
+_DAMAGED = (
+    zipfile.BadZipFile, zlib.error, pa.ArrowException, OSError, json.JSONDecodeError, UnicodeError, struct.error,
+    RecursionError,
+)  # fmt: skip
 
 
 def count_samples(path: Path) -> int:
