@@ -38,7 +38,7 @@ def _known(rewards: ArrayLike) -> FloatArray:
 
 
 def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
-    """Compute the baseline c that leads to a given effective share of positives (arXiv 2503.14286, Sec. 3.2).
+    """Compute the baseline c that leads to a given effective share of positives p~ (arXiv 2503.14286, Sec. 3.2).
 
     If all rewards are ±1 and a share p of them is +1, then `c = (p - p~) / (p + p~ - 2 p p~)`, the inverse of Eq. 12.
     For any rewards, p~ is continuous and decreases with c. Between two adjacent rewards, p~ is a ratio of two linear

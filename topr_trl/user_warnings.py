@@ -17,6 +17,6 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def _is_between(frame: FrameType) -> bool:
-    # The generated `__init__` of a dataclass has the file name `<string>`. If the user derived the class, the frame's
-    # module name is the user's, so the file name is checked too.
+    # The generated `__init__` of a dataclass has the file name `<string>`. In a user's subclass, the frame's module
+    # name is the user's, so the file name is checked too.
     return frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN or frame.f_code.co_filename == "<string>"

@@ -29,9 +29,10 @@ def commands() -> dict[str, str]:
 
 
 def settings_given(arguments: Sequence[str]) -> set[str]:
-    """Return the options on a command line, except `--config`.
+    """Return the names of the options on a command line, except `--config`.
 
-    `--num-shots=8` becomes `num_shots`. Aliases and `no_NAME` are kept as they are.
+    `--num-shots=8` gives `num_shots`. An alias gives the alias, and `--no_NAME`, which switches a setting off, gives
+    `no_NAME`.
     """
     words = {part[2:].partition("=")[0] for part in arguments if part.startswith("--")}
     return {word.replace("-", "_") for word in words} - {"config"}

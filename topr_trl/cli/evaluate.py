@@ -25,15 +25,15 @@ def evaluate_command(args: EvaluateArguments) -> None:
     """Sample and score the rows if needed, run the stage `evaluate`, and print its tables.
 
     Without `--input`, the command samples completions for the test problems into `rollouts/` in the output folder, and
-    scores them there. Rows from `--input` and `--compare` are scored into `scored/` if they have neither answers nor
-    rewards. A stopped command continues where it stopped when it is run again.
+    scores them there. Rows from `--input` and `--compare` are scored into `scored/` if they have neither extracted
+    answers nor rewards. A stopped command continues where it stopped when it is run again.
 
     Args:
         args (`EvaluateArguments`): Settings of the command.
 
     Raises:
         ValueError: settings or rows cannot be used. Most of these errors are raised before sampling starts.
-        FileNotFoundError: `input` or `compare` does not exist.
+        FileNotFoundError: `input` or `compare` does not exist, or is a folder without a complete set of shards.
     """
     out, into = args.folder, args.folder / "scored"
     source = None if args.input is None else existing(args.input, "--input")
@@ -62,7 +62,10 @@ def evaluate_command(args: EvaluateArguments) -> None:
 
 
 def _names_of_runs(args: EvaluateArguments, source: Path | None, second: Path) -> list[str]:
-    """Return a name for each of the two compared runs. Their scored rows are saved in folders with these names."""
+    """Return a name for each of the two compared runs.
+
+    Rows from `--input` and `--compare` are scored into folders with these names.
+    """
     if source is not None:
         return run_names(source, second)
     model = Path(model_path(args)).name
@@ -75,9 +78,10 @@ def check_evaluable(path: Path, reward_funcs: Sequence[str] | None = None, may_b
     Args:
         path (`Path`): File or folder of the rows.
         reward_funcs (`Sequence[str]`, *optional*): Names of reward functions, see `load_reward_funcs`.
-        may_be_scored (`bool`, defaults to `True`): Whether rows may have rewards or answers already.
+        may_be_scored (`bool`, defaults to `True`): Whether rows may have rewards or extracted answers already.
 
     Raises:
+        FileNotFoundError: the file does not exist, or the folder has no complete set of shards.
         ValueError: a column is missing, a reward function cannot be used, or rows are scored already and must not be.
     """
     for shard in shards_of(path):
@@ -101,7 +105,7 @@ def _is_scored(columns: Collection[str]) -> bool:
 
 
 def _score_if_needed(args: EvaluateArguments, source: Path, into: Path) -> Path:
-    """Return `source` if its rows have answers or rewards. Otherwise, score them into `into`, and return `into`."""
+    """Return `source` if its rows have extracted answers or rewards. Otherwise, score them, and return `into`."""
     if all(_is_scored(columns_of(shard)) for shard in shards_of(source)):
         return source
     Score(stage_args(ScoreArguments, args, input=str(source), output_dir=str(into))).run()
@@ -109,7 +113,7 @@ def _score_if_needed(args: EvaluateArguments, source: Path, into: Path) -> Path:
 
 
 def _check_same_problems(args: EvaluateArguments, second: Path) -> None:
-    """Raise a ValueError if the rows of `second` are for other problems. This check runs before sampling."""
+    """Raise a ValueError if the rows of `second` are not for the test problems. This check runs before sampling."""
     problems = load_problems(args, "test")
     if "answer" not in problems.column_names or not has_answers(second):
         compared = read_reward_samples(second)

@@ -1,6 +1,6 @@
 """Write rows as parquet shards, atomically, and read rows from parquet and JSON files.
 
-A file that cannot be read raises a ValueError with its name.
+A file that exists but cannot be read raises a ValueError with its name.
 """
 
 import os
@@ -151,8 +151,8 @@ def load_rows(path: str | Path, cache_dir: str | Path | None = None) -> Dataset:
         [`~datasets.Dataset`]: the rows of all shards.
 
     Raises:
-        FileNotFoundError: there is no such file, or shards of the directory are missing.
-        ValueError: a file has a different format, is empty, or is damaged.
+        FileNotFoundError: there is no such file, or the directory does not hold exactly one complete set of shards.
+        ValueError: a file has a different suffix, is empty or is damaged, or there is no row.
     """
     return read_table(*shards_of(path), cache_dir=cache_dir)
 
@@ -168,7 +168,7 @@ def schema_of(file: Path) -> pa.Schema:
 
 
 def _read_by_pyarrow(file: Path, reader: Callable[[Path], Read]) -> Read:
-    """Call a reader of pyarrow, and add the name of the file to its error messages."""
+    """Call a reader of pyarrow. Except for a missing file, raise its errors as a ValueError that names the file."""
     try:
         return reader(file)
     except FileNotFoundError:
@@ -209,11 +209,12 @@ def read_table(
 ) -> Dataset:
     """Load rows from files of the same format: `.parquet`, `.json` or `.jsonl`.
 
-    `columns` selects columns of parquet files. It has no effect on JSON files.
+    `columns` selects columns of parquet files. It has no effect on JSON files. `cache_dir` is the folder in which
+    `datasets` keeps its copy.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a file has a different format, is empty, or is damaged.
+        ValueError: a file has a different suffix, is empty or is damaged, or there is no row.
     """
     paths = [Path(file) for file in files]
     for path in paths:
@@ -240,5 +241,5 @@ def read_table(
     # `datasets` 4.7 does not wrap all errors of its reader in a DatasetGenerationError.
     except (DatasetGenerationError, ValueError, KeyError, TypeError, AttributeError) as error:
         for path in paths if kind == "parquet" else ():
-            read_shard(path, columns)  # This error names the damaged file.
+            read_shard(path, columns)  # raises an error that names the file, if it is damaged
         raise unreadable(f"{paths[0]}{' and others' * (len(paths) > 1)}", error.__cause__ or error) from error

@@ -38,8 +38,9 @@ def holds_rows(path: Path) -> bool:
 def texts_by_others(path: Path) -> list[str]:
     """Return up to 5 texts that tools or users wrote in trajectories: tool results and later user turns.
 
-    The texts come from all shards in turn, and long texts are cut. If a completion marks context only by
-    its token ids, return the whole completion, or the number of these ids if the completion has no text.
+    The texts come from all shards in turn, and long texts are cut. If a completion is not a list of messages, and its
+    mask or log-probabilities mark tokens that the model did not write, return the whole completion. Without text,
+    return the number of these tokens.
     """
     by_shard = [list(islice(_texts_by_others_in(shard), _MOST_TEXTS)) for shard in shards_of(path)]
     texts = (text for one_per_shard in zip_longest(*by_shard) for text in one_per_shard if text is not None)
@@ -147,7 +148,7 @@ def counts_of(shards: list[Path]) -> Counts:
 
 
 def _without_paths(path: Path) -> bytes:
-    """Return a manifest without local paths. The fingerprint of the folder depends only on checksums."""
+    """Return a manifest without local paths. The folder's fingerprint stays the same, as it covers only its files."""
     known = json.loads(path.read_text())
     for stage in known["stages"].values():
         stage["sources"] = {}
@@ -175,6 +176,7 @@ def pack_rows(path: Path, repo_id: str) -> Parcel:
         [`Parcel`]: the files to push.
 
     Raises:
+        FileNotFoundError: shards are missing.
         ValueError: two shards have different columns, or there is no row.
     """
     shards = shards_of(path)

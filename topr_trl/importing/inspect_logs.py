@@ -27,11 +27,11 @@ def samples(record: Record) -> Iterator[Record]:
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return one row of messages. Return [] if the model generated no turn.
+    """Return one row of messages. Return `[LeftOut.FAILED]` if the sample failed, and [] if it has no generated turn.
 
     Raises:
-        Unusable: an attachment is missing, inspect_ai could not parse a tool call, or an assistant turn that the model
-            did not write follows a turn of the model.
+        Unusable: an attachment is missing, a message has a part without text, inspect_ai could not parse a tool call,
+            or an assistant turn that the model did not write follows a turn of the model.
     """
     if record.get("error"):
         return [LeftOut.FAILED]
@@ -60,7 +60,10 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return the numeric scores of a sample, by the name of the scorer. Grades become the numbers in `_GRADES`."""
+    """Return the numeric scores of a sample, by the name of the scorer. Grades become the numbers in `_GRADES`.
+
+    Each value of a score with several values has the name `SCORER.KEY`.
+    """
     found: dict[str, Any] = {}
     for name, score in (record.get("scores") or {}).items():
         value = score["value"]
@@ -104,7 +107,7 @@ def _message(given: Record) -> Row:
 
 
 def _tools(record: Record) -> list[Record] | None:
-    """Return the tools of the last request that has tools. Later requests without tools can come from a scorer."""
+    """Return the tools of the last request with tools, or None. Later requests without tools can come from a scorer."""
     asked = [event for event in record.get("events") or () if event.get("event") == "model" and event.get("tools")]
     return asked[-1]["tools"] if asked else None
 

@@ -12,7 +12,12 @@ from topr_trl.importing.text_completions import body_and_request
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return one row of messages. Return `LeftOut.FAILED` for a failed request, and [] for an empty response."""
+    """Return one row of messages, see `row_of_response`. Return `[LeftOut.FAILED]` if the request failed.
+
+    Raises:
+        NotOfFormat: the request, its input or the output is missing.
+        Unusable: see `row_of_response`.
+    """
     found = body_and_request(record, "input")
     if found is None:
         return [LeftOut.FAILED]
@@ -23,7 +28,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
 def row_of_response(asked: Record, body: Record) -> list[Row | LeftOut]:
     """Return one row of messages from a request and its response. Return [] if the response is empty.
 
-    Return `LeftOut.FAILED` if the response failed or is not complete yet.
+    Return `[LeftOut.FAILED]` if the response failed or was not complete yet.
 
     Args:
         asked (`Record`): Parameters of the request, such as `input`, `instructions` and `tools`.
@@ -31,7 +36,8 @@ def row_of_response(asked: Record, body: Record) -> list[Row | LeftOut]:
 
     Raises:
         NotOfFormat: the output is missing.
-        Unusable: the provider ran a tool itself, or the request refers to messages that are not in the file.
+        Unusable: the request has a tool that the provider runs itself, or refers to messages that are not in the file;
+            or an item cannot become a message, see `messages_of`.
     """
     if "output" not in body:
         raise NotOfFormat(f"its response has no output; it has {', '.join(sorted(body))}")
@@ -55,7 +61,8 @@ def prompt_of(asked: Record) -> list[Row]:
         asked (`Record`): Parameters of the request.
 
     Raises:
-        Unusable: the request refers to an earlier response or a stored prompt, which is not in the file.
+        Unusable: the request refers to an earlier response, a conversation or a stored prompt, which is not in the
+            file; or an item cannot become a message, see `messages_of`.
     """
     for name in ("previous_response_id", "conversation", "prompt"):
         if asked.get(name):

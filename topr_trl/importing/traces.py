@@ -2,7 +2,8 @@
 
 A line is an episode with its traces, or a single trace (0.2). A trace is a tree of messages. Each path from the root to
 a leaf is a sequence that the model read and wrote, with tokens if the sampler returned them. The paths of a trace are
-rows of one rollout. If several paths share a message, the first path learns from it, and it is context in the others.
+rows of one rollout. If several paths share a turn of the model, only the row of the first path trains on this turn.
+In the rows of the other paths, the turn is context.
 """
 
 from typing import Any
@@ -27,9 +28,10 @@ _OF_TRACE = frozenset({
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return a row for each path of each trace that can be trained on.
+    """Return the rows of all traces, one for each path with a turn to learn from.
 
-    Other traces give a `LeftOut`: traces of evaluations, failed traces, and traces of agents that were not trained.
+    A trace without a row gives a `LeftOut`: it comes from an evaluation, failed, belongs to an agent that was not
+    trained, or has no turn to learn from.
 
     Raises:
         NotOfFormat: a trace lacks a field, or its nodes are not in order.
@@ -57,7 +59,7 @@ def _is_evaluation(trace: Record, episode: Record) -> bool:
 
 
 def _rows_of_trace(trace: Record, episode: Record) -> list[Row]:
-    """Return a row for each path of a trace that has a turn to learn from."""
+    """Return a row for each path with a turn to learn from."""
     nodes = trace["nodes"]
     parents = {node.get("parent") for node in nodes}
     paths = [_path(nodes, leaf) for leaf in range(len(nodes)) if leaf not in parents]
@@ -99,7 +101,7 @@ def _path(nodes: list[Record], leaf: int) -> list[int]:
 def _row_of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | None:
     """Return a row with the messages of a path, and with tokens if all nodes have them.
 
-    Return None if the path has no token to learn from. `seen` has the nodes of earlier paths, which are context.
+    Return None if the path has nothing to learn from. `seen` has the nodes of earlier paths, which are context.
     """
     own = [n for n in path if nodes[n].get("sampled") and n not in seen]
     if not own:

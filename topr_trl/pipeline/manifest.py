@@ -70,8 +70,8 @@ def state(folder: Path, stage: str, inputs: Json, made: bool = True, defaults: M
         but files are missing or have a different size), or `FINISHED`.
 
     Raises:
-        ValueError: the folder holds results for other inputs, another unfinished stage, or files that topr did not
-            write.
+        ValueError: the folder holds results for other inputs, another unfinished stage, a damaged manifest, or files
+            that topr did not write.
     """
     known = read(folder)
     if known is None:
@@ -109,7 +109,7 @@ def begin(
         folder (`Path`): Folder that the stage writes.
         stage (`str`): Name of the stage.
         inputs (`dict`): Settings and files that determine the result, as JSON.
-        sources (`dict`, *optional*): Folders that the stage reads, as paths relative to `folder`.
+        sources (`dict`, *optional*): Folders and files that the stage reads, by name, as paths relative to `folder`.
         made (`bool`, defaults to `True`): Whether the stage has written results to the folder.
         defaults (`dict`, *optional*): Values for inputs that an older manifest lacks.
 
@@ -117,8 +117,8 @@ def begin(
         Whether the stage has finished.
 
     Raises:
-        ValueError: the folder holds results for other inputs, another unfinished stage, or files that topr did not
-            write.
+        ValueError: the folder holds results for other inputs, another unfinished stage, a damaged manifest, or files
+            that topr did not write.
     """
     found, known = state(folder, stage, inputs, made, defaults), read(folder) or Manifest()
     if found == RESTART or (found == FINISHED and known.finished):
@@ -181,15 +181,15 @@ def forget(folder: Path, stage: str) -> None:
 
 
 def finish(folder: Path, stage: str, rows: int, **notes: object) -> None:
-    """Record in the manifest that a stage has finished, with the sizes and checksums of all files in the folder.
+    """Record in the manifest that a stage has finished, with the sizes and checksums of its result files.
 
-    Files in subfolders with their own manifest are left out.
+    `results` selects the files. If all stages of the folder have finished, remove the temporary files.
 
     Args:
         folder (`Path`): Folder of the stage.
         stage (`str`): Name of the stage.
         rows (`int`): Number of rows.
-        notes (`object`): Other values for the stage's entry, which JSON can hold.
+        notes (`object`): Other values for the stage's entry, as JSON.
     """
     known = read(folder)
     assert known is not None
@@ -227,7 +227,8 @@ def check_whole(path: Path) -> None:
     A file, or a folder without a manifest, passes.
 
     Raises:
-        ValueError: a stage has not finished, or files were discarded, are missing or have a different size.
+        ValueError: a stage has not finished; files were discarded, are missing or have a different size; or the
+            manifest is damaged.
     """
     known = read(path)
     if known is None:
@@ -313,7 +314,10 @@ def read(folder: Path) -> Manifest | None:
 
 
 def fingerprint(path: Path) -> str:
-    """Return a short hash of the content of a file or folder. For a finished stage, hash the manifest's checksums."""
+    """Return a short hash of the name and content of a file, or of all files in a folder.
+
+    If the stages of a folder have finished, hash the sizes and checksums in its manifest instead.
+    """
     known = read(path)
     if known is not None and known.finished:
         content: object = known.files

@@ -1,4 +1,4 @@
-"""Load the model and the tokenizer of a stage."""
+"""Load the tokenizer of a stage, and prepare the arguments for loading its model."""
 
 from typing import Any
 
@@ -18,7 +18,11 @@ def model_path(settings: ModelConfig) -> str:
 
 
 def loading(settings: ModelConfig) -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` for the settings of a stage."""
+    """Return the arguments of `from_pretrained` for the settings of a stage.
+
+    Raises:
+        FileNotFoundError, ValueError: the weights cannot be loaded, see `from_safetensors`.
+    """
     given = {"dtype": settings.dtype, "revision": settings.model_revision,
              "attn_implementation": settings.attn_implementation,
              "quantization_config": get_quantization_config(settings)}  # fmt: skip

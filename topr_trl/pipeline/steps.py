@@ -58,7 +58,7 @@ def run_steps(
         count (`int`): Number of steps, for titles.
         side (`str`, defaults to `""`): Name of the side, if there are two. The processes of its stages then write their
             output to a file `STAGE.log`.
-        stop (`Event`, *optional*): Event that ends the running step and skips the others when it is set.
+        stop (`Event`, *optional*): Event that, when set, ends the processes of the running step and skips later steps.
 
     Returns:
         The seconds that the steps spent.

@@ -1,4 +1,7 @@
-"""Split the rows of a trial into rows to train on and held-out problems, and select the arms that fit the rows."""
+"""Split the rows of a trial into rows to train on and held-out problems, and select the arms that fit the rows.
+
+An arm is a group of training settings that the trial compares. See `topr_trl.pipeline.trial`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -156,7 +159,7 @@ def _can_judge(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> boo
         return False
     some, task = rows.select(range(min(_JUDGED, len(rows)))), task_of_rows(trial.source, trial.task)
     can_read = (
-        task in TASKS  # Own prompts have no judge.
+        task in TASKS  # The task of a user's own prompts has no judge.
         and {"prompt", "completion", "answer"} <= set(rows.column_names)
         and all(isinstance(text, str) for name in ("prompt", "answer") for text in some[name])
         # A completion can be a list of token ids, which the judge cannot read.
@@ -181,7 +184,9 @@ def _can_judge(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> boo
 
 
 def _prepare_held_out(rows: Dataset, numbers: NDArray[np.int64]) -> Dataset:
-    """Return held-out rows for computing log-probabilities. The column `given_log_mu` has the sum of the given log μ.
+    """Return held-out rows for computing log-probabilities.
+
+    If the rows have log μ, the column `given_log_mu` has its sum for each row.
 
     Args:
         rows ([`~datasets.Dataset`]): Held-out rows.

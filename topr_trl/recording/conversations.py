@@ -33,8 +33,8 @@ def conversations(request: Mapping[str, Any], response: Mapping[str, Any], salt:
         salt (`str`, *optional*, defaults to `""`): Secret text in the hashes, as in `continued_conversation`.
 
     Returns:
-        `list[str | None]`: keys in the order of the choices. None for a choice without a message. The list is empty if
-            the request has no list of messages.
+        `list[str | None]`: keys, sorted by the `index` of the choices. None for a choice without a message. The list
+            is empty if the request has no list of messages.
     """
     if (messages := _messages(request)) is None:
         return []
@@ -63,7 +63,7 @@ def _key(request: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], salt
 
 
 def _text(content: Any) -> Any:
-    """Return the content of a message. If it is a list of parts that all have text, join the texts."""
+    """Return the content of a message, or "" if it is empty. If all parts of a list have text, join the texts."""
     if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
         content = "".join(str(part["text"]) for part in content)
     return content or ""

@@ -49,7 +49,11 @@ class Grading:
         return web.Response(text=text, content_type="text/html", headers=headers)
 
     async def rollouts(self, request: web.Request) -> web.Response:
-        """Return the latest rollouts that match the query, and totals of all rollouts."""
+        """Return the latest rollouts that match the query, and totals of all rollouts.
+
+        In the query, `graded` (`yes` or `no`) selects rollouts with or without a rating. `before` selects rollouts with
+        a smaller number.
+        """
         graded = {"yes": True, "no": False}.get(request.query.get("graded", ""))
         before = request.query.get("before")
         if before is not None and not (before.isascii() and before.isdigit() and len(before) < 19):

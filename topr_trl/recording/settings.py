@@ -104,5 +104,8 @@ class RecordArguments:
 
     @property
     def upstream_key(self) -> str | None:
-        """API key for the server, from the environment. Without it and `token`, the server gets the client's key."""
+        """API key for the server, from the environment, or None.
+
+        If neither this key nor `token` is set, the server gets the client's key.
+        """
         return os.environ.get(KEY_VARIABLE) or None

@@ -55,7 +55,7 @@ from topr_trl.user_warnings import warn_user
 
 Config = TypeVar("Config", TOPRConfig, OfflineTOPRConfig)
 
-_EXACT = 1e-4  # largest difference of log π from sharing prompts, in float32 on a CPU, in nats per token
+_EXACT = 1e-4  # largest allowed difference of log π from sharing prompts, in float32 on a CPU, in nats per token
 
 
 def path_as_text(model: Any) -> Any:
@@ -260,7 +260,7 @@ class TOPRMixin(Trainer):
         if why_not is not None:
             if self._is_checked:
                 self._prompts.remove()
-            # Without `remove`, a wrapped model keeps the replaced `forward`, so sharing is also switched off in it.
+            # A model that FSDP or DeepSpeed has wrapped keeps the replaced `forward`, so switch sharing off in it.
             self._prompts.enabled = False
             self._prompts = None
             self._say_not_shared(why_not)
@@ -427,7 +427,7 @@ class TOPRMixin(Trainer):
 
         Args:
             model_name (`str`, *optional*):
-                Name of the model. `None` uses the id on the Hub or the output folder.
+                Name of the model, used only if the trainer has no `hub_model_id`. `None` uses the output folder.
             dataset_name (`str`, *optional*):
                 Id of the dataset of problems on the Hub.
             tags (`str` or `list[str]`, *optional*):
@@ -478,6 +478,8 @@ class TOPRMixin(Trainer):
 
     def _warn_about_signs(self, curated: Curated, zeros: bool, args: TOPRConfig | OfflineTOPRConfig) -> None:
         """Warn if all rows are positive, all are negative, or none has a reward. Give each warning only once.
+
+        If negatives have no weight, positives alone need no warning.
 
         `zeros` says whether any raw reward is 0. `args` are the settings, because offline `self.args` is not set yet.
         """

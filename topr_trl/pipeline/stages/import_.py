@@ -58,8 +58,8 @@ class Import(Stage[ImportArguments]):
         named = {"rewards": args.rewards, "requests": args.requests}
         second = {name: manifest.fingerprint(Path(path)) for name, path in named.items() if path}
         own = [f.name for f in fields(args) if f.name not in ("input", "output_dir", *named)]
-        # Identify a recording by its id, because it may grow. A killed command that is started again then accepts the
-        # rows that it has imported.
+        # Identify a recording by its id, because it may grow. If a killed command is started again, its finished import
+        # then stays valid.
         recording = recording_in(args.source)
         source = recording_id(recording) if recording else manifest.fingerprint(args.source)
         return {"input": source, **second, **values_of(args, own)}
@@ -68,7 +68,8 @@ class Import(Stage[ImportArguments]):
         """Write the missing shards.
 
         Raises:
-            ValueError: no record can be used, or one does not match the format. The message names file and line.
+            ValueError: no record can be used, or a record does not match the format. In the second case, the message
+                names the file and the place of the record.
         """
         args = self.args
         reader = RecordReader(args, args.source)
