@@ -121,7 +121,7 @@ def log_ratios(policy_logps_BT: Tensor, mu_logps: Tensor, mask_BT: Tensor, ratio
         mu_logps (`torch.Tensor`):
             Log-probabilities under μ, shape (B, T) for tokens, or (B,) for sums over completions.
         mask_BT (`torch.Tensor`):
-            Mask, shape (B, T), non-zero where a token belongs to the completion.
+            Mask, shape (B, T), 1 where a token belongs to the completion, else 0.
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
             Level at which the ratio is computed:
 
@@ -258,7 +258,7 @@ def topr_loss(
         rewards_B (`torch.Tensor`):
             Rewards R after the baseline, shape (B,). The sign selects the limits.
         mask_BT (`torch.Tensor`):
-            Mask, shape (B, T), non-zero where a token belongs to the completion. A row without tokens has loss 0.
+            Mask, shape (B, T), 1 where a token belongs to the completion, else 0. A row without tokens has loss 0.
         limits ([`TruncationLimits`]):
             Limits of the ratio, for instance `PRESETS["topr"]`.
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
@@ -291,7 +291,7 @@ def weighted_loss(
         rewards_B (`torch.Tensor`):
             Rewards R after the baseline, shape (B,).
         mask_BT (`torch.Tensor`):
-            Mask, shape (B, T), non-zero where a token belongs to the completion.
+            Mask, shape (B, T), 1 where a token belongs to the completion, else 0.
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss by the number of tokens of the completion.
 

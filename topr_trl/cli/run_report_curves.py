@@ -24,7 +24,8 @@ class Panel:
         lines (`Mapping[str, str]`): Name of the metric of each line, by the label of the line.
         band (`tuple[str, str]`, *optional*): Names of the metrics at the lower and upper edge of a band around the
             first line.
-        scale (`str`, defaults to `"linear"`): `"linear"`, `"log"`, or `"share"` for values from 0 to 1.
+        scale (`str`, defaults to `"linear"`): `"linear"`, `"share"` for values from 0 to 1, or `"log"`, which becomes
+            linear if a value is not above 0.
     """
 
     title: str
@@ -78,14 +79,14 @@ PANELS = (
 
 
 def series(history: Sequence[Mapping[str, Any]], name: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the finite values of a metric, and their steps.
+    """Return the steps and the finite values of a metric.
 
     Args:
         history (`Sequence[Mapping]`): `log_history` of a trainer.
         name (`str`): Name of the metric.
 
     Returns:
-        Two arrays of shape (n,): steps and values.
+        Two arrays of shape (n,): steps and values. They are empty if the log does not have the metric.
     """
     points = {entry["step"]: float(entry[name]) for entry in history if isinstance(entry.get(name), int | float)}
     steps, values = np.array(list(points)), np.array(list(points.values()))

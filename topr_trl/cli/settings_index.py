@@ -25,8 +25,8 @@ def read_index() -> dict[str, Any] | None:
 
     Returns:
         `dict` or `None`: names of settings (`settings`), other options (`flags`), and short and full help (`help`),
-            each by command. None if there is no index for the current versions of the package, TRL, transformers and
-            Python.
+            each by command. None if there is no index, or if the index was made with other code of the package, other
+            stages, or other versions of TRL, transformers or Python.
     """
     try:
         found: dict[str, Any] = json.loads(_index_file().read_text(encoding="utf-8"))

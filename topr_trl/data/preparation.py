@@ -31,7 +31,7 @@ from topr_trl.data.tokenization import tokenize
 from topr_trl.data.trajectories import Rollouts, join_parts, rollouts_of
 from topr_trl.settings.shared import CurationArguments, TOPRArguments
 
-# Columns that `topr curate` reads, because they decide which rows are chosen.
+# Columns that `topr curate` reads to validate and choose rows.
 CHOICE_COLUMNS = (
     "prompt", "prompt_ids", "completion", "completion_ids", "reward", "label", "problem_id", "sample_id", ROLLOUT,
     "finish_reason", TEMPERATURE,
@@ -47,12 +47,13 @@ class ScoredRows:
         name (`str`): Name of the dataset, for error messages.
         rows ([`~datasets.Dataset`]): The N rows.
         rollouts (`Rollouts`): The R rollouts of the rows. Without a column `rollout_id`, each row is a rollout.
-        rewards_R (`np.ndarray`): Raw reward of each rollout.
+        rewards_R (`np.ndarray`): Raw reward of each rollout. NaN for null, which is allowed only with a column
+            `reward_after_baseline`.
         problems_R (`np.ndarray`): Problem of each rollout.
         after_baseline_R (`np.ndarray`, *optional*): Column `reward_after_baseline`, with NaN for null. None without
             this column.
-        times_R (`np.ndarray`, *optional*): Column `times_chosen`. None without this column, or without
-            `reward_after_baseline`.
+        times_R (`np.ndarray`, *optional*): Column `times_chosen`, with 1 for null. None without this column, or
+            without `reward_after_baseline`.
     """
 
     name: str
@@ -111,7 +112,8 @@ class ScoredRows:
         """Subtract the baseline, and choose rollouts. See [`compose`].
 
         With a column `reward_after_baseline`, R and the choice come from this column, and the arguments have no effect.
-        Rows where it is null are not chosen, and `times_chosen` repeats rows.
+        Each row is chosen as often as `times_chosen` says, or once without that column. Rows with a null in
+        `reward_after_baseline` are not chosen.
 
         Args:
             args (`CurationArguments`): Settings of the baseline and the choice.
@@ -122,7 +124,8 @@ class ScoredRows:
             `tuple`: rewards R of the chosen rollouts, and the [`Curated`] choice.
 
         Raises:
-            ValueError: no row is chosen, or a value in `sample_id` is malformed.
+            ValueError: no row is chosen, a value in `sample_id` is malformed, or no baseline reaches
+                `effective_positive_share`.
         """
         if self.after_baseline_R is not None:
             rewards, curated = compose(self.after_baseline_R, self.problems_R)

@@ -1,4 +1,4 @@
-"""Find the special tokens of a tokenizer, which can end a turn, and search text without splitting them."""
+"""Find the special tokens of a tokenizer, and search text without splitting special tokens."""
 
 from functools import lru_cache
 
@@ -18,9 +18,10 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> frozenset[
 
 
 def rfind_between_specials(part: str, text: str, start: int, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the last index of a part, from `start` on, at which the part does not split a special token, or -1.
+    """Return the last index, from `start` on, at which `part` occurs without splitting a special token.
 
-    For instance, the part `<|end|>` is found in the text `4.<|end|>`, but the part `end` is not.
+    Return -1 if there is no such index. For instance, the part `<|end|>` is found in the text `4.<|end|>`, but the part
+    `end` is not.
     """
     specials = _special_texts(tokenizer, len(tokenizer))
     place = text.rfind(part, start)
@@ -30,7 +31,10 @@ def rfind_between_specials(part: str, text: str, start: int, tokenizer: PreTrain
 
 
 def find_between_specials(part: str, text: str, start: int, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the first index of a part, from `start` on, at which the part does not split a special token, or -1."""
+    """Return the first index, from `start` on, at which `part` occurs without splitting a special token.
+
+    Return -1 if there is no such index.
+    """
     specials = _special_texts(tokenizer, len(tokenizer))
     place = text.find(part, start)
     while place >= 0 and (_splits(specials, text, place) or _splits(specials, text, place + len(part))):

@@ -16,10 +16,14 @@ _ROLES = {
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return one row of messages, or of text for a completion model. Return [] if the answer is missing.
+    """Return one row of messages, or of text for a completion model.
+
+    Return [] if the request or the answer is missing, `[LeftOut.FAILED]` if the run failed, and `[LeftOut.OTHER]` if
+    the type of the run is not llm.
 
     Raises:
-        Unusable: a run has several requests or answers, its messages are not known, or a tool call was not parsed.
+        Unusable: a run has several requests or answers, its messages or its answer are not known, or a tool call was
+            not parsed.
     """
     inputs, outputs = parsed_json(record["inputs"]), parsed_json(record.get("outputs"))
     if record["run_type"] != "llm":
@@ -51,7 +55,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return the mean feedback for each feedback key."""
+    """Return the mean feedback for each feedback key. The mean is None for feedback without numbers."""
     stats = parsed_json(record.get("feedback_stats")) or {}
     return {key: each.get("avg") for key, each in stats.items() if isinstance(each, dict)}
 

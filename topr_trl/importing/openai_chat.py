@@ -11,14 +11,15 @@ from topr_trl.importing.text_completions import body_and_request, ids_in
 
 
 def rows(record: Record) -> list[Row | LeftOut | None]:
-    """Return a row for each choice of a response, or None for an empty choice.
+    """Return a row for each choice, or None for an empty choice. Return `[LeftOut.FAILED]` if the request failed.
 
     The request comes from the field `request` of the record, from the input file of the batch (`--requests`), or from
     the record itself (LiteLLM).
 
     Raises:
-        NotOfFormat: the response has no choices, or the request is missing.
-        Unusable: the start of a completion is not known, or the numbers of token ids and log-probabilities differ.
+        NotOfFormat: the response has no choices, the request or its messages are missing, or a message has no role.
+        Unusable: the start of a completion is not known, the numbers of token ids and log-probabilities differ, or a
+            message cannot be used (see `openai_messages.message`).
     """
     if record.get("status") == "failure":
         return [LeftOut.FAILED]
@@ -59,7 +60,7 @@ def _choice_columns(choice: Record, prompt_ids: list[int] | None) -> Row | None:
     if not ids and not any(written[name] for name in ("content", "tool_calls", "reasoning_content")):
         return None
     return {
-        "prompt_ids": prompt_ids if ids else None,  # Prompt and completion both need ids, or both messages.
+        "prompt_ids": prompt_ids if ids else None,  # A completion of messages needs a prompt of messages.
         "completion": [written],
         "completion_ids": ids,
         "sampler_logps": logps or None,

@@ -15,8 +15,8 @@ def message(given: Mapping[str, Any]) -> Row:
     """Convert a chat message to a message of the type `MESSAGES` in `row_table`.
 
     Arguments of tool calls become JSON text, and content in several parts becomes one text. A refusal becomes the
-    content of a message without content. The older role `function` becomes `tool`, and the older field `function_call`
-    becomes a tool call.
+    content of a message without content. The field `reasoning` or `thinking` becomes `reasoning_content`. The older
+    role `function` becomes `tool`, and the older field `function_call` becomes a tool call.
 
     Args:
         given (`Mapping[str, Any]`): Message in OpenAI's format.
@@ -105,8 +105,9 @@ def tools_as_json(tools: Any) -> str | None:
 def template_columns(request: Mapping[str, Any]) -> Row:
     """Return the columns `tools` and `chat_template_kwargs` from a request.
 
-    OpenAI's API had `functions` before `tools`. OpenAI's client sends settings that OpenAI's API lacks in `extra_body`.
-    vLLM's server passes `reasoning_effort` to the chat template, so it becomes one of the `chat_template_kwargs`.
+    OpenAI's API had `functions` before `tools`. In OpenAI's client, `extra_body` has the settings that are not part of
+    OpenAI's API. vLLM's server passes `reasoning_effort` to the chat template, so the setting becomes one of the
+    `chat_template_kwargs`. The value `"none"` also sets `enable_thinking` to False.
 
     Args:
         request (`Mapping[str, Any]`): Request in OpenAI's format, or a record with its fields.

@@ -16,9 +16,9 @@ def rows(record: Record) -> list[Row | LeftOut]:
     Return [] if one of the two is empty, and `LeftOut.TIED` if they are equal.
 
     Raises:
-        NotOfFormat: the prompt is missing or ambiguous.
-        Unusable: `chosen` and `rejected` have different types or prompts, or the prompt differs from the field
-            `prompt`.
+        NotOfFormat: the prompt is missing or ambiguous, or a field is neither text nor messages.
+        Unusable: `chosen` and `rejected` have different types or prompts, their prompt differs from the field `prompt`,
+            a message has an unknown role, or there are two system prompts.
     """
     chosen, rejected = (plain(record[name], name) for name in ("chosen", "rejected"))
     if not chosen or not rejected:

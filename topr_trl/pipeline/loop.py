@@ -51,7 +51,7 @@ def sides_of(loop: IterateArguments) -> dict[str, list[Step]]:
     if not loop.overlap:
         together = [[*of_rows, step, *test] for of_rows, step, test in zip(rows, training, tests[1:], strict=True)]
         return {"": [*tests[0], *(step for of_iteration in together for step in of_iteration)]}
-    # Training waits for these rows, so sample them before the tests.
+    # Training waits for the rows of the first `ahead` iterations, so sample them before the tests.
     ahead = loop.overlap + 1
     sampling = [step for of_rows in rows[:ahead] for step in of_rows] + tests[0]
     for i in range(1, loop.iterations + 1):
@@ -163,7 +163,10 @@ def iterate(loop: IterateArguments) -> None:
 
 
 def _mean_rewards(sides: dict[str, list[Step]]) -> dict[str, str]:
-    """Return the mean reward of the sampled rows of each iteration, by the name of the iteration's folder."""
+    """Return the mean reward of the sampled rows of each iteration as text, by the name of the iteration's folder.
+
+    The text is empty if the mean of an iteration is not known.
+    """
     found = {}
     for step in (step for steps in sides.values() for step in steps if isinstance(step.stage, Score)):
         if step.stage.folder.parent.name != TEST:
@@ -184,7 +187,7 @@ def check(loop: IterateArguments) -> None:
     """Check settings, problems, rows and weights before the loop starts. Otherwise, a stage could fail after hours.
 
     Raises:
-        ValueError: the folder holds other files, problems or rows cannot be used, or settings contradict each other.
+        ValueError: settings contradict each other, problems or rows cannot be used, or the folder holds other files.
         FileNotFoundError: a file does not exist.
         ImportError: a package that the settings need is not installed.
     """

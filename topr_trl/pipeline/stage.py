@@ -163,7 +163,7 @@ class Stage(ABC, Generic[Settings]):
                     if state.is_main_process and not self._has_results():
                         manifest.forget(self.folder, self.name)  # The user can then change the settings.
                     raise
-                # The other processes do not wait for the checksums, because they would time out with a large model.
+                # Checksums of a large model take long. The other processes do not wait, because they would time out.
                 if state.is_main_process:
                     seconds = round(time.monotonic() - started, 3)
                     manifest.finish(self.folder, self.name, rows, **notes, seconds=seconds)
@@ -225,8 +225,8 @@ class Stage(ABC, Generic[Settings]):
     def defaults(self, now: Mapping[str, Any]) -> Json:
         """Return values for inputs that a manifest of an older version lacks.
 
-        A missing setting gets its default. The missing fingerprint `problems` gets its current value, because the old
-        value is unknown.
+        A missing setting gets its default. If the fingerprint `problems` is missing, it gets its current value, because
+        the old value is unknown.
 
         Args:
             now (`Mapping`): Current inputs.

@@ -120,7 +120,11 @@ class _AnswerReward:
 def checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Wrap a synchronous or asynchronous reward function so that each call checks the rewards.
 
-    The wrapper raises a ValueError if a reward is neither a number nor None. TRL checks only the number of rewards.
+    The wrapper raises a ValueError if a reward is neither a number nor None. TRL checks only how many there are.
+
+    Args:
+        function (`Callable`): Reward function.
+        name (`str`): Name of the function, for the error message.
     """
 
     async def later(*args: Any, **kwargs: Any) -> list[object]:
@@ -132,11 +136,14 @@ def checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def check_rewards(rewards: object, name: str) -> list[object]:
-    """Return the rewards of a function as a list. A reward that is neither a number nor None raises a ValueError.
+    """Return the rewards of a function as a list.
 
     Args:
         rewards (`object`): Value that the function returned.
         name (`str`): Name of the function, for the error message.
+
+    Raises:
+        ValueError: the value is not a list or other iterable of rewards, or a reward is neither a number nor None.
     """
     if not isinstance(rewards, Iterable) or isinstance(rewards, str):
         raise ValueError(

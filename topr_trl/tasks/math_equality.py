@@ -293,7 +293,10 @@ def _digits_and_base(text: str) -> tuple[str, int] | None:
 
 
 def _words_in_text(text: str) -> str | None:
-    r"""Return the words of \text{}, in lower case, and without the parentheses of `(B)`. Return None for other text."""
+    r"""Return the words of \text{}, or None for other text.
+
+    The words are in lower case, without periods, a leading article, or the parentheses of `(B)`.
+    """
     match = _TEXT.fullmatch(text)
     return (_normalize_words(match["words"]) or None) if match else None
 

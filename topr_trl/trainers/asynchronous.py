@@ -162,18 +162,22 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
         tools (`list[Callable]`, *optional*):
             Functions that the model can call during generation. They run in another process.
         environment_factory (`Callable` or `dict[str, Callable]`, *optional*):
-            Function that returns an environment with tools, and optionally with prompts and rewards.
+            Function that returns an environment with tools, and optionally with prompts and rewards. Or a dictionary of
+            such functions by name. The column `environment` then has the name for each prompt.
         rollout_worker (`RolloutWorkerProtocol`, *optional*):
             Worker that generates and scores completions. `None` creates TRL's worker. Your own worker must put the
-            raw reward of a sample into `metrics["reward"]`. For `baseline="group_mean"`, it must divide `advantage` by
-            the standard deviation of the group, as TRL's worker does, and put this standard deviation into
-            `metrics["reward_std"]`.
+            raw reward of a sample into `metrics["reward"]`, or NaN for a sample without a reward. For
+            `baseline="group_mean"`, `advantage` must be computed as in TRL's worker: the reward minus the group's mean,
+            divided by the group's standard deviation plus 1e-8. `metrics["reward_std"]` must be this standard
+            deviation.
         weight_transfer (`WeightTransferProtocol`, *optional*):
             Object that sends weights to the server. `None` sends them over NCCL.
 
     Raises:
         TypeError: `args` is not an [`AsyncTOPRConfig`].
-        ValueError: the `rollout_worker` can split conversations into several rows.
+        FileNotFoundError: `model` is the path of a folder that does not exist.
+        ValueError: the folder `model` has no usable weights, or the `rollout_worker` can split conversations into
+            several rows.
     """
 
     args: AsyncTOPRConfig
@@ -209,7 +213,7 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> int:
         """Count the completions of an optimizer step, over all processes."""
-        # A batch has no count of its completions. It is the number of tokens divided by the mean length.
+        # TRL's batches do not have this count. Divide the number of tokens by the mean length of prompt and completion.
         return round(sum(float(b["global_n_forward_tokens"][0] / b["mean_seq_len"][0]) for b in batch_samples))
 
     def compute_loss(

@@ -124,7 +124,8 @@ class CardSection(Protocol):
 def add_section(card: ModelCard, section: str) -> None:
     """Add or replace the section `## Evaluation` of a card.
 
-    The section is placed before `## Training procedure`, or at the end if the card has no such heading.
+    The section is placed before `## Training procedure`, or at the end if the card has no such heading. Evaluation
+    results in the card's metadata are removed.
     """
     remove_evaluation(card)
     start, heading, end = card.text.partition("## Training procedure")
