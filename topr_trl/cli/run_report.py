@@ -68,6 +68,7 @@ def plot_command(args: PlotArguments) -> None:
 
     Raises:
         FileNotFoundError: the folder does not exist, or has neither a log nor an evaluation.
+        ValueError: an evaluation is damaged.
         ImportError: the extra `plots` is not installed.
     """
     for package in ("matplotlib", "jinja2"):
@@ -92,6 +93,7 @@ def read_run(folder: Path) -> Run:
 
     Raises:
         FileNotFoundError: the folder does not exist, or has neither a log nor an evaluation.
+        ValueError: an evaluation is damaged.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {folder} (--input).")
@@ -122,7 +124,7 @@ def _newest_files(training: Path, *patterns: str) -> list[Path]:
     """Return the files of a training run that match a pattern, newest first, including files of a running stage."""
     places = (training, training / manifest.WORK)
     found = [path for place in places for pattern in patterns for path in place.glob(pattern)]
-    # Files that were written at the same time are ordered by the step in their names.
+    # Tables of completions that were written at the same time are ordered by the step in their names.
     step = {path: int(re.sub(r"\D", "", path.stem) or 0) for path in found}
     return sorted(found, key=lambda path: (path.stat().st_mtime_ns, step[path]), reverse=True)
 
@@ -143,7 +145,10 @@ def _is_log_entry(entry: Any) -> bool:
 
 
 def _read_logged_rows(training: Path) -> pa.Table | None:
-    """Return the latest logged rows, each text once. Return None if no logged table has a column `weight`."""
+    """Return the latest logged rows, without repeats of a prompt with the same completion.
+
+    Return None if no logged table has a column `weight`.
+    """
     tables: list[pa.Table] = []
     for path in _newest_files(training, "completions/completions_*.parquet"):
         with suppress(OSError, pa.ArrowInvalid):  # A trainer may be writing the file.

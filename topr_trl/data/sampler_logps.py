@@ -63,7 +63,11 @@ def training_temperatures(rows: Dataset) -> set[float | None]:
 
 
 def _temperature(name: str, rows: Dataset) -> float | None:
-    """Return the temperature that all rows have, or None if it is unknown."""
+    """Return the temperature that all rows have, or None if it is unknown.
+
+    Raises:
+        ValueError: a temperature is not above 0, or the rows have several temperatures.
+    """
     distinct = training_temperatures(rows)
     if distinct <= {None}:
         return None

@@ -37,7 +37,7 @@ class TokenizedRow(NamedTuple):
 
 
 def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> TokenizedRow:
-    """Return the token ids of a row's prompt and completion.
+    """Return the token ids of a row's prompt and completion, and the completion mask.
 
     Token ids in the row are used as they are. Text prompts and completions are tokenized separately, and the prompt
     gets one BOS token if the tokenizer adds one. Messages are rendered with the chat template, and all turns except the
@@ -149,7 +149,7 @@ def tokenizer_of(processing_class: PreTrainedTokenizerBase | ProcessorMixin) -> 
 
 
 def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the token ids of a text prompt, with one BOS token even if the text has one and the tokenizer adds one."""
+    """Return the token ids of a text prompt. If the text has a BOS token and the tokenizer adds one, keep only one."""
     return without_second_bos(tokenizer(prompt)["input_ids"], tokenizer)
 
 
@@ -170,7 +170,8 @@ def tokenize(
     Args:
         dataset ([`~datasets.Dataset`]): Rows with prompts and completions. See `tokenize_row`.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
-        keep (`Sequence[str]`, *optional*, defaults to `()`): Columns to keep.
+        keep (`Sequence[str]`, *optional*, defaults to `()`): Columns to keep. Include `sampler_logps` if null values in
+            this column mark context.
         **map_kwargs (`Any`): Arguments of `datasets.Dataset.map`.
 
     Raises:

@@ -1,12 +1,16 @@
 """Compute lengths and prompt groups of tokenized rows, and check that a model can read the rows.
 
+Tokenized rows have these columns:
+
 | column | meaning |
 |---|---|
 | `input_ids` | tokens of prompt and completion |
 | `prompt_length` | number of tokens of the prompt |
-| `reward`, `given_reward` | R, after the baseline, and the reward before the baseline |
-| `dataset`, `row` | number of the dataset in the trainer, and position of the row in the dataset |
-| `mu_logps` | log μ, if the rows have it |
+| `reward` | R: the reward minus the baseline |
+| `given_reward` | the reward before the baseline is subtracted |
+| `dataset` | number of the dataset in the trainer |
+| `row` | position of the row in the dataset |
+| `mu_logps`, `mu_fingerprint`, `sampler_logps` | as in `topr_trl.data.rows`, if the rows have them |
 | `completion_mask` | whether the model wrote each token of the completion; only if a row has context |
 | `part_lengths` | lengths of the parts of a rollout, which are concatenated in `input_ids` |
 """
@@ -26,7 +30,7 @@ _NAMED = 20  # maximum number of rows that an error message lists
 
 
 def is_prepared(rows: object) -> bool:
-    """Whether rows are already tokenized, as the evaluation sets that `Trainer` passes to `evaluate`."""
+    """Whether rows are already tokenized, like the evaluation sets that `Trainer` passes to `evaluate`."""
     return isinstance(rows, Dataset) and {"input_ids", "prompt_length", "row"} <= set(rows.column_names)
 
 
@@ -77,9 +81,14 @@ def prompt_groups(dataset: Dataset) -> NDArray[np.int64]:
 
 
 def part_saved_by_sharing(dataset: Dataset, groups_N: NDArray[np.int64], together: int) -> float:
-    """Return the fraction of tokens that is saved if up to `together` rows of a prompt compute it only once.
+    """Return the fraction of tokens saved if up to `together` rows with the same prompt compute the prompt only once.
 
     The last token of the prompt is never shared, because each row predicts the first token of its completion from it.
+
+    Args:
+        dataset ([`~datasets.Dataset`]): Tokenized rows.
+        groups_N (`np.ndarray`): Group number of each row, from `prompt_groups`.
+        together (`int`): Maximum number of rows that share a prompt.
     """
     rows_G = np.bincount(groups_N)
     prompts_G = np.zeros(len(rows_G), dtype=np.int64)
@@ -92,7 +101,8 @@ def check_tokens(name: str, dataset: Dataset, config: PretrainedConfig, max_leng
     """Check that a model with this config can read tokenized rows.
 
     Raises:
-        ValueError: a token id is outside the vocabulary, or a row is longer than `max_length` or the model's context.
+        ValueError: a token id is outside the vocabulary. Or a row, or the longest part of a row with parts, is longer
+            than `max_length` or the model's context.
     """
     vocabulary = config.vocab_size
     limits = {"max_length": max_length, "the model's context": getattr(config, "max_position_embeddings", None)}

@@ -37,7 +37,7 @@ def sample_completions(
     """Sample completions for each problem, as rows without rewards.
 
     Under `accelerate launch`, each process samples for its part of the problems, and returns the rows of this part. The
-    parts differ by at most one problem.
+    sizes of the parts differ by at most one problem.
 
     Example:
 
@@ -201,7 +201,7 @@ class _RecordLogps(LogitsProcessor):
 def _only_config(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
     """Put the model in evaluation mode, and replace its generation config. Restore both at the end.
 
-    With its original config, `generate` would add settings of this config, such as a repetition penalty.
+    Otherwise, `generate` would add settings of the model's original config, such as a repetition penalty.
     """
     # PEFT's `generate` copies the config to the base model.
     owners = [model, model.get_base_model()] if is_peft_model(model) else [model]

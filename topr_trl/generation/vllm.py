@@ -84,7 +84,9 @@ def sample_completions_with_vllm(
     stop_strings: tuple[str, ...] = (),
     seed: int = 0,
 ) -> Dataset:
-    """Sample completions for each problem, as `topr_trl.sample_completions` does.
+    """Sample completions for each problem, as `topr_trl.sample_completions` does in a single process.
+
+    Under `accelerate launch`, the problems are not split: each process samples for all of them.
 
     Args:
         engine (`vllm.LLM`):

@@ -45,16 +45,17 @@ class PushArguments:
 def push_command(args: PushArguments) -> None:
     """Run `topr push`.
 
-    Rows can hold texts from tools or users. The command then shows some of these texts, and asks before it pushes. For
-    a recording, it always asks, and it pushes the rows that `topr import` makes from rollouts with a reward. With
+    For a recording, the command pushes the rows that `topr import` makes from rollouts with a reward. Before it pushes
+    a recording, or rows with texts from tools or users, the command shows some of these texts, and asks the user. With
     `yes` or `dry_run`, it does not ask.
 
     Args:
         args (`PushArguments`): Settings of the command.
 
     Raises:
-        ValueError: the input cannot be pushed, or the user did not confirm.
+        ValueError: the input cannot be pushed, `repo_id` is malformed, there is no token, or the user did not confirm.
         FileNotFoundError: the input does not exist.
+        OSError: the Hub cannot be reached, or refuses the push.
     """
     with _rows_of_recording(Path(args.input)) as path:
         _push(args, path)
@@ -115,6 +116,9 @@ def push_to_hub(
 ) -> CommitInfo:
     """Push a model, a checkpoint or rows, with a card, in one commit.
 
+    The commit also deletes files of the repository that match `Parcel.replaces` and are not pushed, such as shards of
+    an earlier push.
+
     Args:
         folder (`str` or `Path`):
             Folder of a model, a checkpoint or rows, or a file of rows. For a checkpoint, only the model is pushed.
@@ -132,7 +136,8 @@ def push_to_hub(
         [`~huggingface_hub.CommitInfo`]: the commit. Its `repo_url` is the address of the repository.
 
     Raises:
-        ValueError: the folder cannot be pushed (see `pack`), or there is no token. Nothing was sent.
+        ValueError: the folder cannot be pushed (see `pack`), `repo_id` is malformed, or there is no token. Nothing was
+            sent.
         FileNotFoundError: the folder or its shards do not exist. Nothing was sent.
         OSError: the Hub cannot be reached, or refuses the push.
     """

@@ -66,9 +66,9 @@ def last_turn(row: Row) -> Row:
 
 
 def without_unknown_logps(row: Row) -> Row:
-    """Set `sampler_logps` to None if the log-probability of a token that the model wrote is unknown.
+    """Return the row, without `sampler_logps` if the log-probability of a token that the model wrote is unknown.
 
-    Also set it to None if `completion_mask` has a different length.
+    `sampler_logps` is then None. It is also None if `completion_mask` has a different length.
 
     Servers write an unknown log-probability as null, NaN, minus infinity or -9999.
     """

@@ -24,7 +24,7 @@ from topr_trl.recording.store import StorageFullError, Store
 ROLLOUT_HEADER = "x-topr-rollout"
 LONGEST_ID = 200  # maximum number of characters in the name of a rollout
 _MOST_CHOICES = 10_000  # maximum number of choices of a request
-_CONNECTION_HEADERS = frozenset({  # headers for one connection, which the recorder does not pass on
+_CONNECTION_HEADERS = frozenset({  # headers for one connection or encoding, which the recorder does not pass on
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
     "upgrade", "host", "content-length", "content-encoding", "accept-encoding", "expect",
 })  # fmt: skip
@@ -65,8 +65,8 @@ class Proxy:
     async def record(self, request: web.Request) -> web.StreamResponse:
         """Record a request for completions, and pass it on.
 
-        Only pass on a request that is not a JSON object. With patterns to redact, only pass on prompts of token ids.
-        Also pass on calls without recording them if the disk is full and `on_full` is `pass`.
+        Pass on the request without recording it if it is not a JSON object, if its prompt has token ids and there are
+        patterns to redact, or if the disk is full and `on_full` is `pass`.
         """
         endpoint: str = request.match_info["endpoint"]
         body = await read_body(request, self.args)
@@ -242,7 +242,7 @@ class Proxy:
                 self._models = {str(model["id"]): model for model in found["data"]}
                 self._models_until = time.monotonic() + _MODELS_AGE
             except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
-                # Forwarding the call reports a server that cannot be reached, so only try again after a second.
+                # Do not report the error here: forwarding the call does. Try again after a second.
                 self._models_until = time.monotonic() + 1
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from transformers import AutoConfig
 from trl import rewards as of_trl
 
-# Names of TRL's functions, with the arguments that `trl grpo --reward_funcs` uses.
+# Callables that return TRL's functions, by name. The functions have the arguments that `trl grpo --reward_funcs` uses.
 TRL_FUNCTIONS: dict[str, Callable[[], Callable[..., Any]]] = {
     "accuracy_reward": lambda: of_trl.accuracy_reward,
     "reasoning_accuracy_reward": lambda: of_trl.reasoning_accuracy_reward,
@@ -135,7 +135,11 @@ def _check_model(name: str) -> None:
 
 
 def is_model(name: str) -> bool:
-    """Return whether an entry of `reward_funcs` is the name or folder of a reward model."""
+    """Return whether an entry of `reward_funcs` is the name or folder of a reward model.
+
+    Raises:
+        ValueError: the entry has none of the forms of `load_reward_funcs`.
+    """
     return name not in TRL_FUNCTIONS and _split(name)[0] is None
 
 

@@ -20,7 +20,7 @@ def check_types(settings: object, of: type, but: Collection[str] = ()) -> None:
         but (`Collection[str]`, *optional*, defaults to `()`): Names of settings to skip.
 
     Raises:
-        ValueError: the type of a setting does not match its annotation.
+        ValueError: the type of a setting does not match its annotation, or a number is too large for a `float`.
     """
     for name, hint in get_type_hints(of).items():
         if name in but:

@@ -195,7 +195,7 @@ class TOPRArguments(CurationArguments, LossArguments):
     def validate_sharding(self) -> None:
         """Raise a ValueError if the optimizer does not work with `fsdp`.
 
-        Call it after transformers has parsed `fsdp_config`.
+        Call this method after transformers has parsed `fsdp_config`.
         """
         fsdp: dict[str, Any] = getattr(self, "fsdp_plugin_args", None) or {}
         refuse_adafactor(self.optim, fsdp.get("fsdp_version") == 2, offloaded=False)

@@ -52,7 +52,7 @@ _EXACT = Context(prec=_LONGEST_ANSWER)  # The default context rounds to 28 digit
 
 
 def normalize_number(text: str) -> str | None:
-    """Return a number in normal form: no thousands separators, no trailing zeros, no `-0`.
+    """Return a number in normal form: no thousands separators, no trailing zeros after the decimal point, no `-0`.
 
     Return None for other text, and for numbers with more than 40 characters.
     """
@@ -67,13 +67,15 @@ def extract_answer(completion: str) -> str | None:
     """Return the number after the last "The answer is", in normal form.
 
     The search ends at the end of the sentence or line, or after 200 characters. It skips words, units and currency
-    signs before the number. In an equation such as `2 * 9 = 18`, the number after the last `=` counts.
+    signs before the number. In an equation such as `2 * 9 = 18`, the number after the last `=` counts. A fraction is
+    reduced to lowest terms, such as `3/4`, and is not converted to a decimal.
 
     Args:
         completion (`str`): Completion.
 
     Returns:
-        The number. None if no number is found. The paper calls such a completion *invalid*.
+        The number. None if no number is found, or if it is too long or has the denominator 0. The paper calls such a
+        completion *invalid*.
     """
     start = max(completion.rfind(phrase) for phrase in _STATED)
     if start < 0:
@@ -91,7 +93,10 @@ def extract_answer(completion: str) -> str | None:
 
 
 def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
-    """Return a verdict on each completion, and the number that the completion states.
+    """Return a verdict on each completion, and its answer.
+
+    The answer of a correct completion is the entry of `truths`, unchanged. For other completions, it is the number that
+    the completion states, or None.
 
     Args:
         completions (`Sequence[str]`): Completions.
@@ -132,7 +137,8 @@ def prepare(dataset: Dataset, num_shots: int = 8) -> Dataset:
         [`~datasets.Dataset`]: columns `problem_id`, `question`, `prompt` and `answer` (in normal form).
 
     Raises:
-        ValueError: a column is missing or does not hold text, or an answer does not end in `#### N` with a number N.
+        ValueError: a column is missing or does not hold text, an answer does not end in `#### N` with a number N, or
+            `num_shots` is outside its range.
     """
     needed = ("question", "answer")
     need_columns(dataset.column_names, needed, "Rows in GSM8K's format")

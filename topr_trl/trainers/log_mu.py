@@ -107,7 +107,8 @@ class LogMu:
     def plan(self, name: str, dataset: Dataset, model: str, resumed: bool = False) -> None:
         """Select the source of log μ of a dataset, and read log μ from disk if the run is resumed.
 
-        If log μ is neither in the rows nor already known, a new run adds the dataset to `planned`.
+        If log μ is neither in the rows nor already known, a new run adds the dataset to `planned`. If the output folder
+        has checkpoints and a file of log μ that does not match this run, the file is renamed.
 
         Args:
             name (`str`):
@@ -240,7 +241,7 @@ class LogMu:
 
 
 def needs_log_mu(rewards_N: FloatArray, limits: TruncationLimits) -> NDArray[np.bool_]:
-    """Return an (N,) mask of the rows whose weight depends on π/μ, and so needs log μ.
+    """Return an (N,) mask of the rows that need log μ, because their weight depends on π/μ.
 
     The ratio does not matter if R = 0, or if the two limits for the sign of R are equal.
     """
@@ -307,7 +308,10 @@ def _what_is_wrong(mu_logps: object, tokens: int, args: TOPRConfig | OfflineTOPR
 
 
 def _order(rows: Dataset, prompts_together: bool) -> NDArray[np.int64]:
-    """Return an order of the rows, longest first, with rows of similar length or of the same prompt side by side."""
+    """Return an order of the rows, longest first.
+
+    With `prompts_together`, rows of the same prompt are side by side, and the prompts are ordered by their longest row.
+    """
     lengths = lengths_of(rows)
     if not prompts_together:
         return np.argsort(-lengths, kind="stable")
@@ -341,7 +345,7 @@ def _per_token_logps(
 
 
 def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:
-    """Return a short hash of the tokens, masks and rewards of all rows, and of `needs_N`."""
+    """Return a short hash of the tokens, lengths, masks, parts and rewards of all rows, and of `needs_N`."""
     digest = hashlib.sha256()
     for ids in column(dataset, "input_ids").chunks:
         digest.update(ids.flatten().to_numpy().tobytes())
