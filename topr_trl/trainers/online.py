@@ -208,8 +208,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             self._check_padding(self.model)
         self._share_prompts()
         self._begin_replay(logged)
-        # Name of the TRL loss that averages `-A · ratio` over the tokens of a completion, and then over completions.
-        self.loss_type = "grpo"
+        self.loss_type = "grpo"  # TRL's mean of `-A · ratio` over the tokens of a completion, then over completions
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         tokenized = super()._tokenize_prompts(prompts)
