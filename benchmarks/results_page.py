@@ -305,14 +305,7 @@ def real_differences(store: Store) -> str:
     for method, others in ends.items():
         if method == TOPR:
             continue
-        gaps = []
-        for name in ("greedy", "pass@1"):
-            pairs = [
-                (_by_problem(ends[TOPR][seed], name), _by_problem(others[seed], name))
-                for seed in others
-                if seed in ends[TOPR]
-            ]
-            gaps.append(marked(over_problems([np.subtract(*pair).tolist() for pair in pairs])))
+        gaps = [marked(_difference(ends[TOPR], others, name)) for name in ("greedy", "pass@1")]
         rows.append([method, *gaps])
     return table(["TOPR (default) minus", "greedy", "pass@1"], rows)
 
@@ -395,13 +388,17 @@ def _gain(store: Store, method: str, measure: str, at: str) -> str:
 
 
 def _ahead(store: Store, first: str, second: str, measure: str) -> str:
-    """Return the difference of two methods, in points, paired by seed and problem."""
+    """Return by how many points the first method is ahead of the second."""
     ends = _real_ends(store)
     if not {first, second} <= set(ends):
         raise Unfinished(f"{first} or {second} has not been run")
-    pairs = [(ends[first][seed], ends[second][seed]) for seed in ends[first].keys() & ends[second].keys()]
-    gaps = [np.subtract(*(_by_problem(one, measure) for one in pair)).tolist() for pair in pairs]
-    return points(over_problems(gaps))
+    return points(_difference(ends[first], ends[second], measure))
+
+
+def _difference(first: dict[int, dict[str, Any]], second: dict[int, dict[str, Any]], measure: str) -> Interval:
+    """Return `first - second` of results by seed, paired by seed and problem."""
+    pairs = [(first[seed], second[seed]) for seed in first.keys() & second.keys()]
+    return over_problems([np.subtract(*(_by_problem(one, measure) for one in pair)).tolist() for pair in pairs])
 
 
 BALANCED, REPEATED = "TOPR, balanced rows, 50%", "positives repeated"

@@ -10,6 +10,8 @@ from topr_trl.user_warnings import warn_user
 
 CURATIONS = ("none", "uniform", "positives", "positive_share", "balanced", "anna_karenina")
 
+SHARE_RULES = ("positive_share", "balanced")  # rules that use `positive_share`
+
 # In each iteration, the paper trains on 50,000 rows for the 7,473 problems of GSM8K.
 ROWS_PER_PROBLEM = 50_000 / 7_473
 
@@ -190,7 +192,7 @@ def _choose(
         rows = order if rule == "uniform" else positives
         asked = len(rows) if size is None else size
         return asked, [draw(rows, asked)]
-    if rule in ("positive_share", "balanced"):
+    if rule in SHARE_RULES:
         repeats = rule == "balanced" and len(positives) > 0
         limits: list[float] = [len(order) if size is None else size]
         if positive_share < 1:
@@ -211,7 +213,7 @@ def _choose(
 
 
 def _warn_if_short(curated: Curated, rule: str, positive_share: float) -> None:
-    by_share = rule in ("positive_share", "balanced")
+    by_share = rule in SHARE_RULES
     missing = []
     if not curated.available_positives and (
         rule in ("positives", "anna_karenina") or (by_share and positive_share > 0)

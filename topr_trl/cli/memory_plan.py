@@ -186,7 +186,7 @@ def plan_command(args: PlanArguments) -> None:
         args (`PlanArguments`): Settings of the command.
 
     Raises:
-        ValueError: the model does not exist, or its context is shorter than a row. The trainers reject such rows, too.
+        ValueError: the model does not exist, or its context is shorter than a row.
     """
     config = _load_config(args.model_name_or_path)
     context = getattr(config.get_text_config(), "max_position_embeddings", None)

@@ -250,7 +250,7 @@ class Store:
                 run("REPLACE INTO rewards VALUES (?, ?, ?, ?, ?)", (found[0], name, reward, comment, time.time()))
         return True
 
-    # The page calls these methods in other threads, so each opens a connection of its own.
+    # The page calls these methods from several threads, so each call opens a new connection.
 
     def latest(self, graded: bool | None, before: int | None, limit: int) -> list[dict[str, Any]]:
         """Return the latest rollouts, newest first. Each has only its last call, without tokens.

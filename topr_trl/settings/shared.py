@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import ArrayLike
 
 from topr_trl.baseline import BASELINES, FloatArray
-from topr_trl.curation import CURATIONS, Curated, compose
+from topr_trl.curation import CURATIONS, SHARE_RULES, Curated, compose
 from topr_trl.loss import PRESETS, RATIO_LEVELS, TruncationLimits
 from topr_trl.settings.checks import check_at_least, check_choice, check_type, check_types
 from topr_trl.settings.unsupported import (
@@ -137,7 +137,7 @@ class CurationArguments:
                 f"baseline={self.baseline} and effective_positive_share={share} both set the baseline. Remove one "
                 "of the two settings."
             )
-        by_share = self.curation in ("positive_share", "balanced")
+        by_share = self.curation in SHARE_RULES
         if share is not None and self.curation == "positives":
             raise ValueError(
                 "curation='positives' leaves no negatives, so effective_positive_share cannot be reached. Remove one "

@@ -187,7 +187,7 @@ class ReplayMixin(TOPRMixin):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Load this process's buffer and random state from the checkpoint.
 
-        If the number of processes has changed, distribute the rows of all buffers anew. If no buffer was saved, keep
+        If the number of processes has changed, divide all saved rows among the processes. If no buffer was saved, keep
         the logged rows, except those whose log μ is needed and unknown.
         """
         super()._load_rng_state(checkpoint)
