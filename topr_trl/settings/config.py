@@ -149,7 +149,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             Whether to leave NaN and infinite losses out of the logged loss. With `False`, such a loss stops training.
         share_prompts (`bool`, *optional*):
             Whether to compute a prompt once for all its completions in a micro-batch. Needs `"sdpa"` or `"eager"`
-            attention. If sharing is not possible or would change log π, the trainer logs why and computes the prompt for
+            attention. If sharing is not possible or would change log π, the trainer logs it and computes the prompt for
             each completion. The completions of a prompt become adjacent within each optimizer step. `None` means `True`
             on a CPU and `False` on other devices, where the speed of sharing has not been measured.
     """
@@ -312,7 +312,7 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             `padding_free=True`, with Accelerate's `split_batches`, or with the auxiliary loss of a mixture of experts.
         share_prompts (`bool`, *optional*):
             Whether to compute a prompt once for all its completions in a micro-batch. Needs `"sdpa"` or `"eager"`
-            attention. If sharing is not possible or would change log π, the trainer logs why and computes the prompt for
+            attention. If sharing is not possible or would change log π, the trainer logs it and computes the prompt for
             each completion. If sharing saves at least 10% of the tokens, up to 8 rows of a prompt stay together in
             training, or fewer if a step would have fewer than 16 prompts. `None` means `True` on a CPU if sharing saves
             at least 10% of the tokens. `None` means `False` on other devices, where the speed of sharing has not been
