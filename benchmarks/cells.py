@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -72,11 +73,13 @@ def _key(cell: Cell) -> str:
     return json.dumps(cell, sort_keys=True)
 
 
+@cache
 def versions() -> dict[str, str]:
     """Return the versions of packages that can affect results."""
     return {name: version(name) for name in ("topr_trl", "torch", "transformers", "trl")}
 
 
+@cache
 def machine() -> str:
     """Return the names of the GPU (if any) and processor, and the number of cores."""
     import torch

@@ -15,6 +15,7 @@ from benchmarks.experiments import (
     ALL,
     against_positives,
     controls,
+    long_completions,
     long_run,
     online,
     planned,
@@ -24,6 +25,7 @@ from benchmarks.experiments import (
     trials,
 )
 from benchmarks.experiments.controls import BASES, METHODS, SEEDS, TOPR
+from benchmarks.pictures import TOKENS
 from benchmarks.report import fill_page, marked, percent, points, table
 from benchmarks.setting import HERE, PROFILES
 from benchmarks.statistics import Interval, difference, interval, over_problems, over_seeds
@@ -45,6 +47,7 @@ def write(store: Store, page: Path = PAGE, real: Store | None = None) -> Path:
         "against": lambda: against_table(store),
         "greedy": lambda: controls_table(store, GREEDY),
         "sampled": lambda: controls_table(store, "pass@1"),
+        "long": lambda: long_table(store),
         "run": lambda: what_was_run(store),
         "real": lambda: real_section(pretrained),
     }
@@ -147,6 +150,31 @@ def _best_untrained(store: Store, base: str) -> tuple[float, str]:
     found = temperatures.by_temperature(store, base)
     at = max(found, key=lambda temperature: found[temperature])
     return found[at], f"T = {at:g}"
+
+
+def long_table(store: Store) -> str:
+    """Return a table of pass@1 after the last update, by ratio and by length of the completions.
+
+    A value is bold if its difference from TOPR's ratio excludes 0.
+    """
+    last = long_completions.MEASURED_AT[-1]
+    settings = [long_completions.of_setting(*one, last) for one in long_completions.MISTAKES]
+    first, *_ = settings[0].methods
+    rows = []
+    for method in settings[0].methods:
+        row = [method]
+        for experiment in settings:
+            found, topr = experiment.measured(store, method), experiment.measured(store, first)
+            if not found or not topr:
+                raise Unfinished(f"{method} has not been run")
+            gap, text = difference(found, topr), over_seeds(found).percent()
+            row.append(f"**{text}**" if gap.low > 0 or gap.high < 0 else text)
+        rows.append(row)
+    tokens = [
+        f"{TOKENS * parts:,}" + (f", mistakes {mistakes}" if mistakes != long_completions.ANYWHERE else "")
+        for parts, mistakes in long_completions.MISTAKES
+    ]
+    return table(["tokens", *tokens], rows)
 
 
 def what_was_run(store: Store) -> str:

@@ -34,20 +34,24 @@ CONTROLS = ("token", "geometric")  # expected to collapse, so they are run at on
 
 def experiments(store: Store) -> list[Experiment]:
     """Return the comparisons: one per length and number of updates, each with its own rates."""
-    return [
-        Experiment(
-            "long_completions", _methods(parts), rates(3e-5, 1e-4, 3e-4), range(SEEDS), (f"curve/{at}/pass@1",),
-            f"{MEASURED_AT[at]} updates on sessions of {parts} answers, mistakes {mistakes}: {TASK}",
-            {"parts": parts, "mistakes": mistakes}, further=2, shows=(f"curve/{at}/pass@1", f"curve/{at}/greedy"),
-        )
-        for parts, mistakes in MISTAKES
-        for at in range(len(MEASURED_AT))
-    ]  # fmt: skip
+    return [of_setting(parts, mistakes, updates) for parts, mistakes in MISTAKES for updates in MEASURED_AT]
+
+
+def of_setting(parts: int, mistakes: str, updates: int) -> Experiment:
+    """Return the comparison on sessions of `parts` answers after some updates."""
+    at = MEASURED_AT.index(updates)
+    return Experiment(
+        "long_completions", _methods(parts), rates(3e-5, 1e-4, 3e-4), range(SEEDS), (f"curve/{at}/pass@1",),
+        f"{updates} updates on sessions of {parts} answers, mistakes {mistakes}: {TASK}",
+        {"parts": parts, "mistakes": mistakes}, further=2, shows=(f"curve/{at}/pass@1", f"curve/{at}/greedy"),
+    )  # fmt: skip
 
 
 def _methods(parts: int) -> dict[str, Cell]:
-    """Return the fields of the cells of each method."""
-    return {name: {"level": level} for name, level in NAMES.items() if parts == max(SESSIONS) or name not in CONTROLS}
+    """Return the fields of the cells of each method. With one answer, some ratios equal the sequence's."""
+    levels = {name: level for name, level in NAMES.items() if parts == max(SESSIONS) or name not in CONTROLS}
+    return {name: {"level": "sequence" if parts == 1 and level in (SEGMENT, POWER) else level}
+            for name, level in levels.items()}  # fmt: skip
 
 
 QUICK: list[Cell] = []

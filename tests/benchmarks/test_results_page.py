@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from benchmarks import real_model, report, results_page
+from benchmarks import pictures, real_model, report, results_page
 from benchmarks.__main__ import TABLES, published
 from benchmarks.cells import Store, Unfinished
 from benchmarks.experiment import TUNING_SEED
-from benchmarks.experiments import controls, temperatures
+from benchmarks.experiments import controls, long_completions, temperatures
 from benchmarks.results_page import PAGE
 
 RATE = {"learning_rate": 3e-4}
@@ -155,3 +155,21 @@ def test_gains_on_a_pretrained_model(real):
         results_page._gain(real, results_page.BALANCED, "greedy", "1")
     with pytest.raises(Unfinished):
         results_page._ahead(real, repeated, results_page.BALANCED, "greedy")
+
+
+def test_table_and_picture_of_long_completions(tmp_path):
+    store, ends = Store(tmp_path / "results"), {"sequence": 0.3, "prefix": 0.6}
+    for parts, mistakes in long_completions.MISTAKES:
+        experiment = long_completions.of_setting(parts, mistakes, long_completions.MEASURED_AT[-1])
+        for method, cell in experiment.methods.items():
+            for choice in experiment.choices:
+                end = ends.get(cell["level"], 0.3) - (0.1 if choice["learning_rate"] != 1e-4 else 0.0)
+                one = {"greedy": end, "pass@1": end, "pass@1 error": 0.01, "weights": [0.9, 0.5, 0.2, 0.1]}
+                for seed in (TUNING_SEED, *experiment.seeds):
+                    store.add(experiment.cell(method, choice, seed), {"curve": [one, one]}, 60.0, "")
+    lines = results_page.long_table(store).splitlines()
+    assert lines[0] == "| tokens | 40 | 160 | 640 | 2,560 | 640, mistakes early | 640, mistakes late |"
+    assert lines[2].startswith("| sequence (TOPR) | 30.0 ± 1.2 |")
+    assert lines[3].startswith("| prefix | **60.0 ± 1.2** |")
+    pictures.draw_long_completions(store, tmp_path / "long.png")
+    assert (tmp_path / "long.png").stat().st_size > 10_000

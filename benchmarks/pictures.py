@@ -1,0 +1,53 @@
+"""Draw the picture of long completions on the page of results."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from benchmarks.cells import Store, Unfinished
+from benchmarks.experiments.long_completions import ANYWHERE, MEASURED_AT, SESSIONS, of_setting
+from benchmarks.statistics import over_seeds
+
+TOKENS = 40  # of an answer, on average
+# Okabe and Ito's colors for color-blind readers.
+STYLES = {
+    "sequence (TOPR)": ("#0072b2", "-"), "prefix": ("#d55e00", "-"), "segment": ("#009e73", "-"),
+    "power": ("#cc79a7", "--"), "positives only": ("#555555", ":"),
+}  # fmt: skip
+
+
+def draw_long_completions(store: Store, path: Path) -> None:
+    """Draw pass@1 after training by length of completions, and the weights of negatives by place in a completion.
+
+    Raises:
+        Unfinished: a method lacks results.
+    """
+    lengths = list(SESSIONS)
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    accuracy, weights = figure.subplots(1, 2)
+    for name, (color, line) in STYLES.items():
+        ends = [of_setting(parts, ANYWHERE, MEASURED_AT[-1]).measured(store, name) for parts in lengths]
+        if not all(ends):
+            raise Unfinished(f"{name} has not been run")
+        found = [over_seeds(one) for one in ends]
+        accuracy.errorbar(
+            [TOKENS * parts for parts in lengths], [100 * one.mean for one in found], [100 * one.half for one in found],
+            color=color, linestyle=line, marker="o", markersize=4, capsize=2, label=name,
+        )  # fmt: skip
+        if name == "positives only":  # negatives have no weight
+            continue
+        longest = of_setting(lengths[-1], ANYWHERE, MEASURED_AT[0]).ends(store, name)
+        by_quarter = np.mean([one["curve"][0]["weights"] for one in longest.values()], axis=0)
+        weights.plot(["1st", "2nd", "3rd", "4th"], by_quarter, line, color=color, marker="o", markersize=4)
+    accuracy.set(
+        title=f"pass@1 after {MEASURED_AT[-1]} updates, %", xlabel="tokens of a completion", xscale="log",
+        xticks=[TOKENS * parts for parts in lengths], xticklabels=[f"{TOKENS * parts:,}" for parts in lengths],
+    )  # fmt: skip
+    accuracy.minorticks_off()
+    weights.set(
+        title=f"weight of negatives after {MEASURED_AT[0]} updates, {TOKENS * lengths[-1]:,} tokens",
+        xlabel="quarter of the completion", ylim=(-0.03, 1.03),
+    )  # fmt: skip
+    figure.legend(loc="outside lower center", ncols=len(STYLES), frameon=False)
+    figure.savefig(path, dpi=130)
