@@ -192,6 +192,13 @@ def test_turns_with_weight_0_are_not_learned():
     assert holds_completion({"completion": [earlier, later]})
 
 
+def test_a_name_is_no_completion():
+    named = {"role": "assistant", "content": "", "name": "bot", "weight": 1, "tool_call_id": "c"}
+    assert not holds_completion({"completion": [named]})
+    for written in ({"content": "42"}, {"reasoning_content": "Hm."}, {"tool_calls": [{"id": "c"}]}):
+        assert holds_completion({"completion": [{**named, **written}]})
+
+
 # Log-probabilities.
 
 

@@ -7,14 +7,14 @@ from topr_trl.data.rows import ROLLOUT
 from topr_trl.importing.format import Unusable
 from topr_trl.importing.row_table import Row
 
+_WRITTEN = ("content", "reasoning_content", "tool_calls")  # fields of an assistant turn that the model writes
+
 
 def holds_completion(row: Row) -> bool:
     """Return whether a row has completion token ids, completion text, or a non-empty assistant turn to learn from."""
     completion = row["completion"]
     if isinstance(completion, list) and all(isinstance(turn, dict) for turn in completion):
-        completion = any(
-            value for turn in completion if is_learned(turn) for name, value in turn.items() if name != "role"
-        )
+        completion = any(turn.get(name) for turn in completion if is_learned(turn) for name in _WRITTEN)
     return bool(row.get("completion_ids") or completion)
 
 
