@@ -212,6 +212,12 @@ def test_unknown_log_probabilities(unknown):
     assert without_unknown_logps({**row, "sampler_logps": [-1.0, -0.0, -2.0]})["sampler_logps"] == [-1.0, -0.0, -2.0]
 
 
+def test_log_probabilities_need_the_length_of_the_mask():
+    row = {"completion_ids": [1, 2], "completion_mask": [1, 1], "sampler_logps": [-1.0]}
+    with pytest.raises(Unusable, match="2 values in completion_mask and 1 in sampler_logps"):
+        without_unknown_logps(row)
+
+
 @pytest.mark.parametrize("unknown", [NAN, -INFINITE])
 def test_unknown_log_probabilities_of_each_format(tmp_path, unknown):
     nodes = [node("user", [1], [False]), node("assistant", [5, 6], [True, True], [-1.0, unknown], 0)]
