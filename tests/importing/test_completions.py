@@ -270,6 +270,13 @@ def test_options_of_the_chat_template():
     assert options(reasoning_effort="high") == {"reasoning_effort": "high"}
     assert options(reasoning_effort="none") == {"reasoning_effort": "none", "enable_thinking": False}
     assert options(reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})["enable_thinking"]
+    # If two sources disagree, the row has what OpenAI's client sends and what vLLM's server uses.
+    low, none = {"reasoning_effort": "low"}, {"reasoning_effort": "none"}
+    assert options(**low, chat_template_kwargs={"reasoning_effort": "high"}) == low
+    assert options(**none, extra_body=low) == low
+    assert options(**low, extra_body={"reasoning_effort": None}) == low
+    assert options(**low, extra_body=none) == {**none, "enable_thinking": False}
+    assert options(chat_template_kwargs={"a": 1}, extra_body={"chat_template_kwargs": {"a": 2}}) == {"a": 2}
 
 
 def test_options_of_each_request_reach_its_row(tmp_path):
