@@ -76,6 +76,9 @@ def test_what_is_left_out_is_counted(tmp_path, capsys, name, records, expected):
 def test_generations_without_a_grade_are_counted():
     rows = FORMATS["graded"].rows(GRADED)
     assert [row for row in rows if isinstance(row, LeftOut)] == [LeftOut.UNGRADED]
+    assert FORMATS["graded"].rows({**GRADED, "correctness_math_verify": None}) == [LeftOut.UNGRADED] * 3
+    nothing = {"generations": None, "correctness_math_verify": None, "finish_reasons": None}
+    assert FORMATS["graded"].rows({**GRADED, **nothing}) == []
 
 
 def test_an_import_without_a_row_says_why(tmp_path):
