@@ -6,7 +6,8 @@ import pytest
 
 from topr_trl import load_rows
 from topr_trl.cli import main
-from topr_trl.importing import csv_tables
+from topr_trl.importing import csv_tables, prompt_tables
+from topr_trl.importing.format import NotOfFormat
 
 ROWS = "question,response,thumbs\n3 + 4?,7,up\n3 + 4?,8,down\n"
 
@@ -87,6 +88,12 @@ def test_names_of_columns_and_numbers_of_labels_can_be_given(tmp_path):
     assert [said(row) for row in rows] == [[("user", "3 + 4?"), ("assistant", "7")],
                                            [("user", "3 + 4?"), ("assistant", "8")]]  # fmt: skip
     assert rows["reward"][:] == [2.0, -0.5]
+
+
+def test_an_error_lists_all_columns():
+    with pytest.raises(NotOfFormat, match=r"no column for the completion; it has question, thumbs\. Set"):
+        prompt_tables.rows({"question": "3 + 4?", "thumbs": "up"})
+    assert not set(prompt_tables.PROMPTS) & set(prompt_tables.COMPLETIONS)  # The prompt is never the completion, too.
 
 
 def test_one_column_cannot_be_prompt_and_completion(tmp_path):
