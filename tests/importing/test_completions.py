@@ -118,6 +118,14 @@ def test_records_that_cannot_be_used(tmp_path, capsys, name, record, why):
     assert "1 record cannot be used and is left out: log.jsonl, line 2." in capsys.readouterr().out
 
 
+def test_a_null_in_a_list_of_rewards_can_be_skipped(tmp_path, capsys):
+    records = [answered(ANSWER, ANSWER), {**answered(ANSWER, ANSWER), "score": [1, None]}]
+    with pytest.raises(ValueError, match=r"line 2: score is null for one of its completions.* --skip_unrewarded"):
+        imported(tmp_path, "openai", records, *SCORE)
+    assert len(imported(tmp_path, "openai", records, *SCORE, "--skip_unrewarded")) == 2
+    assert "1 record has no reward and is left out: log.jsonl, line 2." in capsys.readouterr().out
+
+
 def test_a_record_of_another_format_is_never_skipped(tmp_path):
     for record in ({"text": "42"}, {**answered(ANSWER), "score": "seven"}):
         with pytest.raises(ValueError, match="line 2"):
