@@ -47,6 +47,21 @@ def test_nothing_to_load(tmp_path):
             load_rows(tmp_path / missing)
 
 
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_saved_rows_without_a_row(rows, tmp_path, num_shards):
+    for shard in range(num_shards):
+        save_rows(rows.select([]), tmp_path, shard, num_shards)
+    with pytest.raises(ValueError, match=r"00000-of-0000\d\.parquet .*there is no row"):
+        load_rows(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["\n", "[]", "[\n]\n"])
+def test_json_without_a_row(tmp_path, text):
+    (tmp_path / "rows.json").write_text(text)
+    with pytest.raises(ValueError, match=r"rows\.json is empty: it has no row"):
+        load_rows(tmp_path / "rows.json")
+
+
 @pytest.mark.parametrize("text", ["null", "\ufeffnull", ' null\n{"prompt": "a"}', '[\nnull,\n{"prompt": "a"}]'])
 def test_a_first_row_that_is_null_is_refused_before_it_crashes_pyarrow(tmp_path, text):
     (tmp_path / "rows.json").write_text(text, encoding="utf-8")

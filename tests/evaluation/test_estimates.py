@@ -166,6 +166,9 @@ def test_scores_are_needed():
         evaluate_samples([["1", "2"]], ["1"], best_ks=[1])
     with pytest.raises(ValueError, match="need a score for each sample"):
         evaluate_samples([["1", "2"]], ["1"], weighted_sc_ks=[2])
+    for names in (["easy"], ["easy"] * 3):
+        with pytest.raises(ValueError, match=rf"groups\['level'\] has {len(names)} names.*each of 2 problems"):
+            evaluate_samples([["1"], ["2"]], ["1", "2"], groups={"level": names})
 
 
 def test_groups():

@@ -76,6 +76,9 @@ def test_what_is_left_out_is_counted(tmp_path, capsys, name, records, expected):
 def test_generations_without_a_grade_are_counted():
     rows = FORMATS["graded"].rows(GRADED)
     assert [row for row in rows if isinstance(row, LeftOut)] == [LeftOut.UNGRADED]
+    assert FORMATS["graded"].rows({**GRADED, "correctness_math_verify": None}) == [LeftOut.UNGRADED] * 3
+    nothing = {"generations": None, "correctness_math_verify": None, "finish_reasons": None}
+    assert FORMATS["graded"].rows({**GRADED, **nothing}) == []
 
 
 def test_an_import_without_a_row_says_why(tmp_path):
@@ -113,6 +116,14 @@ def test_records_that_cannot_be_used(tmp_path, capsys, name, record, why):
     rows = imported(tmp_path, name, [right, record, right], *settings, "--skip_unusable")
     assert len(rows) == (4 if name == "verifiers" else 2)
     assert "1 record cannot be used and is left out: log.jsonl, line 2." in capsys.readouterr().out
+
+
+def test_a_null_in_a_list_of_rewards_can_be_skipped(tmp_path, capsys):
+    records = [answered(ANSWER, ANSWER), {**answered(ANSWER, ANSWER), "score": [1, None]}]
+    with pytest.raises(ValueError, match=r"line 2: score is null for one of its completions.* --skip_unrewarded"):
+        imported(tmp_path, "openai", records, *SCORE)
+    assert len(imported(tmp_path, "openai", records, *SCORE, "--skip_unrewarded")) == 2
+    assert "1 record has no reward and is left out: log.jsonl, line 2." in capsys.readouterr().out
 
 
 def test_a_record_of_another_format_is_never_skipped(tmp_path):
@@ -192,6 +203,13 @@ def test_turns_with_weight_0_are_not_learned():
     assert holds_completion({"completion": [earlier, later]})
 
 
+def test_a_name_is_no_completion():
+    named = {"role": "assistant", "content": "", "name": "bot", "weight": 1, "tool_call_id": "c"}
+    assert not holds_completion({"completion": [named]})
+    for written in ({"content": "42"}, {"reasoning_content": "Hm."}, {"tool_calls": [{"id": "c"}]}):
+        assert holds_completion({"completion": [{**named, **written}]})
+
+
 # Log-probabilities.
 
 
@@ -203,6 +221,12 @@ def test_unknown_log_probabilities(unknown):
     assert without_unknown_logps(masked) is masked
     assert without_unknown_logps({**row, "sampler_logps": None})["sampler_logps"] is None
     assert without_unknown_logps({**row, "sampler_logps": [-1.0, -0.0, -2.0]})["sampler_logps"] == [-1.0, -0.0, -2.0]
+
+
+def test_log_probabilities_need_the_length_of_the_mask():
+    row = {"completion_ids": [1, 2], "completion_mask": [1, 1], "sampler_logps": [-1.0]}
+    with pytest.raises(Unusable, match="2 values in completion_mask and 1 in sampler_logps"):
+        without_unknown_logps(row)
 
 
 @pytest.mark.parametrize("unknown", [NAN, -INFINITE])
@@ -257,6 +281,13 @@ def test_options_of_the_chat_template():
     assert options(reasoning_effort="high") == {"reasoning_effort": "high"}
     assert options(reasoning_effort="none") == {"reasoning_effort": "none", "enable_thinking": False}
     assert options(reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})["enable_thinking"]
+    # If two sources disagree, the row has what OpenAI's client sends and what vLLM's server uses.
+    low, none = {"reasoning_effort": "low"}, {"reasoning_effort": "none"}
+    assert options(**low, chat_template_kwargs={"reasoning_effort": "high"}) == low
+    assert options(**none, extra_body=low) == low
+    assert options(**low, extra_body={"reasoning_effort": None}) == low
+    assert options(**low, extra_body=none) == {**none, "enable_thinking": False}
+    assert options(chat_template_kwargs={"a": 1}, extra_body={"chat_template_kwargs": {"a": 2}}) == {"a": 2}
 
 
 def test_options_of_each_request_reach_its_row(tmp_path):

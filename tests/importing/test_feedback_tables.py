@@ -6,7 +6,8 @@ import pytest
 
 from topr_trl import load_rows
 from topr_trl.cli import main
-from topr_trl.importing import csv_tables
+from topr_trl.importing import csv_tables, prompt_tables
+from topr_trl.importing.format import NotOfFormat
 
 ROWS = "question,response,thumbs\n3 + 4?,7,up\n3 + 4?,8,down\n"
 
@@ -44,6 +45,7 @@ def test_text_stays_text_if_asked(tmp_path):
     [
         (ROWS.replace(",", ";"), "a.csv"),
         (ROWS.replace(",", "\t"), "a.tsv"),
+        (f"\n\r\n{ROWS}", "a.csv"),
         (b"\xef\xbb\xbf" + ROWS.replace("\n", "\r\n").encode(), "a.csv"),
         ("".join(json.dumps({"question": "3 + 4?", "response": n, "thumbs": t}) + "\n"
                  for n, t in (("7", "up"), ("8", "down"))), "a.jsonl"),
@@ -53,6 +55,21 @@ def test_other_tables_have_the_same_rows(tmp_path, content, name):
     rows = imported(tmp_path, content, name)
     assert [row["completion"][0]["content"] for row in rows] == ["7", "8"]
     assert rows["reward"][:] == [1.0, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        ('a,"b\n""c""",d\n1,2,3\n', ["a", 'b\n"c"', "d"]),
+        ('"a\n";b\n1;2\n', ["a\n", "b"]),
+        ('"a, b, c";d\n1;2\n', ["a, b, c", "d"]),
+        ('5" long,6" wide\n1,2\n', ['5" long', '6" wide']),
+    ],
+)
+def test_names_of_columns_can_have_quotes(tmp_path, content, names):
+    (tmp_path / "a.csv").write_text(content)
+    (row,) = csv_tables.read_table(tmp_path / "a.csv")
+    assert list(row.items()) == list(zip(names, "123", strict=False))
 
 
 def test_cells_keep_their_text(tmp_path):
@@ -71,6 +88,12 @@ def test_names_of_columns_and_numbers_of_labels_can_be_given(tmp_path):
     assert [said(row) for row in rows] == [[("user", "3 + 4?"), ("assistant", "7")],
                                            [("user", "3 + 4?"), ("assistant", "8")]]  # fmt: skip
     assert rows["reward"][:] == [2.0, -0.5]
+
+
+def test_an_error_lists_all_columns():
+    with pytest.raises(NotOfFormat, match=r"no column for the completion; it has question, thumbs\. Set"):
+        prompt_tables.rows({"question": "3 + 4?", "thumbs": "up"})
+    assert not set(prompt_tables.PROMPTS) & set(prompt_tables.COMPLETIONS)  # The prompt is never the completion, too.
 
 
 def test_one_column_cannot_be_prompt_and_completion(tmp_path):

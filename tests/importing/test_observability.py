@@ -11,7 +11,7 @@ from test_evaluations import imported
 from test_logs_of_apis import turns
 
 from topr_trl.importing import langfuse, langsmith, opentelemetry
-from topr_trl.importing.format import NotOfFormat
+from topr_trl.importing.format import NotOfFormat, Unusable
 
 WRITTEN = Path(__file__).parent / "written"
 LEGS = {"name": "legs", "arguments": '{"animal": "cat"}'}
@@ -121,9 +121,15 @@ def test_other_runs_of_langsmith():
         assert (row["temperature"], row["finish_reason"]) == (0.7, "length")
     (row,) = langsmith.rows(run({"prompts": ["a ="]}, {"generations": [[{"text": " 7"}]]}))
     assert (row["prompt"], row["completion"]) == ("a =", " 7")
+    (row,) = langsmith.rows(run({"prompt": "a ="}, {"choices": [{"text": " 7", "finish_reason": "stop"}]}))
+    assert (row["prompt"], row["completion"], row["finish_reason"]) == ("a =", " 7", "stop")
     others = {"other": {"run_type": "chain"}, "failed": {"error": "timeout"}}
     assert [langsmith.rows(run(asked, said, **more)) for more in others.values()] == [[name] for name in others]
-    assert langsmith.rows(run(asked, None)) == []
+    for empty in (None, {"choices": []}, {"choices": [{"finish_reason": "stop"}]}):
+        assert langsmith.rows(run(asked, empty)) == []
+    for given, why in (({"prompts": ["a", "b"]}, "2 prompts .* have prompts"), ({"x": 1}, "0 prompts .* have x")):
+        with pytest.raises(Unusable, match=why):
+            langsmith.rows(run(given, said))
     with pytest.raises(NotOfFormat, match="no known field for the answer; they have x"):
         langsmith.rows(run(asked, {"x": 1}))
     message = {"lc": 1, "id": ["langchain", "AIMessage"], "kwargs": {"content": "12"}}

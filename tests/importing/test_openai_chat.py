@@ -193,6 +193,16 @@ def test_a_run_without_a_reward(tmp_path):
     assert imported(tmp_path, log, **given, output_dir=tmp_path / "given")["reward"][:] == [0.5, 1.0]
 
 
+def test_a_record_of_a_run_with_a_nan_is_skipped(tmp_path, capsys):
+    log = [request("a", "x", reward=float("nan")), request("a", "x", "y", reward=1)]
+    settings = {"reward_fields": "reward", "rollout_field": "run_id"}
+    with pytest.raises(ValueError, match=r"line 1: reward is nan.* --skip_unusable"):
+        imported(tmp_path, log, **settings)
+    (row,) = imported(tmp_path, log, **settings, skip_unusable=True)
+    assert (row["reward"], row["completion"][0]["content"]) == (1.0, "y")
+    assert "1 record cannot be used and is left out" in capsys.readouterr().out
+
+
 def test_several_completions_cannot_be_one_run(tmp_path):
     two = request("a", "x", reward=1)
     two["response"]["choices"] *= 2

@@ -229,11 +229,16 @@ def read_table(
             raise ValueError(f"{path} is empty: it has no row.")
         if path.suffix != ".parquet":
             with path.open("rb") as file:
-                if _NULL_FIRST.match(file.read(4_096)):
-                    raise ValueError(f"{path} cannot be read: the first row is null. Remove it.")
+                start = file.read(4_096)
+            if _NULL_FIRST.match(start):
+                raise ValueError(f"{path} cannot be read: the first row is null. Remove it.")
+            if not start.strip(b"[] \t\r\n"):
+                raise ValueError(f"{path} is empty: it has no row.")
     kind = "parquet" if paths[0].suffix == ".parquet" else "json"
     if kind == "parquet":  # Skip files without rows, on which `datasets` 4.7 fails.
-        paths = [path for path in paths if rows_of(path)] or paths[:1]
+        paths = [path for path in paths if rows_of(path)]
+        if not paths:
+            raise ValueError(f"{files[0]}{' and others' * (len(files) > 1)} cannot be used: there is no row.")
     cache = str(cache_dir) if cache_dir else None
     only = {"columns": list(columns)} if kind == "parquet" and columns is not None else {}
     try:

@@ -104,7 +104,7 @@ def encode(
 
     Raises:
         ValueError: there is no problem or no sample, the number of truths is wrong, problems differ in their number of
-            samples, or a score is missing or not finite.
+            samples, a score is missing or not finite, or a group does not have one name per problem.
     """
     if len(answers) == 0 or len(answers) != len(truths):
         raise ValueError(
@@ -120,6 +120,11 @@ def encode(
             f"Every problem needs the same number of samples; the maximum is {num_samples}, and {len(odd)} of "
             f"{len(answers)} problems have fewer ({some})."
         )
+    for column, names in (groups or {}).items():
+        if len(names) != len(answers):
+            raise ValueError(
+                f"groups[{column!r}] has {len(names)} names. Give one for each of {len(answers)} problems."
+            )
     codes = np.empty((len(answers), num_samples), dtype=np.int64)
     for row, (given, truth) in enumerate(zip(answers, truths, strict=True)):
         known: dict[str, int] = {truth: RIGHT_CODE}

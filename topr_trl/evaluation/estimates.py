@@ -390,9 +390,9 @@ def evaluate_samples(
         [`Evaluation`]: the estimates.
 
     Raises:
-        ValueError: the lengths of `answers`, `truths` or `scores` differ, there is no problem or no sample, problems
-            differ in their number of samples, a score is not finite, a k is outside [1, S], or a measure needs scores
-            and there are no scores.
+        ValueError: the lengths of `answers`, `truths`, `scores` or a group differ, there is no problem or no sample,
+            problems differ in their number of samples, a score is not finite, a k is outside [1, S], or a measure needs
+            scores and there are no scores.
     """
     samples = encode(answers, truths, scores, groups=groups)
     return evaluate(samples, pass_ks, maj_ks, weighted_sc_ks, best_ks, seed)

@@ -7,14 +7,14 @@ from topr_trl.data.rows import ROLLOUT
 from topr_trl.importing.format import Unusable
 from topr_trl.importing.row_table import Row
 
+_WRITTEN = ("content", "reasoning_content", "tool_calls")  # fields of an assistant turn that the model writes
+
 
 def holds_completion(row: Row) -> bool:
     """Return whether a row has completion token ids, completion text, or a non-empty assistant turn to learn from."""
     completion = row["completion"]
     if isinstance(completion, list) and all(isinstance(turn, dict) for turn in completion):
-        completion = any(
-            value for turn in completion if is_learned(turn) for name, value in turn.items() if name != "role"
-        )
+        completion = any(turn.get(name) for turn in completion if is_learned(turn) for name in _WRITTEN)
     return bool(row.get("completion_ids") or completion)
 
 
@@ -68,15 +68,18 @@ def last_turn(row: Row) -> Row:
 def without_unknown_logps(row: Row) -> Row:
     """Return the row, without `sampler_logps` if the log-probability of a token that the model wrote is unknown.
 
-    `sampler_logps` is then None. It is also None if `completion_mask` has a different length.
+    `sampler_logps` is then None. Servers write an unknown log-probability as null, NaN, minus infinity or -9999.
 
-    Servers write an unknown log-probability as null, NaN, minus infinity or -9999.
+    Raises:
+        Unusable: `completion_mask` and `sampler_logps` have different lengths.
     """
     logps = row.get("sampler_logps")
     if not isinstance(logps, list) or not logps:
         return row
     mask = row.get("completion_mask") or [1] * len(logps)
-    if len(mask) == len(logps) and all(is_known(value) for value, own in zip(logps, mask, strict=True) if own):
+    if len(mask) != len(logps):
+        raise Unusable(f"it has {len(mask)} values in completion_mask and {len(logps)} in sampler_logps")
+    if all(is_known(value) for value, own in zip(logps, mask, strict=True) if own):
         return row
     return {**row, "sampler_logps": None}
 

@@ -1,6 +1,7 @@
 """Read CSV and TSV files. Each row becomes a dictionary from column names to text."""
 
 import codecs
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from pyarrow import csv
 
 SUFFIXES = (".csv", ".tsv")
 _DELIMITERS = ",;\t|"
+_BETWEEN = re.compile(r"[,;\t|\r\n]")
+_QUOTED = re.compile(r'(?<![^,;\t|\r\n])"(?:[^"]|"")*"')  # a whole cell, with or without line breaks
 _BLOCK = 16 << 20  # bytes; pyarrow cannot read a row that spans three blocks
 
 
@@ -71,7 +74,8 @@ def _header(path: Path) -> tuple[list[str], str]:
         raise ValueError(
             f"{path} is UTF-16. Save it as UTF-8 (in Excel: CSV UTF-8), or write one JSON object per line."
         )
-    line = first.splitlines()[0].decode("utf-8", "replace")
+    text = _QUOTED.sub(lambda name: _BETWEEN.sub(" ", name[0]), first.decode("utf-8", "replace"))
+    line = text.lstrip("\r\n").replace("\r", "\n").partition("\n")[0]  # pyarrow skips empty lines.
     delimiter = "\t" if ".tsv" in path.suffixes else max(_DELIMITERS, key=line.count)
     if not line.count(delimiter):
         raise ValueError(

@@ -15,7 +15,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
     Raises:
         NotOfFormat: the numbers of generations, grades and finish reasons differ.
     """
-    generations, right = record["generations"], record["correctness_math_verify"]
+    generations = record["generations"] or []
+    right = record["correctness_math_verify"] or [None] * len(generations)
     reasons = record.get("finish_reasons") or [None] * len(generations)
     if not len(generations) == len(right) == len(reasons):
         raise NotOfFormat(

@@ -40,11 +40,13 @@ def rows(record: Record) -> list[Row | LeftOut]:
     if "messages" in inputs:
         prompt: Any = [_message(each) for each in _unwrapped(inputs["messages"])]
         completion: Any = [_message(answer)] if isinstance(answer, dict) else [assistant(answer)]
-    elif isinstance(answer, dict) and _name(answer) in _ROLES:
-        raise Unusable("its inputs are the text of a chat, so the messages that the model read are not known")
     else:
-        (prompt,) = inputs["prompts"] if "prompts" in inputs else [inputs["prompt"]]
-        completion = text_or_messages(answer)
+        prompts = inputs["prompts"] if "prompts" in inputs else [inputs["prompt"]] if "prompt" in inputs else []
+        if len(prompts) != 1:
+            raise Unusable(f"it has {len(prompts)} prompts and no messages; its inputs have {', '.join(inputs)}")
+        if isinstance(answer, dict) and _name(answer) in _ROLES:
+            raise Unusable("its inputs are the text of a chat, so the messages that the model read are not known")
+        prompt, completion = prompts[0], text_or_messages(answer)
     return [
         {
             "prompt": prompt, "completion": completion, "finish_reason": finish_reason(reason),
@@ -83,8 +85,8 @@ def _answer(outputs: Any) -> tuple[Any, str | None]:
     if "choices" in outputs:
         if len(outputs["choices"]) > 1:
             raise Unusable(f"it has {len(outputs['choices'])} choices in one run")
-        choice = outputs["choices"][0]
-        return choice["message"], choice.get("finish_reason")
+        choice = outputs["choices"][0] if outputs["choices"] else {}
+        return choice.get("message") or choice.get("text"), choice.get("finish_reason")
     for name in ("message", "output", "messages"):
         if name in outputs:
             found = outputs[name]

@@ -105,22 +105,24 @@ def tools_as_json(tools: Any) -> str | None:
 def template_columns(request: Mapping[str, Any]) -> Row:
     """Return the columns `tools` and `chat_template_kwargs` from a request.
 
-    OpenAI's API had `functions` before `tools`. In OpenAI's client, `extra_body` has the settings that are not part of
-    OpenAI's API. vLLM's server passes `reasoning_effort` to the chat template, so the setting becomes one of the
-    `chat_template_kwargs`. The value `"none"` also sets `enable_thinking` to False.
+    OpenAI's API had `functions` before `tools`. OpenAI's client sends the fields of `extra_body` in place of the fields
+    of the request. vLLM's server passes `reasoning_effort` to the chat template, so the setting becomes one of the
+    `chat_template_kwargs`, and replaces a `reasoning_effort` there. The value `"none"` also sets `enable_thinking` to
+    False, unless `chat_template_kwargs` has it.
 
     Args:
         request (`Mapping[str, Any]`): Request in OpenAI's format, or a record with its fields.
     """
-    options: dict[str, Any] = {}
-    for body in (request.get("extra_body") or {}, request):
-        if (effort := body.get("reasoning_effort")) is not None:
-            options |= {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
-    for body in (request.get("extra_body") or {}, request):
-        given = body.get("chat_template_kwargs") or {}
-        options |= json.loads(given) if isinstance(given, str) else given
+    extra = {name: value for name, value in (request.get("extra_body") or {}).items() if value is not None}
+    body = {**request, **extra}
+    given = body.get("chat_template_kwargs") or {}
+    options: dict[str, Any] = dict(json.loads(given) if isinstance(given, str) else given)
+    if (effort := body.get("reasoning_effort")) is not None:
+        options["reasoning_effort"] = effort
+        if effort == "none":
+            options.setdefault("enable_thinking", False)
     return {
-        "tools": tools_as_json(request.get("tools") or request.get("functions")),
+        "tools": tools_as_json(body.get("tools") or body.get("functions")),
         "chat_template_kwargs": json.dumps(options) if options else None,
     }
 

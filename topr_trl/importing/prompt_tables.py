@@ -101,8 +101,7 @@ def rows(record: Record) -> list[Row]:
         Unusable: a message has an unknown role, or there are two system prompts.
     """
     prompt_name = column_of(record, PROMPTS, "prompt", "Set --prompt_field to the name of the column")
-    others = {name: value for name, value in record.items() if name != prompt_name}
-    completion_name = column_of(others, COMPLETIONS, "completion", "Set --completion_field to the name of the column")
+    completion_name = column_of(record, COMPLETIONS, "completion", "Set --completion_field to the name of the column")
     prompt, completion = plain(record[prompt_name], prompt_name), plain(record[completion_name], completion_name)
     if not prompt or not completion:
         return []

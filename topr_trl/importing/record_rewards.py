@@ -43,7 +43,7 @@ class RecordRewards:
             NotOfFormat: a field is missing, no field or more than one may be the reward, a reward is not a number, or
                 the numbers of rewards and rollouts differ.
             Unusable: a reward is infinite, NaN or too large for float32.
-            Unrewarded: the record has no reward.
+            Unrewarded: the record has no reward, or one of its completions has none.
         """
         if self.by_id is not None:
             values = {"reward": value_by_id(self.by_id, record, self.args.id_field, "--rewards", Unrewarded)}
@@ -65,6 +65,8 @@ class RecordRewards:
             raise Unrewarded(f"its reward is null ({', '.join(values)})")
         by_rollout = {name: value if isinstance(value, list) else [value] for name, value in known.items()}
         for name, numbers in by_rollout.items():
+            if None in numbers:
+                raise Unrewarded(f"{name} is null for one of its completions")
             for number in numbers:
                 _check_number(name, number)
             if len(numbers) != rollouts:

@@ -314,6 +314,8 @@ class RecordReader:
             )
         name = self._run_name(record)
         run = self.runs[name]
+        with suppress(Unrewarded):
+            self.rewards.of(record, 1)  # raises Unusable if the record's own reward is NaN
         if "reward" in self.columns and run.reward is None:
             raise Unrewarded(f"no record of its run {name} has a reward")
         for row in found:
