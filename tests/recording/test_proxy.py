@@ -424,6 +424,7 @@ GOOD = b'data: {"choices": [{"index": 0, "delta": {"content": "yes"}, "finish_re
     b'{"choices": [null]}', b'{"choices": 5}', b'{"choices": [{"index": null, "delta": {"content": "b"}}]}',
     b'{"choices": [{"index": 0, "delta": "x"}]}', b'{"choices": [{"index": 0, "delta": {"tool_calls": [null]}}]}',
     b'{"choices": [{"index": 0, "delta": {"tool_calls": [{"function": {"name": 3}}]}}]}', b"{", b"[" * 10_000,
+    b'{"error": null, "choices": []}',
 ])  # fmt: skip
 def test_malformed_events_are_passed_on(running, event):
     running.upstream.raw = b": comment\n\ndata: " + event + b"\n\n" + GOOD
