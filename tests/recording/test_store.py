@@ -14,6 +14,7 @@ import httpx2 as httpx
 import pytest
 from recorders import Upstream, recorder
 
+from topr_trl.recording.answers import choice_of
 from topr_trl.recording.store import NAME, State, Store, count_rollouts, read_rollouts, recording_id, recording_in
 
 HI = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -112,15 +113,16 @@ def test_lists_and_totals(store):
     assert store.rollout("none") is None
 
 
-@pytest.mark.parametrize("number", [0.5, float("nan")])
-def test_views_leave_out_tokens_if_they_can(store, number):
-    choices = [{"index": n, "text": json.loads('"\\ud83d"'), "token_ids": [n], "logprobs": {}} for n in range(2)]
+@pytest.mark.parametrize(("number", "order"), [(0.5, [0, 1]), (0.5, [1, 0]), (float("nan"), [0, 1])])
+def test_views_leave_out_tokens_if_they_can(store, number, order):
+    choices = [{"index": n, "text": json.loads('"\\ud83d"'), "token_ids": [n], "logprobs": {}} for n in order]
     call = store.begin("completions", {"prompt": "hi"}, None, 2)
     store.end(call.id, State.FINISHED, {"choices": choices, "prompt_token_ids": [1], "x": number})
     for found in (store.rollout(call.rollouts[1]), store.latest(None, None, 1)[0]):
         response = found["calls"][0]["response"]
-        assert response["choices"][1]["text"] == choices[1]["text"]
-        assert ("token_ids" in response["choices"][1]) == ("prompt_token_ids" in response) == (number != number)
+        choice = choice_of(found["calls"][0])
+        assert (choice["index"], choice["text"]) == (1, choices[1]["text"])
+        assert ("token_ids" in choice) == ("prompt_token_ids" in response) == (number != number)
     assert rollouts(store)[1]["calls"][0]["response"]["choices"] == choices
 
 

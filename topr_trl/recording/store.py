@@ -352,10 +352,14 @@ _COLUMNS = (
 
 # SQLite removes the tokens of a long answer ten times faster than Python parses them. An answer with NaN keeps its
 # tokens, because SQLite does not accept NaN as JSON.
+_PLACE = (  # position of the choice in the answer, which can have the choices in any order
+    "coalesce((SELECT key FROM json_each(response, '$.choices') "
+    "WHERE coalesce(json_extract(value, '$.index'), 0) = choice), 0)"
+)
 _WITHOUT_TOKENS = (
-    "CASE WHEN json_valid(response) THEN json_remove(response, '$.prompt_token_ids', '$.choices[' || choice || "
-    "'].logprobs', '$.choices[' || choice || '].token_ids', '$.choices[' || choice || '].prompt_token_ids') "
-    "ELSE response END"
+    "CASE WHEN json_valid(response) THEN json_remove(response, '$.prompt_token_ids', "
+    + ", ".join(f"'$.choices[' || {_PLACE} || '].{name}'" for name in ("logprobs", "token_ids", "prompt_token_ids"))
+    + ") ELSE response END"
 )
 
 
