@@ -102,7 +102,7 @@ class Proxy:
         except StorageFullError as full:
             if self.args.on_full == PASS:
                 return await self._forward(request, body, None)
-            return error(507, f"{full}. Free some space, or start topr record with --on_full pass.", "storage_full")
+            return error(507, f"{full} Or start topr record with --on_full pass.", "storage_full")
         recording = RecordedAnswer(self.writer, call, endpoint, asked, is_redacted, asks_for_ids)
         if asks_for_ids:
             body = json.dumps(with_token_ids(asked, endpoint)).encode()
@@ -199,7 +199,7 @@ class Proxy:
     def _store_failure(self, failure: Exception, url: URL, recording: RecordedAnswer | None) -> tuple[int, str, str]:
         """End the recording with a message about a failure. Return the HTTP status, the message and the error type."""
         if isinstance(failure, StorageFullError):
-            found = 507, f"The answer cannot be recorded: {failure}.", "storage_full"
+            found = 507, f"The answer cannot be recorded: {failure}", "storage_full"
         elif isinstance(failure, _TooLargeError):
             most = f"max_answer_mb={self.args.max_answer_mb}"
             found = 502, f"The answer of {url} is larger than {most}.", "upstream_error"
