@@ -1,5 +1,6 @@
 """Answers that clients get, requests that the server gets, and the calls that are stored."""
 
+import asyncio
 import json
 import socket
 import time
@@ -12,6 +13,7 @@ import pytest
 from recorders import WORDS, recorder
 
 from topr_trl.recording.conversations import continued_conversation
+from topr_trl.recording.proxy import _events
 
 HI = [{"role": "user", "content": "2 + 2?"}]
 ANSWER = "".join(WORDS)
@@ -424,6 +426,7 @@ GOOD = b'data: {"choices": [{"index": 0, "delta": {"content": "yes"}, "finish_re
     b'{"choices": [null]}', b'{"choices": 5}', b'{"choices": [{"index": null, "delta": {"content": "b"}}]}',
     b'{"choices": [{"index": 0, "delta": "x"}]}', b'{"choices": [{"index": 0, "delta": {"tool_calls": [null]}}]}',
     b'{"choices": [{"index": 0, "delta": {"tool_calls": [{"function": {"name": 3}}]}}]}', b"{", b"[" * 10_000,
+    b'{"error": null, "choices": []}',
 ])  # fmt: skip
 def test_malformed_events_are_passed_on(running, event):
     running.upstream.raw = b": comment\n\ndata: " + event + b"\n\n" + GOOD
@@ -445,6 +448,30 @@ def test_an_event_of_several_lines(running):
     assert first[0] == "event: e"
     assert json.loads(first[1][6:])["choices"] == [{"index": 0, "token_ids": None, "delta": {"content": "so, "}}]
     assert call_of(running)["response"]["choices"][0]["token_ids"] == [5]
+
+
+def events(pieces):
+    async def collect():
+        async def stream():
+            for piece in pieces:
+                yield piece
+
+        return [event async for event in _events(stream())]
+
+    return asyncio.run(collect())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_events_do_not_depend_on_the_pieces(size):
+    stream = b": hi\n\n\ndata: a\r\n\r\nevent: e\ndata: b\n\ndata: c"
+    pieces = [stream[start : start + size] for start in range(0, len(stream), size)]
+    assert events(pieces) == [[b": hi"], [b"data: a"], [b"event: e", b"data: b"], [b"data: c"]]
+
+
+def test_the_time_for_an_event_is_linear_in_its_size():
+    started = time.monotonic()
+    assert events([b"x" * 2**16] * 400) == [[b"x" * 2**16 * 400]]
+    assert time.monotonic() - started < 5  # 26 s if each piece copies the earlier ones
 
 
 @pytest.mark.parametrize("answer", [

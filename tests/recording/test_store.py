@@ -8,13 +8,24 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 from recorders import Upstream, recorder
 
-from topr_trl.recording.store import NAME, State, Store, count_rollouts, read_rollouts, recording_id, recording_in
+from topr_trl.recording.answers import choice_of
+from topr_trl.recording.store import (
+    NAME,
+    State,
+    StorageFullError,
+    Store,
+    count_rollouts,
+    read_rollouts,
+    recording_id,
+    recording_in,
+)
 
 HI = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -112,15 +123,16 @@ def test_lists_and_totals(store):
     assert store.rollout("none") is None
 
 
-@pytest.mark.parametrize("number", [0.5, float("nan")])
-def test_views_leave_out_tokens_if_they_can(store, number):
-    choices = [{"index": n, "text": json.loads('"\\ud83d"'), "token_ids": [n], "logprobs": {}} for n in range(2)]
+@pytest.mark.parametrize(("number", "order"), [(0.5, [0, 1]), (0.5, [1, 0]), (float("nan"), [0, 1])])
+def test_views_leave_out_tokens_if_they_can(store, number, order):
+    choices = [{"index": n, "text": json.loads('"\\ud83d"'), "token_ids": [n], "logprobs": {}} for n in order]
     call = store.begin("completions", {"prompt": "hi"}, None, 2)
     store.end(call.id, State.FINISHED, {"choices": choices, "prompt_token_ids": [1], "x": number})
     for found in (store.rollout(call.rollouts[1]), store.latest(None, None, 1)[0]):
         response = found["calls"][0]["response"]
-        assert response["choices"][1]["text"] == choices[1]["text"]
-        assert ("token_ids" in response["choices"][1]) == ("prompt_token_ids" in response) == (number != number)
+        choice = choice_of(found["calls"][0])
+        assert (choice["index"], choice["text"]) == (1, choices[1]["text"])
+        assert ("token_ids" in choice) == ("prompt_token_ids" in response) == (number != number)
     assert rollouts(store)[1]["calls"][0]["response"]["choices"] == choices
 
 
@@ -148,6 +160,46 @@ def test_a_file_that_is_no_database(tmp_path):
         count_rollouts(tmp_path / NAME)
     with pytest.raises(ValueError, match="cannot be opened as a recording"):
         Store(tmp_path)
+
+
+def damage(file, *names):
+    """Create a database, and overwrite the first pages of tables and indexes."""
+    Store(file.parent).close()
+    with closing(sqlite3.connect(file)) as connection:
+        pages = dict(connection.execute("SELECT name, rootpage FROM sqlite_schema"))
+    with file.open("r+b") as opened:
+        for name in names:
+            opened.seek(4096 * (pages[name] - 1))
+            opened.write(b"\xff" * 4096)
+
+
+def test_a_database_that_is_locked(store):
+    store._connection.execute("PRAGMA busy_timeout = 0")
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StorageFullError, match=f"{NAME} cannot be written: .*locked. Close other programs"):
+            store.begin("chat/completions", HI, None, 1)
+
+
+@pytest.mark.parametrize("act", [Store, lambda folder: count_rollouts(folder / NAME)])
+@pytest.mark.parametrize(("spoil", "remedy"), [
+    (lambda file: file.mkdir(), "Check"), (lambda file: damage(file, "about"), "Restore the file"),
+    (lambda file: sqlite3.connect(file).execute("CREATE TABLE about (x)").connection.close(), "topr record wrote"),
+])  # fmt: skip
+def test_a_database_that_cannot_be_used(tmp_path, act, spoil, remedy):
+    spoil(tmp_path / NAME)
+    with pytest.raises((ValueError, StorageFullError), match=f"{NAME} cannot be .*{remedy}"):
+        act(tmp_path)
+
+
+def test_a_database_that_can_be_opened_and_is_damaged(tmp_path):
+    damage(tmp_path / NAME, "calls", "open_calls")
+    store = Store(tmp_path)
+    with pytest.raises(ValueError, match=f"{NAME} cannot be read .*Restore the file"):
+        store.recover()
+    with pytest.raises(StorageFullError, match=f"{NAME} cannot be written: .*Restore the file"):
+        store.begin("chat/completions", HI, None, 1)
+    store.close()
 
 
 def test_the_id_stays_while_a_recording_grows(tmp_path, store):

@@ -88,7 +88,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class Memory:
-    """Estimated memory of one GPU during training, in bytes. Gradients are accumulated over several batches.
+    """Estimated memory of one GPU during training, in bytes.
+
+    The estimate assumes that gradients are accumulated over several batches.
 
     Attributes:
         weights (`float`): Stored weights.

@@ -17,8 +17,8 @@ _PROMPTS_PER_STEP = 16  # smallest number of prompts that a step should have
 def rows_together(rows: int) -> int:
     """Return how many rows of a prompt can stay together in an optimizer step with `rows` rows.
 
-    Rows of a prompt have similar gradients, so the gradient of a step with few prompts is noisier. At a high learning
-    rate, the extra noise was measurable with four prompts in a step of 32 rows.
+    Rows of a prompt have similar gradients, so the gradient of a step with few prompts is noisier. The limit leaves
+    room for 16 prompts in a step of 16 or more rows.
     """
     return min(_MOST_TOGETHER, max(1, rows // _PROMPTS_PER_STEP))
 

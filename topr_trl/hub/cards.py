@@ -10,7 +10,7 @@ from topr_trl.pipeline.lineage import facts_of_sampling, problems_of, writer_of
 from topr_trl.pipeline.manifest import Json
 from topr_trl.trainers.model_card import PAPER, TAGS, markdown_table
 
-# Size categories of the Hub, one per power of ten.
+# Size categories of the Hub: below 1,000 rows, one per power of ten, and above a billion rows.
 _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B", "n>1B")
 
 COLUMNS = {

@@ -102,7 +102,7 @@ class RecordReader:
         self.format: Format = FORMATS[self.name]
         self.chat = self.format.chat if args.chat is None else args.chat
         self.where = args.where_values
-        self.same: Any = None  # value of `Format.same` in earlier records
+        self.same: Any = None  # value in earlier records of the field that `Format.same` names
         self.rewards = RecordRewards(args, self.format)
         self.requests = read_by_id(args.requests, "custom_id", "body")
         self.runs: dict[str, _Run] = {}
@@ -297,7 +297,11 @@ class RecordReader:
         return last_turn(row) if self.args.completion == LAST_TURN and turns_of(row) > 1 else row
 
     def _problem(self, record: Record, rows: Sequence[Row]) -> str:
-        """Return the problem id of a record: its `problem_field`, or the first row's problem id or prompt hash."""
+        """Return the problem id of a record.
+
+        It is the value of `problem_field`. Without this setting, it is the problem id of the first row. If this
+        row has no problem id, it is a hash of the row's prompt.
+        """
         if self.args.problem_field:
             return str(field_value(record, self.args.problem_field, NotOfFormat))
         first = rows[0]

@@ -91,7 +91,7 @@ class Grading:
         try:
             exists = self.store.set_reward(rollout, name, reward, comment)
         except StorageFullError as full:
-            return error(507, f"{full}. Free some space.", "storage_full")
+            return error(507, str(full), "storage_full")
         if not exists:
             return error(404, f"There is no rollout {rollout!r}. Use the id in the header x-topr-rollout of an answer.")
         return _json({"rollout_id": rollout, "name": name, "reward": reward})

@@ -102,7 +102,7 @@ class Proxy:
         except StorageFullError as full:
             if self.args.on_full == PASS:
                 return await self._forward(request, body, None)
-            return error(507, f"{full}. Free some space, or start topr record with --on_full pass.", "storage_full")
+            return error(507, f"{full} Or start topr record with --on_full pass.", "storage_full")
         recording = RecordedAnswer(self.writer, call, endpoint, asked, is_redacted, asks_for_ids)
         if asks_for_ids:
             body = json.dumps(with_token_ids(asked, endpoint)).encode()
@@ -147,13 +147,12 @@ class Proxy:
             await response.prepare(request)
         try:
             async for event in _events(self._pieces(answer)):
-                lines = event.split(b"\n")
-                found = [line[5:].strip() for line in lines if line.startswith(b"data:")]
+                lines, found = event, [line[5:].strip() for line in event if line.startswith(b"data:")]
                 if recording is not None and found:
                     data = b"\n".join(found).decode("utf-8", "replace")
                     shown = recording.add_event(data)
                     if shown is not data:
-                        lines = [*(line for line in lines if not line.startswith(b"data:")), b"data: " + shown.encode()]
+                        lines = [*(line for line in event if not line.startswith(b"data:")), b"data: " + shown.encode()]
                 async with self._sending(request):
                     await response.write(b"\n".join(lines) + b"\n\n")
             if recording is not None:
@@ -200,7 +199,7 @@ class Proxy:
     def _store_failure(self, failure: Exception, url: URL, recording: RecordedAnswer | None) -> tuple[int, str, str]:
         """End the recording with a message about a failure. Return the HTTP status, the message and the error type."""
         if isinstance(failure, StorageFullError):
-            found = 507, f"The answer cannot be recorded: {failure}.", "storage_full"
+            found = 507, f"The answer cannot be recorded: {failure}", "storage_full"
         elif isinstance(failure, _TooLargeError):
             most = f"max_answer_mb={self.args.max_answer_mb}"
             found = 502, f"The answer of {url} is larger than {most}.", "upstream_error"
@@ -282,12 +281,22 @@ def _shown_headers(answer: aiohttp.ClientResponse, recording: RecordedAnswer | N
     return found
 
 
-async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the events of a stream. An empty line ends each event."""
-    buffer = b""
+async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
+    """Yield the lines of each event of a stream. An empty line ends an event."""
+    event: list[bytes] = []
+    line = bytearray()  # Unlike `bytes`, it grows without a copy of the whole line.
     async for piece in pieces:
-        *events, buffer = (buffer + piece).replace(b"\r\n", b"\n").split(b"\n\n")
-        for event in events:
-            yield event
-    if buffer.strip():
-        yield buffer
+        *ends, rest = piece.split(b"\n")
+        for end in ends:
+            line += end
+            if text := bytes(line.removesuffix(b"\r")):
+                event.append(text)
+            elif event:
+                yield event
+                event = []
+            line.clear()
+        line += rest
+    if line.strip():
+        event.append(bytes(line))
+    if event:
+        yield event

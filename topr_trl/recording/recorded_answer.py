@@ -101,7 +101,7 @@ class RecordedAnswer:
             return data
         if not isinstance(event, dict) or not is_well_formed(event):
             return data
-        if "error" in event:
+        if event.get("error") is not None:
             self.error = _message_of(event) or "The server reported an error."
             return data
         self.answer.add(event)

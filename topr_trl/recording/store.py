@@ -11,7 +11,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -22,9 +22,14 @@ from topr_trl.recording.answers import Assembler
 NAME = "recording.sqlite"
 RATING = "rating"  # name of the reward that a person gives on the page
 _FORMAT = "1"  # must change if this version cannot read the databases of earlier versions
-_FULL = {  # error codes for a database that cannot be written
-    sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY,
-}  # fmt: skip
+_REMEDIES = {  # by error code of SQLite
+    sqlite3.SQLITE_FULL: "Free some space.",
+    sqlite3.SQLITE_IOERR: "Check the disk, and free some space.",
+    sqlite3.SQLITE_CANTOPEN: "Check that the file exists, and that you can write to its folder.",
+    sqlite3.SQLITE_READONLY: "Allow writing to the file and its folder.",
+    **dict.fromkeys((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED), "Close other programs that have the file open."),
+    **dict.fromkeys((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB), "Restore the file, or use a different folder."),
+}
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS calls (
@@ -91,14 +96,14 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / NAME
         self._continued: dict[int, tuple[Any, ...]] = {}  # by open call: key and place of the continued answer
-        self._connection = sqlite3.connect(self.path, isolation_level=None)
         try:
+            self._connection = sqlite3.connect(self.path, isolation_level=None)
             self._connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + _SCHEMA)
             with self._transaction() as run:
                 run("INSERT OR IGNORE INTO about VALUES ('format', ?), ('id', ?)", (_FORMAT, uuid.uuid4().hex))
+            _check_version(self._connection, self.path)
         except sqlite3.DatabaseError as error:
-            raise ValueError(f"{self.path} cannot be opened as a recording of topr record: {error}.") from error
-        _check_version(self._connection, self.path)
+            raise ValueError(f"{self.path} cannot be opened as a recording of topr record: {_why(error)}") from error
 
     def close(self) -> None:
         """Close the database."""
@@ -120,20 +125,20 @@ class Store:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF in _FULL:
-                raise StorageFullError(f"{self.path} cannot be written: {error}") from error
+        except sqlite3.DatabaseError as error:
+            if _code(error) in _REMEDIES:
+                raise StorageFullError(f"{self.path} cannot be written: {_why(error)}") from error
             raise
 
     def recover(self) -> int:
         """End the calls that an earlier recorder left open, keep their partial answers, and return their number."""
-        run = self._connection.execute
-        calls = run("SELECT id, endpoint FROM calls WHERE state = 'open'").fetchall()
-        for call, endpoint in calls:
-            answer = Assembler(endpoint)
-            for (data,) in run("SELECT data FROM chunks WHERE call = ? ORDER BY rowid", (call,)):
-                answer.add(json.loads(data))
-            self.end(call, State.CUT, answer.answer, error="The recorder was killed, or the disk was full.")
+        with _opened(self.path) as connection:
+            calls = connection.execute("SELECT id, endpoint FROM calls WHERE state = 'open'").fetchall()
+            for call, endpoint in calls:
+                answer = Assembler(endpoint)
+                for (data,) in connection.execute("SELECT data FROM chunks WHERE call = ? ORDER BY rowid", (call,)):
+                    answer.add(json.loads(data))
+                self.end(call, State.CUT, answer.answer, error="The recorder was killed, or the disk was full.")
         return len(calls)
 
     def begin(
@@ -322,6 +327,16 @@ def _dumped(value: object) -> str:
     return json.dumps(value)
 
 
+def _code(error: sqlite3.DatabaseError) -> int:
+    """Return the error code of SQLite, or 0 for an error of Python's module."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def _why(error: sqlite3.DatabaseError) -> str:
+    """Return the message of an error, with the remedy."""
+    return f"{error}. {_REMEDIES.get(_code(error), 'Check that topr record wrote the file.')}"
+
+
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:
     """Check that a database has the format of this version.
 
@@ -352,10 +367,14 @@ _COLUMNS = (
 
 # SQLite removes the tokens of a long answer ten times faster than Python parses them. An answer with NaN keeps its
 # tokens, because SQLite does not accept NaN as JSON.
+_PLACE = (  # position of the choice in the answer, which can have the choices in any order
+    "coalesce((SELECT key FROM json_each(response, '$.choices') "
+    "WHERE coalesce(json_extract(value, '$.index'), 0) = choice), 0)"
+)
 _WITHOUT_TOKENS = (
-    "CASE WHEN json_valid(response) THEN json_remove(response, '$.prompt_token_ids', '$.choices[' || choice || "
-    "'].logprobs', '$.choices[' || choice || '].token_ids', '$.choices[' || choice || '].prompt_token_ids') "
-    "ELSE response END"
+    "CASE WHEN json_valid(response) THEN json_remove(response, '$.prompt_token_ids', "
+    + ", ".join(f"'$.choices[' || {_PLACE} || '].{name}'" for name in ("logprobs", "token_ids", "prompt_token_ids"))
+    + ") ELSE response END"
 )
 
 
@@ -388,19 +407,17 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a database for reading. A recorder may write to it at the same time.
 
     Raises:
-        ValueError: the database has a different format, or is damaged.
+        ValueError: the database has a different format, or cannot be read.
     """
     # If there is no write-ahead log, reading creates one. `immutable` prevents this in a folder that cannot be written.
     creates_log = not Path(f"{path}-wal").exists() and not os.access(path.parent, os.W_OK)
     mode = "immutable=1" if creates_log else "mode=ro"
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
     try:
-        _check_version(connection, path)
-        yield connection
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)) as connection:
+            _check_version(connection, path)
+            yield connection
     except sqlite3.DatabaseError as error:
-        raise ValueError(f"{path} cannot be read as a recording of topr record: {error}.") from error
-    finally:
-        connection.close()
+        raise ValueError(f"{path} cannot be read as a recording of topr record: {_why(error)}") from error
 
 
 def recording_in(path: Path) -> Path | None:

@@ -40,8 +40,8 @@ RewardFunc: TypeAlias = str | PreTrainedModel | Callable[..., Any]
 
 _AT_ONCE = 1_024  # maximum number of rows per call of a function, unless a single problem has more
 _ROWS_PER_FORWARD = 16  # rows per forward pass of a reward model
-# Columns that are not passed as additional keyword arguments. TRL passes the first three as
-# separate arguments. The others are bookkeeping of this package.
+# Columns that are not passed under their own names. `_score_chunk` passes the first three as `prompts`, `completions`
+# and `completion_ids`. Only this package uses the others.
 _NOT_PASSED = (
     "prompt", "completion", "completion_ids", "prompt_ids", "sampler_logps", "logprobs_mode", "mu_logps",
     "mu_fingerprint",
@@ -115,9 +115,9 @@ def reward_completions(
         and `verdict` hold the answers and verdicts.
 
     Raises:
-        ValueError: a column is missing, the rows already have a column of results, the weights do not match the
-            functions, or a function cannot be called, fails, or returns a wrong number of rewards or a value that is
-            not finite.
+        ValueError: a column is missing; the rows already have a column of results; the weights do not match the
+            functions; a function cannot be called, or fails; or a function returns a wrong number of rewards, or a
+            value that is not finite.
     """
     one = isinstance(reward_funcs, str) or not isinstance(reward_funcs, Sequence)
     given: list[Any] = [reward_funcs] if one else list(reward_funcs)  # type: ignore[arg-type]
@@ -286,7 +286,10 @@ def _chunks(rows: Dataset) -> Iterator[tuple[int, int]]:
 
 
 def _score_chunk(rows: Dataset, rewards: Sequence[Reward]) -> tuple[NDArray[np.float64], list[tuple[str, str | None]]]:
-    """Return the values of F rewards, shape (N, F), with NaN for None, and the judge's verdicts and answers, if any."""
+    """Return the values of F rewards, shape (N, F), and the judge's verdicts and answers.
+
+    A value is NaN if the function returned None. Without a judge, the list of verdicts and answers is empty.
+    """
     columns = rows[:]
     prompts = columns["prompt"]
     completions = [_as_trl_passes(p, c) for p, c in zip(prompts, columns["completion"], strict=True)]

@@ -31,9 +31,9 @@ from topr_trl.settings.unsupported import (
 class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
     """Settings for [`TOPRTrainer`]: all settings of [`~trl.GRPOConfig`], and the parameters below.
 
-    The defaults for the loss and the optimizer are those of the paper (arXiv 2503.14286, Sec. 4.1). The default
-    `baseline` is not. R is the reward after the baseline is subtracted. π is the policy in training, and μ is the
-    policy that wrote the completion.
+    The defaults for the loss and the optimizer are the paper's (arXiv 2503.14286, Sec. 4.1), except for `baseline`. R
+    is the reward after the baseline is subtracted. π is the policy in training, and μ is the policy that wrote the
+    completion.
 
     Settings that only the losses of GRPO use, such as `epsilon`, `delta` and `scale_rewards`, must keep their defaults.
     `vllm_importance_sampling_correction` never changes the loss. If it is on, TRL measures the distance between
@@ -146,12 +146,13 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         lr_scheduler_type (`str`, *optional*, defaults to `"constant"`):
             Schedule of the learning rate. The default is the paper's.
         logging_nan_inf_filter (`bool`, *optional*, defaults to `False`):
-            Whether to leave NaN and infinite losses out of the logged loss. With `False`, such a loss stops training.
+            Whether to leave NaN and infinite losses out of the logged loss. With `False`, training stops at the first
+            NaN or infinite loss.
         share_prompts (`bool`, *optional*):
             Whether to compute a prompt once for all its completions in a micro-batch. Needs `"sdpa"` or `"eager"`
-            attention. If sharing is not possible or would change log π, the trainer logs it and computes the prompt for
-            each completion. The completions of a prompt become adjacent within each optimizer step. `None` means `True`
-            on a CPU and `False` on other devices, where the speed of sharing has not been measured.
+            attention. If sharing is not possible or would change log π, the trainer prints the reason, and computes the
+            prompt for each completion. The completions of a prompt become adjacent within each optimizer step. `None`
+            means `True` on a CPU and `False` on other devices, where the speed of sharing has not been measured.
     """
 
     top_k: int | None = field(
@@ -220,9 +221,9 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
 class OfflineTOPRConfig(TOPRArguments, SFTConfig):
     """Settings for [`OfflineTOPRTrainer`]: all settings of [`~trl.SFTConfig`], and the parameters below.
 
-    The defaults for the loss and the optimizer are those of the paper (arXiv 2503.14286, Sec. 4.1). The default
-    `baseline` is not. R is the reward after the baseline is subtracted. π is the policy in training, and μ is the
-    policy that wrote the completion.
+    The defaults for the loss and the optimizer are the paper's (arXiv 2503.14286, Sec. 4.1), except for `baseline`. R
+    is the reward after the baseline is subtracted. π is the policy in training, and μ is the policy that wrote the
+    completion.
 
     Settings that only supervised fine-tuning uses, such as `packing` and `assistant_only_loss`, must keep their
     defaults.
@@ -305,18 +306,19 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
         lr_scheduler_type (`str`, *optional*, defaults to `"constant"`):
             Schedule of the learning rate. The default is the paper's.
         logging_nan_inf_filter (`bool`, *optional*, defaults to `False`):
-            Whether to leave NaN and infinite losses out of the logged loss. With `False`, such a loss stops training.
+            Whether to leave NaN and infinite losses out of the logged loss. With `False`, training stops at the first
+            NaN or infinite loss.
         sort_by_length (`bool`, *optional*, defaults to `True`):
             Whether to sort the rows of each optimizer step by length. The micro-batches then have less padding, and
             each step keeps its rows and its gradient. Has no effect on rows that are read in a fixed order, with
             `padding_free=True`, with Accelerate's `split_batches`, or with the auxiliary loss of a mixture of experts.
         share_prompts (`bool`, *optional*):
             Whether to compute a prompt once for all its completions in a micro-batch. Needs `"sdpa"` or `"eager"`
-            attention. If sharing is not possible or would change log π, the trainer logs it and computes the prompt for
-            each completion. If sharing saves at least 10% of the tokens, up to 8 rows of a prompt stay together in
-            training, or fewer if a step would have fewer than 16 prompts. `None` means `True` on a CPU if sharing saves
-            at least 10% of the tokens. `None` means `False` on other devices, where the speed of sharing has not been
-            measured.
+            attention. If sharing is not possible or would change log π, the trainer prints the reason, and computes the
+            prompt for each completion. If sharing saves at least 10% of the tokens, up to 8 rows of a prompt stay
+            together in training, or fewer if a step would have fewer than 16 prompts. `None` means `True` on a CPU if
+            sharing saves at least 10% of the tokens. Otherwise, `None` means `False`. The speed of sharing on other
+            devices has not been measured.
 
         > Parameters that control logging
 
