@@ -127,6 +127,7 @@ def test_agreement_with_a_person():
         (r"30 \text{ Degrees}", "30", "correct"),
         (r"3\text{ m}", "3", "correct"),
         (r"\mathbb{R}", r"(-\infty,\infty)", "correct"),
+        (r"\begin{pmatrix}\end{pmatrix}", "(1,2)", "incorrect"),
         ("(a+b+c+d+f+g+h)^{10}", "5", "incorrect"),
         ("x^2+2x+1", "(x+1)^2", "correct"),
     ],

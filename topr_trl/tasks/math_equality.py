@@ -252,7 +252,7 @@ def same(given: str, truth: str) -> bool:
     if kinds == {"matrix", "tuple"}:  # A vector can be written as a matrix or as a tuple.
         (_, rows), (_, brackets, parts) = (a, b) if a[0] == "matrix" else (b, a)
         cells = [cell for row in rows for cell in row]
-        if brackets != "()" or 1 not in (len(rows), len(rows[0])):
+        if not rows or brackets != "()" or 1 not in (len(rows), len(rows[0])):
             return False
         return _same_in_order(cells, parts) if a[0] == "matrix" else _same_in_order(parts, cells)
     if kinds == {"set", "atom"}:
