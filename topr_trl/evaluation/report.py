@@ -181,8 +181,7 @@ def write_report(
         rewards (`Mapping[str, RewardSamples]`, *optional*):
             Rewards of each run by name, to report the mean reward and the highest reward of k samples.
         pass_threshold (`float`, *optional*):
-            Minimum reward for a sample to pass. With a threshold, pass@k is based on rewards and not on answers. The
-            results by subject and by level are still based on answers.
+            Minimum reward for a sample to pass. With a threshold, all results are based on rewards and not on answers.
 
     Returns:
         `str`: the tables.
@@ -191,6 +190,7 @@ def write_report(
         ValueError: the two runs differ in their problems or true answers, or no problem has rewards in both runs.
     """
     rewards = rewards or {}
+    runs = runs if pass_threshold is None else {}
     names = list(runs or rewards)
     differences = _compare_two(runs, rewards, pass_threshold, seed) if len(names) == 2 else None
     evaluations = Evaluations({name: _evaluate_both(name, runs, rewards, pass_threshold, seed) for name in names})
@@ -221,15 +221,13 @@ def _evaluate_both(
     pass_threshold: float | None,
     seed: int,
 ) -> Evaluation:
-    """Evaluate the answers of a run, its rewards, or both. With a threshold, pass@k and shares use rewards."""
+    """Evaluate the answers of a run, its rewards, or both."""
     if name not in rewards:
         return evaluate_in_full(runs[name], seed)
     by_reward = evaluate_rewards(rewards[name], pass_threshold)
     if name not in runs:
         return by_reward
-    names = ["reward", "best_reward_at", "greedy_reward"]
-    if pass_threshold is not None:
-        names += ["pass_at", "shares", "cardinality", "pass_threshold"]
+    names = ("reward", "best_reward_at", "greedy_reward")
     return replace(evaluate_in_full(runs[name], seed), **{each: getattr(by_reward, each) for each in names})
 
 
