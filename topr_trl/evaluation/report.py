@@ -47,6 +47,10 @@ class Evaluations(dict[str, Evaluation]):
     def __str__(self) -> str:
         return "\n".join([plain_table(["", *self], self._rows()), *self._notes()]) if self else "No evaluations."
 
+    def _check_not_empty(self) -> None:
+        if not self:
+            raise ValueError("There are no evaluations to show. Add one, as in Evaluations(before=..., after=...).")
+
     def _rows(self) -> list[list[str]]:
         """Return the rows of the table: a label and one cell per evaluation.
 
@@ -99,7 +103,11 @@ class Evaluations(dict[str, Evaluation]):
         Args:
             path (`str`, `Path` or binary file):
                 File to write. The suffix of a path sets the format. A binary file gets a PNG.
+
+        Raises:
+            ValueError: there are no evaluations.
         """
+        self._check_not_empty()
         plot_progress(self, path)
 
     def write_card_section(self, folder: Path, tested_on: str | None = None) -> str:
@@ -110,7 +118,11 @@ class Evaluations(dict[str, Evaluation]):
                 Folder of the card. The plot is saved in this folder as `evaluation.png`.
             tested_on (`str`, *optional*):
                 Description of the problems and the sampling, to complete "Tested on". `None` omits this sentence.
+
+        Raises:
+            ValueError: there are no evaluations.
         """
+        self._check_not_empty()
         parts = ["## Evaluation"]
         parts += [f"Tested on {tested_on}."] if tested_on else []
         table = tabulate(self._rows(), ["measure", *self], "github", disable_numparse=True, stralign=None)
