@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import shutil
 
@@ -200,6 +201,18 @@ def test_files_of_something_else(run):
     (run / "checkpoint-4" / "trainer_state.json").write_text("[]")
     (run / "iteration-1.bak").mkdir()
     assert read_run(run).steps == 4
+
+
+def test_logs_that_were_copied_at_once_are_ordered_by_their_step(tmp_path):
+    names = {f"checkpoint-{step}": step for step in (*range(1, 10), 20, *range(10, 20))}
+    for name, step in {**names, "": 21}.items():
+        (tmp_path / name).mkdir(exist_ok=True)
+        path = tmp_path / name / "trainer_state.json"
+        path.write_text(json.dumps({"log_history": [{"step": step, "loss": 1.0}]}))
+        os.utime(path, (1, 1))
+    assert read_run(tmp_path).steps == 21
+    path.unlink()
+    assert read_run(tmp_path).steps == 20
 
 
 def test_series():
