@@ -234,3 +234,12 @@ def test_long_runs_are_smoothed_at_the_right_height():
     pale, bold = draw_panel(next(p for p in PANELS if p.title == "Loss"), {"run": history}).axes[0].lines
     assert np.ptp(pale.get_ydata()) == 2
     assert np.abs(bold.get_ydata() - 5).max() < 0.1
+
+
+@pytest.mark.parametrize(("zero", "steps", "scale"), [(1.0, 3, "log"), (0.0, 3, "linear"), (0.0, 300, "linear")])
+def test_a_value_of_zero_makes_the_scale_linear(zero, steps, scale):
+    """In a later training run, and under a running mean, too."""
+    first = [{"step": step, "grad_norm": 1.0} for step in range(steps)]
+    second = [*first, {"step": steps, "grad_norm": zero}]
+    panel = next(p for p in PANELS if p.scale == "log")
+    assert draw_panel(panel, {"one": first, "two": second}).axes[0].get_yscale() == scale
