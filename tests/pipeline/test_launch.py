@@ -269,6 +269,16 @@ def test_a_loop_that_is_asked_to_end_ends_what_it_has_started(tmp_path):
     child.wait(10)
 
 
+def test_a_stage_on_windows_does_not_signal_its_loop(monkeypatch):
+    sent = []
+    monkeypatch.setenv(processes._LOOP, "1")
+    monkeypatch.setattr(processes.os, "kill", lambda *signal: sent.append(signal))
+    monkeypatch.setattr(processes, "_PRCTL", None)
+    monkeypatch.setattr(processes.sys, "platform", "win32")
+    processes.end_with_the_loop()
+    assert sent == []
+
+
 def test_what_a_process_has_started_ends_with_it(tmp_path):
     """`accelerate launch` with one process starts it and does not pass SIGTERM on."""
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"

@@ -188,12 +188,12 @@ def end_processes_on_signals() -> None:
 
 
 def end_with_the_loop() -> None:
-    """Exit if the loop that started this process has ended. Do nothing if no loop started it.
+    """Exit if the loop that started this process has ended. Do nothing if no loop started it, or on Windows.
 
     On Linux, also make this process end when its parent ends.
     """
     loop = os.environ.get(_LOOP)
-    if loop is None:
+    if loop is None or sys.platform == "win32":  # On Windows, `os.kill` does not check the loop, but interrupts it.
         return
     _end_with_parent(_KILL)
     try:
