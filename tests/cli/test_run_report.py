@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import shutil
 
@@ -202,6 +203,18 @@ def test_files_of_something_else(run):
     assert read_run(run).steps == 4
 
 
+def test_logs_that_were_copied_at_once_are_ordered_by_their_step(tmp_path):
+    names = {f"checkpoint-{step}": step for step in (*range(1, 10), 20, *range(10, 20))}
+    for name, step in {**names, "": 21}.items():
+        (tmp_path / name).mkdir(exist_ok=True)
+        path = tmp_path / name / "trainer_state.json"
+        path.write_text(json.dumps({"log_history": [{"step": step, "loss": 1.0}]}))
+        os.utime(path, (1, 1))
+    assert read_run(tmp_path).steps == 21
+    path.unlink()
+    assert read_run(tmp_path).steps == 20
+
+
 def test_series():
     history = [
         {"step": 1, "loss": 1.0},
@@ -221,3 +234,12 @@ def test_long_runs_are_smoothed_at_the_right_height():
     pale, bold = draw_panel(next(p for p in PANELS if p.title == "Loss"), {"run": history}).axes[0].lines
     assert np.ptp(pale.get_ydata()) == 2
     assert np.abs(bold.get_ydata() - 5).max() < 0.1
+
+
+@pytest.mark.parametrize(("zero", "steps", "scale"), [(1.0, 3, "log"), (0.0, 3, "linear"), (0.0, 300, "linear")])
+def test_a_value_of_zero_makes_the_scale_linear(zero, steps, scale):
+    """In a later training run, and under a running mean, too."""
+    first = [{"step": step, "grad_norm": 1.0} for step in range(steps)]
+    second = [*first, {"step": steps, "grad_norm": zero}]
+    panel = next(p for p in PANELS if p.scale == "log")
+    assert draw_panel(panel, {"one": first, "two": second}).axes[0].get_yscale() == scale

@@ -35,6 +35,14 @@ def test_rows_to_evaluate_that_do_not_say_get_the_temperature_of_the_rows_to_tra
     assert temperature_of({"train": sampled(), "eval": sampled()}) == 1.0
 
 
+def test_temperatures_are_compared_after_rounding():
+    third = {"train": sampled(temperature=(1 / 3, 1 / 3))}
+    assert temperature_of(third, training=1 / 3) == 1 / 3
+    with pytest.raises(ValueError, match=r"temperature 0\.333333"):
+        temperature_of(third, training=0.33)
+    assert temperature_of({"train": sampled(temperature=(1e-7, 1e-7))}) == 1e-7
+
+
 @pytest.mark.parametrize(
     ("temperature", "columns", "wrong"),
     [

@@ -85,6 +85,9 @@ def test_the_section_of_a_card(tmp_path, monkeypatch):
 
 def test_any_number_of_evaluations(tmp_path):
     assert str(Evaluations()) == "No evaluations."
+    for show in (Evaluations().plot, Evaluations().write_card_section):
+        with pytest.raises(ValueError, match=r"no evaluations.*Evaluations\(before=\.\.\."):
+            show(tmp_path / "plot.png")
     runs = Evaluations({f"iteration-{i}": evaluation(i) for i in range(7)})
     assert "![iteration-0 and iteration-1 and" in runs.write_card_section(tmp_path)
     assert (tmp_path / "evaluation.png").is_file()

@@ -7,7 +7,7 @@ from datasets import Dataset
 from topr_trl import Evaluation, Evaluations
 from topr_trl.evaluation.answers import samples_of
 from topr_trl.evaluation.estimates import evaluate_in_full
-from topr_trl.evaluation.report import write_report
+from topr_trl.evaluation.report import read_evaluation, write_report
 from topr_trl.evaluation.rewards import (
     RewardSamples,
     best_estimate,
@@ -107,6 +107,19 @@ def test_two_runs_are_paired_by_problem(tmp_path):
     assert (tmp_path / "comparison.json").is_file()
     with pytest.raises(ValueError, match="same problems"):
         compare_rewards(first, samples([[0.0, 1.0]]))
+
+
+def test_with_a_threshold_answers_are_not_used(tmp_path):
+    rows = {"problem_id": [0] * 3, "answer": ["7"] * 3, "extracted": ["7"] * 3, "temperature": [1.0, 1.0, 0.0],
+            "level": ["1"] * 3}  # fmt: skip
+    runs = {"run": samples_of(Dataset.from_dict(rows))}
+    rewards = {"run": samples([[0.2, 0.9]], greedy_P=np.array([0.1]))}
+    write_report(tmp_path, runs, 0, rewards, 0.5)
+    found = read_evaluation(tmp_path / "evaluation.json")
+    assert (found.pass_at[1].value, found.greedy, found.groups) == (0.5, None, {})
+    assert found.greedy_reward.value == 0.1
+    write_report(tmp_path, runs, 0, rewards)
+    assert read_evaluation(tmp_path / "evaluation.json").greedy.value == 1
 
 
 def test_a_single_sample_has_no_interval():

@@ -180,6 +180,17 @@ def test_results_of_other_weights_are_not_on_the_card(loop, tmp_path):
     assert "## Evaluation" in pack(run / "iteration-1" / "model", "me/solver", base, own).card
 
 
+def test_results_of_a_model_without_a_manifest(loop, tmp_path):
+    run = shutil.copytree(loop, tmp_path / "run")
+    model, note = run / "iteration-1" / "model", run / "iteration-1/test/rollouts/_manifest.json"
+    (model / manifest.NAME).unlink()
+    (model / "README.md").write_text("---\nlibrary_name: transformers\n---\n\n# A model of another trainer\n")
+    known = json.loads(note.read_text())
+    known["stages"]["sample"]["inputs"]["weights"] = manifest.fingerprint(model)
+    note.write_text(json.dumps(known))
+    assert "| measure | after |" in pack(model, "me/solver").card
+
+
 def test_metadata_is_of_a_whole_split_alone(loop, tmp_path):
     run = shutil.copytree(loop, tmp_path / "run")
     model, note = run / "iteration-1" / "model", run / "iteration-1/test/rollouts/_manifest.json"

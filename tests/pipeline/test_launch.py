@@ -98,7 +98,7 @@ def test_training_on_other_machines(tmp_path, started):
     hosts = ["a", "b", "c", "d"]
     settings = loop(tmp_path, accelerate_config=config, training_launcher="srun --nodelist {host} --label {node}",
                     training_hosts=hosts)  # fmt: skip
-    launch._start_nodes(["-m", "topr_trl", "train"], "train", settings, None)
+    list(launch._start_nodes(["-m", "topr_trl", "train"], "train", settings, None))
     ports = {command[command.index("--main_process_port") + 1] for command in started}
     assert len(ports) == 1
     for node, (host, command) in enumerate(zip(hosts, started, strict=True)):
@@ -111,7 +111,7 @@ def test_training_on_other_machines(tmp_path, started):
     aside = loop(tmp_path, accelerate_config=config, training_launcher="srun --nodelist {host}", training_hosts=hosts,
                  sampling_hosts=["e", "f", "g", "h"])  # fmt: skip
     started.clear()
-    launch._start_nodes(["-m", "topr_trl", "log-mu"], "log-mu", aside, None)
+    list(launch._start_nodes(["-m", "topr_trl", "log-mu"], "log-mu", aside, None))
     assert [command[2] for command in started] == ["e", "f", "g", "h"]
     assert started[1][started[1].index("--main_process_ip") + 1] == "e"
 
@@ -209,6 +209,23 @@ def test_processes_of_one_training_end_and_start_together(tmp_path, monkeypatch)
     assert others[0].returncode == -15
 
 
+def test_a_machine_that_cannot_start_ends_those_that_have(tmp_path, monkeypatch):
+    started = []
+
+    def start(*_, **__):
+        if started:
+            raise OSError("too many processes")
+        started.append(python("import time; time.sleep(3600)"))
+        return started[0]
+
+    monkeypatch.setattr(launch, "start", start)
+    settings = loop(tmp_path, accelerate_config=str(CONFIGS / "zero3_nodes.yaml"),
+                    training_launcher="srun --nodelist {host}", training_hosts=["a", "b", "c", "d"])  # fmt: skip
+    with pytest.raises(OSError, match="too many processes"):
+        run([lambda: launch._start_nodes([], "train", settings, None)])
+    assert started[0].poll() == -15
+
+
 def test_a_stage_can_be_stopped_and_its_log_is_shown(tmp_path, capfd):
     stop, started = Event(), []
     Timer(0.5, stop.set).start()
@@ -267,6 +284,16 @@ def test_a_loop_that_is_asked_to_end_ends_what_it_has_started(tmp_path):
     loop_process.terminate()
     assert loop_process.wait(30) == 128 + 15
     child.wait(10)
+
+
+def test_a_stage_on_windows_does_not_signal_its_loop(monkeypatch):
+    sent = []
+    monkeypatch.setenv(processes._LOOP, "1")
+    monkeypatch.setattr(processes.os, "kill", lambda *signal: sent.append(signal))
+    monkeypatch.setattr(processes, "_PRCTL", None)
+    monkeypatch.setattr(processes.sys, "platform", "win32")
+    processes.end_with_the_loop()
+    assert sent == []
 
 
 def test_what_a_process_has_started_ends_with_it(tmp_path):

@@ -90,6 +90,11 @@ def test_fingerprint_follows_the_content(tmp_path):
         prints.append(manifest.fingerprint(folder))
     assert prints[0] == prints[4] != prints[2]
     assert prints[1] == prints[5] != prints[3]
+    (tmp_path / "a/train").mkdir(parents=True)
+    (tmp_path / "a/train/rows").write_bytes(b"one")
+    before = manifest.fingerprint(tmp_path / "a")
+    (tmp_path / "a/train").rename(tmp_path / "a/test")
+    assert manifest.fingerprint(tmp_path / "a") != before
 
 
 @pytest.mark.parametrize("content", ['{"inputs": {}, "files": []}', "[" * 100_000, "null", '{"inputs": {}}',

@@ -1,5 +1,6 @@
 import json
 import re
+from base64 import b64decode
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from topr_trl import load_rows, save_rows
 from topr_trl.cli import main
 from topr_trl.cli.trial_report import (
     _describe_recommendation,
+    _draw_picture,
     _format_table,
     _results_as_json,
     _settings_of_arm,
@@ -235,6 +237,14 @@ def test_a_default_that_does_not_improve_on_the_starting_model_is_not_recommende
     found = recommend(values)
     assert (found.best, found.recommended) == (ARMS[0], ARMS[2])
     assert not found.better_than_none
+
+
+@pytest.mark.parametrize("gain", [0.1, -0.1])
+def test_only_a_recommended_arm_is_red(tmp_path, gain):
+    start = np.linspace(0.2, 0.6, 8)
+    values = {None: start, ARMS[0]: start + gain}
+    picture = _draw_picture(trial(tmp_path, tmp_path), Outcome(values, True, {}, 16, {}), recommend(values))
+    assert ("#d1495b" in b64decode(picture.partition(",")[2]).decode()) == (gain > 0)
 
 
 # Greedy answers.

@@ -325,3 +325,8 @@ plain = st.recursive(
 def test_canonical_text_is_equal_exactly_where_values_are(a, b):
     assert (canonical(a) == canonical(b)) == (a == b)
     assert "\n" not in canonical(a)
+
+
+def test_a_float_cannot_choose_its_text():
+    kind = type("Fake", (float,), {"__int__": lambda self: 4, "__repr__": lambda self: "4"})
+    assert [canonical(kind(value)) for value in (3.0, 3.5)] == ["3", "3.5"]

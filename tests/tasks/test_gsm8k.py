@@ -44,7 +44,8 @@ needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="GSM8K's files are n
         ("THE END", None),
         ("The answer is 2 * 9 = 18.", "18"),
         ("The answer is 36/2.", "18"),
-        ("The answer is 3/4", "3/4"),
+        ("The answer is 3/4", "0.75"),
+        ("The answer is -4/6", "-2/3"),
         ("The answer is 5/0", None),
         ("The answer is 5/\u0660", None),  # a zero, too
         ("The answer is:\n18", "18"),
@@ -152,6 +153,8 @@ def test_right_answers_come_in_any_form():
             ("correct", truth), ("incorrect", "8"), ("invalid", None),
         ]  # fmt: skip
     assert gsm8k.judge(["The answer is 7."], ["seven"]) == [("incorrect", "7")]
+    for truth in ("1/2", "0.5", "#### 2/4"):
+        assert gsm8k.judge(["The answer is 1/2.", "The answer is 0.5."], [truth] * 2) == [("correct", truth)] * 2
 
 
 def test_a_number_that_is_too_long_in_normal_form_is_none():

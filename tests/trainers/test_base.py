@@ -91,6 +91,13 @@ def test_the_card_shows_what_is_handed_in(model, tokenizer, rows, tmp_path):
     assert "## Evaluation" not in (tmp_path / "README.md").read_text()
 
 
+def test_float64_is_not_half_precision(model, tokenizer, rows, tmp_path):
+    trainer = offline(model, tokenizer, rows, tmp_path)
+    for dtype, is_half in ((torch.float32, False), (torch.float64, False), (torch.bfloat16, True)):
+        trainer.model.to(dtype)
+        assert trainer._is_half == is_half
+
+
 def test_a_plain_dictionary_of_evaluations_is_refused(model, tokenizer, rows, tmp_path):
     """Version 0.1 took one."""
     trainer = offline(model, tokenizer, rows, tmp_path)

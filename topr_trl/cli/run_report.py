@@ -123,10 +123,10 @@ def read_run(folder: Path) -> Run:
 def _newest_files(training: Path, *patterns: str) -> list[Path]:
     """Return the files of a training run that match a pattern, newest first, including files of a running stage."""
     places = (training, training / manifest.WORK)
-    found = [path for place in places for pattern in patterns for path in place.glob(pattern)]
-    # Tables of completions that were written at the same time are ordered by the step in their names.
-    step = {path: int(re.sub(r"\D", "", path.stem) or 0) for path in found}
-    return sorted(found, key=lambda path: (path.stat().st_mtime_ns, step[path]), reverse=True)
+    names = {path: path.relative_to(place) for place in places for pattern in patterns for path in place.glob(pattern)}
+    # Files that were written at the same time are ordered by the step in their names. The last has no step.
+    step = {path: float(re.sub(r"\D", "", str(name)) or "inf") for path, name in names.items()}
+    return sorted(names, key=lambda path: (path.stat().st_mtime_ns, step[path]), reverse=True)
 
 
 def _read_history(training: Path) -> list[dict[str, Any]]:

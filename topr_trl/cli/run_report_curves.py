@@ -119,7 +119,7 @@ def draw_panel(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]
 
     figure = Figure(figsize=(5.2, 2.7), layout="constrained")
     axes: Any = figure.subplots()
-    start, seen = 0, set()
+    start, seen, lowest = 0, set(), np.inf
     for name, history in histories.items():
         for look, (label, metric) in zip(_LINES, panel.lines.items(), strict=False):
             steps, values = series(history, metric)
@@ -127,6 +127,7 @@ def draw_panel(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]
                 continue
             _draw_line(axes, steps + start, values, look, None if label in seen else label)
             seen.add(label)
+            lowest = min(lowest, values.min())
         if panel.band is not None:
             low, high = (series(history, border) for border in panel.band)
             if len(low[0]) and len(low[0]) == len(high[0]):
@@ -138,7 +139,7 @@ def draw_panel(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]
         start += last_step(history)
     if panel.scale == "share":
         axes.set_ylim(-0.03, 1.03)
-    if panel.scale == "log" and all(line.get_ydata().min() > 0 for line in axes.lines if line.get_label()[0] != "_"):
+    if panel.scale == "log" and lowest > 0:
         axes.set_yscale("log")
     axes.set(xlabel="optimizer steps")
     axes.grid(alpha=0.3)

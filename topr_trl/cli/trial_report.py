@@ -243,14 +243,15 @@ def _render_page(args: TrialArguments, outcome: Outcome, found: Recommendation) 
 def _draw_picture(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
     """Return a picture of the mean ± two standard errors of each arm, as a data URI.
 
-    The best arm is at the top. `found.recommended` is red, even if it is no better than the starting model.
+    The best arm is at the top. The recommended arm is red, if there is one.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 0.8 + 0.32 * len(found.arms)), layout="constrained")
     panel = figure.subplots()
+    red = found.recommended if found.better_than_none else None
     for place, arm in enumerate(reversed(found.arms)):
-        color = "#888888" if arm is None else "#d1495b" if arm == found.recommended else "#30638e"
+        color = "#888888" if arm is None else "#d1495b" if arm == red else "#30638e"
         panel.errorbar(100 * found.means[arm], place, xerr=200 * found.errors[arm], fmt="o", capsize=3, color=color)
     names = [f"{arm.label}, {arm.rate(args):g}" if arm else _STARTING_MODEL for arm in reversed(found.arms)]
     panel.set_yticks(range(len(names)), names)

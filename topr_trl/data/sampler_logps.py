@@ -37,7 +37,7 @@ def temperature_of(datasets: Mapping[str, Dataset], training: float | None = Non
         known = _temperature(name, rows)
         if training is None:
             training = 1.0 if known is None else known
-        elif known not in (None, training):
+        elif known not in (None, _rounded(training)):
             raise ValueError(
                 f"The {name} dataset was sampled at temperature {known:g}, and log π is computed at {training:g}, "
                 f"the temperature of training. Leave these rows out, or train at {known:g}."
@@ -71,8 +71,8 @@ def _temperature(name: str, rows: Dataset) -> float | None:
     distinct = training_temperatures(rows)
     if distinct <= {None}:
         return None
-    # Rounding makes float32 and float64 values equal. A row without a temperature counts as 1, the usual default.
-    found = sorted({round(1.0 if value is None else value, 6) for value in distinct})
+    # A row without a temperature counts as 1, the usual default.
+    found = sorted({_rounded(1.0 if value is None else value) for value in distinct})
     if len(found) > 1:
         every = [f"{value:g}{' (none given)' * (value == 1 and None in distinct)}" for value in found]
         raise ValueError(
@@ -80,6 +80,11 @@ def _temperature(name: str, rows: Dataset) -> float | None:
             f"temperature. Train on rows of one temperature, or drop the column `{TEMPERATURE}` to use 1 for all rows."
         )
     return found[0]
+
+
+def _rounded(temperature: float) -> float:
+    """Round to six significant digits, which makes float32 and float64 values equal."""
+    return float(f"{temperature:.6g}")
 
 
 def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str | None:

@@ -47,6 +47,10 @@ class Evaluations(dict[str, Evaluation]):
     def __str__(self) -> str:
         return "\n".join([plain_table(["", *self], self._rows()), *self._notes()]) if self else "No evaluations."
 
+    def _check_not_empty(self) -> None:
+        if not self:
+            raise ValueError("There are no evaluations to show. Add one, as in Evaluations(before=..., after=...).")
+
     def _rows(self) -> list[list[str]]:
         """Return the rows of the table: a label and one cell per evaluation.
 
@@ -99,7 +103,11 @@ class Evaluations(dict[str, Evaluation]):
         Args:
             path (`str`, `Path` or binary file):
                 File to write. The suffix of a path sets the format. A binary file gets a PNG.
+
+        Raises:
+            ValueError: there are no evaluations.
         """
+        self._check_not_empty()
         plot_progress(self, path)
 
     def write_card_section(self, folder: Path, tested_on: str | None = None) -> str:
@@ -110,7 +118,11 @@ class Evaluations(dict[str, Evaluation]):
                 Folder of the card. The plot is saved in this folder as `evaluation.png`.
             tested_on (`str`, *optional*):
                 Description of the problems and the sampling, to complete "Tested on". `None` omits this sentence.
+
+        Raises:
+            ValueError: there are no evaluations.
         """
+        self._check_not_empty()
         parts = ["## Evaluation"]
         parts += [f"Tested on {tested_on}."] if tested_on else []
         table = tabulate(self._rows(), ["measure", *self], "github", disable_numparse=True, stralign=None)
@@ -181,8 +193,7 @@ def write_report(
         rewards (`Mapping[str, RewardSamples]`, *optional*):
             Rewards of each run by name, to report the mean reward and the highest reward of k samples.
         pass_threshold (`float`, *optional*):
-            Minimum reward for a sample to pass. With a threshold, pass@k is based on rewards and not on answers. The
-            results by subject and by level are still based on answers.
+            Minimum reward for a sample to pass. With a threshold, all results are based on rewards and not on answers.
 
     Returns:
         `str`: the tables.
@@ -191,6 +202,7 @@ def write_report(
         ValueError: the two runs differ in their problems or true answers, or no problem has rewards in both runs.
     """
     rewards = rewards or {}
+    runs = runs if pass_threshold is None else {}
     names = list(runs or rewards)
     differences = _compare_two(runs, rewards, pass_threshold, seed) if len(names) == 2 else None
     evaluations = Evaluations({name: _evaluate_both(name, runs, rewards, pass_threshold, seed) for name in names})
@@ -221,15 +233,13 @@ def _evaluate_both(
     pass_threshold: float | None,
     seed: int,
 ) -> Evaluation:
-    """Evaluate the answers of a run, its rewards, or both. With a threshold, pass@k and shares use rewards."""
+    """Evaluate the answers of a run, its rewards, or both."""
     if name not in rewards:
         return evaluate_in_full(runs[name], seed)
     by_reward = evaluate_rewards(rewards[name], pass_threshold)
     if name not in runs:
         return by_reward
-    names = ["reward", "best_reward_at", "greedy_reward"]
-    if pass_threshold is not None:
-        names += ["pass_at", "shares", "cardinality", "pass_threshold"]
+    names = ("reward", "best_reward_at", "greedy_reward")
     return replace(evaluate_in_full(runs[name], seed), **{each: getattr(by_reward, each) for each in names})
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +27,8 @@ class ProcessGroup:
     """Processes that run together. If one fails, all of them are ended and restarted.
 
     Attributes:
-        start (`Callable`): Function that starts the processes and returns them.
+        start (`Callable`): Function that starts the processes and returns them. If it is a generator and raises an
+            error, the processes that it yielded are ended.
         has_finished (`Callable`): Function that checks whether the work is done. Exit status 0 is not enough, because a
             launcher can exit with 0 after losing a machine. The default always returns `True`.
         processes (`list`, defaults to `[]`): Started processes. Empty before a start and after `end`.
@@ -36,7 +37,7 @@ class ProcessGroup:
         is_done (`bool`, defaults to `False`): Whether the work is done.
     """
 
-    start: Callable[[], list[Process]]
+    start: Callable[[], Iterable[Process]]
     has_finished: Callable[[], bool] = lambda: True
     processes: list[Process] = field(default_factory=list)
     failures: int = 0
@@ -104,7 +105,7 @@ def run_process_groups(groups: list[ProcessGroup], stage: str, retries: int, log
         while not all(group.is_done for group in groups):
             for group in groups:
                 if not group.processes and not group.is_done and time.monotonic() >= group.pause:
-                    group.processes = group.start()
+                    group.processes.extend(group.start())
                 elif failure := group.failure():
                     group.end()
                     group.failures += 1
@@ -188,12 +189,12 @@ def end_processes_on_signals() -> None:
 
 
 def end_with_the_loop() -> None:
-    """Exit if the loop that started this process has ended. Do nothing if no loop started it.
+    """Exit if the loop that started this process has ended. Do nothing if no loop started it, or on Windows.
 
     On Linux, also make this process end when its parent ends.
     """
     loop = os.environ.get(_LOOP)
-    if loop is None:
+    if loop is None or sys.platform == "win32":  # On Windows, `os.kill` does not check the loop, but interrupts it.
         return
     _end_with_parent(_KILL)
     try:

@@ -5,6 +5,7 @@ import random
 import shlex
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
@@ -153,7 +154,9 @@ def _run_workers(
     return done | {"seconds": done["seconds"] + sampled}
 
 
-def _start_local(command: list[str], stage: str, launch: LaunchArguments, output: IO[bytes] | None) -> list[Process]:
+def _start_local(
+    command: list[str], stage: str, launch: LaunchArguments, output: IO[bytes] | None
+) -> Iterable[Process]:
     return [start(command, devices(stage, launch), output)]
 
 
@@ -164,13 +167,15 @@ def _start_worker(command: list[str], k: int, launch: LaunchArguments, output: I
     return [start(command, worker_devices(devices("sample", launch), k, launch.vllm_tensor_parallel_size), output)]
 
 
-def _start_nodes(program: list[str], stage: str, launch: LaunchArguments, output: IO[bytes] | None) -> list[Process]:
-    """Start the stage `train` or `log-mu` on each of its machines, and return the processes."""
+def _start_nodes(
+    program: list[str], stage: str, launch: LaunchArguments, output: IO[bytes] | None
+) -> Iterable[Process]:
+    """Start the stage `train` or `log-mu` on each of its machines, and yield the processes."""
     config, port, first = launch.accelerate_config, random.randrange(*_PORTS), _host(stage, launch, 0)
     accelerate = ["-m", "accelerate.commands.launch", "--config_file", config] if config else []
     if config and launch.devices_of(stage):
         accelerate += ["--num_processes", str(len(devices(stage, launch)))]
-    machines, started = num_machines(config), []
+    machines = num_machines(config)
     for node in range(machines):
         # Two stages may start on one machine at the same time. With port 0, Accelerate picks a free port.
         where = ["--machine_rank", node, "--main_process_ip", first, "--main_process_port", port]
@@ -179,8 +184,7 @@ def _start_nodes(program: list[str], stage: str, launch: LaunchArguments, output
         if launch.training_launcher:
             host = _host(stage, launch, node)
             command = _fill_placeholders(launch.training_launcher, host=host, node=node, port=port) + command
-        started.append(start(command, devices(stage, launch), output, is_launcher=bool(launch.training_launcher)))
-    return started
+        yield start(command, devices(stage, launch), output, is_launcher=bool(launch.training_launcher))
 
 
 def _host(stage: str, launch: LaunchArguments, number: int) -> str:

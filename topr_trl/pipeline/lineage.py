@@ -57,8 +57,8 @@ def older_weights(folder: Path) -> list[Json]:
 
 
 def first_weights(folder: Path) -> Json:
-    """Return the starting weights of the first training run that led to a model, which a stage must have written."""
-    return older_weights(folder)[-1]
+    """Return the starting weights of the first training run that led to a model. Return {} if they are unknown."""
+    return (older_weights(folder) or [{}])[-1]
 
 
 def _walk(folder: Path, source: str) -> list[Manifest]:

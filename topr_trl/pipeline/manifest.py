@@ -314,7 +314,7 @@ def read(folder: Path) -> Manifest | None:
 
 
 def fingerprint(path: Path) -> str:
-    """Return a short hash of the name and content of a file, or of all files in a folder.
+    """Return a short hash of the name and content of a file, or of the relative paths and content of a folder's files.
 
     If the stages of a folder have finished, hash the sizes and checksums in its manifest instead.
     """
@@ -326,7 +326,7 @@ def fingerprint(path: Path) -> str:
         # Skip folders that other stages write, because a stage may write to a subfolder of its input.
         stages = {file.parent for file in files if file.name == NAME or file.name.startswith(LOCK)} - {path}
         content = [
-            [file.name, _sha256(file)]
+            [file.relative_to(path).as_posix() if path.is_dir() else file.name, _sha256(file)]
             for file in files
             if file.is_file() and not stages & set(file.parents) and not _is_hidden(file.relative_to(path))
         ]

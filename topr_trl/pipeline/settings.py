@@ -195,7 +195,7 @@ class RewardTestArguments(RewardArguments):
 
     pass_threshold: float | None = field(
         default=None,
-        metadata={"help": "Smallest reward with which a completion passes. pass@k is then by reward."},
+        metadata={"help": "Smallest reward with which a completion passes. Answers are then not used."},
     )
 
     def __post_init__(self) -> None:

@@ -49,8 +49,8 @@ _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _CAPABILITY_VERSION_3 = 36, 38, 0
 def canonical(value: Any) -> str:
     """Return one line of text for a value. Equal values (`1 == 1.0 == True`) have the same text.
 
-    `__repr__` and `__iter__` of the built-in types are called directly, because a program could define subclasses that
-    override them to fake results.
+    `__repr__`, `__iter__` and `__int__` of the built-in types are called directly, because a program could define
+    subclasses that override them to fake results.
 
     Args:
         value (`Any`): Value to write as text.
@@ -62,7 +62,7 @@ def canonical(value: Any) -> str:
     if value is None:
         return "None"
     if isinstance(value, float):
-        return int.__repr__(int(value)) if float.is_integer(value) else float.__repr__(value)
+        return int.__repr__(float.__int__(value)) if float.is_integer(value) else float.__repr__(value)
     for kind in (int, str, bytes):
         if isinstance(value, kind):
             return kind.__repr__(value)

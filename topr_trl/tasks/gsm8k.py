@@ -44,8 +44,9 @@ Answer: Each minute the tank gains 9 - 2 = 7 liters. It takes 63 / 7 = 9 minutes
 """.rstrip("\n").split("\n\n")
 
 _STATED = ("The answer is", "the answer is")
-_NUMBER = re.compile(r"(?P<number>-?(?:\d[\d,]*(?:\.\d+)?|\.\d+))(?:/(?P<bottom>\d{1,9})(?!\d|\.\d))?")
-_PLAIN_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)")  # No exponent, since 1e999999 would have a million digits.
+_NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d{1,9}(?!\d|\.\d))?")
+# No exponent, since 1e999999 would have a million digits.
+_PLAIN_NUMBER = re.compile(r"(?P<top>[-+]?(?:\d+\.?\d*|\.\d+))(?:/(?P<bottom>\d{1,9}))?")
 _CURRENCY = str.maketrans("", "", "\\$€£")
 _LONGEST_ANSWER = 40  # in characters; a longer number is not an answer, and would be slow to parse
 _EXACT = Context(prec=_LONGEST_ANSWER)  # The default context rounds to 28 digits.
@@ -54,12 +55,16 @@ _EXACT = Context(prec=_LONGEST_ANSWER)  # The default context rounds to 28 digit
 def normalize_number(text: str) -> str | None:
     """Return a number in normal form: no thousands separators, no trailing zeros after the decimal point, no `-0`.
 
-    Return None for other text, and for numbers with more than 40 characters.
+    A fraction such as 1/2 is converted to a decimal. If no decimal is exact, it is reduced to lowest terms, such as
+    2/3. Return None for other text, for numbers with more than 40 characters, and for the denominator 0.
     """
     text = text.strip().rstrip(".").replace(",", "")
-    if len(text) > _LONGEST_ANSWER or not _PLAIN_NUMBER.fullmatch(text):
+    found = _PLAIN_NUMBER.fullmatch(text)
+    if len(text) > _LONGEST_ANSWER or found is None or (bottom := int(found["bottom"] or 1)) == 0:
         return None
-    number = format(_EXACT.plus(Decimal(text).normalize(_EXACT)), "f")
+    value = Fraction(Decimal(found["top"])) / bottom
+    decimal = _EXACT.divide(value.numerator, value.denominator).normalize(_EXACT)
+    number = format(decimal, "f") if Fraction(decimal) == value else str(value)
     return number if len(number) <= _LONGEST_ANSWER else None  # can be longer than the text: ".5" becomes "0.5"
 
 
@@ -67,8 +72,7 @@ def extract_answer(completion: str) -> str | None:
     """Return the number after the last "The answer is", in normal form.
 
     The search ends at the end of the sentence or line, or after 200 characters. It skips words, units and currency
-    signs before the number. In an equation such as `2 * 9 = 18`, the number after the last `=` counts. A fraction is
-    reduced to lowest terms, such as `3/4`, and is not converted to a decimal.
+    signs before the number. In an equation such as `2 * 9 = 18`, the number after the last `=` counts.
 
     Args:
         completion (`str`): Completion.
@@ -84,12 +88,7 @@ def extract_answer(completion: str) -> str | None:
     tail = re.sub(r"^[ *]*:\s*", "", tail).split("\n", 1)[0]
     tail = tail.split(". ", 1)[0].rpartition("=")[2]  # "2 * 9 = 18" states 18.
     number = _NUMBER.search(tail.replace("−", "-").translate(_CURRENCY).replace("- ", "-"))
-    if number is None:
-        return None
-    value, bottom = normalize_number(number["number"]), number["bottom"]
-    if value is None or not bottom:
-        return value
-    return str(Fraction(value) / int(bottom)) if int(bottom) else None
+    return None if number is None else normalize_number(number[0])
 
 
 def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:

@@ -44,8 +44,8 @@ _DEGREES = re.compile(r"(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|°|\\degree)\s*$")
 _PERCENT = re.compile(r"(?:\\?%|\bpercent)\s*$")
 # Words and single letters that change the meaning of a preceding number, so they are not units.
 _MEANS_SOMETHING = re.compile(
-    r"\b(?:and|or|hundred|thousand|million|billion|trillion|dozen|mod|base|if|when|for|more|less|fewer|least|most|pi|"
-    r"factorial|squared|cubed|(?![mMsghlLCFNJVWK]\b)[a-zA-Z]|[ap]\.?m)\b(?!\^)"
+    r"\b(?:(?i:and|or|hundred|thousand|million|billion|trillion|dozen|mod|base|if|when|for|more|less|fewer|least|most|pi|"
+    r"factorial|squared|cubed|north|south|east|west|[ap]\.?m)|(?![mMsghlLCFNJVWK]\b)[a-zA-Z])\b(?!\^)"
 )
 _ALL_REALS = re.compile(r"\\mathbb\s*(?:\{R\}|R)|\\(?:Reals|R)(?![a-zA-Z])|\\text\{\s*all real numbers\s*\}")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|arc|log|ln)")
@@ -252,7 +252,7 @@ def same(given: str, truth: str) -> bool:
     if kinds == {"matrix", "tuple"}:  # A vector can be written as a matrix or as a tuple.
         (_, rows), (_, brackets, parts) = (a, b) if a[0] == "matrix" else (b, a)
         cells = [cell for row in rows for cell in row]
-        if brackets != "()" or 1 not in (len(rows), len(rows[0])):
+        if not rows or brackets != "()" or 1 not in (len(rows), len(rows[0])):
             return False
         return _same_in_order(cells, parts) if a[0] == "matrix" else _same_in_order(parts, cells)
     if kinds == {"set", "atom"}:

@@ -208,7 +208,8 @@ class TOPRMixin(Trainer):
     @property
     def _is_half(self) -> bool:
         """Whether the forward pass rounds to bfloat16 or float16."""
-        return self.accelerator.mixed_precision != "no" or next(self.model.parameters()).dtype != torch.float32
+        dtype = next(self.model.parameters()).dtype
+        return self.accelerator.mixed_precision != "no" or dtype not in (torch.float32, torch.float64)
 
     def _depends_on_batch(
         self, model: nn.Module, log_probs: LogProbs, tokenizer: PreTrainedTokenizerBase, temperature: float
