@@ -23,7 +23,8 @@ _MESSAGES = re.compile(r"\s*\[\s*\{\s*['\"]")  # text that looks like a list of 
 def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy: str) -> str:
     """Return the name of the column with the prompt or the completion.
 
-    An empty column is ignored if another column has a value. If several columns remain, `names[0]` is preferred.
+    An empty column is ignored if another column has a value. If all columns are empty, return the first one. If several
+    columns have a value, prefer the column named `names[0]`.
 
     Args:
         record (`Mapping[str, Any]`): Record.
@@ -32,7 +33,7 @@ def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy
         remedy (`str`): Remedy for a missing or ambiguous column, for error messages.
 
     Raises:
-        NotOfFormat: no column has one of the names, or several columns do and none of them is preferred.
+        NotOfFormat: no column has one of the names, or several of them have a value and none is preferred.
     """
     found = [name for name in record if normalized(name) in names]
     found = [name for name in found if record[name] not in (None, "")] or found[:1]
@@ -62,8 +63,8 @@ def plain(value: Any, name: str) -> Any:
         name (`str`): Name of the column, for error messages.
 
     Raises:
-        NotOfFormat: the text looks like messages and is not JSON, or the value has another type.
-        Unusable: a message has an unknown role.
+        NotOfFormat: the text looks like messages and is not JSON, the value has another type, or a message has no role.
+        Unusable: a message has an unknown role, or cannot become text (see `openai_messages.message`).
     """
     if isinstance(value, str) and _MESSAGES.match(value):
         try:
@@ -97,8 +98,8 @@ def rows(record: Record) -> list[Row]:
     """Return one row. Return [] if the prompt or the completion is empty.
 
     Raises:
-        NotOfFormat: the column of the prompt or of the completion is missing or ambiguous.
-        Unusable: a message has an unknown role, or there are two system prompts.
+        NotOfFormat: the column of the prompt or of the completion is missing or ambiguous, or `plain` cannot read it.
+        Unusable: `plain` cannot use a message, or there are two system prompts.
     """
     prompt_name = column_of(record, PROMPTS, "prompt", "Set --prompt_field to the name of the column")
     completion_name = column_of(record, COMPLETIONS, "completion", "Set --completion_field to the name of the column")

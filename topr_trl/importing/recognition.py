@@ -75,8 +75,8 @@ def _is_openhands_output(record: Record) -> bool:
 def messages_fields(record: Any, inside: str = "") -> list[str]:
     """Return the names of the fields of a record that hold chat messages, such as `history` or `run.messages`.
 
-    Names have at most three parts, such as `log.run.messages`. In a table, columns with a prompt or a completion are
-    left out, because neither is the whole conversation.
+    Names have at most three parts, such as `log.run.messages`. In a table, a column with a prompt, or with a completion
+    without its prompt, is left out, because it does not hold the whole conversation.
 
     Args:
         record (`Any`): Record.

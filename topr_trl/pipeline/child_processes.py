@@ -47,7 +47,8 @@ class ProcessGroup:
     def failure(self) -> str:
         """Return why the group failed, or "" if it did not fail.
 
-        If all processes have exited and the work is done, also set `is_done`, and kill children that they left behind.
+        If all processes have exited with status 0 and the work is done, also set `is_done`, and kill children that the
+        processes left behind.
         """
         codes = [process.poll() for process in self.processes]
         if failed := [code for code in codes if code]:
@@ -178,7 +179,7 @@ def _end_with_parent(by: signal.Signals) -> None:
 def end_processes_on_signals() -> None:
     """Make SIGTERM and SIGHUP (a closed terminal) raise `SystemExit`, so that the loop can end its processes.
 
-    Do nothing outside the main thread, where Python cannot set signal handlers.
+    Do nothing in other threads, because Python can set signal handlers only in the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -189,9 +190,9 @@ def end_processes_on_signals() -> None:
 
 
 def end_with_the_loop() -> None:
-    """Exit if the loop that started this process has ended. Do nothing if no loop started it, or on Windows.
+    """Exit if the loop that started this process has ended. On Linux, also make this process end with its parent.
 
-    On Linux, also make this process end when its parent ends.
+    Do nothing if no loop started this process, if the loop used a launcher, or on Windows.
     """
     loop = os.environ.get(_LOOP)
     if loop is None or sys.platform == "win32":  # On Windows, `os.kill` does not check the loop, but interrupts it.

@@ -163,7 +163,8 @@ class Stage(ABC, Generic[Settings]):
                     if state.is_main_process and not self._has_results():
                         manifest.forget(self.folder, self.name)  # The user can then change the settings.
                     raise
-                # Checksums of a large model take long. The other processes do not wait, because they would time out.
+                # Computing the checksums of a large model takes a long time. The other processes do not wait, because
+                # they would time out.
                 if state.is_main_process:
                     seconds = round(time.monotonic() - started, 3)
                     manifest.finish(self.folder, self.name, rows, **notes, seconds=seconds)
@@ -237,7 +238,7 @@ class Stage(ABC, Generic[Settings]):
     def _has_results(self) -> bool:
         """Return whether the folder has results of this stage.
 
-        If so, the stage refuses other settings, because it would mix these results with its own, or replace them.
+        If so, the stage refuses other settings, because new results would mix with the old ones or replace them.
         """
         work = self.folder / manifest.WORK
         kept = [*work.glob("checkpoint-*"), *work.glob("final"), *work.glob("log_mu*")]

@@ -88,7 +88,7 @@ class Store:
         folder (`Path`): Folder of the database. The store creates a missing folder.
 
     Raises:
-        ValueError: the database was written by a different version, or cannot be opened.
+        ValueError: the database has a different format, or cannot be opened.
         StorageFullError: the database cannot be written.
     """
 
@@ -261,8 +261,8 @@ class Store:
         """Return the latest rollouts, newest first. Each has only its last call, without tokens.
 
         Args:
-            graded (`bool` or `None`): True returns only rollouts with a rating. False returns only rollouts without a
-                rating that have an answer. None returns all rollouts.
+            graded (`bool` or `None`): True returns only rollouts with a rating. False returns only rollouts that have
+                an answer and no rating. None returns all rollouts.
             before (`int` or `None`): Return only rollouts whose `number` is smaller. None sets no limit.
             limit (`int`): Maximum number of rollouts.
         """

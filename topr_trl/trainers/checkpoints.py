@@ -108,8 +108,8 @@ class StartingModel(TrainerCallback, ExportableState):
         model (`str`):
             Fingerprint of the starting model. See `mu_fingerprint`.
         base (`str`):
-            Fingerprint of the base model of an adapter, whose weights are not in the checkpoint. Empty without an
-            adapter.
+            Fingerprint of the base model of an adapter. A checkpoint of an adapter does not contain the weights of the
+            base model. Empty without an adapter.
     """
 
     def __init__(self) -> None:
