@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topr_trl.curation import CURATIONS, compose, curate
+from topr_trl.curation import CURATIONS, ROWS_PER_PROBLEM, compose, curate
 
 # Three problems of four samples: the first answered right at samples 1 and 3, the second at 2, the third never.
 REWARDS = np.array([-1, 1, -1, 1, -1, -1, 1, -1, -1, -1, -1, -1.0])
@@ -152,6 +152,16 @@ def test_positives_are_counted_after_the_second_baseline():
     rewards, curated = compose(raw, np.arange(12), effective_positive_share=0.5, rule="balanced")
     assert curated.chosen_positives == (rewards >= 0).sum()
     assert rewards[rewards > 0].sum() == pytest.approx(-rewards[rewards < 0].sum())
+    # Three rows are above the baseline of all rows, but only one is above the baseline of these three.
+    raw = [1.0, 0.6, 0.6, 0.2, 0.2, 0.0]
+    assert compose(raw, range(6), effective_positive_share=0.5, rule="positives")[1].chosen_positives == 1
+    rewards, curated = compose([1.0, 0.5, 0.0], [0] * 3, effective_positive_share=0.5, rule="uniform")
+    assert (rewards.tolist(), curated.chosen_positives) == ([0.5, 0.0, -0.5], 2)
+
+
+def test_balanced_repeats_a_single_positive():
+    curated = curate([1.0, -1.0, -1.0, -1.0], [0] * 4, "balanced", 6)
+    assert (curated.indices.tolist(), curated.chosen_positives) == ([0, 0, 0, 1, 2, 3], 3)
 
 
 def test_balanced_says_how_often_it_repeats():
@@ -204,6 +214,7 @@ def test_no_positive_at_all_warns(rule):
 
 
 def test_default_size_of_anna_karenina_is_the_papers_proportion():
+    assert pytest.approx(50_000, abs=1e-6) == ROWS_PER_PROBLEM * 7_473
     rewards = np.tile([1.0] + [-1.0] * 63, 100)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

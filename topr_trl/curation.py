@@ -277,7 +277,7 @@ def compose(
     after_baseline = subtract_baseline(rewards, baseline, problem_ids, effective_positive_share)
     curated = curate(after_baseline, problem_ids, rule, size, positive_share, sample_ids, seed)
     one_sided = len(np.unique(rewards[curated.indices])) < 2  # then no baseline reaches the share
-    if effective_positive_share is None or rule == "none" or one_sided:
+    if effective_positive_share is None or one_sided:
         return after_baseline[curated.indices], curated
     chosen = subtract_baseline(rewards[curated.indices], baseline, share=effective_positive_share)
     return chosen, replace(curated, chosen_positives=int((chosen >= 0).sum()))

@@ -132,4 +132,5 @@ def test_shares_of_draws():
     assert share_best(rounded).tolist() == [0.5, 0.5]
     values = np.random.default_rng(0).normal([0.0, 0.1], 1, (400, 2))
     assert 0.5 < share_best(values)[1] < 1
+    assert share_best(values, seed=3).tolist() == share_best(values, seed=3).tolist()
     assert share_best(values).tolist() == share_best(values, seed=0).tolist() != share_best(values, seed=1).tolist()
