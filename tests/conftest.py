@@ -28,6 +28,24 @@ gc.freeze()
 # Otherwise Triton's binding, which newer releases of torch bring, reports what is frozen as leaked.
 atexit.register(gc.unfreeze)
 
+if os.environ.get("TRITON_INTERPRET"):
+    # For each function that a kernel calls, Triton's interpreter replaces the functions of its language again. Once for
+    # each kernel is enough, and halves the time of the tests.
+    from triton.runtime import interpreter
+
+    _call, _patch, _patched = interpreter.GridExecutor.__call__, interpreter._patch_lang, set()
+
+    def _launch(self, *args, **kwargs):
+        _patched.clear()
+        return _call(self, *args, **kwargs)
+
+    def _patch_once(function):
+        if function.__module__ not in _patched:
+            _patched.add(function.__module__)
+            return _patch(function)
+
+    interpreter.GridExecutor.__call__, interpreter._patch_lang = _launch, _patch_once
+
 CHAT_TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% for call in m.tool_calls or [] %}{{ call | tojson }}"

@@ -130,7 +130,14 @@ def test_shares_of_draws():
     assert share_best(np.array([[1.0, 1.0, 0.0]] * 5)).tolist() == [0.5, 0.5, 0.0]
     rounded = np.array([[0.1 + 0.2, 0.3]] * 5)  # equal but for rounding
     assert share_best(rounded).tolist() == [0.5, 0.5]
+    assert share_best(np.array([[0.5 + 2e-13, 0.5]])).tolist() == [0.5, 0.5]
+    assert share_best(np.array([[0.5 + 2e-12, 0.5]])).tolist() == [1.0, 0.0]
     values = np.random.default_rng(0).normal([0.0, 0.1], 1, (400, 2))
     assert 0.5 < share_best(values)[1] < 1
     assert share_best(values, seed=3).tolist() == share_best(values, seed=3).tolist()
     assert share_best(values).tolist() == share_best(values, seed=0).tolist() != share_best(values, seed=1).tolist()
+
+
+def test_an_unknown_difference_is_shown_as_nan():
+    unknown = (float("nan"),) * 4
+    assert str(Difference(*unknown)) == str(RewardDifference(*unknown)) == "+nan [+nan, +nan]"

@@ -46,7 +46,6 @@ class Difference:
         return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*found)
 
 
-@dataclass(frozen=True)
 class RewardDifference(Difference):
     """Difference between the mean rewards of two runs. `print` shows it in units of the reward."""
 
