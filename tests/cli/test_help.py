@@ -39,6 +39,8 @@ def test_settings_are_in_groups():
     assert "Settings:" in format_help("score", "Text.")
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_the_second_help_and_a_typing_error_need_no_torch(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
