@@ -271,7 +271,8 @@ def test_a_loop_that_is_asked_to_end_ends_what_it_has_started(tmp_path):
     stage = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
     launcher.write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {stage!r}])\n")
     program.write_text(
-        "import sys, threading\nfrom topr_trl.pipeline import child_processes as processes\n"
+        "import signal, sys, threading\nfrom topr_trl.pipeline import child_processes as processes\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"  # coverage.py has set a handler
         f"processes.end_processes_on_signals()\nlog = open({str(tmp_path / 'log')!r}, 'wb')\n"
         f"start = lambda: [processes.start([sys.executable, {str(launcher)!r}], [], log, is_launcher=True)]\n"
         "processes.run_process_groups([processes.ProcessGroup(start)], 'train', 0, None, threading.Event())\n"
