@@ -14,7 +14,7 @@ from benchmarks.cells import Cell, Store
 from benchmarks.experiment import TUNING_SEED, Experiment, rates
 from benchmarks.loops.training import adamw, update
 from benchmarks.rows import Rows
-from benchmarks.sessions import POSITIVES, POWER, SEGMENT, Sessions
+from benchmarks.sessions import POSITIVES, POWER, SEGMENT, WINDOW, Sessions
 from benchmarks.setting import Profile, base_model, candidates, evaluate, summary
 
 TASK = "sure-17"
@@ -26,10 +26,10 @@ MEASURED_AT = (64, 256)  # updates
 SEEDS = 3
 WATCHED = 32  # sessions whose weights are measured, of problems that are not trained on
 NAMES = {
-    "sequence (TOPR)": "sequence", "prefix": "prefix", "segment": SEGMENT, "power": POWER, "token": "token",
-    "geometric": "geometric", "positives only": POSITIVES,
+    "sequence (TOPR)": "sequence", "prefix": "prefix", "segment": SEGMENT, "window": WINDOW, "power": POWER,
+    "token": "token", "geometric": "geometric", "positives only": POSITIVES,
 }  # fmt: skip
-CONTROLS = ("token", "geometric")  # expected to collapse, so they are run at one length only
+FEWER = {"token": 64, "geometric": 64, "window": 16}  # by method: the fewest answers at which the method is run
 
 
 def experiments(store: Store) -> list[Experiment]:
@@ -49,7 +49,7 @@ def of_setting(parts: int, mistakes: str, updates: int) -> Experiment:
 
 def _methods(parts: int) -> dict[str, Cell]:
     """Return the fields of the cells of each method. With one answer, some ratios equal the sequence's."""
-    levels = {name: level for name, level in NAMES.items() if parts == max(SESSIONS) or name not in CONTROLS}
+    levels = {name: level for name, level in NAMES.items() if parts >= FEWER.get(name, 1)}
     return {name: {"level": "sequence" if parts == 1 and level in (SEGMENT, POWER) else level}
             for name, level in levels.items()}  # fmt: skip
 

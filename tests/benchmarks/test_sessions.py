@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.experiments.long_completions import ANYWHERE, _drawing
 from benchmarks.rows import Rows
-from benchmarks.sessions import POSITIVES, POWER, POWER_TOKENS, SEGMENT, Sessions
+from benchmarks.sessions import POSITIVES, POWER, POWER_TOKENS, SEGMENT, WINDOW, WINDOW_TOKENS, Sessions
 from benchmarks.setting import base_model, problems, sample
 from topr_trl.loss import RATIO_LEVELS
 
@@ -34,6 +34,8 @@ def by_a_plain_loop(log_ratios, level):
     flat = torch.cat(log_ratios)
     if level == SEGMENT:
         return torch.cat([answer.sum().clamp(max=0).exp().expand(len(answer)) for answer in log_ratios])
+    if level == WINDOW:
+        return torch.cat([part.sum().clamp(max=0).exp().expand(len(part)) for part in flat.split(WINDOW_TOKENS)])
     if level == POWER:
         return (flat.sum() * min(1, POWER_TOKENS / len(flat))).clamp(max=0).exp().expand(len(flat))
     if level == "prefix":
@@ -45,7 +47,7 @@ def by_a_plain_loop(log_ratios, level):
     )
 
 
-@pytest.mark.parametrize("level", [*RATIO_LEVELS, SEGMENT, POWER])
+@pytest.mark.parametrize("level", [*RATIO_LEVELS, SEGMENT, WINDOW, POWER])
 def test_loss_and_weights_are_those_of_a_plain_loop(pool, moved, level):
     sessions = Sessions(pool, CHOSEN, REWARDS)
     now, losses = pool.scored_by(moved).mu_logps, []
