@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from benchmarks.cells import Store, run
 
 
@@ -21,6 +23,8 @@ def test_store_survives_a_killed_run(tmp_path):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_only_unfinished_cells_are_run(tmp_path):
     store = Store(tmp_path)
     cells = [{"claim": "a", "seed": seed} for seed in range(3)]

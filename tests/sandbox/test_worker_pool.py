@@ -102,6 +102,8 @@ def test_a_worker_that_cannot_start_is_an_error(tmp_path):
         WorkerPool(tmp_path / "nowhere.py", "work", seconds=0)
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_workers_end_with_their_parent(file):
     """Idle ones at the end of their input, one that hangs by its alarm."""
