@@ -64,7 +64,7 @@ def test_an_answer_without_choices_has_failed(store):
 
 def test_each_answer_is_continued_once(store):
     first = store.begin("chat/completions", HI, None, 1)
-    store.end(first.id, State.FINISHED, answer("yes"), ["key"])
+    store.end(first.id, State.FINISHED, answer("yes"), {0: "key"})
     assert store.begin("chat/completions", HI, None, 1, "key").rollouts == first.rollouts
     assert store.begin("chat/completions", HI, None, 1, "key").rollouts != first.rollouts
     assert store.begin("chat/completions", HI, None, 1, "other").rollouts != first.rollouts
@@ -72,7 +72,7 @@ def test_each_answer_is_continued_once(store):
 
 def test_an_answer_is_continued_again_after_a_failure(store):
     first = store.begin("chat/completions", HI, None, 1)
-    store.end(first.id, State.FINISHED, answer("yes"), ["key"])
+    store.end(first.id, State.FINISHED, answer("yes"), {0: "key"})
     for state, response in ((State.FAILED, None), (State.FINISHED, answer("so"))):
         call = store.begin("chat/completions", HI, None, 1, "key")
         store.end(call.id, state, response)
@@ -82,13 +82,14 @@ def test_an_answer_is_continued_again_after_a_failure(store):
 
 def test_each_choice_is_continued_on_its_own(store):
     first = store.begin("chat/completions", HI, None, 2)
-    store.end(first.id, State.FINISHED, {"choices": [*answer("a")["choices"], *answer("b", 1)["choices"]]}, ["a", "b"])
+    both = {"choices": [*answer("a")["choices"], *answer("b", 1)["choices"]]}
+    store.end(first.id, State.FINISHED, both, {0: "a", 1: "b"})
     assert store.begin("chat/completions", HI, None, 1, "b").rollouts == first.rollouts[1:]
 
 
 def test_one_of_several_choices_continues_an_answer(store):
     first = store.begin("chat/completions", HI, None, 1)
-    store.end(first.id, State.FINISHED, answer("yes"), ["key"])
+    store.end(first.id, State.FINISHED, answer("yes"), {0: "key"})
     names = store.begin("chat/completions", HI, None, 3, "key").rollouts
     assert names[0] == first.rollouts[0]
     assert len(set(names)) == 3

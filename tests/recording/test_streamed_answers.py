@@ -68,7 +68,9 @@ def test_a_client_does_not_see_what_it_did_not_ask_for(endpoint, asked, ids, log
 def test_conversations_ignore_reasoning_and_forms_of_text():
     asked = {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}
     message = {"role": "assistant", "content": "yes", "reasoning_content": "hm", "refusal": None}
-    (key,) = conversations(asked, {"choices": [{"message": message}]})
+    # The stream ended before the first choice began.
+    ((choice, key),) = conversations(asked, {"choices": [{"index": 1, "message": message}, {"index": 2}]}).items()
+    assert choice == 1
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
     assert continued_conversation({"model": "m", "messages": [*turns, {"role": "user", "content": "and?"}]}) == key
     assert continued_conversation({"model": "other", "messages": turns}) != key
@@ -87,7 +89,7 @@ def test_conversations_ignore_the_spaces_of_arguments():
 @pytest.mark.parametrize("messages", [None, "text", [1], [{"role": "user"}, None]])
 def test_malformed_messages_are_no_conversation(messages):
     assert continued_conversation({"messages": messages}) is None
-    assert conversations({"messages": messages}, {"choices": [{"message": {}}]}) == []
+    assert conversations({"messages": messages}, {"choices": [{"message": {}}]}) == {}
 
 
 def test_redaction_of_nested_text():

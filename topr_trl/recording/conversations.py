@@ -24,8 +24,8 @@ def continued_conversation(request: Mapping[str, Any], salt: str = "") -> str | 
     return None if last is None else _key(request, messages[: last + 1], salt)
 
 
-def conversations(request: Mapping[str, Any], response: Mapping[str, Any], salt: str = "") -> list[str | None]:
-    """Return one key per choice of an answer: the key of the conversation that ends with the choice.
+def conversations(request: Mapping[str, Any], response: Mapping[str, Any], salt: str = "") -> dict[int, str]:
+    """Return the keys of the conversations that end with the choices of an answer.
 
     Args:
         request (`Mapping[str, Any]`): Request for a chat completion.
@@ -33,15 +33,16 @@ def conversations(request: Mapping[str, Any], response: Mapping[str, Any], salt:
         salt (`str`, *optional*, defaults to `""`): Secret text in the hashes, as in `continued_conversation`.
 
     Returns:
-        `list[str | None]`: keys, sorted by the `index` of the choices. None for a choice without a message. The list
-            is empty if the request has no list of messages.
+        `dict[int, str]`: key by the `index` of the choice, for choices with a message. The dictionary is empty if the
+            request has no list of messages.
     """
     if (messages := _messages(request)) is None:
-        return []
-    choices = sorted(response.get("choices") or (), key=lambda choice: choice.get("index", 0))
-    return [
-        _key(request, [*messages, choice["message"]], salt) if choice.get("message") else None for choice in choices
-    ]
+        return {}
+    return {
+        choice.get("index") or 0: _key(request, [*messages, choice["message"]], salt)
+        for choice in response.get("choices") or ()
+        if choice.get("message")
+    }
 
 
 def _messages(request: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:

@@ -153,7 +153,7 @@ class RecordedAnswer:
         stored, is_redacted = self.writer.redact(answer)
         if stored and (is_redacted or self.prompt_is_redacted):
             stored = without_tokens(stored)
-        keys = conversations(self.asked, answer, self.writer.salt) if answer and self.endpoint == CHAT else []
+        keys = conversations(self.asked, answer, self.writer.salt) if answer and self.endpoint == CHAT else None
         message, _ = self.writer.redact(message)
         with self.writer.full_is_fine():
             self.writer.store.end(self.call.id, state, stored, keys, message, is_redacted)

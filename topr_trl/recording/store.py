@@ -10,7 +10,7 @@ import os
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -207,7 +207,7 @@ class Store:
         call: int,
         state: State,
         response: Mapping[str, Any] | None = None,
-        conversations: Sequence[str | None] = (),
+        conversations: Mapping[int, str] | None = None,
         error: str | None = None,
         redacted: bool = False,
     ) -> None:
@@ -217,9 +217,8 @@ class Store:
             call (`int`): Number of the call.
             state (`State`): State of the call. If the response has no choices, `FAILED` is stored instead.
             response (`Mapping[str, Any]`, *optional*): Body of the answer.
-            conversations (`Sequence[str | None]`, *optional*): For each choice, the key of the conversation that ends
-                with the choice, or None if the choice has no message. A later request with this key continues the
-                choice.
+            conversations (`Mapping[int, str]`, *optional*): Key of the conversation that ends with a choice, by the
+                index of the choice. A later request with this key continues the choice.
             error (`str`, *optional*): Error message.
             redacted (`bool`, defaults to `False`): Whether text of the response was blanked out.
         """
@@ -233,7 +232,7 @@ class Store:
             run("DELETE FROM chunks WHERE call = ?", (call,))
             if state == State.FAILED and continued is not None:  # Restore the key: clients often retry.
                 run("UPDATE parts SET conversation = ? WHERE (rollout, call, choice) = (?, ?, ?)", continued)
-            for choice, key in enumerate(conversations):
+            for choice, key in (conversations or {}).items():
                 run("UPDATE parts SET conversation = ? WHERE call = ? AND choice = ?", (key, call, choice))
 
     def set_reward(self, rollout: str, name: str, reward: float | None, comment: str | None = None) -> bool:
