@@ -1,8 +1,11 @@
 """Read recordings of `topr record`: rollouts of one or more calls, with their rewards.
 
 If the prompt of a call starts with the prompt and the answer of an earlier call, the call extends the row of the
-earlier call. The tokens between the two answers are context. Any other call starts a new row of the same rollout. This
-happens if the call belongs to a new conversation, or if the application or the chat template changed earlier turns.
+earlier call. The tokens between the two answers are context. Both calls must have the same model, tools, chat template
+arguments and sampling settings. Without token ids, only chat calls can extend a row.
+
+Any other call starts a new row of the same rollout. For instance, this happens if the call belongs to a new
+conversation, or if the application or the chat template changed earlier turns.
 """
 
 import json
@@ -25,7 +28,7 @@ _TOKEN_COLUMNS = ("prompt_ids", "completion_ids", "sampler_logps")
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return the rows of a rollout.
 
-    Return `LeftOut.UNGRADED` for a rollout without a reward, and `LeftOut.FAILED` for a rollout without an answer.
+    Return `[LeftOut.UNGRADED]` for a rollout without a reward, and `[LeftOut.FAILED]` for a rollout without an answer.
 
     Args:
         record (`Record`): Rollout, as `read_rollouts` returns it.

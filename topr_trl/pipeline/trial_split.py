@@ -204,6 +204,6 @@ def _prepare_held_out(rows: Dataset, numbers: NDArray[np.int64]) -> Dataset:
     if MU_COLUMNS[0] in rows.column_names:
         known = checked_column(rows, MU_COLUMNS[0], lambda logps: logps is not None, "log μ", "Drop the column.")
         rows = rows.add_column(GIVEN_LOG_MU, [float(np.sum(logps)) for logps in known])
-    # The log-probabilities are of the model that wrote the rows, and not of the models of the trial.
+    # Drop the given log-probabilities, because the trial computes new ones with each of its models.
     gone = [name for name in (*MU_COLUMNS, "sampler_logps", "problem_id") if name in rows.column_names]
     return rows.remove_columns(gone).add_column("problem_id", numbers)

@@ -32,7 +32,7 @@ _VERDICT = re.compile(
 
 
 def extract_verdict(text: str) -> str | None:
-    """Return the `"yes"` or `"no"` after the last "Verdict:". Return None for a verification without a verdict."""
+    """Return the `"yes"` or `"no"` after the last "Verdict:". Return None if a verification has no such answer."""
     found = _VERDICT.findall(text)
     return found[-1].lower() if found else None
 
@@ -54,9 +54,10 @@ def build_prompt(question: str, solution: str, template: str = TEMPLATE) -> str:
     Args:
         question (`str`): Question.
         solution (`str`): Solution to verify.
-        template (`str`, *optional*): Text with the placeholders `{question}` and `{solution}`.
+        template (`str`, *optional*, defaults to `TEMPLATE`): Text with the placeholders `{question}` and `{solution}`.
     """
-    # Not `str.format`, because questions and solutions can contain braces.
+    # A template can contain other braces, such as \boxed{yes}, so `str.format` could raise. Replacing both placeholders
+    # in one pass leaves `{solution}` in a question unchanged.
     texts = {"{question}": question.strip(), "{solution}": solution}
     return _PLACE.sub(lambda place: texts[place.group()], template)
 
@@ -69,7 +70,7 @@ def verification_problems(
     Args:
         solutions ([`~datasets.Dataset`]):
             Rows from `score_completions`, with the columns `question`, `completion` and `verdict`.
-        template (`str`, *optional*):
+        template (`str`, *optional*, defaults to `TEMPLATE`):
             Text with the placeholders `{question}` and `{solution}`.
         balanced (`bool`, *optional*, defaults to `False`):
             Whether to drop random solutions until half of the remaining solutions are correct. The paper keeps all

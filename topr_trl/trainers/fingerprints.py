@@ -62,7 +62,7 @@ def _owner_of_lora(name: str) -> tuple[str, str] | None:
 
 
 def _new_adapters(model: nn.Module) -> set[tuple[str, str] | None]:
-    """Return the names of the layer and the adapter of each LoRA adapter whose product B·A is still 0."""
+    """Return the layer and adapter names of each pair of LoRA matrices whose product B·A is still 0."""
     is_new: dict[tuple[str, str] | None, bool] = {}
     for name, parameter in model.named_parameters():
         if ".lora_B." in name or ".lora_embedding_A." in name:  # peft initializes these factors to 0

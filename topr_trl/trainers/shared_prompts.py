@@ -42,7 +42,7 @@ _FIELDS = (
 )  # outputs of TRL's fused head with a value per token
 
 _LEAST_SHARED = 8  # minimum number of shared tokens; sharing fewer tokens costs more than it saves
-LEAST_SAVED = 0.1  # minimum share of a batch's tokens; saving fewer tokens is not worth the conversion
+LEAST_SAVED = 0.1  # minimum share of tokens that a layout must save; below it, the conversion is not worthwhile
 
 # Layout of the forward pass that is running, or None if it does not share prompts.
 _active: ContextVar["Layout | None"] = ContextVar("shared_prompts", default=None)
@@ -210,9 +210,9 @@ class SharedPrompts:
 
     Attributes:
         enabled (`bool`):
-            Whether prefixes are shared. If not, the model computes batches as without this class.
+            Whether prefixes are shared. If not, the model computes batches with its own `forward` and attention.
         layout (`Layout` or `None`):
-            Layout of the last forward pass with `enabled`. `None` if that pass did not share prefixes.
+            Layout of the last forward pass while `enabled` was `True`. `None` if that pass did not share prefixes.
 
     Raises:
         ValueError: the attention of the model cannot be replaced.
@@ -339,7 +339,9 @@ def saved_part(groups: Sequence[tuple[int, Sequence[int]]]) -> float:
 
 @torch.no_grad()
 def why_not_shared(shared: SharedPrompts, wrapped: nn.Module, device: torch.device, tolerance: float) -> str | None:
-    """Return the reason why a model cannot share prompts, measured on three short rows. Return None if it can.
+    """Test on three short rows whether a model can share prompts.
+
+    Return None if it can. Otherwise, return the reason why it cannot.
 
     Args:
         shared ([`SharedPrompts`]):
@@ -377,11 +379,15 @@ def why_not_shared(shared: SharedPrompts, wrapped: nn.Module, device: torch.devi
     return None if gap <= tolerance else f"log π differs by {gap:.2g} nats per token"
 
 
-# Functions that the model calls in its forward pass. `_active` tells them whether prompts are shared.
+# The model calls the next three functions in its forward pass. A layout tells them that the batch shares prompts:
+# `_mask` and `_keep_scored` read the layout from `_active`, and `_attention` gets it as an argument.
 
 
 def _mask(base: str, **kwargs: Any) -> Any:
-    """Return the attention mask of the implementation `base`, or None for a shared batch. `_attend` makes its masks."""
+    """Return the attention mask of the implementation `base`.
+
+    Return None for a shared batch, because `_attend` makes the masks of such a batch.
+    """
     layout = _active.get()
     if layout is None:
         return ALL_MASK_ATTENTION_FUNCTIONS[base](**kwargs)
