@@ -51,7 +51,8 @@ def test_types_are_those_of_the_batch():
     for width in (1, 4):  # of sequences and of tokens; the replayed row is longer
         ratio, longer = torch.full((1, width), 0.5), row(2, completion=(4,) * 7)
         found = with_rows(batch_of([1.0], importance_sampling_ratio=ratio), [longer], pad_token_id=1, multiple=8)
-        assert found["importance_sampling_ratio"].shape == found["completion_ids"].shape
+        assert found["importance_sampling_ratio"].tolist() == [[1.0], [1.0]]
+        assert (torch.ones_like(found["completion_ids"]) * found["importance_sampling_ratio"]).shape == (2, 8)
 
 
 def test_rows_alone():

@@ -42,6 +42,8 @@ def with_rows(
         "topr_fresh": torch.ones_like(ids_FT[:, 0], dtype=torch.bool),
         **{name: value for name, value in batch.items() if value is not None},
     }
+    if "importance_sampling_ratio" in batch:  # The loss sets it to 1. One value per row fits any width.
+        batch["importance_sampling_ratio"] = torch.ones_like(ids_FT[:, :1], dtype=torch.float32)
     if not all(bool(row.written.all()) for row in rows):
         batch.setdefault("tool_mask", torch.ones_like(ids_FT))
     for name, values in batch.items():
@@ -83,7 +85,7 @@ _COLUMNS: dict[str, Callable[[ReplayRow], Any]] = {
     "tool_mask": lambda row: row.written,
     "old_per_token_logps": lambda row: row.mu_logps,
     "sampling_per_token_logps": lambda row: row.mu_logps,
-    "importance_sampling_ratio": lambda row: torch.ones_like(row.mu_logps),  # The loss sets all values to 1.
+    "importance_sampling_ratio": lambda row: torch.ones(1),
     "advantages": lambda row: 0.0,  # After TRL's forward pass, w · R replaces it.
     "topr_rewards": lambda row: row.reward,
     "topr_rows": lambda row: row.number,
@@ -94,7 +96,7 @@ _COLUMNS: dict[str, Callable[[ReplayRow], Any]] = {
 def _column(name: str, rows: list[ReplayRow], pad_token_id: int, multiple: int | None) -> Tensor:
     """Return a column of a batch for K rows, on the CPU, with shape (K,) or (K, T)."""
     values = [torch.as_tensor(_COLUMNS[name](row)) for row in rows]
-    if values[0].dim() == 0:
+    if values[0].dim() == 0 or name == "importance_sampling_ratio":
         return torch.stack(values)
     return pad(values, _fill(name, pad_token_id), _side(name), pad_to_multiple_of=multiple)
 
