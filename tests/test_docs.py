@@ -97,6 +97,7 @@ def world(sampled, tokenizer, tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 @with_blocks("python")
 def test_python(page, world):
     if page.name == "scaling.md" and Version(trl.__version__) < Version("1.16"):
