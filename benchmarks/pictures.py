@@ -6,10 +6,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.cells import Store, Unfinished
-from benchmarks.experiments.long_completions import ANYWHERE, MEASURED_AT, SESSIONS, of_setting
+from benchmarks.experiments.long_completions import ANYWHERE, MEASURED_AT, SESSIONS, TOKENS, of_setting
 from benchmarks.statistics import over_seeds
 
-TOKENS = 40  # of an answer, on average
 # Okabe and Ito's colors for color-blind readers.
 STYLES = {
     "sequence (TOPR)": ("#0072b2", "-"), "prefix": ("#d55e00", "-"), "segment": ("#009e73", "-"),
@@ -50,4 +49,5 @@ def draw_long_completions(store: Store, path: Path) -> None:
         xlabel="quarter of the completion", ylim=(-0.03, 1.03),
     )  # fmt: skip
     figure.legend(loc="outside lower center", ncols=len(STYLES), frameon=False)
+    path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=130)

@@ -18,7 +18,8 @@ from benchmarks.sessions import POSITIVES, POWER, SEGMENT, WINDOW, Sessions
 from benchmarks.setting import Profile, base_model, candidates, evaluate, summary
 
 TASK = "sure-17"
-SESSIONS = {1: 64, 4: 16, 16: 8, 64: 4}  # of an update, by the answers of a session, which have about 40 tokens each
+SESSIONS = {1: 64, 4: 16, 16: 8, 64: 4}  # of an update, by the number of answers in a session
+TOKENS = 40  # of an answer, on average
 SHARE_RIGHT = {1.0: 0.5, -1.0: 0.05}  # of a session's answers, by its reward; a session of one answer is right or wrong
 ANYWHERE = "anywhere"
 MISTAKES = [(parts, ANYWHERE) for parts in SESSIONS] + [(16, "early"), (16, "late")]

@@ -66,9 +66,9 @@ def last_turn(row: Row) -> Row:
 
 
 def without_unknown_logps(row: Row) -> Row:
-    """Return the row, without `sampler_logps` if the log-probability of a token that the model wrote is unknown.
+    """Return the row. If the log-probability of a token that the model wrote is unknown, `sampler_logps` is None.
 
-    `sampler_logps` is then None. Servers write an unknown log-probability as null, NaN, minus infinity or -9999.
+    Servers write an unknown log-probability as null, NaN, minus infinity or -9999.
 
     Raises:
         Unusable: `completion_mask` and `sampler_logps` have different lengths.

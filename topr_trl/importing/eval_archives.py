@@ -14,6 +14,13 @@ SUFFIX = ".eval"
 _ZSTD = 93  # compression method in zip files; zipfile does not support it before Python 3.14
 
 
+# Errors of zipfile, of decompression and of the JSON parser for a damaged or malicious archive.
+_DAMAGED = (
+    zipfile.BadZipFile, zlib.error, pa.ArrowException, OSError, json.JSONDecodeError, UnicodeError, struct.error,
+    RecursionError,
+)  # fmt: skip
+
+
 def read_samples(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the file name and the content of each sample. Add the header's fields `eval` and `plan` to the content.
 
@@ -33,13 +40,6 @@ def read_samples(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield member.filename, {**sample, "eval": header.get("eval"), "plan": header.get("plan")}
     except _DAMAGED as error:
         raise _unreadable(path, error) from None
-
-
-# Errors of zipfile, of decompression and of the JSON parser for a damaged or malicious archive.
-_DAMAGED = (
-    zipfile.BadZipFile, zlib.error, pa.ArrowException, OSError, json.JSONDecodeError, UnicodeError, struct.error,
-    RecursionError,
-)  # fmt: skip
 
 
 def count_samples(path: Path) -> int:
