@@ -11,6 +11,7 @@ from topr_trl import PRESETS, TruncationLimits
 from topr_trl.loss import (
     MAX_LOG_WEIGHT,
     RATIO_LEVELS,
+    TOKEN_LEVELS,
     log_ratios,
     objective,
     sequence_logps,
@@ -194,7 +195,7 @@ def test_mu_as_sums_or_per_token():
             topr_loss(policy, mu, rewards, mask, PRESETS["tis"], level).losses_B,
             topr_loss(policy, sums, rewards, mask, PRESETS["tis"], level).losses_B,
         )
-    for level in ("prefix", "token"):
+    for level in TOKEN_LEVELS:
         with pytest.raises(
             ValueError, match=rf"^ratio_level='{level}' needs .* shape \(B, T\); .* sums, shape \(B,\)\.$"
         ):
@@ -223,6 +224,82 @@ def test_the_prefix_ratio_spares_the_tokens_before_the_model_left():
     log_ratio = log_ratios(policy, mu, torch.ones(1, 3), "prefix")
     weights = truncated_weights(log_ratio, torch.tensor([-1.0]), PRESETS["topr"])
     assert weights.tolist() == [[1.0, pytest.approx(math.exp(-10)), pytest.approx(math.exp(-10))]]
+
+
+@pytest.mark.parametrize("segment_tokens", [1, 2, 3, 100])
+def test_segment_ratio_equals_a_plain_loop(segment_tokens):
+    policy, mu, rewards, mask = batch()
+    policy.requires_grad_()
+    mask[1, 1] = 0  # a tool wrote this token
+    outputs = topr_loss(policy, mu, rewards, mask, PRESETS["topr"], "segment", segment_tokens=segment_tokens)
+    outputs.losses_B.sum().backward()
+    expected = torch.zeros_like(policy)
+    for i, reward in enumerate(rewards.tolist()):
+        own = [t for t, is_own in enumerate(mask[i].tolist()) if is_own]
+        for start in range(0, len(own), segment_tokens):
+            segment = own[start : start + segment_tokens]
+            ratio = math.exp(sum(policy[i, t].item() - mu[i, t].item() for t in segment))
+            weight = 1.0 if reward >= 0 else min(ratio, 1.0)
+            expected[i, segment] = -weight * reward / len(own)
+    torch.testing.assert_close(policy.grad, expected, check_dtype=False)
+    assert (outputs.log_ratios[mask == 0] == 0).all()
+
+
+def test_a_segment_as_long_as_the_completion_is_the_sequence():
+    policy, mu, rewards, mask = batch()
+    of_segment, of_sequence = (
+        topr_loss(policy, mu, rewards, mask, PRESETS["tis"], level, segment_tokens=100).losses_B
+        for level in ("segment", "sequence")
+    )
+    torch.testing.assert_close(of_segment, of_sequence)
+
+
+def test_unknown_log_mu_of_a_token_spoils_only_its_segment():
+    mu = torch.tensor([[-1.0, math.nan, -1.0, -1.0]])
+    log_ratio = log_ratios(torch.full((1, 4), -1.0), mu, torch.ones(1, 4), "segment", 2)
+    assert log_ratio.isnan().tolist() == [[True, True, False, False]]
+
+
+@pytest.mark.parametrize("segment_tokens", [1, 2, 4])
+def test_segment_ratio_follows_its_objective(segment_tokens):
+    """J = Σ_k E_{y_<k ~ μ} E_{s_k ~ π} [Q_μ], over all completions of four tokens of a vocabulary of two."""
+    torch.manual_seed(0)
+    size, length = 2, 4
+    # By node of the tree: the tokens so far, as a number in base `size`.
+    policy, mu = ([torch.randn(size**t, size, dtype=torch.float64).log_softmax(1) for t in range(length)] for _ in "πμ")
+    for level in policy:
+        level.requires_grad_()
+    completions = torch.cartesian_prod(*[torch.arange(size)] * length)
+    rewards = torch.randn(len(completions), dtype=torch.float64)
+
+    def by_token(model):
+        node, logps = torch.zeros(len(completions), dtype=torch.int64), []
+        for t in range(length):
+            logps.append(model[t][node, completions[:, t]])
+            node = size * node + completions[:, t]
+        return torch.stack(logps, 1)
+
+    policy_BT, mu_BT = by_token(policy), by_token(mu)
+    mu_B = mu_BT.sum(1).exp()
+    objective = 0
+    for start in range(0, length, segment_tokens):
+        inside = slice(start, start + segment_tokens)
+        # E over y_<k and what follows under μ, and over s_k under π.
+        objective = objective + (mu_B * (policy_BT[:, inside].sum(1) - mu_BT[:, inside].sum(1)).exp() * rewards).sum()
+    losses_B = topr_loss(
+        policy_BT, mu_BT, rewards, torch.ones(len(completions), length), PRESETS["opr"], "segment", False,
+        segment_tokens,
+    ).losses_B  # fmt: skip
+    expected = torch.autograd.grad(objective, policy, retain_graph=True)
+    found = torch.autograd.grad(-(mu_B * losses_B).sum(), policy)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("segment_tokens", [0, -1])
+def test_a_segment_has_at_least_one_token(segment_tokens):
+    with pytest.raises(ValueError, match=rf"^segment_tokens must be at least 1, not {segment_tokens}\.$"):
+        log_ratios(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1), "segment", segment_tokens)
 
 
 @pytest.mark.parametrize("level", RATIO_LEVELS)

@@ -87,8 +87,9 @@ PRESETS: dict[str, TruncationLimits] = {
 }
 """Truncation limits of TOPR and related methods, by name (arXiv 2503.14286, Table 1)."""
 
-RATIO_LEVELS = ("sequence", "prefix", "token", "geometric")
-TOKEN_LEVELS = ("prefix", "token")  # levels with a ratio for each token, which need log μ of each token
+RATIO_LEVELS = ("sequence", "segment", "prefix", "token", "geometric")
+TOKEN_LEVELS = ("segment", "prefix", "token")  # levels with a ratio for each token, which need log μ of each token
+SEGMENT_TOKENS = 64
 
 # Largest log of a weight. It matters only if an upper limit is above e^40, for example infinite. Weights up to e^40
 # keep the squared gradient norm finite in float32, so that gradient clipping still works.
@@ -112,7 +113,13 @@ def sequence_logps(logps_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return wide.masked_fill(mask_BT == 0, 0.0).sum(-1)
 
 
-def log_ratios(policy_logps_BT: Tensor, mu_logps: Tensor, mask_BT: Tensor, ratio_level: str = "sequence") -> Tensor:
+def log_ratios(
+    policy_logps_BT: Tensor,
+    mu_logps: Tensor,
+    mask_BT: Tensor,
+    ratio_level: str = "sequence",
+    segment_tokens: int = SEGMENT_TOKENS,
+) -> Tensor:
     """Compute the log-ratio `log π/μ` of each completion, or of each token.
 
     Args:
@@ -126,22 +133,32 @@ def log_ratios(policy_logps_BT: Tensor, mu_logps: Tensor, mask_BT: Tensor, ratio
             Level at which the ratio is computed:
 
             - `"sequence"`: the paper's ratio, which is the product over the tokens of the completion.
+            - `"segment"`: for each token, the product over the segment that contains it, for long completions. A
+              completion is cut into segments s_1, ..., s_K of `segment_tokens` tokens, and `y_<k` is all before
+              segment k. The ratio is `π(s_k|x, y_<k) / μ(s_k|x, y_<k)`. Then the gradient follows
+              `J(π) = Σ_k E_{y_<k ~ μ} E_{s_k ~ π} [Q_μ(y_<k, s_k)]`, before the limits are applied. Q_μ is the mean
+              reward of μ's completions that begin with y_<k and s_k. J is at most K times the highest reward, and at
+              π = μ its gradient is that of the expected reward. With TOPR's limits, Prop. 3.2 holds for each segment.
             - `"prefix"`: for each token, the product over the completion up to this token, `π(y_≤t|x) / μ(y_≤t|x)`, as
               in per-decision importance sampling (Precup, Sutton and Singh, 2000). The first tokens of a long
-              completion keep their weight until the model becomes unlikely to write them. Not benchmarked yet.
+              completion keep their weight until the model becomes unlikely to write them.
             - `"token"`: the ratio of each token.
             - `"geometric"`: the geometric mean over the tokens. On long completions, this mean stays near 1, so the
               truncation limits have little effect.
 
-            The last three levels are *not* TOPR. `"token"` and `"geometric"` exist for comparison with systems that
+            Only `"sequence"` is the paper's TOPR. `"token"` and `"geometric"` exist for comparison with systems that
             call them TOPR.
+        segment_tokens (`int`, *optional*, defaults to `64`):
+            Number of tokens in a segment, with `"segment"`. Only tokens where the mask is 1 count, so tokens that a
+            tool wrote do not. With at least as many tokens as a completion has, the ratio is that of `"sequence"`.
 
     Returns:
-        `torch.Tensor`: detached log-ratios in float32 or wider, shape (B,). With `"prefix"` and `"token"` the shape is
-        (B, T), and padding is 0.
+        `torch.Tensor`: detached log-ratios in float32 or wider, shape (B,). With `"segment"`, `"prefix"` and `"token"`
+        the shape is (B, T), and padding is 0.
 
     Raises:
-        ValueError: `ratio_level` is unknown, or needs log μ per token while `mu_logps` holds sums.
+        ValueError: `ratio_level` is unknown, or needs log μ per token while `mu_logps` holds sums. Or `segment_tokens`
+            is below 1.
     """
     if ratio_level not in RATIO_LEVELS:
         raise ValueError(f"ratio_level must be one of {RATIO_LEVELS}, not {ratio_level!r}.")
@@ -153,12 +170,25 @@ def log_ratios(policy_logps_BT: Tensor, mu_logps: Tensor, mask_BT: Tensor, ratio
             )
         wide = torch.promote_types(policy_logps_BT.dtype, torch.float32)
         log_ratio_BT = (policy_logps_BT.to(wide) - mu_logps.to(wide)).masked_fill(mask_BT == 0, 0.0)
-        return log_ratio_BT.cumsum(1).masked_fill(mask_BT == 0, 0.0) if ratio_level == "prefix" else log_ratio_BT
+        if ratio_level == "prefix":
+            log_ratio_BT = log_ratio_BT.cumsum(1)
+        elif ratio_level == "segment":
+            log_ratio_BT = _segment_sums(log_ratio_BT, mask_BT, segment_tokens)
+        return log_ratio_BT.masked_fill(mask_BT == 0, 0.0)
     mu_B = sequence_logps(mu_logps, mask_BT) if mu_logps.dim() == 2 else mu_logps
     log_ratio_B = sequence_logps(policy_logps_BT, mask_BT) - mu_B
     if ratio_level == "geometric":
         log_ratio_B = log_ratio_B / mask_BT.sum(-1).clamp(min=1)
     return log_ratio_B
+
+
+def _segment_sums(values_BT: Tensor, mask_BT: Tensor, segment_tokens: int) -> Tensor:
+    """Return for each token the sum of the values over its segment. Values are 0 where the mask is 0."""
+    if segment_tokens < 1:
+        raise ValueError(f"segment_tokens must be at least 1, not {segment_tokens}.")
+    segment_BT = ((mask_BT != 0).cumsum(1) - 1).clamp(min=0) // segment_tokens
+    sums_BK = torch.zeros_like(values_BT).scatter_add(1, segment_BT, values_BT)
+    return sums_BK.gather(1, segment_BT)
 
 
 def truncated_weights(log_ratio: Tensor, rewards_B: Tensor, limits: TruncationLimits) -> Tensor:
@@ -228,6 +258,7 @@ def topr_loss(
     limits: TruncationLimits,
     ratio_level: str = "sequence",
     length_normalization: bool = True,
+    segment_tokens: int = SEGMENT_TOKENS,
 ) -> LossOutputs:
     """Compute the loss of each completion, `ℓ = -stop_grad(w) · R · log π(y|x) / |y|`.
 
@@ -265,14 +296,17 @@ def topr_loss(
             Level at which the ratio is computed. See `log_ratios`.
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss by |y|, the number of tokens of the completion.
+        segment_tokens (`int`, *optional*, defaults to `64`):
+            Number of tokens in a segment, with `ratio_level="segment"`. See `log_ratios`.
 
     Returns:
         `LossOutputs`: losses, weights and log-ratios of the rows.
 
     Raises:
-        ValueError: `ratio_level` is unknown, or needs log μ per token while `mu_logps` holds sums.
+        ValueError: `ratio_level` is unknown, or needs log μ per token while `mu_logps` holds sums. Or `segment_tokens`
+            is below 1.
     """
-    log_ratio = log_ratios(policy_logps_BT, mu_logps, mask_BT, ratio_level)
+    log_ratio = log_ratios(policy_logps_BT, mu_logps, mask_BT, ratio_level, segment_tokens)
     weights = truncated_weights(log_ratio, rewards_B, limits)
     losses_B = weighted_loss(policy_logps_BT, weights, rewards_B, mask_BT, length_normalization)
     return LossOutputs(losses_B, weights, log_ratio)

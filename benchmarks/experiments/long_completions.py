@@ -18,7 +18,7 @@ from benchmarks.sessions import POSITIVES, POWER, SEGMENT, WINDOW, Sessions
 from benchmarks.setting import Profile, base_model, candidates, evaluate, summary
 
 TASK = "sure-17"
-SESSIONS = {1: 64, 4: 16, 16: 8, 64: 4}  # of an update, by the number of answers in a session
+SESSIONS = {1: 64, 4: 16, 16: 8, 64: 2}  # of an update, by the number of answers in a session
 TOKENS = 40  # of an answer, on average
 SHARE_RIGHT = {1.0: 0.5, -1.0: 0.05}  # of a session's answers, by its reward; a session of one answer is right or wrong
 ANYWHERE = "anywhere"
@@ -31,6 +31,7 @@ NAMES = {
     "token": "token", "geometric": "geometric", "positives only": POSITIVES,
 }  # fmt: skip
 FEWER = {"token": 64, "geometric": 64, "window": 16}  # by method: the fewest answers at which the method is run
+PLACED = ("sequence (TOPR)", "prefix", "window", "positives only")  # methods that are run with early and late mistakes
 
 
 def experiments(store: Store) -> list[Experiment]:
@@ -42,15 +43,19 @@ def of_setting(parts: int, mistakes: str, updates: int) -> Experiment:
     """Return the comparison on sessions of `parts` answers after some updates."""
     at = MEASURED_AT.index(updates)
     return Experiment(
-        "long_completions", _methods(parts), rates(3e-5, 1e-4, 3e-4), range(SEEDS), (f"curve/{at}/pass@1",),
+        "long_completions", _methods(parts, mistakes), rates(3e-5, 1e-4, 3e-4), range(SEEDS), (f"curve/{at}/pass@1",),
         f"{updates} updates on sessions of {parts} answers, mistakes {mistakes}: {TASK}",
         {"parts": parts, "mistakes": mistakes}, further=2, shows=(f"curve/{at}/pass@1", f"curve/{at}/greedy"),
     )  # fmt: skip
 
 
-def _methods(parts: int) -> dict[str, Cell]:
+def _methods(parts: int, mistakes: str) -> dict[str, Cell]:
     """Return the fields of the cells of each method. With one answer, some ratios equal the sequence's."""
-    levels = {name: level for name, level in NAMES.items() if parts >= FEWER.get(name, 1)}
+    levels = {
+        name: level
+        for name, level in NAMES.items()
+        if parts >= FEWER.get(name, 1) and (mistakes == ANYWHERE or name in PLACED)
+    }
     return {name: {"level": "sequence" if parts == 1 and level in (SEGMENT, POWER) else level}
             for name, level in levels.items()}  # fmt: skip
 

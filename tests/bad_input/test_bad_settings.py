@@ -62,7 +62,7 @@ SETTINGS = [
     of_both("a number of rows, and no curation", "iteration_size, curation='uniform'", iteration_size=10),
     of_both("a share of positives above 1", "curation_positive_share, [0, 1], 2.0", curation="positive_share",
         curation_positive_share=2.0),
-    of_both("an unknown level of the ratio", "ratio_level, sequence, prefix, token, geometric, 'word'",
+    of_both("an unknown level of the ratio", "ratio_level, sequence, segment, prefix, token, geometric, 'word'",
         ratio_level="word"),
     of_both("an unknown source of log μ", "log_mu, trainer, sampler, 'guess'", log_mu="guess"),
     setting("a loss of GRPO's", "loss_type='cispo', TOPRTrainer, remove, presets, tis", TOPRConfig, loss_type="cispo"),

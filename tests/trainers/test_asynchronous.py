@@ -142,12 +142,13 @@ def test_the_parts_of_trl_that_are_used():
     assert "staleness > self.max_staleness" in dataset
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
-def test_a_step_is_that_of_the_pure_function(problems, tmp_path, accumulation):
+@pytest.mark.parametrize(("accumulation", "level"), [(1, "segment"), (4, "sequence")])
+def test_a_step_is_that_of_the_pure_function(problems, tmp_path, accumulation, level):
     """The gradient of the mean loss over the completions of a step, each row by itself and without packing."""
     worker = Worker(problems, age=2)
     settings = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "lr_scheduler_type": "constant",
-                "weight_decay": 0.0, "baseline": 0.25, "logging_steps": 1}  # fmt: skip
+                "weight_decay": 0.0, "baseline": 0.25, "logging_steps": 1,
+                "ratio_level": level, "segment_tokens": 3}  # fmt: skip
     trainer = make(tmp_path, worker, **settings, max_steps=3, gradient_accumulation_steps=accumulation,
                    per_device_train_batch_size=32 // accumulation)  # fmt: skip
     before = []
@@ -162,7 +163,8 @@ def test_a_step_is_that_of_the_pure_function(problems, tmp_path, accumulation):
         mask = own[1:][None]
         mu = torch.tensor(row.old_log_probs)[1:][None]
         reward = torch.tensor([row.metrics["reward"] - 0.25]).nan_to_num(0.0)
-        losses.append(topr_loss(logps[None], mu, reward, mask, trainer.args.limits).losses_B)
+        outputs = topr_loss(logps[None], mu, reward, mask, trainer.args.limits, level, segment_tokens=3)
+        losses.append(outputs.losses_B)
     torch.cat(losses).mean().backward()
     for name, parameter in model.named_parameters():
         moved = last[name] - trainer.model.state_dict()[name]

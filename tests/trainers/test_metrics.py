@@ -17,8 +17,8 @@ NAMES = [
     "topr/log_ratio/positives/mean", "topr/log_ratio/positives/q05", "topr/log_ratio/positives/q50",
     "topr/log_ratio/positives/q95", "topr/log_ratio/negatives/mean", "topr/log_ratio/negatives/q05",
     "topr/log_ratio/negatives/q50", "topr/log_ratio/negatives/q95",
-    "topr/logps/positives/token", "topr/logps/positives/completion", "topr/logps/negatives/token",
-    "topr/logps/negatives/completion",
+    "topr/logps/positives/token", "topr/logps/positives/completion", "topr/tokens/positives",
+    "topr/logps/negatives/token", "topr/logps/negatives/completion", "topr/tokens/negatives",
 ]  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def names_of(table):
 
 
 def test_names_are_stable():
-    logps = torch.tensor([[-0.5, -3.0], [-1.0, -4.0]])
+    logps = torch.tensor([[-0.5, -3.0, 6.0], [-1.0, -4.0, 4.0]])
     metrics = row_metrics(torch.tensor([1.0, 0.5]), torch.tensor([0.1, -0.7]), torch.tensor([1.0, -1.0]), logps)
     assert list(metrics) == NAMES
     assert names_of(row_metrics.__doc__) == set(NAMES)
@@ -100,9 +100,9 @@ def test_batches_are_joined_and_forgotten():
     rows.add(torch.ones(2), torch.zeros(2), torch.tensor([1.0, -1.0]))
     kept = rows.add(torch.tensor([0.5]), torch.tensor([-1.0]), torch.tensor([-1.0]), idle=2)
     unknown = pytest.approx(NAN, nan_ok=True)
-    assert kept[0].tolist() == [0.5, -1.0, -1.0, unknown, unknown]
+    assert kept[0].tolist() == [0.5, -1.0, -1.0, unknown, unknown, unknown]
     for idle in kept[1:].tolist():
-        assert idle == [1.0, unknown, 0.0, unknown, unknown]
+        assert idle == [1.0, unknown, 0.0, unknown, unknown, unknown]
     metrics = rows.flush(alone)
     assert metrics["topr/weight_mean"] == pytest.approx(4.5 / 5)
     assert rows.flush(alone) == {}
@@ -110,13 +110,14 @@ def test_batches_are_joined_and_forgotten():
 
 def test_log_probabilities_are_averaged_by_sign():
     rows, alone = RowMetrics(), Accelerator(cpu=True)
-    logps_B2 = torch.tensor([[-0.5, -10.0], [-1.0, -30.0], [-3.0, -6.0]])
-    rows.add(torch.ones(3), torch.zeros(3), torch.tensor([1.0, -1.0, -1.0]), logps_B2=logps_B2)
+    logps_B3 = torch.tensor([[-0.5, -10.0, 20.0], [-1.0, -30.0, 30.0], [-3.0, -6.0, 2.0]])
+    rows.add(torch.ones(3), torch.zeros(3), torch.tensor([1.0, -1.0, -1.0]), logps_B3=logps_B3)
     metrics = rows.flush(alone)
     assert metrics["topr/logps/positives/token"] == -0.5
     assert metrics["topr/logps/positives/completion"] == -10.0
     assert metrics["topr/logps/negatives/token"] == -2.0
     assert metrics["topr/logps/negatives/completion"] == -18.0
+    assert (metrics["topr/tokens/positives"], metrics["topr/tokens/negatives"]) == (20.0, 16.0)
 
 
 def test_rows_that_were_not_computed_count_with_weight_one():
@@ -156,13 +157,14 @@ def test_the_effective_share_says_how_even_weights_are_not_how_large():
 
 
 def test_log_pi_of_positives_and_negatives():
-    logps = torch.tensor([[-0.5, -2.0], [-1.5, -3.0], [-9.0, -9.0], [-4.0, -8.0], [NAN, NAN]])
+    logps = torch.tensor([[-0.5, -2.0, 4.0], [-1.5, -3.0, 2.0], [-9.0, -9.0, 1.0], [-4.0, -8.0, 2.0], [NAN] * 3])
     rewards = torch.tensor([1.0, 2.0, 0.0, -1.0, -1.0])  # the row with R = 0 is neither
     metrics = row_metrics(torch.ones(5), torch.zeros(5), rewards, logps)
     assert metrics["topr/logps/positives/token"] == -1.0
     assert metrics["topr/logps/positives/completion"] == -2.5
     assert metrics["topr/logps/negatives/token"] == -4.0
     assert metrics["topr/logps/negatives/completion"] == -8.0
+    assert (metrics["topr/tokens/positives"], metrics["topr/tokens/negatives"]) == (3.0, 2.0)
     kept = without_ratio(metrics)
-    logged = {name for name in NAMES if name.startswith("topr/logps/")}
+    logged = {name for name in NAMES if name.startswith(("topr/logps/", "topr/tokens/"))}
     assert set(kept) == {"topr/positive_share", "topr/reward", "topr/effective_positive_share", *logged}

@@ -13,7 +13,7 @@ from topr_trl.data.batch_samplers import StepsSortedByLength
 from topr_trl.data.tokenization import tokenizer_of
 from topr_trl.loss import RATIO_LEVELS, topr_loss
 from topr_trl.tasks import arithmetic
-from topr_trl.trainers import log_mu
+from topr_trl.trainers import log_mu, training_warnings
 from topr_trl.trainers.fingerprints import model_fingerprint
 
 SETTINGS = {
@@ -68,7 +68,7 @@ def test_every_parameter_moves_and_every_metric_is_there(make, model):
 def test_loss_and_gradient_are_those_of_the_pure_loss(make, model, tokenizer, rows, preset, level):
     torch.manual_seed(0)
     mu = [[-0.5 * torch.rand(()).item() for _ in plain_logps(model, tokenizer, row)] for row in rows]
-    trainer = make(rows.add_column("mu_logps", mu), preset=preset, ratio_level=level)
+    trainer = make(rows.add_column("mu_logps", mu), preset=preset, ratio_level=level, segment_tokens=3)
     trainer.model.train()
     batch = next(iter(trainer.get_train_dataloader()))
     loss = trainer.compute_loss(trainer.model, dict(batch))
@@ -83,7 +83,8 @@ def test_loss_and_gradient_are_those_of_the_pure_loss(make, model, tokenizer, ro
         logps = plain_logps(model, tokenizer, rows[i])[None]
         reward = torch.tensor([rows[i]["reward"]])
         ones = torch.ones_like(logps)
-        expected.append(topr_loss(logps, torch.tensor([mu[i]]), reward, ones, PRESETS[preset], level).losses_B)
+        losses = topr_loss(logps, torch.tensor([mu[i]]), reward, ones, PRESETS[preset], level, segment_tokens=3)
+        expected.append(losses.losses_B)
     expected = torch.cat(expected).mean()
     expected.backward()
     torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-6)
@@ -279,7 +280,7 @@ def test_rows_with_no_gradient_are_left_out_and_count(make, rows, share):
     assert (len(batch["input_ids"]), batch["idle"]) == ((5, 3) if share == 3 else (1, 7))
 
 
-@pytest.mark.parametrize("ratio_level", ["sequence", "prefix", "token"])
+@pytest.mark.parametrize("ratio_level", ["sequence", "segment", "prefix", "token"])
 def test_fast_paths_train_the_same_weights(make, tmp_path, ratio_level):
     # Sorted by length, without padding, or plainly: the same rows a step, log μ computed by the path itself.
     weights = {}
@@ -288,8 +289,8 @@ def test_fast_paths_train_the_same_weights(make, tmp_path, ratio_level):
         model = fresh_model()
         trainer = make(
             model=model, folder=tmp_path / name, num_train_epochs=2, per_device_train_batch_size=2,
-            gradient_accumulation_steps=2, optim="sgd", learning_rate=0.3, ratio_level=ratio_level, b_neg=0.9,
-            **settings,
+            gradient_accumulation_steps=2, optim="sgd", learning_rate=0.3, ratio_level=ratio_level, segment_tokens=3,
+            b_neg=0.9, **settings,
         )  # fmt: skip
         trainer.train()
         weights[name] = flat(model)
@@ -391,6 +392,13 @@ def test_when_steps_are_sorted(make, model, moe):
     for plain in ({"sort_by_length": False}, {"padding_free": True}, *order,
                   {"accelerator_config": {"split_batches": True}}):  # fmt: skip
         assert not is_sorted(model, **plain)
+
+
+@pytest.mark.parametrize(("level", "long", "times"), [("sequence", 1, 1), ("segment", 1, 0), ("sequence", 1000, 0)])
+def test_the_log_recommends_segments_once_where_negatives_are_long(make, capsys, monkeypatch, level, long, times):
+    monkeypatch.setattr(training_warnings, "LONG", long)
+    make(ratio_level=level, max_steps=3, disable_tqdm=False).train()
+    assert capsys.readouterr().out.count("ratio_level='segment'") == times
 
 
 @pytest.mark.parametrize(

@@ -103,11 +103,12 @@ def test_same_seed_same_weights(train, request):
 
 
 @pytest.mark.parametrize(
-    ("level", "normalize"), [("sequence", True), ("sequence", False), ("prefix", True), ("token", True)]
+    ("level", "normalize"),
+    [("sequence", True), ("sequence", False), ("segment", True), ("prefix", True), ("token", True)],
 )
 def test_gradient_is_that_of_the_pure_loss(make, model, level, normalize):
     # With num_iterations=2, log μ of the first use is kept; then μ is set apart from π by hand.
-    trainer = make(ratio_level=level, length_normalization=normalize, num_iterations=2)
+    trainer = make(ratio_level=level, segment_tokens=3, length_normalization=normalize, num_iterations=2)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
@@ -126,7 +127,7 @@ def test_gradient_is_that_of_the_pure_loss(make, model, level, normalize):
         model.zero_grad()
         topr_loss(
             logps, batch["old_per_token_logps"], batch["topr_rewards"], batch["completion_mask"], PRESETS[preset],
-            level, normalize,
+            level, normalize, 3,
         ).losses_B.mean().backward(retain_graph=True)  # fmt: skip
         for a, p in zip(ours, model.parameters(), strict=True):
             torch.testing.assert_close(a, p.grad, rtol=2e-4, atol=5e-6, msg=lambda said, of=preset: f"{of}: {said}")

@@ -150,8 +150,9 @@ def test_each_batch_draws_anew(make):
     assert len(set(seeds)) == 4
 
 
-def test_with_a_ratio_per_token_the_weight_of_a_row_is_the_mean_of_its_tokens(make):
-    trainer = make(ratio_level="token")
+@pytest.mark.parametrize("ratio_level", ["segment", "token"])
+def test_with_a_ratio_per_token_the_weight_of_a_row_is_the_mean_of_its_tokens(make, ratio_level):
+    trainer = make(ratio_level=ratio_level, segment_tokens=2)
     trainer.train()
     assert trainer._replay.rows
     assert all(isinstance(row.weight, float) and 0 <= row.weight <= 1 for row in trainer._replay.rows)

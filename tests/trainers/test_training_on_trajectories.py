@@ -41,6 +41,13 @@ def loss_and_gradient(trainer):
     return loss.detach(), [p.grad.clone() for p in trainer.model.parameters()]
 
 
+def at_level(log_ratio, level):
+    """The ratios of tokens, at a level. Segments have two tokens."""
+    if level == "segment":
+        return torch.cat([pair.sum().expand(len(pair)) for pair in log_ratio.split(2)])
+    return {"token": log_ratio, "prefix": log_ratio.cumsum(0), "sequence": log_ratio.sum()}[level]
+
+
 def by_a_plain_loop(model, rows, level="sequence"):
     """Algorithm 1 on the tokens that the model wrote."""
     model.zero_grad()
@@ -50,7 +57,7 @@ def by_a_plain_loop(model, rows, level="sequence"):
         logps = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
         own = logps[len(row["prompt_ids"]) - 1 :][torch.tensor(row["completion_mask"]).bool()]
         log_ratio = (own - torch.tensor(row["mu_logps"])).detach()
-        log_ratio = {"token": log_ratio, "prefix": log_ratio.cumsum(0)}.get(level, log_ratio.sum())
+        log_ratio = at_level(log_ratio, level)
         weight = log_ratio.clamp(max=0).exp() if row["reward"] < 0 else torch.ones_like(log_ratio)
         losses.append(-(row["reward"] * weight * own).sum() / len(own))
     loss = torch.stack(losses).mean()
@@ -65,11 +72,11 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("padding_free", [False, True])
-@pytest.mark.parametrize("level", ["sequence", "prefix", "token"])
+@pytest.mark.parametrize("level", ["sequence", "segment", "prefix", "token"])
 def test_loss_and_gradient_are_those_of_a_plain_loop(model, tokenizer, tmp_path, level, padding_free):
     rows = Dataset.from_dict(ROWS)
     expected = by_a_plain_loop(copy.deepcopy(model), rows, level)
-    trainer = offline(model, tokenizer, rows, tmp_path, ratio_level=level, padding_free=padding_free)
+    trainer = offline(model, tokenizer, rows, tmp_path, ratio_level=level, segment_tokens=2, padding_free=padding_free)
     assert_same(loss_and_gradient(trainer), expected)
 
 
@@ -251,7 +258,7 @@ def of_rollouts(model, rows, level="sequence", length_normalization=True):
     for key, parts in own.items():
         logps = torch.cat(parts)
         log_ratio = (logps - torch.tensor(mu[key])).detach()
-        log_ratio = {"token": log_ratio, "prefix": log_ratio.cumsum(0)}.get(level, log_ratio.sum())
+        log_ratio = at_level(log_ratio, level)
         weight = log_ratio.clamp(max=0).exp() if rewards[key] < 0 else torch.ones_like(log_ratio)
         losses.append(-(rewards[key] * weight * logps).sum() / (len(logps) if length_normalization else 1))
     loss = torch.stack(losses).mean()
@@ -260,14 +267,14 @@ def of_rollouts(model, rows, level="sequence", length_normalization=True):
 
 
 @pytest.mark.parametrize("padding_free", [False, True])
-@pytest.mark.parametrize("level", ["sequence", "prefix", "token"])
+@pytest.mark.parametrize("level", ["sequence", "segment", "prefix", "token"])
 @pytest.mark.parametrize("length_normalization", [False, True])
 def test_a_rollout_of_several_rows_has_one_ratio_and_one_length(
     model, tokenizer, tmp_path, level, padding_free, length_normalization
 ):
     rows = Dataset.from_dict(PARTED)
     expected = of_rollouts(copy.deepcopy(model), rows, level, length_normalization)
-    trainer = offline(model, tokenizer, rows, tmp_path, ratio_level=level, padding_free=padding_free,
+    trainer = offline(model, tokenizer, rows, tmp_path, ratio_level=level, segment_tokens=2, padding_free=padding_free,
                       length_normalization=length_normalization)  # fmt: skip
     assert trainer.train_dataset["row"][:] == [0, 1, 3]
     assert_same(loss_and_gradient(trainer), expected)

@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from topr_trl.trainers.training_warnings import SilentBatches, sampler_distance, warn_if_dead, warn_if_far
+from topr_trl.trainers.training_warnings import (
+    SilentBatches,
+    sampler_distance,
+    should_use_segments,
+    warn_if_dead,
+    warn_if_far,
+)
 
 
 def said(check, *args):
@@ -24,7 +30,15 @@ def test_negatives_that_are_dead_early_are_warned_about():
             rf"60% of the negatives .* below 0\.01 at step 10 of {steps} and contribute .* use a lower learning .* "
             r"source of log μ: .* the rounding of .* engine.*See \"Metrics\" in the documentation\.", message,
         )  # fmt: skip
+        assert "ratio_level" not in message
+    (message,), _ = said(warn_if_dead, 0.6, 1, 100, 1, True)
+    assert "set ratio_level='segment'" in message
     assert said(warn_if_dead, 0.6, 11, 100, 1) == said(warn_if_dead, 0.5, 1, 100, 1) == ([], False)
+
+
+def test_segments_are_recommended_for_long_completions_with_the_ratio_of_the_sequence():
+    asked = [should_use_segments(tokens, level) for level in ("sequence", "segment") for tokens in (255, 256)]
+    assert asked == [False, True, False, False]
 
 
 def test_a_far_sampler_is_warned_about():

@@ -77,9 +77,12 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` uses the preset's limit.
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
             Level at which the ratio π/μ is computed. `"sequence"` is the paper's: the product over the tokens of a
-            completion. `"prefix"` gives each token the product over the completion up to this token (see
-            `topr_trl.loss.log_ratios`). `"token"` (the ratio of each token) and `"geometric"` (the geometric mean over
-            the tokens) exist for comparison. Only `"sequence"` is TOPR.
+            completion. `"segment"` is for long completions: each token has the product over its segment of
+            `segment_tokens` tokens. `"prefix"` gives each token the product over the completion up to this token.
+            `"token"` (the ratio of each token) and `"geometric"` (the geometric mean over the tokens) exist for
+            comparison. Only `"sequence"` is the paper's TOPR. See `topr_trl.loss.log_ratios` for the equations.
+        segment_tokens (`int`, *optional*, defaults to `64`):
+            Number of tokens in a segment, with `ratio_level="segment"`. Only tokens that are trained on count.
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
         log_mu (`str`, *optional*, defaults to `"trainer"`):
@@ -259,9 +262,12 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` uses the preset's limit.
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
             Level at which the ratio π/μ is computed. `"sequence"` is the paper's: the product over the tokens of a
-            completion. `"prefix"` gives each token the product over the completion up to this token (see
-            `topr_trl.loss.log_ratios`). `"token"` (the ratio of each token) and `"geometric"` (the geometric mean over
-            the tokens) exist for comparison. Only `"sequence"` is TOPR.
+            completion. `"segment"` is for long completions: each token has the product over its segment of
+            `segment_tokens` tokens. `"prefix"` gives each token the product over the completion up to this token.
+            `"token"` (the ratio of each token) and `"geometric"` (the geometric mean over the tokens) exist for
+            comparison. Only `"sequence"` is the paper's TOPR. See `topr_trl.loss.log_ratios` for the equations.
+        segment_tokens (`int`, *optional*, defaults to `64`):
+            Number of tokens in a segment, with `ratio_level="segment"`. Only tokens that are trained on count.
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
         log_mu (`str`, *optional*, defaults to `"trainer"`):

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from topr_trl.baseline import BASELINES, FloatArray
 from topr_trl.curation import CURATIONS, SHARE_RULES, Curated, compose
-from topr_trl.loss import PRESETS, RATIO_LEVELS, TruncationLimits
+from topr_trl.loss import PRESETS, RATIO_LEVELS, SEGMENT_TOKENS, TruncationLimits
 from topr_trl.settings.checks import check_at_least, check_choice, check_type, check_types
 from topr_trl.settings.unsupported import (
     offloads_optimizer,
@@ -60,7 +60,10 @@ class LossArguments:
     b_neg: float | None = field(default=None, metadata={"help": "Upper limit of the ratio where R < 0."})
     ratio_level: str = field(
         default="sequence",
-        metadata={"help": "Level of the ratio: 'sequence' (TOPR), 'prefix', 'token' or 'geometric'."},
+        metadata={"help": f"Level of the ratio: {', '.join(RATIO_LEVELS)}. 'segment' is for long completions."},
+    )
+    segment_tokens: int = field(
+        default=SEGMENT_TOKENS, metadata={"help": "Number of tokens in a segment, with ratio_level='segment'."}
     )
     length_normalization: bool = field(default=True, metadata={"help": "Divide the loss by the completion's length."})
     log_mu: str = field(
@@ -81,6 +84,7 @@ class LossArguments:
         """
         check_types(self, LossArguments)
         check_choice(self, preset=tuple(PRESETS), ratio_level=RATIO_LEVELS, log_mu=LOG_MU_SOURCES)
+        check_at_least(1, self, "segment_tokens")
         if not self.limits.bounded:  # `limits` raises a ValueError that names an invalid limit.
             warn_user(
                 f"a_neg={self.limits.a_neg:g} is above 0: the objective has no upper bound once a reward is negative "

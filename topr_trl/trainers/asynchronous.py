@@ -60,7 +60,10 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
         b_neg (`float`, *optional*):
             Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` uses the preset's limit.
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
-            Level at which the ratio π/μ is computed. `"prefix"`, `"token"` and `"geometric"` are not TOPR.
+            Level at which the ratio π/μ is computed: `"sequence"`, `"segment"` (for long completions), `"prefix"`,
+            `"token"` or `"geometric"`. Only `"sequence"` is the paper's TOPR. See [`TOPRConfig`].
+        segment_tokens (`int`, *optional*, defaults to `64`):
+            Number of tokens in a segment, with `ratio_level="segment"`. Only tokens that are trained on count.
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
         log_mu (`str`, *optional*, defaults to `"sampler"`):

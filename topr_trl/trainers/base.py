@@ -50,7 +50,7 @@ from topr_trl.trainers.quantization import (
     keep_gradients_of_4bit_layers,
 )
 from topr_trl.trainers.shared_prompts import SharedPrompts, why_not_shared
-from topr_trl.trainers.training_warnings import warn_if_dead
+from topr_trl.trainers.training_warnings import should_use_segments, warn_if_dead
 from topr_trl.user_warnings import warn_user
 
 Config = TypeVar("Config", TOPRConfig, OfflineTOPRConfig)
@@ -116,7 +116,7 @@ class TOPRMixin(Trainer):
         self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
         self._weights_by_row = RowWeights()
         self._warned_about_signs: set[tuple[bool, bool]] = set()
-        self._warned_about_dead = self._said_share = False
+        self._warned_about_dead = self._said_share = self._recommended_segments = False
         self._evaluations: CardSection | None = None
         self._metric_prefix = "eval"  # metric prefix of the current evaluation
         avoid_cudnn_attention()
@@ -177,15 +177,15 @@ class TOPRMixin(Trainer):
         Returns:
             Detached weights, shape (B,), or (B, T) with a ratio per token.
         """
-        log_ratio = log_ratios(policy_logps_BT, mu_logps, mask_BT, self.args.ratio_level)
+        level = self.args.ratio_level
+        log_ratio = log_ratios(policy_logps_BT, mu_logps, mask_BT, level, self.args.segment_tokens)
         weights = truncated_weights(log_ratio, rewards_B, self.args.limits)
         weights_B, log_ratio_B = (completion_means(x, mask_BT) for x in (weights, log_ratio))
         counted_B = rewards_B if counts else torch.full_like(rewards_B, torch.nan)
         logps_BT = policy_logps_BT.detach()
-        logps_B2 = torch.stack(
-            [completion_means(logps_BT, mask_BT), logps_BT.masked_fill(mask_BT == 0, 0.0).sum(1)], dim=1
-        )
-        kept = self._row_metrics[self._mode].add(weights_B, log_ratio_B, counted_B, idle, logps_B2)
+        sums_B = logps_BT.masked_fill(mask_BT == 0, 0.0).sum(1)
+        logps_B3 = torch.stack([completion_means(logps_BT, mask_BT), sums_B, mask_BT.sum(1)], dim=1)
+        kept = self._row_metrics[self._mode].add(weights_B, log_ratio_B, counted_B, idle, logps_B3)
         if shown_rows is not None:
             self._weights_by_row.add(shown_rows, kept)
         return weights
@@ -405,11 +405,8 @@ class TOPRMixin(Trainer):
         for name, value in found.items():
             collected[name].append(value)
         # If the two limits for negatives are equal, weights of 0 are intended.
-        if self._mode == "train" and self.args.limits.ratio_matters_neg and not self._warned_about_dead:
-            dead = found.get("topr/negatives_dead", 0.0)
-            self._warned_about_dead = warn_if_dead(
-                dead, self.state.global_step, self.state.max_steps, self.state.logging_steps
-            )
+        if self._mode == "train" and self.args.limits.ratio_matters_neg:
+            self._advise(found)
         for values in collected.values():
             if values and isinstance(values[0], Tensor):  # Wait for the device once, not for each value.
                 values[:] = [torch.stack(values).mean().item()]
@@ -417,6 +414,23 @@ class TOPRMixin(Trainer):
             logs.update({f"{self._metric_prefix}_{name}": _mean(values) for name, values in collected.items()})
             collected.clear()
         super().log(logs, start_time)
+
+    def _advise(self, found: dict[str, float]) -> None:
+        """Warn if most negatives are dead. Recommend a ratio per segment if negatives are long. Say each only once."""
+        state, tokens = self.state, found.get("topr/tokens/negatives", 0.0)
+        segments = should_use_segments(tokens, self.args.ratio_level)
+        if not self._warned_about_dead:
+            dead = found.get("topr/negatives_dead", 0.0)
+            self._warned_about_dead = warn_if_dead(
+                dead, state.global_step, state.max_steps, state.logging_steps, segments
+            )
+        if segments and "topr/negatives_dead" in found and not self._recommended_segments:
+            self._recommended_segments = True
+            say(
+                f"negatives have {tokens:,.0f} tokens on average, and the ratio of a whole completion soon removes the "
+                "weight of long negatives. Consider ratio_level='segment'.",
+                self.args,
+            )
 
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None

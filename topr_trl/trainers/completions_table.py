@@ -47,7 +47,7 @@ class RowWeights:
             rows_B (`torch.Tensor`):
                 Row numbers, shape (B,).
             kept (`torch.Tensor`):
-                Result of `topr_trl.trainers.metrics.RowMetrics.add` for these rows, shape (B, 5). Its first three
+                Result of `topr_trl.trainers.metrics.RowMetrics.add` for these rows, shape (B, 6). Its first three
                 columns are the weight, the log-ratio and R.
         """
         self._batches.append((rows_B, kept[:, :2].masked_fill(kept[:, 2:3].isnan(), torch.nan)))

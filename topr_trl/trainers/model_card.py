@@ -50,9 +50,14 @@ def training_facts(args: TOPRArguments, rows: str, steps: int, offline: bool) ->
         "curation": args.curation,
         "truncation limits": f"R >= 0: [{limits.a_pos:g}, {limits.b_pos:g}]; R < 0: [{limits.a_neg:g}, "
         f"{limits.b_neg:g}] (`{args.preset}`)",
-        "ratio": f"{args.ratio_level}, log μ {_whose_log_mu(args, offline)}",
+        "ratio": f"{_level(args)}, log μ {_whose_log_mu(args, offline)}",
         "steps": f"{steps}, learning rate {args.learning_rate:g}, {OptimizerNames(args.optim).value}",
     }
+
+
+def _level(args: TOPRArguments) -> str:
+    """Describe the level of the ratio."""
+    return f"segments of {args.segment_tokens} tokens" if args.ratio_level == "segment" else args.ratio_level
 
 
 def _whose_log_mu(args: TOPRArguments, offline: bool) -> str:

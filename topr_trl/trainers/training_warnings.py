@@ -10,9 +10,17 @@ from topr_trl.user_warnings import warn_user
 # If most negatives are dead early in training, the run probably has an error.
 MOSTLY_DEAD = 0.5  # "most": more than this share of the negatives
 EARLY = 0.1  # "early": in this first share of the steps
+# From this mean number of tokens on, a ratio per segment is recommended. The product over so many tokens soon removes
+# the weight of a negative (see "Long completions" on the page of results).
+LONG = 256
 
 
-def warn_if_dead(share: float, step: int, steps: int, first_log: int) -> bool:
+def should_use_segments(tokens: float, ratio_level: str) -> bool:
+    """Whether negatives with this mean number of tokens are better trained with a ratio per segment."""
+    return ratio_level == "sequence" and tokens >= LONG
+
+
+def warn_if_dead(share: float, step: int, steps: int, first_log: int, use_segments: bool = False) -> bool:
     """Warn if most negatives are dead early in training, or at the first log.
 
     Args:
@@ -24,18 +32,23 @@ def warn_if_dead(share: float, step: int, steps: int, first_log: int) -> bool:
             Number of optimizer steps of the whole run.
         first_log (`int`):
             Step of the first log.
+        use_segments (`bool`, *optional*, defaults to `False`):
+            Whether to recommend a ratio per segment.
 
     Returns:
         `bool`: whether the function warned.
     """
     if share <= MOSTLY_DEAD or step > max(EARLY * steps, first_log):
         return False
+    remedy = (
+        "The completions are long: set ratio_level='segment'. Otherwise use" if use_segments else "If this is true, use"
+    )
     warn_user(
         f"{share:.0%} of the negatives have a weight below {DEAD_WEIGHT:g} at step {step} of {steps} and "
         "contribute almost nothing: according to log μ, the model being trained is far from the model that wrote them. "
-        "If this is true, use a lower learning rate or fewer updates on the same rows. If not, check the source of "
-        "log μ: small errors add up over long completions, for instance from top_k or top_p, a different temperature, "
-        'or the rounding of a different engine. See "Metrics" in the documentation.'
+        f"{remedy} a lower learning rate or fewer updates on the same rows. If the models should be close, check the "
+        "source of log μ: small errors add up over long completions, for instance from top_k or top_p, a different "
+        'temperature, or the rounding of a different engine. See "Metrics" in the documentation.'
     )
     return True
 

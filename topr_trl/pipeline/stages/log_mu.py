@@ -46,7 +46,7 @@ class ComputeLogMu(Stage[TrainArguments]):
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
         """Return the names of the settings of `topr train` that the computation of log μ uses."""
-        own = field_names(RowsArguments, ModelConfig, LossArguments, without=("length_normalization",))
+        own = field_names(RowsArguments, ModelConfig, LossArguments, without=("length_normalization", "segment_tokens"))
         return (*own, *(name for name in _TRAINER_SETTINGS if name in field_names(TrainArguments)))
 
     def inputs(self) -> Json:

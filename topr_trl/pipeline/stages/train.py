@@ -23,7 +23,7 @@ from topr_trl.pipeline.trainer_of_rows import (
 from topr_trl.trainers.checkpoints import STATE
 
 _STEPS = (
-    *FORWARD, *RATIO, "length_normalization", "tf32", "max_length", "padding_free", "sort_by_length",
+    *FORWARD, *RATIO, "segment_tokens", "length_normalization", "tf32", "max_length", "padding_free", "sort_by_length",
     "share_prompts",
     "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps", "learning_rate",
     "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay", "max_grad_norm", "optim", "optim_args",
