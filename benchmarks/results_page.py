@@ -48,6 +48,7 @@ def write(store: Store, page: Path = PAGE, real: Store | None = None) -> Path:
         "greedy": lambda: controls_table(store, GREEDY),
         "sampled": lambda: controls_table(store, "pass@1"),
         "long": lambda: long_table(store),
+        "long_greedy": lambda: long_table(store, "greedy"),
         "run": lambda: what_was_run(store),
         "real": lambda: real_section(pretrained),
     }
@@ -152,29 +153,29 @@ def _best_untrained(store: Store, base: str) -> tuple[float, str]:
     return found[at], f"T = {at:g}"
 
 
-def long_table(store: Store) -> str:
-    """Return a table of pass@1 after the last update, by ratio and by length of the completions.
+def long_table(store: Store, shown: str = "pass@1") -> str:
+    """Return a table of `shown` after the last update, by ratio and by length of the completions.
 
-    A value is bold if its difference from TOPR's ratio excludes 0.
+    A value is bold if its difference from TOPR's ratio excludes 0. Settings without results have no column.
     """
-    last = long_completions.MEASURED_AT[-1]
-    settings = [long_completions.of_setting(*one, last) for one in long_completions.MISTAKES]
-    first, *_ = settings[0].methods
-    rows = []
-    for method in settings[0].methods:
-        row = [method]
-        for experiment in settings:
-            found, topr = experiment.measured(store, method), experiment.measured(store, first)
-            if not found or not topr:
-                raise Unfinished(f"{method} has not been run")
-            gap, text = difference(found, topr), over_seeds(found).percent()
-            row.append(f"**{text}**" if gap.low > 0 or gap.high < 0 else text)
-        rows.append(row)
-    tokens = []
+    at = len(long_completions.MEASURED_AT) - 1
+    header, columns = [""], []
     for parts, mistakes in long_completions.MISTAKES:
+        experiment = long_completions.of_setting(parts, mistakes, long_completions.MEASURED_AT[at])
+        found = {name: experiment.measured(store, name, f"curve/{at}/{shown}") for name in experiment.methods}
+        if not all(found.values()):
+            continue
         where = "" if mistakes == long_completions.ANYWHERE else f", mistakes {mistakes}"
-        tokens.append(f"{long_completions.TOKENS * parts:,}{where}")
-    return table(["tokens", *tokens], rows)
+        header.append(f"{long_completions.TOKENS * parts:,} tokens{where}")
+        topr, cells = next(iter(found.values())), {}
+        for name, values in found.items():
+            gap, text = difference(values, topr), over_seeds(values).percent()
+            cells[name] = f"**{text}**" if gap.low > 0 or gap.high < 0 else text
+        columns.append(cells)
+    if not columns:
+        raise Unfinished("long_completions has not been run")
+    rows = [[name, *(cells.get(name, "") for cells in columns)] for name in long_completions.NAMES]
+    return table(header, rows)
 
 
 def what_was_run(store: Store) -> str:

@@ -17,8 +17,7 @@ from topr_trl import PRESETS, truncated_weights
 from topr_trl.loss import log_ratios, weighted_loss
 from topr_trl.trainers.metrics import row_metrics
 
-SEGMENT, WINDOW, POWER, POSITIVES = "segment", "window", "power", "positives"  # weights that only experiments have
-WINDOW_TOKENS = 64  # longer than an answer, so a window begins and ends inside answers
+ANSWER, POWER, POSITIVES = "answer", "power", "positives"  # weights that only experiments have
 POWER_TOKENS = 160  # ℓ: longer sessions have the ratio to the power ℓ / |y|
 
 
@@ -48,8 +47,7 @@ class Sessions:
 
         Args:
             model: model being trained.
-            level: a `ratio_level`, `SEGMENT` (a ratio for each answer), `WINDOW` (a ratio for each `WINDOW_TOKENS`
-                tokens), `POWER` or `POSITIVES`.
+            level: a `ratio_level`, `ANSWER` (a ratio for each answer), `POWER` or `POSITIVES`.
         """
         policy_ST, mu_ST, mask_ST, part_ST = self.logps(model)
         weights = self.token_weights(policy_ST.detach(), mu_ST, mask_ST, part_ST, level)
@@ -59,10 +57,8 @@ class Sessions:
         """Return (S, T) weights of the tokens."""
         if level == POSITIVES:
             return (self.rewards_S > 0).float()[:, None].expand_as(policy_ST)
-        if level in (SEGMENT, WINDOW):
+        if level == ANSWER:
             by_token = log_ratios(policy_ST, mu_ST, mask_ST, "token")
-            if level == WINDOW:
-                part_ST = (torch.arange(part_ST.shape[1]) // WINDOW_TOKENS).expand_as(part_ST)
             by_part = torch.zeros(len(policy_ST), int(part_ST.max()) + 1).scatter_add(1, part_ST, by_token)
             log_ratio = by_part.gather(1, part_ST)
         elif level == POWER:

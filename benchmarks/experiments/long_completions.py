@@ -14,7 +14,7 @@ from benchmarks.cells import Cell, Store
 from benchmarks.experiment import TUNING_SEED, Experiment, rates
 from benchmarks.loops.training import adamw, update
 from benchmarks.rows import Rows
-from benchmarks.sessions import POSITIVES, POWER, SEGMENT, WINDOW, Sessions
+from benchmarks.sessions import ANSWER, POSITIVES, POWER, Sessions
 from benchmarks.setting import Profile, base_model, candidates, evaluate, summary
 
 TASK = "sure-17"
@@ -27,11 +27,11 @@ MEASURED_AT = (64, 256)  # updates
 SEEDS = 3
 WATCHED = 32  # sessions whose weights are measured, of problems that are not trained on
 NAMES = {
-    "sequence (TOPR)": "sequence", "prefix": "prefix", "segment": SEGMENT, "window": WINDOW, "power": POWER,
+    "sequence (TOPR)": "sequence", "segment": "segment", "one per answer": ANSWER, "prefix": "prefix", "power": POWER,
     "token": "token", "geometric": "geometric", "positives only": POSITIVES,
 }  # fmt: skip
-FEWER = {"token": 64, "geometric": 64, "window": 16}  # by method: the fewest answers at which the method is run
-PLACED = ("sequence (TOPR)", "prefix", "window", "positives only")  # methods that are run with early and late mistakes
+FEWER = {"token": 64, "geometric": 64}  # by method: the fewest answers at which the method is run
+PLACED = ("sequence (TOPR)", "segment", "prefix", "positives only")  # methods that are run with early and late mistakes
 
 
 def experiments(store: Store) -> list[Experiment]:
@@ -56,7 +56,7 @@ def _methods(parts: int, mistakes: str) -> dict[str, Cell]:
         for name, level in NAMES.items()
         if parts >= FEWER.get(name, 1) and (mistakes == ANYWHERE or name in PLACED)
     }
-    return {name: {"level": "sequence" if parts == 1 and level in (SEGMENT, POWER) else level}
+    return {name: {"level": "sequence" if parts == 1 and level in ("segment", ANSWER, POWER) else level}
             for name, level in levels.items()}  # fmt: skip
 
 

@@ -157,6 +157,11 @@ def test_gains_on_a_pretrained_model(real):
         results_page._ahead(real, repeated, results_page.BALANCED, "greedy")
 
 
+def test_a_length_without_results_has_no_column(tmp_path):
+    with pytest.raises(Unfinished):
+        results_page.long_table(Store(tmp_path / "results"))
+
+
 def test_table_and_picture_of_long_completions(tmp_path):
     store, ends = Store(tmp_path / "results"), {"sequence": 0.3, "prefix": 0.6}
     for parts, mistakes in long_completions.MISTAKES:
@@ -168,8 +173,12 @@ def test_table_and_picture_of_long_completions(tmp_path):
                 for seed in (TUNING_SEED, *experiment.seeds):
                     store.add(experiment.cell(method, choice, seed), {"curve": [one, one]}, 60.0, "")
     lines = results_page.long_table(store).splitlines()
-    assert lines[0] == "| tokens | 40 | 160 | 640 | 2,560 | 640, mistakes early | 640, mistakes late |"
-    assert lines[2].startswith("| sequence (TOPR) | 30.0 ± 1.2 |")
-    assert lines[3].startswith("| prefix | **60.0 ± 1.2** |")
+    lengths = [f"{count} tokens" for count in ("40", "160", "640", "2,560")]
+    assert lines[0] == f"|  | {' | '.join(lengths)} | 640 tokens, mistakes early | 640 tokens, mistakes late |"
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in lines[2:]}
+    assert rows["sequence (TOPR)"].startswith("| sequence (TOPR) | 30.0 ± 1.2 |")
+    assert rows["prefix"].startswith("| prefix | **60.0 ± 1.2** |")
+    assert rows["token"] == "| token |  |  |  | 30.0 ± 1.2 |  |  |"
+    assert "60.0 ± 0.0" in results_page.long_table(store, "greedy")
     pictures.draw_long_completions(store, tmp_path / "long.png")
     assert (tmp_path / "long.png").stat().st_size > 10_000

@@ -6,9 +6,9 @@ import torch
 
 from benchmarks.experiments.long_completions import ANYWHERE, _drawing
 from benchmarks.rows import Rows
-from benchmarks.sessions import POSITIVES, POWER, POWER_TOKENS, SEGMENT, WINDOW, WINDOW_TOKENS, Sessions
+from benchmarks.sessions import ANSWER, POSITIVES, POWER, POWER_TOKENS, Sessions
 from benchmarks.setting import base_model, problems, sample
-from topr_trl.loss import RATIO_LEVELS
+from topr_trl.loss import RATIO_LEVELS, SEGMENT_TOKENS
 
 CHOSEN = np.array([[0, 5, 9, 2, 7], [3, 3, 12, 20, 1], [20, 1, 7, 4, 4]])
 REWARDS = np.array([-1.0, 1.0, -1.0])
@@ -32,10 +32,10 @@ def moved():
 def by_a_plain_loop(log_ratios, level):
     """Return the weights of the tokens of a session with reward -1. `log_ratios` has a tensor per answer."""
     flat = torch.cat(log_ratios)
-    if level == SEGMENT:
+    if level == ANSWER:
         return torch.cat([answer.sum().clamp(max=0).exp().expand(len(answer)) for answer in log_ratios])
-    if level == WINDOW:
-        return torch.cat([part.sum().clamp(max=0).exp().expand(len(part)) for part in flat.split(WINDOW_TOKENS)])
+    if level == "segment":
+        return torch.cat([part.sum().clamp(max=0).exp().expand(len(part)) for part in flat.split(SEGMENT_TOKENS)])
     if level == POWER:
         return (flat.sum() * min(1, POWER_TOKENS / len(flat))).clamp(max=0).exp().expand(len(flat))
     if level == "prefix":
@@ -47,7 +47,7 @@ def by_a_plain_loop(log_ratios, level):
     )
 
 
-@pytest.mark.parametrize("level", [*RATIO_LEVELS, SEGMENT, WINDOW, POWER])
+@pytest.mark.parametrize("level", [*RATIO_LEVELS, ANSWER, POWER])
 def test_loss_and_weights_are_those_of_a_plain_loop(pool, moved, level):
     sessions = Sessions(pool, CHOSEN, REWARDS)
     now, losses = pool.scored_by(moved).mu_logps, []
