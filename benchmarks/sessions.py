@@ -14,10 +14,11 @@ from transformers import PreTrainedModel
 
 from benchmarks.rows import Rows, response_logps
 from topr_trl import PRESETS, truncated_weights
-from topr_trl.loss import log_ratios, weighted_loss
+from topr_trl.loss import MAX_LOG_WEIGHT, log_ratios, weighted_loss
 from topr_trl.trainers.metrics import row_metrics
 
 ANSWER, POWER, POSITIVES = "answer", "power", "positives"  # weights that only experiments have
+DPPO, DPPO_LIMIT = "dppo", 0.2  # DPPO's loss (arXiv 2602.04879, Eq. 11) with its binary TV divergence and limit δ
 POWER_TOKENS = 160  # ℓ: longer sessions have the ratio to the power ℓ / |y|
 
 
@@ -47,7 +48,8 @@ class Sessions:
 
         Args:
             model: model being trained.
-            level: a `ratio_level`, `ANSWER` (a ratio for each answer), `POWER` or `POSITIVES`.
+            level: a `ratio_level`, `ANSWER` (a ratio for each answer), `POWER`, `DPPO` or
+                `POSITIVES`.
         """
         policy_ST, mu_ST, mask_ST, part_ST = self.logps(model)
         weights = self.token_weights(policy_ST.detach(), mu_ST, mask_ST, part_ST, level)
@@ -57,6 +59,9 @@ class Sessions:
         """Return (S, T) weights of the tokens."""
         if level == POSITIVES:
             return (self.rewards_S > 0).float()[:, None].expand_as(policy_ST)
+        if level == DPPO:  # Drop a token if π/μ is already far from 1 in the direction of the push.
+            pushed_ST = self.rewards_S[:, None] * (policy_ST.exp() - mu_ST.exp())
+            return (policy_ST - mu_ST).clamp(max=MAX_LOG_WEIGHT).exp().masked_fill(pushed_ST > DPPO_LIMIT, 0.0)
         if level == ANSWER:
             by_token = log_ratios(policy_ST, mu_ST, mask_ST, "token")
             by_part = torch.zeros(len(policy_ST), int(part_ST.max()) + 1).scatter_add(1, part_ST, by_token)

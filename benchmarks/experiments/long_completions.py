@@ -14,7 +14,7 @@ from benchmarks.cells import Cell, Store
 from benchmarks.experiment import TUNING_SEED, Experiment, rates
 from benchmarks.loops.training import adamw, update
 from benchmarks.rows import Rows
-from benchmarks.sessions import ANSWER, POSITIVES, POWER, Sessions
+from benchmarks.sessions import ANSWER, DPPO, POSITIVES, POWER, Sessions
 from benchmarks.setting import Profile, base_model, candidates, evaluate, summary
 
 TASK = "sure-17"
@@ -28,9 +28,9 @@ SEEDS = 3
 WATCHED = 32  # sessions whose weights are measured, of problems that are not trained on
 NAMES = {
     "sequence (TOPR)": "sequence", "segment": "segment", "one per answer": ANSWER, "prefix": "prefix", "power": POWER,
-    "token": "token", "geometric": "geometric", "positives only": POSITIVES,
+    "token": "token", "geometric": "geometric", "DPPO": DPPO, "positives only": POSITIVES,
 }  # fmt: skip
-FEWER = {"token": 64, "geometric": 64}  # by method: the fewest answers at which the method is run
+FEWER = {"token": 64, "geometric": 64, "DPPO": 16}  # by method: the fewest answers at which the method is run
 PLACED = ("sequence (TOPR)", "segment", "prefix", "positives only")  # methods that are run with early and late mistakes
 
 
