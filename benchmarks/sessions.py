@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.rows import Rows, response_logps
 from topr_trl import PRESETS, truncated_weights
-from topr_trl.loss import MAX_LOG_WEIGHT, log_ratios, weighted_loss
+from topr_trl.loss import MAX_LOG_WEIGHT, SEGMENT_TOKENS, log_ratios, weighted_loss
 from topr_trl.trainers.metrics import row_metrics
 
 ANSWER, POWER, POSITIVES = "answer", "power", "positives"  # weights that only experiments have
@@ -48,8 +48,8 @@ class Sessions:
 
         Args:
             model: model being trained.
-            level: a `ratio_level`, `ANSWER` (a ratio for each answer), `POWER`, `DPPO` or
-                `POSITIVES`.
+            level: a `ratio_level` (`"segment 16"` for segments of 16 tokens), `ANSWER` (a ratio for each answer),
+                `POWER`, `DPPO` or `POSITIVES`.
         """
         policy_ST, mu_ST, mask_ST, part_ST = self.logps(model)
         weights = self.token_weights(policy_ST.detach(), mu_ST, mask_ST, part_ST, level)
@@ -70,7 +70,8 @@ class Sessions:
             log_ratio_S = log_ratios(policy_ST, mu_ST, mask_ST, "sequence")
             log_ratio = log_ratio_S * (POWER_TOKENS / mask_ST.sum(1)).clamp(max=1)
         else:
-            log_ratio = log_ratios(policy_ST, mu_ST, mask_ST, level)
+            level, _, tokens = level.partition(" ")
+            log_ratio = log_ratios(policy_ST, mu_ST, mask_ST, level, int(tokens or SEGMENT_TOKENS))
         weights = truncated_weights(log_ratio, self.rewards_S, PRESETS["topr"])
         return weights if weights.dim() == 2 else weights[:, None].expand_as(policy_ST)
 

@@ -34,8 +34,9 @@ def by_a_plain_loop(log_ratios, level):
     flat = torch.cat(log_ratios)
     if level == ANSWER:
         return torch.cat([answer.sum().clamp(max=0).exp().expand(len(answer)) for answer in log_ratios])
-    if level == "segment":
-        return torch.cat([part.sum().clamp(max=0).exp().expand(len(part)) for part in flat.split(SEGMENT_TOKENS)])
+    if level.startswith("segment"):
+        parts = flat.split(16 if level == "segment 16" else SEGMENT_TOKENS)
+        return torch.cat([part.sum().clamp(max=0).exp().expand(len(part)) for part in parts])
     if level == POWER:
         return (flat.sum() * min(1, POWER_TOKENS / len(flat))).clamp(max=0).exp().expand(len(flat))
     if level == "prefix":
@@ -47,7 +48,7 @@ def by_a_plain_loop(log_ratios, level):
     )
 
 
-@pytest.mark.parametrize("level", [*RATIO_LEVELS, ANSWER, POWER])
+@pytest.mark.parametrize("level", [*RATIO_LEVELS, "segment 16", ANSWER, POWER])
 def test_loss_and_weights_are_those_of_a_plain_loop(pool, moved, level):
     sessions = Sessions(pool, CHOSEN, REWARDS)
     now, losses = pool.scored_by(moved).mu_logps, []
