@@ -156,7 +156,8 @@ def _best_untrained(store: Store, base: str) -> tuple[float, str]:
 def long_table(store: Store, shown: str = "pass@1") -> str:
     """Return a table of `shown` after the last update, by ratio and by length of the completions.
 
-    A value is bold if its difference from TOPR's ratio excludes 0. Settings without results have no column.
+    A value is bold if its difference from TOPR's ratio excludes 0. A setting has no column until all its methods have
+    results.
     """
     at = len(long_completions.MEASURED_AT) - 1
     header, columns = [""], []

@@ -48,32 +48,12 @@ class Sessions:
 
         Args:
             model: model being trained.
-            level: a `ratio_level` (`"segment 16"` for segments of 16 tokens), `ANSWER` (a ratio for each answer),
+            level: a `ratio_level` (`"segment 64"` for segments of 64 tokens), `ANSWER` (a ratio for each answer),
                 `POWER`, `DPPO` or `POSITIVES`.
         """
         policy_ST, mu_ST, mask_ST, part_ST = self.logps(model)
-        weights = self.token_weights(policy_ST.detach(), mu_ST, mask_ST, part_ST, level)
+        weights = token_weights(self.rewards_S, policy_ST.detach(), mu_ST, mask_ST, part_ST, level)
         return weighted_loss(policy_ST, weights, self.rewards_S, mask_ST).mean()
-
-    def token_weights(self, policy_ST: Tensor, mu_ST: Tensor, mask_ST: Tensor, part_ST: Tensor, level: str) -> Tensor:
-        """Return (S, T) weights of the tokens."""
-        if level == POSITIVES:
-            return (self.rewards_S > 0).float()[:, None].expand_as(policy_ST)
-        if level == DPPO:  # Drop a token if π/μ is already far from 1 in the direction of the push.
-            pushed_ST = self.rewards_S[:, None] * (policy_ST.exp() - mu_ST.exp())
-            return (policy_ST - mu_ST).clamp(max=MAX_LOG_WEIGHT).exp().masked_fill(pushed_ST > DPPO_LIMIT, 0.0)
-        if level == ANSWER:
-            by_token = log_ratios(policy_ST, mu_ST, mask_ST, "token")
-            by_part = torch.zeros(len(policy_ST), int(part_ST.max()) + 1).scatter_add(1, part_ST, by_token)
-            log_ratio = by_part.gather(1, part_ST)
-        elif level == POWER:
-            log_ratio_S = log_ratios(policy_ST, mu_ST, mask_ST, "sequence")
-            log_ratio = log_ratio_S * (POWER_TOKENS / mask_ST.sum(1)).clamp(max=1)
-        else:
-            level, _, tokens = level.partition(" ")
-            log_ratio = log_ratios(policy_ST, mu_ST, mask_ST, level, int(tokens or SEGMENT_TOKENS))
-        weights = truncated_weights(log_ratio, self.rewards_S, PRESETS["topr"])
-        return weights if weights.dim() == 2 else weights[:, None].expand_as(policy_ST)
 
     def logps(self, model: PreTrainedModel) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return (S, T) log π, log μ, the mask, and the number of the answer that each token belongs to."""
@@ -92,7 +72,7 @@ class Sessions:
     def weights_by_quarter(self, model: PreTrainedModel, level: str) -> list[float]:
         """Return the negatives' mean weight in each quarter of a session."""
         policy_ST, mu_ST, mask_ST, part_ST = self.logps(model)
-        weights_ST = self.token_weights(policy_ST, mu_ST, mask_ST, part_ST, level)
+        weights_ST = token_weights(self.rewards_S, policy_ST, mu_ST, mask_ST, part_ST, level)
         place_ST = 4 * (mask_ST.cumsum(1) - 1) // mask_ST.sum(1, keepdim=True)
         negative_ST = (self.rewards_S < 0)[:, None] & (mask_ST > 0)
         return [float(weights_ST[negative_ST & (place_ST == quarter)].mean()) for quarter in range(4)]
@@ -111,3 +91,26 @@ class Sessions:
         logged = row_metrics(weights_S, log_ratio_S, self.rewards_S)
         names = {"weight": "weight_mean_negatives", "dead": "negatives_dead", "log_ratio": "log_ratio/negatives/mean"}
         return {short: logged.get(f"topr/{name}", float("nan")) for short, name in names.items()}
+
+
+def token_weights(
+    rewards_S: Tensor, policy_ST: Tensor, mu_ST: Tensor, mask_ST: Tensor, part_ST: Tensor, level: str
+) -> Tensor:
+    """Return (S, T) weights of the tokens. See `Sessions.loss` for the levels."""
+    if level == POSITIVES:
+        return (rewards_S > 0).float()[:, None].expand_as(policy_ST)
+    if level == DPPO:  # Drop a token if π/μ is already far from 1 in the direction of the push.
+        pushed_ST = rewards_S.sign()[:, None] * (policy_ST.exp() - mu_ST.exp())
+        return (policy_ST - mu_ST).clamp(max=MAX_LOG_WEIGHT).exp().masked_fill(pushed_ST > DPPO_LIMIT, 0.0)
+    if level == ANSWER:
+        by_token = log_ratios(policy_ST, mu_ST, mask_ST, "token")
+        by_part = torch.zeros(len(policy_ST), int(part_ST.max()) + 1).scatter_add(1, part_ST, by_token)
+        log_ratio = by_part.gather(1, part_ST)
+    elif level == POWER:
+        log_ratio_S = log_ratios(policy_ST, mu_ST, mask_ST, "sequence")
+        log_ratio = log_ratio_S * (POWER_TOKENS / mask_ST.sum(1)).clamp(max=1)
+    else:
+        level, _, tokens = level.partition(" ")
+        log_ratio = log_ratios(policy_ST, mu_ST, mask_ST, level, int(tokens or SEGMENT_TOKENS))
+    weights = truncated_weights(log_ratio, rewards_S, PRESETS["topr"])
+    return weights if weights.dim() == 2 else weights[:, None].expand_as(policy_ST)

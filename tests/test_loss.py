@@ -1,3 +1,4 @@
+import itertools
 import math
 from dataclasses import FrozenInstanceError
 from math import inf, nan
@@ -260,46 +261,45 @@ def test_unknown_log_mu_of_a_token_spoils_only_its_segment():
     assert log_ratio.isnan().tolist() == [[True, True, False, False]]
 
 
-@pytest.mark.parametrize("segment_tokens", [1, 2, 4])
-def test_segment_ratio_follows_its_objective(segment_tokens):
-    """J = Σ_k E_{y_<k ~ μ} E_{s_k ~ π} [Q_μ], over all completions of four tokens of a vocabulary of two."""
+@pytest.mark.parametrize("preset", ["opr", "topr", "tis"])
+@pytest.mark.parametrize("segment_tokens", [1, 2, 3])
+def test_segment_ratio_follows_its_objective(segment_tokens, preset):
+    """J = Σ_k E_{y ~ μ} [ρ(x_k, a, b) R(y)], over all completions of up to four tokens; the token 0 ends one."""
     torch.manual_seed(0)
-    size, length = 2, 4
-    # By node of the tree: the tokens so far, as a number in base `size`.
-    policy, mu = ([torch.randn(size**t, size, dtype=torch.float64).log_softmax(1) for t in range(length)] for _ in "πμ")
-    for level in policy:
-        level.requires_grad_()
-    completions = torch.cartesian_prod(*[torch.arange(size)] * length)
+    size, length, limits = 3, 4, PRESETS[preset]
+    completions = [tokens for n in range(1, length + 1) for tokens in itertools.product(range(size), repeat=n)
+                   if 0 not in tokens[:-1] and (tokens[-1] == 0 or n == length)]  # fmt: skip
+    nodes = sorted({tokens[:t] for tokens in completions for t in range(len(tokens))})
+    policy, mu = (torch.randn(len(nodes), size, dtype=torch.float64) for _ in "πμ")
+    policy.requires_grad_()
     rewards = torch.randn(len(completions), dtype=torch.float64)
 
-    def by_token(model):
-        node, logps = torch.zeros(len(completions), dtype=torch.int64), []
-        for t in range(length):
-            logps.append(model[t][node, completions[:, t]])
-            node = size * node + completions[:, t]
-        return torch.stack(logps, 1)
+    def by_token(logits):
+        logps = logits.log_softmax(1)
+        rows = [torch.stack([logps[nodes.index(y[:t]), y[t]] for t in range(len(y))]) for y in completions]
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
     policy_BT, mu_BT = by_token(policy), by_token(mu)
+    mask_BT = torch.tensor([[t < len(y) for t in range(length)] for y in completions])
     mu_B = mu_BT.sum(1).exp()
-    objective = 0
-    for start in range(0, length, segment_tokens):
-        inside = slice(start, start + segment_tokens)
-        # E over y_<k and what follows under μ, and over s_k under π.
-        objective = objective + (mu_B * (policy_BT[:, inside].sum(1) - mu_BT[:, inside].sum(1)).exp() * rewards).sum()
-    losses_B = topr_loss(
-        policy_BT, mu_BT, rewards, torch.ones(len(completions), length), PRESETS["opr"], "segment", False,
-        segment_tokens,
-    ).losses_B  # fmt: skip
-    expected = torch.autograd.grad(objective, policy, retain_graph=True)
-    found = torch.autograd.grad(-(mu_B * losses_B).sum(), policy)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
+    assert mu_B.sum().item() == pytest.approx(1)
+    j = 0
+    for y, reward, probability, row, mu_row in zip(completions, rewards, mu_B, policy_BT, mu_BT, strict=True):
+        a, b = (limits.a_pos, limits.b_pos) if reward >= 0 else (limits.a_neg, limits.b_neg)
+        for start in range(0, len(y), segment_tokens):
+            inside = slice(start, min(start + segment_tokens, len(y)))
+            j = j + probability * taper((row[inside] - mu_row[inside]).sum().exp(), a, b) * reward
+    (expected,) = torch.autograd.grad(j, policy, retain_graph=True)
+    losses_B = topr_loss(policy_BT, mu_BT, rewards, mask_BT, limits, "segment", False, segment_tokens).losses_B
+    (found,) = torch.autograd.grad(-(mu_B * losses_B).sum(), policy)
+    torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("level", RATIO_LEVELS)
 @pytest.mark.parametrize("segment_tokens", [0, -1])
-def test_a_segment_has_at_least_one_token(segment_tokens):
+def test_a_segment_has_at_least_one_token(segment_tokens, level):
     with pytest.raises(ValueError, match=rf"^segment_tokens must be at least 1, not {segment_tokens}\.$"):
-        log_ratios(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1), "segment", segment_tokens)
+        log_ratios(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1), level, segment_tokens)
 
 
 @pytest.mark.parametrize("level", RATIO_LEVELS)

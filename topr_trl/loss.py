@@ -88,8 +88,8 @@ PRESETS: dict[str, TruncationLimits] = {
 """Truncation limits of TOPR and related methods, by name (arXiv 2503.14286, Table 1)."""
 
 RATIO_LEVELS = ("sequence", "segment", "prefix", "token", "geometric")
-TOKEN_LEVELS = ("segment", "prefix", "token")  # levels with a ratio for each token, which need log μ of each token
-SEGMENT_TOKENS = 64
+TOKEN_LEVELS = ("segment", "prefix", "token")  # levels at which tokens have different weights; need log μ of each token
+SEGMENT_TOKENS = 64  # the length that was compared with the other levels (benchmarks/long_completions.md)
 
 # Largest log of a weight. It matters only if an upper limit is above e^40, for example infinite. Weights up to e^40
 # keep the squared gradient norm finite in float32, so that gradient clipping still works.
@@ -133,12 +133,12 @@ def log_ratios(
             Level at which the ratio is computed:
 
             - `"sequence"`: the paper's ratio, which is the product over the tokens of the completion.
-            - `"segment"`: for each token, the product over the segment that contains it, for long completions. A
-              completion is cut into segments s_1, ..., s_K of `segment_tokens` tokens, and `y_<k` is all before
-              segment k. The ratio is `π(s_k|x, y_<k) / μ(s_k|x, y_<k)`. Then the gradient follows
-              `J(π) = Σ_k E_{y_<k ~ μ} E_{s_k ~ π} [Q_μ(y_<k, s_k)]`, before the limits are applied. Q_μ is the mean
-              reward of μ's completions that begin with y_<k and s_k. J is at most K times the highest reward, and at
-              π = μ its gradient is that of the expected reward. With TOPR's limits, Prop. 3.2 holds for each segment.
+            - `"segment"`: the product over the segment that contains the token. Use it for long completions. A
+              completion is cut into segments s_1, ..., s_K of `segment_tokens` tokens. With y_<k for the tokens before
+              segment k, the ratio is `x_k = π(s_k|x, y_<k) / μ(s_k|x, y_<k)`. Without length normalization, the
+              gradient is that of `J(π) = Σ_k E_{y ~ μ} [ρ(x_k, a, b) R(y)]`, where ρ is the taper of Eq. 11, with the
+              limits for the sign of R(y). As in Prop. 3.2, J is bounded if a- = 0. At π = μ its gradient is that of the
+              expected reward. Shorter segments taper less: with one token each, this is `"token"`.
             - `"prefix"`: for each token, the product over the completion up to this token, `π(y_≤t|x) / μ(y_≤t|x)`, as
               in per-decision importance sampling (Precup, Sutton and Singh, 2000). The first tokens of a long
               completion keep their weight until the model becomes unlikely to write them.
@@ -162,6 +162,8 @@ def log_ratios(
     """
     if ratio_level not in RATIO_LEVELS:
         raise ValueError(f"ratio_level must be one of {RATIO_LEVELS}, not {ratio_level!r}.")
+    if segment_tokens < 1:
+        raise ValueError(f"segment_tokens must be at least 1, not {segment_tokens}.")
     policy_logps_BT = policy_logps_BT.detach()  # Stop-gradient of Alg. 1: no gradient flows through the weight.
     if ratio_level in TOKEN_LEVELS:
         if mu_logps.dim() != 2:
@@ -184,8 +186,6 @@ def log_ratios(
 
 def _segment_sums(values_BT: Tensor, mask_BT: Tensor, segment_tokens: int) -> Tensor:
     """Return for each token the sum of the values over its segment. Values are 0 where the mask is 0."""
-    if segment_tokens < 1:
-        raise ValueError(f"segment_tokens must be at least 1, not {segment_tokens}.")
     segment_BT = ((mask_BT != 0).cumsum(1) - 1).clamp(min=0) // segment_tokens
     sums_BK = torch.zeros_like(values_BT).scatter_add(1, segment_BT, values_BT)
     return sums_BK.gather(1, segment_BT)

@@ -27,12 +27,12 @@ MEASURED_AT = (64, 256)  # updates
 SEEDS = 3
 WATCHED = 32  # sessions whose weights are measured, of problems that are not trained on
 NAMES = {
-    "sequence (TOPR)": "sequence", "segment": "segment", "segment of 16": "segment 16", "segment of 256": "segment 256",
-    "one per answer": ANSWER, "prefix": "prefix", "power": POWER, "token": "token", "geometric": "geometric",
-    "DPPO": DPPO, "positives only": POSITIVES,
+    "sequence (TOPR)": "sequence", "segment": "segment 64", "segment of 16": "segment 16",
+    "segment of 256": "segment 256", "one per answer": ANSWER, "prefix": "prefix", "power": POWER, "token": "token",
+    "geometric": "geometric", "DPPO": DPPO, "positives only": POSITIVES,
 }  # fmt: skip
-# By method: the numbers of answers at which it is run. The other methods are run at all.
-AT = {"token": (64,), "geometric": (64,), "DPPO": (16, 64), "segment of 16": (16,), "segment of 256": (16,)}
+# Numbers of answers by method. The other methods are run with every number.
+ANSWERS = {"token": (64,), "geometric": (64,), "DPPO": (16, 64), "segment of 16": (16,), "segment of 256": (16,)}
 PLACED = ("sequence (TOPR)", "segment", "prefix", "positives only")  # methods that are run with early and late mistakes
 
 
@@ -56,9 +56,9 @@ def _methods(parts: int, mistakes: str) -> dict[str, Cell]:
     levels = {
         name: level
         for name, level in NAMES.items()
-        if parts in AT.get(name, SESSIONS) and (mistakes == ANYWHERE or name in PLACED)
+        if parts in ANSWERS.get(name, SESSIONS) and (mistakes == ANYWHERE or name in PLACED)
     }
-    return {name: {"level": "sequence" if parts == 1 and level in ("segment", ANSWER, POWER) else level}
+    return {name: {"level": "sequence" if parts == 1 and level in ("segment 64", ANSWER, POWER) else level}
             for name, level in levels.items()}  # fmt: skip
 
 

@@ -157,14 +157,10 @@ def test_gains_on_a_pretrained_model(real):
         results_page._ahead(real, repeated, results_page.BALANCED, "greedy")
 
 
-def test_a_length_without_results_has_no_column(tmp_path):
-    with pytest.raises(Unfinished):
-        results_page.long_table(Store(tmp_path / "results"))
-
-
-def test_table_and_picture_of_long_completions(tmp_path):
-    store, ends = Store(tmp_path / "results"), {"sequence": 0.3, "prefix": 0.6}
-    for parts, mistakes in long_completions.MISTAKES:
+def add_long_completions(store, settings):
+    """Add made-up results. Prefix is best, at a rate of 1e-4."""
+    ends = {"sequence": 0.3, "prefix": 0.6}
+    for parts, mistakes in settings:
         experiment = long_completions.of_setting(parts, mistakes, long_completions.MEASURED_AT[-1])
         for method, cell in experiment.methods.items():
             for choice in experiment.choices:
@@ -172,6 +168,19 @@ def test_table_and_picture_of_long_completions(tmp_path):
                 one = {"greedy": end, "pass@1": end, "pass@1 error": 0.01, "weights": [0.9, 0.5, 0.2, 0.1]}
                 for seed in (TUNING_SEED, *experiment.seeds):
                     store.add(experiment.cell(method, choice, seed), {"curve": [one, one]}, 60.0, "")
+
+
+def test_a_length_without_results_has_no_column(tmp_path):
+    store = Store(tmp_path / "results")
+    with pytest.raises(Unfinished):
+        results_page.long_table(store)
+    add_long_completions(store, long_completions.MISTAKES[:2])
+    assert results_page.long_table(store).splitlines()[0] == "|  | 40 tokens | 160 tokens |"
+
+
+def test_table_and_picture_of_long_completions(tmp_path):
+    store = Store(tmp_path / "results")
+    add_long_completions(store, long_completions.MISTAKES)
     lines = results_page.long_table(store).splitlines()
     lengths = [f"{count} tokens" for count in ("40", "160", "640", "2,560")]
     assert lines[0] == f"|  | {' | '.join(lengths)} | 640 tokens, mistakes early | 640 tokens, mistakes late |"

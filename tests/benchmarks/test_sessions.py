@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.experiments.long_completions import ANYWHERE, _drawing
 from benchmarks.rows import Rows
-from benchmarks.sessions import ANSWER, DPPO, DPPO_LIMIT, POSITIVES, POWER, POWER_TOKENS, Sessions
+from benchmarks.sessions import ANSWER, DPPO, POSITIVES, POWER, POWER_TOKENS, Sessions, token_weights
 from benchmarks.setting import base_model, problems, sample
 from topr_trl.loss import RATIO_LEVELS, SEGMENT_TOKENS
 
@@ -67,12 +67,9 @@ def test_loss_and_weights_are_those_of_a_plain_loop(pool, moved, level):
 def test_weights_of_dppo():
     mu_ST = torch.tensor([[0.5, 0.5, 0.1, 0.1]] * 2).log()
     policy_ST = torch.tensor([[0.8, 0.6, 0.01, 0.35], [0.2, 0.45, 0.01, 0.35]]).log()
-    sessions = Sessions.__new__(Sessions)
-    sessions.rewards_S = torch.tensor([1.0, -1.0])
-    weights = sessions.token_weights(policy_ST, mu_ST, torch.ones(2, 4), torch.zeros(2, 4), DPPO)
+    weights = token_weights(torch.tensor([1.0, -2.0]), policy_ST, mu_ST, torch.ones(2, 4), torch.zeros(2, 4), DPPO)
     expected = [[0.0, 1.2, 0.1, 0.0], [0.0, 0.9, 0.1, 3.5]]  # Dropped: pushed away from μ by more than 0.2.
     torch.testing.assert_close(weights, torch.tensor(expected))
-    assert DPPO_LIMIT == 0.2
 
 
 def test_positives_only_has_no_negatives(pool, moved):

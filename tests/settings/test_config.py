@@ -360,6 +360,7 @@ def test_a_loss_that_is_nan_is_not_logged_as_0(cls, tmp_path):
     [
         ("iteration_size", [], "int or None"),
         ("iteration_size", 2.5, "int or None"),
+        ("segment_tokens", 2.5, "int"),
         ("a_pos", "high", "float or None"),
         ("curation_positive_share", None, "float"),
         ("preset", None, "str"),

@@ -175,6 +175,7 @@ def test_a_step_is_that_of_the_pure_function(problems, tmp_path, accumulation, l
     trainer.create_model_card()
     card = (tmp_path / "README.md").read_text()
     assert "as the sampler reported it" in card
+    assert ("segments of 3 tokens" in card) == (level == "segment")
     assert "2503.14286" in card
 
 

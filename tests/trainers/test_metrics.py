@@ -110,8 +110,8 @@ def test_batches_are_joined_and_forgotten():
 
 def test_log_probabilities_are_averaged_by_sign():
     rows, alone = RowMetrics(), Accelerator(cpu=True)
-    logps_B3 = torch.tensor([[-0.5, -10.0, 20.0], [-1.0, -30.0, 30.0], [-3.0, -6.0, 2.0]])
-    rows.add(torch.ones(3), torch.zeros(3), torch.tensor([1.0, -1.0, -1.0]), logps_B3=logps_B3)
+    of_tokens_B3 = torch.tensor([[-0.5, -10.0, 20.0], [-1.0, -30.0, 30.0], [-3.0, -6.0, 2.0]])
+    rows.add(torch.ones(3), torch.zeros(3), torch.tensor([1.0, -1.0, -1.0]), of_tokens_B3=of_tokens_B3)
     metrics = rows.flush(alone)
     assert metrics["topr/logps/positives/token"] == -0.5
     assert metrics["topr/logps/positives/completion"] == -10.0

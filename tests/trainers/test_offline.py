@@ -394,11 +394,35 @@ def test_when_steps_are_sorted(make, model, moe):
         assert not is_sorted(model, **plain)
 
 
-@pytest.mark.parametrize(("level", "long", "times"), [("sequence", 1, 1), ("segment", 1, 0), ("sequence", 1000, 0)])
-def test_the_log_recommends_segments_once_where_negatives_are_long(make, capsys, monkeypatch, level, long, times):
-    monkeypatch.setattr(training_warnings, "LONG", long)
-    make(ratio_level=level, max_steps=3, disable_tqdm=False).train()
-    assert capsys.readouterr().out.count("ratio_level='segment'") == times
+@pytest.mark.parametrize(("long", "learning_rate", "advised"), [(1, 0.01, 1), (1000, 0.01, 0), (1, 0.0, 0)])
+def test_long_negatives_that_lost_their_weight_are_advised_about_once(
+    make, capsys, monkeypatch, long, learning_rate, advised
+):
+    monkeypatch.setattr(training_warnings, "LONG_NEGATIVES", long)
+    monkeypatch.setattr(training_warnings, "MOSTLY_DEAD", 1.0)
+    make(max_steps=6, num_train_epochs=6, logging_steps=1, learning_rate=learning_rate, disable_tqdm=False).train()
+    assert capsys.readouterr().out.count("ratio_level='segment'") == advised
+
+
+def test_the_warning_about_dead_long_negatives_names_segments_and_nothing_says_so_again(make, capsys, monkeypatch):
+    monkeypatch.setattr(training_warnings, "LONG_NEGATIVES", 1)
+    monkeypatch.setattr(training_warnings, "EARLY", 1.0)
+    monkeypatch.setattr(training_warnings, "MOSTLY_DEAD", -1.0)
+    with pytest.warns(UserWarning, match="of the negatives") as caught:
+        make(max_steps=6, num_train_epochs=6, logging_steps=1, learning_rate=0.01, disable_tqdm=False).train()
+    assert sum("of the negatives" in str(one.message) for one in caught) == 1
+    assert "ratio_level='segment'" not in capsys.readouterr().out
+
+
+def test_the_number_of_tokens_is_that_of_the_rows(make, model, tokenizer, rows):
+    trainer = make(max_steps=1, per_device_train_batch_size=len(rows), logging_steps=1)
+    trainer.train()
+    lengths = {"positives": [], "negatives": []}
+    for row in rows:
+        lengths["positives" if row["reward"] > 0 else "negatives"].append(len(plain_logps(model, tokenizer, row)))
+    assert len({n for group in lengths.values() for n in group}) > 1
+    for name, group in lengths.items():
+        assert trainer.state.log_history[0][f"topr/tokens/{name}"] == pytest.approx(sum(group) / len(group))
 
 
 @pytest.mark.parametrize(

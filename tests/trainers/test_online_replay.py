@@ -151,7 +151,7 @@ def test_each_batch_draws_anew(make):
 
 
 @pytest.mark.parametrize("ratio_level", ["segment", "token"])
-def test_with_a_ratio_per_token_the_weight_of_a_row_is_the_mean_of_its_tokens(make, ratio_level):
+def test_if_tokens_have_different_weights_a_row_still_has_one(make, ratio_level):
     trainer = make(ratio_level=ratio_level, segment_tokens=2)
     trainer.train()
     assert trainer._replay.rows

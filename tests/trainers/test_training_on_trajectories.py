@@ -42,7 +42,7 @@ def loss_and_gradient(trainer):
 
 
 def at_level(log_ratio, level):
-    """The ratios of tokens, at a level. Segments have two tokens."""
+    """Return the log-ratios at a level. Segments have two tokens."""
     if level == "segment":
         return torch.cat([pair.sum().expand(len(pair)) for pair in log_ratio.split(2)])
     return {"token": log_ratio, "prefix": log_ratio.cumsum(0), "sequence": log_ratio.sum()}[level]

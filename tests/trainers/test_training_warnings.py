@@ -8,7 +8,7 @@ import torch
 from topr_trl.trainers.training_warnings import (
     SilentBatches,
     sampler_distance,
-    should_use_segments,
+    segments_advice,
     warn_if_dead,
     warn_if_far,
 )
@@ -27,8 +27,8 @@ def test_negatives_that_are_dead_early_are_warned_about():
         (message,), has_warned = said(warn_if_dead, 0.6, 10, steps, first_log)
         assert has_warned
         assert re.fullmatch(
-            rf"60% of the negatives .* below 0\.01 at step 10 of {steps} and contribute .* use a lower learning .* "
-            r"source of log μ: .* the rounding of .* engine.*See \"Metrics\" in the documentation\.", message,
+            rf"60% of the negatives .* below 0\.01 at step 10 of {steps} and contribute .* source of log μ: .* the "
+            r"rounding of .* engine\. Otherwise use a lower learning .*See \"Metrics\" in the documentation\.", message,
         )  # fmt: skip
         assert "ratio_level" not in message
     (message,), _ = said(warn_if_dead, 0.6, 1, 100, 1, True)
@@ -36,9 +36,15 @@ def test_negatives_that_are_dead_early_are_warned_about():
     assert said(warn_if_dead, 0.6, 11, 100, 1) == said(warn_if_dead, 0.5, 1, 100, 1) == ([], False)
 
 
-def test_segments_are_recommended_for_long_completions_with_the_ratio_of_the_sequence():
-    asked = [should_use_segments(tokens, level) for level in ("sequence", "segment") for tokens in (255, 256)]
-    assert asked == [False, True, False, False]
+@pytest.mark.parametrize(
+    ("tokens", "weight", "level", "is_said"),
+    [(256, 0.49, "sequence", True), (255, 0.49, "sequence", False), (256, 0.5, "sequence", False),
+     (256, 0.49, "segment", False)],
+)  # fmt: skip
+def test_segments_are_recommended_where_long_negatives_lost_their_weight(tokens, weight, level, is_said):
+    advice = segments_advice(tokens, weight, level)
+    assert ("256 tokens" in advice and "0.49" in advice and "ratio_level='segment'" in advice) == is_said
+    assert bool(advice) == is_said
 
 
 def test_a_far_sampler_is_warned_about():

@@ -27,7 +27,8 @@ from topr_trl.trainers.offline import OfflineTOPRTrainer
 
 # Settings, besides the weights, that determine log π of a row.
 FORWARD = ("bf16", "fp16", "model_init_kwargs", "chat_template_path", "eos_token", "pad_token")
-# Settings that determine the limits and the level of π/μ, and the source of log μ.
+# Settings that determine the limits and the level of π/μ, and the source of log μ. `segment_tokens` is not among them,
+# because log μ does not depend on it.
 RATIO = ("preset", "a_pos", "b_pos", "a_neg", "b_neg", "ratio_level", "log_mu")
 
 

@@ -82,7 +82,8 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             `"token"` (the ratio of each token) and `"geometric"` (the geometric mean over the tokens) exist for
             comparison. Only `"sequence"` is the paper's TOPR. See `topr_trl.loss.log_ratios` for the equations.
         segment_tokens (`int`, *optional*, defaults to `64`):
-            Number of tokens in a segment, with `ratio_level="segment"`. Only tokens that are trained on count.
+            Number of tokens in a segment, with `ratio_level="segment"`, which needs log μ of each token. Only tokens
+            that are trained on count.
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
         log_mu (`str`, *optional*, defaults to `"trainer"`):
@@ -267,7 +268,8 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             `"token"` (the ratio of each token) and `"geometric"` (the geometric mean over the tokens) exist for
             comparison. Only `"sequence"` is the paper's TOPR. See `topr_trl.loss.log_ratios` for the equations.
         segment_tokens (`int`, *optional*, defaults to `64`):
-            Number of tokens in a segment, with `ratio_level="segment"`. Only tokens that are trained on count.
+            Number of tokens in a segment, with `ratio_level="segment"`, which needs log μ of each token. Only tokens
+            that are trained on count.
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
         log_mu (`str`, *optional*, defaults to `"trainer"`):

@@ -63,7 +63,8 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
             Level at which the ratio π/μ is computed: `"sequence"`, `"segment"` (for long completions), `"prefix"`,
             `"token"` or `"geometric"`. Only `"sequence"` is the paper's TOPR. See [`TOPRConfig`].
         segment_tokens (`int`, *optional*, defaults to `64`):
-            Number of tokens in a segment, with `ratio_level="segment"`. Only tokens that are trained on count.
+            Number of tokens in a segment, with `ratio_level="segment"`, which needs log μ of each token. Only tokens
+            that are trained on count.
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
         log_mu (`str`, *optional*, defaults to `"sampler"`):

@@ -20,7 +20,7 @@ from trl.trainer.utils import get_config_model_id
 
 from topr_trl.baseline import FloatArray, effective_positive_share
 from topr_trl.curation import Curated
-from topr_trl.loss import log_ratios, truncated_weights
+from topr_trl.loss import log_ratios, sequence_logps, truncated_weights
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.trainers.checkpoints import (
     StopAtNaN,
@@ -50,7 +50,7 @@ from topr_trl.trainers.quantization import (
     keep_gradients_of_4bit_layers,
 )
 from topr_trl.trainers.shared_prompts import SharedPrompts, why_not_shared
-from topr_trl.trainers.training_warnings import should_use_segments, warn_if_dead
+from topr_trl.trainers.training_warnings import segments_advice, warn_if_dead
 from topr_trl.user_warnings import warn_user
 
 Config = TypeVar("Config", TOPRConfig, OfflineTOPRConfig)
@@ -116,7 +116,7 @@ class TOPRMixin(Trainer):
         self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
         self._weights_by_row = RowWeights()
         self._warned_about_signs: set[tuple[bool, bool]] = set()
-        self._warned_about_dead = self._said_share = self._recommended_segments = False
+        self._warned_about_dead = self._said_share = self._advised_segments = False
         self._evaluations: CardSection | None = None
         self._metric_prefix = "eval"  # metric prefix of the current evaluation
         avoid_cudnn_attention()
@@ -177,15 +177,15 @@ class TOPRMixin(Trainer):
         Returns:
             Detached weights, shape (B,), or (B, T) with a ratio per token.
         """
-        level = self.args.ratio_level
-        log_ratio = log_ratios(policy_logps_BT, mu_logps, mask_BT, level, self.args.segment_tokens)
-        weights = truncated_weights(log_ratio, rewards_B, self.args.limits)
+        args = self.args
+        log_ratio = log_ratios(policy_logps_BT, mu_logps, mask_BT, args.ratio_level, args.segment_tokens)
+        weights = truncated_weights(log_ratio, rewards_B, args.limits)
         weights_B, log_ratio_B = (completion_means(x, mask_BT) for x in (weights, log_ratio))
         counted_B = rewards_B if counts else torch.full_like(rewards_B, torch.nan)
-        logps_BT = policy_logps_BT.detach()
-        sums_B = logps_BT.masked_fill(mask_BT == 0, 0.0).sum(1)
-        logps_B3 = torch.stack([completion_means(logps_BT, mask_BT), sums_B, mask_BT.sum(1)], dim=1)
-        kept = self._row_metrics[self._mode].add(weights_B, log_ratio_B, counted_B, idle, logps_B3)
+        logps_BT, tokens_B = policy_logps_BT.detach(), mask_BT.sum(1)
+        sums_B = sequence_logps(logps_BT, mask_BT)
+        of_tokens_B3 = torch.stack([sums_B / tokens_B.clamp(min=1), sums_B, tokens_B], dim=1)
+        kept = self._row_metrics[self._mode].add(weights_B, log_ratio_B, counted_B, idle, of_tokens_B3)
         if shown_rows is not None:
             self._weights_by_row.add(shown_rows, kept)
         return weights
@@ -406,7 +406,7 @@ class TOPRMixin(Trainer):
             collected[name].append(value)
         # If the two limits for negatives are equal, weights of 0 are intended.
         if self._mode == "train" and self.args.limits.ratio_matters_neg:
-            self._advise(found)
+            self._warn_about_weights(found)
         for values in collected.values():
             if values and isinstance(values[0], Tensor):  # Wait for the device once, not for each value.
                 values[:] = [torch.stack(values).mean().item()]
@@ -415,22 +415,21 @@ class TOPRMixin(Trainer):
             collected.clear()
         super().log(logs, start_time)
 
-    def _advise(self, found: dict[str, float]) -> None:
-        """Warn if most negatives are dead. Recommend a ratio per segment if negatives are long. Say each only once."""
-        state, tokens = self.state, found.get("topr/tokens/negatives", 0.0)
-        segments = should_use_segments(tokens, self.args.ratio_level)
+    def _warn_about_weights(self, found: dict[str, float]) -> None:
+        """Warn if most negatives are dead, and recommend a ratio per segment for long negatives. Print each once."""
+        state = self.state
+        advice = segments_advice(
+            found.get("topr/tokens/negatives", 0.0), found.get("topr/weight_mean_negatives", 1.0), self.args.ratio_level
+        )
         if not self._warned_about_dead:
             dead = found.get("topr/negatives_dead", 0.0)
             self._warned_about_dead = warn_if_dead(
-                dead, state.global_step, state.max_steps, state.logging_steps, segments
+                dead, state.global_step, state.max_steps, state.logging_steps, bool(advice)
             )
-        if segments and "topr/negatives_dead" in found and not self._recommended_segments:
-            self._recommended_segments = True
-            say(
-                f"negatives have {tokens:,.0f} tokens on average, and the ratio of a whole completion soon removes the "
-                "weight of long negatives. Consider ratio_level='segment'.",
-                self.args,
-            )
+            self._advised_segments |= self._warned_about_dead
+        if advice and not self._advised_segments:
+            self._advised_segments = True
+            say(advice, self.args)
 
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None

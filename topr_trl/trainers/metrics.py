@@ -41,7 +41,7 @@ class RowMetrics:
         log_ratio_B: Tensor,
         rewards_B: Tensor,
         idle: int = 0,
-        logps_B3: Tensor | None = None,
+        of_tokens_B3: Tensor | None = None,
     ) -> Tensor:
         """Store the rows of a batch.
 
@@ -55,17 +55,19 @@ class RowMetrics:
             idle (`int`, *optional*, defaults to `0`):
                 Number of rows with R = 0 that the forward pass skipped. They get weight 1, and NaN for the log-ratio,
                 log π and the number of tokens.
-            logps_B3 (`torch.Tensor`, *optional*):
+            of_tokens_B3 (`torch.Tensor`, *optional*):
                 For each completion, shape (B, 3): mean log π per token, log π, and the number of tokens. `None` stores
                 NaN.
 
         Returns:
             `torch.Tensor`: the rows, shape (B + idle, 6), in float32. The columns are the weight, the log-ratio, R, and
-            the columns of `logps_B3`.
+            the columns of `of_tokens_B3`.
         """
         rows = torch.stack([x.detach().float() for x in (weights_B, log_ratio_B, rewards_B)], dim=1)
-        logps_B3 = rows.new_full((len(rows), 3), torch.nan) if logps_B3 is None else logps_B3.detach().float()
-        rows = torch.cat([rows, logps_B3], dim=1)
+        of_tokens_B3 = (
+            rows.new_full((len(rows), 3), torch.nan) if of_tokens_B3 is None else of_tokens_B3.detach().float()
+        )
+        rows = torch.cat([rows, of_tokens_B3], dim=1)
         if idle:
             blank = rows.new_tensor([1.0, torch.nan, 0.0, torch.nan, torch.nan, torch.nan])
             rows = torch.cat([rows, blank.expand(idle, -1)])
@@ -87,7 +89,7 @@ class RowMetrics:
 
 
 def row_metrics(
-    weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor, logps_N3: Tensor | None = None
+    weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor, of_tokens_N3: Tensor | None = None
 ) -> dict[str, float]:
     """Compute the metrics of N rows on the CPU. The result lacks a metric if no row has a value for it.
 
@@ -104,12 +106,12 @@ def row_metrics(
     | `topr/reward` | mean R |
     | `topr/log_ratio/{positives,negatives}/{mean,q05,q50,q95}` | log π/μ of the completion |
     | `topr/logps/{positives,negatives}/{token,completion}` | mean log π per token, and per completion |
-    | `topr/tokens/{positives,negatives}` | mean number of tokens |
+    | `topr/tokens/{positives,negatives}` | mean number of trained tokens |
 
-    w is the weight of a row. With a ratio for each token, w and log π/μ of a row are means over its tokens. Rows with
-    R = 0 count as positives in `topr/log_ratio/positives`, but not in `topr/logps/positives` and
-    `topr/tokens/positives`. Rows whose R is NaN are ignored: they are padding or have no reward. The metrics of log π/μ
-    also ignore rows whose log-ratio is NaN: the weight of these rows does not depend on the ratio.
+    w is the weight of a row. If its tokens have different weights, w and log π/μ are means over them. Rows with R = 0
+    count as positives in `topr/log_ratio/positives`, but not in `topr/logps/positives` and `topr/tokens/positives`.
+    Rows whose R is NaN are ignored: they are padding or have no reward. The metrics of log π/μ also ignore rows whose
+    log-ratio is NaN: the weight of these rows does not depend on the ratio.
 
     Args:
         weights_N (`torch.Tensor`):
@@ -118,7 +120,7 @@ def row_metrics(
             Log-ratios in nats, shape (N,).
         rewards_N (`torch.Tensor`):
             R, shape (N,).
-        logps_N3 (`torch.Tensor`, *optional*):
+        of_tokens_N3 (`torch.Tensor`, *optional*):
             For each completion, shape (N, 3): mean log π per token, log π, and the number of tokens. NaN or `None` if
             they are unknown.
 
@@ -126,7 +128,7 @@ def row_metrics(
         `dict[str, float]`: metrics by name.
     """
     real = ~rewards_N.isnan()
-    logps_N3 = (rewards_N.new_full((len(rewards_N), 3), torch.nan) if logps_N3 is None else logps_N3)[real]
+    of_tokens_N3 = (rewards_N.new_full((len(rewards_N), 3), torch.nan) if of_tokens_N3 is None else of_tokens_N3)[real]
     weights_N, log_ratio_N, rewards_N = weights_N[real], log_ratio_N[real], rewards_N[real]
     if len(rewards_N) == 0:
         return {}
@@ -158,7 +160,7 @@ def row_metrics(
             for k, q in enumerate(QUANTILES):
                 metrics[f"topr/log_ratio/{name}/q{round(q * 100):02d}"] = quantiles[k]
     for name, sign in (("positives", rewards_N > 0), ("negatives", rewards_N < 0)):
-        known_M3 = logps_N3[sign & ~logps_N3[:, 0].isnan()]
+        known_M3 = of_tokens_N3[sign & ~of_tokens_N3[:, 0].isnan()]
         if len(known_M3):
             names = (f"topr/logps/{name}/token", f"topr/logps/{name}/completion", f"topr/tokens/{name}")
             metrics.update(zip(names, known_M3.mean(0), strict=True))

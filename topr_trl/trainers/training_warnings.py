@@ -10,14 +10,10 @@ from topr_trl.user_warnings import warn_user
 # If most negatives are dead early in training, the run probably has an error.
 MOSTLY_DEAD = 0.5  # "most": more than this share of the negatives
 EARLY = 0.1  # "early": in this first share of the steps
-# From this mean number of tokens on, a ratio per segment is recommended. The product over so many tokens soon removes
-# the weight of a negative (see "Long completions" on the page of results).
-LONG = 256
-
-
-def should_use_segments(tokens: float, ratio_level: str) -> bool:
-    """Whether negatives with this mean number of tokens are better trained with a ratio per segment."""
-    return ratio_level == "sequence" and tokens >= LONG
+# Negatives are long from this mean number of tokens on. It lies between 160 tokens and 640, which were measured (see
+# "Long completions" on the page of results).
+LONG_NEGATIVES = 256
+LOST_WEIGHT = 0.5  # long negatives with a lower mean weight have lost too much of it
 
 
 def warn_if_dead(share: float, step: int, steps: int, first_log: int, use_segments: bool = False) -> bool:
@@ -40,17 +36,39 @@ def warn_if_dead(share: float, step: int, steps: int, first_log: int, use_segmen
     """
     if share <= MOSTLY_DEAD or step > max(EARLY * steps, first_log):
         return False
-    remedy = (
-        "The completions are long: set ratio_level='segment'. Otherwise use" if use_segments else "If this is true, use"
-    )
+    segments = "The completions are long, so set ratio_level='segment'. Or use" if use_segments else "Otherwise use"
     warn_user(
         f"{share:.0%} of the negatives have a weight below {DEAD_WEIGHT:g} at step {step} of {steps} and "
         "contribute almost nothing: according to log μ, the model being trained is far from the model that wrote them. "
-        f"{remedy} a lower learning rate or fewer updates on the same rows. If the models should be close, check the "
-        "source of log μ: small errors add up over long completions, for instance from top_k or top_p, a different "
-        'temperature, or the rounding of a different engine. See "Metrics" in the documentation.'
+        "If they should be close, check the source of log μ: small errors add up over long completions, for instance "
+        "from top_k or top_p, a different temperature, or the rounding of a different engine. "
+        f"{segments} a lower learning rate or fewer updates on the same rows. "
+        'See "Metrics" in the documentation.'
     )
     return True
+
+
+def segments_advice(tokens: float, weight: float, ratio_level: str) -> str:
+    """Return a recommendation to use a ratio per segment if negatives are long and have lost much of their weight.
+
+    Args:
+        tokens (`float`):
+            Mean number of tokens of the negatives.
+        weight (`float`):
+            Mean weight of the negatives.
+        ratio_level (`str`):
+            Level of the ratio.
+
+    Returns:
+        `str`: the recommendation, or an empty string.
+    """
+    if ratio_level != "sequence" or tokens < LONG_NEGATIVES or weight >= LOST_WEIGHT:
+        return ""
+    return (
+        f"Negatives have {tokens:,.0f} tokens on average, and their mean weight has fallen to {weight:.2f}. The "
+        "ratio of a whole completion soon removes the weight of long negatives. Consider ratio_level='segment'. See "
+        '"Long completions" on the page "Metrics" of the documentation.'
+    )
 
 
 _SILENT = 10  # warn after this many consecutive batches in which every R is 0
