@@ -161,13 +161,12 @@ def long_table(store: Store, shown: str = "pass@1") -> str:
     """
     at = len(long_completions.MEASURED_AT) - 1
     header, columns = [""], []
-    for parts, mistakes in long_completions.MISTAKES:
-        experiment = long_completions.of_setting(parts, mistakes, long_completions.MEASURED_AT[at])
+    for setting in long_completions.SETTINGS:
+        experiment = long_completions.of_setting(setting, long_completions.MEASURED_AT[at])
         found = {name: experiment.measured(store, name, f"curve/{at}/{shown}") for name in experiment.methods}
         if not all(found.values()):
             continue
-        where = "" if mistakes == long_completions.ANYWHERE else f", mistakes {mistakes}"
-        header.append(f"{long_completions.TOKENS * parts:,} tokens{where}")
+        header.append(str(setting))
         topr, cells = next(iter(found.values())), {}
         for name, values in found.items():
             gap, text = difference(values, topr), over_seeds(values).percent()

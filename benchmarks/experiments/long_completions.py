@@ -6,7 +6,7 @@ benchmarks/long_completions.md.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,12 +17,10 @@ from benchmarks.rows import Rows
 from benchmarks.sessions import ANSWER, DPPO, POSITIVES, POWER, Sessions
 from benchmarks.setting import Profile, base_model, candidates, evaluate, summary
 
-TASK = "sure-17"
 SESSIONS = {1: 64, 4: 16, 16: 8, 64: 2}  # of an update, by the number of answers in a session
 TOKENS = 40  # of an answer, on average
 SHARE_RIGHT = {1.0: 0.5, -1.0: 0.05}  # of a session's answers, by its reward; a session of one answer is right or wrong
 ANYWHERE = "anywhere"
-MISTAKES = [(parts, ANYWHERE) for parts in SESSIONS] + [(16, "early"), (16, "late")]
 MEASURED_AT = (64, 256)  # updates
 SEEDS = 3
 WATCHED = 32  # sessions whose weights are measured, of problems that are not trained on
@@ -31,35 +29,63 @@ NAMES = {
     "segment of 256": "segment 256", "one per answer": ANSWER, "prefix": "prefix", "power": POWER, "token": "token",
     "geometric": "geometric", "DPPO": DPPO, "positives only": POSITIVES,
 }  # fmt: skip
-# Numbers of answers by method. The other methods are run with every number.
-ANSWERS = {"token": (64,), "geometric": (64,), "DPPO": (16, 64), "segment of 16": (16,), "segment of 256": (16,)}
-PLACED = ("sequence (TOPR)", "segment", "prefix", "positives only")  # methods that are run with early and late mistakes
+
+
+class Setting(NamedTuple):
+    """Sessions of `parts` answers of a model, with mistakes anywhere, or in one half of a session with reward -1."""
+
+    parts: int
+    mistakes: str = ANYWHERE
+    task: str = "sure-17"
+
+    @property
+    def fields(self) -> Cell:
+        """Fields of the cells."""
+        task = {} if self.task == "sure-17" else {"task": self.task}
+        return {"parts": self.parts, "mistakes": self.mistakes, **task}
+
+    def __str__(self) -> str:
+        where = "" if self.mistakes == ANYWHERE else f", mistakes {self.mistakes}"
+        return f"{TOKENS * self.parts:,} tokens{where}" + (f", {self.task}" if self.task != "sure-17" else "")
+
+
+# `main` makes random mistakes. There a taper that is too weak does harm.
+NOISY = Setting(16, task="main")
+EARLY, LATE = (Setting(16, mistakes) for mistakes in ("early", "late"))
+SETTINGS = [*map(Setting, SESSIONS), NOISY, EARLY, LATE]
+# Settings in which a method is run. Methods that are not listed are run with mistakes anywhere on `sure-17`.
+SOME = {
+    "sequence (TOPR)": SETTINGS, "segment": SETTINGS, "positives only": SETTINGS,
+    "prefix": [setting for setting in SETTINGS if setting != NOISY],
+    "segment of 16": [Setting(16), NOISY], "segment of 256": [Setting(16)], "DPPO": [Setting(16), Setting(64)],
+    "token": [Setting(64), NOISY], "geometric": [Setting(64)],
+}  # fmt: skip
 
 
 def experiments(store: Store) -> list[Experiment]:
-    """Return the comparisons: one per length and number of updates, each with its own rates."""
-    return [of_setting(parts, mistakes, updates) for parts, mistakes in MISTAKES for updates in MEASURED_AT]
+    """Return the comparisons: one per setting and number of updates, each with its own rates."""
+    return [of_setting(setting, updates) for setting in SETTINGS for updates in MEASURED_AT]
 
 
-def of_setting(parts: int, mistakes: str, updates: int) -> Experiment:
-    """Return the comparison on sessions of `parts` answers after some updates."""
+def of_setting(setting: Setting, updates: int) -> Experiment:
+    """Return the comparison in a setting after some updates."""
     at = MEASURED_AT.index(updates)
     return Experiment(
-        "long_completions", _methods(parts, mistakes), rates(3e-5, 1e-4, 3e-4), range(SEEDS), (f"curve/{at}/pass@1",),
-        f"{updates} updates on sessions of {parts} answers, mistakes {mistakes}: {TASK}",
-        {"parts": parts, "mistakes": mistakes}, further=2, shows=(f"curve/{at}/pass@1", f"curve/{at}/greedy"),
+        "long_completions", _methods(setting), rates(3e-5, 1e-4, 3e-4), range(SEEDS), (f"curve/{at}/pass@1",),
+        f"{updates} updates: {setting}", setting.fields, further=2,
+        shows=(f"curve/{at}/pass@1", f"curve/{at}/greedy"),
     )  # fmt: skip
 
 
-def _methods(parts: int, mistakes: str) -> dict[str, Cell]:
+def _methods(setting: Setting) -> dict[str, Cell]:
     """Return the fields of the cells of each method. With one answer, some ratios equal the sequence's."""
-    levels = {
-        name: level
+    anywhere = [Setting(parts) for parts in SESSIONS]
+    same = ("segment 64", ANSWER, POWER) if setting.parts == 1 else ()
+    return {
+        name: {"level": "sequence" if level in same else level}
         for name, level in NAMES.items()
-        if parts in ANSWERS.get(name, SESSIONS) and (mistakes == ANYWHERE or name in PLACED)
+        if setting in SOME.get(name, anywhere)
     }
-    return {name: {"level": "sequence" if parts == 1 and level in ("segment 64", ANSWER, POWER) else level}
-            for name, level in levels.items()}  # fmt: skip
 
 
 QUICK: list[Cell] = []
@@ -71,36 +97,35 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     Returns:
         `curve`: accuracy and the negatives' mean weight by quarter of a session, after each of `MEASURED_AT`.
     """
-    model, parts, seed, level = base_model(TASK), cell["parts"], cell["seed"], cell["level"]
-    pool = candidates(TASK, profile, seed).scored_by(model)
+    setting = Setting(cell["parts"], cell["mistakes"], *([cell["task"]] if "task" in cell else []))
+    task, seed, level = setting.task, cell["seed"], cell["level"]
+    model = base_model(task)
+    pool = candidates(task, profile, seed).scored_by(model)
     rng = np.random.default_rng(seed)
     is_watched = np.isin(pool.groups, rng.permutation(np.unique(pool.groups))[: profile.problems // 10])
-    watched, trained = (
-        _drawing(pool, np.flatnonzero(of), parts, cell["mistakes"], rng) for of in (is_watched, ~is_watched)
-    )
+    watched, trained = (_drawing(pool, np.flatnonzero(of), setting, rng) for of in (is_watched, ~is_watched))
     watched_sessions = watched(WATCHED)
     split = "validation" if seed == TUNING_SEED else "test"
     optimizer, curve = adamw(model, cell["learning_rate"]), []
     for step in range(1, MEASURED_AT[-1] + 1):
-        update(model, optimizer, trained(SESSIONS[parts]).loss(model, level))
+        update(model, optimizer, trained(SESSIONS[setting.parts]).loss(model, level))
         if step in MEASURED_AT:
-            greedy = evaluate(model, TASK, profile, 1, seed, split, temperature=0.0)
+            greedy = evaluate(model, task, profile, 1, seed, split, temperature=0.0)
             curve.append({
                 "update": step, "greedy": greedy.pass_at[1].value,
-                **summary(evaluate(model, TASK, profile, 4, seed, split)),
+                **summary(evaluate(model, task, profile, 4, seed, split)),
                 "weights": watched_sessions.weights_by_quarter(model, level),
             })  # fmt: skip
     return {"curve": curve}
 
 
-def _drawing(
-    pool: Rows, places: np.ndarray, parts: int, mistakes: str, rng: np.random.Generator
-) -> Callable[[int], Sessions]:
+def _drawing(pool: Rows, places: np.ndarray, setting: Setting, rng: np.random.Generator) -> Callable[[int], Sessions]:
     """Return a function that draws sessions from some rows of a pool, half of them with reward 1.
 
     `SHARE_RIGHT` of their answers are right. With `mistakes="early"`, the first half of a session with reward -1 is
     wrong, and its second half is like that of a session with reward 1. With `"late"`, it is the other way round.
     """
+    parts, mistakes, _ = setting
     is_right = pool.rewards > 0
     right, wrong = places[is_right[places]], places[~is_right[places]]
 

@@ -160,8 +160,8 @@ def test_gains_on_a_pretrained_model(real):
 def add_long_completions(store, settings):
     """Add made-up results. Prefix is best, at a rate of 1e-4."""
     ends = {"sequence": 0.3, "prefix": 0.6}
-    for parts, mistakes in settings:
-        experiment = long_completions.of_setting(parts, mistakes, long_completions.MEASURED_AT[-1])
+    for setting in settings:
+        experiment = long_completions.of_setting(setting, long_completions.MEASURED_AT[-1])
         for method, cell in experiment.methods.items():
             for choice in experiment.choices:
                 end = ends.get(cell["level"], 0.3) - (0.1 if choice["learning_rate"] != 1e-4 else 0.0)
@@ -174,20 +174,21 @@ def test_a_length_without_results_has_no_column(tmp_path):
     store = Store(tmp_path / "results")
     with pytest.raises(Unfinished):
         results_page.long_table(store)
-    add_long_completions(store, long_completions.MISTAKES[:2])
+    add_long_completions(store, long_completions.SETTINGS[:2])
     assert results_page.long_table(store).splitlines()[0] == "|  | 40 tokens | 160 tokens |"
 
 
 def test_table_and_picture_of_long_completions(tmp_path):
     store = Store(tmp_path / "results")
-    add_long_completions(store, long_completions.MISTAKES)
+    add_long_completions(store, long_completions.SETTINGS)
     lines = results_page.long_table(store).splitlines()
+    placed = "640 tokens, mistakes early | 640 tokens, mistakes late"
     lengths = [f"{count} tokens" for count in ("40", "160", "640", "2,560")]
-    assert lines[0] == f"|  | {' | '.join(lengths)} | 640 tokens, mistakes early | 640 tokens, mistakes late |"
+    assert lines[0] == f"|  | {' | '.join(lengths)} | 640 tokens, main | {placed} |"
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in lines[2:]}
     assert rows["sequence (TOPR)"].startswith("| sequence (TOPR) | 30.0 ± 1.2 |")
     assert rows["prefix"].startswith("| prefix | **60.0 ± 1.2** |")
-    assert rows["token"] == "| token |  |  |  | 30.0 ± 1.2 |  |  |"
+    assert rows["token"] == "| token |  |  |  | 30.0 ± 1.2 | 30.0 ± 1.2 |  |  |"
     assert "60.0 ± 0.0" in results_page.long_table(store, "greedy")
     pictures.draw_long_completions(store, tmp_path / "long.png")
     assert (tmp_path / "long.png").stat().st_size > 10_000

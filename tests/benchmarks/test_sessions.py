@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.experiments.long_completions import ANYWHERE, _drawing
+from benchmarks.experiments.long_completions import ANYWHERE, Setting, _drawing
 from benchmarks.rows import Rows
 from benchmarks.sessions import ANSWER, DPPO, POSITIVES, POWER, POWER_TOKENS, Sessions, token_weights
 from benchmarks.setting import base_model, problems, sample
@@ -78,7 +78,7 @@ def test_positives_only_has_no_negatives(pool, moved):
 
 @pytest.mark.parametrize("mistakes", [ANYWHERE, "early", "late"])
 def test_mistakes_are_where_they_should_be(pool, mistakes):
-    drawn = _drawing(pool, np.arange(len(pool)), 16, mistakes, np.random.default_rng(0))(40)
+    drawn = _drawing(pool, np.arange(len(pool)), Setting(16, mistakes), np.random.default_rng(0))(40)
     right_SP = drawn.rows.rewards.reshape(40, 16) > 0
     good, bad = (right_SP[drawn.rewards_S.numpy() == reward] for reward in (1, -1))
     assert 0.4 < good.mean() < 0.6
@@ -88,5 +88,5 @@ def test_mistakes_are_where_they_should_be(pool, mistakes):
 
 
 def test_a_session_of_one_answer_is_right_or_wrong(pool):
-    drawn = _drawing(pool, np.arange(len(pool)), 1, ANYWHERE, np.random.default_rng(0))(10)
+    drawn = _drawing(pool, np.arange(len(pool)), Setting(1), np.random.default_rng(0))(10)
     assert drawn.rows.rewards.tolist() == drawn.rewards_S.tolist()
