@@ -27,7 +27,7 @@ WATCHED = 32  # sessions whose weights are measured, of problems that are not tr
 NAMES = {
     "sequence (TOPR)": "sequence", "segment": "segment 64", "segment of 16": "segment 16",
     "segment of 256": "segment 256", "one per answer": ANSWER, "prefix": "prefix", "power": POWER, "token": "token",
-    "geometric": "geometric", "DPPO": DPPO, "positives only": POSITIVES,
+    "DPPO": DPPO, "positives only": POSITIVES,
 }  # fmt: skip
 
 
@@ -57,8 +57,8 @@ SETTINGS = [*map(Setting, SESSIONS), NOISY, EARLY, LATE]
 SOME = {
     "sequence (TOPR)": SETTINGS, "segment": SETTINGS, "positives only": SETTINGS,
     "prefix": [setting for setting in SETTINGS if setting != NOISY],
-    "segment of 16": [Setting(16), NOISY], "segment of 256": [Setting(16)], "DPPO": [Setting(16), Setting(64)],
-    "token": [Setting(64), NOISY], "geometric": [Setting(64)],
+    "segment of 16": [Setting(16), NOISY], "segment of 256": [Setting(16)], "DPPO": [Setting(16)],
+    "token": [Setting(64), NOISY], "power": [*map(Setting, (1, 4, 16))],
 }  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def of_setting(setting: Setting, updates: int) -> Experiment:
     at = MEASURED_AT.index(updates)
     return Experiment(
         "long_completions", _methods(setting), rates(3e-5, 1e-4, 3e-4), range(SEEDS), (f"curve/{at}/pass@1",),
-        f"{updates} updates: {setting}", setting.fields, further=2,
+        f"{updates} updates: {setting}", setting.fields, further=1,
         shows=(f"curve/{at}/pass@1", f"curve/{at}/greedy"),
     )  # fmt: skip
 
