@@ -250,6 +250,13 @@ def _online_share(store: Store, base: str, completions: int = online.COMPLETIONS
     return f"{share:.0%} ({low:.0%} to {high:.0%})"
 
 
+def _segments(store: Store, shown: str) -> str:
+    """Return how far segments are ahead of TOPR's ratio with 16 answers."""
+    at = len(long_completions.MEASURED_AT) - 1
+    experiment = long_completions.of_setting(long_completions.Setting(16), long_completions.MEASURED_AT[at])
+    return points(_gap(store, (experiment, "segment"), (experiment, "sequence (TOPR)"), f"curve/{at}/{shown}"))
+
+
 def _trial(store: Store, which: int) -> str:
     return f"{100 * float(np.mean([lost[which] for lost in trials.lost(store).values()])):.2f}"
 
@@ -273,6 +280,8 @@ NUMBERS: dict[str, Callable[[Store], str]] = {
     "online_main": lambda store: _online_share(store, "main"),
     "online_hard": lambda store: _online(store, "hard"),
     "online_hard_long": lambda store: _online(store, "hard", online.LONG),
+    "segment": lambda store: _segments(store, "pass@1"),
+    "segment_greedy": lambda store: _segments(store, "greedy"),
     "trial": lambda store: _trial(store, 0),
     "always_repeated": lambda store: _trial(store, 1),
 }
