@@ -156,8 +156,8 @@ def _best_untrained(store: Store, base: str) -> tuple[float, str]:
 def long_table(store: Store, shown: str = "pass@1") -> str:
     """Return a table of `shown` after the last update, by ratio and by length of the completions.
 
-    A value is bold if its difference from TOPR's ratio excludes 0. A setting has no column until all its methods have
-    results.
+    A value is bold if the interval of its difference from TOPR's ratio is above 0. A setting has no column until all
+    its methods have results.
     """
     at = len(long_completions.MEASURED_AT) - 1
     header, columns = [""], []
@@ -170,11 +170,12 @@ def long_table(store: Store, shown: str = "pass@1") -> str:
         topr, cells = next(iter(found.values())), {}
         for name, values in found.items():
             gap, text = difference(values, topr), over_seeds(values).percent()
-            cells[name] = f"**{text}**" if gap.low > 0 or gap.high < 0 else text
+            cells[name] = f"**{text}**" if gap.low > 0 else text
         columns.append(cells)
     if not columns:
         raise Unfinished("long_completions has not been run")
-    rows = [[name, *(cells.get(name, "") for cells in columns)] for name in long_completions.NAMES]
+    names = [name for name in long_completions.NAMES if any(name in cells for cells in columns)]
+    rows = [[name, *(cells.get(name, "") for cells in columns)] for name in names]
     return table(header, rows)
 
 

@@ -216,7 +216,7 @@ LOG_MU = [
     brought("a NaN", "row 4, log μ, nan, drop", ones(float("nan"), 4, -5.0)),
     brought("a probability instead of its logarithm", "row 4, log μ, at most 0, 0.9, drop", ones(0.9, 4, -5.0)),
     brought("a completion of probability 0", "row 4, log μ, -inf, drop", ones(float("-inf"), 4, -5.0)),
-    brought("sums, and `ratio_level='token'`", "row 2, ratio_level='token', each token, sum", [-5.0] * 8,
+    brought("sums, and `ratio_level='token'`", "row 2, ratio_level='token', each token, sum, drop", [-5.0] * 8,
         {"ratio_level": "token"}),
     brought("another model's", "mu_logps, another model, 0123456789abcdef, remove, mu_fingerprint", [-5.0] * 8,
         mu_fingerprint=["0123456789abcdef"] * 8),

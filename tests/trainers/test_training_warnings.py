@@ -7,8 +7,8 @@ import torch
 
 from topr_trl.trainers.training_warnings import (
     SilentBatches,
+    advice_on_segments,
     sampler_distance,
-    segments_advice,
     warn_if_dead,
     warn_if_far,
 )
@@ -42,7 +42,7 @@ def test_negatives_that_are_dead_early_are_warned_about():
      (256, 0.49, "segment", False)],
 )  # fmt: skip
 def test_segments_are_recommended_where_long_negatives_lost_their_weight(tokens, weight, level, is_said):
-    advice = segments_advice(tokens, weight, level)
+    advice = advice_on_segments(tokens, weight, level)
     assert ("256 tokens" in advice and "0.49" in advice and "ratio_level='segment'" in advice) == is_said
     assert bool(advice) == is_said
 

@@ -50,7 +50,7 @@ from topr_trl.trainers.quantization import (
     keep_gradients_of_4bit_layers,
 )
 from topr_trl.trainers.shared_prompts import SharedPrompts, why_not_shared
-from topr_trl.trainers.training_warnings import segments_advice, warn_if_dead
+from topr_trl.trainers.training_warnings import advice_on_segments, warn_if_dead
 from topr_trl.user_warnings import warn_user
 
 Config = TypeVar("Config", TOPRConfig, OfflineTOPRConfig)
@@ -418,7 +418,7 @@ class TOPRMixin(Trainer):
     def _warn_about_weights(self, found: dict[str, float]) -> None:
         """Warn if most negatives are dead, and recommend a ratio per segment for long negatives. Print each once."""
         state = self.state
-        advice = segments_advice(
+        advice = advice_on_segments(
             found.get("topr/tokens/negatives", 0.0), found.get("topr/weight_mean_negatives", 1.0), self.args.ratio_level
         )
         if not self._warned_about_dead:
@@ -426,10 +426,10 @@ class TOPRMixin(Trainer):
             self._warned_about_dead = warn_if_dead(
                 dead, state.global_step, state.max_steps, state.logging_steps, bool(advice)
             )
-            self._advised_segments |= self._warned_about_dead
+            self._advised_segments |= self._warned_about_dead and bool(advice)
         if advice and not self._advised_segments:
             self._advised_segments = True
-            say(advice, self.args)
+            warn_user(advice)
 
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None

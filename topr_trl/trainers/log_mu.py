@@ -303,7 +303,10 @@ def _what_is_wrong(mu_logps: object, tokens: int, args: TOPRConfig | OfflineTOPR
                 f"{remedy}, and log μ is computed."
             )
     if args.ratio_level in TOKEN_LEVELS and not isinstance(mu_logps, list):
-        return f"ratio_level={args.ratio_level!r} needs log μ for each token, not the sum."
+        return (
+            f"ratio_level={args.ratio_level!r} needs log μ for each token, and mu_logps has the sum. Give a list; or "
+            f"{remedy}, and log μ is computed."
+        )
     return None
 
 

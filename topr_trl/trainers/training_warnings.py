@@ -36,7 +36,7 @@ def warn_if_dead(share: float, step: int, steps: int, first_log: int, use_segmen
     """
     if share <= MOSTLY_DEAD or step > max(EARLY * steps, first_log):
         return False
-    segments = "The completions are long, so set ratio_level='segment'. Or use" if use_segments else "Otherwise use"
+    segments = "Completions are long, so set ratio_level='segment' first. Then use" if use_segments else "Otherwise use"
     warn_user(
         f"{share:.0%} of the negatives have a weight below {DEAD_WEIGHT:g} at step {step} of {steps} and "
         "contribute almost nothing: according to log μ, the model being trained is far from the model that wrote them. "
@@ -48,7 +48,7 @@ def warn_if_dead(share: float, step: int, steps: int, first_log: int, use_segmen
     return True
 
 
-def segments_advice(tokens: float, weight: float, ratio_level: str) -> str:
+def advice_on_segments(tokens: float, weight: float, ratio_level: str) -> str:
     """Return a recommendation to use a ratio per segment if negatives are long and have lost much of their weight.
 
     Args:
@@ -65,9 +65,9 @@ def segments_advice(tokens: float, weight: float, ratio_level: str) -> str:
     if ratio_level != "sequence" or tokens < LONG_NEGATIVES or weight >= LOST_WEIGHT:
         return ""
     return (
-        f"Negatives have {tokens:,.0f} tokens on average, and their mean weight has fallen to {weight:.2f}. The "
-        "ratio of a whole completion soon removes the weight of long negatives. Consider ratio_level='segment'. See "
-        '"Long completions" on the page "Metrics" of the documentation.'
+        f"Negatives have {tokens:,.0f} tokens on average, and their mean weight since the last log is {weight:.2f}. "
+        "The ratio of a whole completion soon removes the weight of long negatives. Consider ratio_level='segment'. "
+        'See "Long completions" on the page "Metrics" of the documentation.'
     )
 
 
