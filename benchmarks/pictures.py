@@ -26,7 +26,7 @@ def draw_long_completions(store: Store, path: Path) -> None:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     accuracy, weights = figure.subplots(1, 2)
     for name, (color, line) in STYLES.items():
-        ends = [of_setting(Setting(parts), MEASURED_AT[-1]).measured(store, name) for parts in lengths]
+        ends = [of_setting(Setting(parts)).measured(store, name) for parts in lengths]
         if not all(ends):
             raise Unfinished(f"{name} has not been run")
         found = [over_seeds(one) for one in ends]
@@ -36,7 +36,7 @@ def draw_long_completions(store: Store, path: Path) -> None:
         )  # fmt: skip
         if name == "positives only":  # negatives have no weight
             continue
-        longest = of_setting(Setting(lengths[-1]), MEASURED_AT[-1]).ends(store, name)
+        longest = of_setting(Setting(lengths[-1])).ends(store, name)
         by_quarter = np.mean([one["curve"][0]["weights"] for one in longest.values()], axis=0)
         weights.plot(["1st", "2nd", "3rd", "4th"], by_quarter, line, color=color, marker="o", markersize=4)
     accuracy.set(

@@ -159,11 +159,10 @@ def long_table(store: Store, shown: str = "pass@1") -> str:
     A value is bold if the interval of its difference from TOPR's ratio is above 0. A setting has no column until all
     its methods have results.
     """
-    at = len(long_completions.MEASURED_AT) - 1
     header, columns = [""], []
     for setting in long_completions.SETTINGS:
-        experiment = long_completions.of_setting(setting, long_completions.MEASURED_AT[at])
-        found = {name: experiment.measured(store, name, f"curve/{at}/{shown}") for name in experiment.methods}
+        experiment = long_completions.of_setting(setting)
+        found = {name: experiment.measured(store, name, f"curve/-1/{shown}") for name in experiment.methods}
         if not all(found.values()):
             continue
         header.append(str(setting))
@@ -253,9 +252,8 @@ def _online_share(store: Store, base: str, completions: int = online.COMPLETIONS
 
 def _segments(store: Store, shown: str) -> str:
     """Return how far segments are ahead of TOPR's ratio with 16 answers."""
-    at = len(long_completions.MEASURED_AT) - 1
-    experiment = long_completions.of_setting(long_completions.Setting(16), long_completions.MEASURED_AT[at])
-    return points(_gap(store, (experiment, "segment"), (experiment, "sequence (TOPR)"), f"curve/{at}/{shown}"))
+    experiment = long_completions.of_setting(long_completions.Setting(16))
+    return points(_gap(store, (experiment, "segment"), (experiment, "sequence (TOPR)"), f"curve/-1/{shown}"))
 
 
 def _trial(store: Store, which: int) -> str:

@@ -17,6 +17,7 @@ from benchmarks.rows import Rows
 from benchmarks.sessions import ANSWER, DPPO, POSITIVES, POWER, Sessions
 from benchmarks.setting import Profile, base_model, candidates, evaluate, summary
 
+TASK = "sure-17"
 SESSIONS = {1: 64, 4: 16, 16: 8, 64: 2}  # of an update, by the number of answers in a session
 TOKENS = 40  # of an answer, on average
 SHARE_RIGHT = {1.0: 0.5, -1.0: 0.05}  # of a session's answers, by its reward; a session of one answer is right or wrong
@@ -36,17 +37,17 @@ class Setting(NamedTuple):
 
     parts: int
     mistakes: str = ANYWHERE
-    task: str = "sure-17"
+    task: str = TASK
 
     @property
     def fields(self) -> Cell:
         """Fields of the cells."""
-        task = {} if self.task == "sure-17" else {"task": self.task}
+        task = {} if self.task == TASK else {"task": self.task}
         return {"parts": self.parts, "mistakes": self.mistakes, **task}
 
     def __str__(self) -> str:
         where = "" if self.mistakes == ANYWHERE else f", mistakes {self.mistakes}"
-        return f"{TOKENS * self.parts:,} tokens{where}" + (f", {self.task}" if self.task != "sure-17" else "")
+        return f"{TOKENS * self.parts:,} tokens{where}" + ("" if self.task == TASK else f", {self.task}")
 
 
 # `main` makes random mistakes. There a taper that is too weak does harm.
@@ -54,8 +55,8 @@ NOISY = Setting(16, task="main")
 EARLY, LATE = (Setting(16, mistakes) for mistakes in ("early", "late"))
 SETTINGS = [*map(Setting, SESSIONS), NOISY, EARLY, LATE]
 BOTH = (Setting(4), Setting(16))  # settings with a comparison at both numbers of updates; the others only at the last
-# Settings in which a method is run. Methods that are not listed are run with mistakes anywhere on `sure-17`.
-SOME = {
+# Settings in which a method is run. Methods that are not listed are run with mistakes anywhere on `TASK`.
+SETTINGS_OF = {
     "sequence (TOPR)": SETTINGS, "segment": SETTINGS, "prefix": [s for s in SETTINGS if s != NOISY],
     "positives only": [s for s in SETTINGS if s not in (EARLY, LATE)],
     "segment of 16": [Setting(16), NOISY], "segment of 256": [Setting(16)], "DPPO": [Setting(16)],
@@ -72,7 +73,7 @@ def experiments(store: Store) -> list[Experiment]:
     ]
 
 
-def of_setting(setting: Setting, updates: int) -> Experiment:
+def of_setting(setting: Setting, updates: int = MEASURED_AT[-1]) -> Experiment:
     """Return the comparison in a setting after some updates."""
     at = MEASURED_AT.index(updates)
     return Experiment(
@@ -89,7 +90,7 @@ def _methods(setting: Setting) -> dict[str, Cell]:
     return {
         name: {"level": "sequence" if level in same else level}
         for name, level in NAMES.items()
-        if setting in SOME.get(name, anywhere)
+        if setting in SETTINGS_OF.get(name, anywhere)
     }
 
 
@@ -102,7 +103,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     Returns:
         `curve`: accuracy and the negatives' mean weight by quarter of a session, after each of `MEASURED_AT`.
     """
-    setting = Setting(cell["parts"], cell["mistakes"], *([cell["task"]] if "task" in cell else []))
+    setting = Setting(cell["parts"], cell["mistakes"], cell.get("task", TASK))
     task, seed, level = setting.task, cell["seed"], cell["level"]
     model = base_model(task)
     pool = candidates(task, profile, seed).scored_by(model)

@@ -421,15 +421,15 @@ class TOPRMixin(Trainer):
         advice = advice_on_segments(
             found.get("topr/tokens/negatives", 0.0), found.get("topr/weight_mean_negatives", 1.0), self.args.ratio_level
         )
-        if not self._warned_about_dead:
-            dead = found.get("topr/negatives_dead", 0.0)
-            self._warned_about_dead = warn_if_dead(
-                dead, state.global_step, state.max_steps, state.logging_steps, bool(advice)
-            )
-            self._advised_segments |= self._warned_about_dead and bool(advice)
+        dead = found.get("topr/negatives_dead", 0.0)
+        warned = not self._warned_about_dead and warn_if_dead(
+            dead, state.global_step, state.max_steps, state.logging_steps, bool(advice)
+        )
+        self._warned_about_dead |= warned
         if advice and not self._advised_segments:
             self._advised_segments = True
-            warn_user(advice)
+            if not warned:  # The warning about dead negatives includes the advice.
+                warn_user(advice)
 
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None

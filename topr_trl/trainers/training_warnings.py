@@ -40,8 +40,8 @@ def warn_if_dead(share: float, step: int, steps: int, first_log: int, use_segmen
     warn_user(
         f"{share:.0%} of the negatives have a weight below {DEAD_WEIGHT:g} at step {step} of {steps} and "
         "contribute almost nothing: according to log μ, the model being trained is far from the model that wrote them. "
-        "If they should be close, check the source of log μ: small errors add up over long completions, for instance "
-        "from top_k or top_p, a different temperature, or the rounding of a different engine. "
+        "If the two should be close, check the source of log μ: small errors add up over long completions, for "
+        "instance from top_k or top_p, a different temperature, or the rounding of a different engine. "
         f"{segments} a lower learning rate or fewer updates on the same rows. "
         'See "Metrics" in the documentation.'
     )
