@@ -93,13 +93,15 @@ def machine() -> str:
     return f"{gpu}{model}, {os.cpu_count()} cores"
 
 
-def run(cells: list[Cell], work: Any, store: Store, workers: int, command: str, description: str) -> None:
+def run(
+    cells: list[Cell], work: Any, store: Store, workers: int, command: str, description: str, device: str = "cpu"
+) -> None:
     """Run the cells that are not in the store, with `work(cell)` in single-threaded worker processes."""
     todo = store.unfinished(cells)
     os.environ["TQDM_DISABLE"] = "1"  # in the workers, because one bar shows all cells
     context = multiprocessing.get_context("spawn")
     progress = tqdm(total=len(cells), initial=len(cells) - len(todo), desc=description, unit="cell")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(device,)) as pool:
         futures = {pool.submit(timed, work, cell): cell for cell in todo}
         try:
             for future in as_completed(futures):
@@ -119,13 +121,14 @@ def timed(work: Any, *args: Any) -> tuple[Any, float]:
     return result, time.perf_counter() - start
 
 
-def _one_thread() -> None:
+def _prepare(device: str) -> None:
     """Prepare a worker process. It exits if its parent is killed."""
     import datasets
     import torch
     import transformers
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_default_device(device)
     torch.set_num_threads(1)  # one cell per core is faster than one cell on all cores
     os.environ["OMP_NUM_THREADS"] = "1"  # for subprocesses of a cell
     datasets.disable_progress_bars()

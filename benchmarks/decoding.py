@@ -90,7 +90,7 @@ def draw_ids(
     was_training = model.training
     model.eval()
     stops = torch.tensor(stop_tokens(tokenizer, model.generation_config))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     found: list[list[Drawn]] = [[] for _ in prompts]
     for begin in range(0, len(order), max(ROWS // count, 1)):
@@ -145,7 +145,5 @@ def _of_batch(
         logits = model(
             input_ids=token, attention_mask=mask, position_ids=position, past_key_values=cache
         ).logits[:, -1]  # fmt: skip
-    return [
-        (tokens_BT[n, :length].tolist(), logps_BT[n, :length].tolist(), not bool(running[n]))
-        for n, length in enumerate(lengths.tolist())
-    ]
+    tokens, logps, unfinished = tokens_BT.tolist(), logps_BT.tolist(), running.tolist()
+    return [(tokens[n][:length], logps[n][:length], not unfinished[n]) for n, length in enumerate(lengths.tolist())]

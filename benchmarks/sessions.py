@@ -36,7 +36,7 @@ class Sessions:
         if rewards_S is None:
             right_S = (self.rows.rewards.reshape(rows_SP.shape) > 0).mean(1)
             rewards_S = np.where(right_S > (pool.rewards > 0).mean(), 1.0, -1.0)
-        self.rewards_S = torch.from_numpy(rewards_S).float()
+        self.rewards_S = torch.tensor(rewards_S, dtype=torch.float32)
 
     @property
     def tokens(self) -> float:

@@ -88,9 +88,10 @@ def tokenizer(task: str) -> PreTrainedTokenizerBase:
 
 
 def base_model(task: str) -> PreTrainedModel:
-    """Return a fresh copy of the base model in float32."""
+    """Return a fresh copy of the base model in float32, on the default device."""
     PartialState(cpu=True)
-    return AutoModelForCausalLM.from_pretrained(folder(task), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder(task), dtype=torch.float32)
+    return model.to(torch.get_default_device())
 
 
 @lru_cache
