@@ -21,13 +21,13 @@ from statistics import median
 from typing import Any
 
 import torch
-from tabulate import tabulate
 from transformers import LlamaConfig
 
 from benchmarks import real_model
 from benchmarks.cells import Cell, Store, timed
 from benchmarks.performance.timing import in_turn, peak_memory, quiet, seconds_per_step
 from benchmarks.performance.work import VARIANTS, WORDS, Build, Case, candidates, even, offline_topr
+from benchmarks.report import table as markdown
 from benchmarks.setting import CACHE, HERE
 from topr_trl.cli.memory_estimate import GIB, Shape, training_flops
 from topr_trl.cli.memory_plan import KNOWN
@@ -36,7 +36,8 @@ PEAK = 989.0  # dense TFLOPS of an H100 or H200 in bfloat16
 SHAPES = {
     "8b": KNOWN["8b"],
     "0.5b": LlamaConfig(hidden_size=896, intermediate_size=4_864, num_hidden_layers=24, num_attention_heads=14,
-                        num_key_value_heads=2, vocab_size=151_936, tie_word_embeddings=True),
+                        num_key_value_heads=2, vocab_size=151_936, tie_word_embeddings=True,
+                        max_position_embeddings=8_192),
     "tiny": LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
                         num_key_value_heads=2, vocab_size=1_024),
 }  # fmt: skip
@@ -117,21 +118,23 @@ def run_steps(store: Store, tiny: bool, peak_tflops: float, until: float) -> boo
     return True
 
 
-def table(store: Store, tiny: bool) -> str:
-    """Return the results of the steps as Markdown."""
-    header = ["model", "prompt; completion; per prompt", "checkpointing", "variant", "step", "tokens/s", "MFU", "GiB"]
-    lines = []
+def table(store: Store, tiny: bool = False) -> str:
+    """Return the results of the steps as Markdown: seconds, MFU without sharing, and memory."""
+    header = ["model", "prompt", "completion", "completions", "SFT", "not shared", "MFU", "shared",
+              "faster", "GiB, not shared", "shared"]  # fmt: skip
+    rows = []
     for cell, result in store.results(step_cells(tiny)):
-        where = [cell["model"], "; ".join(map(str, cell["point"])), "yes" if cell["checkpointing"] else "no"]
+        where = [cell["model"], *(f"{size:,}" for size in cell["point"])]
         if "failed" in result:
-            lines.append([*where, result["failed"], "", "", "", ""])
-        for name in BUILDS if "failed" not in result else ():
-            found = result[name]
-            lines.append([
-                *where, name, f"{found['seconds']:.3f} s", f"{found['tokens_per_second']:,.0f}",
-                f"{found['mfu']:.0%}", f"{found['peak_gib']:.1f}",
-            ])  # fmt: skip
-    return tabulate(lines, header, tablefmt="github", disable_numparse=True)
+            rows.append([*where, result["failed"], *[""] * 6])
+            continue
+        shared, alone, sft = (result[name] for name in BUILDS)
+        rows.append([
+            *where, f"{sft['seconds']:.2f} s", f"{alone['seconds']:.2f} s", f"{alone['mfu']:.0%}",
+            f"{shared['seconds']:.2f} s", f"{alone['seconds'] / shared['seconds']:.2f}×",
+            f"{alone['peak_gib']:.1f}", f"{shared['peak_gib']:.1f}",
+        ])  # fmt: skip
+    return markdown(header, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -155,6 +158,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         store = Store(results, "gpu")
         complete = run_steps(store, args.tiny, args.peak_tflops, until)
         print(table(store, args.tiny))
+        if not args.tiny:
+            print("Fill in docs/performance.md with: python -m benchmarks.performance --report")
         if args.model_name_or_path and complete:
             setup = real_model.Setup(
                 args.model_name_or_path, args.train.resolve(), args.test.resolve(),

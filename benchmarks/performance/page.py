@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks import gpu
+from benchmarks.cells import Store
 from benchmarks.report import fill_page, table
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +25,7 @@ def write(content: dict[str, Any], page: Path = PAGE) -> Path:
         "runs": lambda: runs(content["runs"]),
         "goals": lambda: goals_table(found),
         "shared": lambda: shared(found["shared prompts"]),
+        "gpu": lambda: gpu.table(Store(RESULT.parent, "gpu")),
         "grid": lambda: grid(found.get("shared grid", {})),
         "rounding": lambda: rounding(found["precision"]["log_ratio"]),
     }

@@ -46,7 +46,7 @@ LONG_TAILS = Lengths((3.90, 0.36), (5.0, 1.0))
 
 def even(tokens: int, prompt: float = 3.90) -> Lengths:
     """Return constant lengths. `prompt` is the logarithm of the prompts' length."""
-    return Lengths((prompt, 0.0), (float(np.log(tokens)), 0.0))
+    return Lengths((prompt, 0.0), (float(np.log(tokens)), 0.0), max(tokens, round(np.exp(prompt))))
 
 
 def candidates(

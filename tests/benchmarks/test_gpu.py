@@ -11,13 +11,26 @@ def test_tiny_steps(capsys):
     gpu.main(["--tiny"])
     said = capsys.readouterr().out
     lines = [line for line in said.splitlines() if line.startswith("| tiny ")]
-    assert len(lines) == len(gpu.step_cells(tiny=True)) * len(gpu.BUILDS)
+    assert len(lines) == len(gpu.step_cells(tiny=True))
     for line in lines:
-        seconds, tokens, mfu, memory = (cell.strip() for cell in line.split("|")[5:9])
-        assert float(seconds.removesuffix(" s")) > 0
-        assert float(tokens.replace(",", "")) > 0
+        sft, alone, mfu, shared, faster, memory, memory_shared = (cell.strip() for cell in line.split("|")[5:12])
+        assert all(float(seconds.removesuffix(" s")) > 0 for seconds in (sft, alone, shared))
         assert mfu.endswith("%")
-        assert float(memory) >= 0
+        assert faster.endswith("×")
+        assert min(float(memory), float(memory_shared)) >= 0
+
+
+def test_a_shared_step_is_compared_with_one_that_is_not_shared(tmp_path):
+    store = Store(tmp_path, "gpu")
+    measured = {"seconds": 2.0, "mfu": 0.5, "peak_gib": 4.0, "tokens_per_second": 1.0}
+    shared = measured | {"seconds": 0.5, "mfu": 0.9, "peak_gib": 3.0}
+    small, large = gpu.step_cells(tiny=True)
+    store.add(small, {"topr": shared, "topr, not shared": measured, "sft": measured | {"seconds": 3.0}}, 1.0, "")
+    store.add(large, {"failed": "out of memory"}, 1.0, "")
+    row, failed = gpu.table(store, tiny=True).splitlines()[2:]
+    assert row == "| tiny | 16 | 8 | 4 | 3.00 s | 2.00 s | 50% | 0.50 s | 4.00× | 4.0 | 3.0 |"
+    assert "out of memory" in failed
+    assert failed.count("|") == row.count("|")
 
 
 def test_what_is_missing_is_named_before_anything_runs():
