@@ -1,6 +1,7 @@
 """What is computed plainly, to compare the trainers with, or instead of what needs a GPU."""
 
 import itertools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,3 +48,8 @@ def async_trainer_without_gpu(monkeypatch):
         f"{module}.register_tree_attention", lambda: AttentionInterface.register(TREE_ATTENTION, dense_tree_attention)
     )
     monkeypatch.setattr(f"{module}.get_peak_flops_per_device", lambda *_: None)
+
+
+def of_level(ratio_level: str, segment_tokens: int) -> dict[str, Any]:
+    """Return the settings of a level of the ratio. Only segments have a number of tokens."""
+    return {"ratio_level": ratio_level} | ({"segment_tokens": segment_tokens} if ratio_level == "segment" else {})

@@ -438,9 +438,13 @@ def test_what_the_results_do_not_depend_on_is_no_input(scored, tmp_path):
     assert stage_of("train", training(tmp_path / "b", scored, **same)).inputs() == first
     for name, value in {"learning_rate": 2e-3, "log_mu": "sampler", "weight_decay": 0.1, "max_grad_norm": 2.0,
                         "num_train_epochs": 2.0, "length_normalization": False, "seed": 1, "use_peft": True,
-                        "dtype": "bfloat16", "baseline": 0.5, "iteration": 3, "ratio_level": "segment",
-                        "segment_tokens": 32}.items():  # fmt: skip
+                        "dtype": "bfloat16", "baseline": 0.5, "iteration": 3,
+                        "ratio_level": "segment"}.items():  # fmt: skip
         assert stage_of("train", training(tmp_path / "b", scored, **{name: value})).inputs() != first, name
+    segments = {"ratio_level": "segment"}
+    assert stage_of("train", training(tmp_path / "b", scored, **segments, segment_tokens=32)).inputs() != (
+        stage_of("train", training(tmp_path / "b", scored, **segments)).inputs()
+    )
     assert json.loads(json.dumps(first)) == first
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 import trl
 from packaging.version import Version
-from reference import async_trainer_without_gpu
+from reference import async_trainer_without_gpu, of_level
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from topr_trl import SamplingArguments, sample_completions, score_completions, topr_loss
@@ -148,7 +148,7 @@ def test_a_step_is_that_of_the_pure_function(problems, tmp_path, accumulation, l
     worker = Worker(problems, age=2)
     settings = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "lr_scheduler_type": "constant",
                 "weight_decay": 0.0, "baseline": 0.25, "logging_steps": 1,
-                "ratio_level": level, "segment_tokens": 3}  # fmt: skip
+                **of_level(level, 3)}  # fmt: skip
     trainer = make(tmp_path, worker, **settings, max_steps=3, gradient_accumulation_steps=accumulation,
                    per_device_train_batch_size=32 // accumulation)  # fmt: skip
     before = []

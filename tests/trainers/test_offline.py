@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
-from reference import fresh_model
+from reference import fresh_model, of_level
 
 from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer
 from topr_trl.data.batch_samplers import StepsSortedByLength
@@ -68,7 +68,7 @@ def test_every_parameter_moves_and_every_metric_is_there(make, model):
 def test_loss_and_gradient_are_those_of_the_pure_loss(make, model, tokenizer, rows, preset, level):
     torch.manual_seed(0)
     mu = [[-0.5 * torch.rand(()).item() for _ in plain_logps(model, tokenizer, row)] for row in rows]
-    trainer = make(rows.add_column("mu_logps", mu), preset=preset, ratio_level=level, segment_tokens=3)
+    trainer = make(rows.add_column("mu_logps", mu), preset=preset, **of_level(level, 3))
     trainer.model.train()
     batch = next(iter(trainer.get_train_dataloader()))
     loss = trainer.compute_loss(trainer.model, dict(batch))
@@ -289,8 +289,8 @@ def test_fast_paths_train_the_same_weights(make, tmp_path, ratio_level):
         model = fresh_model()
         trainer = make(
             model=model, folder=tmp_path / name, num_train_epochs=2, per_device_train_batch_size=2,
-            gradient_accumulation_steps=2, optim="sgd", learning_rate=0.3, ratio_level=ratio_level, segment_tokens=3,
-            b_neg=0.9, **settings,
+            gradient_accumulation_steps=2, optim="sgd", learning_rate=0.3, b_neg=0.9,
+            **of_level(ratio_level, 3), **settings,
         )  # fmt: skip
         trainer.train()
         weights[name] = flat(model)

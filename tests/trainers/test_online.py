@@ -7,7 +7,7 @@ import torch
 import transformers
 from datasets import Dataset, IterableDataset
 from packaging.version import Version
-from reference import fresh_model, plain_logps
+from reference import fresh_model, of_level, plain_logps
 from transformers import (
     AutoModelForSequenceClassification,
     Qwen2Config,
@@ -108,7 +108,7 @@ def test_same_seed_same_weights(train, request):
 )
 def test_gradient_is_that_of_the_pure_loss(make, model, level, normalize):
     # With num_iterations=2, log μ of the first use is kept; then μ is set apart from π by hand.
-    trainer = make(ratio_level=level, segment_tokens=3, length_normalization=normalize, num_iterations=2)
+    trainer = make(**of_level(level, 3), length_normalization=normalize, num_iterations=2)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))

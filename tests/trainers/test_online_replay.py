@@ -7,7 +7,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
-from reference import plain_logps
+from reference import of_level, plain_logps
 
 from topr_trl import TOPRConfig, TOPRTrainer
 from topr_trl.tasks import arithmetic, gsm8k
@@ -152,7 +152,7 @@ def test_each_batch_draws_anew(make):
 
 @pytest.mark.parametrize("ratio_level", ["segment", "token"])
 def test_if_tokens_have_different_weights_a_row_still_has_one(make, ratio_level):
-    trainer = make(ratio_level=ratio_level, segment_tokens=2)
+    trainer = make(**of_level(ratio_level, 2))
     trainer.train()
     assert trainer._replay.rows
     assert all(isinstance(row.weight, float) and 0 <= row.weight <= 1 for row in trainer._replay.rows)

@@ -9,7 +9,7 @@ import torch
 import transformers
 from datasets import Dataset
 from packaging.version import Version
-from reference import fresh_model
+from reference import fresh_model, of_level
 from transformers.utils import get_json_schema
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
@@ -76,7 +76,7 @@ def assert_same(found, expected):
 def test_loss_and_gradient_are_those_of_a_plain_loop(model, tokenizer, tmp_path, level, padding_free):
     rows = Dataset.from_dict(ROWS)
     expected = by_a_plain_loop(copy.deepcopy(model), rows, level)
-    trainer = offline(model, tokenizer, rows, tmp_path, ratio_level=level, segment_tokens=2, padding_free=padding_free)
+    trainer = offline(model, tokenizer, rows, tmp_path, **of_level(level, 2), padding_free=padding_free)
     assert_same(loss_and_gradient(trainer), expected)
 
 
@@ -274,7 +274,7 @@ def test_a_rollout_of_several_rows_has_one_ratio_and_one_length(
 ):
     rows = Dataset.from_dict(PARTED)
     expected = of_rollouts(copy.deepcopy(model), rows, level, length_normalization)
-    trainer = offline(model, tokenizer, rows, tmp_path, ratio_level=level, segment_tokens=2, padding_free=padding_free,
+    trainer = offline(model, tokenizer, rows, tmp_path, **of_level(level, 2), padding_free=padding_free,
                       length_normalization=length_normalization)  # fmt: skip
     assert trainer.train_dataset["row"][:] == [0, 1, 3]
     assert_same(loss_and_gradient(trainer), expected)

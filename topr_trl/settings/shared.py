@@ -80,11 +80,17 @@ class LossArguments:
         """Validate the settings. Warn the user if the objective has no upper bound.
 
         Raises:
-            ValueError: a setting is outside its range, or a lower limit is above its upper limit.
+            ValueError: a setting is outside its range, a lower limit is above its upper limit, or `segment_tokens` is
+                set without `ratio_level="segment"`.
         """
         check_types(self, LossArguments)
         check_choice(self, preset=tuple(PRESETS), ratio_level=RATIO_LEVELS, log_mu=LOG_MU_SOURCES)
         check_at_least(1, self, "segment_tokens")
+        if self.segment_tokens != SEGMENT_TOKENS and self.ratio_level != "segment":
+            raise ValueError(
+                f"segment_tokens={self.segment_tokens} needs ratio_level='segment', not {self.ratio_level!r}. Set "
+                "ratio_level, or leave segment_tokens out."
+            )
         if not self.limits.bounded:  # `limits` raises a ValueError that names an invalid limit.
             warn_user(
                 f"a_neg={self.limits.a_neg:g} is above 0: the objective has no upper bound once a reward is negative "

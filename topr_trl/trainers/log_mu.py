@@ -293,7 +293,8 @@ def _what_is_wrong(mu_logps: object, tokens: int, args: TOPRConfig | OfflineTOPR
     if isinstance(mu_logps, list) and len(mu_logps) != tokens:
         return (
             f"log μ has {len(mu_logps)} values for a completion of {tokens} tokens. Give one value per token of "
-            f"`completion_ids` (or per token that the model wrote); or {remedy}, and log μ is computed."
+            "`completion_ids` (or per token that the model wrote), including the stop token; or "
+            f"{remedy}, and log μ is computed."
         )
     # 1e-3 instead of 0, because rounding can make log μ of a token with probability 1 slightly positive.
     for value in mu_logps if isinstance(mu_logps, list) else [mu_logps]:
