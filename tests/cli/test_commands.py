@@ -373,12 +373,13 @@ def test_each_command_ends_with_what_came_out(run, tmp_path):
     printed = run("log-mu", *here)
     assert "log-probabilities of sampler and trainer differ by " in printed
     assert printed.endswith("log μ is in rollouts/.\n")
-    printed = run("train", "--input", "rollouts", "--output_dir", "model", "--max_steps", 1)
+    segments = ("--ratio_level", "segment", "--segment_tokens", 32)
+    printed = run("train", "--input", "rollouts", "--output_dir", "model", "--max_steps", 1, *segments)
     _, plot, evaluate, trial = printed.splitlines()[-4:]
     assert "The model is in model/.\n" in printed
     assert plot.endswith("topr plot --input model")
     assert "topr evaluate --model_name_or_path model" in evaluate
-    assert trial.endswith("topr trial --input rollouts --test_by rewards")
+    assert trial.endswith("topr trial --ratio_level segment --segment_tokens 32 --input rollouts --test_by rewards")
     printed = run("evaluate", "--input", "rollouts", "--output_dir", "results")
     assert "pass@4" in printed
     assert printed.endswith("Evaluated the rows in rollouts. Tables, JSON and a plot are in results/.\n")

@@ -54,6 +54,8 @@ class Train(Stage[TrainArguments]):
         if self.args.iteration:
             return ""
         start = f"--model_name_or_path {self.args.model_name_or_path} " if self.args.model_name_or_path else ""
+        if self.args.ratio_level == "segment":
+            start += f"--ratio_level segment --segment_tokens {self.args.segment_tokens} "
         return (
             f"Plot the training curves: topr plot --input {self.folder}\n"
             f"Test the model with reward functions: topr evaluate --model_name_or_path {self.folder} "
