@@ -23,6 +23,7 @@ TOKENS = 40  # of an answer, on average
 SHARE_RIGHT = {1.0: 0.5, -1.0: 0.05}  # of a session's answers, by its reward; a session of one answer is right or wrong
 ANYWHERE = "anywhere"
 MEASURED_AT = (64, 256)  # updates
+LONGER = 1_024  # updates: do shorter segments taper too little?
 SEEDS = 3
 WATCHED = 32  # sessions whose weights are measured, of problems that are not trained on
 NAMES = {
@@ -66,11 +67,22 @@ SETTINGS_OF = {
 
 def experiments(store: Store) -> list[Experiment]:
     """Return the comparisons: one per setting and number of updates, each with its own rates."""
-    return [
+    compared = [
         of_setting(setting, updates)
         for setting in SETTINGS
         for updates in (MEASURED_AT if setting in BOTH else MEASURED_AT[-1:])
     ]
+    return [*compared, longer()]
+
+
+def longer() -> Experiment:
+    """Return the comparison of short segments after many updates on `main`, all at one rate."""
+    methods = {name: {"level": NAMES[name]} for name in ("segment", "segment of 16", "token")}
+    return Experiment(
+        "long_completions", methods, (), range(2), ("curve/-1/pass@1",), f"{LONGER:,} updates: {NOISY}",
+        {**NOISY.fields, "updates": LONGER}, tuned=lambda *_: {"learning_rate": 3e-5},
+        shows=("curve/-1/pass@1", "curve/-1/greedy", "curve/-1/invalid"),
+    )  # fmt: skip
 
 
 def of_setting(setting: Setting, updates: int = MEASURED_AT[-1]) -> Experiment:
@@ -101,7 +113,8 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     """Run a cell.
 
     Returns:
-        `curve`: accuracy and the negatives' mean weight by quarter of a session, after each of `MEASURED_AT`.
+        `curve`: accuracy and the negatives' mean weight by quarter of a session, after each of `MEASURED_AT`, and at
+            the end of a longer run.
     """
     setting = Setting(cell["parts"], cell["mistakes"], cell.get("task", TASK))
     task, seed, level = setting.task, cell["seed"], cell["level"]
@@ -113,9 +126,10 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     watched_sessions = watched(WATCHED)
     split = "validation" if seed == TUNING_SEED else "test"
     optimizer, curve = adamw(model, cell["learning_rate"]), []
-    for step in range(1, MEASURED_AT[-1] + 1):
+    updates = cell.get("updates", MEASURED_AT[-1])
+    for step in range(1, updates + 1):
         update(model, optimizer, trained(SESSIONS[setting.parts]).loss(model, level))
-        if step in MEASURED_AT:
+        if step in (*MEASURED_AT, updates):
             greedy = evaluate(model, task, profile, 1, seed, split, temperature=0.0)
             curve.append({
                 "update": step, "greedy": greedy.pass_at[1].value,

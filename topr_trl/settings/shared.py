@@ -60,7 +60,10 @@ class LossArguments:
     b_neg: float | None = field(default=None, metadata={"help": "Upper limit of the ratio where R < 0."})
     ratio_level: str = field(
         default="sequence",
-        metadata={"help": "Level of the ratio: 'sequence' (TOPR), 'segment', 'prefix', 'token' or 'geometric'."},
+        metadata={
+            "help": "Level of the ratio: 'sequence' (TOPR); 'segment', for completions of 256 tokens or more; "
+            "'prefix', 'token' or 'geometric'."
+        },
     )
     segment_tokens: int = field(
         default=SEGMENT_TOKENS, metadata={"help": "Number of tokens in a segment, with ratio_level='segment'."}
