@@ -60,7 +60,7 @@ BOTH = (Setting(4), Setting(16))  # settings with a comparison at both numbers o
 SETTINGS_OF = {
     "sequence (TOPR)": SETTINGS, "segment": SETTINGS, "prefix": [s for s in SETTINGS if s != NOISY],
     "positives only": [s for s in SETTINGS if s not in (EARLY, LATE)],
-    "segment of 16": [Setting(16), NOISY], "segment of 256": [Setting(16)], "DPPO": [Setting(16)],
+    "segment of 16": SETTINGS, "segment of 256": [Setting(16)], "DPPO": [Setting(16)],
     "token": [NOISY], "power": [*map(Setting, (1, 4, 16))],
 }  # fmt: skip
 
