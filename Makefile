@@ -15,7 +15,7 @@ help:
 	@echo "make reproduce run all experiments on small models (days; continues where it stopped); make reproduce-quick: one arm"
 	@echo "               of each loop (minutes); make pages: fill in docs/results.md and docs/performance.md"
 	@echo "make bench     time and memory beside TRL's other trainers (an hour; fills in docs/performance.md)"
-	@echo "make gpu       steps at full size on a GPU, and GSM8K with a pretrained model (continues where it stopped)"
+	@echo "make gpu       steps at full size on a GPU (continues where it stopped)"
 	@echo "make docs      build the documentation into site/, warnings are errors"
 	@echo "make test      run the fast tests, two at a time (JOBS=8: eight); make test-all: all of them (KILLS=20: loops are"
 	@echo "               killed 20 times, not 3); make coverage: all, and which branches of the package they run"
@@ -61,11 +61,11 @@ pages: install
 	$(BIN)/python -m benchmarks --published --report
 	$(BIN)/python -m benchmarks.performance --report
 
-# Time and memory beside TRL's other trainers; fills in docs/performance.md.
 # On a machine with a GPU; GSM8K with a pretrained model: see the head of benchmarks/gpu.py.
 gpu: install
 	$(BIN)/python -m benchmarks.gpu
 
+# Time and memory beside TRL's other trainers; fills in docs/performance.md.
 bench: install
 	$(BIN)/python -m benchmarks.performance
 

@@ -96,7 +96,7 @@ def machine() -> str:
 def run(
     cells: list[Cell], work: Any, store: Store, workers: int, command: str, description: str, device: str = "cpu"
 ) -> None:
-    """Run the cells that are not in the store, with `work(cell)` in single-threaded worker processes."""
+    """Run the cells that are not in the store, with `work(cell)` in single-threaded worker processes on a device."""
     todo = store.unfinished(cells)
     os.environ["TQDM_DISABLE"] = "1"  # in the workers, because one bar shows all cells
     context = multiprocessing.get_context("spawn")
@@ -122,13 +122,14 @@ def timed(work: Any, *args: Any) -> tuple[Any, float]:
 
 
 def _prepare(device: str) -> None:
-    """Prepare a worker process. It exits if its parent is killed."""
+    """Set the device, one thread and quiet logs in a worker process. The worker exits if its parent is killed."""
     import datasets
     import torch
     import transformers
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_default_device(device)
+    if device != "cpu":  # a default device slows down every call of torch
+        torch.set_default_device(device)
     torch.set_num_threads(1)  # one cell per core is faster than one cell on all cores
     os.environ["OMP_NUM_THREADS"] = "1"  # for subprocesses of a cell
     datasets.disable_progress_bars()

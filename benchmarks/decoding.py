@@ -1,4 +1,4 @@
-"""Sample completions of a tiny model on a CPU, more than twice as fast as `generate`.
+"""Sample completions of a tiny model. On a CPU, this is more than twice as fast as `generate`.
 
 Each prompt is computed once for all of its completions, keys and values are written in place, and finished rows leave
 the batch. The distribution is the same as in `topr_trl.sample_completions`. Temperature 0 is greedy decoding.

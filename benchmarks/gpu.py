@@ -83,7 +83,7 @@ def work(cell: Cell, tiny: bool, peak_tflops: float) -> dict[str, Any]:
         times = in_turn(measures, 2 if cell["model"] != "8b" else 1, lambda name: print(f"  {name}", flush=True))
     except torch.cuda.OutOfMemoryError:
         return {"failed": "out of memory"}
-    # Operations without sharing and recomputation. Therefore, sharing prompts can exceed 100%.
+    # Recomputed operations do not count, and each row counts its whole prompt. So sharing prompts can exceed 100%.
     tokens = rows * (prompt + completion)
     flops = rows * training_flops(Shape.of(config), prompt + completion, checkpointing=False)
     return {
@@ -119,20 +119,20 @@ def run_steps(store: Store, tiny: bool, peak_tflops: float, until: float) -> boo
 
 
 def table(store: Store, tiny: bool = False) -> str:
-    """Return the results of the steps as Markdown: seconds, MFU without sharing, and memory."""
-    header = ["model", "prompt", "completion", "completions", "SFT", "not shared", "MFU", "shared",
-              "faster", "GiB, not shared", "shared"]  # fmt: skip
+    """Return a Markdown table of the steps: seconds, MFU without shared prompts, and memory."""
+    header = ["model", "prompt", "completion", "completions per prompt", "SFT", "TOPR", "TOPR's MFU",
+              "TOPR, shared prompts", "faster", "GiB", "GiB, shared"]  # fmt: skip
     rows = []
     for cell, result in store.results(step_cells(tiny)):
         where = [cell["model"], *(f"{size:,}" for size in cell["point"])]
         if "failed" in result:
             rows.append([*where, result["failed"], *[""] * 6])
             continue
-        shared, alone, sft = (result[name] for name in BUILDS)
+        sft, topr, shared = (result[name] for name in ("sft", "topr, not shared", "topr"))
         rows.append([
-            *where, f"{sft['seconds']:.2f} s", f"{alone['seconds']:.2f} s", f"{alone['mfu']:.0%}",
-            f"{shared['seconds']:.2f} s", f"{alone['seconds'] / shared['seconds']:.2f}×",
-            f"{alone['peak_gib']:.1f}", f"{shared['peak_gib']:.1f}",
+            *where, f"{sft['seconds']:.2f} s", f"{topr['seconds']:.2f} s", f"{topr['mfu']:.0%}",
+            f"{shared['seconds']:.2f} s", f"{topr['seconds'] / shared['seconds']:.2f}×",
+            f"{topr['peak_gib']:.1f}", f"{shared['peak_gib']:.1f}",
         ])  # fmt: skip
     return markdown(header, rows)
 

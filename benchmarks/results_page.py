@@ -156,16 +156,18 @@ def _best_untrained(store: Store, base: str) -> tuple[float, str]:
 def long_table(store: Store, shown: str = "pass@1") -> str:
     """Return a table of `shown` after the last update, by ratio and by length of the completions.
 
-    A value is bold if the interval of its difference from TOPR's ratio is above 0. A setting has no column until all
-    its methods have results.
+    The first row is the base model without training, at its best temperature. A value is bold if the interval of its
+    difference from TOPR's ratio is above 0. A method has no value until all its seeds have been run, and a setting has
+    no column until TOPR's ratio and another method have values.
     """
-    header, columns = [""], []
+    settings, columns = [], []
     for setting in long_completions.SETTINGS:
         experiment = long_completions.of_setting(setting)
-        found = {name: experiment.measured(store, name, f"curve/-1/{shown}") for name in experiment.methods}
-        if not all(found.values()):
+        measured = {name: experiment.measured(store, name, f"curve/-1/{shown}") for name in experiment.methods}
+        found = {name: values for name, values in measured.items() if len(values) == len(experiment.seeds)}
+        if len(found) < 2 or "sequence (TOPR)" not in found:
             continue
-        header.append(str(setting))
+        settings.append(setting)
         topr, cells = next(iter(found.values())), {}
         for name, values in found.items():
             gap, text = difference(values, topr), over_seeds(values).percent()
@@ -174,8 +176,10 @@ def long_table(store: Store, shown: str = "pass@1") -> str:
     if not columns:
         raise Unfinished("long_completions has not been run")
     names = [name for name in long_completions.NAMES if any(name in cells for cells in columns)]
+    best = [_best_untrained(store, setting.task) for setting in settings]
+    untrained = ["base model, best temperature", *(f"{percent(value)} ({which})" for value, which in best)]
     rows = [[name, *(cells.get(name, "") for cells in columns)] for name in names]
-    return table(header, rows)
+    return table(["", *map(str, settings)], [untrained, *rows])
 
 
 def what_was_run(store: Store) -> str:
@@ -186,7 +190,7 @@ def what_was_run(store: Store) -> str:
     machines = sorted({entry["machine"] for entry in entries})
     versions = {name: sorted({entry["versions"][name] for entry in entries}) for name in ("torch", "trl")}
     listed = ", ".join(f"{name} {' and '.join(found)}" for name, found in versions.items())
-    return f"{len(entries):,} runs, {hours:.0f} hours of one core ({'; '.join(machines)}); {listed}."
+    return f"{len(entries):,} runs, {hours:.0f} hours of single processes ({'; '.join(machines)}); {listed}."
 
 
 # Single numbers.

@@ -136,8 +136,9 @@ def candidates(task: str, profile: Profile, seed: int, count: int | None = None)
     count = count or profile.candidates
     path = CACHE / f"{model_hash(task)}-{profile.problems}x{count}-seed{seed}-{DRAWS}.rows"
     if not path.exists():
-        model = base_model(task)
-        rows = Rows.of(sample(model, task, problems(task, profile.problems, 100 + seed), count, seed))
+        with torch.device("cpu"):  # another device would draw other rows
+            model = base_model(task)
+            rows = Rows.of(sample(model, task, problems(task, profile.problems, 100 + seed), count, seed))
         CACHE.mkdir(exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=CACHE, delete=False) as file:
             torch.save(rows.to_dict(), file)

@@ -23,7 +23,7 @@ TOKENS = 40  # of an answer, on average
 SHARE_RIGHT = {1.0: 0.5, -1.0: 0.05}  # of a session's answers, by its reward; a session of one answer is right or wrong
 ANYWHERE = "anywhere"
 MEASURED_AT = (64, 256)  # updates
-LONGER = 1_024  # updates: do shorter segments taper too little?
+LONGER = 1_024  # updates of the run that tests whether short segments taper too little
 SEEDS = 3
 WATCHED = 32  # sessions whose weights are measured, of problems that are not trained on
 NAMES = {
@@ -76,7 +76,7 @@ def experiments(store: Store) -> list[Experiment]:
 
 
 def longer() -> Experiment:
-    """Return the comparison of short segments after many updates on `main`, all at one rate."""
+    """Return the comparison of segments of 64, 16 and 1 token after many updates on `main`, all at one rate."""
     methods = {name: {"level": NAMES[name]} for name in ("segment", "segment of 16", "token")}
     return Experiment(
         "long_completions", methods, (), range(2), ("curve/-1/pass@1",), f"{LONGER:,} updates: {NOISY}",
@@ -113,8 +113,8 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     """Run a cell.
 
     Returns:
-        `curve`: accuracy and the negatives' mean weight by quarter of a session, after each of `MEASURED_AT`, and at
-            the end of a longer run.
+        `curve`: accuracy and the negatives' mean weight by quarter of a session, after each of `MEASURED_AT`, and
+            after the last update.
     """
     setting = Setting(cell["parts"], cell["mistakes"], cell.get("task", TASK))
     task, seed, level = setting.task, cell["seed"], cell["level"]

@@ -65,7 +65,7 @@ SETTINGS = [
     of_both("an unknown level of the ratio", "ratio_level, sequence, segment, prefix, token, geometric, 'word'",
         ratio_level="word"),
     of_both("a segment without tokens", "segment_tokens, at least 1, 0", ratio_level="segment", segment_tokens=0),
-    of_both("a length of segments, and no segments", "segment_tokens=16, ratio_level='segment', leave, out",
+    of_both("segment_tokens without ratio_level='segment'", "segment_tokens=16, ratio_level='segment', leave, out",
         segment_tokens=16),
     of_both("an unknown source of log μ", "log_mu, trainer, sampler, 'guess'", log_mu="guess"),
     setting("a loss of GRPO's", "loss_type='cispo', TOPRTrainer, remove, presets, tis", TOPRConfig, loss_type="cispo"),

@@ -156,8 +156,8 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             Whether to compute a prompt once for all its completions in a micro-batch. Needs `"sdpa"` or `"eager"`
             attention. If sharing is not possible or would change log π, the trainer prints the reason, and computes the
             prompt for each completion. The completions of a prompt become adjacent within each optimizer step. `None`
-            means `True` on a CPU and `False` on other devices. On a GPU, sharing is faster only for large models and
-            long prompts.
+            means `True` on a CPU and `False` on other devices. On an H200, sharing made offline steps faster for an 8B
+            model with prompts of 1,024 tokens, and slower for a 0.5B model.
     """
 
     top_k: int | None = field(
@@ -326,8 +326,8 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             attention. If sharing is not possible or would change log π, the trainer prints the reason, and computes the
             prompt for each completion. If sharing saves at least 10% of the tokens, up to 8 rows of a prompt stay
             together in training, or fewer if a step would have fewer than 16 prompts. `None` means `True` on a CPU if
-            sharing saves at least 10% of the tokens. Otherwise, `None` means `False`. On a GPU, sharing is faster only
-            for large models and long prompts.
+            sharing saves at least 10% of the tokens. Otherwise, `None` means `False`. On an H200, sharing made steps
+            faster for an 8B model with prompts of 1,024 tokens, and slower for a 0.5B model.
 
         > Parameters that control logging
 

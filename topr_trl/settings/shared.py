@@ -83,8 +83,8 @@ class LossArguments:
         """Validate the settings. Warn the user if the objective has no upper bound.
 
         Raises:
-            ValueError: a setting is outside its range, a lower limit is above its upper limit, or `segment_tokens` is
-                set without `ratio_level="segment"`.
+            ValueError: a setting is outside its range, a lower limit is above its upper limit, or `segment_tokens`
+                is not the default and `ratio_level` is not `"segment"`.
         """
         check_types(self, LossArguments)
         check_choice(self, preset=tuple(PRESETS), ratio_level=RATIO_LEVELS, log_mu=LOG_MU_SOURCES)

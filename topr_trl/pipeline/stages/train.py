@@ -53,14 +53,14 @@ class Train(Stage[TrainArguments]):
         """Return commands that plot the curves and test the model. Return "" in a loop, which tests models itself."""
         if self.args.iteration:
             return ""
-        start = f"--model_name_or_path {self.args.model_name_or_path} " if self.args.model_name_or_path else ""
+        options = f"--model_name_or_path {self.args.model_name_or_path} " if self.args.model_name_or_path else ""
         if self.args.ratio_level == "segment":
-            start += f"--ratio_level segment --segment_tokens {self.args.segment_tokens} "
+            options += f"--ratio_level segment --segment_tokens {self.args.segment_tokens} "
         return (
             f"Plot the training curves: topr plot --input {self.folder}\n"
             f"Test the model with reward functions: topr evaluate --model_name_or_path {self.folder} "
             "--test_dataset_name PROMPTS.jsonl --reward_funcs FILE.py:FUNCTION --output_dir results\n"
-            f"Compare settings by the rewards of held-out rows (of 6 or more problems): topr trial {start}"
+            f"Compare settings by the rewards of held-out rows (of 6 or more problems): topr trial {options}"
             f"--input {self.args.input} --test_by rewards"
         )
 
