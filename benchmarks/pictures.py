@@ -20,15 +20,15 @@ def draw_long_completions(store: Store, path: Path) -> None:
     """Draw pass@1 after training by length of completions, and the weights of negatives by place in a completion.
 
     Raises:
-        Unfinished: a method lacks results.
+        Unfinished: there are fewer than two lengths that all methods have results for.
     """
-    lengths = list(SESSIONS)
+    lengths = [parts for parts in SESSIONS if _is_finished(store, parts)]
+    if len(lengths) < 2:
+        raise Unfinished("two lengths have not been run by all methods")
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     accuracy, weights = figure.subplots(1, 2)
     for name, (color, line) in STYLES.items():
         ends = [of_setting(Setting(parts)).measured(store, name) for parts in lengths]
-        if not all(ends):
-            raise Unfinished(f"{name} has not been run")
         found = [over_seeds(one) for one in ends]
         accuracy.errorbar(
             [TOKENS * parts for parts in lengths], [100 * one.mean for one in found], [100 * one.half for one in found],
@@ -45,9 +45,15 @@ def draw_long_completions(store: Store, path: Path) -> None:
     )  # fmt: skip
     accuracy.minorticks_off()
     weights.set(
-        title=f"weight of negatives after {MEASURED_AT[0]} updates, {TOKENS * lengths[-1]:,} tokens",
-        xlabel="quarter of the completion", ylim=(-0.03, 1.03),
+        title=f"weight of negatives after {MEASURED_AT[0]} updates",
+        xlabel=f"quarter of a completion of {TOKENS * lengths[-1]:,} tokens", ylim=(-0.03, 1.03),
     )  # fmt: skip
     figure.legend(loc="outside lower center", ncols=len(STYLES), frameon=False)
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=130)
+
+
+def _is_finished(store: Store, parts: int) -> bool:
+    """Return whether all seeds of the drawn methods have been run with this number of answers."""
+    experiment = of_setting(Setting(parts))
+    return all(len(experiment.ends(store, name)) == len(experiment.seeds) for name in STYLES)

@@ -154,20 +154,23 @@ def _best_untrained(store: Store, base: str) -> tuple[float, str]:
 
 
 def long_table(store: Store, shown: str = "pass@1") -> str:
-    """Return a table of `shown` after the last update, by ratio and by length of the completions.
+    """Return a table of `shown`, by ratio and by length of the completions, after 256 updates if no other is named.
 
     The first row is the base model without training, at its best temperature. A value is bold if the interval of its
     difference from TOPR's ratio is above 0. A method has no value until all its seeds have been run, and a setting has
-    no column until TOPR's ratio and another method have values.
+    no column until TOPR's ratio and segments have values.
     """
-    settings, columns = [], []
-    for setting in long_completions.SETTINGS:
-        experiment = long_completions.of_setting(setting)
-        measured = {name: experiment.measured(store, name, f"curve/-1/{shown}") for name in experiment.methods}
+    header, best, columns = [""], ["base model, best temperature"], []
+    for setting, updates in long_completions.COMPARED:
+        experiment = long_completions.of_setting(setting, updates)
+        path = experiment.measures[0].replace("pass@1", shown)
+        measured = {name: experiment.measured(store, name, path) for name in experiment.methods}
         found = {name: values for name, values in measured.items() if len(values) == len(experiment.seeds)}
-        if len(found) < 2 or "sequence (TOPR)" not in found:
+        if not {"sequence (TOPR)", "segment"} <= set(found):
             continue
-        settings.append(setting)
+        header.append(str(setting) + ("" if updates == long_completions.MEASURED_AT[-1] else f", {updates} updates"))
+        value, temperature = _best_untrained(store, setting.task)
+        best.append(f"{percent(value)} ({temperature})")
         topr, cells = next(iter(found.values())), {}
         for name, values in found.items():
             gap, text = difference(values, topr), over_seeds(values).percent()
@@ -176,10 +179,8 @@ def long_table(store: Store, shown: str = "pass@1") -> str:
     if not columns:
         raise Unfinished("long_completions has not been run")
     names = [name for name in long_completions.NAMES if any(name in cells for cells in columns)]
-    best = [_best_untrained(store, setting.task) for setting in settings]
-    untrained = ["base model, best temperature", *(f"{percent(value)} ({which})" for value, which in best)]
     rows = [[name, *(cells.get(name, "") for cells in columns)] for name in names]
-    return table(["", *map(str, settings)], [untrained, *rows])
+    return table(header, [best, *rows])
 
 
 def what_was_run(store: Store) -> str:
@@ -254,10 +255,11 @@ def _online_share(store: Store, base: str, completions: int = online.COMPLETIONS
     return f"{share:.0%} ({low:.0%} to {high:.0%})"
 
 
-def _segments(store: Store, shown: str) -> str:
-    """Return how far segments are ahead of TOPR's ratio with 16 answers."""
-    experiment = long_completions.of_setting(long_completions.Setting(16))
-    return points(_gap(store, (experiment, "segment"), (experiment, "sequence (TOPR)"), f"curve/-1/{shown}"))
+def _segments(store: Store, parts: int, shown: str, updates: int = long_completions.MEASURED_AT[-1]) -> str:
+    """Return how far segments are ahead of TOPR's ratio, by the number of answers."""
+    experiment = long_completions.of_setting(long_completions.Setting(parts), updates)
+    path = experiment.measures[0].replace("pass@1", shown)
+    return points(_gap(store, (experiment, "segment"), (experiment, "sequence (TOPR)"), path))
 
 
 def _trial(store: Store, which: int) -> str:
@@ -283,8 +285,10 @@ NUMBERS: dict[str, Callable[[Store], str]] = {
     "online_main": lambda store: _online_share(store, "main"),
     "online_hard": lambda store: _online(store, "hard"),
     "online_hard_long": lambda store: _online(store, "hard", online.LONG),
-    "segment": lambda store: _segments(store, "pass@1"),
-    "segment_greedy": lambda store: _segments(store, "greedy"),
+    "segment_160": lambda store: _segments(store, 4, "pass@1", updates=64),
+    "segment_640": lambda store: _segments(store, 16, "pass@1"),
+    "segment_2560": lambda store: _segments(store, 64, "pass@1"),
+    "segment_greedy": lambda store: _segments(store, 16, "greedy"),
     "trial": lambda store: _trial(store, 0),
     "always_repeated": lambda store: _trial(store, 1),
 }

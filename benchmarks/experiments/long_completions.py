@@ -56,6 +56,9 @@ NOISY = Setting(16, task="main")
 EARLY, LATE = (Setting(16, mistakes) for mistakes in ("early", "late"))
 SETTINGS = [*map(Setting, SESSIONS), NOISY, EARLY, LATE]
 BOTH = (Setting(4), Setting(16))  # settings with a comparison at both numbers of updates; the others only at the last
+COMPARED = [
+    (setting, updates) for setting in SETTINGS for updates in (MEASURED_AT if setting in BOTH else MEASURED_AT[-1:])
+]
 # Settings in which a method is run. Methods that are not listed are run with mistakes anywhere on `TASK`.
 SETTINGS_OF = {
     "sequence (TOPR)": SETTINGS, "segment": SETTINGS, "prefix": [s for s in SETTINGS if s != NOISY],
@@ -67,12 +70,7 @@ SETTINGS_OF = {
 
 def experiments(store: Store) -> list[Experiment]:
     """Return the comparisons: one per setting and number of updates, each with its own rates."""
-    compared = [
-        of_setting(setting, updates)
-        for setting in SETTINGS
-        for updates in (MEASURED_AT if setting in BOTH else MEASURED_AT[-1:])
-    ]
-    return [*compared, longer()]
+    return [*(of_setting(setting, updates) for setting, updates in COMPARED), longer()]
 
 
 def longer() -> Experiment:

@@ -178,7 +178,9 @@ def test_a_length_without_results_has_no_column(tmp_path):
     with pytest.raises(Unfinished):
         results_page.long_table(store)
     add_long_completions(store, long_completions.SETTINGS[:2])
-    assert results_page.long_table(store).splitlines()[0] == "|  | 40 tokens | 160 tokens |"
+    assert results_page.long_table(store).splitlines()[0] == ("|  | 40 tokens | 160 tokens, 64 updates | 160 tokens |")
+    with pytest.raises(Unfinished):
+        pictures.draw_long_completions(Store(tmp_path / "nothing"), tmp_path / "long.png")
 
 
 def test_table_and_picture_of_long_completions(tmp_path):
@@ -186,13 +188,14 @@ def test_table_and_picture_of_long_completions(tmp_path):
     add_long_completions(store, long_completions.SETTINGS)
     lines = results_page.long_table(store).splitlines()
     placed = "640 tokens, mistakes early | 640 tokens, mistakes late"
-    lengths = [f"{count} tokens" for count in ("40", "160", "640", "2,560")]
+    both = [f"{count} tokens{at}" for count in (160, 640) for at in (", 64 updates", "")]
+    lengths = ["40 tokens", *both, "2,560 tokens"]
     assert lines[0] == f"|  | {' | '.join(lengths)} | 640 tokens, main | {placed} |"
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in lines[2:]}
-    assert rows["base model, best temperature"].count(" 25.0 (T = 1) ") == len(long_completions.SETTINGS)
+    assert rows["base model, best temperature"].count(" 25.0 (T = 1) ") == len(long_completions.COMPARED)
     assert rows["sequence (TOPR)"].startswith("| sequence (TOPR) | 30.0 ± 1.2 |")
     assert rows["prefix"].startswith("| prefix | **60.0 ± 1.2** |")
-    assert rows["token"] == "| token |  |  |  |  | 30.0 ± 1.2 |  |  |"
+    assert rows["token"] == "| token |  |  |  |  |  |  | 30.0 ± 1.2 |  |  |"
     assert "60.0 ± 0.0" in results_page.long_table(store, "greedy")
     pictures.draw_long_completions(store, tmp_path / "long.png")
     assert (tmp_path / "long.png").stat().st_size > 10_000

@@ -38,12 +38,12 @@ def test_negatives_that_are_dead_early_are_warned_about():
 
 @pytest.mark.parametrize(
     ("tokens", "weight", "level", "is_said"),
-    [(256, 0.49, "sequence", True), (255, 0.49, "sequence", False), (256, 0.5, "sequence", False),
-     (256, 0.49, "segment", False)],
+    [(128, 0.49, "sequence", True), (127, 0.49, "sequence", False), (128, 0.5, "sequence", False),
+     (128, 0.49, "segment", False)],
 )  # fmt: skip
 def test_segments_are_recommended_where_long_negatives_lost_their_weight(tokens, weight, level, is_said):
     advice = advice_on_segments(tokens, weight, level)
-    assert ("256 tokens" in advice and "0.49" in advice and "ratio_level='segment'" in advice) == is_said
+    assert ("128 tokens" in advice and "0.49" in advice and "ratio_level='segment'" in advice) == is_said
     assert bool(advice) == is_said
 
 

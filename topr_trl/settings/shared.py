@@ -61,7 +61,7 @@ class LossArguments:
     ratio_level: str = field(
         default="sequence",
         metadata={
-            "help": "Level of the ratio: 'sequence' (TOPR); 'segment', for completions of 256 tokens or more; "
+            "help": "Level of the ratio: 'sequence' (TOPR); 'segment', for completions of 128 tokens or more; "
             "'prefix', 'token' or 'geometric'."
         },
     )
