@@ -128,7 +128,7 @@ def _prepare(device: str) -> None:
     import transformers
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    if device != "cpu":  # a default device slows down every call of torch
+    if device != "cpu":  # not set on a CPU, because a default device slows down every call of torch
         torch.set_default_device(device)
     torch.set_num_threads(1)  # one cell per core is faster than one cell on all cores
     os.environ["OMP_NUM_THREADS"] = "1"  # for subprocesses of a cell

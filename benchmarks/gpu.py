@@ -83,7 +83,8 @@ def work(cell: Cell, tiny: bool, peak_tflops: float) -> dict[str, Any]:
         times = in_turn(measures, 2 if cell["model"] != "8b" else 1, lambda name: print(f"  {name}", flush=True))
     except torch.cuda.OutOfMemoryError:
         return {"failed": "out of memory"}
-    # Recomputed operations do not count, and each row counts its whole prompt. So sharing prompts can exceed 100%.
+    # Recomputed operations do not count, and each row counts its whole prompt. So the MFU with shared prompts can
+    # exceed 100%.
     tokens = rows * (prompt + completion)
     flops = rows * training_flops(Shape.of(config), prompt + completion, checkpointing=False)
     return {

@@ -117,15 +117,11 @@ def controls_table(store: Store, measure: str) -> str:
     bases = [base for base in BASES if _is_finished(store, base)]
     if not bases:
         raise Unfinished("no base model has been trained by all methods")
-    untrained = [_best_untrained(store, base) for base in bases]
-    at, how = (0.0, "greedy") if measure == GREEDY else (1.0, "T = 1")
-    rows = [
-        [f"base model, {how}", *(percent(temperatures.by_temperature(store, base)[at]) for base in bases)],
-        ["base model, best temperature", *(f"{percent(best)} ({which})" for best, which in untrained)],
-    ]
+    rows = _untrained_rows(store, bases, measure == GREEDY)
     for method in METHODS:
         cells = []
-        for base, (best, _) in zip(bases, untrained, strict=True):
+        for base in bases:
+            best, _ = _best_untrained(store, base)
             found = over_seeds(controls.of_base(store, base).measured(store, method, measure))
             cells.append(f"**{found.percent()}**" if found.low > best else found.percent())
         rows.append([method, *cells])
@@ -153,14 +149,24 @@ def _best_untrained(store: Store, base: str) -> tuple[float, str]:
     return found[at], f"T = {at:g}"
 
 
+def _untrained_rows(store: Store, bases: list[str], is_greedy: bool) -> list[list[str]]:
+    """Return two rows of base models without training: with the decoding of the table, and at the best temperature."""
+    at, how = (0.0, "greedy") if is_greedy else (1.0, "T = 1")
+    best = [_best_untrained(store, base) for base in bases]
+    return [
+        [f"base model, {how}", *(percent(temperatures.by_temperature(store, base)[at]) for base in bases)],
+        ["base model, best temperature", *(f"{percent(value)} ({which})" for value, which in best)],
+    ]
+
+
 def long_table(store: Store, shown: str = "pass@1") -> str:
     """Return a table of `shown`, by ratio and by length of the completions, after 256 updates if no other is named.
 
-    The first row is the base model without training, at its best temperature. A value is bold if the interval of its
+    The first two rows are base models without training, as in `controls_table`. A value is bold if the interval of its
     difference from TOPR's ratio is above 0. A method has no value until all its seeds have been run, and a setting has
     no column until TOPR's ratio and segments have values.
     """
-    header, best, columns = [""], ["base model, best temperature"], []
+    header, tasks, columns = [""], [], []
     for setting, updates in long_completions.COMPARED:
         experiment = long_completions.of_setting(setting, updates)
         path = experiment.measures[0].replace("pass@1", shown)
@@ -169,8 +175,7 @@ def long_table(store: Store, shown: str = "pass@1") -> str:
         if not {"sequence (TOPR)", "segment"} <= set(found):
             continue
         header.append(str(setting) + ("" if updates == long_completions.MEASURED_AT[-1] else f", {updates} updates"))
-        value, temperature = _best_untrained(store, setting.task)
-        best.append(f"{percent(value)} ({temperature})")
+        tasks.append(setting.task)
         topr, cells = next(iter(found.values())), {}
         for name, values in found.items():
             gap, text = difference(values, topr), over_seeds(values).percent()
@@ -180,7 +185,7 @@ def long_table(store: Store, shown: str = "pass@1") -> str:
         raise Unfinished("long_completions has not been run")
     names = [name for name in long_completions.NAMES if any(name in cells for cells in columns)]
     rows = [[name, *(cells.get(name, "") for cells in columns)] for name in names]
-    return table(header, [best, *rows])
+    return table(header, [*_untrained_rows(store, tasks, shown == "greedy"), *rows])
 
 
 def what_was_run(store: Store) -> str:
@@ -191,7 +196,7 @@ def what_was_run(store: Store) -> str:
     machines = sorted({entry["machine"] for entry in entries})
     versions = {name: sorted({entry["versions"][name] for entry in entries}) for name in ("torch", "trl")}
     listed = ", ".join(f"{name} {' and '.join(found)}" for name, found in versions.items())
-    return f"{len(entries):,} runs, {hours:.0f} hours of single processes ({'; '.join(machines)}); {listed}."
+    return f"{len(entries):,} runs, {hours:.0f} process-hours ({'; '.join(machines)}); {listed}."
 
 
 # Single numbers.

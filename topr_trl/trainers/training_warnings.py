@@ -10,8 +10,8 @@ from topr_trl.user_warnings import warn_user
 # If most negatives are dead early in training, the run probably has an error.
 MOSTLY_DEAD = 0.5  # "most": more than this share of the negatives
 EARLY = 0.1  # "early": in this first share of the steps
-# Negatives are long from this mean number of tokens on. Segments were better with 160 tokens, and level with 40 (see
-# "Long completions" on the page of results).
+# Negatives are long from this mean number of tokens on. Segments were better with 160 tokens (see "Long completions" on
+# the page of results). Up to 64 tokens, a segment is the whole completion.
 LONG_NEGATIVES = 128
 LOST_WEIGHT = 0.5  # long negatives with a lower mean weight have lost too much of it
 
