@@ -121,19 +121,19 @@ def run_steps(store: Store, tiny: bool, peak_tflops: float, until: float) -> boo
 
 def table(store: Store, tiny: bool = False) -> str:
     """Return a Markdown table of the steps: seconds, MFU without shared prompts, and memory."""
-    header = ["model", "prompt", "completion", "completions per prompt", "SFT", "TOPR", "TOPR's MFU",
-              "TOPR, shared prompts", "faster", "GiB", "GiB, shared"]  # fmt: skip
+    header = ["model", "prompt + completion", "per prompt", "SFT", "TOPR", "MFU", "shared prompts", "GiB (shared)"]
     rows = []
     for cell, result in store.results(step_cells(tiny)):
-        where = [cell["model"], *(f"{size:,}" for size in cell["point"])]
+        prompt, completion, samples = (f"{size:,}" for size in cell["point"])
+        where = [cell["model"], f"{prompt} + {completion}", samples]
         if "failed" in result:
-            rows.append([*where, result["failed"], *[""] * 6])
+            rows.append([*where, result["failed"], *[""] * 4])
             continue
         sft, topr, shared = (result[name] for name in ("sft", "topr, not shared", "topr"))
         rows.append([
             *where, f"{sft['seconds']:.2f} s", f"{topr['seconds']:.2f} s", f"{topr['mfu']:.0%}",
-            f"{shared['seconds']:.2f} s", f"{topr['seconds'] / shared['seconds']:.2f}×",
-            f"{topr['peak_gib']:.1f}", f"{shared['peak_gib']:.1f}",
+            f"{shared['seconds']:.2f} s ({topr['seconds'] / shared['seconds']:.2f}×)",
+            f"{topr['peak_gib']:.1f} ({shared['peak_gib']:.1f})",
         ])  # fmt: skip
     return markdown(header, rows)
 
