@@ -98,6 +98,10 @@ class Experiment:
         found = self.ends(store, method, measure or (shown if shown in self.measures else self.measures[-1]))
         return {seed: (value(result, shown), error(result, shown)) for seed, result in found.items()}
 
+    def has_all_seeds(self, store: Store, method: str) -> bool:
+        """Return whether all seeds of a method have been run with its best choice."""
+        return len(self.ends(store, method)) == len(self.seeds)
+
     def is_finished(self, store: Store) -> bool:
         """Return whether all cells have been run."""
         return bool(self.methods) and not store.unfinished(self.cells(store))

@@ -61,7 +61,7 @@ def step_cells(tiny: bool) -> list[Cell]:
 
 
 def work(cell: Cell, tiny: bool, peak_tflops: float) -> dict[str, Any]:
-    """Return seconds per step, tokens per second, model FLOPs utilization and peak memory of each variant."""
+    """Return seconds per step, model FLOPs utilization and peak memory of each variant."""
     prompt, completion, samples = cell["point"]
     config, rows = SHAPES[cell["model"]], 8
     steps = 3 if tiny else 5
@@ -85,12 +85,10 @@ def work(cell: Cell, tiny: bool, peak_tflops: float) -> dict[str, Any]:
         return {"failed": "out of memory"}
     # Recomputed operations do not count, and each row counts its whole prompt. So the MFU with shared prompts can
     # exceed 100%.
-    tokens = rows * (prompt + completion)
     flops = rows * training_flops(Shape.of(config), prompt + completion, checkpointing=False)
     return {
         name: {
             "seconds": median(times[name]),
-            "tokens_per_second": tokens / median(times[name]),
             "mfu": flops / median(times[name]) / (peak_tflops * 1e12),
             "peak_gib": peaks[name] / GIB,
         }

@@ -55,5 +55,4 @@ def draw_long_completions(store: Store, path: Path) -> None:
 
 def _is_finished(store: Store, parts: int) -> bool:
     """Return whether all seeds of the drawn methods have been run with this number of answers."""
-    experiment = of_setting(Setting(parts))
-    return all(len(experiment.ends(store, name)) == len(experiment.seeds) for name in STYLES)
+    return all(of_setting(Setting(parts)).has_all_seeds(store, name) for name in STYLES)

@@ -118,10 +118,10 @@ def controls_table(store: Store, measure: str) -> str:
     if not bases:
         raise Unfinished("no base model has been trained by all methods")
     rows = _untrained_rows(store, bases, measure == GREEDY)
+    bests = [_best_untrained(store, base)[0] for base in bases]
     for method in METHODS:
         cells = []
-        for base in bases:
-            best, _ = _best_untrained(store, base)
+        for base, best in zip(bases, bests, strict=True):
             found = over_seeds(controls.of_base(store, base).measured(store, method, measure))
             cells.append(f"**{found.percent()}**" if found.low > best else found.percent())
         rows.append([method, *cells])
@@ -169,9 +169,9 @@ def long_table(store: Store, shown: str = "pass@1") -> str:
     header, tasks, columns = [""], [], []
     for setting, updates in long_completions.COMPARED:
         experiment = long_completions.of_setting(setting, updates)
-        path = experiment.measures[0].replace("pass@1", shown)
-        measured = {name: experiment.measured(store, name, path) for name in experiment.methods}
-        found = {name: values for name, values in measured.items() if len(values) == len(experiment.seeds)}
+        path = long_completions.measure(updates, shown)
+        ended = [name for name in experiment.methods if experiment.has_all_seeds(store, name)]
+        found = {name: experiment.measured(store, name, path) for name in ended}
         if not {"sequence (TOPR)", "segment"} <= set(found):
             continue
         header.append(str(setting) + ("" if updates == long_completions.MEASURED_AT[-1] else f", {updates} updates"))
@@ -263,7 +263,7 @@ def _online_share(store: Store, base: str, completions: int = online.COMPLETIONS
 def _segments(store: Store, parts: int, shown: str, updates: int = long_completions.MEASURED_AT[-1]) -> str:
     """Return how far segments are ahead of TOPR's ratio, by the number of answers."""
     experiment = long_completions.of_setting(long_completions.Setting(parts), updates)
-    path = experiment.measures[0].replace("pass@1", shown)
+    path = long_completions.measure(updates, shown)
     return points(_gap(store, (experiment, "segment"), (experiment, "sequence (TOPR)"), path))
 
 

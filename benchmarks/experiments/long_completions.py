@@ -83,13 +83,17 @@ def longer() -> Experiment:
     )  # fmt: skip
 
 
+def measure(updates: int, shown: str) -> str:
+    """Return the path of a measure after some updates in the result of a cell."""
+    return f"curve/{MEASURED_AT.index(updates)}/{shown}"
+
+
 def of_setting(setting: Setting, updates: int = MEASURED_AT[-1]) -> Experiment:
     """Return the comparison in a setting after some updates."""
-    at = MEASURED_AT.index(updates)
     return Experiment(
-        "long_completions", _methods(setting), rates(3e-5, 1e-4, 3e-4), range(SEEDS), (f"curve/{at}/pass@1",),
+        "long_completions", _methods(setting), rates(3e-5, 1e-4, 3e-4), range(SEEDS), (measure(updates, "pass@1"),),
         f"{updates} updates: {setting}", setting.fields, further=1,
-        shows=(f"curve/{at}/pass@1", f"curve/{at}/greedy"),
+        shows=(measure(updates, "pass@1"), measure(updates, "greedy")),
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ def test_tiny_steps(capsys):
 
 def test_a_shared_step_is_compared_with_one_that_is_not_shared(tmp_path):
     store = Store(tmp_path, "gpu")
-    measured = {"seconds": 2.0, "mfu": 0.5, "peak_gib": 4.0, "tokens_per_second": 1.0}
+    measured = {"seconds": 2.0, "mfu": 0.5, "peak_gib": 4.0}
     shared = measured | {"seconds": 0.5, "mfu": 0.9, "peak_gib": 3.0}
     small, large = gpu.step_cells(tiny=True)
     store.add(small, {"topr": shared, "topr, not shared": measured, "sft": measured | {"seconds": 3.0}}, 1.0, "")
