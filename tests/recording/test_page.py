@@ -89,8 +89,11 @@ def browser():
 
 
 @pytest.fixture
-def page(browser):
-    """Page that reports its errors, which include violations of the content security policy."""
+def page(browser, recorder):
+    """Page that reports its errors, which include violations of the content security policy.
+
+    It needs the recorder, so that it is closed before the server stops: a poll between the two would be refused.
+    """
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     context.set_default_timeout(10_000)  # ms
     context.add_init_script(
