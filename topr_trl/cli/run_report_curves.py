@@ -72,6 +72,7 @@ PANELS = (
            "of w|R|": "topr/realized_positive_share"}, scale="share"),
     Panel("Gradient norm", "Norm before clipping. A steady rise is an early sign of a collapse.",
           {"norm": "grad_norm"}, scale="log"),
+    Panel("Learning rate", "The schedule changes the rate during training.", {"rate": "learning_rate"}),
     Panel("Length of completions", "Number of tokens. After a sudden change, look at the rows below.",
           {"mean": "completions/mean_length"}),
     Panel("Entropy", "Entropy of the next token. Near 0, the model repeats itself.", {"mean": "entropy"}),
