@@ -6,8 +6,8 @@ python -m benchmarks.real_model ... --workers 2 --hours 2        # two runs in p
 python -m benchmarks.real_model ... --sampling_backend transformers  # twice as fast as vLLM's build for the CPU
 python -m benchmarks.real_model ... --device cuda --workers 4    # minutes on one H100
 
-On a CPU, set LD_PRELOAD to jemalloc and MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1. Memory is then used again
-without page faults, and a step takes two thirds of the time.
+On a CPU, set LD_PRELOAD to jemalloc and MALLOC_CONF=dirty_decay_ms:10000,muzzy_decay_ms:10000. Memory is then used again
+with fewer page faults, and a step takes two thirds of the time.
 
 The expectations are in benchmarks/real_model.md. A run consists of `topr` commands, which continue where they were
 killed, or of a trainer of TRL's. Rows are sampled once per repetition. Rows, weights and the text of GSM8K stay in the
@@ -92,6 +92,10 @@ METHODS = {
     "TOPR, c = 0": Method(("--baseline", "0")),
     "positives once": Method(("--baseline", "0"), "right"),
     "TOPR, balanced rows, 80%": Method(("--effective_positive_share", "0.8"), "balanced"),
+    "TOPR, segments of 64": Method(("--ratio_level", "segment"), optional=True),
+    "TOPR, balanced rows, 50%, segments of 64": Method(
+        ("--effective_positive_share", "0.5", "--ratio_level", "segment"), "balanced", optional=True
+    ),
     "TOPR, group_mean": Method(("--baseline", "group_mean"), optional=True),
     "KTO": Method(optional=True, trl="kto"),
     "DPO": Method(optional=True, trl="dpo"),
