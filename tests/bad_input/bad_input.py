@@ -1,7 +1,7 @@
-"""The form of the cases of bad input, and the list of their messages, `tests/bad_input/messages.md`.
+"""Classes for cases of bad input, and the list of their messages, `tests/bad_input/messages.md`.
 
-`python tests/bad_input/bad_input.py` runs all cases and writes the list. It needs root on Linux, because
-two cases mount a disk.
+`python tests/bad_input/bad_input.py` runs all cases and writes the list. The script needs root on Linux, because two
+cases mount a disk.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrai
 from topr_trl.cli import main as cli
 
 PAGE = Path(__file__).parent / "messages.md"
-MESSAGES: dict[str, str] = {}  # by the `given` of each case that was run
+MESSAGES: dict[str, str] = {}  # message of each case that was run, by its `given`
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,10 @@ class Case:
     Attributes:
         given: the bad input in a few words.
         do: function that gives the bad input; it receives a `Kit`.
-        words: what the message must contain, separated by ", ": the field or column, what was found, the remedy.
-        kept: what is checked afterwards.
-        error: the exception or warning that is expected, or None.
+        words: words and phrases that the message must contain, separated by ", ": the field or column, the wrong value,
+            the remedy.
+        kept: state that is checked afterwards.
+        error: the expected exception or warning, or None.
     """
 
     given: str
@@ -67,22 +68,23 @@ class Case:
 
 
 def contains(text: str, word: str) -> bool:
-    """Whether a message has a word, or several in this order, as whole words and in any case."""
+    """Whether a message contains a word or phrase, as whole words and ignoring case."""
     return bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", " ".join(text.split()), re.IGNORECASE))
 
 
 def cases(door: list[Case]) -> Any:
-    """For `pytest.mark.parametrize`."""
+    """Return a decorator that runs a test once per case."""
     return pytest.mark.parametrize("case", [pytest.param(case, id=case.given.replace("`", "")) for case in door])
 
 
 class Kit:
-    """What cases work with: a folder, and the doors.
+    """Tools for cases: folders, and methods that train or run a command.
 
     Attributes:
-        folder, out: a folder for what is given, and one in it for what is written.
-        trainer: the last that was made.
-        before: the files below `folder`, with their contents, as `note` found them.
+        folder: temporary folder for the input.
+        out: folder for the output, in `folder`.
+        trainer: the last trainer that was made.
+        before: contents of all files in `folder` when `note` was called.
     """
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
@@ -93,7 +95,7 @@ class Kit:
         self.before: dict[Path, bytes] = {}
 
     def small_disk(self, size: str) -> None:
-        """Let `out` lie on a disk of this size; or give it another."""
+        """Mount a disk of this size at `out`, or resize the disk that is mounted there."""
         options = f"size={size}" + ",remount" * self.out.is_mount()
         self.out.mkdir(exist_ok=True)
         command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.out)]
@@ -111,7 +113,7 @@ class Kit:
     def offline(
         self, rows: Dataset, model: Any = None, tokenizer: Any = None, resume: Any = None, **given: Any
     ) -> None:
-        """An OfflineTOPRTrainer that trains on rows; `given` are settings and other arguments."""
+        """Train on rows with an OfflineTOPRTrainer. `given` holds settings and other arguments of the trainer."""
         settings = {**SETTINGS, "per_device_train_batch_size": 4, "output_dir": str(self.out), **given}
         others = {name: settings.pop(name) for name in _OF_THE_TRAINER if name in settings}
         model, tokenizer = model or self["model"], tokenizer or self["tokenizer"]
@@ -128,7 +130,7 @@ class Kit:
         replayed: Any = None,
         **given: Any,
     ) -> None:
-        """A TOPRTrainer that trains on four responses to each of two prompts."""
+        """Train with a TOPRTrainer on four completions per prompt. `prompts` defaults to two prompts."""
         settings = {**SETTINGS, "per_device_train_batch_size": 8, "num_generations": 4, "max_steps": 2,
                     "max_completion_length": 8, "output_dir": str(self.out), **given}  # fmt: skip
         rows = Dataset.from_dict({"prompt": ["3 + 4 =", "9 - 2 ="]} if prompts is None else prompts)
@@ -139,7 +141,7 @@ class Kit:
         self.trainer.train()
 
     def topr(self, *arguments: Any) -> None:
-        """Run a command in this process. An error must be one line that begins with the command, or be argparse's."""
+        """Run a command in this process. Its error must be argparse's, or one line that starts with the command."""
         self["monkeypatch"].chdir(self.folder)
         words = " ".join(map(str, arguments)).split()
         self["monkeypatch"].setattr("sys.argv", ["topr", *words])
@@ -151,18 +153,19 @@ class Kit:
             if isinstance(end.code, str):
                 line, *more = end.code.removesuffix(" (--debug shows where)").split("\n")
                 assert line.startswith(f"topr {words[0]}: ")
-                assert not more or "while parsing" in line  # PyYAML's errors have several lines
+                assert not more or "while parsing" in line  # PyYAML's errors have several lines.
                 raise SystemExit(line + " …" * bool(more)) from None
+            # argparse prints its error and exits with code 2.
             assert errors.getvalue().startswith("usage: topr ")
-            raise SystemExit(errors.getvalue().split("\n", 1)[1].strip()) from None  # argparse prints, and exits with 2
+            raise SystemExit(errors.getvalue().split("\n", 1)[1].strip()) from None
 
 
-_OF_THE_TRAINER = ("eval_dataset", "data_collator", "compute_metrics")  # and not of its settings
+_OF_THE_TRAINER = ("eval_dataset", "data_collator", "compute_metrics")  # arguments of the trainer that are not settings
 SETTINGS = {
     "report_to": "none", "bf16": False, "use_cpu": True, "learning_rate": 1e-3, "gradient_checkpointing": False,
     "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True,
 }  # fmt: skip
-NOWHERE = "nowhere/model"  # cannot be loaded: what is raised before that has loaded nothing
+NOWHERE = "nowhere/model"  # This model cannot be loaded, so the expected error must come before loading.
 
 
 def _nothing_written(kit: Kit) -> None:
@@ -208,7 +211,7 @@ The {count} cases of `tests/bad_input/`, with their messages. `python tests/bad_
 
 
 def page() -> str:
-    """Return the list of all cases, with the messages that were noted."""
+    """Return the list of all cases, with their messages in `MESSAGES`."""
 
     def lines() -> Iterator[str]:
         yield INTRODUCTION.format(count=sum(map(len, doors().values())))
@@ -225,7 +228,7 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    # As the tests know it: under its own name, or its classes would be there twice.
+    # Import the module under the name that the tests use. Otherwise, its classes would exist twice.
     sys.path.insert(0, str(Path(__file__).parent))
     import bad_input
 

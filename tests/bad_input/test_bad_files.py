@@ -23,7 +23,7 @@ CURATE = "curate --input rows --output_dir out"
 
 
 def read(given: str, words: str, name: str, content: bytes | None = None) -> Case:
-    """`topr curate` reads a file, or a folder that is made."""
+    """`topr curate` reads a missing input, an empty folder, or a file with this content."""
 
     def do(kit: Kit) -> None:
         (kit.folder / "empty").mkdir()
@@ -37,7 +37,7 @@ def read(given: str, words: str, name: str, content: bytes | None = None) -> Cas
 
 
 def finished(kit: Kit, name: str = "rows") -> Any:
-    """A folder with two shards as a stage leaves it."""
+    """Return the folder of a finished stage, with two shards."""
     folder, rows = kit.folder / name, kit["rows"]
     manifest.begin(folder, "score", {"seed": 1})
     for k in range(2):
@@ -47,7 +47,7 @@ def finished(kit: Kit, name: str = "rows") -> Any:
 
 
 def damaged(given: str, words: str, damage: Any, kept: Kept = UNCHANGED) -> Case:
-    """`topr curate` reads the folder of a finished stage to which something happened."""
+    """`topr curate` reads the folder of a finished stage after `damage` has changed it."""
 
     def do(kit: Kit) -> None:
         damage(finished(kit))
@@ -66,7 +66,7 @@ def _cut(folder: Any) -> None:
 def _overwritten(folder: Any) -> None:
     shard = folder / "rows-00001-of-00002.parquet"
     content = shard.read_bytes()
-    shard.write_bytes(content[:4] + b"\xff" * 400 + content[404:])  # of the same size, as the manifest wants it
+    shard.write_bytes(content[:4] + b"\xff" * 400 + content[404:])  # same size as in the manifest
 
 
 def _names(name: str) -> Any:
@@ -132,7 +132,7 @@ READ = [
 
 
 def written(given: str, words: str, before: Any, arguments: str) -> Case:
-    """A command that would write into what is there."""
+    """A command fails, and does not change the files that `before` makes."""
 
     def do(kit: Kit) -> None:
         before(kit)

@@ -1,4 +1,4 @@
-"""Prompts and reward functions of the user that cannot be used. See `bad_input.py`."""
+"""Unusable prompts and reward functions of the user. See `bad_input.py`."""
 
 import json
 from typing import Any
@@ -36,7 +36,7 @@ PROMPT = {"prompt": "3 + 4 =", "target": "7"}
 
 
 def looped(given: str, words: str, arguments: str, prompt: Any = PROMPT, code: str = CODE) -> Case:
-    """`topr iterate` on own prompts; nothing is sampled."""
+    """`topr iterate` on the user's prompts fails before it samples."""
 
     def do(kit: Kit) -> None:
         (kit.folder / "prompts.jsonl").write_text(json.dumps(prompt))
@@ -48,7 +48,7 @@ def looped(given: str, words: str, arguments: str, prompt: Any = PROMPT, code: s
 
 
 def scored(given: str, words: str, function: str, columns: Any = None, command: str = "score") -> Case:
-    """`topr score` with a function, on rows with completions."""
+    """`topr score`, or another command, uses a reward function on rows with completions."""
 
     def do(kit: Kit) -> None:
         rows = {"prompt": ["3 + 4 ="] * 2, "completion": ["7", "8"], **(columns or {})}

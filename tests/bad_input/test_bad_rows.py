@@ -13,7 +13,7 @@ __all__ = ["kit"]
 
 
 def with_columns(rows: Dataset, **columns: Any) -> Dataset:
-    """None removes a column."""
+    """Replace or add columns. None removes a column."""
     for name, values in columns.items():
         rows = rows.remove_columns([name] if name in rows.column_names else [])
         rows = rows if values is None else rows.add_column(name, values)
@@ -29,24 +29,24 @@ NOT_LOADED = Kept("no model is loaded, nothing is written", _not_loaded)
 
 
 def at_once(given: str, words: str, error: type[BaseException] = ValueError, **columns: Any) -> Case:
-    """Rows with other columns, refused before a model is loaded."""
+    """Rows with changed columns, refused before a model is loaded."""
     return Case(given, lambda kit: kit.offline(with_columns(kit["rows"], **columns), NOWHERE), words, NOT_LOADED, error)
 
 
 def tokenized(given: str, words: str, settings: dict[str, Any] | None = None, **columns: Any) -> Case:
-    """Rows with other columns, refused once they are tokenized."""
+    """Rows with changed columns, refused before anything is written."""
     return Case(
         given, lambda kit: kit.offline(with_columns(kit["rows"], **columns), **settings or {}), words, NOTHING_WRITTEN
     )
 
 
 def masked(given: str, words: str, **columns: Any) -> Case:
-    """Rows of token ids with masks, refused once they are tokenized."""
+    """Rows of token ids with masks, refused before anything is written."""
     return tokenized(given, words, prompt_ids=[[5, 6]] * 8, completion_ids=[[7, 8]] * 8, **columns)
 
 
 def turns(given: str, words: str, template: str, role: str = "user", **of_first: Any) -> Case:
-    """Trajectories in messages, written by a chat template."""
+    """Trajectories rendered by this chat template. `of_first` adds fields to the first message of the completion."""
 
     def do(kit: Kit) -> None:
         kit["tokenizer"].chat_template = template
@@ -60,7 +60,7 @@ def turns(given: str, words: str, template: str, role: str = "user", **of_first:
 
 
 def rendered(given: str, words: str, **columns: Any) -> Case:
-    """Rows with one turn, written by a chat template that knows two roles and no tools."""
+    """Rows with one turn, rendered by a chat template that knows only two roles and no tools."""
 
     def do(kit: Kit) -> None:
         kit["tokenizer"].chat_template = (
@@ -201,7 +201,7 @@ ROWS = [
 
 
 def brought(given: str, words: str, mu: list[Any], settings: dict[str, Any] | None = None, **columns: Any) -> Case:
-    """Rows that bring their own log μ; the first two are not chosen, and rows keep their numbers."""
+    """Rows with their own log μ. Curation drops the first two rows, but messages must keep the original row numbers."""
 
     def do(kit: Kit) -> None:
         rows = with_columns(kit["rows"], reward=[1.0, 1.0] + [-1.0] * 6, mu_logps=mu, **columns)
@@ -293,7 +293,7 @@ LOG_OF_VERL = {"input": "1 + 1 =", "output": "2", "gts": "2", "score": 1.0, "ste
 
 
 def imported(given: str, words: str, *lines: Any, also: dict[str, str] | None = None, **settings: str) -> Case:
-    """A log of verl with these lines; `also` are files beside it."""
+    """A verl log with these lines. `also` maps paths of further files to their text."""
 
     def do(kit: Kit) -> None:
         folder = kit.folder / "log"
@@ -352,7 +352,7 @@ FEEDBACK = "question,response,thumbs\na,b,up\n"
 def foreign(
     given: str, words: str, name: str, content: str | bytes | Any, command: str = "import", **settings: str
 ) -> Case:
-    """A file of another system, whose format is recognized."""
+    """A command reads a file of another system. Unless `settings` name the format, the command must recognize it."""
 
     def do(kit: Kit) -> None:
         text = content if isinstance(content, str | bytes) else json.dumps(content)

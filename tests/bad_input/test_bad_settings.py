@@ -22,7 +22,7 @@ NOTHING_BEGUN = Kept("nothing has begun", _nothing_begun)
 
 
 def setting(given: str, words: str, of: type = OfflineTOPRConfig, error: Any = ValueError, **settings: Any) -> Case:
-    """Settings of a trainer or of a stage; those that both trainers have are tried with both."""
+    """Settings of the class `of`, which belongs to a trainer, a stage or a command."""
 
     def do(kit: Kit) -> None:
         on_a_cpu = {"output_dir": str(kit.out), "use_cpu": True, "bf16": False}
@@ -120,7 +120,7 @@ SETTINGS = [
 
 
 def command(given: str, words: str, *arguments: Any, file: str | None = None) -> Case:
-    """A command line; `file` is written to `own.yaml`."""
+    """A command line. `file` is the text of `own.yaml`."""
 
     def do(kit: Kit) -> None:
         if file is not None:

@@ -1,4 +1,4 @@
-"""Models, checkpoints, reward functions and tokenizers that cannot be used, and training that comes to NaN.
+"""Unusable models, checkpoints, reward functions and tokenizers, and training that runs into NaN.
 
 See `bad_input.py`.
 """
@@ -57,7 +57,7 @@ def with_nan(kit: Kit) -> Any:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an offline run of two steps, with a checkpoint each."""
+    """Return the folder of an offline run of two steps, with a checkpoint after each step."""
     folder = tmp_path_factory.mktemp("run")
     rows = Dataset.from_list(ROWS)
     settings = {**SETTINGS, **STEPS, "per_device_train_batch_size": 2}
@@ -66,7 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def resumed(given: str, words: str, damage: Any, **settings: Any) -> Case:
-    """The run goes on from its first checkpoint, unless the settings say otherwise."""
+    """After `damage`, the run resumes from its first checkpoint, unless `settings` name another."""
 
     def do(kit: Kit) -> None:
         shutil.copytree(kit["run"], kit.out)
@@ -129,7 +129,7 @@ MODELS = [
 
 
 def _stopped_in_time(kit: Kit) -> None:
-    """The weights are those of the last checkpoint, which can be loaded."""
+    """Assert that the only checkpoint can be loaded, equals the model's weights and is finite."""
     step = kit.trainer.state.global_step
     assert step >= 1
     assert [path.name for path in kit.out.glob("checkpoint-*")] == [f"checkpoint-{step}"]
@@ -150,7 +150,7 @@ def _before_that(kit: Kit) -> None:
 
 
 def extreme(kit: Kit, reward: float = 3e38) -> None:
-    """The loss of one row is infinite in float32."""
+    """Train with an extreme reward for one row. By default, its gradient is not finite in float32."""
     rewards = [1.0] * 8
     rewards[3] = reward
     kit.offline(with_columns(kit["rows"], reward=rewards), **STEPS, save_total_limit=1, sort_by_length=False)
@@ -212,7 +212,7 @@ def rewarded(given: str, words: str, reward: Any, error: Any = ValueError) -> Ca
 
 
 def _hanging(kit: Kit) -> None:
-    """A judge in worker processes, which hangs on two of eight completions."""
+    """Train with a judge in worker processes that hangs on two of eight completions."""
     (kit.folder / "judge.py").write_text(
         "import time\n\ndef judge(item):\n    time.sleep(60 * (item in (2, 7)))\n    return 1.0 if item % 2 else -1.0\n"
     )
@@ -260,7 +260,7 @@ REWARDS = [
 # fmt: on
 
 
-# Prompts, tokenizers.
+# Prompts and tokenizers.
 
 
 def without(kit: Kit, *tokens: str) -> Any:
@@ -324,7 +324,7 @@ TOKENIZERS = [
 # fmt: on
 
 
-# Rows that are used again.
+# Replayed rows.
 
 
 def replayed(given: str, words: str, rows: Any, error: Any = ValueError, kept: Kept = NOT_LOADED) -> Case:

@@ -1,7 +1,7 @@
-"""What comes in from outside, whatever it is, is taken or refused by name: properties of the package's doors.
+"""Property tests of the package's entry points: any input is accepted, or refused by an error that names it.
 
-Here each is tried on the same few examples in every run. `make fuzz` searches them with fresh ones for as long as it is
-told; what it finds becomes an `@example`.
+Every run tries each property on the same few examples. `make fuzz` searches with new examples for a given time, and its
+findings are added as `@example`.
 """
 
 import json
@@ -76,7 +76,7 @@ def test_rows_to_evaluate(rows):
 
 @st.composite
 def encoded(draw):
-    """Rows of 1 to 5 problems with 1 to 9 samples each, with scores that may be extreme."""
+    """Draw 1 to 5 problems with 1 to 9 samples each, with or without scores, which can be extreme."""
     problems, size = draw(st.integers(1, 5)), draw(st.integers(1, 9))
     count, words = problems * size, st.sampled_from(["1", "2", "3", None])
     columns = {"problem_id": pa.array(np.repeat(np.arange(problems), size)), "answer": pa.array(["1"] * count),
@@ -110,8 +110,8 @@ def check_evaluation(samples):
     assert all(not e.standard_error < 0 for curve in curves for e in curve.values())
     assert run.greedy is None or (0 <= run.greedy.value <= 1 and run.greedy.standard_error >= 0)
     passes = [run.pass_at[k].value for k in sorted(run.pass_at)]
-    assert all(a <= b + 1e-12 for a, b in pairwise(passes))  # rising in k
-    for k in run.maj_at:  # who wins is among the drawn
+    assert all(a <= b + 1e-12 for a, b in pairwise(passes))  # pass@k does not fall with k.
+    for k in run.maj_at:  # The winning answer is among the k samples.
         assert run.maj_at[k].value <= run.pass_at[k].value + 1e-12
         assert not run.best_at or run.best_at[k].value <= run.pass_at[k].value + 1e-12
     assert math.isclose(sum(run.shares.values()), 1)
@@ -124,7 +124,7 @@ def check_evaluation(samples):
 @few
 @given(tables(prompt=TEXT, completion=(pa.string(), st.text() | st.just("The answer is 1.")), answer=FEW_WORDS))
 def test_rows_to_score(rows):
-    assume({"answer", "completion"} <= set(rows.column_names))  # which the stage asks for
+    assume({"answer", "completion"} <= set(rows.column_names))  # The stage requires these columns.
     with refused_by_name("completion", "answer"):
         scored = score_completions(rows, gsm8k.judge)
         assert set(scored["verdict"][:]) <= set(VERDICTS)
@@ -149,12 +149,12 @@ def test_a_row_to_tokens(row):
         assert all(isinstance(token, int) for token in (*prompt, *completion))
 
 
-@fewer  # `datasets` takes a tenth of a second
+@fewer  # `datasets` takes 0.1 seconds per example.
 @given(st.data())
 def test_rows_to_tokens(data):
     columns = {"prompt": data.draw(PROMPT), "completion": data.draw(PROMPT), "finish_reason": FEW_WORDS}
     rows = data.draw(tables(**columns, **data.draw(st.sampled_from([{}, {"prompt_ids": IDS, "completion_ids": IDS}]))))
-    assume(len(rows) and "prompt" in rows.column_names)  # see reward_column
+    assume(len(rows) and "prompt" in rows.column_names)  # `reward_column` refuses other rows.
     with refused_by_name("prompt", "completion"):
         tokens = tokenize(rows, bundled_tokenizer())
         lengths = [len(ids) for ids in tokens["input_ids"][:]]
@@ -164,7 +164,7 @@ def test_rows_to_tokens(data):
 @fewer
 @given(st.lists(st.dictionaries(st.sampled_from(["prompt", "completion", "reward"]), JSON) | JSON, max_size=4),
        st.none() | st.binary(max_size=20), st.sampled_from([".jsonl", ".json", ".parquet"]))  # fmt: skip
-@example([{"": None}, {}], None, ".jsonl")  # a KeyError of datasets 4.7
+@example([{"": None}, {}], None, ".jsonl")  # raises a KeyError in datasets 4.7
 @example([None], None, ".json")  # crashes pyarrow 26
 @example([], b"PA", ".parquet")
 def test_files_of_rows(lines, tail, suffix):
@@ -194,7 +194,7 @@ HOSTILE = st.lists(FRAGMENTS | REPEATED | st.text(max_size=5), max_size=12).map(
 
 @contextmanager
 def within(seconds):
-    """Of computing time: the machine may be busy."""
+    """Assert that the block needs less CPU time than this. A busy machine affects only wall-clock time."""
     begin = time.process_time()
     yield
     assert time.process_time() - begin < seconds
@@ -219,7 +219,7 @@ def test_numbers_have_one_normal_form(text):
     if number is not None:
         assert len(number) < 100
         assert gsm8k.normalize_number(number) == number
-        assert Fraction(number) == Fraction(text.strip().rstrip(".").replace(",", ""))  # nothing rounded
+        assert Fraction(number) == Fraction(text.strip().rstrip(".").replace(",", ""))  # not rounded
 
 
 @few
@@ -309,7 +309,7 @@ def test_a_manifest_never_leads_out_of_its_folder(content, tail, calls):
             assert {path.name for path in outside.iterdir()} == {"victim", "stage"}
 
 
-# Mathematics of any numbers.
+# Math on any numbers.
 
 LARGEST = 3e38  # rewards are finite in float32
 FINITE = st.floats(-LARGEST, LARGEST) | st.sampled_from([1.0, -1.0, LARGEST, -LARGEST, 5e-324])
@@ -446,7 +446,7 @@ def test_settings_of_the_command(content, flags, command):
         warnings.simplefilter("ignore")
         (Path(folder) / "config.yaml").write_text(json.dumps(content))
         options = [part for name, value in flags for part in (f"--{name}", value)]
-        # argparse leaves with SystemExit, the rest is said in a line; nothing is read: there is no such folder.
+        # argparse raises SystemExit, other checks ValueError. Valid settings fail at the missing input folder.
         with pytest.raises((SystemExit, ValueError, OSError)):
             cli.main([command, "--config", f"{folder}/config.yaml", *options, "--input", f"{folder}/nowhere",
                       "--output_dir", f"{folder}/out"])  # fmt: skip

@@ -1,6 +1,6 @@
-"""The doors for what others have logged (records, masks, rollouts, messages), and for rows that are used again.
+"""Property tests of the entry points for logs (records, masks, rollouts, messages) and for replayed rows.
 
-As in `test_doors.py`: each property is tried on the same few examples here, and on fresh ones by `make fuzz`.
+As in `test_doors.py`, every run tries each property on the same few examples, and `make fuzz` tries new ones.
 """
 
 import copy
@@ -37,11 +37,11 @@ from topr_trl.settings.shared import REPLAY_RULES
 from topr_trl.trainers.metrics import DEAD_WEIGHT
 from topr_trl.trainers.replay import ReplayBuffer, ReplayRow, read_logged
 
-# Records of other systems: one of each format, with parts of any other kind, or missing.
+# Records of other systems: one of each format, with parts replaced or removed.
 
 
 def parts_of(value):
-    """Each part of a JSON value, as what holds it and its key there."""
+    """Yield the container and the key of each part of a JSON value."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, part in inside:
         yield value, key
@@ -104,7 +104,7 @@ def test_formats_are_recognized_or_not(log):
 
 @st.composite
 def files(draw):
-    """Content of a file: records in some layout, with damage, or any bytes; and a suffix."""
+    """Draw the content of a file, which is records in some layout or any bytes, perhaps damaged, and its suffix."""
     _, records = draw(logs())
     dumped = [json.dumps(record, indent=draw(st.sampled_from([None, 1]))) for record in records]
     written = draw(st.sampled_from(["\n".join(dumped), f"[{','.join(dumped)}]", f"a,b\n{','.join(dumped)}"])).encode()
@@ -207,7 +207,7 @@ def test_rollouts_of_rows(rows):
             assert (found.of_each_row(numbers[found.firsts_R]) <= numbers).all()
 
 
-# Rows that are used again.
+# Replayed rows.
 
 
 @few
@@ -257,7 +257,7 @@ def test_a_replay_buffer_holds_its_laws(size, rule, added):
         assert [row.number for row in again.rows] == kept
 
 
-# What is weighted, tried and shown.
+# Off-policy values, trials and reports.
 
 
 @few

@@ -1,4 +1,4 @@
-"""Each command takes its own settings, refuses those of others, and says what came out."""
+"""Test that each command takes its own settings, refuses settings of other commands, and prints its results."""
 
 import json
 import os
@@ -35,13 +35,13 @@ PAIRS = [
 
 
 def others_of(command, other):
-    """Settings of another command that this one does not take."""
+    """Return the settings of another command that this command does not take."""
     return sorted(set(settings_of(other)) - set(settings_of(command)))
 
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """Writes a YAML."""
+    """Return a function that writes settings to `own.yaml`, and returns the arguments that read the file."""
     monkeypatch.chdir(tmp_path)
 
     def write(**settings):
@@ -70,7 +70,7 @@ def test_settings_of_another_command_are_refused_by_name(command, other, own, tm
             assert message.startswith(f"This command has no setting --{name}. It is a setting of topr ")
             assert other in message.partition("topr ")[2].rstrip(".").split(", ")
         if command not in ("iterate", "plot", "push") and name in settings_of("iterate"):
-            continue  # the YAML of a loop
+            continue  # The YAML file of a loop can hold settings that the command does not take.
         message = refusal(command, own(**{name: 1}))
         assert message.startswith(f"This command has no setting --{name} (in own.yaml). It is a setting of topr ")
     assert {path.name for path in tmp_path.iterdir()} <= {"own.yaml"}
@@ -94,7 +94,7 @@ def test_the_yaml_of_a_loop_serves_its_stages_and_its_plan(own):
     assert parse("train", [*config, *CPU]).learning_rate == 1e-6
     assert "--iterations" in refusal("plan", ["--iterations", "3"])
     assert "--iterations (in own.yaml)" in refusal("push", config)
-    assert "--split" in refusal("plan", own(split="test"))  # no setting of the loop
+    assert "--split" in refusal("plan", own(split="test"))  # `split` is not a setting of the loop.
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_the_yaml_of_a_loop_serves_its_stages_and_its_plan(own):
 )
 def test_what_an_unknown_setting_may_have_meant(command, name, hint, own):
     assert refusal(command, [f"--{name}", "1"]) == f"This command has no setting --{name}. {hint}"
-    if name != "num_generations_eval":  # of a loop's YAML, which serves its stages
+    if name != "num_generations_eval":  # The YAML file of a loop can hold this name.
         assert refusal(command, own(**{name: 1})) == f"This command has no setting --{name} (in own.yaml). {hint}"
 
 
@@ -175,7 +175,7 @@ UNQUOTED = "YAML reads no, off, yes and on as a bool: quote them."
     ],
 )
 def test_values_of_another_type_in_yaml(command, name, value, message, own, capsys):
-    if message is None:  # text is read as on the command line
+    if message is None:  # argparse checks text, as on the command line.
         with pytest.raises(SystemExit):
             parse(command, own(**{name: value}))
         assert f"--{name}" in capsys.readouterr().err
@@ -186,7 +186,7 @@ def test_values_of_another_type_in_yaml(command, name, value, message, own, caps
 def test_what_transformers_takes_beside_its_own_types(own):
     parsed = parse("train", own(debug=None, fsdp=False))
     assert not parsed.debug
-    assert not parsed.fsdp  # some versions make a list of it
+    assert not parsed.fsdp  # Some versions of transformers convert it to an empty list.
 
 
 def test_numbers_in_yaml(own, tmp_path):
@@ -222,7 +222,7 @@ def test_one_module_for_lora_is_a_name_and_no_pattern(given, expected, own, mode
     for arguments in (["--lora_target_modules", *given], own(lora_target_modules=given if given[1:] else given[0])):
         found = parse("train", [*arguments, "--use_peft", "true", *CPU])
         assert found.lora_target_modules == expected
-        again = own(lora_target_modules=found.lora_target_modules)  # as the loop gives it to its stages
+        again = own(lora_target_modules=found.lora_target_modules)  # The loop passes the parsed value to its stages.
         assert parse("train", [*again, *CPU]).lora_target_modules == expected
     names = {name for name, _ in peft.get_peft_model(model, get_peft_config(found)).named_modules()}
     assert any("q_proj.lora_A" in name for name in names)
@@ -236,7 +236,7 @@ def test_one_name_of_weights_for_lora_is_a_list(own):
 
 @pytest.mark.parametrize("training", [{}, {"curation": "anna_karenina", "iteration_size": 20, "baseline": "mean"}])
 def test_stages_of_the_loop_take_what_it_gives_them(training, tmp_path, monkeypatch):
-    """Or the loop would find the results of other settings when it is started again."""
+    """Stages that run as commands have the same inputs as in the loop. Otherwise, a restarted loop would fail."""
     loop = IterateArguments(
         output_dir=str(tmp_path), iterations=2, num_train_problems=3, num_test_problems=2, num_shots=0, use_cpu=True,
         bf16=False, max_steps=3, learning_rate=1e-3, optim="adamw_torch", optim_args="eps=1e-7", use_peft=True,
@@ -273,7 +273,7 @@ def test_settings_of_the_bundled_model(own, capsys):
     assert parse("iterate", [*own(num_shots=3), *CPU]).num_shots == 3
     found = parse("iterate", CPU)
     assert (found.curation, found.iteration_size, found.learning_rate) == ("uniform", 6_000, 1e-4)
-    # Rows that are trained on by hand are chosen by who brings them; a rule that is given has its own size.
+    # `topr train` uses all rows of its input, so the bundled curation defaults do not apply.
     assert not {"curation", "iteration_size"} & set(defaults("train"))
     for given in (["--curation", "anna_karenina"], ["--curation=anna_karenina"], own(curation="anna_karenina")):
         assert parse("iterate", [*given, *CPU]).iteration_size is None
@@ -282,10 +282,10 @@ def test_settings_of_the_bundled_model(own, capsys):
     assert parse("sample", []).dtype == "float32"
     for name in (["--model_name_or_path", "own"], ["--model-name-or-path", "own"], own(model_name_or_path="own")):
         assert parse("sample", name).num_shots == 8
-    assert parse("plan", []).max_new_tokens == 512  # it plans another model
+    assert parse("plan", []).max_new_tokens == 512  # `plan` uses another default model.
     capsys.readouterr()
     parse("evaluate", ["--input", "rows"])
-    assert capsys.readouterr().out == ""  # no model is sampled
+    assert capsys.readouterr().out == ""  # The rows are given, so no model is needed.
     parse("evaluate", [])
     assert "--model_name_or_path is not set" in capsys.readouterr().out
 
@@ -342,12 +342,12 @@ def on_a_cpu(command):
     return [part for name, value in given.items() if name in settings_of(command) for part in (f"--{name}", value)]
 
 
-# What came out.
+# Output.
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Runs a command; what it printed last."""
+    """Return a function that runs a command and returns its output."""
     monkeypatch.chdir(tmp_path)
 
     def run(command, *given):
@@ -383,7 +383,7 @@ def test_each_command_ends_with_what_came_out(run, tmp_path):
     printed = run("evaluate", "--input", "rollouts", "--output_dir", "results")
     assert "pass@4" in printed
     assert printed.endswith("Evaluated the rows in rollouts. Tables, JSON and a plot are in results/.\n")
-    # What is finished is not done again, and says the same.
+    # A finished stage does not run again, and prints the same text.
     assert run("score", *here) == f"{found}.\nRows with rewards in rollouts/: 12.\n"
 
 

@@ -12,7 +12,7 @@ from topr_trl.pipeline.stages.evaluate import Evaluate
 from topr_trl.pipeline.stages.sample import Sample
 from topr_trl.pipeline.stages.score import Score
 
-# Two problems of four samples; the first is solved by three of them.
+# Two problems with four samples each. Three samples of the first are right, and one of the second.
 ROWS = {
     "problem_id": [0] * 4 + [1] * 4,
     "completion": [f"The answer is {n}." for n in (5, 5, 5, 1, 2, 3, 3)] + ["I do not know."],
@@ -43,7 +43,7 @@ MODEL = ["--num_test_problems", 3, "--num_shots", 0, "--num_generations_eval", 4
 
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory):
-    """The bundled model, evaluated in one command."""
+    """Return the folder of an evaluation of the bundled model by one command."""
     out = tmp_path_factory.mktemp("embedded") / "out"
     run(*MODEL, "--output_dir", out)
     return out
@@ -57,7 +57,7 @@ def test_a_model(embedded, capsys, monkeypatch):
     assert (found["num_problems"], found["num_samples"]) == (3, 4)
     assert list(found["pass_at"]) == ["1", "2", "4"]
     rows = load_rows(embedded / "rollouts")
-    verdicts = [[], []]  # of the samples, and of the greedy completions
+    verdicts = [[], []]  # verdicts of the samples, then of the greedy completions
     for verdict, temperature in zip(rows["verdict"], rows["temperature"], strict=True):
         verdicts[temperature == 0].append(verdict)
     assert list(map(len, verdicts)) == [12, 3]
@@ -65,7 +65,7 @@ def test_a_model(embedded, capsys, monkeypatch):
     assert found["greedy"]["value"] == pytest.approx(verdicts[1].count("correct") / 3)
     assert found["temperatures"] == [1.0]
     assert manifest.read(embedded).stages["evaluate"]["rows"] == 15
-    # The rows have manifests of their own: the evaluation stands without them, and is read again.
+    # The rows have their own manifest. A second run reads the finished evaluation, and needs no sampler.
     assert all("/" not in name for name in manifest.read(embedded).files)
     monkeypatch.setattr(sample, "_sampler", None)
     run(*MODEL, "--output_dir", embedded)
@@ -90,7 +90,7 @@ def test_a_killed_evaluation_goes_on(embedded, tmp_path, monkeypatch):
         patch.setattr(Score, "make", None)
         with pytest.raises(TypeError):
             run(*MODEL, "--output_dir", tmp_path)
-    monkeypatch.setattr(sample, "_sampler", None)  # sampled before
+    monkeypatch.setattr(sample, "_sampler", None)  # The first run has already sampled.
     run(*MODEL, "--output_dir", tmp_path)
     assert (tmp_path / "evaluation.json").read_text() == (embedded / "evaluation.json").read_text()
 
@@ -98,7 +98,8 @@ def test_a_killed_evaluation_goes_on(embedded, tmp_path, monkeypatch):
 def test_candidates_are_scored_where_they_are_not(tmp_path, capsys):
     run("--input", write(tmp_path / "rows.parquet"), "--output_dir", tmp_path / "out")
     found = json.loads((tmp_path / "out" / "evaluation.json").read_text())
-    # pass@1: (3/4 + 1/4) / 2. pass@2: one problem needs a right one of two among three of four, one among one of four.
+    # pass@1: (3/4 + 1/4) / 2. pass@2: two of four samples always include one of three right ones, and include a single
+    # right one half of the time.
     assert found["pass_at"]["1"]["value"] == 0.5
     assert found["pass_at"]["2"]["value"] == pytest.approx((1 + 1 / 2) / 2)
     assert found["shares"] == {"correct": 0.5, "incorrect": 0.375, "invalid": 0.125}
@@ -139,7 +140,7 @@ def test_a_model_beside_candidates(embedded, tmp_path):
 
 
 def test_errors_come_first(embedded, tmp_path, monkeypatch):
-    monkeypatch.setattr(Sample, "run", None)  # none of these gets as far
+    monkeypatch.setattr(Sample, "run", None)  # All errors come before a stage runs.
     monkeypatch.setattr(Evaluate, "run", None)
     good, out = write(tmp_path / "good.parquet"), ["--output_dir", tmp_path / "out"]
     assert "does not exist" in fails("--input", tmp_path / "nowhere", *out)

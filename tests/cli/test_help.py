@@ -1,4 +1,4 @@
-"""Help in groups, and help and typing errors without torch."""
+"""Test that help is grouped, and that neither cached help nor errors about unknown settings import torch."""
 
 import subprocess
 import sys
@@ -60,5 +60,5 @@ def test_the_second_help_and_a_typing_error_need_no_torch(tmp_path, monkeypatch)
     assert other == "This command has no setting --worker. It is a setting of topr sample.\nFalse\n"
     (file,) = (tmp_path / "topr_trl").iterdir()
     file.write_text("{")
-    assert run("main(['score', '--help'])").stdout == first  # a damaged file is written again
+    assert run("main(['score', '--help'])").stdout == first  # A damaged cache is written again.
     assert run("main(['score', '--help'])").stdout == second

@@ -34,7 +34,7 @@ def test_parameters_of_known_models(shapes):
 
 def test_four_bits(shapes):
     shape = shapes["8b"]
-    # All but the embedding, the head and the norms.
+    # Linear layers have all parameters except those of the embedding, the head and the norms.
     assert shape.linear == shape.total - 2 * shape.vocabulary * shape.hidden - (2 * shape.layers + 1) * shape.hidden
     for strategy in ("ddp", "fsdp2", "zero2", "zero3"):
         gpus = 1 if strategy == "ddp" else 4
@@ -58,7 +58,7 @@ def test_states_are_those_of_deepspeeds_estimator(shapes, name, nodes):
     shape, gpus = shapes[name], 8 * nodes
     _, expected = stage_1_and_2.estimate_zero2_model_states_mem_needs(shape.total, 8, nodes, cpu_offload=False)
     found = memory(shape, "zero2", gpus)
-    copy = 2 * shape.total / gpus  # of the gradients in bfloat16: measured (benchmarks/memory.py), left out there
+    copy = 2 * shape.total / gpus  # gradients in bfloat16, which benchmarks/memory.py measured and DeepSpeed leaves out
     assert found.weights + found.optimizer + found.step - copy == pytest.approx(expected, rel=1e-6)
     _, expected, _ = stage3.estimate_zero3_model_states_mem_needs(
         shape.total, shape.largest, 8, nodes, cpu_offload=False, cpu_offload_params=False
@@ -69,7 +69,7 @@ def test_states_are_those_of_deepspeeds_estimator(shapes, name, nodes):
 
 
 def test_plan_is_what_was_measured():
-    """benchmarks/memory.py measured; the plan must still be within 15% of it."""
+    """The plan is within 15% of the memory that `benchmarks/memory.py` measured."""
     content = json.loads(RESULT.read_text())
     shape, runs = Shape.of(MODEL), content["runs"]
     assert shape.total == content["parameters"]
@@ -130,15 +130,15 @@ def test_what_is_left_out_is_planned_as_the_loop_runs_it(capsys):
     own = {"nodes", "gpus", "gpu_memory", "gpu_tflops", "mfu", "lora_parameters", "prompt_tokens",
            "gpu_bandwidth", "mbu"}  # fmt: skip
     planned = {field.name: field.default for field in fields(PlanArguments) if field.name not in own}
-    assert planned.pop("model_name_or_path") == "8b"  # the loop's is the bundled model, which needs no plan
+    assert planned.pop("model_name_or_path") == "8b"  # The loop's default is the bundled model, which needs no plan.
     assert {name: getattr(IterateArguments, name) for name in planned} == planned
     cli.main(["plan", "--gpus", "4"])
     printed = capsys.readouterr().out
     assert "Defaults: model_name_or_path=8b, nodes=1, gpu_memory=80.0, " in printed
     assert "optim=adafactor" in printed
     assert "num_train_problems=7473 (GSM8K)" in printed
-    assert "log μ of at most 119,568 rows" in printed  # without curation all are trained on
-    assert PlanArguments(curation="anna_karenina").trained_rows == 50_000  # the paper's
+    assert "log μ of at most 119,568 rows" in printed  # Without curation, all rows are used.
+    assert PlanArguments(curation="anna_karenina").trained_rows == 50_000  # as in the paper
     assert PlanArguments(curation="anna_karenina", iteration_size=70_000).trained_rows == 70_000
 
 
@@ -149,7 +149,7 @@ def test_the_settings_of_a_loop_can_be_planned(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "70.55 billion parameters" in printed
     assert "An iteration: 800 completions" in printed
-    assert "log μ of at most 800 rows" in printed  # no more than there are
+    assert "log μ of at most 800 rows" in printed  # all 800 completions
     config.write_text("num_train_problems: null\niteration_size: null\nnum_generations: 2\n")
     cli.main(["plan", "--config", str(config)])
     assert "log μ of at most 14,946 rows" in capsys.readouterr().out
@@ -180,7 +180,7 @@ def test_command(capsys):
     cli.main(["plan"])
     printed = capsys.readouterr().out
     assert "not with adafactor" in printed
-    assert "for 22,423 test completions" in printed  # 16 samples and a greedy completion of 1,319 problems
+    assert "for 22,423 test completions" in printed  # 16 samples and a greedy completion for each of 1,319 problems
     cli.main(["plan", "--greedy", "false"])
     assert "for 21,104 test completions" in capsys.readouterr().out
     cli.main(["plan", "--model", "70b"])
@@ -201,13 +201,13 @@ def test_a_division_of_the_gpus_between_sampling_and_training(capsys):
     lines = capsys.readouterr().out.splitlines()
     found = [line.replace("*", "").split() for line in lines if " + " in line[:6]]
     splits = {words[0] + "+" + words[2]: words for words in found}
-    assert list(splits) == [f"{8 - n}+{n}" for n in range(2, 8)]  # training does not fit on one
+    assert list(splits) == [f"{8 - n}+{n}" for n in range(2, 8)]  # Training does not fit on one GPU.
     hours = {split: (float(words[3]), float(words[4]), float(words[5])) for split, words in splits.items()}
     for sampling, training, iteration in hours.values():
         assert iteration == max(sampling, training)
     best = min(hours, key=lambda split: hours[split][2])
     assert next(line for line in lines if "*" in line).startswith(best.replace("+", " + "))
-    # Twice the GPUs, half the time.
+    # Twice as many GPUs take half the time.
     assert hours["4+4"][1] == pytest.approx(hours["6+2"][1] / 2, abs=0.01)
     assert hours["4+4"][0] == pytest.approx(hours["2+6"][0] / 2, abs=0.01)
     cli.main(["plan", "--overlap", "1", "--gpus", "1"])
@@ -215,7 +215,7 @@ def test_a_division_of_the_gpus_between_sampling_and_training(capsys):
 
 
 def test_a_division_has_room_for_what_trains(capsys):
-    """docs/scaling.md: full training of 70B needs three nodes."""
+    """Full training of 70B needs three nodes, as `docs/scaling.md` says."""
     plan = ["plan", "--model", "70b", "--vllm_tensor_parallel_size", "4", "--optim", "adamw_torch_fused", "--overlap",
             "1", "--per_device_train_batch_size", "1"]  # fmt: skip
     cli.main([*plan, "--nodes", "4"])
@@ -227,7 +227,7 @@ def test_a_division_has_room_for_what_trains(capsys):
 
 
 def test_an_engine_reads_its_weights_for_each_token(shapes):
-    """Few sequences: the weights are read in the time; many: their caches; a slow GPU: it multiplies."""
+    """The time per token is that of reading weights and caches, or of the matrix products, whichever is longer."""
     shape, fast = shapes["8b"], 1e30
     one = decoding_seconds(shape, 1, 0, 1e12, fast)
     assert one == pytest.approx(2 * shape.total / 1e12)

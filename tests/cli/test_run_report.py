@@ -20,7 +20,7 @@ from topr_trl.tasks.arithmetic import CARELESS_MODEL
 
 @pytest.fixture
 def run(model, tokenizer, rows, tmp_path):
-    """The folder of four steps of training, with checkpoints of steps 2 and 4."""
+    """Return the folder of a training run of four steps, with checkpoints after steps 2 and 4."""
     args = OfflineTOPRConfig(
         str(tmp_path / "run"), per_device_train_batch_size=4, num_train_epochs=2, learning_rate=1e-3, bf16=False,
         use_cpu=True, gradient_checkpointing=False, save_steps=2, logging_steps=1, report_to="none", disable_tqdm=True,
@@ -46,11 +46,11 @@ def test_a_run_as_a_page(run, capsys):
     page = (run / "report.html").read_text()
     for title in ("Loss", "Weights of negatives", "log π/μ of negatives", "Positives", "Gradient norm", "Learning rate"):
         assert f"<h3>{title}</h3>" in page
-    assert "<h3>Entropy</h3>" not in page  # it was not logged
+    assert "<h3>Entropy</h3>" not in page  # Entropy was not logged.
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert "4 optimizer steps" in page
-    # All that it needs is in it.
+    # The page does not refer to other files.
     assert re.findall(r'(?:src|href)="(?!data:)', page) == []
     assert "No rows were logged" not in page
 
@@ -58,7 +58,7 @@ def test_a_run_as_a_page(run, capsys):
 def test_a_run_that_is_not_finished(run):
     (run / "trainer_state.json").unlink()
     assert [entry["step"] for entry in read_run(run).histories["run"] if "loss" in entry] == [1, 2, 3, 4]
-    (run / "checkpoint-4" / "trainer_state.json").write_text('{"log_hist')  # being written
+    (run / "checkpoint-4" / "trainer_state.json").write_text('{"log_hist')  # as if a trainer were writing it
     log_rows(run, 1)
     (run / "completions" / "completions_00002.parquet").write_bytes(b"PAR1")
     found = read_run(run)
@@ -98,7 +98,7 @@ def test_a_loop(run, tmp_path):
         folder = loop / f"iteration-{iteration}"
         if iteration < 10:
             shutil.copytree(run, folder / "model")
-        else:  # under way
+        else:  # still in training
             shutil.copytree(run / "checkpoint-2", folder / "model" / manifest.WORK / "checkpoint-2")
         (folder / "test" / "results").mkdir(parents=True)
         answers = np.where(np.random.default_rng(0).random((20, 4)) < rate, "7", "1").tolist()
@@ -110,7 +110,7 @@ def test_a_loop(run, tmp_path):
     page = render(found)
     assert "10 optimizer steps in 3 iterations" in page
     assert "pass@1" in page
-    # Steps of an iteration count on from those before.
+    # The step count continues across iterations.
     axes = draw_panel(next(p for p in PANELS if p.title == "Loss"), found.histories).axes[0]
     drawn = [
         line.get_xdata().tolist()
@@ -121,7 +121,7 @@ def test_a_loop(run, tmp_path):
 
 
 def test_the_newest_log_is_shown(model, tokenizer, rows, run):
-    """That of a shorter second training in the same folder, too."""
+    """The page shows the newest log, even that of a shorter second training in the same folder."""
     args = OfflineTOPRConfig(
         str(run), per_device_train_batch_size=4, max_steps=3, learning_rate=1e-4, bf16=False, use_cpu=True,
         gradient_checkpointing=False, logging_steps=1, report_to="none", disable_tqdm=True,
@@ -148,7 +148,7 @@ def test_a_row_that_was_logged_twice_is_shown_once_as_it_was_last(run):
 
 
 def test_rows_that_are_messages(run):
-    """TRL 1.16 logs them as they are."""
+    """Rows of messages, as TRL 1.16 logs them, can be shown. Repeated rows are shown once."""
     said = [[{"role": "assistant", "content": text}] for text in ("2", "3", "2", "5")]
     log_rows(run, 1, prompt=[[{"role": "user", "content": "1 + 1 ="}]] * 4, completion=said)
     assert len(read_run(run).rows) == 3
@@ -238,7 +238,7 @@ def test_long_runs_are_smoothed_at_the_right_height():
 
 @pytest.mark.parametrize(("zero", "steps", "scale"), [(1.0, 3, "log"), (0.0, 3, "linear"), (0.0, 300, "linear")])
 def test_a_value_of_zero_makes_the_scale_linear(zero, steps, scale):
-    """In a later training run, and under a running mean, too."""
+    """A value of 0 makes the scale linear, also in a later training run and in a smoothed curve."""
     first = [{"step": step, "grad_norm": 1.0} for step in range(steps)]
     second = [*first, {"step": steps, "grad_norm": zero}]
     panel = next(p for p in PANELS if p.scale == "log")

@@ -51,7 +51,7 @@ def test_no_reward_where_no_function_applies(rows):
 
 
 def test_functions_get_what_trl_passes(rows, tmp_path):
-    """The names and values of the arguments are those of GRPOTrainer, for the same rows."""
+    """A reward function gets the same argument names and completions as from GRPOTrainer, for the same rows."""
     seen = []
 
     def spy(**kwargs):

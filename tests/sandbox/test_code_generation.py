@@ -17,7 +17,7 @@ def test_the_example_in_miniature(tmp_path):
     assert re.search(r"before +positives only +TOPR\n[- ]+\npass@1 ", said)
     assert "(3 problems, 2 samples each" in said
 
-    # The task that it prints is right by its own tests.
+    # The printed program passes the printed tests.
     program, tests = re.search(r"^(def f.*)\n\n((?:assert .*\n)+)", said, re.MULTILINE).groups()
     assert len(parse_tests(tests)[0]) == 4
     assert run_tests([program], [tests])[0][0] == "correct"

@@ -25,7 +25,7 @@ RIGHT = "def f(x): return 2 * x"
 
 @pytest.fixture(scope="module")
 def isolated():
-    """Skips where the kernel refuses what the test is about."""
+    """Skip the test if the kernel refuses a part of the sandbox's protection."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run_tests([RIGHT], [TEST], seconds=1.5)
@@ -34,7 +34,7 @@ def isolated():
 
 
 def found(program, call="f()", **limits):
-    """What the call gives, as text; no program gives `None` in the tests below where it should not."""
+    """Return the value of the call as text. None is the expected value, so no program here should return it."""
     ((_, what),) = run_tests([program], [f"assert {call} == None"], **{"seconds": 1.5, **limits})
     return what
 
@@ -108,7 +108,7 @@ def test_leaving_early_is_not_passing(how, place):
         ("class L(list):\n    __iter__ = lambda a: iter([4])\n    __repr__ = lambda a: 'None'\nf = L", "[]"),
         ("f = lambda: (lambda: 0)", "!TypeError"),
         ("def f():\n    a = []\n    a.append(a)\n    return a", "!RecursionError"),
-        ("f = lambda: 9 ** 9999", "!ValueError"),  # of digits that Python does not write
+        ("f = lambda: 9 ** 9999", "!ValueError"),  # Python refuses to write so many digits.
         ("f = lambda: 'x' * 2_000_000", "!TooLong"),
         ("f = lambda: input()", "!EOFError"),
         ("f = lambda: [print('None' * 1_000_000), 1][1]", "1"),
@@ -222,7 +222,7 @@ def test_a_program_ends_with_its_worker():
             time.sleep(0.02)
         for worker in sandbox._pool(2.0, 256)._workers:
             os.kill(worker.process.pid, signal.SIGKILL)
-        time.sleep(1.0)  # another worker tries again meanwhile
+        time.sleep(1.0)  # Meanwhile, another worker runs the program again.
         assert not any(marker.encode() in contents(file) for file in first)
         assert verdict.result() == "!Timeout"
 
@@ -236,7 +236,7 @@ def test_others_cannot_be_killed(victim, isolated):
     assert run_tests([RIGHT + " + 0"], [TEST], seconds=1.5)[0][0] == "correct"
 
 
-# Where the kernel refuses namespaces, and where there are none.
+# Machines where the kernel refuses namespaces, and systems without them.
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="drops a right of root's")
@@ -276,7 +276,7 @@ def test_other_systems_are_refused(monkeypatch):
         run_tests([RIGHT], [TEST], seconds=0.123)
 
 
-# Tests, and values.
+# Tests and values.
 
 
 @pytest.mark.parametrize(

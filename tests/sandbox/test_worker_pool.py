@@ -64,7 +64,7 @@ def test_order_is_kept_and_what_goes_wrong_is_none(file):
     assert time.monotonic() - start < 30
     assert results == [v for i in range(len(bad)) for v in (0.1 - i / 100, None, i)]
     assert sum(counted) == len(items)
-    assert pool.map([["", 7]]) == [7]  # and it goes on
+    assert pool.map([["", 7]]) == [7]  # The pool still works.
     pool.close()
     assert pool.map([]) == []
 
@@ -106,7 +106,7 @@ def test_a_worker_that_cannot_start_is_an_error(tmp_path):
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_workers_end_with_their_parent(file):
-    """Idle ones at the end of their input, one that hangs by its alarm."""
+    """Idle workers end when their input ends, and a worker that hangs is ended by its alarm."""
     code = (
         "import json, os, sys, threading, time\n"
         "from pathlib import Path\n"

@@ -74,7 +74,7 @@ def test_the_best_model_is_that_of_the_highest_reward(tmp_path):
                                   {"save_strategy": SaveStrategy.BEST}, {"lr_scheduler_type": "reduce_lr_on_plateau"},
                                   {}])  # fmt: skip
 def test_the_best_model_is_not_that_of_the_lowest_loss(best, tmp_path):
-    """The metric is also read by callbacks such as `EarlyStoppingCallback`, of which the settings say nothing."""
+    """The loss is refused even if no setting needs a metric, since callbacks like `EarlyStoppingCallback` read it."""
     given = {"output_dir": str(tmp_path), **CPU, "eval_strategy": "steps", **best}
     for metric in ("loss", "eval_loss", None):
         if metric:
@@ -84,7 +84,7 @@ def test_the_best_model_is_not_that_of_the_lowest_loss(best, tmp_path):
             with pytest.raises(ValueError, match=r"metric_for_best_model.*Use a metric"):
                 OfflineTOPRConfig(**given, metric_for_best_model=metric)
     for cls in (TOPRConfig, OfflineTOPRConfig):
-        for metric in ("eval_accuracy", "eval_kl_loss"):  # of callbacks
+        for metric in ("eval_accuracy", "eval_kl_loss"):  # metrics that callbacks could add
             assert cls(**given, metric_for_best_model=metric).metric_for_best_model == metric
 
 
@@ -144,7 +144,7 @@ def test_an_order_that_the_trainer_cannot_use_is_refused(settings, tmp_path):
 )
 def test_generation_kwargs_by_which_trl_would_misread_completions(given, remedy, tmp_path):
     ((name, value),) = given.items()
-    for form in (given, json.dumps(given)):  # the second on the command line
+    for form in (given, json.dumps(given)):  # The command line passes JSON.
         with pytest.raises(ValueError, match=f"generation_kwargs with {name}=") as error:
             TOPRConfig(str(tmp_path), **CPU, generation_kwargs=form)
         assert remedy in str(error.value)
@@ -173,7 +173,7 @@ def test_a_chat_template_may_be_a_path(tmp_path):
 
 
 class Removed:
-    """A setting that TRL still has, and that this package does not find."""
+    """Descriptor that TRL can read but this package cannot, as if a newer TRL had removed the setting."""
 
     def __init__(self, name):
         self.name = f"_{name}"
@@ -188,7 +188,8 @@ class Removed:
 
 
 _CHECKED_ONLY = [
-    *((TOPRConfig, GRPOConfig, name) for name in GRPO_ONLY if name != "loss_type"),  # which TOPR has, too
+    # TOPRConfig has a field `loss_type`, too.
+    *((TOPRConfig, GRPOConfig, name) for name in GRPO_ONLY if name != "loss_type"),
     *((TOPRConfig, GRPOConfig, name) for name in ("use_bias_correction_kl", "generation_kwargs")),
     *((OfflineTOPRConfig, SFTConfig, name) for name in SFT_ONLY),
     *((OfflineTOPRConfig, SFTConfig, name) for name in ("train_sampling_strategy", "activation_offloading")),
@@ -229,10 +230,10 @@ def test_command_line(cls, tmp_path):
 )
 @pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
 def test_a_baseline_is_a_float_or_a_name(cls, given, value, tmp_path):
-    """In a type checker too: `scripts/check_wheel.py`."""
+    """A number becomes a float, and a name stays text. `scripts/check_wheel.py` tests the types with mypy."""
     args = cls(str(tmp_path), **CPU, baseline=given)
     assert (args.baseline, type(args.baseline)) == (value, type(value))
-    args.validate_curation()  # a second time changes nothing
+    args.validate_curation()  # A second call changes nothing.
     assert args.baseline == value
     as_json = json.loads(args.to_json_string())
     assert as_json["baseline"] == value
@@ -248,7 +249,7 @@ def test_a_baseline_that_is_neither_number_nor_name(baseline, tmp_path):
 @pytest.mark.parametrize("text", ["0.5", "'0.5'", "group_mean", "5.0e-1", "1"])
 @pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
 def test_a_baseline_in_files(cls, text, tmp_path):
-    """In the files of TrlParser (YAML), and in those of HfArgumentParser (YAML and JSON)."""
+    """A baseline can be read from files for TrlParser (YAML) and for HfArgumentParser (YAML and JSON)."""
     value = text if text.isidentifier() else float(text.strip("'"))
     plain = {"output_dir": str(tmp_path), **CPU, "baseline": yaml.safe_load(text)}
     (tmp_path / "args.yaml").write_text(f"output_dir: {tmp_path}\nbaseline: {text}\nuse_cpu: true\nbf16: false\n")
@@ -271,7 +272,7 @@ def test_numbers_have_the_annotated_type(tmp_path):
 
 
 def test_settings_of_curation_stand_alone():
-    """For a command that curates: it parses these alone, and refuses what contradicts itself."""
+    """A command can parse CurationArguments alone, and `validate_curation` refuses contradictory settings."""
     (settings,) = TrlParser(CurationArguments).parse_args_and_config(["--curation", "uniform", "--baseline", "mean"])
     assert [f.name for f in dataclasses.fields(settings)] == [
         "baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share"
@@ -286,14 +287,14 @@ _PARAMETER = re.compile(r"^        (\w+) \((`.*`), \*optional\*(?:, defaults to 
 
 @pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
 def test_every_setting_is_documented(cls):
-    """As static tools see it: without running code. Settings that TRL alone has are TRL's to document."""
+    """The class's docstring in the source, which static tools read, documents all settings that are not TRL's own."""
     ours = [kind for kind in inspect.getmro(cls) if kind.__module__.startswith("topr_trl")]
     own = {name for kind in ours for name in inspect.get_annotations(kind)}
     tree = ast.parse(inspect.getsource(inspect.getmodule(cls)))
     (node,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
     documented = {name: default for name, _, default in _PARAMETER.findall(ast.get_docstring(node, clean=False))}
     defaults = {f.name: f.default for f in dataclasses.fields(cls) if f.name in own}
-    # None is not written down: *optional* alone says it, as in TRL.
+    # As in TRL, a default of None is not written, because *optional* implies it.
     assert {name: ast.literal_eval(default or "None") for name, default in documented.items()} == defaults
     for f in dataclasses.fields(cls):
         if f.name in own:
@@ -369,7 +370,7 @@ def test_a_loss_that_is_nan_is_not_logged_as_0(cls, tmp_path):
     ],
 )
 def test_values_of_another_type_are_named(tmp_path, name, value, wanted):
-    """As a YAML file may hold."""
+    """A value of the wrong type, as a YAML file can hold, gives an error with the setting and its type."""
     with pytest.raises(ValueError, match=rf"^{name} must be {wanted}, not "):
         OfflineTOPRConfig(output_dir=str(tmp_path), **{name: value})
 

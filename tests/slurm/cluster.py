@@ -1,4 +1,4 @@
-"""A Slurm cluster of two nodes on this machine, of Debian's packages slurm-wlm and munge; root only."""
+"""Run a Slurm cluster of two nodes on this machine, as root, with Debian's packages slurm-wlm and munge."""
 
 import os
 import shutil
@@ -40,7 +40,7 @@ PartitionName=main Nodes={nodes[0]},{nodes[1]} Default=YES MaxTime=INFINITE Stat
 
 
 def why_not() -> str:
-    """Why there can be no cluster here; "" if there can."""
+    """Return the reason why no cluster can start here, or "" if one can."""
     missing = [name for name in ("slurmctld", "slurmd", "srun", "munged") if shutil.which(name) is None]
     if missing:
         return f"{missing[0]} is not installed: make test-slurm installs Debian's slurm-wlm and munge"
@@ -48,7 +48,7 @@ def why_not() -> str:
 
 
 class Cluster:
-    """`environment` is that of its clients."""
+    """Slurm cluster. `environment` holds the environment variables of its clients."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,7 +70,7 @@ class Cluster:
         return subprocess.run(command, env=self.environment, check=True, capture_output=True, text=True).stdout
 
     def _name_nodes(self) -> None:
-        """Their names lead here, as those of a cluster lead to its nodes."""
+        """Map the names of the nodes to this machine in /etc/hosts."""
         hosts = Path("/etc/hosts")
         if NODES[0] not in hosts.read_text():
             with hosts.open("a") as file:
@@ -98,9 +98,9 @@ class Cluster:
             time.sleep(0.5)
 
     def lose_node(self, node: str) -> int:
-        """Its power fails: the daemon, and all that it runs; it is back when the cluster has noticed.
+        """Kill the daemon of a node and all its processes, as a power failure would, and return their number.
 
-        Returns how many processes it had.
+        The daemon starts again when the cluster has marked the node as down.
         """
         daemon = psutil.Process(int((self.folder / f"slurmd-{node}.pid").read_text()))
         tasks = [process for process in psutil.process_iter() if _node_of(process) == node]

@@ -1,4 +1,4 @@
-"""The loop on a Slurm cluster: sampling on two nodes, training over two, and nodes that are lost; `make test-slurm`."""
+"""Test the loop on a Slurm cluster (`make test-slurm`): it samples and trains on two nodes, and loses nodes."""
 
 import subprocess
 import sys
@@ -72,20 +72,20 @@ def test_nodes_that_are_lost_while_they_sample_and_train(cluster, tmp_path):
         lambda: any(model.glob("work/checkpoint-*/trainer_state.json")),
     ):
         until(happened, process, out)
-        assert cluster.lose_node(NODES[1]) > 2  # the daemon, and what it ran
+        assert cluster.lose_node(NODES[1]) > 2  # the daemon and the processes that it ran
     assert process.wait(600) == 0, said(out)[-4_000:]
     assert "A process of the stage sample ended before its work was done; starting it again" in said(out)
     assert "A process of the stage train failed with exit status 1; starting it again" in said(out)
     for folder in ("base/test/rollouts", "iteration-1/rollouts", "iteration-1/test/rollouts"):
         first, second = (load_rows(run / folder) for run in (whole, out))
-        if folder != "iteration-1/test/rollouts":  # the weights are those of sums in another order
+        if folder != "iteration-1/test/rollouts":  # The weights differ by rounding, so samples can differ.
             assert first["completion_ids"][:] == second["completion_ids"][:]
         assert len(first) == len(second)
     start_, weights, others = (
         load_file(folder / "model.safetensors")
         for folder in (CARELESS_MODEL, whole / "iteration-1" / "model", out / "iteration-1" / "model")
     )
-    # Sums in another order, and Adam magnifies it where gradients are tiny.
+    # Sums in another order differ by rounding, and Adam magnifies the difference where gradients are tiny.
     assert distance(weights, others) < 0.05 * distance(weights, start_)
 
 

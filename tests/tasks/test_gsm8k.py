@@ -67,7 +67,7 @@ def test_verdict_and_reward():
     chat = [[{"role": "assistant", "content": "The answer is 4."}]]
     assert reward(["The answer is 4.", "4", "The answer is 5."], answer=["4"] * 3) == [1.0, -1.0, -1.0]
     assert reward(chat, answer=["4"], trainer_state=None) == [1.0]
-    again = pickle.loads(pickle.dumps(reward))  # AsyncGRPOTrainer sends it to another process
+    again = pickle.loads(pickle.dumps(reward))  # AsyncGRPOTrainer sends the function to another process.
     assert (again.__name__, again(["4"], answer=["4"])) == ("answer_reward", [-1.0])
 
 
@@ -97,7 +97,7 @@ def test_malformed_rows():
     for rows in ({"question": [None], "answer": ["#### 1"]}, {"question": ["?"], "answer": [None]}):
         with pytest.raises(ValueError, match=r"row 0 .*None"):
             gsm8k.prepare(Dataset.from_dict(rows))
-    for number in ("1e999999", "1_000", "nan"):  # the first would be a megabyte
+    for number in ("1e999999", "1_000", "nan"):  # The first would have a million digits.
         with pytest.raises(ValueError, match=r"Row 0: .*#### N"):
             gsm8k.prepare(Dataset.from_dict({"question": ["?"], "answer": [f"#### {number}"]}))
     with pytest.raises(FileNotFoundError, match="no file"):

@@ -25,7 +25,7 @@ PAIRS = [json.loads(line) for line in Path(__file__).with_name("math_answers.jso
 
 @pytest.fixture(scope="module", autouse=True)
 def few_workers():
-    """Two, not one for each core."""
+    """Use two workers instead of one per core."""
     pool = WorkerPool(Path(math_equal.__file__), "judge", workers=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hendrycks_math, "pool", lambda: pool)
@@ -59,11 +59,11 @@ def few_workers():
         (r"\boxed", None),
         ("It is 5.", None),
         ("", None),
-        # As TeX reads them.
+        # Boxes without braces, as TeX reads them.
         (r"$\boxed5$", "5"),
         (r"\boxed\frac12", r"\frac12"),
         (r"\boxed \frac{1}{2}.", r"\frac{1}{2}"),
-        ("\\" * 1_000_000, None),  # in linear time
+        ("\\" * 1_000_000, None),  # must take linear time
     ],
 )
 def test_extract_boxed(text, content):
@@ -83,7 +83,7 @@ def test_numbers_are_exact(text, number):
     assert math_equal.as_number(text) == number
 
 
-# Where the judge does not say what a person says,, out of all pairs.
+# Pairs on which the judge and a person disagree, with the reason.
 KNOWN_DISAGREEMENTS = {
     (r"5 \text{ m}", r"5 \text{ cm}"): "units are dropped, since answers leave them out as often as not",
     ("4=5", "5"): "the right side of an equation is taken for the answer",
@@ -106,7 +106,7 @@ def test_agreement_with_a_person():
         for pair, (verdict, _) in zip(PAIRS, judged, strict=True)
         if (verdict == "correct") != pair["equal"]
     }
-    # The unbalanced ones of the set are no boxes at all, and wrong as they should be.
+    # Answers with unbalanced braces form no box, so they are wrong, as the person says.
     assert found == set(KNOWN_DISAGREEMENTS)
 
 
@@ -141,7 +141,7 @@ def box(content):
 
 
 MANY = 10_000
-# From what models and adversaries write to what it is for the truth 5; None: invalid or incorrect, depending on speed.
+# Texts of models and adversaries, with the verdict for the truth 5. None: invalid or incorrect, depending on speed.
 HOSTILE = {
     "It is 5.": "invalid", "": "invalid", box(""): "invalid", box(" "): "invalid", box("?"): "invalid",
     box(r"\frac{"): "invalid", box(r"\text{}"): "invalid", box(r"\cdot"): "invalid", r"\boxed{\frac{1}{2}": "invalid",
@@ -176,7 +176,7 @@ def test_nothing_is_never_right():
     for truth in ("5", r"\text{no}", r"\emptyset", "0"):
         assert {v for v, _ in hendrycks_math.judge(nothing, [truth] * len(nothing))} == {"invalid"}
     assert {v for v, _ in hendrycks_math.judge(nothing, truths)} == {"invalid"}
-    # What cannot be read is right if it is literally the truth.
+    # An answer that cannot be parsed is right if its text is that of the truth.
     odd = r"\text{all } n \equiv 3 \pmod 7"
     assert hendrycks_math.judge([box(odd), box(odd + ".")], [odd, odd]) == [("correct", odd)] * 2
 
@@ -210,14 +210,14 @@ def test_gold_solutions_are_right_and_others_wrong():
     assert len(problems) == 500
     truths = problems["answer"][:]
     assert {v for v, _ in hendrycks_math.judge(raw["solution"][:], truths)} == {"correct"}
-    # Literal equality would settle those; a box of another kind of writing has to be read.
+    # The gold solutions pass by literal equality. With other spacing, the answers have to be parsed.
     assert {v for v, _ in hendrycks_math.judge([box(rf"\; {t} \,.") for t in truths], truths)} == {"correct"}
     others = truths[:]
     random.Random(0).shuffle(others)
     judged = hendrycks_math.judge([box(other) for other in others], truths)
     wrong = [(o, t) for o, t, (v, _) in zip(others, truths, judged, strict=True) if v == "correct" and o != t]
-    assert wrong == []  # no exceptions: no two answers of MATH-500 differ in writing and are equal here
-    assert {v for v, _ in judged} == {"correct", "incorrect"}  # every answer of the set can be read
+    assert wrong == []  # In these pairs, answers with different texts are never equal.
+    assert {v for v, _ in judged} == {"correct", "incorrect"}  # Every answer of the set can be parsed.
 
 
 @needs_data
@@ -272,14 +272,14 @@ def test_rows_of_other_shapes():
     odd = Dataset.from_dict({"problem": ["?"], "answer": ["5"], "level": ["Level ²"]})
     huge = Dataset.from_dict({"problem": ["?"], "answer": ["5"], "level": ["1" * 20]})
     assert hendrycks_math.prepare(huge, 0)["level"][:] == [None]
-    assert hendrycks_math.prepare(odd, 0)["level"][:] == [None]  # a digit, and no number
+    assert hendrycks_math.prepare(odd, 0)["level"][:] == [None]  # ² is a digit, but not a number.
     with pytest.raises(ValueError, match="between 0 and 4"):
         hendrycks_math.prepare(rows(), 5)
 
 
 def test_exemplars_of_the_training_split(tmp_path):
     drawn = hendrycks_math.draw_exemplars(rows(), 2)
-    assert any(question == "What is 0 + 1?" for question, _ in drawn)  # both subjects
+    assert any(question == "What is 0 + 1?" for question, _ in drawn)  # the only problem of its subject
     assert hendrycks_math.draw_exemplars(rows(), 2) == drawn
     with pytest.raises(ValueError, match="num_shots is 9, but only"):
         hendrycks_math.draw_exemplars(rows(), 9)
@@ -290,7 +290,7 @@ def test_exemplars_of_the_training_split(tmp_path):
     )
     for prompt in load_problems(args, "train")["prompt"]:
         assert prompt.count("Problem:") == 4
-        assert prompt.count(prompt.rpartition("Problem:")[2].split("\n")[0]) == 1  # never its own example
+        assert prompt.count(prompt.rpartition("Problem:")[2].split("\n")[0]) == 1  # No problem is its own example.
     with pytest.raises(ValueError, match="training_shots"):
         ProblemArguments(training_shots=True)
 
@@ -317,7 +317,7 @@ def test_the_hub(monkeypatch):
 
 
 def test_the_task_of_the_problems():
-    assert ProblemArguments(task="math").task_of_problems is TASKS["gsm8k"]  # the built-in problems
+    assert ProblemArguments(task="math").task_of_problems is TASKS["gsm8k"]  # the format of the built-in problems
     math = ProblemArguments(task="math", dataset_name="some/math")
     assert math.task_of_problems is TASKS["math"]
     assert (math.num_shots, ProblemArguments().num_shots) == (4, 8)

@@ -54,7 +54,7 @@ def test_a_solution_becomes_a_problem(solutions):
     assert problems["problem_id"][:] == [0, 1, 2, 3]
     assert problems["answer"][:] == ["yes", "no", "yes", "no"]
     assert problems["prompt"][0] == TEMPLATE.replace("{question}", "2+2?").replace("{solution}", " 4")
-    # Braces of a question or a solution are text.
+    # Braces in a question or a solution are plain text.
     assert problems["prompt"][2].startswith("Question: 3+3? {solution}\nAnswer: \\frac{6}{1} {question}\n")
 
 
@@ -118,7 +118,7 @@ def test_what_the_author_of_checks_writes():
         for text in texts
     )
     shares = [np.mean([verdict == kind for verdict in right]) for kind in ("yes", "no", None)]
-    # A result that slips is never the right one, and there are two.
+    # The verdict is yes only if neither of the two results slips. With probability 0.2, it is missing.
     assert shares == pytest.approx([0.7**2 * 0.8, (1 - 0.7**2) * 0.8, 0.2], abs=0.04)
     assert np.mean([verdict == "yes" for verdict in wrong]) == pytest.approx(0.6 * 0.7**2 * 0.8, abs=0.04)
 
