@@ -1,4 +1,4 @@
-"""Any input: what comes in from outside, of the right kind or of another, for tests with Hypothesis."""
+"""Hypothesis strategies for valid and invalid input from outside, and helpers for tests that use them."""
 
 from contextlib import contextmanager
 from datetime import datetime
@@ -12,7 +12,8 @@ from transformers import AutoTokenizer
 from topr_trl.data.tables import from_table
 from topr_trl.tasks import arithmetic
 
-# Shares of what the profile allows, 100 here and no end in a search.
+# The tests' profile has 100 examples, and the profile of scripts/fuzz.py has no limit. `few` allows a fourth of the
+# examples, and `fewer` a sixteenth.
 few, fewer = (
     settings(max_examples=settings.default.max_examples // n, deadline=None, suppress_health_check=list(HealthCheck))
     for n in (4, 16)
@@ -21,7 +22,7 @@ few, fewer = (
 
 @contextmanager
 def refused_by_name(*names):
-    """A ValueError is an answer (or an OSError, of what cannot be read), if it says what it is about."""
+    """Allow a ValueError, or an OSError from an unreadable file, if its message contains one of the names."""
     refusal = None
     try:
         yield
@@ -49,7 +50,10 @@ TYPES = [
 
 @st.composite
 def tables(draw, **right):
-    """Rows with the columns `right`, `{name: (type, values)}`; some of another type, or absent."""
+    """Draw rows with the columns `right`: `{name: (type, values)}`.
+
+    Some columns are absent, have gaps or have another type.
+    """
     count, columns = draw(st.integers(0, 8)), {}
     for name, own in right.items():
         kind = draw(st.sampled_from(["right"] * 8 + ["gaps", "other", "absent"]))

@@ -1,4 +1,7 @@
-"""Trains a little with `log_completions` and says what weight each row should have; see test_completions_log.py."""
+"""Train a little with `log_completions`, and save the expected log-ratio of each row.
+
+See trainers/test_completions_table.py.
+"""
 
 import itertools
 import json
@@ -20,7 +23,7 @@ ROWS = 12
 
 @torch.no_grad()
 def logp(trainer, prompt, completion):
-    """log π of a completion by the present weights, the row alone in a plain forward."""
+    """Return log π of a completion under the current weights, from a plain forward pass of its row alone."""
     prompt, completion = list(prompt), list(completion)
     model = trainer.accelerator.unwrap_model(trainer.model)
     logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
@@ -28,13 +31,13 @@ def logp(trainer, prompt, completion):
 
 
 class Expect(TrainerCallback):
-    """Notes at each log what the table should hold: the log-ratio of each row by its prompt and completion."""
+    """Callback that stores at each log what the table should contain: log-ratios by prompt and completion."""
 
     def __init__(self, forget):
         self.log_mu, self.log_ratio, self.forget, self.of_step = {}, {}, forget, {}
 
     def on_step_begin(self, *args, **kwargs):
-        if self.forget:  # offline the table holds the rows of one step
+        if self.forget:  # offline, the table contains the rows of one step
             self.log_ratio.clear()
 
     def on_log(self, args, state, control, logs, **kwargs):
@@ -76,7 +79,7 @@ def offline(out, **more):
             else inputs["input_ids"][0]
         )
         for tokens, reward in zip(flat.split(inputs["lengths"]), inputs["reward"], strict=True):
-            if reward == 0 or (args.preset == "topr" and reward > 0):  # its log μ is not computed
+            if reward == 0 or (args.preset == "topr" and reward > 0):  # log μ of this row is not computed
                 continue
             tokens = tuple(tokens.tolist())
             start = starts[tokens]
@@ -118,7 +121,7 @@ def online(out, **more):
         for prompt, there, completion, real, reward in zip(*parts, inputs["topr_rewards"], strict=True):
             prompt, completion = prompt[there.bool()].tolist(), completion[real.bool()].tolist()
             key = tuple(tokenizer.decode(ids, skip_special_tokens=True) for ids in (prompt, completion))
-            if not reward.isnan():  # a row that was not chosen and only fills up
+            if not reward.isnan():  # NaN marks a row that was not chosen and only fills the batch
                 expect.log_ratio[key] = logp(trainer, prompt, completion) - expect.log_mu[key]
         return compute_loss(model, inputs)
 
@@ -137,7 +140,7 @@ def main(kind, out, **more):
 if __name__ == "__main__":
     for kind, more in json.loads(sys.argv[2]).items():
         done = main(kind, Path(sys.argv[1]) / kind, **more)
-        # A process that leaves while another still talks to it can abort that one.
+        # If a process exits while another one still communicates with it, the other one can abort.
         done.accelerator.wait_for_everyone()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -3,7 +3,7 @@ import gc
 import os
 from pathlib import Path
 
-# No test needs the network. huggingface_hub reads these when it is imported; then a look-up fails at once.
+# No test needs the network. huggingface_hub reads these variables at import. A look-up then fails at once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
@@ -18,19 +18,19 @@ from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from topr_trl.tasks import arithmetic
 
-# The same examples in every run: what a search finds elsewhere becomes an example of its own.
+# Every run draws the same examples. If scripts/fuzz.py finds a failing case, the case is added as an `@example`.
 settings.register_profile("deterministic", derandomize=True)
 settings.load_profile("deterministic")
 
-# Each start of training collects garbage, and would walk through all that has been imported.
+# Each start of training collects garbage. Without the freeze, it would scan all imported objects.
 gc.collect()
 gc.freeze()
-# Otherwise Triton's binding, which newer releases of torch bring, reports what is frozen as leaked.
+# Otherwise, the bindings of Triton, which newer releases of torch install, report the frozen objects as leaked.
 atexit.register(gc.unfreeze)
 
 if os.environ.get("TRITON_INTERPRET"):
-    # For each function that a kernel calls, Triton's interpreter replaces the functions of its language again. Once for
-    # each kernel is enough, and halves the time of the tests.
+    # Triton's interpreter patches the functions of its language for each function that a kernel calls. Patching once
+    # per kernel launch is enough, and halves the time of the tests.
     from triton.runtime import interpreter
 
     _call, _patch, _patched = interpreter.GridExecutor.__call__, interpreter._patch_lang, set()
@@ -63,7 +63,7 @@ def tokenizer():
 
 @pytest.fixture
 def tool_tokenizer(tokenizer):
-    """With the chat template of Qwen3, which writes calls of tools."""
+    """Return the tokenizer with the chat template of Qwen3, which supports tool calls."""
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
     tokenizer.eos_token = "<|im_end|>"
@@ -72,8 +72,8 @@ def tool_tokenizer(tokenizer):
 
 @pytest.fixture
 def bos_tokenizer(tokenizer):
-    """The tokenizer, which adds a BOS token in front of a text, as Llama's."""
-    tokenizer.bos_token = tokenizer.pad_token  # a token that the model has
+    """Return the tokenizer, changed to add a BOS token at the start of a text, as Llama's tokenizer does."""
+    tokenizer.bos_token = tokenizer.pad_token  # a token in the model's vocabulary
     bos = (tokenizer.bos_token, tokenizer.bos_token_id)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{bos[0]} $A", special_tokens=[bos])
     return tokenizer
@@ -81,14 +81,14 @@ def bos_tokenizer(tokenizer):
 
 @pytest.fixture
 def model():
-    """The bundled model, a fresh copy, in float32."""
+    """Return a fresh copy of the bundled model, in float32."""
     torch.manual_seed(0)
     return fresh_model()
 
 
 @pytest.fixture
 def moe(tokenizer):
-    """A tiny mixture of experts with random weights."""
+    """Return a tiny mixture of experts with random weights."""
     return Qwen3MoeForCausalLM(
         Qwen3MoeConfig(
             vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, moe_intermediate_size=16,
@@ -100,7 +100,7 @@ def moe(tokenizer):
 
 @pytest.fixture
 def rows():
-    """Eight scored responses to two problems; the fourth of each is right."""
+    """Return eight scored completions of two problems. The fourth completion of each problem is right."""
     prompts = ["Question: Ana has 4 pens. Ana finds 3 more. How many pens does Ana have now?\nAnswer:"] * 4
     prompts += ["Question: Ben has 9 coins. Ben gives away 2. How many coins does Ben have now?\nAnswer:"] * 4
     completions = [" 4 + 3 = 8. The answer is 8.", " 4 + 3 = 7.", " The answer is 6.", " 4 + 3 = 7. The answer is 7."]

@@ -1,4 +1,4 @@
-"""Trains a little under `accelerate launch` and writes losses, metrics and weights; see test_distributed.py."""
+"""Train a little under `accelerate launch`, and save losses, metrics and weights. See trainers/test_distributed.py."""
 
 import json
 import os
@@ -18,7 +18,7 @@ GLOBAL_BATCH = 8
 
 
 def responses(prompts: list[str]) -> list[str]:
-    """Some response to each prompt, a function of the prompt alone, so that any split of the rows gives the same."""
+    """Return a completion for each prompt. It depends only on the prompt, and not on the split over processes."""
     return [f" {sum(prompt.encode()) % 97} + 1 = 7. The answer is {len(prompt) % 7}." for prompt in prompts]
 
 
@@ -27,9 +27,9 @@ def rewards(prompts: list[str], **_) -> list[float]:
 
 
 def trajectories(prompts: list[str], tokenizer) -> Dataset:
-    """A rollout for each prompt, of whose completion some tokens are context; every third one is in two rows.
+    """Return a rollout for each prompt, with some context tokens in its completion. Every third rollout has two rows.
 
-    A prompt may be there several times: its rollouts differ, and share its computation.
+    If a prompt is given several times, its rollouts differ, and the trainer computes the shared prompt once.
     """
     rows = []
     asked = [f"{prompt}{n}" for n, prompt in enumerate(prompts)]
@@ -46,9 +46,9 @@ def trajectories(prompts: list[str], tokenizer) -> Dataset:
 
 def make_trainer(kind: str, out: Path, **settings) -> OfflineTOPRTrainer | TOPRTrainer:
     processes = int(os.environ.get("WORLD_SIZE", 1))
-    deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"  # comes to the CPU only if nothing asks for it
+    deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"  # it selects the CPU by itself, without use_cpu
     tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
-    # 22 rows: neither a step nor a batch of evaluation is full at the end of an epoch.
+    # With 22 problems, the last step of an epoch and the last batch of an evaluation are not full.
     problems = gsm8k.prepare(arithmetic.arithmetic_dataset(22, seed=1), num_shots=0)
     shared = {
         "output_dir": str(out), "per_device_train_batch_size": GLOBAL_BATCH // processes, "max_steps": 3,
@@ -69,13 +69,13 @@ def make_trainer(kind: str, out: Path, **settings) -> OfflineTOPRTrainer | TOPRT
         return OfflineTOPRTrainer(model, OfflineTOPRConfig(**shared), rows, few, processing_class=tokenizer)
 
     def rollout(prompts, trainer):
-        # Positions in the group differ between processes, so only the prompt may matter.
+        # The completion may depend only on the prompt, because the position in the group differs between processes.
         ids = [tokenizer(text)["input_ids"] for text in responses(prompts)]
         return {"prompt_ids": [tokenizer(p)["input_ids"] for p in prompts], "completion_ids": ids, "logprobs": None}
 
     own = {
         "curated": {"curation": "uniform", "iteration_size": 8},
-        # All rows of the batch before. At a higher rate some would be dead, and be replaced by others.
+        # Replay all rows of the previous batch. At a higher learning rate, some would be dead and would be replaced.
         "replayed": {"replay_share": 0.5, "replay_size": 2 * GLOBAL_BATCH, "learning_rate": 2e-4},
     }
     args = TOPRConfig(
@@ -93,9 +93,10 @@ def make_trainer(kind: str, out: Path, **settings) -> OfflineTOPRTrainer | TOPRT
 def main(kinds: list[str], out: Path) -> None:
     for kind in kinds:
         if kind == "offline" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            # By a trainer of its own, sharded: the next one finds the parts, and trains as one process does.
+            # A separate trainer, which may shard the model, computes log μ and saves it. The next trainer finds the
+            # saved values, and gives the same results as a single process.
             make_trainer(kind, out / kind, max_steps=4).compute_log_mu()
-        # The run is resumed within the second epoch, which begins after three steps offline, and after four online.
+        # Resume in the middle of the second epoch, which starts after three steps offline and after four steps online.
         middle, last = (4, 5) if kind == "offline" else (6, 7)
         steps = {
             "save_strategy": "steps", "save_steps": middle, "max_steps": last, "eval_strategy": "steps",
@@ -116,10 +117,10 @@ def main(kinds: list[str], out: Path) -> None:
                 "resumed": [entry for entry in resumed.state.log_history if "loss" in entry],
             }
             (out / f"{kind}.json").write_text(json.dumps(result))
-        # A process that leaves while another still talks to it can abort that one.
+        # If a process exits while another one still communicates with it, the other one can abort.
         whole.accelerator.wait_for_everyone()
-    # gloo's destructors join a thread that may be waiting for Python's lock, which this thread holds: seen to hang once
-    # in fifty runs on a busy machine, in torch 2.13, when all work was done. So nothing is taken down.
+    # Exit without destructors. Those of gloo join a thread that may wait for Python's lock, which this thread holds.
+    # With torch 2.13 on a busy machine, one of fifty runs hung there after all work was done.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -127,7 +128,7 @@ def main(kinds: list[str], out: Path) -> None:
 
 if __name__ == "__main__":
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
-        # Accelerate shards on accelerators alone; told that the processes are such, FSDP2 runs on the CPU as it is.
+        # Accelerate only uses FSDP2 with accelerators. If Accelerate assumes GPUs, FSDP2 also runs on the CPU.
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
         torch.distributed.init_process_group("gloo")
         PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)

@@ -1,4 +1,4 @@
-"""Stages and steps of a loop."""
+"""Return stages and steps of a loop, for tests."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from topr_trl.pipeline.steps import Step
 
 
 def steps_of(loop: IterateArguments) -> list[Step]:
-    """Return the steps of all sides."""
+    """Return the steps of all sides of a loop."""
     return [step for steps in sides_of(loop).values() for step in steps]
 
 

@@ -1,4 +1,4 @@
-"""Examples with small sizes: the same file, but for one line."""
+"""Run the example scripts with small sizes, for tests."""
 
 import os
 import subprocess
@@ -9,12 +9,12 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def run_in_miniature(example: str, sizes: str, small: str, folder: Path) -> str:
-    """Run an example in a folder, with other values in the line `sizes`, and return what it prints."""
+    """Run an example in a folder, with the values `small` in its line `sizes`, and return its output."""
     source = (EXAMPLES / example).read_text()
     assert source.count(sizes) == 1
     source = source.replace(sizes, f"from functools import partial\n{sizes.partition('=')[0]}= {small}")
-    # A model that was taught so little may write no right answer, and rewards that are all the same minus their mean
-    # leave nothing to learn.
+    # After so little training, the model may write no right answer. With the mean as the baseline, all R would then be
+    # 0, and there would be nothing to learn.
     source = source.replace("OfflineTOPRConfig(", "partial(OfflineTOPRConfig, baseline=0)(")
     (folder / "small.py").write_text(source)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

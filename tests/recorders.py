@@ -158,7 +158,7 @@ class Running:
 
 @contextmanager
 def recorder(folder, server=None, **settings):
-    """Yield a running recorder. Its settings are those of `topr record`."""
+    """Yield a running recorder. `settings` are settings of `topr record`."""
     server, loop, found = server or Upstream(), asyncio.new_event_loop(), {}
     ready, stop = threading.Event(), asyncio.Event()
 

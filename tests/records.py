@@ -1,4 +1,4 @@
-"""A record of each format of other systems."""
+"""Example records, one for each format of logs that can be imported."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What is computed plainly, to compare the trainers with, or instead of what needs a GPU."""
+"""Plain reference computations to compare the trainers with, and replacements for code that needs a GPU."""
 
 import itertools
 from typing import Any
@@ -17,7 +17,7 @@ def fresh_model() -> PreTrainedModel:
 
 
 def plain_logps(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
-    """(B, T) log π of the completions of a batch of `GRPOTrainer`, by a plain forward; 0 where there is padding."""
+    """Return log π of the completion tokens of a batch of `GRPOTrainer`, shape (B, T). Padding has the value 0."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
     logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1].log_softmax(-1)
@@ -27,7 +27,7 @@ def plain_logps(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
 
 def dense_tree_attention(module, query, key, value, attention_mask, *, tree_kv_index, tree_cu_seqlens_q,
                          tree_cu_seqlens_k, tree_max_seqlen_q, tree_max_seqlen_k, scaling=None, **_):  # fmt: skip
-    """What TRL's kernel computes: the tokens of a segment see the path that leads to it, and each those before it."""
+    """Compute attention as TRL's kernel does. A token attends to its segment up to itself and the path before it."""
     tokens = query.shape[2]
     sees = torch.zeros(tokens, tokens, dtype=torch.bool)
     bounds = [list(itertools.pairwise(cu.tolist())) for cu in (tree_cu_seqlens_q, tree_cu_seqlens_k)]
@@ -40,8 +40,8 @@ def dense_tree_attention(module, query, key, value, attention_mask, *, tree_kv_i
 
 
 def async_trainer_without_gpu(monkeypatch):
-    """What AsyncGRPOTrainer takes for granted of a GPU: its kernel, and its name."""
-    from trl.experimental.async_grpo.packing import TREE_ATTENTION  # TRL 1.16
+    """Replace the parts of AsyncGRPOTrainer that need a GPU: the attention kernel, and the peak FLOPS of the device."""
+    from trl.experimental.async_grpo.packing import TREE_ATTENTION  # since TRL 1.16
 
     module = "trl.experimental.async_grpo.async_grpo_trainer"
     monkeypatch.setattr(
@@ -51,5 +51,5 @@ def async_trainer_without_gpu(monkeypatch):
 
 
 def of_level(ratio_level: str, segment_tokens: int) -> dict[str, Any]:
-    """Return the settings of a level of the ratio. Only segments have a number of tokens."""
+    """Return the settings for a ratio level. Only the level `segment` has a number of tokens."""
     return {"ratio_level": ratio_level} | ({"segment_tokens": segment_tokens} if ratio_level == "segment" else {})

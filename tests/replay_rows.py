@@ -1,4 +1,4 @@
-"""A row of an earlier generation batch, and a generation batch."""
+"""Build a row of an earlier generation batch, and a new generation batch, for tests of replay."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""examples/agent.py: the whole of it in miniature, and that its environment and its log are what they say."""
+"""Run examples/agent.py in miniature, and check its output, its log and its saved models."""
 
 import re
 

@@ -1,6 +1,6 @@
-"""Names, signatures and settings that users' code and config files stand on, as written down in `api.txt`.
+"""The public names, signatures and settings equal those in `api.txt`. Users' code and config files depend on them.
 
-python tests/test_api.py  # writes them down again
+python tests/test_api.py  # updates api.txt
 """
 
 import ast
@@ -29,7 +29,7 @@ def api() -> str:
 
 
 def settings_beyond_trl(command: str) -> list[str]:
-    """The settings that a command takes, with their defaults; those of TRL's classes are TRL's to change."""
+    """Describe the settings of a command. Only our own settings have defaults here, because TRL may change its own."""
     kind = settings_class(command)
     ours = [cls for cls in inspect.getmro(kind) if cls.__module__.startswith("topr_trl")]
     own = {name for cls in ours for name in inspect.get_annotations(cls)}
@@ -89,7 +89,7 @@ def test_api():
 
 
 def test_names_are_imported_when_they_are_used():
-    """Help and a misspelled command do not wait for PyTorch and TRL."""
+    """Importing the command line does not load PyTorch, transformers or TRL, so that the help is fast."""
     code = "import sys, topr_trl.cli.main; print(*sorted({'torch', 'transformers', 'trl'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

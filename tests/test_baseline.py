@@ -22,7 +22,7 @@ def test_closed_form_of_eq_12(p, share):
 
 @settings(max_examples=300, deadline=None)
 @given(rewards=st.lists(st.integers(-20, 20).map(lambda r: r / 4), min_size=2, max_size=30), share=st.floats(0.01, 1))
-@example(rewards=[4.25, 4.25, 4.5], share=0.9999999999999999)  # rounds to a little below 4.25
+@example(rewards=[4.25, 4.25, 4.5], share=0.9999999999999999)  # before clipping, the baseline is slightly below 4.25
 def test_any_rewards_reach_any_share(rewards, share):
     assume(len(set(rewards)) > 1)
     c = baseline_for_positive_share(rewards, share)
@@ -44,7 +44,7 @@ def test_minus_one_leaves_positives_only():
     rewards = [1.0, -1.0, -1.0]
     assert baseline_for_positive_share(rewards, 1.0) == -1.0
     assert subtract_baseline(rewards, -1.0).tolist() == [2.0, 0.0, 0.0]
-    assert (subtract_baseline([0.1, 0.1, 0.1, 1.0], 0, share=1.0) >= 0).all()  # not -1e-17
+    assert (subtract_baseline([0.1, 0.1, 0.1, 1.0], 0, share=1.0) >= 0).all()  # rounding must not give -1e-17
 
 
 def test_rounding_carries_no_share_past_one():
@@ -52,11 +52,11 @@ def test_rounding_carries_no_share_past_one():
 
 
 def test_a_tiny_share_leaves_the_highest_reward_positive():
-    assert baseline_for_positive_share([-1.0, 1.0], 1e-17) < 1  # not 1, which rounds to the nearest
+    assert baseline_for_positive_share([-1.0, 1.0], 1e-17) < 1  # the nearest float is 1, which would leave no positive
 
 
 def test_rewards_in_half_precision_are_summed_in_double():
-    assert effective_positive_share(np.repeat(np.float16([300, -300]), 300)) == 0.5  # 90,000 is beyond float16
+    assert effective_positive_share(np.repeat(np.float16([300, -300]), 300)) == 0.5  # the sum 90,000 overflows float16
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.1, float("nan")])
@@ -82,7 +82,7 @@ def test_means():
     assert centred[4] == -1.0
     assert np.isnan(subtract_baseline([nan, nan], "group_mean", [0, 0])).all()
     assert subtract_baseline([nan, 1.0, 3.0], "mean").tolist()[1:] == [-1.0, 1.0]
-    assert subtract_baseline([3.0, nan], "group_mean", [0, 0])[0] == 0  # a row is its own mean
+    assert subtract_baseline([3.0, nan], "group_mean", [0, 0])[0] == 0  # the only reward of a group is its mean
     assert subtract_baseline(np.array([0.1], dtype=np.float32), 0).dtype == np.float64
 
 
@@ -105,17 +105,17 @@ def test_bad_baselines():
 
 def test_share_of_nothing_is_not_a_number():
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # nothing is divided by 0
+        warnings.simplefilter("error")  # a division by 0 would warn
         assert np.isnan(effective_positive_share([0.0, 0.0]))
     assert effective_positive_share([2.0, -1.0, -1.0]) == 0.5
 
 
 # Dividing by |y| makes the expected gradient depend on the baseline.
 
-# Four completions of each length, of which one is right: the mean reward is -0.5, whatever the length.
+# Each length has four completions, and one of them is right. So the mean reward of each length is -0.5.
 LENGTHS_B = torch.tensor([1, 2, 4, 8]).repeat_interleave(4)
 REWARDS_B = torch.tensor([1.0, -1.0, -1.0, -1.0], dtype=torch.float64).repeat(4)
-# Lengths are not equally likely. The first token decides which completion follows, so log π of the others is 0.
+# Lengths are not equally likely. The first token determines the completion, so log π of the other tokens is 0.
 PROBABILITIES_B = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64).repeat_interleave(4) / 4
 
 

@@ -1,6 +1,6 @@
-"""Every private or undocumented thing of TRL and transformers that the trainers stand on, by name.
+"""The private and undocumented parts of TRL and transformers that the trainers use are unchanged.
 
-A release that moves one of them fails here first, and says which.
+If a release changes one of these parts, a test in this file fails with the name of the part.
 """
 
 import ast
@@ -28,8 +28,8 @@ from topr_trl.trainers import offline as offline_trainer
 from topr_trl.trainers import online as trainer
 from topr_trl.trainers import shared_prompts
 
-# Every method of theirs that ours override, extend or call, with its parameters (`...`: others may follow, they are
-# handed on), and what for.
+# Methods of TRL's trainers that our trainers override, extend or call, with their parameters and the reason. `...`
+# stands for further parameters, which our trainers pass on.
 HOOKS = {
     GRPOTrainer: {
         "_tokenize_prompts": (["prompts"], "refuses prompts that do not fit"),
@@ -79,7 +79,7 @@ HOOKS = {
     },
 }  # fmt: skip
 
-# Every attribute of theirs that ours read or set, and what for.
+# Attributes of TRL's trainers that our trainers read or set, with the reason.
 ATTRIBUTES = {
     GRPOTrainer: {
         "_buffered_inputs": "what an interrupted training left, rows of a prompt become neighbors", "_step": "the same",
@@ -109,7 +109,7 @@ ATTRIBUTES = {
     },
 }  # fmt: skip
 
-# Of the batch that GRPO's loss gets.
+# Keys of the batch that GRPO's loss gets.
 KNOWN_KEYS = {
     "prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "pixel_values", "image_grid_thw",
     "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes", "token_type_ids",
@@ -147,7 +147,7 @@ def test_attribute(owner, name):
 
 
 def uses(owner):
-    """What our trainer overrides, calls, reads and sets of theirs."""
+    """Return the names of TRL's methods and attributes that our trainer overrides, calls, reads or sets."""
     own = [cls for cls in inspect.getmro(OURS[owner]) if cls.__module__.startswith("topr_trl")]
     own += [trainer_base._Beginning]
     defined = {name for cls in own for name in vars(cls)}
@@ -192,7 +192,7 @@ def test_model_card_has_the_heading_that_ours_goes_before():
 
 
 def test_generation_batch_keys():
-    # Those with a value for each token lose the padding of others in `TOPRTrainer._trim_padding`: is a new one such?
+    # `TOPRTrainer._trim_padding` trims the keys with a value for each token. Check whether a new key has such values.
     keys = set()
     for node in ast.walk(ast.parse(source(GRPOTrainer._generate_and_score_completions))):
         if (
@@ -208,7 +208,7 @@ def test_generation_batch_keys():
 
 
 def test_whether_log_mu_is_computed_depends_on_the_number_of_uses():
-    # `TOPRTrainer` lets this method believe in one use, and nothing else in it may depend on that.
+    # `TOPRTrainer` sets `num_iterations` to 1 during this method, and this may only change whether log μ is computed.
     text = source(GRPOTrainer._generate_and_score_completions)
     assert text.count("self.num_iterations") == 1
     assert "self.args.num_iterations" not in text
@@ -217,7 +217,7 @@ def test_whether_log_mu_is_computed_depends_on_the_number_of_uses():
 
 
 def test_grpo_loss_reads_the_signal_after_its_forward():
-    # `TOPRTrainer._write_weighted_rewards` puts w · R into `inputs` during the forward; TRL must look afterwards.
+    # `TOPRTrainer._write_weighted_rewards` adds w · R to `inputs` during the forward pass. TRL must read it afterward.
     text = source(GRPOTrainer._compute_loss)
     forward = text.index("self._get_per_token_logps_and_entropies(")
     for name in ('inputs["advantages"]', 'inputs.get("old_per_token_logps")', 'inputs["importance_sampling_ratio"]'):
@@ -225,7 +225,7 @@ def test_grpo_loss_reads_the_signal_after_its_forward():
 
 
 def test_grpo_loss_keys():
-    # Every key of the batch that TRL's loss reads must be known here: a new one may carry a new correction.
+    # Every key of the batch that TRL's loss reads must be in KNOWN_KEYS, because a new key may be a new correction.
     keys = {
         node.slice.value if isinstance(node, ast.Subscript) else node.args[0].value
         for node in ast.walk(ast.parse(source(GRPOTrainer._compute_loss)))
@@ -272,7 +272,7 @@ def test_fused_head_returns_what_is_used(model):
 
 
 def is_newer(module):
-    """Whether a version is installed that is newer than the newest one that the tests ran on."""
+    """Whether the installed version is newer than the newest tested version, which is in constraints.txt."""
     pins = (Path(__file__).parents[1] / "constraints.txt").read_text()
     tested = re.search(rf"^{module.__name__}==(.+)$", pins, re.MULTILINE).group(1)
     return Version(module.__version__) > Version(tested)
@@ -293,7 +293,7 @@ def test_refused_settings_exist(advice, parent):
 
 
 def test_no_new_setting_of_grpo_goes_unnoticed():
-    # A setting that only some of GRPO's losses read must be refused; this is the list of those that TOPR lets pass.
+    # Settings that GRPO's loss reads must be refused, unless TOPR allows them. The allowed settings are in `passing`.
     read = {
         node.attr
         for node in ast.walk(ast.parse(source(GRPOTrainer._compute_loss)))
@@ -307,7 +307,7 @@ def test_no_new_setting_of_grpo_goes_unnoticed():
 
 
 def test_no_new_attribute_of_grpo_is_read_by_its_loss():
-    # The same for what TRL keeps on the trainer. New here: ask whether TOPR must refuse, neutralise or let it pass.
+    # If TRL's loss reads a new attribute of the trainer, decide whether TOPR must refuse, neutralize or allow it.
     read = {
         node.attr
         for node in ast.walk(ast.parse(source(GRPOTrainer._compute_loss)))
@@ -325,7 +325,7 @@ def test_no_new_attribute_of_grpo_is_read_by_its_loss():
 
 
 def test_the_state_of_the_trainer_is_saved_last():
-    # A checkpoint with a whole trainer_state.json counts as whole.
+    # `topr_trl` assumes that a checkpoint is complete if its trainer_state.json is complete.
     lines = source(Trainer._save_checkpoint)
     places = [lines.index(what) for what in ("save_model(", "_save_optimizer_and_scheduler(", "_save_rng_state(",
                                              "save_to_json(", "rotate_checkpoints(")]  # fmt: skip
@@ -333,7 +333,7 @@ def test_the_state_of_the_trainer_is_saved_last():
 
 
 def test_overrides_are_thin():
-    # The trainers must not grow copies of TRL's methods.
+    # The trainers must not contain copies of TRL's methods.
     for module, name in ((trainer, "TOPRTrainer"), (offline_trainer, "OfflineTOPRTrainer")):
         for _, method in inspect.getmembers(getattr(module, name), inspect.isfunction):
             if method.__module__ == module.__name__:
@@ -350,7 +350,7 @@ def test_fused_head_scores_labels_that_are_shifted(model):
 
 
 def test_fields_of_the_fused_head_are_known():
-    # A new one with a value for each token would keep the layout of shared prompts.
+    # A new field with a value for each token would have to be converted from the layout of shared prompts.
     known = {"loss", "label_mask", "aux_loss", "hidden_states", "attentions", *shared_prompts._FIELDS}
     assert set(utils.FusedCausalLMOutput.__dataclass_fields__) <= known
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from topr_trl.curation import CURATIONS, ROWS_PER_PROBLEM, compose, curate
 
-# Three problems of four samples: the first answered right at samples 1 and 3, the second at 2, the third never.
+# Three problems with samples 0 to 3. Samples 1 and 3 of the first problem and sample 2 of the second are right.
 REWARDS = np.array([-1, 1, -1, 1, -1, -1, 1, -1, -1, -1, -1, -1.0])
 PROBLEMS = np.repeat([10, 20, 30], 4)
 
@@ -138,7 +138,7 @@ def test_balanced_repeats_positives_and_no_negative(size, share, rows, positives
 
 
 def test_balanced_leaves_out_rows_that_teach_nothing():
-    # With the mean of each problem, the rows of the problem without a right answer have R = 0.
+    # With the mean of each problem as baseline, the rows of the problem without a right answer have R = 0.
     rewards, curated = compose(REWARDS, PROBLEMS, baseline="group_mean", rule="balanced")
     assert set(curated.indices) <= set(range(8))
     assert (len(rewards), curated.chosen_positives, curated.available_positives) == (8, 4, 3)
@@ -176,7 +176,7 @@ def test_balanced_chooses_other_rows_with_another_seed():
     assert set(first[REWARDS[first] < 0]) != set(second[REWARDS[second] < 0])
     extra = {tuple(np.flatnonzero(np.bincount(curate(REWARDS, PROBLEMS, "balanced", 8, 0.5, seed=s).indices) > 1))
              for s in range(20)}  # fmt: skip
-    assert extra == {(1,), (3,), (6,)}  # one of the three positives is repeated, not always the same
+    assert extra == {(1,), (3,), (6,)}  # one of the three positives is repeated, and the seed decides which
 
 
 def test_shares_of_0_and_1_need_one_sign_only():
@@ -280,18 +280,18 @@ def test_compose_reaches_the_share_on_repeated_rows():
     rewards, curated = compose(REWARDS, PROBLEMS, effective_positive_share=0.5, rule="balanced")
     assert len(rewards) == len(curated.indices) == 12
     assert rewards.tolist() == pytest.approx([1.0 if raw > 0 else -1.0 for raw in REWARDS[curated.indices]])
-    # The mean is that of all rows, (3 - 9) / 12.
+    # The baseline is the mean of all rows, (3 - 9) / 12.
     rewards, _ = compose(REWARDS, PROBLEMS, baseline="mean", rule="balanced")
     assert sorted(set(rewards)) == pytest.approx([-0.5, 1.5])
 
 
 def test_a_share_that_uses_every_row_is_not_lost_to_rounding():
-    # 7 / 0.7 is 10 less one bit in floating point.
+    # In floating point, 3 / (1 - 0.7) is slightly below 10.
     assert len(curate([1.0] * 7 + [-1.0] * 3, range(10), "positive_share", None, 0.7).indices) == 10
 
 
 def test_compose_keeps_the_first_baseline_where_the_chosen_are_alike():
-    # Over all candidates, p~ = 1/2 asks for 1 - c = 2 c: c = 1/3. A single row has no share of its own.
+    # For all candidates, p~ = 1/2 needs 1 - c = 2 c, so c = 1/3. For a single row, no baseline gives p~ = 1/2.
     rewards, _ = compose([1.0, 0.0, 0.0], [0, 1, 1], effective_positive_share=0.5, rule="uniform", size=1)
     assert rewards[0] == pytest.approx(2 / 3) or rewards[0] == pytest.approx(-1 / 3)
 
@@ -304,7 +304,7 @@ def test_compose_leaves_rows_and_rewards_as_they_are_unless_told():
 
 @pytest.mark.parametrize("seed", [0, 5])
 def test_compose_curates_with_what_it_is_given(seed):
-    samples = np.tile([3, 2, 1, 0], 3)  # backwards: the last of a problem is the first
+    samples = np.tile([3, 2, 1, 0], 3)  # reversed: the last row of a problem was sampled first
     given = {"seed": seed} if seed else {}
     rewards, curated = compose(REWARDS, PROBLEMS, rule="anna_karenina", size=5, sample_ids=samples, **given)
     expected = curate(REWARDS, PROBLEMS, "anna_karenina", 5, sample_ids=samples, seed=seed)
@@ -314,9 +314,9 @@ def test_compose_curates_with_what_it_is_given(seed):
 
 
 def test_a_mean_is_that_of_all_candidates():
-    """Not of the chosen; and a group's mean is that of its problem."""
+    """The mean includes the rows that were not chosen. A group is a problem."""
     rewards, curated = compose(REWARDS, PROBLEMS, baseline="mean", rule="positives")
     assert rewards.tolist() == pytest.approx([1.5] * 3)  # the mean is (3 - 9) / 12
     rewards, curated = compose(REWARDS, PROBLEMS, baseline="group_mean", rule="positives", size=7)
-    assert curated.chosen_positives == 3 + 4  # the rows of the problem without a right answer are their mean
+    assert curated.chosen_positives == 3 + 4  # in the problem without a right answer, all rows have R = 0
     assert sorted(set(rewards.round(9))) == [0, 1, 1.5]

@@ -1,4 +1,7 @@
-"""The code of README.md and docs/ is run, with small models, datasets and files under its names (`world`)."""
+"""Run the Python code of README.md and docs/, and check their commands and links.
+
+The fixture `world` provides small models, datasets and files under the names that the pages use.
+"""
 
 import json
 import logging
@@ -36,7 +39,7 @@ _FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTA
 
 
 def blocks(page, language):
-    """Line and text of each block of a language."""
+    """Return the line number and the text of each code block in a language."""
     text = page.read_text()
     return [(text[: m.start(3)].count("\n"), m[3]) for m in _FENCE.finditer(text) if m[2] == language]
 
@@ -48,7 +51,7 @@ def with_blocks(language):
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory):
-    """16 completions for each of four built-in problems, by the bundled model."""
+    """Return a folder with 16 completions of the bundled model for each of four built-in problems."""
     model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype="float32")
     tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
     problems = gsm8k.prepare(arithmetic.arithmetic_dataset(4, seed=1), num_shots=0)
@@ -60,13 +63,13 @@ def sampled(tmp_path_factory):
 
 @pytest.fixture
 def world(sampled, tokenizer, tmp_path, monkeypatch):
-    """A working directory with everything that the pages name: models, datasets, files and folders."""
+    """Create a working directory with all models, datasets, files and folders that the pages name."""
     monkeypatch.chdir(tmp_path)
-    # On a machine without an accelerator, TRL's default of bf16 asks for `use_cpu`, which the pages do not set.
+    # Without an accelerator, TRL's default bf16=True raises an error unless `use_cpu` is set. The pages do not set it.
     monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
     whole_training = topr_trl.TOPRTrainer.train
 
-    def two_steps(trainer, *args, **kwargs):  # of 192: the pages show generation batches of 64 prompts
+    def two_steps(trainer, *args, **kwargs):  # instead of 192, with the pages' generation batches of 64 prompts
         trainer.args.max_steps = 2
         return whole_training(trainer, *args, **kwargs)
 
@@ -84,7 +87,7 @@ def world(sampled, tokenizer, tmp_path, monkeypatch):
     greetings = [{"prompt": f"Say hello to {name}.", "target": name} for name in ("Ana", "Ben", "Mira", "Nils")]
     save("prompts.jsonl", Dataset.from_list(greetings))
     save("my/prompts/train.jsonl", rows.select_columns(["prompt", "answer"]))
-    by_reward = rows.sort("reward").select([*range(6), *range(len(rows) - 6, len(rows))])  # right and wrong ones
+    by_reward = rows.sort("reward").select([*range(6), *range(len(rows) - 6, len(rows))])  # right and wrong completions
     save("logs.jsonl", by_reward.select_columns(["prompt", "completion", "reward"]))
     said = [[{"role": role, "content": text}] for role, text in (("user", "Hello?"), ("assistant", "Yes."))]
     opinions = {"prompt": said[:1] * 4, "completion": said[1:] * 4, "label": [True, False, True, False]}
@@ -118,7 +121,7 @@ def test_python(page, world):
 
 
 def commands(text):
-    """The commands of a block: continued lines joined, sums replaced by 0, comments and `&` left out."""
+    """Yield the commands of a block: with joined lines and `$((...))` as 0, without comments, variables and `&`."""
     text = re.sub(r"\$\(\(.*?\)\)", "0", text.replace("\\\n", " "))
     for line in text.splitlines():
         words = shlex.split(line.rstrip("& "), comments=True)
@@ -147,7 +150,7 @@ def test_bash(page, tmp_path, monkeypatch):
 
 
 def files_of(page):
-    """YAML files that a page shows, by the name in the comment of their first line."""
+    """Return the YAML files that a page shows, by the name in the comment on their first line."""
     shown = {}
     for _, text in blocks(page, "yaml"):
         if named := re.match(r"# (\S+\.yaml)", text):
@@ -156,13 +159,13 @@ def files_of(page):
 
 
 def check(words):
-    """The parser of `topr` takes its command, and other programs are given what exists."""
+    """Check that `topr` can parse a command, or that the files and names in another command exist."""
     program, *rest = words
     if program == "topr":
         assert rest[0] in known_commands(), rest
         if rest[1:] not in (["--help"], ["--help_all"]):
             parse(rest[0], rest[1:])
-    elif program.startswith("--"):  # a setting by itself
+    elif program.startswith("--"):  # a setting without a command
         parse("train", words)
     elif program == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -203,13 +206,13 @@ def test_yaml(page, tmp_path):
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_blocks_are_of_a_kind_that_is_tried(page):
-    """Code in another language would not be tried; what a program prints has no language."""
+    """Code blocks are in a language that the tests above check. Output of programs has no language."""
     assert {m[2] for m in _FENCE.finditer(page.read_text())} <= {"", "python", "bash", "yaml"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_links_lead_somewhere(page):
-    """Pages in docs/ link to pages of the site only, and name other files without a link."""
+    """All links lead to existing files. Pages in docs/ link only to files in docs/."""
     text = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", page.read_text()))
     home = ROOT if page.name == "README.md" else ROOT / "docs"
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)|(?:src|href)=\"([^\"#]+)\"", text):
@@ -283,7 +286,7 @@ def test_every_metric_is_on_its_page():
 
 
 def test_datasets_are_not_fetched(world):
-    """The world stands in for the Hub, which cannot be reached."""
+    """A dataset that is not in `world` cannot be loaded, because the tests do not reach the Hub."""
     assert os.environ["HF_HUB_OFFLINE"] == "1"
     with pytest.raises((FileNotFoundError, ConnectionError, datasets.exceptions.DatasetNotFoundError)):
         datasets.load_dataset("my/other-prompts", split="train")

@@ -1,6 +1,6 @@
-"""Docstrings of public names: every argument has a type and the right default, and every example runs.
+"""Docstrings of public names give the type and the right default of each argument, and their examples run.
 
-The text is read from the source, as editors and other static tools read it.
+The tests read the docstrings from the source, as editors and other static tools do.
 """
 
 import ast
@@ -33,9 +33,9 @@ if Version(trl.__version__) >= Version("1.16"):
     OBJECTS |= {name: getattr(experimental, name) for name in experimental.__all__}
     BASES["AsyncTOPRTrainer"] = AsyncGRPOTrainer
 DOCUMENTED = {name: value for name, value in OBJECTS.items() if inspect.isclass(value) or inspect.isfunction(value)}
-# Arguments of TRL's trainers that ours refuse, or that have no effect.
+# Arguments of TRL's trainers that our trainers refuse or ignore.
 WITHOUT = {"data_collator", "formatting_func", "compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics"}
-# Results of other functions.
+# Results of functions. They need no example of their own.
 NO_EXAMPLE = {"Curated", "Difference", "Evaluation", "ReplayRow", "Samples"}
 _ENTRY = re.compile(r"^ {4}(\w+) \((.*)\):$", re.MULTILINE)
 
@@ -50,7 +50,7 @@ def docstring(value):
 
 
 def arguments(name, value):
-    """Default of each argument; `inspect.Parameter.empty` if it is required."""
+    """Return the default of each argument, which is `inspect.Parameter.empty` for a required argument."""
     if dataclasses.is_dataclass(value):
         ours = [kind for kind in inspect.getmro(value) if kind.__module__.startswith("topr_trl")]
         own = {field for kind in ours for field in inspect.get_annotations(kind)}
@@ -71,7 +71,7 @@ def arguments(name, value):
     return {n: p.default for n, p in found.items() if p.kind not in variable and n not in WITHOUT}
 
 
-@pytest.mark.parametrize("name", sorted(set(DOCUMENTED) - {"Evaluations"}))  # a dictionary of any names
+@pytest.mark.parametrize("name", sorted(set(DOCUMENTED) - {"Evaluations"}))  # a dictionary with any keys
 def test_every_argument_has_type_and_default(name):
     text = docstring(DOCUMENTED[name])
     entries = dict(_ENTRY.findall(text))
@@ -81,7 +81,7 @@ def test_every_argument_has_type_and_default(name):
         kind, _, said = entries[argument].partition(", defaults to ")
         assert re.match(r"\[?`", kind), argument
         if name == "OfflineTOPRTrainer" and argument == "train_dataset":
-            default = inspect.Parameter.empty  # None is TRL's default, and refused
+            default = inspect.Parameter.empty  # TRL's default is None, which our trainer refuses
         assert kind.endswith("*optional*") == (default is not inspect.Parameter.empty), argument
         assert ast.literal_eval(said.strip("`") or "None") == (
             None if default is inspect.Parameter.empty else default
@@ -90,7 +90,7 @@ def test_every_argument_has_type_and_default(name):
 
 @pytest.fixture
 def world(tokenizer, tmp_path, monkeypatch):
-    """An empty working directory, but for the bundled model under the name in the examples."""
+    """Create a working directory that only has the bundled model, under the name in the examples."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
     name = "Qwen/Qwen2.5-0.5B"
@@ -110,5 +110,5 @@ def test_examples(name, world):
         with contextlib.redirect_stdout(shown), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exec(compile(example.source, f"<{name}>", "single"), names)
-        # As in TRL, an example may leave out what is printed.
+        # As in TRL, an example may leave out its output.
         assert not example.want or shown.getvalue() == example.want, example.source

@@ -1,4 +1,4 @@
-"""Examples are what users copy: they import what is public, each stands alone, and they stay short."""
+"""Examples only import public names, do not import each other, and are short, because users copy them."""
 
 import ast
 import inspect
@@ -33,7 +33,7 @@ OTHERS = {
 
 
 def imported(path):
-    """Pairs of a module and a name that is imported from it, None where it is the module."""
+    """Yield each imported module and the name imported from it, or None if the module itself is imported."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
@@ -54,7 +54,7 @@ def test_examples_import_what_is_public_and_stay_short(path):
 
 @pytest.mark.parametrize("name", ["gsm8k", "verifier"])
 def test_rows_of_an_earlier_run_are_replaced(name, tmp_path, monkeypatch):
-    """That run may have had another number of processes, and so other shards."""
+    """Shards of an earlier run with a different number of processes are removed."""
     example = runpy.run_path(str(EXAMPLES[0].with_name(f"{name}.py")))
     rows = Dataset.from_list([{"prompt": "1 + 1 =", "completion": " 2."}])
     topr_trl.save_rows(rows, tmp_path, 1, 2)
@@ -89,7 +89,7 @@ def test_the_help_lists_the_settings(name, tmp_path):
 
 
 def test_own_rewards(tmp_path, capsys):
-    """Its functions also have names for the command, and its prompts are those of the command."""
+    """The example raises the mean reward, and saves its prompts. Its reward functions can be loaded by name."""
     (path,) = [path for path in EXAMPLES if path.stem == "own_rewards"]
     example = runpy.run_path(str(path))
     example["main"](str(arithmetic.CARELESS_MODEL), tmp_path, iterations=1, num_generations=4)

@@ -1,6 +1,6 @@
-"""The trainers stand on little: what importing them loads, and that they train without `fcntl`, as on Windows.
+"""The trainers load few modules of the package, and train without `fcntl`, which Windows lacks.
 
-Which module may import which is in `pyproject.toml`, checked by `make lint`.
+`pyproject.toml` defines the imports that each module may have, and `make lint` checks them.
 """
 
 import ast
@@ -15,7 +15,7 @@ import topr_trl
 PACKAGE = Path(topr_trl.__file__).parent
 ABOVE = ("cli", "evaluation", "experimental", "generation", "hub", "importing", "pipeline", "sandbox", "tasks")
 BELOW = ("data", "settings", "trainers")
-LIMIT = 46  # modules of the package, folders included
+LIMIT = 46  # maximum number of loaded modules of the package, including its folders
 
 TWO_STEPS_OF_EACH = """
 import sys
@@ -64,7 +64,7 @@ def test_the_trainers_load_little_and_train_without_fcntl(tmp_path):
 
 
 def test_no_import_of_the_package_hides_in_a_function_of_the_trainers():
-    """Optional packages may: deepspeed, matplotlib, peft."""
+    """Functions may import optional packages (deepspeed, matplotlib, peft), but no modules of topr_trl."""
     below = [
         path
         for path in (*PACKAGE.glob("*.py"), *(path for name in BELOW for path in (PACKAGE / name).rglob("*.py")))

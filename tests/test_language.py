@@ -1,4 +1,4 @@
-"""A docstring begins with a verb or with the thing that is meant, never with a relative clause."""
+"""Docstrings of the package start with a verb or a noun, never with a question word, "Of", "Those" or "That"."""
 
 import ast
 from pathlib import Path

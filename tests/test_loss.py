@@ -26,7 +26,7 @@ LIMITS = [*PRESETS.values(), TruncationLimits(0.5, 2.0, 0.1, 1.5), TruncationLim
 
 
 def loop_loss(policy, mu, rewards, mask, limits, normalize):
-    """Algorithm 1, row by row, token by token."""
+    """Compute the loss of Algorithm 1 with a loop over rows and tokens."""
     losses = []
     for pi_row, mu_row, reward, mask_row in zip(policy, mu, rewards, mask, strict=True):
         log_pi = torch.stack([p for p, m in zip(pi_row, mask_row, strict=True) if m]).sum()
@@ -61,7 +61,7 @@ def test_agrees_with_a_loop_in_value_and_gradient(limits, normalize):
 
 
 def test_hand_arithmetic():
-    # One negative of two tokens: log π = -1 - 2 = -3, log μ = -1, ratio e^-2, so the loss is
+    # One negative completion of two tokens: log π = -1 - 2 = -3, log μ = -1, ratio e^-2, so the loss is
     # -e^-2 · (-1) · (-3) / 2 = -1.5 e^-2, and its gradient in each log π_t is +e^-2 / 2.
     policy = torch.tensor([[-1.0, -2.0]], dtype=torch.float64, requires_grad=True)
     mu = torch.tensor([[-0.5, -0.5]], dtype=torch.float64)
@@ -123,7 +123,7 @@ def test_extreme_ratios_are_finite(dtype, log_ratio, name):
     loss = topr_loss(policy, mu, torch.tensor([1.0, -1.0]), torch.ones(2, 100), PRESETS[name]).losses_B
     loss.sum().backward()
     assert torch.isfinite(loss).all()
-    assert torch.isfinite(policy.grad.float()).all() or dtype == torch.float16  # e^40 is beyond float16
+    assert torch.isfinite(policy.grad.float()).all() or dtype == torch.float16  # e^40 overflows float16
     assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
@@ -132,7 +132,7 @@ def test_plain_importance_weights_stop_at_the_documented_ceiling():
     assert weights.tolist() == pytest.approx([math.exp(40), 0.0, math.exp(3.0)], rel=1e-5)
 
 
-@pytest.mark.parametrize("a", [1e30, 1e300])  # the second is no float32
+@pytest.mark.parametrize("a", [1e30, 1e300])  # the second overflows float32
 def test_limits_beyond_the_ceiling_are_the_ceiling(a):
     ratio, rewards = torch.zeros(2), torch.tensor([1.0, -1.0])
     assert truncated_weights(ratio, rewards, TruncationLimits(a, a, a, math.inf)).tolist() == pytest.approx(
@@ -141,7 +141,7 @@ def test_limits_beyond_the_ceiling_are_the_ceiling(a):
 
 
 def test_sums_are_taken_in_float32():
-    # 4,096 tokens of -1.01 in bfloat16 are -1.0078125 each; summed in bfloat16 they would stick at a power of two.
+    # In bfloat16, -1.01 is -1.0078125. The sum of 4,096 such tokens in bfloat16 would get stuck at a power of two.
     logps = torch.full((1, 4096), -1.01, dtype=torch.bfloat16)
     assert sequence_logps(logps, torch.ones(1, 4096)).item() == pytest.approx(-1.0078125 * 4096)
 
@@ -220,7 +220,7 @@ def test_the_prefix_ratio_is_that_of_a_plain_loop():
 
 
 def test_the_prefix_ratio_spares_the_tokens_before_the_model_left():
-    # The model left the completion at its second token: the first one keeps its weight.
+    # π is much lower than μ at the second token. The first token keeps its weight.
     policy, mu = torch.tensor([[-1.0, -11.0, -1.0]]), torch.full((1, 3), -1.0)
     log_ratio = log_ratios(policy, mu, torch.ones(1, 3), "prefix")
     weights = truncated_weights(log_ratio, torch.tensor([-1.0]), PRESETS["topr"])
@@ -264,7 +264,10 @@ def test_unknown_log_mu_of_a_token_spoils_only_its_segment():
 @pytest.mark.parametrize("preset", ["opr", "topr", "tis"])
 @pytest.mark.parametrize("segment_tokens", [1, 2, 3])
 def test_segment_ratio_follows_its_objective(segment_tokens, preset):
-    """J = Σ_k E_{y ~ μ} [ρ(x_k, a, b) R(y)], over all completions of up to four tokens; the token 0 ends one."""
+    """The gradient is that of J = Σ_k E_{y ~ μ} [ρ(x_k, a, b) R(y)], where x_k is the ratio of segment k.
+
+    The sum over y includes all completions of up to four tokens. Token 0 ends a completion.
+    """
     torch.manual_seed(0)
     size, length, limits = 3, 4, PRESETS[preset]
     completions = [tokens for n in range(1, length + 1) for tokens in itertools.product(range(size), repeat=n)
@@ -312,7 +315,7 @@ def test_on_policy_all_levels_are_reinforce(level):
 
 
 def test_ratio_levels_of_other_systems_hardly_taper():
-    # Trap 1 of the field: 500 tokens with a mean difference of -0.1.
+    # 500 tokens with a mean log-ratio of -0.1.
     policy, mu = torch.full((1, 500), -1.1, dtype=torch.float64), torch.full((1, 500), -1.0, dtype=torch.float64)
     mask, negative = torch.ones(1, 500), torch.tensor([-1.0])
     weight = {
@@ -362,7 +365,7 @@ def test_weights_stay_within_the_limits_of_their_sign(log_ratio, a, width, rewar
 
 
 def test_objective_is_bounded_only_without_a_lower_limit_for_negatives():
-    # Prop. 3.2: push the one negative completion to probability 0 and watch J.
+    # Prop. 3.2: compare J while the probability of the only negative completion goes to 0.
     mu = torch.tensor([0.5, 0.5], dtype=torch.float64).log()
     rewards = torch.tensor([1.0, -1.0], dtype=torch.float64)
 
@@ -375,14 +378,14 @@ def test_objective_is_bounded_only_without_a_lower_limit_for_negatives():
 
 
 def test_ratios_of_tokens_and_their_geometric_mean_by_hand():
-    # Responses of one and of two tokens; log π - log μ is -2, and -1 and -3.
+    # Completions of one and two tokens. log π - log μ is -2 in the first, and -1 and -3 in the second.
     policy = torch.tensor([[-3.0, 9.0], [-2.0, -4.0]], dtype=torch.bfloat16)
     mu, mask = torch.full((2, 2), -1.0, dtype=torch.bfloat16), torch.tensor([[1, 0], [1, 1]])
     token, geometric = (log_ratios(policy, mu, mask, level) for level in ("token", "geometric"))
     assert token.tolist() == [[-2.0, 0.0], [-1.0, -3.0]]
     assert geometric.tolist() == [-2.0, -2.0]
     assert token.dtype == geometric.dtype == torch.float32
-    # The loss of the token level: -Σ_t w_t R log π_t / |y|, w = e^ratio, R = -1.
+    # The loss at the token level: -Σ_t w_t R log π_t / |y|, w = e^ratio, R = -1.
     loss = topr_loss(policy, mu, torch.tensor([-1.0, -1.0]), mask, PRESETS["topr"], "token").losses_B
     expected = [-3 * math.exp(-2), (-2 * math.exp(-1) - 4 * math.exp(-3)) / 2]
     assert loss.tolist() == pytest.approx(expected)
@@ -393,7 +396,7 @@ def test_a_single_token_is_divided_by_one_and_rewards_do_not_widen_the_loss():
     loss = weighted_loss(policy, torch.tensor([0.5]), torch.tensor([3.0], dtype=torch.float64), one)
     assert loss.tolist() == [3.0]  # -0.5 · 3 · -2 / 1
     assert loss.dtype == torch.float32
-    assert weighted_loss(policy.expand(1, 4), torch.ones(1), torch.ones(1), torch.ones(1, 4)).item() == 2  # divided
+    assert weighted_loss(policy.expand(1, 4), torch.ones(1), torch.ones(1), torch.ones(1, 4)).item() == 2  # 4 · 2 / 4
 
 
 def test_presets_are_table_1():
@@ -450,7 +453,7 @@ def test_the_loss_is_two_kl_terms_and_the_baseline_a_third():
     for c in (-1.0, 0.0, 0.7):
         mu, policy, rewards = draw().log_softmax(0), draw().log_softmax(0), draw()
 
-        def direct(logps, mu=mu, rewards=rewards, c=c):  # naive REINFORCE, each response a single token
+        def direct(logps, mu=mu, rewards=rewards, c=c):  # naive REINFORCE, each completion has a single token
             losses_B = topr_loss(logps[:, None], mu, rewards - c, torch.ones(12, 1), PRESETS["reinforce"]).losses_B
             return -(mu.exp() * losses_B).sum()
 
@@ -461,6 +464,6 @@ def test_the_loss_is_two_kl_terms_and_the_baseline_a_third():
                 total = total - sign * mass.sum() * kl(mass / mass.sum(), logps)
             return total
 
-        # The difference between two policies leaves out C.
+        # C cancels in the difference between two policies.
         ours, parts = (loss(policy) - loss(mu) for loss in (direct, by_parts))
         assert ours.item() == pytest.approx(parts.item(), abs=1e-12)

@@ -1,4 +1,4 @@
-"""What an issue says when the tests fail on a TRL to come."""
+"""Test the text of the issue that reports failed tests with a future release of TRL."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ import next_trl
 
 def test_what_moved_in_trl_comes_first(tmp_path, monkeypatch):
     monkeypatch.setattr(next_trl, "RESULTS", tmp_path / "results.xml")
-    assert "pytest ends with 2, 0 tests fail" in next_trl.report(2)  # nothing was collected
+    assert "pytest ends with 2, 0 tests fail" in next_trl.report(2)  # there is no file of results
     next_trl.RESULTS.write_text(
         '<testsuites><testsuite><testcase classname="tests.trainers.test_online" name="test_loss">'
         '<failure message="AssertionError: 1 != 2&#10;more">long</failure></testcase>'

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and show what they say: the model is better afterwards."""
+"""The notebooks run from top to bottom, and the model is better after training."""
 
 from pathlib import Path
 
@@ -7,16 +7,16 @@ import pytest
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).parents[1] / "examples" / "notebooks"
-SMALLER = {  # what is replaced in the cells
+SMALLER = {  # replacements in the cells that make a notebook faster
     "first_run": ("arithmetic_dataset(200", "arithmetic_dataset(120"),
     "own_logs": ("arithmetic_dataset(200", "arithmetic_dataset(120"),
     "grpo_to_topr": ("max_steps=64", "max_steps=32"),
 }
-BETTER = {  # a cell that is added
+BETTER = {  # code of a cell that the test appends
     "first_run": "assert after.pass_at[1].value > before.pass_at[1].value + 0.05\n"
     "assert after.greedy.value > before.greedy.value + 0.1",
     "own_logs": "assert min(differences['greedy'].low, differences['pass@1'].low) > 0",
-    # So early GRPO is where it began.
+    # After so few steps, GRPO has not improved the model.
     "grpo_to_topr": "pass_at_1 = {name: found.pass_at[1].value for name, found in evaluations.items()}\n"
     "assert pass_at_1['TOPR'] > max(pass_at_1['GRPO'], pass_at_1['before']) + 0.08",
 }

@@ -1,4 +1,4 @@
-"""The promises of docs/safety.md. Whatever is run here that should not be makes a folder named `ran`."""
+"""Check the promises of docs/safety.md. Code that must not run would create a folder named `ran`."""
 
 import io
 import json
@@ -32,7 +32,7 @@ def ran(tmp_path):
 
 
 class Payload:
-    """What runs when it is unpickled."""
+    """Object that creates the folder `ran` when it is unpickled."""
 
     def __init__(self, ran):
         self.ran = ran
@@ -46,7 +46,7 @@ def settings(model, **more):
 
 
 def doors(model, rows, tmp_path, **more):
-    """Every way in which a model that is named gets loaded here."""
+    """Return functions that load a model by name, one for each way to load it."""
     config = {"output_dir": str(tmp_path / "out"), **RUNS, **more}
     problems = rows.select_columns(["prompt"])
     return {
@@ -58,9 +58,9 @@ def doors(model, rows, tmp_path, **more):
 
 @pytest.fixture
 def with_code(tmp_path, ran, monkeypatch):
-    """A model whose classes are in its own folder."""
+    """Create a model whose Python classes are in its own folder."""
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))  # whoever asks is answered
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))  # answers "y" to every question
     folder = tmp_path / "with_code"
     shutil.copytree(arithmetic.CARELESS_MODEL, folder)
     (folder / "evil.py").write_text(
@@ -130,14 +130,14 @@ def test_a_checkpoint_runs_no_code(rows, tokenizer, ran, tmp_path):
         with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
             trainer().train(resume_from_checkpoint=str(checkpoint))
         (checkpoint / name).write_bytes(good)
-    # Written by Trainer, read by nobody.
+    # Trainer writes this file, but nothing reads it.
     (checkpoint / "training_args.bin").write_bytes(pickle.dumps(Payload(ran)))
     trainer().train(resume_from_checkpoint=str(checkpoint))
     assert not ran.exists()
 
 
 def test_a_payload_would_run(ran):
-    """Or the tests above would prove nothing."""
+    """The payload creates the folder when it is unpickled. Otherwise, the tests above would prove nothing."""
     pickle.loads(pickle.dumps(Payload(ran)))
     assert ran.exists()
 
@@ -182,7 +182,7 @@ def test_reading_an_answer_takes_time_in_proportion_to_the_response(extract):
         response = first + piece * (200_000 // len(piece))
         start = time.process_time()
         extract(response)
-        assert time.process_time() - start < 1, f"{response[:40]!r}..."  # quadratic time would be hours
+        assert time.process_time() - start < 1, f"{response[:40]!r}..."  # quadratic time would take hours
 
 
 def test_a_number_is_not_written_out_in_more_digits_than_it_has():
@@ -208,14 +208,14 @@ def test_a_manifest_names_no_file_outside_of_its_folder(name, tmp_path):
 
 
 def test_a_file_that_is_a_link_goes_without_what_it_links_to(tmp_path):
-    """As in the cache of the Hub."""
+    """Removing a link, as in the cache of the Hub, keeps the file it points to."""
     folder, blob = tmp_path / "stage", tmp_path / "blob"
     manifest.begin(folder, "score", {})
     blob.write_text("rows")
     (folder / "rows.parquet").symlink_to(blob)
     manifest.finish(folder, "score", rows=1)
     manifest.check_whole(folder)
-    blob.write_text("rows that are others")  # so the stage makes its file again
+    blob.write_text("rows that are others")  # now the checksum is wrong, so the stage removes the link
     assert not manifest.begin(folder, "score", {})
     assert not (folder / "rows.parquet").is_symlink()
     assert blob.read_text() == "rows that are others"

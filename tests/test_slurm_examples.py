@@ -1,4 +1,4 @@
-"""The batch scripts of examples/slurm, run by bash with a `topr` that only notes what it is given."""
+"""Run the batch scripts in examples/slurm with Bash and a fake `topr`, which only saves its arguments."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def test_a_script_starts_the_loop_with_settings_that_fit(script, tmp_path, monke
     if loop.overlap:
         assert loop.sampling_hosts + loop.training_hosts == nodes[4:] + nodes[:4]
         assert sampling <= int(asked["gpus-per-node"]) * len(loop.sampling_hosts)
-    # What is left to be found out are the model and the engine, which are not here.
+    # Skip the checks of vLLM, the problems and the rewards, which may not be available here.
     monkeypatch.setattr("topr_trl.pipeline.launch.find_spec", lambda name: True)
     monkeypatch.setattr("topr_trl.pipeline.loop.load_problems", lambda *_: None)
     monkeypatch.setattr("topr_trl.pipeline.loop.check_rewards", lambda *_: None)

@@ -1,4 +1,4 @@
-"""Every metric arrives in the trackers under the name that docs/metrics.md gives."""
+"""Every metric reaches the trackers under its name in docs/metrics.md."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from topr_trl.trainers.metrics import without_ratio
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
 ARRIVE = {"offline": {f"{mode}/{name}" for name in NAMES for mode in ("train", "eval")}}
-# The online run uses each batch twice. Its evaluations draw completions, so their ratios are 1 and are left out.
+# The online run uses each batch twice. Its evaluations sample completions, so all ratios are 1 and are not logged.
 ARRIVE["online"] = {f"train/{name}" for name in NAMES} | {
     f"eval/{name}" for name in without_ratio(dict.fromkeys(NAMES))
 }
@@ -25,7 +25,7 @@ ARRIVE["online"] = {f"train/{name}" for name in NAMES} | {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A folder with an offline and an online run, both reported to all trackers that are installed."""
+    """Return a folder with an offline and an online run, both reported to all installed trackers."""
     installed = [name for name in TRACKERS if find_spec(name)]
     if not installed:
         pytest.skip(f"none of {', '.join(TRACKERS)} is installed")
@@ -39,7 +39,7 @@ def runs(tmp_path_factory):
 
 
 def records_of_wandb(path):
-    """The records of a run file: a log of LevelDB's kind behind seven bytes of wandb's own."""
+    """Yield the records of a run file, which is a log in LevelDB's format after a header of seven bytes."""
     data, place, record = path.read_bytes(), 7, b""
     while place + 7 <= len(data):
         length, kind = struct.unpack("<4xHB", data[place : place + 7])
@@ -48,7 +48,7 @@ def records_of_wandb(path):
             continue
         record += data[place + 7 : place + 7 + length]
         place += 7 + length
-        if kind in (1, 4):  # whole, or its last part
+        if kind in (1, 4):  # a whole record, or its last part
             yield record
             record = b""
 

@@ -9,11 +9,11 @@ from topr_trl.user_warnings import warn_user
 
 @dataclass
 class Derived(TOPRConfig):
-    """Of a user."""
+    """A subclass in the code of a user."""
 
 
 def test_the_line_outside_of_the_package_and_of_what_it_extends_is_named(tmp_path):
-    def between(function):  # as TRL's, transformers' and PyTorch's calls stand between a user's line and a warning
+    def between(function):  # adds calls of transformers and PyTorch between the user's line and the warning
         frames = {"__name__": "transformers.trainer", "function": function}
         exec("def call(*args):\n    return function(*args)", frames)
         return torch.no_grad()(frames["call"])

@@ -1,4 +1,4 @@
-"""Trains both trainers a little and reports to the trackers that are named; see test_trackers.py."""
+"""Train both trainers a little, and report to the given trackers. See test_trackers.py."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ def main(out, trackers):
         if "wandb" in trackers:
             import wandb
 
-            wandb.finish()  # or the next training would go on with this run
+            wandb.finish()  # otherwise, the next training would continue this run
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Start vLLM's server of the bundled model, for tests."""
+"""Start a vLLM server with the bundled model, for tests."""
 
 import os
 import socket
