@@ -1,4 +1,4 @@
-"""Base models: their authors err as they should."""
+"""Authors of base models make errors at the given rates, and base models share a tokenizer."""
 
 import random
 

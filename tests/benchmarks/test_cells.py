@@ -1,4 +1,4 @@
-"""Cells: results survive a killed run, and only what is missing is run."""
+"""Results of cells survive a killed run, and a later run only runs the missing cells."""
 
 import json
 

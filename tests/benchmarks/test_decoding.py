@@ -10,7 +10,7 @@ from benchmarks.setting import base_model, problems, tokenizer
 
 @pytest.mark.parametrize("batch_rows", [512, 24])
 def test_log_probabilities_are_those_of_the_model(monkeypatch, batch_rows):
-    """Whichever rows leave the batch, and wherever the cache grows."""
+    """Log-probabilities equal the model's, also after finished rows leave the batch and after the cache grows."""
     monkeypatch.setattr(decoding, "ROWS", batch_rows)
     model, questions = base_model("main"), problems("main", 9, 5)
     model.train()
@@ -46,7 +46,10 @@ def test_tokens_come_with_their_probabilities():
 
 
 def test_a_seed_gives_the_completions_that_it_gave():
-    """Results of one seed are compared as paired: if this fails, raise `DRAWS`, and measure again what is paired."""
+    """Paired comparisons need the same completions for a seed.
+
+    If this test fails, increase `DRAWS` and rerun the paired comparisons.
+    """
     found = decoding.draw(base_model("main"), tokenizer("main"), problems("main", 4, 7), 2, 80, seed=3)
     assert decoding.DRAWS == 3
     assert found["completion"][:3] == [

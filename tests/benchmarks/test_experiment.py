@@ -1,4 +1,4 @@
-"""Experiments: which cells are planned, which rates are tried, what is reported."""
+"""Experiments plan cells, try learning rates, and report each method at its best rate."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def experiment(**more):
 
 
 def run(one, store, end):
-    """Run all cells, those too that are planned by what was found."""
+    """Run all cells, including cells that are planned from earlier results."""
     while todo := store.unfinished(one.cells(store)):
         for cell in todo:
             store.add(cell, end(cell), 1.0, "")
@@ -57,7 +57,7 @@ def test_finalists_are_run_with_all_seeds_and_the_higher_end_counts(tmp_path):
     assert one.best(store, "a") == {"learning_rate": 1e-4}
     assert one.best(store, "b") == {"learning_rate": 3e-4}
     level = experiment(level=1.0)
-    assert level.best(store, "b") is None  # both are level, and one has not been run with all seeds
+    assert level.best(store, "b") is None  # Both rates are finalists, and one has not been run with all seeds.
 
 
 def test_rates_of_another_experiment(tmp_path):
@@ -78,7 +78,7 @@ def test_values_and_errors_of_a_result():
 
 @pytest.mark.parametrize(("peak", "tried"), [(3e-3, [3e-4, 1e-3, 3e-3, 1e-2]), (3e-5, [1e-4, 3e-5, 1e-5]), (1.0, None)])
 def test_rates_are_tried_until_the_best_lies_between_others(peak, tried):
-    """The rates of each number of rows per step are tried; a peak too far away ends the search."""
+    """At most three further rates are tried, all with the best number of rows per step."""
     choices = [{**choice, "batch_rows": batch} for batch in (32, 8) for choice in rates(1e-4, 3e-4)]
 
     def end(choice):
@@ -103,7 +103,7 @@ def test_lower_rates_are_tried_where_all_harm():
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in ("rivals", "long_completions")])
 def test_published_results_are_those_of_the_experiments(name):
-    """A cell that is planned otherwise would be run again. The two experiments left out are not finished."""
+    """All planned cells are published, so none would be run again. The two excluded experiments are not finished."""
     store = published()
     cells = planned(name, FULL, store)
     assert cells

@@ -1,4 +1,4 @@
-"""`make gpu` runs tiny on a CPU, and prints a table."""
+"""`benchmarks.gpu` measures steps of tiny models on a CPU, and prints a table."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Sampling without vLLM draws what transformers draws. The graph itself needs a GPU."""
+"""`graph_sampling` samples like transformers. The CUDA graph needs a GPU and is not tested."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Sessions: many answers with one ratio and one length."""
+"""Sessions of many answers have one ratio and one length."""
 
 import numpy as np
 import pytest
@@ -23,12 +23,12 @@ def own_logps(model, prompt, response):
 
 @pytest.mark.parametrize("source", ["trainer", "top-k"])
 def test_a_session_has_one_ratio_and_one_length(pool, source):
-    """Its loss and gradient are those of a plain loop over the sessions."""
+    """The loss and its gradient equal those of a plain loop over the sessions."""
     chosen = np.array([[0, 5, 9], [3, 3, 12], [20, 1, 7]])
     sessions, model = Sessions(as_the_sampler_says(pool, source), chosen), base_model("main")
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(1.01)  # so that it has left μ
+            parameter.mul_(1.01)  # so that π differs from μ
     model.eval()
     found = sessions.loss(model)
     found.backward()
@@ -45,7 +45,7 @@ def test_a_session_has_one_ratio_and_one_length(pool, source):
     expected.backward()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(gradient, model.model.embed_tokens.weight.grad, rtol=1e-3, atol=1e-5)
-    assert set(sessions.rewards_S.tolist()) == {1.0, -1.0}  # or the test would miss one side
+    assert set(sessions.rewards_S.tolist()) == {1.0, -1.0}  # Otherwise, the test would miss one of the rewards.
 
 
 def test_log_probabilities_of_what_top_k_leaves(pool):

@@ -1,4 +1,4 @@
-"""The loops train as the package does, on the rows that they say."""
+"""Training loops of the benchmarks match the package's trainer, and use the intended rows."""
 
 import copy
 
@@ -25,11 +25,11 @@ def rows():
 
 @pytest.mark.slow
 def test_the_loop_is_the_offline_trainer(rows, tmp_path):
-    """TOPR as measured here is TOPR as `OfflineTOPRTrainer` trains it."""
+    """The training loop of the benchmarks gives the same weights as `OfflineTOPRTrainer`."""
     chosen = rows[np.arange(16)]
     ours, theirs = base_model("main"), base_model("main")
     objective = METHODS["topr"].make(ours, chosen, chosen)
-    train(ours, objective, 3, 1e-3, seed=0)  # 32 rows a step are each of these twice
+    train(ours, objective, 3, 1e-3, seed=0)  # A step has 32 rows: each of the 16 rows twice.
     dataset = Dataset.from_dict(
         {
             "prompt": [""] * 16,
@@ -84,7 +84,7 @@ def test_a_run_of_several_epochs_is_tested_along_the_way(rows, monkeypatch):
 
 @pytest.mark.parametrize("curation", ["positives", rounds.REPEATED])
 def test_rounds(monkeypatch, curation):
-    """Rows are by the model of the round; right answers alone are repeated to as many rows as the paper has."""
+    """A round trains on right answers with its own seed. `REPEATED` repeats them up to the paper's number of rows."""
     seen = []
     monkeypatch.setattr(rounds, "PROBLEMS", 6)
     monkeypatch.setattr(
@@ -102,7 +102,10 @@ def test_rounds(monkeypatch, curation):
 
 
 def test_stale_rows_are_of_the_policy_of_that_age(monkeypatch):
-    """Each update adds one to a parameter, so that it counts the updates of the policy that draws."""
+    """Rows come from the policy eight updates before their block, or from the base model.
+
+    Each fake update adds 1 to a parameter, which therefore counts updates.
+    """
     drawn = []
 
     def count(model):

@@ -1,4 +1,4 @@
-"""Methods: losses by hand, TRL's own trainers, protocols and shares."""
+"""Methods match hand arithmetic and TRL's losses. Protocols and shares choose the rows and rewards."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def gradient(model):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_learns_right_from_wrong(name, rows):
-    """A few small steps raise the log-probability of right answers against that of wrong ones."""
+    """A few small steps raise the log-probability of right answers relative to wrong answers."""
     model = base_model("main")
     objective = METHODS[name].make(model, rows, rows)
     trained = train(model, objective, 6, 1e-4, seed=0)
@@ -78,7 +78,7 @@ def test_grpo_is_reinforce_with_its_advantage_where_pi_is_mu(name, rows):
 @newest
 @pytest.mark.slow
 def test_trls_cispo_weighs_tokens_by_the_stored_log_mu(rows):
-    """Away from μ the weight of a token is its ratio: TRL must get the log μ that is stored."""
+    """Lowering the stored log μ by 0.5 multiplies each token's weight π/μ, and so the gradient, by e^0.5."""
     model, other = base_model("main"), base_model("main")
     shifted = replace(rows, mu_logps=[logps - 0.5 for logps in rows.mu_logps])
     model.train(), other.train()
@@ -108,12 +108,13 @@ def test_ppo_has_no_gradient_past_its_clip():
 
 
 def test_m2po_drops_the_largest_until_the_second_moment_fits():
-    # Squares 0.01, 0.04, 0.25, 1: their mean is over 0.04 until the two largest are gone, (0.01 + 0.04) / 2 = 0.025.
+    # The squares are 0.01, 0.04, 0.25 and 1. Their mean exceeds 0.04 until the two largest are dropped:
+    # (0.01 + 0.04) / 2 = 0.025.
     shift = torch.tensor([[0.1, 0.2, 0.5, 1.0]])
     logps = torch.full((1, 4), -2.0, requires_grad=True)
     m2po_loss(logps, logps.detach() - shift, torch.ones(1, 4, dtype=torch.bool), torch.tensor([1.0])).backward()
     assert logps.grad[0].tolist() == pytest.approx([-np.exp(0.1) / 4, -np.exp(0.2) / 4, 0.0, 0.0])
-    # Where the advantage pulls the ratio back, nothing is dropped.
+    # A negative advantage moves the ratios back toward 1, so no token is dropped.
     logps = torch.full((1, 4), -2.0, requires_grad=True)
     m2po_loss(logps, logps.detach() - shift, torch.ones(1, 4, dtype=torch.bool), torch.tensor([-1.0])).backward()
     assert (logps.grad != 0).all()

@@ -1,4 +1,4 @@
-"""The benchmarks of time and memory run, and judge what they measure; what they measure is no test's business."""
+"""The benchmarks of time and memory run and compare results with goals. The tests do not check speed."""
 
 import json
 
@@ -37,7 +37,7 @@ def test_every_variant_runs(variant):
 def test_memory_and_scoring():
     weights = sum(p.numel() * p.element_size() for p in case().fresh_model().parameters())
     peaks = {name: peak_memory(VARIANTS[name], case()) for name in ("topr", "topr, frozen copy")}
-    assert peaks["topr"] > 2 * weights  # and gradients
+    assert peaks["topr"] > 2 * weights  # weights and gradients
     assert peaks["topr, frozen copy"] - peaks["topr"] == pytest.approx(weights, rel=0.5)
     assert scoring_seconds(offline_topr(), case()) > 0
     assert set(scoring_peak(case(steps=1))) == {"log mu pass", "with logits"}
@@ -69,6 +69,6 @@ def test_a_goal_that_is_missed_is_bold():
 
 
 def test_the_page_shows_the_results(tmp_path):
-    """If this fails: python -m benchmarks.performance --report."""
+    """The page matches the stored results. If this test fails, run `python -m benchmarks.performance --report`."""
     content = json.loads(page.RESULT.read_text())
     assert page.write(content, tmp_path / "performance.md").read_text() == page.PAGE.read_text()

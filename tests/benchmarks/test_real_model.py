@@ -1,4 +1,4 @@
-"""The experiment with a pretrained model runs, with the bundled one in its place, and continues where it stopped."""
+"""The experiment on a pretrained model runs with the bundled model instead, and continues where it stopped."""
 
 import json
 
@@ -64,7 +64,7 @@ def test_workers_run_each_cell_once_and_rates_before_repetitions(setup, tmp_path
     monkeypatch.setattr(real_model, "work", work)
     store = Store(tmp_path / "results")
     real_model.run(setup, store, workers=2)
-    runs = len(RATES) + real_model.FURTHER + 2  # the highest rate is the best one, so a higher one is tried
+    runs = len(RATES) + real_model.FURTHER + 2  # The highest rate is the best one, so a higher one is tried.
     assert len(order) == len({json.dumps(cell) for cell in order}) == 1 + len(METHODS) * runs
     assert not store.unfinished(cells(setup.name, store, 8))
     required = sum(not method.optional for method in METHODS.values())

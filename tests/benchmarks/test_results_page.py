@@ -1,4 +1,4 @@
-"""docs/results.md has the numbers of the results, and what is written by hand is in the appendix."""
+"""docs/results.md matches the stored results, and the appendix has all numbers that were written by hand."""
 
 import re
 
@@ -16,7 +16,7 @@ FROZEN = ("evidence.md", "wrong_answers.md", "gsm8k.md")  # pages of version 0.2
 
 
 def test_the_pages_show_the_results(tmp_path):
-    """If this fails: python -m benchmarks --published --report."""
+    """The pages match the published results. If this test fails, run `python -m benchmarks --published --report`."""
     store = published()
     assert results_page.write(store, tmp_path / "results.md").read_text() == PAGE.read_text()
     assert report.appendix(store) == TABLES.read_text()
@@ -44,7 +44,7 @@ def decoded(greedy: float, sampled: float) -> dict[str, float]:
 
 @pytest.fixture
 def store(tmp_path) -> Store:
-    """Base models that are wrong in their mode, on which each method reaches 60%, and TOPR 80%, at the middle rate."""
+    """Return made-up results. At the middle rate, TOPR reaches 80% on each base model, and other methods reach 60%."""
     store = Store(tmp_path / "results")
     sampled = {"0.3": decoded(0.1, 0.2), "0.7": decoded(0.1, 0.3), "1": decoded(0.1, 0.25)}
     for base in controls.BASES:
@@ -64,7 +64,7 @@ def test_tables_of_a_store(store):
     table = results_page.controls_table(store, "pass@1")
     assert "| base model, T = 1 | 25.0 |" in table
     assert "| base model, best temperature | 30.0 (T = 0.7) |" in table
-    assert "| TOPR (default) | **80.0 ± 1.2** |" in table  # two standard errors of 0.01, over the root of three seeds
+    assert "| TOPR (default) | **80.0 ± 1.2** |" in table  # three seeds: 2 · 0.01 / √3 = 0.012
     assert "| KTO | ahead on 4, by 20 | ahead on 4, by 20 |" in results_page.against_table(store)
     (_, header, rows), *_ = temperatures.tables(store)
     assert header[2:] == ["greedy", "T = 0.3", "T = 0.7", "T = 1", "maj@32"]
@@ -105,7 +105,7 @@ BEST = real_model.RATES[1]
 
 @pytest.fixture
 def real(tmp_path) -> Store:
-    """Six test problems. Positives repeated solve one problem more than TOPR, greedy; no other method was run."""
+    """Return made-up results on six problems. With greedy decoding, TOPR solves two, and positives repeated three."""
     store = Store(tmp_path / "real")
     untrained = {
         "1": ended([1, 0, 0, 0, 0, 0], [8, 4, 1, 2, 0, 0], 8), "0.3": ended([1, 0, 0, 0, 0, 0], [4, 2, 0, 0, 0, 0])
@@ -126,7 +126,7 @@ def real(tmp_path) -> Store:
 def test_tables_of_a_pretrained_model(real):
     table = results_page.real_table(real)
     assert "| untrained, T = 1 | 16.7 | 31.2 | 50.0 | 75.0 | 10.0 |  |" in table
-    # Over six problems, two of them right: 1.96 · sqrt(6/5 · 1/3 · 2/3 / 6).
+    # Two of six greedy answers are right: 1.96 · sqrt(6/5 · 1/3 · 2/3 / 6) = 0.413.
     assert "| TOPR (default) | 33.3 ± 41.3 | 50.0 ± 35.8 | 50.0 ± 0.0 | 75.0 ± 0.0 | 10.0 ± 0.0 | 5 |" in table
     assert "c = 0" not in table
     assert "| positives repeated | -16.7 ± 32.7 | +0.0 ± 0.0 |" in results_page.real_differences(real)
@@ -138,7 +138,7 @@ def test_tables_of_a_pretrained_model(real):
     assert "0 of 8 (problems: 2) | 1 or 2 of 8 (problems: 2) | 3 or more of 8 (problems: 2)" in strata
     assert "| untrained | 0.0 | 18.8 | 75.0 |" in strata
     assert "| TOPR (default) | 0.0 ± 0.0 | 50.0 ± 0.0 | 100.0 ± 0.0 |" in strata
-    # One problem of six is right at first. TOPR solves another one, which 4 of 8 samples solved.
+    # Before training, one greedy answer of six is right. TOPR solves another problem, which 4 of 8 samples solved.
     greedy = results_page.real_greedy_strata(real)
     assert "| before training | problems | positives repeated | TOPR (default) |" in greedy
     assert "| greedy answer right | 1 | +0.0 | +0.0 |" in greedy

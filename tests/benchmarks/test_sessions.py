@@ -1,4 +1,4 @@
-"""Sessions: weights of the ratios that only experiments have, and how sessions are drawn."""
+"""Losses and weights of sessions match a plain loop, and sessions have mistakes in the intended places."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def moved():
     model = base_model("main").eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(1.01)  # so that it has left μ
+            parameter.mul_(1.01)  # so that π differs from μ
     return model
 
 
@@ -57,7 +57,7 @@ def test_loss_and_weights_are_those_of_a_plain_loop(pool, moved, level):
         weights = by_a_plain_loop([now[i] - pool.mu_logps[i] for i in chosen], level) if reward < 0 else 1.0
         losses.append(-reward * (weights * torch.cat(logps)).mean())
     torch.testing.assert_close(sessions.loss(moved, level), torch.stack(losses).mean(), rtol=1e-4, atol=1e-5)
-    assert sum(map(len, (pool.responses[i] for i in CHOSEN[0]))) > POWER_TOKENS  # or the power would be 1
+    assert sum(map(len, (pool.responses[i] for i in CHOSEN[0]))) > POWER_TOKENS  # Otherwise, the power would be 1.
     quarters = sessions.weights_by_quarter(moved, level)
     assert all(0 < weight <= 1 for weight in quarters)
     if level == "prefix":
@@ -68,7 +68,7 @@ def test_weights_of_dppo():
     mu_ST = torch.tensor([[0.5, 0.5, 0.1, 0.1]] * 2).log()
     policy_ST = torch.tensor([[0.8, 0.6, 0.01, 0.35], [0.2, 0.45, 0.01, 0.35]]).log()
     weights = token_weights(torch.tensor([1.0, -2.0]), policy_ST, mu_ST, torch.ones(2, 4), torch.zeros(2, 4), DPPO)
-    expected = [[0.0, 1.2, 0.1, 0.0], [0.0, 0.9, 0.1, 3.5]]  # Dropped: pushed away from μ by more than 0.2.
+    expected = [[0.0, 1.2, 0.1, 0.0], [0.0, 0.9, 0.1, 3.5]]  # 0 if π - μ exceeds 0.2 in the direction of the push
     torch.testing.assert_close(weights, torch.tensor(expected))
 
 

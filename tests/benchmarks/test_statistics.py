@@ -1,4 +1,4 @@
-"""Intervals by hand."""
+"""Intervals and paired differences match hand arithmetic."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from benchmarks.statistics import difference, interval
 
 
 def test_interval_is_students_and_never_below_the_bootstraps():
-    # Values 0.1, 0.2, 0.3: deviation 0.1, over the root of three seeds, times 4.30 for two degrees of freedom.
+    # The standard deviation of the three seeds is 0.1. Student's t for two degrees of freedom is 4.30.
     got = interval([0.1, 0.2, 0.3], [0.01] * 3)
     assert (got.mean, got.half) == pytest.approx((0.2, 4.30 * 0.1 / 3**0.5))
     assert interval([0.2, 0.2, 0.2], [0.03] * 3).half == pytest.approx(2 * 0.03 / 3**0.5)

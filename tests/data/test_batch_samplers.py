@@ -37,7 +37,7 @@ def test_steps_hold_the_same_rows_longest_first():
 
 
 def test_what_does_not_fill_a_step_is_left_alone():
-    # With drop_last Accelerate drops the same rows as without sorting.
+    # With drop_last, Accelerate drops the same rows with and without sorting.
     _lengths, plain, in_order = orders(epoch=0, count=14)
     assert in_order[12:] == plain[12:]
     assert in_order[:12] != plain[:12]
@@ -62,7 +62,7 @@ def test_rows_of_one_length_keep_their_random_order():
     assert in_order == [row for row in plain if row % 2] + [row for row in plain if not row % 2]
 
 
-# Rows of a prompt together.
+# Rows of a prompt that stay together.
 
 
 def grouped(epoch=0, rows=32, groups=20, of_group=10, sort=True):
@@ -92,7 +92,7 @@ def test_an_epoch_reads_each_row_once_and_rows_of_a_prompt_together(rows, sort):
 
 
 def test_small_groups_are_not_read_last():
-    """Half of the rows are in groups of eight, half alone."""
+    """Half of the rows are single, and the others are in groups of eight. Single rows are spread evenly."""
     groups_N = np.concatenate([np.repeat(np.arange(100), 8), np.arange(100, 900)])
     sampler = StepsOfGroups(SeedableRandomSampler(range(1_600), data_seed=3), groups_N, None, 128)
     places = np.argsort(list(sampler))
@@ -115,7 +115,7 @@ def test_groups_are_cut_and_shuffled_anew_in_each_epoch():
         {frozenset(order[k : k + 2]) for k in range(0, 200, 2)}
         for order in (grouped(epoch=epoch, rows=32, sort=False)[2] for epoch in (0, 1))
     )
-    assert len(first & second) < 40  # with pieces of two rows, by chance one of nine is the same
+    assert len(first & second) < 40  # By chance, one of nine pieces of two rows is the same.
 
 
 def test_an_epoch_of_prompts_does_not_depend_on_the_epochs_before():
@@ -127,7 +127,7 @@ def test_an_epoch_of_prompts_does_not_depend_on_the_epochs_before():
         return orders
 
     zero, one, two = epochs(0, 1, 2)
-    assert zero == list(RepeatSampler(range(20), 1, seed=3))  # TRL's, in the first epoch
+    assert zero == list(RepeatSampler(range(20), 1, seed=3))  # The first epoch has TRL's order.
     assert zero != one != two
     assert epochs(2) == [two]
     assert epochs(1, 2) == [one, two]
@@ -145,7 +145,7 @@ def test_each_row_counts_once_in_two_processes(count):
     read = [row for batches in shards for batch in batches for row in rows.__getitems__(batch)]
     assert sorted(row["row"] for row in read if row["reward"] == 1) == list(range(count))
     assert sum(math.isnan(row["reward"]) for row in read) == len(read) - count
-    assert len(rows) == count  # of which Accelerate computes how many are left over
+    assert len(rows) == count  # Accelerate computes the remainder from this length.
 
 
 def test_a_filled_order_is_shuffled_as_the_order_in_it():

@@ -20,10 +20,11 @@ def row(number=0, reward=1.0, ids=(5, 6, 7), prompt_length=1, dataset=0, **colum
 
 
 def test_flat_values_become_rows_again():
-    # Rows of 3, 1 and 2 tokens: what predicts the next token of the last place of a row belongs to none.
+    # Rows of 3, 1 and 2 tokens. The last value of a row belongs to the first token of the next row.
+    # This value must be ignored.
     flat = torch.arange(1.0, 6.0)[None]
     assert unflatten(flat, [3, 1, 2]).tolist() == [[1, 2, 3], [4, 0, 0], [5, 0, 0]]
-    padded = torch.arange(1.0, 8.0)[None]  # two places more: pad_to_multiple_of
+    padded = torch.arange(1.0, 8.0)[None]  # two places of padding, as with pad_to_multiple_of
     assert unflatten(padded, [3, 1, 2]).tolist() == [[1, 2, 3], [4, 0, 0], [5, 6, 0]]
 
 
@@ -34,7 +35,7 @@ def test_only_the_completion_has_labels():
     assert batch["lengths"] == [3, 2]
     assert batch["reward"].tolist() == [1.0, -1.0]
     assert batch["idle"] == 0
-    whole = collator()([row(reward=1, mu_logps=[-1, -2])])  # not int64, which a table may hold
+    whole = collator()([row(reward=1, mu_logps=[-1, -2])])  # A table can hold integers.
     assert whole["reward"].dtype == whole["mu_logps"].dtype == torch.float32
 
 
@@ -42,11 +43,11 @@ def test_rows_without_a_gradient_are_left_out_and_counted():
     rows = [row(0, 0.0, (1, 2)), row(1, 2.0), row(2, 0.0)]
     batch = collator()(rows)
     assert (batch["reward"].tolist(), batch["idle"], batch["lengths"]) == ([2.0], 2, [3])
-    assert batch["row"].tolist() == [1, 0, 2]  # in the order of the metrics: what was left out comes last
+    assert batch["row"].tolist() == [1, 0, 2]  # in the order of the metrics: idle rows come last
     assert collator(keep_idle=True)(rows)["reward"].tolist() == [0.0, 2.0, 0.0]
     assert collator(keep_idle=True)(rows)["row"].tolist() == [0, 1, 2]
     assert collator(keep_idle=True)(rows)["idle"] == 0
-    alone = collator()([rows[0], rows[2]])  # one is kept: a forward needs a row
+    alone = collator()([rows[0], rows[2]])  # One row is kept, because a forward pass needs a row.
     assert (alone["reward"].tolist(), alone["idle"], alone["lengths"]) == ([0.0], 1, [2])
 
 
@@ -65,7 +66,7 @@ def test_log_mu_comes_from_the_row_or_from_what_was_computed():
 
 
 def test_log_mu_of_tokens_follows_the_completions():
-    """One value after the other; unknown where a row brought none, or as many as it has no tokens."""
+    """Values of log μ are concatenated. A row without one value for each of its tokens has only NaN."""
     collate = collator("token", log_mu={(0, 1): np.array([-4.0, -5.0])})
     rows = [
         row(0, mu_logps=[-1.0, -2.0]), row(1), row(2, mu_logps=[-7.0]), row(3, prompt_length=2), row(4, mu_logps=-3.0),

@@ -19,8 +19,8 @@ def test_a_mask_beside_ids(tokenizer, kind):
                       "mu_logps": [[-1.5, -2.5], [-3.5], None]})  # fmt: skip
     found = tokenize(Dataset(table), tokenizer, ["sampler_logps", "mu_logps"])
     assert found["completion_mask"][:] == [[True, False, False, True], None, None]
-    assert found["sampler_logps"][:] == [[-1.0, -2.0], [-3.0], [-4.0, -5.0]]  # what stands for context is nothing
-    assert found["mu_logps"][:] == [[-1.5, -2.5], [-3.5], None]  # a value per token that the model wrote
+    assert found["sampler_logps"][:] == [[-1.0, -2.0], [-3.0], [-4.0, -5.0]]  # Values for context are dropped.
+    assert found["mu_logps"][:] == [[-1.5, -2.5], [-3.5], None]  # already one value per token that the model wrote
     assert completion_lengths(found).tolist() == [2, 1, 2]
     assert completion_lengths(found.select([2, 0])).tolist() == [2, 2]
 
@@ -87,7 +87,7 @@ def test_log_probabilities_that_are_null_where_the_mask_says_that_the_model_wrot
     with pytest.raises(MalformedRow) as error:
         apply_masks(pa.table(columns), [2, 2], [40, 41])
     assert error.value.args == (41, message)
-    # Those of other tokens are compared with nothing, and keep their nulls.
+    # A list with a different length than the completion is not compared with the mask, and keeps its nulls.
     longer = {"completion_mask": [[1, 0]], "sampler_logps": pa.array([[None, -1.0, -2.0]], pa.list_(pa.float32()))}
     found = apply_masks(pa.table(longer), [2], [0])
     assert found["sampler_logps"].to_pylist() == [[None, -1.0, -2.0]]
@@ -112,7 +112,7 @@ def test_masks_that_only_log_probabilities_say_become_explicit():
 
 
 def test_log_probabilities_may_be_whole_numbers():
-    lowest = -(2**63) + 1  # as float64, it is beyond int64
+    lowest = -(2**63) + 1  # float64 rounds it
     table = pa.table({"completion_mask": [[1, 0], [1, 1]], "mu_logps": pa.array([[lowest, 0], [-1, -2]])})
     found = apply_masks(table, lengths=[2, 2], places=[0, 1])
     assert found["mu_logps"].to_pylist() == [[float(lowest)], [-1.0, -2.0]]

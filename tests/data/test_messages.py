@@ -26,7 +26,7 @@ def use(tokenizer, name):
 
 
 def own(tokenizer, ids, mask):
-    """What the model wrote, turn by turn."""
+    """Return the text of each turn that the model wrote."""
     turns = [[]]
     for token, is_own, before in zip(ids, mask, [False, *mask], strict=False):
         if is_own and not before and turns[-1]:
@@ -41,7 +41,7 @@ CALLED = '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": 3}}\n</to
 
 @pytest.mark.parametrize("known", [True, False])
 def test_what_the_assistant_wrote_is_the_models(tokenizer, known):
-    """By the template that TRL trains Qwen2.5 with, and by one that TRL does not know."""
+    """Only the assistant's turns are learned, with Qwen2.5's template and with a template that TRL does not know."""
     use(tokenizer, "qwen2_5")
     if not known:
         tokenizer.chat_template += "{# of somebody else #}"
@@ -50,7 +50,7 @@ def test_what_the_assistant_wrote_is_the_models(tokenizer, known):
     text = tokenizer.apply_chat_template([*PROMPT, *TURNS], tokenize=False)
     assert tokenizer.decode(prompt + ids) == text.rstrip("\n")
     assert tokenizer.decode(prompt) == tokenizer.apply_chat_template(PROMPT, tokenize=False, add_generation_prompt=True)
-    assert mask[-1]  # nothing is read that no later token needs
+    assert mask[-1]  # Context after the last turn is dropped.
 
 
 def test_thinking_is_kept_by_the_template_that_trl_trains_with(tokenizer):
@@ -101,7 +101,7 @@ def test_messages_that_a_template_refuses(tokenizer):
 
 
 def test_a_completion_may_begin_with_context(tokenizer):
-    """A prompt that ends with the model's turn: what comes first is the result of its call."""
+    """The prompt ends with a tool call of the model, so the completion starts with the result of the call."""
     use(tokenizer, "qwen2_5")
     for _ in range(2):
         prompt, ids, mask = tokenize_turns([*PROMPT, TURNS[0]], TURNS[1:3], tokenizer)
@@ -119,7 +119,7 @@ def test_tools_and_options_reach_the_template(tokenizer):
 
 
 def test_calls_of_several_tools_from_a_table(tokenizer):
-    """A table gives each call the arguments of all tools, and each message a null where it calls none."""
+    """Tokenization ignores nulls that a table adds: arguments of other tools, and calls of messages without calls."""
     use(tokenizer, "qwen2_5")
     other = {"type": "function", "function": {"name": "look_up", "arguments": {"word": "pen"}}}
     turns = [TURNS[0], TURNS[1], {"role": "assistant", "content": "", "tool_calls": [other]}, TURNS[1], TURNS[4]]
@@ -157,7 +157,7 @@ def test_another_template_of_the_same_tokenizer(tokenizer):
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
 def test_a_turn_may_end_with_a_token_that_is_not_the_tokenizers_stop_token(tokenizer, reason):
-    """As Gemma's turns do."""
+    """A finished turn ends with the template's stop token instead of the tokenizer's, as in Gemma's template."""
     tokenizer.add_tokens(["<start_of_turn>", "<end_of_turn>"], special_tokens=True)
     tokenizer.chat_template = (
         "{% for m in messages %}<start_of_turn>{{ m['role'] }} {{ m['content'] }}<end_of_turn>\n{% endfor %}"
@@ -206,7 +206,7 @@ MARKED = (
 
 @pytest.fixture
 def marked(tokenizer):
-    """With a template that writes nothing behind a turn, as GLM's."""
+    """Return a tokenizer whose template writes nothing after a turn, like GLM's, unless `behind` is given."""
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|user|>", "<|assistant|>", "<|tool|>", "<|stop|>"]})
     tokenizer.chat_template = MARKED
     return tokenizer
@@ -229,7 +229,7 @@ def test_the_last_turn_gets_the_tokenizers_stop_token_if_the_template_writes_non
     row = {"prompt": PROMPT, "completion": PLAIN[:1], "chat_template_kwargs": {"behind": "\n"}}
     assert marked.decode(tokenize_row(row, marked).completion_ids) == "6.<|end|>"
     assert marked.decode(tokenize_row({**row, "finish_reason": "length"}, marked).completion_ids) == "6."
-    row["completion"] = [{"role": "assistant", "content": "6. \n"}]  # that white space is the model's
+    row["completion"] = [{"role": "assistant", "content": "6. \n"}]  # The model wrote this whitespace.
     assert marked.decode(tokenize_row(row, marked).completion_ids) == "6. \n<|end|>"
     marked.eos_token = None
     with pytest.raises(ValueError, match=r"needs a stop token, and the tokenizer has none\. Set tokenizer\.eos_token"):
@@ -255,7 +255,7 @@ def test_a_stop_token_behind_a_generation_block_is_the_models(marked):
 
 @pytest.mark.parametrize("behind", ["<|stop|>", "<|stop|>\n", "<|stop|>\n<|end|>"])
 def test_a_stop_token_that_the_content_has_is_not_learned_twice(marked, behind):
-    """Nor is what a template writes at the end of a conversation, as Phi-3's."""
+    """Text after the first stop token is context, such as the end of a conversation in Phi-3's template."""
     turns = [{**message, "content": f"{message['content']}<|stop|>"} for message in PLAIN]
     for completion in (PLAIN, turns):
         _, ids, mask = tokenize_turns(PROMPT, completion, marked, behind=behind)
@@ -304,7 +304,7 @@ def test_a_call_at_a_cut_loses_the_stop_token_alone(marked):
     marked.chat_template = THINKING
     _, whole, _ = tokenize_turns(PROMPT, TURNS[:1], marked)
     assert tokenize_turns(PROMPT, TURNS[:1], marked, truncated=True)[1] == whole[:-1]
-    marked.chat_template = MARKED  # writes none
+    marked.chat_template = MARKED  # This template writes no stop token.
     _, whole, _ = tokenize_turns(PROMPT, TURNS[:1], marked)
     assert tokenize_turns(PROMPT, TURNS[:1], marked, truncated=True)[1] == whole[:-1]
 

@@ -41,7 +41,7 @@ def test_rows_are_repeated_as_often_as_they_were_chosen():
     assert rewards.tolist() == [0.25, 0.25, 0.25, -3.0]
     assert curated.indices.tolist() == [0, 0, 0, 2]
     assert (curated.size, curated.shortfall, curated.chosen_positives) == (4, 0, 3)
-    # The column belongs to `reward_after_baseline`, and means nothing alone.
+    # Without `reward_after_baseline`, the column `times_chosen` is ignored.
     assert len(scored(times_chosen=["3", "0", "1", "?"]).choose(CurationArguments(), seed=0)[0]) == 3
     rewards, _ = scored(reward_after_baseline=[0.25] * 4, times_chosen=[2.0, 0.0, 2.0, None]).choose(
         CurationArguments(), seed=0

@@ -1,4 +1,4 @@
-"""Each part of each message, and each tool, is in the text that the model reads, or the row is refused."""
+"""A row is refused if the chat template leaves out a tool or a part of a message."""
 
 import pytest
 
@@ -68,7 +68,7 @@ def test_a_parameter_that_is_left_out():
 
 
 def test_thinking_is_needed_until_the_user_speaks_again():
-    """Qwen3's template removes it from earlier turns, and the model read none there."""
+    """Templates may remove thinking only before the last user message, as Qwen3's template does."""
     thought = {**CALLS, "reasoning_content": "I multiply."}
     loop = [USER, thought, RESULT]
     assert "I multiply." in read(tokenizer_of("qwen3"), loop)
@@ -139,11 +139,11 @@ def test_arguments_that_are_left_out(tokenizer, in_completion):
 def test_messages_are_found_in_their_order(tokenizer):
     system, turns = {"role": "system", "content": "Be kind."}, [USER, ANSWER, {**USER, "content": "Sure?"}]
     text = "How many legs?<|end|>It has 4 legs.<|end|>Sure?<|end|>Be kind."
-    check_context([system, *turns], text, tokenizer)  # Some templates write it last.
+    check_context([system, *turns], text, tokenizer)  # Some templates write the system message last.
     with pytest.raises(CannotWrite, match=r"message with the role user .*'How many legs\?'"):
         check_context([*turns, USER], text, tokenizer)
     results = [USER, {**CALLS, "content": "I ask."}, RESULT]
-    check_context(results, "How many legs? multiply a b 6 I ask.", tokenizer)  # as Gemma 4's template
+    check_context(results, "How many legs? multiply a b 6 I ask.", tokenizer)  # in the order of Gemma 4's template
     with pytest.raises(CannotWrite, match="message with the role tool"):
         check_context([*results, RESULT], "How many legs? 6 multiply a b I ask.", tokenizer)
 
@@ -154,7 +154,7 @@ def test_letters_of_special_tokens_are_no_content(tokenizer, content):
         check_context([{"role": "user", "content": content}], "<|end|>", tokenizer)
 
 
-# Thinking of templates that open it in the generation prompt.
+# Templates that open thinking in the generation prompt.
 
 
 def test_thinking_goes_into_the_content_where_a_template_opens_it():

@@ -32,13 +32,13 @@ COMPLETIONS = {
     "two calls": [{**CALLS, "tool_calls": CALLS["tool_calls"] * 2}, RESULT, RESULT, ANSWER],
 }
 ALL_TEMPLATES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
-# These write text only where it is a list of parts, and `topr_trl` trains on images online.
+# These templates write content only if it is a list of parts. Only `TOPRTrainer` trains on images.
 OF_VISION = {"idefics3", "llava_next", "smolvlm"}
 SPECIAL = re.compile(r"<\|[^<>|\s]+\|>|<｜[^<>\s]+?｜>|<(?:start|end)_of_\w+>|<\|[a-z_]+>|<[a-z_]+\|>|\[gMASK\]|<sop>")
 
 
 def tokenizer_of(name):
-    """The bundled tokenizer with a template of TRL's, and with its special tokens."""
+    """Return the bundled tokenizer with a template from TRL, and with the special tokens of the template."""
     template = (TEMPLATES / f"{name}.jinja").read_text()
     tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
     special = {"bos_token": "<BOS>", "eos_token": "<EOS>", "extra_special_tokens": sorted({*SPECIAL.findall(template)})}
@@ -53,7 +53,7 @@ def squeezed(text):
 
 
 def check_turn(tokenizer, message, written):
-    content = squeezed(message["content"].removeprefix("<think>"))  # the generation prompt may have that
+    content = squeezed(message["content"].removeprefix("<think>"))  # The generation prompt can have `<think>`.
     for said in (content, squeezed(message.get("reasoning_content", ""))):
         assert said in squeezed(written)
     assert written.count("multiply") >= len(message.get("tool_calls", []))
@@ -82,7 +82,7 @@ def test_what_is_learned_is_what_the_model_wrote(name):
 
 @pytest.mark.parametrize("name", ALL_TEMPLATES)
 def test_a_truncated_turn_has_no_part_of_a_stop_token(name):
-    """The letters of the stop token are searched in the text that has it."""
+    """A truncated turn ends with its content, even if the content has letters of the stop token."""
     if name.removesuffix("_training") in OF_VISION:
         pytest.skip("the template writes content only where it is a list of parts")
     tokenizer = tokenizer_of(name)
@@ -152,7 +152,7 @@ def test_a_generation_prompt_may_have_the_beginning_of_a_turn(tokenizer):
 
 
 def test_a_call_that_a_template_leaves_out_is_refused():
-    """GPT-OSS's writes the first one alone, and both are of the same tool."""
+    """GPT-OSS's template writes only the first of two calls of the same tool."""
     with pytest.raises(ValueError, match="leaves out the call of multiply"):
         tokenize_turns([USER], COMPLETIONS["two calls"], tokenizer_of("gptoss"))
     old = {**ANSWER, "function_call": CALL["function"]}
@@ -161,7 +161,7 @@ def test_a_call_that_a_template_leaves_out_is_refused():
 
 
 def test_thinking_in_the_content_behind_an_empty_block_of_thinking_is_refused():
-    """Qwen3's template does not know thinking without its end."""
+    """Qwen3's template writes an empty block of thinking before content without `</think>`."""
     cut = {**ANSWER, "content": "<think>\nI count the"}
     with pytest.raises(ValueError, match=r"block of thinking before .* reasoning_content"):
         tokenize_turns([USER], [cut], tokenizer_of("qwen3"), truncated=True)
@@ -179,7 +179,7 @@ def test_arguments_that_the_own_template_cannot_write_are_written_by_trls():
 
 
 def test_the_generation_prompt_is_context_in_later_turns_too():
-    """The blocks of GPT-OSS's template include it."""
+    """The `{% generation %}` blocks of GPT-OSS's template include the generation prompt, which is not learned."""
     tokenizer = tokenizer_of("gptoss")
     _, ids, mask = tokenize_turns([USER], COMPLETIONS["two turns"], tokenizer)
     said = "<|channel|>final<|message|>"
@@ -209,7 +209,7 @@ def test_white_space_behind_the_generation_prompt_is_the_models(tokenizer):
         "{% endgeneration %}{% else %}[{{ m.role }}]{{ m.content }}{% endif %}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% else %}.{% endif %}"
     )
-    tokenizer.backend_tokenizer.post_processor = ByteLevel(trim_offsets=True)  # as those of Llama and Qwen
+    tokenizer.backend_tokenizer.post_processor = ByteLevel(trim_offsets=True)  # like the tokenizers of Llama and Qwen
     _, ids, mask = tokenize_turns([USER], [ANSWER, USER, ANSWER], tokenizer, truncated=True)
     assert own(tokenizer, ids, mask) == [" It has 4 legs.<|end|>", " It has 4 legs."]
 

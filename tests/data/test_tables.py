@@ -87,7 +87,7 @@ def test_file_names_that_are_numbers_count_no_shards(tmp_path):
 
 
 def test_a_folder_with_several_splits_is_refused(tmp_path):
-    """The number of files happens to be that in the name of the first one."""
+    """The number of files matches the name of the first file, but the files have different splits."""
     for name in ("test-00000-of-00002", "train-00000-of-00001"):
         pq.write_table(pa.table({"prompt": [name]}), tmp_path / f"{name}.parquet")
     with pytest.raises(FileNotFoundError, match=r"several splits \(test, train\).*own folder"):

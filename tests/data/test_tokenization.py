@@ -12,7 +12,7 @@ def test_ids_are_joined_as_rows_are_tokenized(tokenizer, ids):
     prompts, completions = [[1, 2], [3], [4, 5, 6], [7]], [[8], [9, 10], [11], [12, 13]]
     table = pa.table({"prompt_ids": pa.array(prompts, ids), "completion_ids": pa.array(completions, ids),
                       "prompt": ["a"] * 4, "mu_logps": [[-1.0], [-1.0, -2.0], [-1.0], [-1.0, -1.0]]})  # fmt: skip
-    rows = from_table(table).select([3, 1, 2])  # with an index, as curation leaves them
+    rows = from_table(table).select([3, 1, 2])  # `select` adds an index mapping, as after curation.
     joined = tokenize(rows, tokenizer, ["mu_logps"])
     one_by_one = [tokenize_row(row, tokenizer) for row in rows]
     assert joined["input_ids"][:] == [prompt + completion for prompt, completion, _ in one_by_one]
@@ -35,7 +35,7 @@ def test_one_turn_of_the_assistant_is_tokenized_as_a_sampler_would_have_written_
     monkeypatch.setattr(tokenizer, "chat_template", template)
     row = {"prompt": [{"role": "user", "content": "1"}], "completion": [{"role": "assistant", "content": "2"}]}
     written = [*tokenizer("2")["input_ids"], tokenizer.eos_token_id]
-    assert tokenize_row(row, tokenizer)[1:] == (written, None)  # without the line break behind the stop token
+    assert tokenize_row(row, tokenizer)[1:] == (written, None)  # without the newline after the stop token
     assert tokenize_row({**row, "finish_reason": "length"}, tokenizer)[1:] == (written[:-1], None)
     row["completion"] *= 2
     assert tokenize_row({**row, "finish_reason": "length"}, tokenizer).completion_ids[-1] != tokenizer.eos_token_id
@@ -77,7 +77,7 @@ def test_tokens_are_found_again(tokenizer, rows, tmp_path):
 
 
 def test_a_completion_without_tokens_is_a_stop_token(tokenizer):
-    tokenizer.backend_tokenizer.normalizer = Strip()  # as tokenizers of SentencePiece may do
+    tokenizer.backend_tokenizer.normalizer = Strip()  # Some SentencePiece tokenizers strip spaces.
     assert tokenize_row({"prompt": "a", "completion": " "}, tokenizer).completion_ids == [tokenizer.eos_token_id]
 
 

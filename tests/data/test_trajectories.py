@@ -1,4 +1,4 @@
-"""Rollouts of several rows: which rows belong together, and their tokens as one row."""
+"""Rows with the same `rollout_id` form a rollout, and their tokens are joined into one row."""
 
 import numpy as np
 import pyarrow as pa
@@ -55,7 +55,7 @@ def test_values_that_differ_within_a_rollout(values, said):
 
 
 def parts(**columns):
-    """Three rows, of which the first two are one rollout: [1 2 | 3 4], [1 2 3 4 5 | 6] and [7 | 8 9]."""
+    """Return three tokenized rows: [1 2 | 3 4] and [1 2 3 4 5 | 6], which are one rollout, and [7 | 8 9]."""
     return Dataset(pa.table({
         "input_ids": pa.array([[1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [7, 8, 9]], pa.list_(pa.int32())),
         "prompt_length": pa.array([2, 5, 1], pa.int32()), **columns,
@@ -66,7 +66,7 @@ def test_parts_become_one_row():
     joined = join_parts(parts(row=[4, 5, 6]), np.array([2, 1]))
     assert joined["input_ids"][:] == [[1, 2, 3, 4, 1, 2, 3, 4, 5, 6], [7, 8, 9]]
     assert joined["prompt_length"][:] == [2, 1]
-    # Behind the first prompt: its completion, the prompt of the second part as context, and that part's completion.
+    # After the first prompt: the first completion, the second prompt as context, and the second completion.
     assert joined["completion_mask"][:] == [[True, True] + [False] * 5 + [True], [True, True]]
     assert joined["part_lengths"][:] == [[4, 6], [3]]
     assert joined["row"][:] == [4, 6]
@@ -85,7 +85,7 @@ def test_values_per_token_and_their_sums():
     assert joined.features["mu_logps"].feature.dtype == "float32"
     sums = join_parts(parts(mu_logps=pa.array([-3.0, -3.5, -9.0], pa.float32())), np.array([2, 1]))
     assert sums["mu_logps"][:] == [-6.5, -9.0]
-    assert sums.features["mu_logps"].dtype == "float64"  # of many parts, to the precision of one
+    assert sums.features["mu_logps"].dtype == "float64"  # float64, so that sums of many parts are precise
 
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.list_(pa.float64())])

@@ -29,13 +29,13 @@ PROMPTS = ["one " * 50 + "=", "two " * 50 + "="] * 2
 def test_without_a_problem_id_rows_with_equal_prompts_share_a_problem(tmp_path):
     samples = samples_of(rows(problem_id=None, prompt=PROMPTS))
     assert samples.codes_PS.tolist() == [[0, -1], [0, 1]]
-    assert [len(problem) for problem in samples.problem_ids] == [80, 80]  # a long prompt is not kept
+    assert [len(problem) for problem in samples.problem_ids] == [80, 80]  # Ids of long prompts are shortened.
     chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
     assert samples_of(rows(problem_id=None, prompt=chats)).codes_PS.tolist() == [[0, -1], [0, 1]]
     assert samples_of(rows(problem_id=None, prompt=PROMPTS).with_format("numpy")).problem_ids == samples.problem_ids
-    # Equal ends are other problems.
+    # Prompts with equal ends are different problems.
     assert samples_of(rows(problem_id=None, prompt=["a" + "=" * 90, "b" + "=" * 90] * 2)).num_problems == 2
-    # A problem_id wins: rows of a problem may have several prompts.
+    # `problem_id` takes precedence: rows of a problem can have different prompts.
     assert samples_of(rows(prompt=["a", "b", "c", "d"])).num_problems == 2
     rows(problem_id=None, prompt=PROMPTS).to_parquet(tmp_path / "rows.parquet")
     rows(problem_id=None, prompt=chats).to_json(tmp_path / "rows.jsonl")
@@ -44,7 +44,7 @@ def test_without_a_problem_id_rows_with_equal_prompts_share_a_problem(tmp_path):
 
 
 def test_two_runs_are_compared_by_prompt(tmp_path):
-    """Whatever the order of their rows, and whatever file they are in."""
+    """Problems are matched by their prompts, with any order of rows, and in parquet and JSON files."""
     order = [3, 1, 2, 0]
     rows(problem_id=None, prompt=PROMPTS).select(order).to_parquet(tmp_path / "first.parquet")
     better = rows(problem_id=None, prompt=PROMPTS, extracted=["1", "2", "1", "2"])
@@ -65,14 +65,14 @@ def test_rows_of_a_prompt_with_different_right_answers_are_named():
 
 
 def test_the_verdict_decides_which_answers_are_right():
-    """Of a task whose answers have several forms; without a verdict the texts are compared."""
+    """Verdicts decide, because answers to a task can have several forms. Without verdicts, the texts are compared."""
     forms = rows(extracted=["1/2", "3", "0.5", "4"], answer=["0.5", "3"] * 2, verdict=["correct", "correct"] * 2)
     assert samples_of(forms).codes_PS.tolist() == [[0, 0], [0, 0]]
     assert samples_of(forms.remove_columns("verdict")).codes_PS.tolist() == [[1, 0], [0, 1]]
     assert samples_of(rows(verdict=["invalid", "correct", "invalid", "incorrect"])).codes_PS.tolist() == [
         [-1, -1], [0, 1],
     ]  # fmt: skip
-    # Wrong in spite of its text, for its form; right without one.
+    # A judge can reject the text of the true answer, or accept a row without an extracted answer.
     odd = rows(extracted=["1", None, "1", "2"], verdict=["incorrect", "correct", "correct", "incorrect"])
     assert samples_of(odd).codes_PS.tolist() == [[1, 0], [0, 1]]
 
@@ -88,7 +88,7 @@ def test_greedy_rows_are_no_samples(tmp_path):
     assert samples.codes_PS.tolist() == [[0, -1], [0, 1]]
     assert samples.num_rows == 6
     assert list(samples.temperatures) == [1.0]
-    # Verdicts decide, as for samples; scores, subjects and levels are those of the samples.
+    # Verdicts also decide for greedy rows. Scores of greedy rows are not used.
     more = rows(**GREEDY, verdict=["correct", "correct", "invalid", "incorrect", "invalid", "correct"],
                 score=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6], level=[1, 2, 1, 2, 2, 1])  # fmt: skip
     samples = samples_of(more)
@@ -97,7 +97,7 @@ def test_greedy_rows_are_no_samples(tmp_path):
     assert samples.groups == {"level": ["1", "2"]}
     more.to_parquet(tmp_path / "rows.parquet")
     assert read_samples(tmp_path / "rows.parquet").greedy_P.tolist() == [True, False]
-    # Without the column all rows are samples.
+    # Without the column `temperature`, all rows are samples.
     assert samples_of(rows(**{**GREEDY, "temperature": None})).num_samples == 3
 
 
@@ -110,7 +110,7 @@ def test_rows_that_are_all_greedy_are_also_the_samples():
 def test_temperatures_of_the_samples():
     assert (samples_of(rows()).greedy_P, list(samples_of(rows()).temperatures)) == (None, [])
     assert list(samples_of(rows(temperature=[1, 0.7, 0.7000000001, 1])).temperatures) == [0.7, 1.0]
-    assert list(samples_of(rows(temperature=[1.0, None, 1.0, 1.0])).temperatures) == []  # not known of all
+    assert list(samples_of(rows(temperature=[1.0, None, 1.0, 1.0])).temperatures) == []  # unknown for one row
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_shards(tmp_path):
         read_samples(tmp_path)
     pq.write_table(pa.table({**ROWS, "score": [1.0] * 4, "temperature": [0.0] * 4}), tmp_path / "part-2.parquet")
     with pytest.raises(ValueError, match="only 1 of 3 files have the column 'temperature'"):
-        read_samples(tmp_path)  # or greedy rows would count as samples
+        read_samples(tmp_path)  # Otherwise, greedy rows would count as samples.
     rows().to_json(tmp_path / "rows.jsonl")
     assert read_samples(tmp_path / "rows.jsonl").codes_PS.tolist() == [[0, -1], [0, 1]]
     pq.write_table(pa.table({**ROWS, "score": [1.0] * 4, "prompt": PROMPTS}).drop_columns("problem_id"),
@@ -181,7 +181,7 @@ def test_shards(tmp_path):
     pq.write_table(pa.table({"problem_id": [1]}), tmp_path / "bare.parquet")
     with pytest.raises(ValueError, match=r"bare.parquet: Rows to evaluate need .*; missing: answer, extracted"):
         read_samples(tmp_path / "bare.parquet")
-    # One file of several that lacks a column.
+    # One of several files lacks a column.
     (tmp_path / "mixed").mkdir()
     for name in ("a", "b"):
         table = pa.table(ROWS) if name == "a" else pa.table(ROWS).drop_columns("extracted")

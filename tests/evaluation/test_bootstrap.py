@@ -14,10 +14,10 @@ def run(skills, samples=8, seed=0, ids=None, truth="7"):
 
 
 def test_the_bootstrap_by_hand():
-    """Two problems, one won by 1 and one equal: draws of two problems have the means 1, 1/2, 1/2, 0."""
+    """The second run gains 1 on one of two problems. Draws of two problems have the mean gains 1, 1/2, 1/2 and 0."""
     (found,) = paired_bootstrap(np.array([[0.0], [0.5]]), np.array([[1.0], [0.5]]))
     assert (found.difference, found.low, found.high) == (0.5, 0.0, 1.0)
-    better = found.share_better * 10_000  # of as many draws
+    better = found.share_better * 10_000  # number of draws in which the second run is better
     assert better == pytest.approx(round(better), abs=1e-6)
     assert found.share_better == pytest.approx(0.75, abs=0.02)
     assert str(Difference(0.512, -0.534, 0.556, 0.8)) == "+51.2 [-53.4, +55.6]"
@@ -28,13 +28,13 @@ def test_the_bootstrap_by_hand():
 
 
 def test_the_interval_is_that_of_a_paired_mean():
-    """For many problems the interval is the normal one of the mean of the differences, not of two apart runs."""
+    """With many problems, the interval equals the normal interval of the mean gain. Problem difficulty cancels."""
     rng = np.random.default_rng(0)
     hardness = rng.random(400)
     gains = rng.normal(0.02, 0.1, 400)
     (found,) = paired_bootstrap(hardness[:, None], (hardness + gains)[:, None])
     half = 1.96 * gains.std() / np.sqrt(400)
-    # A percentile of 10,000 draws has a standard error of 1.4% of the half; that of 3.5% would be 7.5% off.
+    # A percentile of 10,000 draws has a standard error of 1.4% of `half`. The 3.5th percentile would be 7.5% off.
     assert found.low == pytest.approx(gains.mean() - half, abs=0.05 * half)
     assert found.high == pytest.approx(gains.mean() + half, abs=0.05 * half)
 
@@ -49,7 +49,7 @@ def test_planted_differences():
     assert found["pass@1"].share_better > 0.999
     nothing = compare(base, same)
     assert nothing["pass@1"].low < 0 < nothing["pass@1"].high
-    # What is gained one way is lost the other.
+    # In the other direction, the difference has the opposite sign.
     back = compare(better, base)
     assert back["maj@4"].difference == pytest.approx(-found["maj@4"].difference)
     itself = compare(base, base)["maj@2"]
@@ -57,13 +57,13 @@ def test_planted_differences():
 
 
 def test_intervals_hold_what_they_promise():
-    """The true difference of 60 pairs of runs on fresh problems is in nearly all of their 95% intervals."""
+    """Nearly all 95% intervals of 60 pairs of runs contain the true difference. Each pair has new problems."""
     held = 0
     for seed in range(60):
         skills = np.random.default_rng(1_000 + seed).uniform(0.1, 0.7, 60)
         found = compare(run(skills, 4, seed), run(skills + 0.1, 4, 500 + seed))["pass@1"]
         held += found.low <= 0.1 <= found.high
-    assert held >= 51  # fewer have a probability of 0.07%
+    assert held >= 51  # With true 95% intervals, fewer than 51 have a probability of 0.07%.
 
 
 def test_problems_are_matched_by_their_ids():
@@ -71,7 +71,7 @@ def test_problems_are_matched_by_their_ids():
     found = compare(first, second)["pass@1"]
     assert (found.low, found.high) == (0, 0)
     assert matched(first, second).problem_ids == [5, 6, 7]
-    # Other numbers of samples: k up to the smaller.
+    # If the runs differ in their number of samples, the smaller number limits k.
     assert list(compare(first, run([1.0] * 3, 2, ids=[5, 6, 7]))) == ["pass@1", "pass@2"]
 
 
@@ -104,7 +104,7 @@ def test_a_matched_run_keeps_what_is_known_of_its_samples():
 
 
 def test_greedy_answers_are_compared_if_both_runs_have_them():
-    """By problem: 5 is lost, 6 and 7 are won."""
+    """Greedy answers are compared by problem: the second run loses problem 5, and wins problems 6 and 7."""
     first, second = run([0.2, 0.5, 0.7], ids=[5, 6, 7]), run([0.4, 0.6, 0.2], seed=1, ids=[7, 5, 6])
     before = replace(first, greedy_P=np.array([True, False, False]))
     after = replace(second, greedy_P=np.array([True, False, True]), temperatures=[0.7])

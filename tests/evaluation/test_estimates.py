@@ -21,13 +21,13 @@ from topr_trl.evaluation.pass_and_maj_at_k import expected_best, expected_maj, e
 
 
 def majority(answers):
-    """The most frequent valid answer, the first seen of equals."""
+    """Return the most frequent valid answer. In a tie, the first answer wins."""
     counts = Counter(answer for answer in answers if answer is not None)
     return counts.most_common(1)[0][0] if counts else None
 
 
 def drawn_estimate(samples, solved, k, seed=0, draws=100):
-    """The paper's procedure (Sec. 4.1), for any measure: see `weighted_sc_estimate`."""
+    """Estimate any measure with the paper's procedure (Sec. 4.1). See `weighted_sc_estimate`."""
     rng, size = np.random.default_rng(seed), samples.num_samples
     order_PS = np.tile(np.arange(size), (samples.num_problems, 1))
     means = [solved(samples, rng.permuted(order_PS, axis=1)[:, :k]).mean() for _ in range(draws)]
@@ -39,7 +39,7 @@ def pass_solved(samples, drawn_PK):
 
 
 def maj_solved(samples, drawn_PK):
-    """The most frequent valid answer is that with the highest sum of equal scores."""
+    """Return whether each majority answer is correct. With equal scores, it has the highest sum."""
     return weighted_sc_solved(replace(samples, scores_PS=np.ones(samples.codes_PS.shape)), drawn_PK)
 
 
@@ -74,14 +74,14 @@ def test_estimates_agree_with_slow_ones():
 
 
 def test_standard_error_is_the_papers():
-    # K = 1 of S: V is the variance of a mean of single draws without replacement; sqrt(V / (S - 1)) then.
+    # For k = 1, V is the variance of the mean of one draw per problem. The standard error is sqrt(V / (S - 1)).
     answers, truths = make(problems=40, samples=8)
     correct = np.array([[a == "7" for a in row] for row in answers])
     rng = np.random.default_rng(0)
     means = [np.mean([row[rng.integers(8)] for row in correct]) for _ in range(4_000)]
     error = evaluate_samples(answers, truths, seed=3).pass_at[1].standard_error
     assert error == pytest.approx(np.sqrt(np.var(means) / 7), rel=0.25)
-    # K = 1 of S = 2 for 400 problems that are right half the time: V is 1/4 of 1/400, and S - K is 1.
+    # For k = 1, S = 2 and 400 problems with one right answer of two, V = 1/4 / 400 and S - k = 1.
     pairs = evaluate_samples([["7", "1"]] * 400, ["7"] * 400, seed=3).pass_at[1].standard_error
     assert pairs == pytest.approx(np.sqrt(0.25 / 400), rel=0.2)
 
@@ -115,7 +115,7 @@ def test_exact_values_are_the_limit_of_the_papers_draws(name, k):
     solved = {"pass": pass_solved, "maj": maj_solved, "best": best_solved}[name]
     exact = evaluation.exact_estimate(expected, k, 12)
     drawn = drawn_estimate(samples, solved, k, seed=6, draws=2_000)
-    # The mean of 2,000 draws is off by a standard deviation of a draw over √2000: SE² = K V / (S - K).
+    # The mean of 2,000 draws has the standard deviation √(V / 2000), and SE² = k V / (S - k).
     deviation = exact.standard_error * np.sqrt((12 - k) / k)
     assert abs(drawn.value - exact.value) < 4 * deviation / np.sqrt(2_000) + 1e-12
     assert drawn.standard_error == pytest.approx(exact.standard_error, rel=0.1)
@@ -130,7 +130,8 @@ def test_the_papers_hundred_draws_agree_with_the_unbiased_estimator():
 
 
 def test_weighted_self_consistency_by_hand():
-    # "1" has 0.9, "2" 0.5 + 0.5 = 1.0, the invalid one 5: "2" wins all three votes, "1" the majority of none.
+    # The sum of scores is 0.9 for "1" and 0.5 + 0.5 = 1.0 for "2". The invalid sample does not count. With k = 4, "2"
+    # therefore wins the weighted vote, and "1" is the best sample.
     samples = [["1", "2", None, "2"]]
     scores = [[0.9, 0.5, 5.0, 0.5]]
 
@@ -141,22 +142,22 @@ def test_weighted_self_consistency_by_hand():
     assert value("2", 4) == (1.0, 0.0)
     assert value("1", 4) == (0.0, 1.0)
     assert value("1", 1) == (0.25, 0.25)
-    # Of the six pairs "1" wins those with it: {1, 2}, {1, None}, {1, 2'}; here by draws.
+    # "1" wins three of the six pairs: {1, 2}, {1, None} and {1, 2'}. The weighted vote is estimated from draws.
     assert value("1", 2) == (pytest.approx(0.5, abs=0.15), pytest.approx(0.5))
 
 
 def test_ties_go_to_the_first_drawn_and_rounding_makes_none():
-    """0.1 + 0.2 and 0.3 are a tie, whatever their rounding."""
+    """Sums that differ only by rounding are a tie, such as 0.1 + 0.2 and 0.3."""
     answers, scores = [["1", "1", "2", None], ["2", "1", "1", None]], [[0.1, 0.2, 0.3, 1.0], [0.3, 0.2, 0.1, 1.0]]
     samples, drawn = encode(answers, ["1", "1"], scores), np.tile(np.arange(4), (2, 1))
     assert weighted_sc_solved(samples, drawn).tolist() == [True, False]
     assert maj_solved(samples, drawn[:, [0, 2]]).tolist() == [True, False]
     equal = encode([["1", "2"], ["2", "1"], [None, "1"], [None, None]], ["1"] * 4, [[1.0, 1.0]] * 4)
     assert best_solved(equal, np.tile(np.arange(2), (4, 1))).tolist() == [True, False, True, False]
-    # Small scores are told apart as large ones are, to nine digits of the largest.
+    # Sums are compared to nine decimals relative to the largest score, so small scores differ too.
     for answers, scores in ((["1", "2"], [1e-12, 2e-12]), (["2", "1"], [1.0, 1.0 + 4e-10])):
         assert weighted_sc_solved(encode([answers], ["2"], [scores]), np.arange(2)[None]).all()
-    # Scores that are all zero, or below it, still choose among the valid answers.
+    # If all scores are zero or negative, a valid answer still wins.
     none = encode([[None, "1"], ["1", "2"]], ["1", "1"], [[0.0, 0.0], [-1.0, -2.0]])
     assert weighted_sc_solved(none, np.tile(np.arange(2), (2, 1))).all()
 
@@ -188,7 +189,7 @@ def test_groups():
 
 
 def test_greedy_accuracy_by_hand():
-    """Three of four problems: p = 0.75, and sqrt(0.75 · 0.25 / 4) = 0.2165. It changes no other measure."""
+    """Three of four greedy answers are right: sqrt(0.75 · 0.25 / 4) = 0.2165. No other measure changes."""
     samples = encode([["1", "2"]] * 4, ["1"] * 4)
     plain = evaluate_in_full(samples)
     run = evaluate_in_full(replace(samples, greedy_P=np.array([True, True, False, True]), temperatures=[0.7]))
@@ -206,7 +207,7 @@ def test_everything_survives_json():
     assert list(run.pass_at) == [1, 2, 4, 8]
     assert list(run.maj_at) == list(run.weighted_sc_at) == list(run.best_at) == [2, 4]
     assert list(run.groups["level"]["1"].maj_at) == [4]
-    # With equal scores the vote is that of the majority, and the best is any valid one.
+    # With equal scores, the weighted vote equals the majority vote.
     assert run.weighted_sc_at[4].value == pytest.approx(run.maj_at[4].value, abs=0.02)
     plain = json.loads(json.dumps(run.to_dict(), allow_nan=False))
     again = Evaluation.from_dict(plain)
@@ -236,7 +237,7 @@ def test_without_scores_nothing_is_made_of_them():
 
 
 def test_candidates_are_grouped_by_their_problem():
-    """Whatever the order of the rows: problem 3 has one right answer of two, problem 8 two."""
+    """Rows in any order are grouped by problem: problem 3 has one right answer of two, and problem 8 has two."""
     rows = Dataset.from_dict(
         {"problem_id": [3, 8, 3, 8], "extracted": ["1", "2", None, "2"], "answer": ["1", "2", "1", "2"]}
     )
@@ -254,7 +255,7 @@ def test_draws_are_those_of_the_seed(seed):
     scores = np.random.default_rng(5).random((7, 8)).tolist()
     given, samples = {"seed": seed} if seed else {}, encode(answers, truths, scores)
     expected = weighted_sc_estimate(samples, 2, **given)
-    assert expected == weighted_sc_estimate(samples, 2, seed, draws=100)  # the paper's
+    assert expected == weighted_sc_estimate(samples, 2, seed, draws=100)  # The paper uses 100 draws.
     assert expected != weighted_sc_estimate(samples, 2, seed + 1)
     rows = Dataset.from_dict({
         "problem_id": np.repeat(range(7), 8), "extracted": [a for row in answers for a in row],
@@ -267,7 +268,7 @@ def test_draws_are_those_of_the_seed(seed):
         evaluate_rows(rows, weighted_sc_ks=[2], **given),
     ):
         assert run.weighted_sc_at[2] == expected
-    # A single vote decides by itself: exact, as pass@1.
+    # With one sample, the vote is exact and equals pass@1.
     assert evaluation.evaluate(samples, weighted_sc_ks=[1]).weighted_sc_at[1] == run.pass_at[1]
 
 

@@ -15,7 +15,7 @@ def test_with_many_completions_the_estimate_is_the_mean_reward_under_the_other_p
 
 
 def test_by_hand():
-    """Weights 1 and 3 of the first problem, 1 and 1 of the second: (1 - 3) / 4 and 0.5."""
+    """The weights are 1 and 3 for the first problem, and equal for the second: (1 - 3) / 4 and 0.5."""
     ratios, rewards, problems = np.log([1, 3, 5, 5]), np.array([1.0, -1, 1, 0]), np.array([0, 0, 1, 1])
     found = off_policy_values(ratios, rewards, problems)
     assert found.values_P == pytest.approx([-0.5, 0.5])

@@ -19,17 +19,17 @@ CASES = ["AABBC", "AABB-", "AAAB-C", "BBCCA", "ABCDEF", "A-----", "BBBBB", "AAAA
 
 def majority(draw):
     counts = Counter(answer for answer in draw if answer != "-")
-    return counts.most_common(1)[0][0] if counts else None  # of equals the first seen
+    return counts.most_common(1)[0][0] if counts else None  # In a tie, the first answer wins.
 
 
 def best(draw):
     valid = [(answer, score) for answer, score in draw if answer != "-"]
-    return max(valid, key=lambda pair: pair[1])[0] if valid else None  # of equals the first seen
+    return max(valid, key=lambda pair: pair[1])[0] if valid else None  # In a tie, the first answer wins.
 
 
 @pytest.mark.parametrize("text", CASES)
 def test_all_ordered_draws(text):
-    """Every draw in every order, A being right: nothing is left to chance."""
+    """Exact values equal the mean over all ordered draws. A is the true answer."""
     scores = [float(i * i % 3) for i in range(len(text))]  # 0, 1, 1, 0, 1, 1: with ties
     samples = encode([[None if a == "-" else a for a in text]], ["A"], [scores])
     for k in range(1, len(text) + 1):
@@ -43,14 +43,14 @@ def test_all_ordered_draws(text):
 
 
 def test_by_hand():
-    # A A B, two drawn: {A, A} wins, {A, B} twice, a tie that A wins half of the time: (1 + 2/2) / 3.
+    # Two of A, A, B are drawn: {A, A} wins. {A, B} occurs twice, and A wins half of these ties: (1 + 2/2) / 3.
     assert expected_maj(encode([["A", "A", "B"]], ["A"]), 2)[0] == pytest.approx(2 / 3)
-    # The best of two of A (3), B (2), A (1): {A3, B} and {A3, A1} are right, {B, A1} is not.
+    # Two of A (score 3), B (2), A (1) are drawn: {A3, B2} and {A3, A1} are right, and {B2, A1} is wrong.
     assert expected_best(encode([["A", "B", "A"]], ["A"], [[3, 2, 1]]), 2)[0] == pytest.approx(2 / 3)
 
 
 def test_many_samples_stay_exact():
-    """128 samples: numbers of draws up to 2.4e37. All answers in equal numbers win equally often."""
+    """Equally frequent answers win equally often, with 128 samples and up to 2.4e37 possible draws."""
     samples = encode([["A", "B", "C", "D"] * 32], ["A"])
     for k in (1, 2, 16, 64, 128):
         assert expected_maj(samples, k)[0] == pytest.approx(0.25, abs=1e-10)

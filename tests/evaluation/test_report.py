@@ -64,7 +64,7 @@ def test_a_table_has_the_k_that_all_runs_have():
 
 
 def test_the_section_of_a_card(tmp_path, monkeypatch):
-    """Its cells are not padded: facts about a model are found again by their text."""
+    """The cells of a card's table are not padded, because facts in a card are found by their exact text."""
     runs = Evaluations(
         before=evaluate_samples([["7", "8"]] * 2, ["7"] * 2), after=evaluate_samples([["7"] * 2] * 2, ["7"] * 2)
     )

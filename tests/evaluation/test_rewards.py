@@ -97,9 +97,9 @@ def test_two_runs_are_paired_by_problem(tmp_path):
     first = samples([[0.0, 1.0], [2.0, 3.0]])
     second = RewardSamples(np.array([[2.5, 3.5], [1.0, 2.0]]), [1, 0])
     found = compare_rewards(first, second, pass_threshold=1.5)
-    assert found["reward"].difference == pytest.approx(0.75)  # 1.0 and 0.5
+    assert found["reward"].difference == pytest.approx(0.75)  # gains of 1.0 and 0.5
     assert found["best reward@2"].difference == pytest.approx(0.75)
-    assert found["pass@1"].difference == pytest.approx(0.25)  # from 0 to 1/2, and from 1 to 1
+    assert found["pass@1"].difference == pytest.approx(0.25)  # gains of 1/2 and 0
     assert str(found["reward"]).startswith("+0.750 [")
     report = write_report(tmp_path, {}, 0, {"one": first, "other": second}, 1.5)
     assert "+0.750" in report
@@ -130,4 +130,4 @@ def test_the_card_of_a_model_has_its_reward():
     found = results_metadata(evaluate_rewards(samples(), 0.5), "org/prompts")
     values = {result.metric_type: result.metric_value for result in found}
     assert values["reward"] == 0.5
-    assert values["pass@1"] == 25.0  # two, one and none of four
+    assert values["pass@1"] == 25.0  # 2, 1 and 0 of 4 samples pass

@@ -1,4 +1,4 @@
-"""Settings of both samplers; and how vLLM is asked, without vLLM (`test_vllm.py` has the real engine)."""
+"""Sampling settings become draws and vLLM requests. The engine is fake here; `test_vllm.py` uses the real engine."""
 
 import sys
 from types import SimpleNamespace
@@ -22,12 +22,12 @@ def test_draws():
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_requests_to_vllm(tokenizer, monkeypatch, greedy):
-    """The engine gets every prompt once per draw; the rows of a problem come back together, the greedy one last."""
+    """The engine gets each prompt once per draw. The rows of a problem stay together, and the greedy row comes last."""
     asked = []
 
     def generate(prompts, params):
         asked.extend(params)
-        # Token 5 + sample for samples, token 4 for greedy answers.
+        # Sample k has the token 5 + k, and greedy answers have the token 4.
         return [
             SimpleNamespace(
                 prompt_token_ids=prompt["prompt_token_ids"],
@@ -56,4 +56,4 @@ def test_requests_to_vllm(tokenizer, monkeypatch, greedy):
     assert rows["problem_id"][:] == [7] * len(each) + [8] * len(each)
     assert rows["prompt"][:] == ["3 + 4 ="] * len(each) + ["9 - 2 ="] * len(each)
     assert [(how.n, how.temperature) for how in asked] == [(2, 0.7)] * 2 + [(1, 0.0)] * 2 * greedy
-    assert [how.seed for how in asked[:2]] == [3, 5]  # greedy answers do not change the samples
+    assert [how.seed for how in asked[:2]] == [3, 5]  # Greedy answers do not change the samples.

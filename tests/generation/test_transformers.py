@@ -36,7 +36,7 @@ def test_rows(model, tokenizer, problems):
 
 
 def test_sampling_is_without_cudnn_attention(model, tokenizer, problems):
-    """cuDNN plans each new shape, and the cache grows by a token per step."""
+    """Sampling disables cuDNN attention, which plans each new shape: the cache grows by a token per step."""
     torch.backends.cuda.enable_cudnn_sdp(True)
     sample_completions(model, tokenizer, problems, SamplingArguments(num_generations=1, max_new_tokens=2))
     assert not torch.backends.cuda.cudnn_sdp_enabled()
@@ -56,7 +56,7 @@ def test_global_generators_are_left_as_they_were(model, tokenizer, problems):
     before = states()
     rows = sample_completions(model, tokenizer, problems, args, seed=5)
     assert states() == before
-    torch.manual_seed(7)  # nor do they decide what is drawn
+    torch.manual_seed(7)  # The global generators do not affect the draws.
     assert (
         sample_completions(model, tokenizer, problems, args, seed=5)["completion_ids"][:] == rows["completion_ids"][:]
     )
@@ -115,7 +115,7 @@ def test_greedy_completions_beside_samples(model, tokenizer, problems):
     assert rows["temperature"][:] == [0.9, 0.9, 0.9, 0.0] * 6
     sampled, greedy = (rows.filter(lambda value, zero=zero: (value == 0) == zero, input_columns="temperature")
                        for zero in (False, True))  # fmt: skip
-    # The greedy completions do not change the others.
+    # The greedy completions do not change the samples.
     assert sampled.to_list() == sample_completions(model, tokenizer, problems, args, seed=5).to_list()
     for row, problem in zip(greedy, problems, strict=True):
         assert row["problem_id"] == problem["problem_id"]
@@ -140,7 +140,7 @@ def test_settings_of_the_model_do_not_leak_in(model, tokenizer, problems):
 
 def test_a_sampled_pad_token_cannot_pass_for_an_end(model, tokenizer, problems):
     bonus = torch.zeros(len(tokenizer))
-    bonus[tokenizer.pad_token_id] = 100.0  # a model that would rather pad than anything
+    bonus[tokenizer.pad_token_id] = 100.0  # The model prefers the pad token to all other tokens.
     model.lm_head.register_forward_hook(lambda module, inputs, logits: logits + bonus)
     rows = sample_completions(model, tokenizer, problems, SamplingArguments(num_generations=2, max_new_tokens=10))
     assert all(rows["completion_ids"])

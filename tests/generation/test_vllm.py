@@ -1,4 +1,7 @@
-"""On the real engine; `make test-vllm` runs these in an environment of their own, since vLLM pins what it needs."""
+"""The real vLLM engine works with the sampler, the online trainer and `topr iterate`.
+
+`make test-vllm` runs these tests in a separate environment, because vLLM pins its dependencies.
+"""
 
 import os
 import signal
@@ -22,7 +25,7 @@ from topr_trl.trainers.fingerprints import model_fingerprint
 pytest.importorskip("vllm")
 
 FLOAT32 = VLLMArguments(vllm_dtype="float32", vllm_enforce_eager=True, vllm_max_model_length=512)
-# Engine and trainer compute in float32, in other orders.
+# Engine and trainer compute in float32, but in different orders.
 TOLERANCE = 1e-3  # of the log-probability of a token
 
 
@@ -90,11 +93,11 @@ def test_checkpoints_of_the_trainer_from_iteration_to_iteration(problems, tmp_pa
         trainer.train()
         trainer.save_model()
         starts.append(start)
-    assert starts[0] != starts[1]  # the second engine had the trained weights
+    assert starts[0] != starts[1]  # The second engine had the trained weights.
 
 
 def check_greedy_rows(engine, problems, rows, args):
-    """Each token of a greedy row is the most likely one; the samples are what they are without it."""
+    """Check that each token of a greedy row is the most likely one, and that greedy rows do not change the samples."""
     both = sample_completions_with_vllm(engine, problems, replace(args, greedy=True), seed=1)
     assert both["temperature"][:] == [1.0] * 4 + [0.0] + ([1.0] * 4 + [0.0]) * (len(problems) - 1)
     assert both["sample_id"][:] == [0, 1, 2, 3, 4] * len(problems)
@@ -120,24 +123,24 @@ def test_rope_settings_survive_the_round_trip(problems, tmp_path):
     model = LlamaForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(4.0)  # attention that depends on where a token stands
+            parameter.mul_(4.0)  # Attention then depends on the positions of tokens.
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     engine = start_engine(str(tmp_path), FLOAT32)
     rows = sample_completions_with_vllm(engine, problems, SamplingArguments(num_generations=2, max_new_tokens=200))
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     assert_engine_is_the_model(rows, reloaded)
-    # The test can tell: without the scaling the log-probabilities are others.
+    # With default RoPE settings, the log-probabilities differ, so the test would detect lost settings.
     config.rope_parameters = {"rope_type": "default", "rope_theta": 10_000.0}
     plain = LlamaForCausalLM(config)
     plain.load_state_dict(reloaded.state_dict())
     assert (torch.tensor(rows[0]["sampler_logps"]) - trainers_logps(plain, rows[0])).abs().max() > 100 * TOLERANCE
 
 
-@patch.dict(os.environ)  # TRL names the one process of the engine in it, and leaves that there
+@patch.dict(os.environ)  # TRL sets variables for the engine's single process, and does not remove them.
 def test_online_trainer_with_the_engine_in_its_process(problems, tmp_path, monkeypatch):
-    """The engine gets the trained weights before it generates again: it and the trainer agree on what was drawn."""
-    # On some processors vLLM packs the weights for oneDNN or AMX, and packed ones cannot be replaced.
+    """The engine gets the trained weights before each generation, so its log-probabilities agree with the trainer's."""
+    # On some processors, vLLM packs weights for oneDNN or AMX. Packed weights cannot be replaced.
     monkeypatch.setattr("vllm._custom_ops._supports_onednn", False)
     monkeypatch.setattr("vllm.model_executor.layers.utils.check_cpu_sgl_kernel", lambda *args: False)
     args = TOPRConfig(
@@ -152,7 +155,7 @@ def test_online_trainer_with_the_engine_in_its_process(problems, tmp_path, monke
     assert len(steps) == 3
     for step in steps:
         assert step["sampling/sampling_logp_difference/mean"] < 0.01
-    # The rows are fresh at the first step, and the weight of a negative is not 1: log μ is the engine's.
+    # Rows of the first step are fresh, but log π/μ is not exactly 0, because log μ comes from the engine.
     assert 0 < abs(steps[0]["topr/log_ratio/negatives/mean"]) < 0.5
     assert steps[-1]["topr/replay/share"] == 0.5
 
@@ -177,7 +180,7 @@ def test_loop_with_the_engine_that_is_killed_while_it_samples(tmp_path):
         finished = {path.name: written(path) for path in rollouts.glob("*.parquet")}
         assert subprocess.run(command, stdout=log, stderr=log, check=False).returncode == 0, tail(tmp_path / "log")
     assert finished, tail(tmp_path / "log")
-    # Later stages have added columns; to the last bit, the engine would not draw the same again.
+    # Later stages add columns. Sampling again would change the last bits, so these rows were not sampled again.
     assert all(written(rollouts / name) == rows for name, rows in finished.items())
     rows = load_rows(rollouts)
     assert sorted(zip(rows["problem_id"], rows["sample_id"], strict=True)) == [

@@ -1,7 +1,7 @@
-"""`AsyncTOPRTrainer` with a vLLM server; `make test-vllm` runs this.
+"""`AsyncTOPRTrainer` works with a vLLM server. `make test-vllm` runs this test.
 
-The server is a process of its own on the CPU. It writes over HTTP, and loads LoRA weights from the disk: the transfer
-of all weights needs NCCL.
+The server is a separate process on the CPU. It sends completions over HTTP, and loads LoRA weights from disk, because
+the transfer of all weights needs NCCL.
 """
 
 from copy import deepcopy
@@ -21,18 +21,18 @@ async_trainer = pytest.importorskip("topr_trl.trainers.asynchronous")
 
 MODEL = str(arithmetic.CARELESS_MODEL)
 LORA = {"r": 8, "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.0}
-TOLERANCE = 1e-3  # of the log-probability of a token: engine and trainer compute in float32, in other orders
+TOLERANCE = 1e-3  # of a token's log-probability: engine and trainer compute in float32, but in different orders
 IN_FLIGHT = 2  # steps
 STEPS = 5
 
 
 @pytest.fixture
 def server(tmp_path):
-    """The address of a server of the bundled model that takes adapters."""
+    """Yield the address of a server that runs the bundled model and loads adapters."""
     options = (
         "--logprobs-mode", "processed_logprobs", "--enable-lora", "--max-lora-rank", "8",
         "--max-loras", str(IN_FLIGHT + 2),
-        # Each request has its seed, and a prompt that is read in parts sets the generator back: not on a CPU.
+        # Requests have seeds. With chunked prefill, vLLM rewinds their generators, which is not possible on a CPU.
         "--no-enable-chunked-prefill",
     )  # fmt: skip
     environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
@@ -91,11 +91,11 @@ def test_log_mu_is_that_of_the_weights_that_wrote_a_row(server, tmp_path, monkey
         samples = [sample for sample in given if sample.model_version == version][:8]
         assert max(map(_distance(writer, versions[version]), samples)) < TOLERANCE
         by_first += map(_distance(writer, versions[first]), samples)
-    assert max(by_first) > 5 * TOLERANCE  # so the test can tell one version from another
+    assert max(by_first) > 5 * TOLERANCE  # The test can tell one version from another.
 
 
 def _distance(model, adapter):
-    """Of a sample, the largest between the log-probabilities of its tokens and those by these weights."""
+    """Return a function of a sample: the largest difference between its stored log-probabilities and the adapter's."""
 
     def of_sample(sample):
         model.load_state_dict(adapter, strict=False)
