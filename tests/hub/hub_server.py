@@ -1,4 +1,4 @@
-"""A Hub on loopback: as much of its HTTP API as pushing and loading models and data sets takes, kept in memory."""
+"""Local in-memory server with the part of the Hub's HTTP API that pushing and loading models and datasets needs."""
 
 import base64
 import hashlib
@@ -15,15 +15,17 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import yaml
 
 OWNER, TOKEN = "me", "hf_a_token_of_the_test"
-LARGE = ("*.safetensors", "*.parquet", "*.bin", "*.pt", "*.pth", "*.png")  # what .gitattributes hands to LFS
+LARGE = ("*.safetensors", "*.parquet", "*.bin", "*.pt", "*.pth", "*.png")  # files that .gitattributes stores in LFS
 
 
 @dataclass
 class Repo:
-    """Attributes:
-    private: whether reading needs the token.
-    commits: files of each commit by their paths, the newest last.
-    messages: of the commits.
+    """Repository of the Hub.
+
+    Attributes:
+        private: Whether reading needs the token.
+        commits: Files of each commit by path, with the newest commit last.
+        messages: Messages of the commits.
     """
 
     private: bool
@@ -43,7 +45,7 @@ class Repo:
         return hashlib.sha1(f"commit {number}".encode()).hexdigest()
 
     def at(self, revision: str) -> tuple[str, dict[str, bytes]] | None:
-        """The hash and the files of a revision."""
+        """Return the hash and the files of a revision, or None if there is no such revision."""
         if revision == "main":
             return self.sha, self.files
         known = {self.sha_of(number): files for number, files in enumerate(self.commits)}
@@ -51,7 +53,7 @@ class Repo:
 
 
 class Refusal(Exception):
-    """An answer of the Hub that is an error, with the code by which its client tells which."""
+    """Error response of the Hub. Its client identifies the error by the code."""
 
     def __init__(self, status: int, message: str, code: str | None = None, **more: str) -> None:
         self.status, self.content = status, {"error": message, **more}
@@ -60,11 +62,13 @@ class Refusal(Exception):
 
 @dataclass
 class Hub:
-    """Attributes:
-    endpoint: for `HF_ENDPOINT`.
-    repos: by type and name, as in `repos["model", "me/mine"]`.
-    requests: method and path of all that was asked for.
-    uploads: what LFS holds, by SHA-256.
+    """State of the server.
+
+    Attributes:
+        endpoint: Value for `HF_ENDPOINT`.
+        repos: Repositories by type and name, as in `repos["model", "me/mine"]`.
+        requests: Method and path of each request.
+        uploads: Content of LFS objects, by SHA-256.
     """
 
     endpoint: str = ""
@@ -139,7 +143,7 @@ class Hub:
 
 @contextmanager
 def serve() -> Iterator[Hub]:
-    """A Hub without repositories, as long as the context lasts."""
+    """Run a Hub without repositories until the end of the `with` block."""
     hub = Hub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     hub.endpoint = f"http://127.0.0.1:{server.server_port}"
@@ -197,7 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
             _, _, files = self.repo(found["kind"], found["name"], found["revision"])
             wanted = json.loads(body)["paths"] if body[:1] == b"{" else parse_qs(body.decode())["paths"]
             return self.send([entry for entry in tree(files, "", True) if entry["path"] in wanted])
-        if found := re.fullmatch(r"PUT /lfs/(\w+)", asked):  # signed by its address, as the storage behind the Hub
+        if found := re.fullmatch(r"PUT /lfs/(\w+)", asked):  # needs no token, like the Hub's signed URLs
             return self.send(hub.upload(found[1], body))
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             raise Refusal(401, "Invalid username or password.")
@@ -252,7 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def tree(files: dict[str, bytes], folder: str, recursive: bool) -> list[dict]:
-    """Files and folders below a folder."""
+    """Return the entries of the files and folders in a folder. With `recursive`, include all levels below it."""
     start = f"{folder}/" if folder else ""
     inside = sorted(path for path in files if path.startswith(start))
     if folder and not inside:

@@ -1,4 +1,4 @@
-"""Rows of every format: imported, trained on for two steps, pushed to the Hub that `HF_ENDPOINT` names, loaded back."""
+"""Import rows of each format, train on them, push them to the Hub at `HF_ENDPOINT`, and load them; see test_push.py."""
 
 import json
 import shutil

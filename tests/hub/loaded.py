@@ -1,4 +1,4 @@
-"""Loads what was pushed with transformers and datasets alone; see test_push.py."""
+"""Load pushed models and rows without topr_trl, and compare them with the local files; see test_push.py."""
 
 import sys
 from pathlib import Path

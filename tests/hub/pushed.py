@@ -1,4 +1,4 @@
-"""Pushes to the Hub that `HF_ENDPOINT` names, with both trainers and `topr push`; see test_push.py."""
+"""Push models and rows to the Hub at `HF_ENDPOINT`, with both trainers and with `topr push`; see test_push.py."""
 
 import sys
 from pathlib import Path
@@ -37,7 +37,7 @@ def tokenizer():
 
 
 class WaitForPush(TrainerCallback):
-    """Steps take longer than a push elsewhere; one that is under way would make the Trainer skip the next."""
+    """Callback that waits for each push. These steps are short, and the Trainer skips a push while another one runs."""
 
     def __init__(self, trainer) -> None:
         self.trainer = trainer
@@ -79,7 +79,7 @@ def push_at_the_end(out: Path) -> None:
 
 
 def resume_from_the_hub(out: Path) -> None:
-    """A run that goes on elsewhere from a checkpoint on the Hub ends with the weights that it would have had."""
+    """Check that a run resumed from a checkpoint on the Hub gives the same weights as an uninterrupted run."""
     offline(out / "whole", max_steps=3).train()
     elsewhere = snapshot_download("me/checkpoint", local_dir=out / "elsewhere")
     offline(Path(elsewhere), max_steps=3).train(resume_from_checkpoint=f"{elsewhere}/last-checkpoint")
@@ -96,7 +96,7 @@ def push_folders(out: Path, loop: Path) -> None:
     assert manifest.fingerprint(loaded) == manifest.fingerprint(rows)
     cli.main(["curate", "--input", str(loaded), "--output_dir", str(out / "curated"), "--baseline", "mean"])
     assert set(manifest.read(out / "curated").stages) == {"curate"}
-    # Again, as the shards of another run: the old ones must not stay beside them.
+    # Push two folders of rows to one repository. The shards of the first push must not remain.
     cli.main(["push", "--input", str(loop / "base" / "test" / "rollouts"), "--repo_id", "me/replaced"])
     commit = hub.push_to_hub(rows, "me/replaced")
     assert commit.repo_url.repo_id == "me/replaced"

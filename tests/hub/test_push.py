@@ -46,7 +46,7 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl")
 
 @pytest.fixture(scope="module")
 def loop(tmp_path_factory):
-    """What `topr iterate` leaves behind, its stages run in this process."""
+    """Return the folder of a loop whose stages ran in this process."""
     out = tmp_path_factory.mktemp("loop")
     for step in steps_of(IterateArguments(output_dir=str(out), **SETTINGS)):
         step.stage.run()
@@ -55,7 +55,7 @@ def loop(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pushed(loop, tmp_path_factory):
-    """A Hub to which everything has been pushed, and the folder of the trainers that did."""
+    """Yield a Hub with the pushed models and rows, and the output folder of the trainers."""
     out = tmp_path_factory.mktemp("pushed")
     with serve() as hub:
         done = start(hub, "pushed.py", out, loop)
@@ -64,12 +64,12 @@ def pushed(loop, tmp_path_factory):
 
 
 def start(hub, script, *folders):
-    """A Python of its own: the client reads its endpoint when it is imported."""
+    """Run a script in a new Python process, because the Hub's client reads its endpoint when it is imported."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     environment |= {
         "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HOME": str(folders[0] / "home"), "OMP_NUM_THREADS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DISABLE_XET": "1",  # a protocol of its own for large files; without it they go by LFS
+        "HF_HUB_DISABLE_XET": "1",  # Without Xet, the client uploads large files with LFS.
     }  # fmt: skip
     command = [sys.executable, str(HERE / script), *map(str, folders)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -215,7 +215,7 @@ def test_a_second_iteration_began_where_the_loop_did(loop, tmp_path):
         (folder / manifest.NAME).write_text(json.dumps(known))
     assert manifest.fingerprint(first) != manifest.fingerprint(second)
     assert first_weights(second) == first_weights(first) == {"model": "the bundled model of 0.3", "revision": "main"}
-    (run / "base/test/rollouts" / manifest.NAME).unlink()  # who knows what was tested there
+    (run / "base/test/rollouts" / manifest.NAME).unlink()  # The tested weights are now unknown.
     assert "| measure | after |" in pack(first, "me/x").card
 
 
@@ -232,7 +232,7 @@ def test_card_of_rows(loop):
         for name in rows.column_names:
             assert re.search(rf"^\| `{name}` \| `[^|]+` \| [^| ][^|]* \|$", card.text, re.MULTILINE), name
         assert "| temperature, top-p, top-k | 1, 1, 500 |" in card.text
-        # Rows of the test problems hold greedy completions, and are not to be trained on.
+        # Rows of the test problems include greedy completions, so their card does not suggest training on them.
         assert ("and one greedy completion |" in card.text) == (split == "test")
         assert ("OfflineTOPRTrainer" in card.text) == (split == "train")
     rows = load_rows(loop / "iteration-1/rollouts")
@@ -281,7 +281,7 @@ def test_a_checkpoint_has_its_own_step_on_its_card(model, tokenizer, rows, tmp_p
     first, last = (pack(tmp_path / f"checkpoint-{step}", "me/x") for step in (1, 2))
     assert "| steps | 1, learning rate 5e-07, adafactor |" in first.card
     assert "| steps | 2, learning rate" in last.card
-    assert "## Evaluation" in last.card  # of the last step, and of no other
+    assert "## Evaluation" in last.card  # The results are for the last step only.
     assert "## Evaluation" not in first.card
     assert ("evaluation.png" in last.files, "evaluation.png" in first.files) == (True, False)
     assert "optimizer.pt" in first.left_out
@@ -291,7 +291,7 @@ def test_an_adapter_s_card_is_the_trainer_s(model, tokenizer, rows, tmp_path):
     lora = pytest.importorskip("peft").LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
     args = config(tmp_path, save_steps=2)
     OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer, peft_config=lora).train()
-    assert "More Information Needed" in (tmp_path / "checkpoint-2" / "README.md").read_text()  # PEFT's form
+    assert "More Information Needed" in (tmp_path / "checkpoint-2" / "README.md").read_text()  # PEFT's template
     parcel = pack(tmp_path / "checkpoint-2", "me/x")
     assert {"adapter_model.safetensors", "adapter_config.json", "README.md"} <= set(parcel.files)
     assert "More Information Needed" not in parcel.card
@@ -330,7 +330,7 @@ def test_the_trainer_s_card_has_its_evaluations(model, tokenizer, rows, tmp_path
     card = ModelCard.load(tmp_path / "README.md")
     assert {"sums", "topr", "generated_from_trainer"} <= set(card.data.tags)
     assert card.data.datasets == "openai/gsm8k"
-    assert card.data.eval_results is None  # trained on it; who knows what it was tested on
+    assert card.data.eval_results is None  # dataset_name is for training; the test set is unknown
     assert "licence" not in card.data.to_dict()
     assert card.text.count("](https://tracker.example/run)") == 1
     assert (tmp_path / "evaluation.png").is_file()
@@ -341,7 +341,7 @@ def cut(path):
 
 
 def damage(run, what):
-    """Make a copy of a loop unfit to be pushed; the folder to push."""
+    """Damage a copy of a loop so that it cannot be pushed, and return the folder to push."""
     model, rows = run / "iteration-1" / "model", run / "iteration-1" / "rollouts"
     checkpoint = shutil.copytree(model, run / "checkpoint-2")
     (checkpoint / "_manifest.json").unlink()
@@ -433,12 +433,12 @@ def test_dry_run(loop, capsys):
 
 
 def test_what_an_earlier_push_left_does_not_stay_beside_the_new(loop):
-    """An adapter's configuration beside a model, or a manifest beside other rows, would be believed."""
+    """Loading would also read old files, such as an adapter's configuration beside a model, so a push removes them."""
     model = pack(loop / "iteration-1" / "model", "me/x")
     rows = pack(next((loop / "iteration-1" / "rollouts").glob("*.parquet")), "me/rows")
     assert _is_stale("adapter_config.json", model)
     assert _is_stale("model-00001-of-00002.safetensors", model)
-    assert not _is_stale("config.json", model)  # a new one comes
+    assert not _is_stale("config.json", model)  # The push replaces it.
     assert _is_stale("additional_chat_templates/tool.jinja", model)
     for own in ("notes.txt", "training_config.json", "elsewhere/model.safetensors"):
         assert not _is_stale(own, model)
@@ -450,7 +450,7 @@ def test_a_merged_adapter_has_the_card_of_its_model(loop, tmp_path):
     (model / "adapter").mkdir()
     shutil.copy(model / "model.safetensors", model / "adapter" / "adapter_model.safetensors")
     (model / "adapter" / "adapter_config.json").write_text("{}")
-    (model / "adapter" / "README.md").write_text("# Model Card\n\n[More Information Needed]\n")  # PEFT's form
+    (model / "adapter" / "README.md").write_text("# Model Card\n\n[More Information Needed]\n")  # PEFT's template
     card = ModelCard(pack(model / "adapter", "me/x").card)
     assert "More Information Needed" not in card.text
     for line in pack(model, "me/x").card.splitlines():
@@ -460,7 +460,7 @@ def test_a_merged_adapter_has_the_card_of_its_model(loop, tmp_path):
 
 
 def test_code_of_a_model_goes_with_it(loop, tmp_path):
-    """Only if its configuration names it: it cannot be loaded without."""
+    """A model's code is pushed only if its configuration names it, because loading the model then needs the code."""
     model = shutil.copytree(loop / "iteration-1" / "model", tmp_path / "model")
     (model / "modeling_mine.py").touch()
     assert "modeling_mine.py" in pack(model, "me/x").left_out
@@ -479,7 +479,7 @@ def test_a_damaged_manifest_beside_a_model_is_not_its_own(loop, tmp_path):
 
 
 def test_the_card_of_a_model_tells_what_its_rows_were_chosen_with(loop, tmp_path):
-    """Training by hand is told nothing of it."""
+    """The card shows the settings of `topr curate`, although `topr train` was run without them."""
     rows, curated, model = loop / "iteration-1" / "rollouts", tmp_path / "curated", tmp_path / "model"
     chosen = {"curation": "uniform", "baseline": "0.5", "iteration_size": 10}
     stage_of("curate", CurateArguments(input=str(rows), output_dir=str(curated), **chosen)).run()
@@ -495,7 +495,7 @@ def test_the_card_of_a_model_tells_what_its_rows_were_chosen_with(loop, tmp_path
 
 
 def test_rows_of_a_copy_that_are_as_they_were(tmp_path):
-    """Their fingerprint is that of what they were made from: the lineage comes to an end all the same."""
+    """The lineage ends even if two folders with the same fingerprint name each other as their source."""
     rows = [{"problem_id": "1", "prompt": "1 + 1 = ", "completion": "2", "reward": 1.0, "answer": "2"}]
     first, again = tmp_path / "first", tmp_path / "again"
     for folder, source in ((first, again), (again, first)):
@@ -510,12 +510,12 @@ def test_rows_of_a_copy_that_are_as_they_were(tmp_path):
     (first / manifest.NAME).write_text("damaged")
     assert list(lineage(again)) == ["score"]
     assert str(tmp_path).encode() not in parcel.files[manifest.NAME]
-    assert b"../" not in parcel.files[manifest.NAME]  # nor where they were relative to each other
+    assert b"../" not in parcel.files[manifest.NAME]  # Relative paths are removed, too.
     assert manifest.fingerprint(unpacked(parcel, tmp_path / "pushed")) == manifest.fingerprint(again)
 
 
 def unpacked(parcel, folder):
-    """What is pushed, in a folder, as it comes from the Hub."""
+    """Write the pushed files to a folder, as a download from the Hub would, and return the folder."""
     folder.mkdir()
     for name, content in parcel.files.items():
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
@@ -572,7 +572,7 @@ def test_what_others_said_is_shown_and_asked_about(tmp_path, monkeypatch, capsys
 
 
 def test_messages_that_are_kept_as_json_are_shown(tmp_path):
-    """As `datasets` 5 reads them where only some have the key `tool_calls`."""
+    """`datasets` 5 reads messages as JSON if only some of them have the key `tool_calls`."""
     calling = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
     row = {"prompt": "a", "completion": [calling, {"role": "tool", "content": "secret"}], "reward": 1.0}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")

@@ -1,6 +1,7 @@
-"""Small files of other systems that were learned wrongly or not at all, in `../shared/cases/logs`: what is learned now.
+"""Test what is learned from the files of other systems in `../shared/cases/logs`.
 
-The tokenizers are those of `tiny.py` there, with chat templates that ship with TRL.
+Earlier versions learned these files wrongly or not at all. The tokenizers come from `tiny.py` in the same folder, with
+chat templates that ship with TRL.
 """
 
 import runpy
@@ -28,7 +29,7 @@ NO_THINKING = "<think>\n\n</think>\n\n"
 
 @pytest.fixture(scope="module")
 def model_of(tmp_path_factory):
-    """Folder of the tiny model with a template."""
+    """Return a function that returns the folder of a tiny model with the given chat template."""
     made = {}
 
     def model_of(template):
@@ -46,7 +47,7 @@ def model_of(tmp_path_factory):
 
 @pytest.fixture
 def imported(tmp_path, capsys):
-    """Rows of a case, and what the command prints."""
+    """Return a function that imports a case, and returns its rows and the printed text."""
 
     def imported(case, name, *settings):
         command = ["import", "--format", name, "--input", str(CASES / f"{case}.jsonl")]
@@ -58,7 +59,7 @@ def imported(tmp_path, capsys):
 
 @pytest.fixture
 def read(model_of):
-    """Text of the prompt and of the completion of a row, with what is learned between ⟪ and ⟫."""
+    """Return a function that returns the text of a row's prompt and completion, with learned text between ⟪ and ⟫."""
 
     def read(row, template):
         tokenizer = AutoTokenizer.from_pretrained(model_of(template))

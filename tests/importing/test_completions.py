@@ -1,4 +1,4 @@
-"""Import keeps the right part of completions, and counts each one that it leaves out, in all formats."""
+"""Test that an import keeps the right part of completions, and counts each completion that it leaves out."""
 
 import json
 
@@ -281,7 +281,7 @@ def test_options_of_the_chat_template():
     assert options(reasoning_effort="high") == {"reasoning_effort": "high"}
     assert options(reasoning_effort="none") == {"reasoning_effort": "none", "enable_thinking": False}
     assert options(reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})["enable_thinking"]
-    # If two sources disagree, the row has what OpenAI's client sends and what vLLM's server uses.
+    # If two settings disagree, the row has the value that OpenAI's client sends or vLLM's server uses.
     low, none = {"reasoning_effort": "low"}, {"reasoning_effort": "none"}
     assert options(**low, chat_template_kwargs={"reasoning_effort": "high"}) == low
     assert options(**none, extra_body=low) == low

@@ -1,4 +1,4 @@
-"""Samples of lm-evaluation-harness, logs of inspect_ai, and runs of OpenHands, as their own programs wrote them."""
+"""Test the import of samples of lm-evaluation-harness, logs of inspect_ai, and runs of OpenHands."""
 
 import json
 import zipfile
@@ -12,7 +12,7 @@ from topr_trl.cli import main
 from topr_trl.importing import inspect_logs, lm_eval, openhands_output
 from topr_trl.importing.format import NotOfFormat
 
-WRITTEN = Path(__file__).parent / "written"  # by the formats' own programs, which are kept beside the files
+WRITTEN = Path(__file__).parent / "written"  # files of other systems, and the scripts that wrote them
 LEGS = {"name": "legs", "arguments": '{"animal": "cat"}'}
 QUESTION = "Question: How many legs have 3 cats?\nAnswer:"
 
@@ -30,7 +30,7 @@ def sample_of(name):
 def test_samples_that_lm_eval_wrote(tmp_path):
     rows = imported(tmp_path, WRITTEN / "lm-eval-0.4.13-text.jsonl", "--where", "filter=number")
     assert rows["prompt"][:] == [QUESTION] * 2
-    assert rows["completion"][:] == ["12", " 7 legs"]  # as the model wrote them, not as they were filtered
+    assert rows["completion"][:] == ["12", " 7 legs"]  # the model's text, not the filtered text
     assert rows["reward"][:] == [1.0, 0.0]
     assert (rows["answer"][:], set(rows["temperature"]), len(set(rows["problem_id"]))) == (["12"] * 2, {0.7}, 1)
     rows = imported(tmp_path, WRITTEN / "lm-eval-0.4.13-chat.jsonl", "--where", "filter=strict")
@@ -56,7 +56,7 @@ def test_samples_of_lm_eval_without_one_completion():
 
 @pytest.mark.parametrize("kind", ["eval", "json"])
 def test_logs_that_inspect_wrote(tmp_path, kind):
-    """The example among the inputs is context, and the tools are those of the last request."""
+    """An example in the input becomes part of the prompt, and the tools come from the last request."""
     rows = imported(tmp_path, WRITTEN / f"inspect-0.3.285.{kind}")
     question = "How many legs have 3 cats? " + "Count slowly. " * 20
     start = [("system", "Calculate.", None, [])]
@@ -85,7 +85,7 @@ def test_logs_of_inspect_that_are_damaged_or_unusual(tmp_path):
         (tmp_path / "a.eval").write_bytes(content)
         with pytest.raises(ValueError, match=rf"a\.eval cannot be read as a log of inspect_ai: .*{words}|{words}"):
             imported(tmp_path, tmp_path / "a.eval")
-    with zipfile.ZipFile(tmp_path / "b.eval", "w", zipfile.ZIP_DEFLATED) as archive:  # before 0.3.150
+    with zipfile.ZipFile(tmp_path / "b.eval", "w", zipfile.ZIP_DEFLATED) as archive:  # as before inspect_ai 0.3.150
         sample = next(inspect_logs.samples(json.loads((WRITTEN / "inspect-0.3.285.json").read_text())))
         archive.writestr(
             "samples/1_epoch_1.json", json.dumps({**sample, "scores": {"a": {"value": {"x": 1, "y": "P"}}}})
@@ -159,7 +159,7 @@ def test_calls_of_one_response_and_events_that_are_not_for_the_model():
 
 
 def called(answer, tool, arguments, number):
-    """Metadata of a call, after `ToolCallMetadata` in openhands/events/tool.py of OpenHands 0.x."""
+    """Return the metadata of a call, like `ToolCallMetadata` in openhands/events/tool.py of OpenHands 0.x."""
     call = {"id": f"c{number}", "type": "function", "function": {"name": tool, "arguments": json.dumps(arguments)}}
     said = {"role": "assistant", "content": answer, "tool_calls": [call]}
     return {"function_name": tool, "tool_call_id": f"c{number}", "total_calls_in_response": 1,
@@ -167,7 +167,7 @@ def called(answer, tool, arguments, number):
 
 
 def test_runs_of_the_agents_before_the_sdk():
-    """Written by hand, after openhands/events/serialization/event.py at 04e2840."""
+    """The run is written by hand, and follows openhands/events/serialization/event.py at commit 04e2840."""
     tool = {"type": "function", "function": {"name": "execute_bash"}}
     run = called("I look.", "execute_bash", {"command": "ls"}, 1)
     history = [

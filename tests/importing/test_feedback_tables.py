@@ -1,4 +1,4 @@
-"""CSV and other tables with a prompt, a completion and a rating per row."""
+"""Test the import of CSV and other tables with a prompt, a completion and a rating per row."""
 
 import json
 
@@ -73,7 +73,7 @@ def test_names_of_columns_can_have_quotes(tmp_path, content, names):
 
 
 def test_cells_keep_their_text(tmp_path):
-    """Numbers stay as they are written, and cells may have commas, quotes and lines."""
+    """Numbers stay as they are written, and cells may have commas, quotes and line breaks."""
     content = 'Prompt,Completion,Score\n"a, ""b""\nc",007,0.5\nx,null,-1\n'
     rows = imported(tmp_path, content)
     assert [said(row)[0][1] for row in rows] == ['a, "b"\nc', "x"]
@@ -93,7 +93,7 @@ def test_names_of_columns_and_numbers_of_labels_can_be_given(tmp_path):
 def test_an_error_lists_all_columns():
     with pytest.raises(NotOfFormat, match=r"no column for the completion; it has question, thumbs\. Set"):
         prompt_tables.rows({"question": "3 + 4?", "thumbs": "up"})
-    assert not set(prompt_tables.PROMPTS) & set(prompt_tables.COMPLETIONS)  # The prompt is never the completion, too.
+    assert not set(prompt_tables.PROMPTS) & set(prompt_tables.COMPLETIONS)  # No column can be both.
 
 
 def test_one_column_cannot_be_prompt_and_completion(tmp_path):

@@ -1,4 +1,4 @@
-"""What each format makes of a record, after the definitions that it names."""
+"""Test the rows that each format makes of a record. The records follow the definitions in `Format.source`."""
 
 import json
 import math
@@ -17,12 +17,12 @@ from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.record_to_rows import RecordReader
 from topr_trl.importing.row_table import to_table
 
-WRITTEN = Path(__file__).parent / "written"  # by the formats' own programs, which are kept beside the files
+WRITTEN = Path(__file__).parent / "written"  # files of other systems, and the scripts that wrote them
 
 
 @pytest.fixture
 def imported(tmp_path):
-    """Rows that the command makes of a file or folder."""
+    """Return a function that imports a file or folder, and returns its rows."""
 
     def imported(name, path):
         out = tmp_path / f"rows-of-{path.name}"
@@ -43,7 +43,7 @@ def test_nemo_rl():
     (row,) = made("nemo-rl", NEMO)
     assert (row["prompt_ids"], row["completion_ids"]) == ([1, 21, 5], [42, 60, 43, 2])
     assert row["completion_mask"] == [1, 0, 1, 1]
-    assert row["sampler_logps"] == [-0.5, None, -0.25, 0.0]  # a certain token has 0, and context has none
+    assert row["sampler_logps"] == [-0.5, None, -0.25, 0.0]  # 0.0 is the value of a certain token. Context has None.
     assert row["reward"] == 1.0
     assert len(made("nemo-rl", {**NEMO, "sample_loss_mask": [0.0]})) == 0
     other = {**NEMO, "token_ids": [[1, 22, 5, 42, 60, 43, 2, 0, 0]]}
@@ -52,7 +52,7 @@ def test_nemo_rl():
 
 def test_several_graded_generations():
     rows = made("graded", GRADED)
-    assert rows["reward"][:] == [1.0, -1.0]  # one was not judged
+    assert rows["reward"][:] == [1.0, -1.0]  # One generation was not graded.
     assert rows["finish_reason"][:] == ["stop", "length"]
     assert rows["problem_id"][:] == ["u-1"] * 2
     assert rows[0]["completion"][0]["content"] == "It is 42"
@@ -77,7 +77,7 @@ def test_agents_that_mend_software():
 
 @pytest.mark.parametrize("record", [EPISODE, TRACE])
 def test_paths_of_a_trace(record):
-    """Two leaves: the first turn counts in the first path alone, and both have one reward."""
+    """A trace with two leaves becomes two rows with the same reward. Only the first row trains on the shared turn."""
     rows = made("verifiers", record)
     first, second = rows
     assert (first["prompt_ids"], second["prompt_ids"]) == ([1, 21, 5], [1, 21, 5, 42, 2, 70, 5])
@@ -95,7 +95,7 @@ def test_paths_of_a_trace(record):
 
 def test_traces_without_tokens_or_of_a_frozen_agent():
     nodes = [{**each, "token_ids": [], "mask": [], "logprobs": []} for each in TRACE["nodes"][:4]]
-    (row,) = made("verifiers", {**TRACE, "nodes": nodes, "rewards": {"correct": 0.5}})  # weighted already: 0.2
+    (row,) = made("verifiers", {**TRACE, "nodes": nodes, "rewards": {"correct": 0.5}})  # already weighted, as in 0.2
     assert row["completion_ids"] is None
     assert [each["role"] for each in row["completion"]] == ["assistant", "tool", "assistant"]
     assert (row["reward"], row["rollout_id"]) == (0.5, None)
@@ -121,7 +121,7 @@ def test_traces_that_verifiers_wrote(imported):
 
 
 def test_packed_lines_and_episodes_of_an_evaluation(imported, tmp_path, capsys):
-    """As prime-rl leaves them in `monitors/file/traces/stream`."""
+    """The files have the layout of prime-rl's folder `monitors/file/traces/stream`."""
     run = {"type": "train", "id": "r", "work": {"type": "eval", "step": 0}}
     evaluated = [{**EPISODE, "run": run}, {**EPISODE, "traces": [{**TRACE, "info": {"kind": "eval"}}]}]
     for name, records in (("00000.jsonl.zst", [EPISODE, *evaluated]), ("00001.jsonl.gz", [EPISODE])):

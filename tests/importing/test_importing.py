@@ -1,4 +1,4 @@
-"""What importing does with files of any format; the files here are verl's."""
+"""Test parts of the import that all formats share. Most of these files have the format of verl."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""JSON that is not one record per line: arrays, documents of several lines, and files that break off."""
+"""Test layouts of JSON: lines, arrays, documents of several lines, and truncated files."""
 
 import gzip
 import json
@@ -42,7 +42,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.traj", "a.jsonl.gz"])
 def test_layouts_have_the_same_records(tmp_path, layout, name, monkeypatch):
-    monkeypatch.setattr(json_documents, "_CHUNK", 100)  # Records are longer, and characters are cut.
+    monkeypatch.setattr(json_documents, "_CHUNK", 100)  # Chunks split records and characters.
     text = LAYOUTS[layout]([record(n) for n in range(7)]).encode()
     rows = read(tmp_path, gzip.compress(text) if name.endswith("gz") else text, name)
     assert rows["reward"][:] == [float(n) for n in range(7)]

@@ -1,4 +1,4 @@
-"""The Responses API, NeMo-Gym, `/v1/completions` and ShareGPT."""
+"""Test the import of logs of the Responses API, NeMo-Gym and `/v1/completions`, and of ShareGPT's conversations."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Exports of Langfuse, LangSmith and OpenTelemetry."""
+"""Test the import of exports from Langfuse, LangSmith and OpenTelemetry."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ LEGS = {"name": "legs", "arguments": '{"animal": "cat"}'}
 CALLED = [("system", "Calculate.", None, []), ("user", "How many legs have 3 cats?", None, []),
           ("assistant", "", None, [LEGS]), ("tool", "FOUR", None, [])]  # fmt: skip
 
-# Langfuse's server writes its exports, in TypeScript. So these records follow its sources, see `langfuse.FORMAT`.
+# Langfuse's server writes the exports, in TypeScript. So these records follow its source code, see `langfuse.FORMAT`.
 OBSERVATION = {
     "id": "o1", "traceId": "t1", "type": "GENERATION", "name": "chat", "level": "DEFAULT",
     "input": {"messages": [{"role": "user", "content": "How many legs?"}],
@@ -112,7 +112,10 @@ def run(inputs, outputs, **more):
 
 
 def test_other_runs_of_langsmith():
-    """As its wrapper of OpenAI's client logs them, and as parquet has them. After its documented run data format."""
+    """Test runs of LangSmith's wrapper of OpenAI's client, runs with JSON text as in parquet, and other runs.
+
+    The records follow LangSmith's documented run data format.
+    """
     asked = {"messages": [{"role": "user", "content": "How many legs?"}], "temperature": 0.7, "tools": [LEGS]}
     said = {"choices": [{"message": {"role": "assistant", "content": "12"}, "finish_reason": "length"}]}
     for record in (run(asked, said), run(json.dumps(asked), json.dumps(said), extra="{}")):
@@ -192,7 +195,7 @@ def test_events_and_printed_spans():
 
 
 def test_two_answers_in_one_record_are_refused():
-    """Only one of them would be learned."""
+    """Two answers in one record are refused, because only one of them would be learned."""
     asked, message = {"messages": [{"role": "user", "content": "a"}]}, {"role": "assistant", "content": "b"}
     choices = {"choices": [{"message": message}, {"message": message}]}
     with pytest.raises(NotOfFormat, match="2 choices"):

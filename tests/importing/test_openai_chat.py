@@ -1,4 +1,4 @@
-"""Responses of chat completions, alone (batches) and beside their requests (logs)."""
+"""Test the import of chat completions: batches, which hold responses only, and logs of requests with responses."""
 
 import json
 from pathlib import Path
@@ -61,11 +61,11 @@ def test_a_log_of_requests_and_responses(tmp_path, tokenizer):
 
 
 def test_a_log_that_vllm_wrote(tmp_path):
-    """Its log-probabilities are the model's own, whatever the temperature: what the trainer computes at 1."""
+    """vLLM's log-probabilities are at temperature 1, like the trainer's, although vLLM sampled at temperature 0.7."""
     log = Path(__file__).parent / "written" / "vllm-0.30.0.jsonl"
     records = [json.loads(line) for line in log.read_text().splitlines()]
     rows = imported(tmp_path, [{**record, "stars": [5, 4]} for record in records], reward_fields="stars")
-    assert len(rows) == 6  # three requests of two choices
+    assert len(rows) == 6  # three requests with two choices each
     assert {(row["temperature"], row["top_k"], row["finish_reason"]) for row in rows} == {(0.7, 20, "stop")}
     assert [row["completion_ids"] is None for row in rows] == [False] * 4 + [True] * 2
     writer = Path(__file__).parents[2] / "benchmarks" / "models" / "bundled-0.2"
@@ -81,7 +81,7 @@ def test_a_log_that_vllm_wrote(tmp_path):
 def test_a_choice_without_tokens_is_read_as_messages(tmp_path):
     response = answered(choice("It is 2", []), choice("", [], []), prompt_ids=[7, 8])
     rows = imported(tmp_path, [{"request": ASKED, "response": response, "stars": [1, 0]}], reward_fields="stars")
-    assert rows["prompt_ids"][:] == [None]  # the second says nothing
+    assert rows["prompt_ids"][:] == [None]  # The second choice is empty.
     assert rows["reward"][:] == [1.0]
     legacy = choice("", [])
     legacy["message"]["function_call"] = {"name": "add", "arguments": "{}"}
@@ -153,7 +153,7 @@ def test_what_cannot_be_read(tmp_path, record, message):
 
 
 def request(run, *said, reward=None, order=1, **more):
-    """A request of a run, whose prompt has the turns before; each call of a tool has an id of its own."""
+    """Return a record with a request of a run. Its prompt has the earlier turns, and each tool call has its own id."""
     turns = []
     for text in said[:-1]:
         call = {"id": f"{run}-{text}", "type": "function", "function": {"name": "add", "arguments": "{}"}}

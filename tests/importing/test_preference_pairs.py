@@ -1,4 +1,4 @@
-"""Preference pairs: two rows each, with the common prompt split off."""
+"""Test that a preference pair becomes two rows, with the common prompt split off."""
 
 import pytest
 
@@ -53,7 +53,7 @@ def test_text():
 
 
 def test_runs_that_part_at_an_earlier_turn_of_the_assistant():
-    """The second answers are to other turns, so both are in the completion."""
+    """If the first answers differ, the second answers follow different turns, so each completion has both answers."""
     more = {"role": "user", "content": "Sure?"}
     record = {"chosen": [ASKED, RIGHT, more, RIGHT], "rejected": [ASKED, WRONG, more, WRONG]}
     chosen, rejected = rows(record)

@@ -54,7 +54,7 @@ def test_similar_records(record, name):
 @pytest.mark.parametrize("named", sorted(FORMATS))
 @pytest.mark.parametrize("own", ["table", "openai-responses", "pairs", "verl"])
 def test_an_error_names_the_likeliest_format(tmp_path, named, own):
-    """Records of a format that are read as another one are read, left out or refused with the right name."""
+    """Records that are imported with another --format are read, left out, or refused with the name of their format."""
     (tmp_path / "a.jsonl").write_text(json.dumps(EXAMPLES[own]))
     try:
         main.main(
@@ -87,7 +87,7 @@ def test_files_of_another_kind(tmp_path, name, content, words):
 
 
 def test_a_table_of_messages_keeps_its_prompts():
-    """A completion alone is no conversation. A whole conversation in such a column is one."""
+    """A record with messages is a table if a column holds only the completion, not the whole conversation."""
     prompt, completion = [{"role": "user", "content": "a"}], [{"role": "assistant", "content": "b"}]
     assert format_of({"prompt": prompt, "completion": completion, "score": 1}) == "table"
     assert format_of({"problem": "a", "response": [*prompt, *completion], "score": 1}) == "messages"

@@ -1,4 +1,4 @@
-"""Recordings of `topr record`, as rows."""
+"""Test that recordings of `topr record` become rows."""
 
 import json
 
@@ -19,7 +19,7 @@ class Log:
         self.store = Store(folder)
 
     def add(self, messages, *answers, rollout=None, prompt=None, state=State.FINISHED, **asked):
-        """Add a call. Each answer is a message, with its token ids if the prompt has some."""
+        """Add a call. Each answer is a message with its token ids, which can be None."""
         request = {"model": "m", "messages": messages, **asked}
         call = self.store.begin("chat/completions", request, rollout, len(answers), None, "/weights", "v1")
         choices = []
@@ -148,7 +148,7 @@ def test_messages_that_changed_start_another_row(tmp_path, log, change):
 
 
 def test_one_call_without_tokens_makes_the_rollout_text(tmp_path, log):
-    """For instance, if its text was redacted."""
+    """A call has no token ids if, for instance, its text was redacted."""
     (name,) = log.add([HI], ({"content": "yes"}, [10]), prompt=[1])
     log.add([HI, {"role": "assistant", "content": "yes"}, HI], ({"content": "no"}, None), rollout=name)
     log.reward(name, 1)
@@ -226,7 +226,7 @@ def test_a_killed_import_starts_again_with_the_rows_that_are_there_now(tmp_path,
     from topr_trl.pipeline.stages import import_
 
     monkeypatch.setattr(import_, "RECORDS_PER_SHARD", 1)
-    monkeypatch.setattr(import_, "_count_columns", None)  # a kill before the last step
+    monkeypatch.setattr(import_, "_count_columns", None)  # as if the import was killed before its last step
     (name,) = log.add([HI], ({"content": "yes"}, None))
     log.reward(name, 1)
     with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""Files that TRL's own trainer writes."""
+"""Test the import of files that TRL's own trainer writes."""
 
 import pytest
 from datasets import Dataset

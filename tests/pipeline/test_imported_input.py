@@ -33,7 +33,7 @@ def chat_model(tmp_path, model, tokenizer):
 
 
 def test_one_command_trains_a_model_from_a_csv_of_thumbs(tmp_path, feedback, chat_model, capsys):
-    """The model is loaded again and answers. A second run of the command finds everything done."""
+    """The trained model can be loaded and answers. A second run of the command trains nothing."""
     out = tmp_path / "trained"
     command = ["train", "--input", feedback, "--model_name_or_path", chat_model, "--output_dir", str(out), *QUIET,
                "--max_steps", "2", "--learning_rate", "1e-3"]  # fmt: skip
@@ -54,7 +54,7 @@ def test_one_command_trains_a_model_from_a_csv_of_thumbs(tmp_path, feedback, cha
 
 
 def test_settings_of_the_import_reach_it_and_not_the_rows(tmp_path, feedback, capsys):
-    """Curating, with own labels, and again on the rows that the import wrote."""
+    """`topr curate` imports a CSV with the given labels. The same settings are accepted for the imported rows."""
     given = ["--reward_fields", "thumbs", "--label_values", "up=2", "down=-1"]
     main.main(["curate", "--input", feedback, "--output_dir", str(tmp_path / "out"), *given])
     assert load_rows(tmp_path / "out")["reward"][:] == [2.0, -1.0] * 8
@@ -66,7 +66,7 @@ def test_settings_of_the_import_reach_it_and_not_the_rows(tmp_path, feedback, ca
 
 
 def test_a_trial_and_a_loop_read_a_csv(tmp_path, feedback):
-    """Their stages get the rows, and no settings of the import."""
+    """A trial and a loop get the imported rows, without the settings of the import."""
     given = {"output_dir": str(tmp_path / "out"), "label_values": ["up=3", "down=0"], "use_cpu": True, "bf16": False}
     for args in (TrialArguments(input=feedback, **given), IterateArguments(rows=feedback, **given)):
         made = with_imported_input(args)

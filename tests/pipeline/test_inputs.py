@@ -1,4 +1,4 @@
-"""Each setting of ours either counts among the inputs of a stage, or is known not to change its results."""
+"""Each setting of topr_trl is an input of its stage, or is listed here because it does not change the results."""
 
 import inspect
 from dataclasses import fields
@@ -12,8 +12,8 @@ CPU = {"use_cpu": True, "bf16": False}
 WHERE = {"output_dir"}
 HOW_FAST = {"trust_remote_code", "use_cpu", "worker", "vllm_enforce_eager", "vllm_gpu_memory_utilization",
             "vllm_max_model_length", "vllm_tensor_parallel_size"}  # fmt: skip
-OF_OTHERS = {"num_test_problems", "test_dataset_name", "vllm_dtype"}  # of the test split, and of vLLM
-OF_THE_IMPORT = {each.name for each in fields(InputArguments)}  # They count there, and its rows count here.
+OF_OTHERS = {"num_test_problems", "test_dataset_name", "vllm_dtype"}  # for the test split, and for vLLM
+OF_THE_IMPORT = {each.name for each in fields(InputArguments)}  # inputs of the import, whose rows are the input here
 SHOWN = {"log_completions", "logging_nan_inf_filter", "num_completions_to_print", "save_total_limit"}
 
 
@@ -27,7 +27,7 @@ SHOWN = {"log_completions", "logging_nan_inf_filter", "num_completions_to_print"
         ("score", {}, WHERE),
         ("score", {"reward_funcs": ["rewards.py:short"], "reward_weights": [2.0]}, WHERE),
         ("curate", {}, WHERE | OF_THE_IMPORT),
-        # Neither cutting nor sharing changes log μ.
+        # max_length and share_prompts do not change log μ.
         ("log-mu", CPU, {*WHERE, *OF_THE_IMPORT, "max_length", "share_prompts"}),
         ("train", CPU, WHERE | SHOWN | OF_THE_IMPORT),
     ],

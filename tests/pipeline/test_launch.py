@@ -1,4 +1,4 @@
-"""How the processes of stages are started, on this machine and on others, and what happens where one fails."""
+"""Test how processes of stages are started, on this machine and on others, and what happens if one fails."""
 
 import json
 import shutil
@@ -50,12 +50,12 @@ def test_each_side_has_the_gpus_that_are_named_for_it(tmp_path):
             loop(tmp_path, sampling_devices=wrong)
 
 
-# On other machines.
+# Other machines.
 
 
 @pytest.fixture
 def started(monkeypatch):
-    """What would be started."""
+    """Return the list of the commands that would be started."""
     found = []
     monkeypatch.setattr(launch, "start", lambda command, gpus, output, is_launcher=False: found.append(command))
     return found
@@ -77,7 +77,7 @@ def test_a_stage_has_taken_the_time_of_its_sampling_workers(tmp_path, monkeypatc
     now = [0.0]
 
     def run_process_groups(groups, stage, retries, log, stop):
-        now[0] += 3.0  # to start
+        now[0] += 3.0  # to start the processes
         if len(groups) > 1:
             now[0] += 40.0
         else:
@@ -107,7 +107,7 @@ def test_training_on_other_machines(tmp_path, started):
         assert rest[rest.index("--machine_rank") + 1] == str(node)
         assert rest[rest.index("--main_process_ip") + 1] == "a"
         assert rest[-3:] == ["-m", "topr_trl", "train"]
-    # log μ is on the sampling side, if that is elsewhere.
+    # If sampling runs on other machines than training, log μ is computed there, too.
     aside = loop(tmp_path, accelerate_config=config, training_launcher="srun --nodelist {host}", training_hosts=hosts,
                  sampling_hosts=["e", "f", "g", "h"])  # fmt: skip
     started.clear()
@@ -150,7 +150,7 @@ def test_launchers_that_lack_something_are_refused(tmp_path):
         check_launch("iterate", loop(tmp_path, **two, **enough, sampling_hosts=["c"]))
 
 
-# Where one fails.
+# Failures.
 
 
 def python(code):
@@ -163,7 +163,7 @@ def run(starts, retries=0, log=None, stop=None):
 
 
 def failing(times, path):
-    """A start whose process fails so many times."""
+    """Return a start function whose process fails the given number of times."""
 
     def start():
         code = f"from pathlib import Path; p = Path({str(path)!r}); n = len(p.read_text()) if p.exists() else 0; "
@@ -177,7 +177,7 @@ def test_a_process_that_fails_is_started_again(tmp_path, monkeypatch, capfd):
     done = []
     run([failing(2, tmp_path / "a"), lambda: [done.append(1) or python("")]], retries=2)
     assert len((tmp_path / "a").read_text()) == 3
-    assert done == [1]  # the other one is not
+    assert done == [1]  # The other process is not restarted.
     said = capfd.readouterr().out
     assert "A process of the stage sample failed with exit status 3; starting it again (retry 1 of 2)." in said
     with pytest.raises(ChildProcessError, match="The stage sample failed with exit status 3; its output is above"):
@@ -186,7 +186,7 @@ def test_a_process_that_fails_is_started_again(tmp_path, monkeypatch, capfd):
 
 
 def test_exit_status_0_alone_is_not_trusted(monkeypatch, capfd):
-    """srun ends with 0 where its node is lost."""
+    """srun can exit with 0 after losing its node."""
     monkeypatch.setattr(processes, "_PAUSE", 0.0)
     answers = [False, True]
     run([processes.ProcessGroup(lambda: [python("")], lambda: answers.pop(0))], retries=1)
@@ -200,7 +200,7 @@ def test_processes_of_one_training_end_and_start_together(tmp_path, monkeypatch)
     first_fails, others = failing(1, tmp_path / "a"), []
 
     def start():
-        # The second would run for an hour beside the first one's failure.
+        # The second process would run for an hour after the first one has failed.
         others.append(python("import time; time.sleep(3600)" if not others else ""))
         return [*first_fails(), others[-1]]
 
@@ -244,7 +244,7 @@ def test_a_stage_can_be_stopped_and_its_log_is_shown(tmp_path, capfd):
 
 
 def test_a_stage_that_never_began_is_started_again_and_then_named(tmp_path, monkeypatch):
-    """srun ends with 0 where a node is lost before the stage has noted anything."""
+    """srun can exit with 0 if it loses a node before the stage has written its manifest."""
     monkeypatch.setattr(processes, "_PAUSE", 0.0)
     monkeypatch.setattr(launch.sys, "executable", shutil.which("true"))
     manifest.begin(tmp_path / "rows", "sample", {})
@@ -266,13 +266,13 @@ def test_a_process_that_does_not_end_is_killed(monkeypatch):
 
 
 def test_a_loop_that_is_asked_to_end_ends_what_it_has_started(tmp_path):
-    """A launcher on this machine too, which passes nothing on."""
+    """The processes of a launcher on this machine also end, although the launcher passes no signal on."""
     launcher, program = tmp_path / "launcher.py", tmp_path / "loop.py"
     stage = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
     launcher.write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {stage!r}])\n")
     program.write_text(
         "import signal, sys, threading\nfrom topr_trl.pipeline import child_processes as processes\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"  # coverage.py has set a handler
+        "signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"  # removes the handler of coverage.py
         f"processes.end_processes_on_signals()\nlog = open({str(tmp_path / 'log')!r}, 'wb')\n"
         f"start = lambda: [processes.start([sys.executable, {str(launcher)!r}], [], log, is_launcher=True)]\n"
         "processes.run_process_groups([processes.ProcessGroup(start)], 'train', 0, None, threading.Event())\n"
@@ -298,7 +298,7 @@ def test_a_stage_on_windows_does_not_signal_its_loop(monkeypatch):
 
 
 def test_what_a_process_has_started_ends_with_it(tmp_path):
-    """`accelerate launch` with one process starts it and does not pass SIGTERM on."""
+    """`accelerate launch` with one process starts a child and does not pass SIGTERM on."""
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
     launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}])"
     with (tmp_path / "log").open("wb") as log:

@@ -23,7 +23,7 @@ from topr_trl.pipeline.lineage import weights_of
 from topr_trl.pipeline.loop import check, sides_of
 from topr_trl.pipeline.settings import IterateArguments
 
-KILLS = int(os.environ.get("KILLS", 3))  # of each loop that is killed; make test-all KILLS=20
+KILLS = int(os.environ.get("KILLS", 3))  # kills per loop; for more, run make test-all KILLS=20
 CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate_configs"
 SETTINGS = {
     "num_train_problems": 24, "num_test_problems": 4, "num_shots": 0, "problems_per_shard": 4, "num_generations": 4,
@@ -73,7 +73,7 @@ def test_stages_get_the_settings_of_the_loop(tmp_path):
         for name, value in {**given, "num_generations": counted}.items():
             if step.stage.name != "evaluate" and hasattr(step.stage.args, name):
                 assert getattr(step.stage.args, name) == value, (step.stage.name, name)
-        if step.stage.name in ("sample", "log-mu", "train"):  # by the YAML that they are started with
+        if step.stage.name in ("sample", "log-mu", "train"):  # stages that read a YAML file
             parsed = parse(step.stage.name, ["--config", str(write_settings(step.stage))])
             if step.stage.name != "sample":
                 (step.stage.folder.parent / "rollouts").mkdir(parents=True, exist_ok=True)
@@ -82,19 +82,19 @@ def test_stages_get_the_settings_of_the_loop(tmp_path):
 
 
 def test_test_problems_also_get_a_greedy_completion(tmp_path):
-    """The rows that are trained on never hold one."""
+    """Rows to train on never include a greedy completion."""
     for more, tested in (({}, True), ({"greedy": False}, False)):
         steps = [step for step in steps_of(loop(tmp_path, **more)) if step.stage.name == "sample"]
         assert [(step.stage.args.split, step.stage.args.greedy) for step in steps] == [
             ("test", tested), ("train", False), ("test", tested),
         ]  # fmt: skip
-        for step in steps:  # in the process that samples, too
+        for step in steps:  # The sampling process gets the same setting.
             parsed = parse("sample", ["--config", str(write_settings(step.stage))])
             assert parsed.greedy == step.stage.args.greedy
 
 
 def test_a_setting_that_is_the_default_of_another_task_is_kept(tmp_path):
-    """GSM8K's prompts have eight examples, MATH's four."""
+    """By default, GSM8K's prompts have eight examples, and MATH's prompts have four."""
     (tmp_path / "problems.jsonl").write_text("{}")
     problems = str(tmp_path / "problems.jsonl")
     given = loop(
@@ -148,13 +148,13 @@ def test_rows_that_are_given_are_not_all_that_is_trained_on(tmp_path):
         check(loop(run, **of_rows))
     Path(rows).write_text('{"prompt": "a", "completion": "b", "reward": 1, "temperature": 1}\n' * 2)
     check(loop(run, **of_rows))
-    with pytest.raises(FileNotFoundError, match="nowhere"):  # which the second iteration samples
+    with pytest.raises(FileNotFoundError, match="nowhere"):  # The second iteration samples these prompts.
         check(loop(run, **of_rows, iterations=2))
 
 
 @pytest.mark.parametrize("overlap", [0, 1, 2, 9])
 def test_sides(tmp_path, overlap):
-    """Each step comes after what it needs: the model that writes its rows, or that it tests or trains on."""
+    """Each step uses the right model, and comes after the steps that made its model and its rows."""
     settings = loop(tmp_path, iterations=4, overlap=overlap, model_name_or_path="base")
     sides = sides_of(settings)
     assert set(sides) == ({"sampling", "training"} if overlap else {""})
@@ -182,13 +182,13 @@ def test_sides(tmp_path, overlap):
             assert comes_after(step, rows)
     if overlap:
         assert [step.stage.name for step in sides["training"]] == ["train"] * 4
-        # Training waits for the first rows alone, and no rows for a test of an older model than the one they need.
+        # The rows of the first iteration come before all tests, so that training waits only for these rows.
         assert [step.stage.folder.name for step in sides["sampling"][:4]] == ["rollouts"] * 4
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A loop that nothing disturbed."""
+    """Return the folder of a loop that was not interrupted."""
     out = tmp_path_factory.mktemp("loop") / "whole"
     assert start(out).wait() == 0, log_of(out)
     return out
@@ -227,18 +227,18 @@ def test_sampling_workers_and_a_launcher_make_the_same(whole, tmp_path):
         json.loads((run / "iteration-1/model/trainer_state.json").read_text())["log_history"] for run in (whole, out)
     )
     assert other[-1]["epoch"] == history[-1]["epoch"]
-    # Sums in another order, and Adam's first steps magnify it where gradients are tiny.
+    # Sums have another order. Adam's first steps magnify the difference where gradients are tiny.
     assert difference_of_weights(whole, out) < 2e-4
 
 
 def end_by_kills(out, **settings):
-    """Start a loop that is killed again and again, `KILLS` times at most, and let it end; how often it was killed."""
+    """Run a loop that is killed at most `KILLS` times, let it finish, and return the number of kills."""
     moments = random.Random(0)
     kills = 0
     while True:
         process = start(out, **settings)
         try:
-            # Starting a stage takes several seconds; a stage ends in most of the longer ones of these times.
+            # Starting a stage takes several seconds. During most of the longer waits, a stage finishes.
             code = process.wait(moments.uniform(0.5, min(20, 180 / KILLS)) if kills < KILLS else None)
         except subprocess.TimeoutExpired:
             children = psutil.Process(process.pid).children()
@@ -247,12 +247,12 @@ def end_by_kills(out, **settings):
                 for one in [process, *psutil.Process(process.pid).children(recursive=True)]:
                     with suppress(psutil.NoSuchProcess):
                         one.kill()
-            elif kills % 3 == 1 or not stages_of_it:  # the loop alone; its stages have to follow
+            elif kills % 3 == 1 or not stages_of_it:  # Kill only the loop. Its stages must end, too.
                 process.kill()
-            else:  # a stage: the loop has to end, and the one beside it
+            else:  # Kill a stage. The loop and its other stage must end.
                 with suppress(psutil.NoSuchProcess):
                     moments.choice(stages_of_it).kill()
-                with suppress(subprocess.TimeoutExpired):  # it had just ended by itself
+                with suppress(subprocess.TimeoutExpired):  # The stage had just finished.
                     assert process.wait(60) != 0
                 process.kill()
             process.wait()
@@ -296,7 +296,7 @@ def check_that_kills_change_nothing(whole, tmp_path, **settings):
     difference = max(difference_of_weights(whole, killed, iteration=i) for i in range(1, iterations + 1))
     print(f"kills survived {kills}, rows lost {lost}, rows repeated {repeated}, weight difference {difference}")
     assert (lost, repeated, difference) == (0, 0, 0.0)
-    for i in range(1, iterations + 1):  # which model wrote which rows
+    for i in range(1, iterations + 1):  # The right model wrote each iteration's rows.
         known = manifest.read(killed / f"iteration-{i}/rollouts").stages
         writer = i - 1 - settings.get("overlap", 0)
         expected = {"weights": manifest.fingerprint(killed / f"iteration-{writer}/model")} if writer > 0 else {
@@ -305,7 +305,7 @@ def check_that_kills_change_nothing(whole, tmp_path, **settings):
         assert weights_of(known["sample"]["inputs"]) == weights_of(known["log-mu"]["inputs"]) == expected
     before = len((tmp_path / "killed.log").read_text())
     assert start(killed, **settings).wait() == 0
-    assert (tmp_path / "killed.log").read_text()[before:].count("done before") == 3 + 8 * iterations  # nothing is run
+    assert (tmp_path / "killed.log").read_text()[before:].count("done before") == 3 + 8 * iterations  # no stage runs
 
 
 def keys(folder: Path):

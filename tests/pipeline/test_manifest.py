@@ -8,7 +8,7 @@ from topr_trl.pipeline import locks, manifest
 def test_a_finished_stage_is_known_by_its_inputs_and_files(tmp_path):
     folder, inputs = tmp_path / "stage", {"seed": 1, "limits": (0.0, 1.0)}
     assert manifest.begin(folder, "sample", inputs) is False
-    assert manifest.begin(folder, "sample", inputs) is False  # begun, not finished
+    assert manifest.begin(folder, "sample", inputs) is False  # started, not finished
     (folder / "rows.parquet").write_bytes(b"rows")
     (folder / manifest.WORK).mkdir()
     (folder / manifest.WORK / "scratch").write_bytes(b"scratch")
@@ -17,15 +17,15 @@ def test_a_finished_stage_is_known_by_its_inputs_and_files(tmp_path):
     assert (known.stages["sample"]["rows"], known.stages["sample"]["note"]) == (4, "kept")
     assert known.files == {"rows.parquet": {"bytes": 4, "sha256": known.files["rows.parquet"]["sha256"]}}
     assert manifest.begin(folder, "sample", inputs) is True
-    (folder / "rows.parquet").write_bytes(b"row")  # cut off
+    (folder / "rows.parquet").write_bytes(b"row")  # truncated
     assert manifest.begin(folder, "sample", inputs) is False
-    assert not (folder / "rows.parquet").exists()  # or whoever makes what is missing would leave it
+    assert not (folder / "rows.parquet").exists()  # Otherwise, the stage would keep the truncated file.
 
 
 def test_several_stages_work_on_a_folder_one_after_the_other(tmp_path):
     manifest.begin(tmp_path, "sample", {"seed": 1})
     (tmp_path / "rows.parquet").write_bytes(b"rows")
-    with pytest.raises(ValueError, match="is not finished"):  # there may be more rows to come
+    with pytest.raises(ValueError, match="is not finished"):  # More rows may follow.
         manifest.begin(tmp_path, "score", {"task": "math"})
     manifest.finish(tmp_path, "sample", rows=4)
     before = manifest.fingerprint(tmp_path)
@@ -35,8 +35,8 @@ def test_several_stages_work_on_a_folder_one_after_the_other(tmp_path):
     (tmp_path / "rows.parquet").write_bytes(b"rows, scored")
     scratch = tmp_path / manifest.WORK / "log_mu_parts"
     scratch.mkdir(parents=True)
-    assert manifest.begin(tmp_path, "sample", {"seed": 1}) is True  # its file is being replaced
-    assert scratch.is_dir()  # of the stage that goes on
+    assert manifest.begin(tmp_path, "sample", {"seed": 1}) is True  # The running stage may change its file.
+    assert scratch.is_dir()  # The running stage needs these files.
     manifest.finish(tmp_path, "score", rows=4)
     assert not scratch.exists()
     assert manifest.fingerprint(tmp_path) != before
@@ -47,7 +47,7 @@ def test_several_stages_work_on_a_folder_one_after_the_other(tmp_path):
         manifest.begin(tmp_path, "score", {"task": "gsm8k"})
     (tmp_path / "rows.parquet").unlink()
     assert manifest.begin(tmp_path, "score", {"task": "math"}) is False
-    assert manifest.begin(tmp_path, "sample", {"seed": 1}) is False  # the stage that makes it, too
+    assert manifest.begin(tmp_path, "sample", {"seed": 1}) is False  # `sample` must run again, too.
 
 
 def test_what_other_programs_leave_beside_files_is_no_input(tmp_path):
@@ -66,7 +66,7 @@ def test_settings_that_a_version_did_not_have_were_at_their_defaults(tmp_path):
     manifest.begin(tmp_path, "train", {"seed": 7})
     checkpoint.mkdir(parents=True)
     manifest.begin(tmp_path, "train", {"seed": 7, "new": 1}, defaults=defaults)
-    assert checkpoint.is_dir()  # an unfinished stage goes on
+    assert checkpoint.is_dir()  # The unfinished stage can resume.
     with pytest.raises(ValueError, match=r"other settings \(new: 1 there, 2 now\)"):
         manifest.begin(tmp_path, "train", {"seed": 7, "new": 2}, defaults=defaults)
 
@@ -85,7 +85,7 @@ def test_fingerprint_follows_the_content(tmp_path):
         folder = tmp_path / str(len(prints))
         manifest.begin(folder, "sample", {})
         (folder / "rows").write_bytes(content)
-        prints.append(manifest.fingerprint(folder))  # without a finished manifest, too
+        prints.append(manifest.fingerprint(folder))  # before the stage has finished
         manifest.finish(folder, "sample", rows=1)
         prints.append(manifest.fingerprint(folder))
     assert prints[0] == prints[4] != prints[2]

@@ -1,4 +1,4 @@
-"""A new stage is one file: it gets a command, help, resuming, and a place in the loop."""
+"""A new stage needs only one file to get a command, help, resuming, and a place in the loop."""
 
 import sys
 
@@ -59,7 +59,7 @@ ROWS = [
 
 @pytest.fixture
 def rows(tmp_path, monkeypatch):
-    """Two shards of rows, beside a package with one more stage."""
+    """Add a stage to the package, and yield a folder with two shards of rows."""
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "count.py").write_text(FILE)
     monkeypatch.setattr(stages, "__path__", [*stages.__path__, str(tmp_path / "more")])

@@ -1,4 +1,4 @@
-"""Prompts, messages and rewards of the user, in the stages and in the loop."""
+"""Test the user's own prompts, messages and reward functions, in the stages and in the loop."""
 
 import json
 import os
@@ -124,7 +124,7 @@ def test_another_function_is_noticed(tmp_path):
     (tmp_path / "rewards.py").write_text(CODE + "\n# another")
     with pytest.raises(ValueError, match="reward_code: the file of a reward function has changed"):
         scoring().is_finished()
-    with pytest.raises(ValueError, match="changed since this run started"):  # within a loop
+    with pytest.raises(ValueError, match="changed since this run started"):  # as in a running loop
         unchanged.is_finished()
     (tmp_path / "rewards.py").write_text(CODE)
     with pytest.raises(ValueError, match="reward_weights"):
@@ -243,7 +243,7 @@ def test_a_judge_keeps_verdicts_and_answers(tmp_path):
     Evaluate(EvaluateArguments(input="rows", output_dir="results")).run()
     found = read_evaluation(tmp_path / "results" / EVALUATION)
     assert set(found.shares) == {"correct", "incorrect", "invalid"}
-    assert found.reward is None  # rewards of 1 and -1 say no more than pass@1
+    assert found.reward is None  # Rewards of 1 and -1 add nothing to pass@1.
 
 
 def test_equal_models_by_other_paths_are_equal(tmp_path):
@@ -253,7 +253,7 @@ def test_equal_models_by_other_paths_are_equal(tmp_path):
     for name in ("./model", "link", f"../{tmp_path.name}/model", str(tmp_path / "model")):
         given = {"dataset_name": f"../{tmp_path.name}/prompts.jsonl", "task": "prompts", **SAMPLING}
         assert stage_of("sample", SampleArguments(output_dir="rows", model_name_or_path=name, **given)).is_finished()
-    # A manifest of an older version, with an absolute path that has a link.
+    # A manifest of an older version can have an absolute path with a symlink.
     known = manifest.read(tmp_path / "rows")
     known.stages["sample"]["inputs"]["model"] = str(tmp_path / "link")
     (tmp_path / "rows" / manifest.NAME).write_text(json.dumps({"stages": known.stages, "files": known.files}))
@@ -261,7 +261,7 @@ def test_equal_models_by_other_paths_are_equal(tmp_path):
 
 
 def test_runs_of_older_versions_still_match():
-    """Their manifests know no reward functions and no threshold."""
+    """Manifests of older versions have no settings for reward functions and the pass threshold."""
     sampled(dataset_name=None, task=None, num_train_problems=4)
     score = Score(ScoreArguments(input="rows", output_dir="rows"))
     score.run()
@@ -291,7 +291,7 @@ def test_the_loop_tests_only_with_test_prompts():
     assert [s.stage.args.pass_threshold for s in steps_of(tested) if s.stage.name == "evaluate"] == [0.5, 0.5]
     assert len(list(steps_of(loop(test_dataset_name="prompts.jsonl", num_test_problems=0)))) == 5
     check(loop())
-    with pytest.raises(ValueError, match="--test_dataset_name"):  # as for a task
+    with pytest.raises(ValueError, match="--test_dataset_name"):  # A loop without reward functions needs it.
         loop(reward_funcs=None)
 
 
@@ -355,7 +355,7 @@ def vowels(completions, target, **kwargs):
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL on Windows")
 def test_a_loop_that_is_killed_while_scoring_ends_as_one_that_is_not(tmp_path):
-    """The function kills the loop in each shard, of training and of test prompts, when it first sees it."""
+    """The reward function kills the loop when a shard starts with a target that the function has not seen."""
     (tmp_path / "rewards.py").write_text(DEADLY)
     settings = {
         **SAMPLING, "dataset_name": "prompts.jsonl", "test_dataset_name": "prompts.jsonl", "num_test_problems": 2,
@@ -372,7 +372,7 @@ def test_a_loop_that_is_killed_while_scoring_ends_as_one_that_is_not(tmp_path):
 
     for name in ("all", "none"):
         (tmp_path / name).mkdir()
-    for target in ("4", "6", "8"):  # of the first prompt of each shard
+    for target in ("4", "6", "8"):  # the first target of each shard
         (tmp_path / "all" / target).touch()
     whole = run("whole", tmp_path / "all")
     assert whole.returncode == 0, whole.stderr[-3_000:]
@@ -380,7 +380,7 @@ def test_a_loop_that_is_killed_while_scoring_ends_as_one_that_is_not(tmp_path):
     while (done := run("killed", tmp_path / "none")).returncode == -signal.SIGKILL:
         kills += 1
     assert done.returncode == 0, done.stderr[-3_000:]
-    assert kills == 3  # the test shard, which has the target of the first training shard, and the other two
+    assert kills == 3  # The test shard and the first training shard share a target, so they cause one kill.
     for rollouts in ("base/test/rollouts", "iteration-1/rollouts", "iteration-1/test/rollouts"):
         assert load_rows(f"whole/{rollouts}").to_list() == load_rows(f"killed/{rollouts}").to_list()
     weights, others = (load_file(f"{run}/iteration-1/model/model.safetensors") for run in ("whole", "killed"))

@@ -63,7 +63,7 @@ def run(stage, *args, **more):
 
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory):
-    """Ten problems with four completions each, in three shards."""
+    """Return a folder of scored rows: four completions for each of ten problems, in three shards."""
     rollouts = tmp_path_factory.mktemp("run") / "rollouts"
     run("sample", rollouts)
     run("score", rollouts)
@@ -90,7 +90,7 @@ def test_sample_and_score(scored):
 
 
 def test_stages_add_columns_to_the_rows_and_keep_them_once(scored, tmp_path):
-    """In place as in a folder of their own; pandas and datasets read the folder between any two stages."""
+    """Stages give the same rows in place and in separate folders. pandas and datasets can read the folders."""
     rollouts = shutil.copytree(scored, tmp_path / "rollouts")
     before = load_rows(scored)
     run("curate", rollouts, curation="uniform", iteration_size=25)
@@ -135,7 +135,7 @@ def test_a_stage_that_is_killed_among_its_shards_goes_on(scored, tmp_path, monke
         manifest.check_whole(rollouts)
     assert load_rows(rollouts)["completion_ids"][:] == load_rows(scored)["completion_ids"][:]
     run(stage, rollouts, *where)
-    assert [path.stat().st_mtime_ns for path in written] == times  # these were done
+    assert [path.stat().st_mtime_ns for path in written] == times  # These shards were kept.
     for rest in order[order.index(stage) + 1 :]:
         run(rest, rollouts, *([rollouts] if rest == "log-mu" else []))
     rows = load_rows(rollouts)
@@ -152,7 +152,7 @@ def test_a_killed_stage_makes_only_the_shards_that_are_missing(scored, tmp_path,
     run("sample", tmp_path)
     assert [shard.stat().st_mtime_ns for shard in (shards[0], shards[2])] == before
     assert load_rows(tmp_path)["completion_ids"][:] == whole
-    monkeypatch.setattr("topr_trl.pipeline.stages.sample._sampler", None)  # finished: no model is loaded
+    monkeypatch.setattr("topr_trl.pipeline.stages.sample._sampler", None)  # A finished stage loads no model.
     run("sample", tmp_path)
 
 
@@ -163,14 +163,14 @@ def test_greedy_rows_are_in_the_shards_of_their_problems(scored, tmp_path):
     assert rows["temperature"][:] == [1.0, 1.0, 1.0, 1.0, 0.0] * 10
     assert rows["problem_id"][:] == [i for i in range(10) for _ in range(5)]
     assert [pq.read_metadata(path).num_rows for path in sorted(tmp_path.glob("*.parquet"))] == [20, 20, 10]
-    # The samples are those of a folder without greedy rows.
+    # The sampled rows equal those of a folder without greedy rows.
     sampled = rows.filter(lambda temperature: temperature > 0, input_columns="temperature")
     assert sampled["completion_ids"][:] == load_rows(scored)["completion_ids"][:]
     sorted(tmp_path.glob("*.parquet"))[1].unlink()
     run("sample", tmp_path, **how)
     assert load_rows(tmp_path).to_list() == rows.to_list()
     assert facts_of_sampling(sampling_of(tmp_path))["completions per prompt"] == "4, and one greedy completion"
-    # A folder of version 0.2, whose manifest has no such setting, has none.
+    # Manifests of version 0.2 lack the setting `greedy`, and their folders have no greedy rows.
     now = sampling(tmp_path / "older", num_generations=4)
     known, defaults = stage_of("sample", now).inputs(), stage_of("sample", now).defaults({})
     manifest.begin(tmp_path / "older", "sample", {name: known[name] for name in known if name != "greedy"})
@@ -179,7 +179,7 @@ def test_greedy_rows_are_in_the_shards_of_their_problems(scored, tmp_path):
         manifest.begin(
             tmp_path / "older", "sample", {**known, "greedy": True}, defaults=stage_of("sample", now).defaults(known)
         )
-    # They are scored and evaluated; nothing trains on them.
+    # Greedy rows are scored and evaluated, but not trained on.
     run("score", tmp_path)
     for use in (lambda: run("curate", tmp_path), lambda: run("log-mu", tmp_path, tmp_path),
                 lambda: run("train", tmp_path / "model", tmp_path)):  # fmt: skip
@@ -210,11 +210,11 @@ def test_a_stage_that_made_nothing_can_be_tried_again_with_other_settings(scored
     with pytest.raises(ValueError, match="chose no row"):
         run("curate", rollouts, baseline=2.0, curation="positives")
     assert manifest.fingerprint(rollouts) == before
-    manifest.check_whole(rollouts)  # other stages can read it
+    manifest.check_whole(rollouts)  # Other stages can read the folder.
     with pytest.raises(ValueError, match="longer than max_length"):
         run("train", tmp_path / "model", scored, max_length=3)
     run("train", tmp_path / "model", scored)
-    # Killed before it wrote a shard:
+    # A stage that was killed before it wrote a shard can restart with other settings.
     manifest.begin(rollouts, "curate", {"baseline": "2.0"}, made=False)
     run("curate", rollouts, curation="uniform", iteration_size=20)
     with pytest.raises(ValueError, match="holds results for other settings"):
@@ -229,7 +229,7 @@ def test_rows_that_have_log_mu_are_chosen_from_again(scored, tmp_path, model):
     run("log-mu", tmp_path / "second", tmp_path / "second")
     rows = chosen(tmp_path / "second")
     assert [mu is None for mu in rows["mu_logps"]] == [R > 0 for R in rows["reward"]]
-    # What the rows brought themselves is theirs.
+    # If log μ came with the rows, it is kept.
     table = pa.concat_tables([pq.read_table(shard) for shard in shards_of(scored)])
     (tmp_path / "brought").mkdir()
     pq.write_table(table.append_column("mu_logps", table["sampler_logps"]), tmp_path / "brought" / "rows.parquet")
@@ -252,7 +252,7 @@ def test_workers_share_the_shards(scored, tmp_path):
     for k in (1, 0):
         run("sample", tmp_path, worker=f"{k}/2")
         assert len(list(tmp_path.glob("*.parquet"))) == (1 if k else 3)
-    assert not manifest.read(tmp_path).finished  # open: who started the workers finishes
+    assert not manifest.read(tmp_path).finished  # The process that started the workers finishes the stage.
     run("sample", tmp_path)
     assert load_rows(tmp_path)["completion_ids"][:] == load_rows(scored)["completion_ids"][:]
 
@@ -314,13 +314,13 @@ def test_balanced_rows_are_trained_on_as_often_as_they_were_chosen(scored, tmp_p
     assert done["rows"] == total
     run("curate", tmp_path / "again", folder, curation="none")
     assert "times_chosen" not in load_rows(tmp_path / "again").column_names
-    save_rows(rows, tmp_path / "saved")  # rows that do not list their stages
+    save_rows(rows, tmp_path / "saved")  # The saved rows do not list their stages.
     run("curate", tmp_path / "all", tmp_path / "saved", curation="none")
     assert load_rows(tmp_path / "all")["times_chosen"][:] == [1] * len(rows)
 
 
 def test_rollouts_of_several_rows_are_chosen_whole(scored, tmp_path):
-    """Whatever shard their rows are in."""
+    """The rows of a rollout are chosen together, even if they are in different shards."""
     table = pa.concat_tables([pq.read_table(shard) for shard in shards_of(scored)])
     halves = table.slice(0, 20).append_column("rollout_id", [list(range(20))])
     (tmp_path / "rows").mkdir()
@@ -353,7 +353,7 @@ def test_rollouts_of_several_rows_are_repeated_whole(scored, tmp_path):
 def test_log_mu_of_repeated_rows(scored, tmp_path):
     folder = shutil.copytree(scored, tmp_path / "rows")
     run("curate", folder, curation="balanced", curation_positive_share=0.9, effective_positive_share=0.5)
-    run("log-mu", folder, folder, preset="opr")  # needs log μ of positives, too
+    run("log-mu", folder, folder, preset="opr")  # The preset also needs log μ of positives.
     for row in load_rows(folder):
         assert (row["mu_logps"] is None) == (row["times_chosen"] == 0)
         if row["mu_logps"] is not None:
@@ -366,7 +366,7 @@ def test_what_is_chosen_does_not_depend_on_the_shards(scored, tmp_path, share, l
     table = pa.concat_tables([pq.read_table(shard) for shard in shards_of(scored)])
     table, one = table.drop_columns(lacking), tmp_path / "one.parquet"
     pq.write_table(table, one)
-    scored = tmp_path / "cut"  # in the middle of a problem
+    scored = tmp_path / "cut"  # The cut is in the middle of a problem.
     scored.mkdir()
     for k, rows in enumerate((table.slice(0, 18), table.slice(18, 0), table.slice(18))):
         pq.write_table(rows, scored / f"part-{k}.parquet")
@@ -391,7 +391,7 @@ def test_log_mu_train_evaluate(scored, tmp_path, model):
     for row in rows:
         if row["reward_after_baseline"] is None or row["reward"] > 0:
             assert row["mu_logps"] is None
-        else:  # the sampler computed in the same precision, with other shapes
+        else:  # The sampler used the same precision, but other shapes.
             assert row["mu_logps"] == pytest.approx(row["sampler_logps"], abs=1e-3)
     assert sum(mu is not None for mu in rows["mu_logps"]) > 10
     distance = manifest.read(rollouts).stages["log-mu"]["sampler_distance"]
@@ -449,7 +449,7 @@ def test_what_the_results_do_not_depend_on_is_no_input(scored, tmp_path):
 
 
 def test_every_input_is_a_setting():
-    """A name that a release of TRL or transformers drops is left out; one that is misspelled would be, too."""
+    """Stages skip names that a release of TRL or transformers has dropped, so a misspelled name would go unnoticed."""
     names = {field.name for field in fields(TrainArguments)} | {field.name for field in fields(SampleArguments)}
     known_elsewhere = {"tf32", "lr_scheduler_kwargs", "train_sampling_strategy", "optim_target_modules"}
     assert set(train._STEPS) | set(sample._INPUTS) <= names | known_elsewhere
@@ -461,7 +461,7 @@ def test_more_workers_than_shards(tmp_path):
 
 
 def test_rows_of_other_people(tmp_path):
-    # Text alone, with rewards; no ids, no sampling order.
+    # The rows have only text and rewards, without ids.
     rows = {"prompt": ["1 + 1 ="] * 3 + ["2 + 2 ="] * 3, "completion": [" 2", " 3", " 4", " 4", " 5", " 6"],
             "reward": [1.0, -1.0, -1.0] * 2}  # fmt: skip
     source = tmp_path / "theirs.parquet"
@@ -488,7 +488,7 @@ def test_rows_are_scored_by_their_task(scored, tmp_path):
     stage_of("score", now).run()
     assert load_rows(tmp_path / "math")["verdict"][:] == ["correct", "invalid"]
     assert stage_of("score", now).inputs()["task"] == "math"
-    # Sampled for built-in problems, which are GSM8K's kind whatever the task is called.
+    # These rows were sampled for the built-in problems, whose task is gsm8k, whatever task is given.
     now = scoring(tmp_path / "gsm8k", scored, task="math")
     assert stage_of("score", now).inputs()["task"] == "gsm8k"
 
@@ -517,7 +517,7 @@ def test_a_baseline_given_to_train_is_applied_to_rows_that_were_not_curated(scor
     refused = r"baseline=0\.9, but topr curate .*curated with baseline=0\.5"
     with pytest.raises(ValueError, match=refused):
         rewards("unheard", tmp_path / "curated", baseline=0.9)
-    with pytest.raises(ValueError, match=refused):  # in place, too
+    with pytest.raises(ValueError, match=refused):  # also in place
         run("log-mu", tmp_path / "curated", tmp_path / "curated", baseline=0.9)
 
 
@@ -597,7 +597,7 @@ def test_a_file_of_problems_is_known_by_its_content(tmp_path):
 
 def test_a_second_worker_with_other_settings_is_refused_before_the_first_shard(tmp_path):
     now = sampling(tmp_path, worker="0/2")
-    with locks.lock(tmp_path, "-0-of-2"):  # it loads its model
+    with locks.lock(tmp_path, "-0-of-2"):  # The first worker is loading its model.
         manifest.begin(tmp_path, "sample", stage_of("sample", now).inputs())
         with pytest.raises(ValueError, match=r"temperature: 1.0 there, 0.2 now"):
             stage_of("sample", sampling(tmp_path, worker="1/2", temperature=0.2)).run()

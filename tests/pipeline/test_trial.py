@@ -37,7 +37,7 @@ from topr_trl.settings.shared import CurationArguments
 
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory):
-    """Twelve problems with four completions each."""
+    """Return a folder of scored rows: four completions for each of twelve problems."""
     folder = str(tmp_path_factory.mktemp("trial") / "rows")
     stage_of(
         "sample", SampleArguments(output_dir=folder, num_train_problems=12, num_shots=0, num_generations=4,
@@ -106,7 +106,7 @@ def test_completions_that_are_token_ids_are_weighted(scored, tmp_path):
 
 
 def test_rows_that_have_been_through_the_stages(scored, tmp_path):
-    """Chosen, and with log μ for some: a trial begins with the rows as they came."""
+    """A trial drops the columns that `curate` and `log-mu` added to the rows."""
     rows = load_rows(scored)
     some = [[-0.5] * len(ids) if n % 2 else None for n, ids in enumerate(rows["completion_ids"])]
     rows = rows.add_column("mu_logps", some).add_column("mu_fingerprint", ["x"] * len(rows))
@@ -154,7 +154,7 @@ def test_a_judge_that_is_not_that_of_the_rows_is_not_used(scored, tmp_path):
 
 
 def test_rows_without_answers_are_tested_by_their_rewards(scored, tmp_path):
-    """An import writes an empty column `answer` where its format may have one."""
+    """An import writes an empty column `answer` if its format can have answers and the file has none."""
     rows = load_rows(scored).remove_columns("answer")
     save_rows(rows.add_column("answer", [None] * len(rows), feature=Value("string")), tmp_path / "rewarded")
     assert splitting(tmp_path / "rewarded", tmp_path / "out").by_answers is False
@@ -171,7 +171,7 @@ def test_what_cannot_be_tried_is_refused_first(scored, tmp_path):
     save_rows(rows.filter(lambda row: row["problem_id"] < 5), tmp_path / "few")
     with pytest.raises(ValueError, match=r"needs rows of at least 6 problems, .*few has 5"):
         splitting(tmp_path / "few", tmp_path)
-    assert not list((tmp_path / "rows").glob("*"))  # it can be tried again with other rows
+    assert not list((tmp_path / "rows").glob("*"))  # The user can then try other rows.
     save_rows(rows.remove_columns("answer"), tmp_path / "unknown")
     with pytest.raises(ValueError, match=r"need the columns prompt and answer \(text\) and completion"):
         splitting(tmp_path / "unknown", tmp_path, test_by="answers")
@@ -201,7 +201,7 @@ def test_problems_that_have_their_prompts_are_sampled_as_they_are(scored, tmp_pa
 
 def test_the_best_arm_and_those_that_cannot_be_told_from_it():
     rng = np.random.default_rng(0)
-    problems = rng.random(200)  # how easy they are: the same for all
+    problems = rng.random(200)  # easiness of each problem, the same for all arms
     arms = ARMS[:4]
     gains = dict(zip((None, *arms), (0.0, 0.10, 0.101, 0.05, -0.05), strict=True))
     values = {arm: problems + gain + rng.normal(0, 0.05, 200) for arm, gain in gains.items()}
@@ -225,7 +225,7 @@ def test_arms_that_differ_by_rounding_are_equal():
 
 
 def test_on_ties_the_default_is_recommended():
-    """Eight problems cannot tell a lucky setting from the default."""
+    """Eight problems are too few to tell a lucky setting from the default."""
     start, lucky = np.linspace(0.2, 0.6, 8), ARMS[0].at(3.0)
     found = recommend({None: start, lucky: start + np.tile([0.4, -0.1], 4), ARMS[2]: start + 0.1})
     assert (found.best, found.recommended) == (lucky, ARMS[2])
@@ -299,7 +299,7 @@ def test_held_out_problems_get_a_greedy_completion(scored, tmp_path):
 
 @pytest.fixture
 def here(monkeypatch):
-    """Stages run in this process, which is all that is different."""
+    """Run all stages in this process."""
     for name in stages.descriptions():
         monkeypatch.setattr(stages.load(name), "runs_apart", False)
 
@@ -329,7 +329,7 @@ def test_a_trial(scored, tmp_path, here, capsys, test_by):
     assert ("estimated from the rewards" in said) == (test_by == "rewards")
     page = (out / "trial.html").read_text()
     assert page.count("<tr>") == 1 + len(best)
-    assert not list(out.rglob("*.safetensors"))  # a model that is tested is not kept
+    assert not list(out.rglob("*.safetensors"))  # Models are removed after their test.
     with pytest.raises(ValueError, match="were removed after use"):
         manifest.check_whole(out / "paper" / "model")
     main.main(command)

@@ -1,4 +1,4 @@
-"""Rewards over HTTP, and who may send them."""
+"""Test rewards over HTTP, and who may send them."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The page of the recorder, in Chromium."""
+"""Test the page of the recorder in Chromium."""
 
 import asyncio
 import threading
@@ -90,9 +90,9 @@ def browser():
 
 @pytest.fixture
 def page(browser, recorder):
-    """Page that reports its errors, which include violations of the content security policy.
+    """Yield a page, and check at the end that it had no unexpected errors, such as violations of the security policy.
 
-    It needs the recorder, so that it is closed before the server stops: a poll between the two would be refused.
+    The page depends on the recorder, so that it closes before the server stops. Otherwise, a poll could be refused.
     """
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     context.set_default_timeout(10_000)  # ms
@@ -208,7 +208,7 @@ def test_opened_rollout_is_one_conversation_with_folded_parts(page, recorder):
         fold.locator("summary").click()
         expect(fold.locator(".text")).to_be_visible()
         expect(fold.locator(".text")).to_contain_text(content)
-    # Text that the application wrote is no answer of the model, even in the role of the assistant.
+    # Answers of the model have another color than messages that the application wrote.
     colors = [shown.locator(kind).first.evaluate("each => getComputedStyle(each).backgroundColor") for kind in
               (".turn.own", ".turn:not(.own)")]  # fmt: skip
     assert colors[0] != colors[1]
@@ -298,7 +298,7 @@ def test_comment(page, recorder):
     page.keyboard.press("4")
     expect(comment).to_be_enabled()
     comment.fill("")
-    comment.press_sequentially("u15 djk")  # keys of the page, which must not act here
+    comment.press_sequentially("u15 djk")  # The page's shortcuts must not act here.
     assert recorder.grade("a") == (0.5, None)
     comment.press("Control+Enter")  # leaves the field, so that the next key grades
     expect(page.locator("#conversation")).to_be_focused()
@@ -350,12 +350,12 @@ def test_grading_all_that_is_not_graded(page, recorder):
         expect(page.locator("#conversation")).to_contain_text(f"Question {name}")
         page.keyboard.press("3")
         expect(page.locator("#saved")).to_have_text("Reward 0 saved")
-        page.wait_for_timeout(300)  # the list is read again
+        page.wait_for_timeout(300)  # The page reloads the list.
         expect(page.locator("#name")).to_have_text(name)
         expect(page.locator("#rows a[aria-current]")).to_contain_text("rating 0")
         page.keyboard.press("j")
         expect(page.locator("#name")).to_have_text(following)
-        expect(page.locator("#rows")).not_to_contain_text(f"Question {name}", timeout=1_000)  # without a poll
+        expect(page.locator("#rows")).not_to_contain_text(f"Question {name}", timeout=1_000)  # before a poll
     expect(rows(page)).to_have_count(1)
 
 
@@ -404,7 +404,7 @@ def test_load_more(page, recorder):
     expect(page.locator("#name")).to_have_text("r119")
     rows(page).nth(99).click()
     expect(page.locator("#name")).to_have_text("r20")
-    page.keyboard.press("j")  # loads the last ones
+    page.keyboard.press("j")  # loads the last rows
     expect(page.locator("#name")).to_have_text("r19")
     expect(rows(page)).to_have_count(120)
     expect(more).to_be_hidden()

@@ -1,4 +1,4 @@
-"""Answers that clients get, requests that the server gets, and the calls that are stored."""
+"""Test the answers to clients, the requests to the server, and the stored calls."""
 
 import asyncio
 import json
@@ -189,7 +189,7 @@ def test_errors_of_the_server_are_passed_on(running):
 
 def test_requests_that_are_not_json_are_passed_on_and_not_stored(running):
     found = httpx.post(f"{running.address}/v1/chat/completions", content=b"{")
-    assert found.status_code == 500  # as the server answers
+    assert found.status_code == 500  # the server's answer
     assert running.rollouts() == []
 
 
@@ -283,7 +283,7 @@ def test_redaction(tmp_path, stream):
         found = chat(running, messages=asked, stream=stream)
         text = found.text if not stream else "".join(event.choices[0].delta.content for event in found.parse())
         assert "It is 4." in text if not stream else text == "It is 4."
-        assert running.upstream.requests[0]["messages"] == asked  # the model reads everything
+        assert running.upstream.requests[0]["messages"] == asked  # The model gets the unredacted text.
         call = call_of(running)
         assert call["redacted"] == 1
         assert call["request"]["messages"][0]["content"] == "My key is [redacted]."
@@ -369,7 +369,7 @@ def test_a_client_that_does_not_read(tmp_path):
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_is_too_large(tmp_path, stream):
     with recorder(tmp_path, max_answer_mb=1) as running:
-        running.upstream.words, running.upstream.delay = ["w" * 400_000] * 2, 0.2  # also in logprobs
+        running.upstream.words, running.upstream.delay = ["w" * 400_000] * 2, 0.2  # The logprobs repeat the words.
         if stream:
             words, error = received(running)
             assert (len(words), "max_answer_mb" in str(error)) == (1, True)

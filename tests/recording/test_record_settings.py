@@ -1,4 +1,4 @@
-"""Settings of `topr record`."""
+"""Test the settings of `topr record`."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""The database: rollouts, continuations, rewards, kills."""
+"""Test the database: rollouts, continued answers, rewards, damaged files, and kills."""
 
 import json
 import os
@@ -222,7 +222,7 @@ record_command(RecordArguments(sys.argv[1], sys.argv[2], port=int(sys.argv[3])))
 @pytest.mark.slow
 @pytest.mark.processes
 def test_kills_under_load_lose_and_double_nothing(tmp_path):
-    """Kill the recorder while eight clients stream and grade. The recording has what a client received, once."""
+    """Kill the recorder while eight clients stream and grade. The recording has all that clients received, once."""
     folder, port = tmp_path / "log", 0
     upstream = Upstream()
     upstream.delay, upstream.words = 0.005, ["w"] * 20
@@ -303,6 +303,6 @@ def test_a_recording_in_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     store = Store(tmp_path)
     store.begin("chat/completions", HI, None, 1)
     store.close()
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    monkeypatch.setattr(os, "access", lambda *_: False)  # A chmod has no effect for root.
     assert count_rollouts(tmp_path / NAME) == 1
     assert [file.name for file in tmp_path.iterdir()] == [NAME]

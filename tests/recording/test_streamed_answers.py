@@ -1,4 +1,4 @@
-"""Streamed answers, keys of conversations, and redaction."""
+"""Test streamed answers, keys of conversations, and redaction."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A recorder in front of vLLM's server, on the CPU; `make test-vllm` runs this."""
+"""Test a recorder in front of vLLM's server on the CPU. `make test-vllm` runs these tests."""
 
 import json
 import os
@@ -21,7 +21,7 @@ TEXT = {"model": "m", "prompt": "1 + 2 =", "max_tokens": 8, "temperature": 0.0}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """Address of a server of the bundled model."""
+    """Yield the address of a server with the bundled model."""
     folder = tmp_path_factory.mktemp("vllm")
     template = folder / "template.jinja"
     template.write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
@@ -78,7 +78,7 @@ def test_errors_are_those_of_vllm(server, tmp_path):
 
 
 def test_the_example(tmp_path):
-    """Recorded answers of two versions improve the model, and vLLM serves it."""
+    """Training on recorded answers improves the model, and vLLM serves each version."""
     command = [sys.executable, str(ROOT / "examples" / "record.py"), "--output_dir", str(tmp_path / "out"),
                "--questions", "400", "--test_questions", "200"]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

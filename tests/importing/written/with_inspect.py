@@ -44,7 +44,7 @@ def answers():
     for text in ("12", "7"):
         used = ModelUsage(
             input_tokens=1, output_tokens=1, total_tokens=2
-        )  # otherwise it counts with a downloaded tokenizer
+        )  # Otherwise, inspect_ai counts tokens with a downloaded tokenizer.
         called = ModelOutput.for_tool_call("mockllm/model", "legs", {"animal": "cat"})
         yield called.model_copy(update={"usage": used})
         thought = [ContentReasoning(reasoning="3 times 4."), ContentText(text=text)]

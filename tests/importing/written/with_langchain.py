@@ -1,8 +1,8 @@
-"""Write runs as LangChain's tracer sends them to LangSmith, with a model that has its answers from a list.
+"""Write runs as LangChain's tracer sends them to LangSmith. The model takes its answers from a list.
 
     pip install langchain-core==1.8.3 langsmith==0.15.1 && python with_langchain.py
 
-LangSmith adds `feedback_stats` on its server. So it is added here, after its documented run data format.
+LangSmith adds `feedback_stats` on its server, so this script adds it, as the documented run data format defines it.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Write samples of lm-evaluation-harness with its own evaluator and a model that has its answers from a list.
+"""Write samples of lm-evaluation-harness with its own evaluator. The model takes its answers from a list.
 
 pip install lm-eval==0.4.13 && python with_lm_eval.py
 """

@@ -3,7 +3,7 @@
     pip install openhands-sdk==1.58.2 && python with_openhands.py   # Python 3.12
 
 The package of the benchmarks is not on PyPI. So the fields around the events follow `EvalOutput` in
-`benchmarks/utils/models.py` of OpenHands/benchmarks, at 0756724.
+`benchmarks/utils/models.py` of OpenHands/benchmarks, at commit 0756724.
 """
 
 import json

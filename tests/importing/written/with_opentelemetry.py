@@ -2,7 +2,7 @@
 
     pip install opentelemetry-util-genai==1.3b0 opentelemetry-exporter-otlp-proto-common && python with_opentelemetry.py
 
-The evaluation is added to the span as the event that the conventions define: these utilities do not write it.
+These utilities do not write evaluations, so this script adds the event that the conventions define to the span.
 """
 
 import json

