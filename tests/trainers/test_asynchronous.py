@@ -1,6 +1,7 @@
-"""`AsyncTOPRTrainer` on the CPU: TRL's attention over trees is a dense one here, and a worker in this process writes.
+"""Tests of `AsyncTOPRTrainer` on the CPU.
 
-What it uses of TRL's private parts is named in `test_the_parts_of_trl_that_are_used`.
+Dense attention replaces TRL's kernel for attention over trees, and a worker in this process generates the completions.
+`test_the_parts_of_trl_that_are_used` names the private parts of TRL that the trainer uses.
 """
 
 import asyncio
@@ -58,7 +59,7 @@ class NoTransfer:
 
 
 class Worker:
-    """Writes in this process when rows are asked for, by the weights as they were `age` versions ago."""
+    """Worker that generates rows in this process on request, with weights that are `age` versions old."""
 
     def __init__(self, problems, age=0, group=8, seed=0):
         self.problems, self.age, self.group, self.seed = problems, age, group, seed
@@ -97,7 +98,7 @@ class Worker:
             gsm8k.judge,
         )
         rows = rows.to_list()
-        rows[5]["reward"] = float("nan")  # no function had a reward for it
+        rows[5]["reward"] = float("nan")  # no reward function gave it a reward
         version = self.trainer.model_version - len(self.snapshots) + 1
         return [sample_of(row, version, 8 * self.asked + n // self.group) for n, row in enumerate(rows)]
 
@@ -144,7 +145,7 @@ def test_the_parts_of_trl_that_are_used():
 
 @pytest.mark.parametrize(("accumulation", "level"), [(1, "segment"), (4, "sequence")])
 def test_a_step_is_that_of_the_pure_function(problems, tmp_path, accumulation, level):
-    """The gradient of the mean loss over the completions of a step, each row by itself and without packing."""
+    """A step follows the gradient of the mean loss, computed for each completion alone and without packing."""
     worker = Worker(problems, age=2)
     settings = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "lr_scheduler_type": "constant",
                 "weight_decay": 0.0, "baseline": 0.25, "logging_steps": 1,
@@ -154,7 +155,7 @@ def test_a_step_is_that_of_the_pure_function(problems, tmp_path, accumulation, l
     before = []
     trainer.add_callback(Before(before))
     trainer.train()
-    last, rows = before[-1], worker.given[64:96]  # what comes after them was fetched for the next step
+    last, rows = before[-1], worker.given[64:96]  # the rows after them were fetched for the next step
     model = plain_model(last)
     losses = []
     for row in rows:
@@ -214,7 +215,7 @@ def test_settings_that_do_not_fit_are_refused():
 
 @pytest.mark.parametrize("prefix", ["vllm_", ""])
 def test_importance_sampling_is_refused_as_soon_as_trl_has_it(prefix, monkeypatch):
-    """huggingface/trl#7120 adds it."""
+    """A changed `importance_sampling_mode` is refused. huggingface/trl#7120 adds this setting."""
     setting = copy(GRPOConfig.__dataclass_fields__["vllm_importance_sampling_mode"])
     setting.name = f"{prefix}importance_sampling_mode"
     monkeypatch.setitem(AsyncGRPOConfig.__dataclass_fields__, setting.name, setting)
@@ -226,7 +227,7 @@ def test_importance_sampling_is_refused_as_soon_as_trl_has_it(prefix, monkeypatc
 
 
 def test_no_new_setting_goes_unnoticed():
-    """One that TRL's loss reads has no effect here, and has to be refused."""
+    """Test that all settings of TRL are known. A new setting that only TRL's loss reads would have no effect here."""
     known = {
         "chat_template_kwargs", "dtype", "epsilon", "epsilon_high", "fork_threshold_tokens", "heartbeat_stale_after_s",
         "ignore_data_skip", "learning_rate", "log_completions", "logging_steps", "lr_scheduler_type",
@@ -259,7 +260,7 @@ def test_conversations_in_several_rows_are_left_out_and_counted(monkeypatch):
 
 
 def test_a_group_that_is_left_out_counts_as_trained(monkeypatch):
-    """Or a resumed run would begin again with it."""
+    """One row of the group is kept, without a reward. Otherwise, a resumed run would repeat the group."""
 
     class Group:
         completions_sequences = (["a1", "a2"],)
@@ -299,7 +300,7 @@ def test_it_learns_from_rows_that_are_sixteen_versions_old(problems, tmp_path):
 
 
 class Before(TrainerCallback):
-    """Keeps the weights as they are before each step."""
+    """Callback that keeps a copy of the weights before each step."""
 
     def __init__(self, kept):
         self.kept = kept

@@ -1,4 +1,4 @@
-"""What both trainers share: one path for the loss, and the card's section."""
+"""Tests of the base class of the trainers: weights of the loss, the model card's evaluation section, and warnings."""
 
 import warnings
 
@@ -29,7 +29,7 @@ def online(model, tokenizer, rows, folder):
 
 
 def gradient(trainer):
-    """Of one batch; online its completions are drawn with the same seed each time."""
+    """Return the gradient of one batch. Online, completions are always sampled with the same seed."""
     torch.manual_seed(0)
     trainer.model.train()
     trainer.model.zero_grad()
@@ -44,7 +44,7 @@ def test_twice_the_weights_are_twice_the_gradient(model, tokenizer, rows, tmp_pa
     trainer = make(model, tokenizer, rows, tmp_path)
     once = gradient(trainer)
     if make is online:
-        trainer = make(model, tokenizer, rows, tmp_path)  # the first keeps its generation batch
+        trainer = make(model, tokenizer, rows, tmp_path)  # a new trainer starts from the same state
     weights = loss.truncated_weights
     monkeypatch.setattr(trainer_base, "truncated_weights", lambda *args: 2 * weights(*args))
     twice = gradient(trainer)
@@ -70,7 +70,7 @@ def test_the_weights_are_those_of_the_public_function(model, tokenizer, rows, tm
 
 
 class Measured:
-    """Stands for `topr_trl.Evaluations`."""
+    """Stand-in for `topr_trl.Evaluations`."""
 
     def write_card_section(self, folder):
         (folder / "drawn.png").write_bytes(b"picture")
@@ -99,7 +99,7 @@ def test_float64_is_not_half_precision(model, tokenizer, rows, tmp_path):
 
 
 def test_a_plain_dictionary_of_evaluations_is_refused(model, tokenizer, rows, tmp_path):
-    """Version 0.1 took one."""
+    """Version 0.1 accepted a dictionary. Now the error names `Evaluations`."""
     trainer = offline(model, tokenizer, rows, tmp_path)
     with pytest.raises(TypeError, match=r"not a dict. Set trainer\.evaluations = Evaluations\(before=\.\.\., after="):
         trainer.evaluations = {"before": None}
@@ -109,7 +109,7 @@ def test_a_plain_dictionary_of_evaluations_is_refused(model, tokenizer, rows, tm
 @pytest.mark.parametrize(("preset", "warns"), [("topr", True), ("positives_only", False)])
 def test_negatives_that_are_dead_from_the_start_are_warned_about(model, tokenizer, rows, tmp_path, preset, warns):
     settings = {**SETTINGS, "preset": preset, "max_steps": 10, "logging_steps": 1, "learning_rate": 0.0}
-    certain = rows.add_column("mu_logps", [0.0] * len(rows))  # the sampler was certain of all that it wrote
+    certain = rows.add_column("mu_logps", [0.0] * len(rows))  # the sampler was certain of each token
     args = OfflineTOPRConfig(str(tmp_path), **settings)
     trainer = OfflineTOPRTrainer(model, args, certain, processing_class=tokenizer)
     with warnings.catch_warnings(record=True) as caught:

@@ -21,7 +21,7 @@ def linear(dtype=torch.float32, **kwargs):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_one_value_is_found(dtype, value):
     model = nn.Sequential(linear(dtype), linear(dtype))
-    model[0].weight.data.fill_(torch.finfo(dtype).max)  # whose sum of squares is infinite, and which is fine
+    model[0].weight.data.fill_(torch.finfo(dtype).max)  # finite, although the sum of squares overflows
     check_finite(model, "It")
     model[1].bias.data[1] = value
     with pytest.raises(FloatingPointError, match=r"^It: 1 of its parameters .* the first is 1\.bias"):
@@ -33,7 +33,7 @@ def test_weights_that_cannot_be_looked_at():
     check_finite(linear(device="meta"), "not loaded yet")
     quantized = linear()
     quantized.weight = nn.Parameter(torch.zeros(2, 3, dtype=torch.uint8), requires_grad=False)
-    quantized.bias = nn.Parameter(torch.zeros(0))  # sharded by ZeRO-3
+    quantized.bias = nn.Parameter(torch.zeros(0))  # empty, like a parameter that ZeRO-3 has sharded
     check_finite(quantized, "neither can be NaN")
 
 
@@ -58,19 +58,19 @@ def test_files_are_of_the_model_with_their_names(tmp_path, model):
     )
     with pytest.raises(ValueError, match="belongs to another model"):
         check_files(tmp_path, other)
-    check_files(tmp_path, nn.Sequential(linear()))  # an adapter's names, say
+    check_files(tmp_path, nn.Sequential(linear()))  # no name in common, as with an adapter
     check_files("somebody/a-model-of-the-hub")
 
 
 def test_what_is_logged_ends_a_training(model, tokenizer, rows, tmp_path, monkeypatch):
-    """DeepSpeed steps before gradients can be looked at."""
+    """A NaN or infinite value in the log stops training. Under DeepSpeed, the check of gradients comes too late."""
     settings = {"report_to": "none", "bf16": False, "use_cpu": True, "gradient_checkpointing": False}
     trainer = OfflineTOPRTrainer(model, OfflineTOPRConfig(str(tmp_path), **settings), rows, processing_class=tokenizer)
     trainer.log({"loss": 1.0, "grad_norm": None})
     for logs in ({"loss": float("nan")}, {"loss": 1.0, "grad_norm": float("inf")}):
         with pytest.raises(FloatingPointError, match=f"`{list(logs)[-1]}` at step 0 is NaN or infinite"):
             trainer.log(logs)
-    # With float16 its scaler leaves such steps out, and goes on with a smaller scale.
+    # With float16, the loss scaler skips steps with infinite gradients and lowers its scale.
     monkeypatch.setattr(trainer.accelerator.state, "_mixed_precision", "fp16")
     trainer.log({"loss": 1.0, "grad_norm": float("inf")})
     for parameter in model.parameters():
@@ -85,7 +85,7 @@ def test_what_is_logged_ends_a_training(model, tokenizer, rows, tmp_path, monkey
 def test_fingerprint(model):
     first = model_fingerprint(model)
     assert first == model_fingerprint(model)
-    assert model_fingerprint(model.to(torch.bfloat16)) == first  # it was saved in bfloat16
+    assert model_fingerprint(model.to(torch.bfloat16)) == first  # lossless, as the file has bfloat16 weights
     with torch.no_grad():
         model.model.norm.weight.mul_(1.01)
     assert model_fingerprint(model) != first

@@ -15,7 +15,7 @@ COLUMNS = ["step", "prompt", "completion", "reward", "advantage", "weight", "log
 
 
 def expected(folder):
-    """For each step that was logged, the log-ratio by prompt and completion."""
+    """Return the expected log-ratios by prompt and completion, for each logged step."""
     of_step = json.loads((folder / "expected.json").read_text())
     return {step: {(prompt, completion): x for prompt, completion, x in rows} for step, rows in of_step.items()}
 
@@ -28,7 +28,7 @@ def tables(folder):
 
 
 def check(folder):
-    """Each row of each table has the weight that was expected of that very row; returns the rows without any ratio."""
+    """Check the weight and log-ratio of each row in the tables. Return the rows without a log-ratio."""
     without, kinds = [], set()
     for step, rows in tables(folder).items():
         log_ratio = expected(folder)[step]
@@ -44,15 +44,15 @@ def check(folder):
                 assert row["log_ratio"] == pytest.approx(known, abs=2e-3)
                 assert row["weight"] == pytest.approx(min(math.exp(known), 1.0), rel=2e-3)
                 kinds.add(row["log_ratio"])
-    assert len(kinds) > 4  # or any row's would do
+    assert len(kinds) > 4  # otherwise, a table with mixed-up rows could pass
     return without
 
 
 @pytest.mark.parametrize(
     ("more", "without"),
     [
-        ({**ACCUMULATION, "eval_strategy": "steps", "eval_steps": 3}, 0),  # its rows push others out of the table
-        ({"steps_per_generation": 4}, 12 + 8 + 4),  # each step sees a quarter
+        ({**ACCUMULATION, "eval_strategy": "steps", "eval_steps": 3}, 0),  # evaluation rows replace training rows
+        ({"steps_per_generation": 4}, 12 + 8 + 4),  # each step trains on a quarter of the table
         ({**ACCUMULATION, "curation": "uniform", "iteration_size": 3}, 4 * 5),
     ],
     ids=["accumulation", "several steps", "curation"],
@@ -79,7 +79,7 @@ def test_offline_rows_have_their_own_weight(tmp_path, more):
     assert all((row["advantage"] > 0 if baseline else row["advantage"] == 0) and row["weight"] == 1 for row in idle)
     for step, rows in tables(tmp_path).items():
         assert list(rows[0]) == COLUMNS
-        assert len(rows) in (4, 4 * more.get("gradient_accumulation_steps", 1))  # the epoch's last is smaller
+        assert len(rows) in (4, 4 * more.get("gradient_accumulation_steps", 1))  # the last step of an epoch is smaller
         assert expected(tmp_path)[step].keys() <= {(row["prompt"], row["completion"]) for row in rows}
         assert all(row["reward"] == int(row["completion"].split()[0]) % 3 - 1.0 for row in rows)
         assert all(row["advantage"] == row["reward"] - baseline for row in rows)
@@ -93,7 +93,7 @@ def test_rows_of_two_processes_have_their_own_weight(tmp_path):
     assert check(tmp_path / "online") == []
     assert all(row["advantage"] == 0 for row in check(tmp_path / "offline"))
     for kind in kinds:
-        assert max(map(len, tables(tmp_path / kind).values())) == 8  # of both
+        assert max(map(len, tables(tmp_path / kind).values())) == 8  # rows of both processes
 
 
 def test_what_is_printed_and_kept(model, tokenizer, rows, tmp_path, capsys, monkeypatch):
@@ -108,11 +108,11 @@ def test_what_is_printed_and_kept(model, tokenizer, rows, tmp_path, capsys, monk
     trainer.evaluate()
     printed = capsys.readouterr().out
     header = [line for line in printed.splitlines() if "Prompt" in line]
-    assert len(header) == 1  # neither the summary of the training nor an evaluation prints any
+    assert len(header) == 1  # neither the summary of training nor an evaluation prints a table
     assert header[0].replace("┃", "").replace("│", "").split() == [
         "Prompt", "Completion", "reward", "Advantage", "weight", "log_ratio"
     ]  # fmt: skip
-    assert printed.count("Question:") == 1  # num_completions_to_print
+    assert printed.count("Question:") == 1  # num_completions_to_print is 1
     (path,) = (tmp_path / "completions").iterdir()
     table = pq.read_table(path)
     assert table.column_names == COLUMNS

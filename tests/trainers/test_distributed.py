@@ -15,14 +15,14 @@ CONFIGS = ROOT / "examples" / "accelerate_configs"
 
 
 def launch(config, *command, timeout=300, again=False):
-    """Run a script as a user would, on the CPU, and return what it printed.
+    """Run a script on the CPU, as a user would, and return its output.
 
     Args:
-        config: a file of examples/accelerate_configs, started in two processes; None is one process.
-        again: a run that hangs is tried once more: gloo can hang when a process ends (see distributed_script.py).
+        config: name of a file in examples/accelerate_configs, for two processes. `None` starts one process.
+        again: whether to retry once after a timeout. gloo can hang when a process ends (see distributed_script.py).
     """
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    if not (config or "").startswith("zero"):  # DeepSpeed comes to the CPU by itself, others have to be asked
+    if not (config or "").startswith("zero"):  # DeepSpeed uses the CPU without this variable
         environment["ACCELERATE_USE_CPU"] = "true"
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--mixed_precision=no", "--main_process_port=0"]
     launcher += ["--num_processes=2", f"--config_file={CONFIGS / config}.yaml"] if config else ["--num_processes=1"]
@@ -70,16 +70,16 @@ def test_two_processes_train_like_one(config, distributed, kinds, one_process, t
         assert (one["processes"], two["processes"]) == (1, 2)
         assert two["distributed"] == distributed
         assert len(one["logs"]) == len(two["logs"]) == (5 if kind == "offline" else 7)
-        assert len(one["evaluated"]) == (2 if kind == "offline" else 1)  # sets
+        assert len(one["evaluated"]) == (2 if kind == "offline" else 1)  # number of evaluation sets
         for a, b in zip(one["logs"] + one["evaluated"], two["logs"] + two["evaluated"], strict=True):
             for name in a:
-                if name == "topr/computed_tokens":  # micro-batches are smaller in two processes
+                if name == "topr/computed_tokens":  # micro-batches are smaller with two processes
                     continue
                 if name in ("loss", "grad_norm") or name.endswith(("_loss", "reward")) or "topr/" in name:
-                    rounding = 5e-3 if "log_ratio" in name else 1e-5  # log-ratios are sums over the response
+                    rounding = 5e-3 if "log_ratio" in name else 1e-5  # a log-ratio sums over a completion
                     assert b[name] == pytest.approx(a[name], rel=1e-3, abs=rounding), (kind, name)
         if kind == "offline":
-            assert min(entry["topr/computed_tokens"] for entry in one["logs"]) < 0.9  # rows shared prompts
+            assert min(entry["topr/computed_tokens"] for entry in one["logs"]) < 0.9  # rows share prompts
             assert min(entry["topr/computed_tokens"] for entry in two["logs"]) < 0.9
         expected = weights(one_process / kind / "whole")
         for saved in ("whole", "resumed"):
@@ -92,7 +92,7 @@ def test_two_processes_train_like_one(config, distributed, kinds, one_process, t
 
 
 def weights(folder):
-    """Of a saved model as plain transformers loads it."""
+    """Return the weights of a saved model, loaded with transformers in float32."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
 
 

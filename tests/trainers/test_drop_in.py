@@ -1,11 +1,11 @@
-"""Scripts of TRL's documentation, with the two names changed and nothing else."""
+"""Tests that scripts from TRL's documentation run with only the names of the trainer and its config changed."""
 
 import pytest
 from datasets import Dataset
 
 from topr_trl.tasks import arithmetic
 
-# The shape of the scripts in TRL's quickstart and GRPO pages: reward function, config, trainer, train.
+# These scripts follow TRL's quickstart and its page on GRPO: reward function, config, trainer, train.
 MINIMAL = """
 dataset = load_dataset("trl-lib/ultrafeedback-prompt", split="train")
 
@@ -46,7 +46,7 @@ REPLAYED = CONFIGURED.replace("max_steps=2", "max_steps=4, replay_share=0.5")
 @pytest.mark.parametrize("script", [MINIMAL, CONFIGURED, REPLAYED], ids=["minimal", "configured", "replayed"])
 def test_two_names_changed(script, model, tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    # On a machine without an accelerator, TRL's default of bf16 asks for `use_cpu`, which the scripts do not set.
+    # Without a GPU, TRL's default bf16=True raises an error unless `use_cpu` is set, and the scripts do not set it.
     monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
     model.save_pretrained(tmp_path / "local")
     tokenizer.save_pretrained(tmp_path / "local")
@@ -55,7 +55,7 @@ def test_two_names_changed(script, model, tokenizer, tmp_path, monkeypatch):
 
     changed = "from topr_trl import TOPRTrainer, TOPRConfig\n" + script
     changed = changed.replace("GRPOTrainer", "TOPRTrainer").replace("GRPOConfig", "TOPRConfig")
-    changed = changed.replace("Qwen/Qwen2-0.5B-Instruct", str(tmp_path / "local"))  # no Hub in the tests
+    changed = changed.replace("Qwen/Qwen2-0.5B-Instruct", str(tmp_path / "local"))  # tests do not use the Hub
     names = {"load_dataset": lambda *_, **__: Dataset.from_dict({"prompt": prompts})}
     exec(changed, names)
     losses = [entry for entry in names["trainer"].state.log_history if "train_loss" in entry]

@@ -1,4 +1,4 @@
-"""log π in training is that of the model's logits on the row alone, or the trainer refuses the model."""
+"""Tests that log π in training equals log π of the logits for the row alone, or that the model is refused."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ SETTINGS = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm":
 
 
 def random_model(config, tokenizer):
-    """A model with weights so large that a wrong token matters."""
+    """Return a model with random weights so large that each token clearly changes log π."""
     config.vocab_size = len(tokenizer)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).float()
@@ -89,9 +89,10 @@ def alone(model, ids, start):
     return logits.log_softmax(-1).gather(1, torch.tensor(ids)[start:, None]).sum().item()
 
 
-# They do not keep the rows of a flat batch apart.
+# These models mix the rows of a flat batch.
 LEAKING = ("gpt_oss", "opt", "xglm", "bloom", "mamba")
-APART = [name for name in CONFIGS if name not in (*LEAKING, "gpt_neo", "falcon")]  # these leak with some releases
+# gpt_neo and falcon are left out, because they leak with some releases of transformers.
+APART = [name for name in CONFIGS if name not in (*LEAKING, "gpt_neo", "falcon")]
 
 
 @pytest.mark.parametrize("name", LEAKING)
@@ -180,7 +181,7 @@ def test_noise_is_off_in_training(name, model, tokenizer, tmp_path, capsys):
     ids = torch.tensor([tokenizer("Ana has 3 pens and finds 4 more.")["input_ids"]])
 
     def changes():
-        """Whether two forwards of the same weights differ."""
+        """Whether two forward passes with the same weights differ."""
         return not torch.equal(*(noisy.train()(input_ids=ids).logits for _ in range(2)))
 
     assert changes()
@@ -201,7 +202,7 @@ def test_names_of_what_was_noisy():
 
 
 def test_noise_that_stays_on_is_refused(tokenizer, tmp_path):
-    """Falcon reads its dropout from the config, at each forward."""
+    """Falcon is refused, because it reads its dropout from the config in each forward pass."""
     model = random_model(
         FalconConfig(**IDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, hidden_dropout=0.5), tokenizer
     )
@@ -226,7 +227,7 @@ def test_a_head_that_is_trained_in_full_is_not(make, saved, model, tokenizer, tm
 @pytest.mark.parametrize("make", [offline, online])
 def test_a_scaled_head_is_refused(make, model, tokenizer, tmp_path):
     forward = model.lm_head.forward
-    model.lm_head.forward = lambda hidden: 2 * forward(hidden)  # TRL's fused head reads the weights alone
+    model.lm_head.forward = lambda hidden: 2 * forward(hidden)  # TRL's fused head reads only the weights
     with pytest.raises(ValueError, match="differs from log π of the logits"):
         make(model, tokenizer, tmp_path)
 
@@ -283,7 +284,7 @@ def test_noise_is_seen_in_bfloat16(tokenizer, tmp_path):
 
 @pytest.mark.parametrize("make", [offline, online])
 def test_the_check_runs_as_the_trainers_forward_does(make, model, tokenizer, tmp_path, monkeypatch):
-    """FlashAttention refuses float32, which weights have outside of autocast."""
+    """The check runs under autocast. Without it, weights are float32, which FlashAttention refuses."""
     forward = type(model).forward
 
     def in_half(self, *args, **kwargs):
@@ -296,7 +297,7 @@ def test_the_check_runs_as_the_trainers_forward_does(make, model, tokenizer, tmp
 
 @pytest.mark.parametrize("make", [offline, online])
 def test_cudnn_attention_is_off(make, model, tokenizer, tmp_path):
-    """Its backward can return NaN on an H100 (pytorch/pytorch#196678)."""
+    """cuDNN's attention is off. Its backward pass can return NaN on an H100 (pytorch/pytorch#196678)."""
     torch.backends.cuda.enable_cudnn_sdp(True)
     make(model, tokenizer, tmp_path)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
@@ -309,7 +310,7 @@ def test_a_tuned_prompt(make, model, tokenizer, tmp_path):
 
 
 def test_a_tokenizer_that_holds_another(model, tokenizer, tmp_path):
-    tokenizer.tokenizer = object()  # as Mistral's own has
+    tokenizer.tokenizer = object()  # as in Mistral's own tokenizer
     online(model, tokenizer, tmp_path)
 
 

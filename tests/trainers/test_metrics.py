@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from topr_trl.trainers.metrics import RowMetrics, completion_means, row_metrics, without_ratio
 
 NAN = float("nan")
-# People's dashboards stand on these: a name that goes is a change for the changelog.
+# Users' dashboards depend on these names, so the changelog must list each removed name.
 NAMES = [
     "topr/weight_mean", "topr/weight_not_one", "topr/positive_share", "topr/reward", "topr/effective_positive_share",
     "topr/realized_positive_share", "topr/weight_mean_negatives", "topr/negatives_tapered", "topr/negatives_dead",
@@ -23,7 +23,7 @@ NAMES = [
 
 
 def names_of(table):
-    """Return the metrics of TOPR that the first column of a table in Markdown names."""
+    """Return the names of TOPR's metrics in the first column of Markdown tables."""
     cells = [line.split("|")[1] for line in table.splitlines() if line.strip().startswith("| `topr/")]
     found = [name for cell in cells for name in re.findall(r"`(.*?)`", cell)]
     while open_ := [name for name in found if "{" in name]:
@@ -132,7 +132,7 @@ def test_rows_that_were_not_computed_count_with_weight_one():
 
 
 def test_names_and_quantiles_of_the_ratio():
-    # 21 rows at 0, ..., 20: the quantiles 5, 50 and 95% fall on 1, 10 and 19.
+    # 21 rows with log-ratios 0, ..., 20: their 5, 50 and 95% quantiles are 1, 10 and 19.
     ratio = torch.arange(21.0)
     metrics = row_metrics(torch.ones(21), ratio, torch.ones(21))
     of_ratio = {name: value for name, value in metrics.items() if "log_ratio" in name}
@@ -143,7 +143,7 @@ def test_names_and_quantiles_of_the_ratio():
 
 
 def test_what_is_tapered_and_what_is_dead():
-    """1 is not tapered, nor what rounding makes of it; 0.01 is not dead yet."""
+    """A weight of 1, or 1 up to rounding, is not tapered. A weight of 0.01 is not dead."""
     weights = torch.tensor([1.0, 0.999, 0.5, 0.01], dtype=torch.float64)
     metrics = row_metrics(weights, torch.zeros(4), torch.full((4,), -1.0))
     assert metrics["topr/negatives_tapered"] == 2 / 4
@@ -158,7 +158,7 @@ def test_the_effective_share_says_how_even_weights_are_not_how_large():
 
 def test_log_pi_of_positives_and_negatives():
     logps = torch.tensor([[-0.5, -2.0, 4.0], [-1.5, -3.0, 2.0], [-9.0, -9.0, 1.0], [-4.0, -8.0, 2.0], [NAN] * 3])
-    rewards = torch.tensor([1.0, 2.0, 0.0, -1.0, -1.0])  # the row with R = 0 is neither
+    rewards = torch.tensor([1.0, 2.0, 0.0, -1.0, -1.0])  # the row with R = 0 is neither positive nor negative
     metrics = row_metrics(torch.ones(5), torch.zeros(5), rewards, logps)
     assert metrics["topr/logps/positives/token"] == -1.0
     assert metrics["topr/logps/positives/completion"] == -2.5

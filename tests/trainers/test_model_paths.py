@@ -1,4 +1,4 @@
-"""A model that is named by its folder: as text or as a path, and a folder that holds an adapter alone."""
+"""Tests of models that are given as a folder: as text or as a path, complete or with only an adapter."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ PROMPTS = Dataset.from_dict({"prompt": ["3 + 4 =", "9 - 2 ="]})
 
 @pytest.fixture
 def adapter(model, tokenizer, tmp_path):
-    """The folder of an adapter, as a trainer saves it."""
+    """Return a folder with an adapter, as a trainer saves it."""
     lora = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
     folder = tmp_path / "run" / "adapter"
     peft.get_peft_model(model, lora).save_pretrained(folder)
@@ -51,7 +51,7 @@ def test_an_adapter_alone(trainer_of, kind, adapter, tmp_path):
     with pytest.raises(ValueError, match=r"adapter of .*careless_model.*is_trainable=True") as error:
         trainer_of(kind(adapter), tmp_path / "out")
     assert str(adapter) in str(error.value)
-    whole = peft.AutoPeftModelForCausalLM.from_pretrained(adapter, is_trainable=True)  # as the message says
+    whole = peft.AutoPeftModelForCausalLM.from_pretrained(adapter, is_trainable=True)  # as the error advises
     trainer_of(whole, tmp_path / "out").train()
 
 
@@ -66,7 +66,7 @@ def test_an_adapter_alone_on_the_command_line(command, adapter, tmp_path):
 
 
 def test_sampling_with_an_adapter_alone(adapter):
-    """Transformers loads its base model; vLLM does not."""
+    """Sampling accepts the adapter with transformers, which also loads the base model, but not with vLLM."""
     given = ["--model_name_or_path", str(adapter), "--output_dir", "out"]
     assert parse("sample", given).model_name_or_path == str(adapter)
     with pytest.raises(ValueError, match="merge_and_unload"):
@@ -77,7 +77,7 @@ def test_where_the_whole_model_is(adapter):
     (adapter / "adapter_config.json").write_text("{}")  # names no base model
     with pytest.raises(ValueError, match="holds an adapter, and no model"):
         refuse_adapter(adapter)
-    (adapter.parent / "config.json").write_text("{}")  # as `topr train` leaves them
+    (adapter.parent / "config.json").write_text("{}")  # `topr train` writes the merged model there
     with pytest.raises(ValueError, match=f"{adapter.parent}, holds a complete model"):
         refuse_adapter(adapter)
     (adapter / "config.json").write_text("{}")

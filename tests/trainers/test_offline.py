@@ -24,7 +24,7 @@ SETTINGS = {
 
 @pytest.fixture
 def make(model, tokenizer, rows, tmp_path):
-    """Make a trainer of the bundled model on the rows; settings are added."""
+    """Return a function that makes a trainer with the given settings, by default for the bundled model and `rows`."""
 
     def make(data=rows, evaluation=None, model=model, folder=tmp_path, peft_config=None, **settings):
         if "effective_positive_share" in settings:
@@ -40,7 +40,7 @@ def flat(model):
 
 
 def plain_logps(model, tokenizer, row):
-    """log π of each response token, by a plain forward."""
+    """Return log π of each completion token, from a plain forward pass."""
     prompt = tokenizer(row["prompt"])["input_ids"]
     completion = [*tokenizer(row["completion"])["input_ids"], tokenizer.eos_token_id]
     logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
@@ -60,7 +60,7 @@ def test_every_parameter_moves_and_every_metric_is_there(make, model):
     assert log["topr/weight_mean_negatives"] < 1
     name = "topr/logps/positives/token"
     positives = [entry[name] for entry in trainer.state.log_history if name in entry]
-    assert positives[-1] > positives[0]  # The model learns them.
+    assert positives[-1] > positives[0]  # the model learns the positives
 
 
 @pytest.mark.parametrize("preset", list(PRESETS))
@@ -139,7 +139,7 @@ def test_computing_log_mu_alone_trains_nothing_and_leaves_no_trace(make, rows, t
     ]  # fmt: skip
     before = (tmp_path / "apart" / "log_mu.parquet").stat().st_mtime_ns
     trainer.train()
-    assert (tmp_path / "apart" / "log_mu.parquet").stat().st_mtime_ns == before  # known by now
+    assert (tmp_path / "apart" / "log_mu.parquet").stat().st_mtime_ns == before  # not computed again
     assert torch.equal(flat(model), flat(whole))
     assert trainer.state.log_history[0]["eval_loss"] is not None
 
@@ -155,7 +155,7 @@ def test_the_distance_to_the_sampler_is_logged_once(make, model, tokenizer, rows
 
 
 def test_rows_of_several_datasets_are_not_taken_for_each_other(make, tokenizer, rows):
-    # Row 0 of the training set, of the evaluation set, and of one that is given later under the same name.
+    # Three datasets have different rows 0. The third is passed to `evaluate`, and has the name of the second, `eval`.
     evaluation, later = rows.select([1, 0]), rows.select([2])
     trainer = make(evaluation=evaluation)
     trainer.evaluate(later)
@@ -203,7 +203,7 @@ def test_computing_that_was_killed_goes_on(make, rows, tmp_path, monkeypatch):
     forward, calls = OfflineTOPRTrainer._policy_logps, []
 
     def dies_in_the_third_part(self, model, batch):
-        if self._log_mu.planned:  # and not the check when a trainer is made
+        if self._log_mu.planned:  # not in the check that runs when a trainer is made
             calls.append(len(batch["input_ids"]))
             if len(calls) == 3:
                 raise KeyboardInterrupt
@@ -220,7 +220,7 @@ def test_computing_that_was_killed_goes_on(make, rows, tmp_path, monkeypatch):
     assert compute(tmp_path / "killed", fresh_model()) == expected
     assert len(calls) == 3 + len(rows) // 2 - 2
     assert compute(tmp_path / "killed", fresh_model()) == expected
-    assert len(calls) == 3 + len(rows) // 2 - 2  # all parts were there
+    assert len(calls) == 3 + len(rows) // 2 - 2  # all parts were already saved
 
     calls[:] = [0]
     with pytest.raises(KeyboardInterrupt):
@@ -229,7 +229,7 @@ def test_computing_that_was_killed_goes_on(make, rows, tmp_path, monkeypatch):
     moved = fresh_model()
     with torch.no_grad():
         moved.lm_head.weight.mul_(1.1)
-    compute(tmp_path / "other", moved)  # parts of other weights are of no use
+    compute(tmp_path / "other", moved)  # saved parts from other weights are not used
     assert len(calls) == 3 + len(rows) // 2
 
 
@@ -241,7 +241,7 @@ def test_rows_without_reward_after_the_baseline_have_no_log_mu(make, tmp_path):
 
 
 def test_accumulation_weighs_rows_like_one_big_batch(make, rows):
-    # Responses of very different lengths; 3 + 3 + 2 rows must give the gradient step of 8.
+    # Completions differ in length. Micro-batches of 3 + 3 + 2 rows must give the same step as 8 rows at once.
     rows = rows.select(range(8))
     weights = []
     for settings in ({"per_device_train_batch_size": 8},
@@ -255,7 +255,8 @@ def test_accumulation_weighs_rows_like_one_big_batch(make, rows):
 
 @pytest.mark.parametrize("share", [3, 8])
 def test_rows_with_no_gradient_are_left_out_and_count(make, rows, share):
-    # 3 of 8 rows have R = 0; or all of the first micro-batches, which then compute one row each.
+    # With share=3, 3 of 8 rows have R = 0, and with share=8, 7 of them. If all rows of a micro-batch have R = 0, one of
+    # its rows is still computed.
     rewards = [0.0] * 3 + [-1.0, 1.0] * 3 if share == 3 else [0.0] * 7 + [-1.0]
     rows = rows.remove_columns("reward").add_column("reward", rewards[:8])
     weights, logs, losses = [], [], []
@@ -282,7 +283,7 @@ def test_rows_with_no_gradient_are_left_out_and_count(make, rows, share):
 
 @pytest.mark.parametrize("ratio_level", ["sequence", "segment", "prefix", "token"])
 def test_fast_paths_train_the_same_weights(make, tmp_path, ratio_level):
-    # Sorted by length, without padding, or plainly: the same rows a step, log μ computed by the path itself.
+    # The plain, the sorted and the padding-free path use the same rows in each step. Each path computes its own log μ.
     weights = {}
     for name, settings in {"plain": {"sort_by_length": False}, "sorted": {},
                            "padding_free": {"padding_free": True}}.items():  # fmt: skip
@@ -295,7 +296,7 @@ def test_fast_paths_train_the_same_weights(make, tmp_path, ratio_level):
         trainer.train()
         weights[name] = flat(model)
         logs = trainer.state.log_history
-        assert any(row.get("topr/negatives_tapered", 0) > 0 for row in logs)  # so log μ mattered
+        assert any(row.get("topr/negatives_tapered", 0) > 0 for row in logs)  # so log μ matters
     assert (weights["plain"] - flat(fresh_model())).abs().max() > 1e-3
     torch.testing.assert_close(weights["plain"], weights["sorted"], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(weights["plain"], weights["padding_free"], rtol=1e-4, atol=1e-5)
@@ -386,7 +387,7 @@ def test_when_steps_are_sorted(make, model, moe):
         return isinstance(trainer._get_train_sampler(), StepsSortedByLength)
 
     assert is_sorted(model)
-    assert not is_sorted(moe, router_aux_loss_coef=0.01)  # an auxiliary loss is no sum over rows
+    assert not is_sorted(moe, router_aux_loss_coef=0.01)  # an auxiliary loss is not a sum over rows
     newer = hasattr(OfflineTOPRConfig, "train_sampling_strategy")
     order = [{"train_sampling_strategy": "sequential"}] if newer else []
     for plain in ({"sort_by_length": False}, {"padding_free": True}, *order,
@@ -441,7 +442,7 @@ def test_the_first_line_says_how_much_negatives_weigh(make, capsys, settings, sh
 
 
 def test_dead_negatives_are_warned_about_once_and_early(make, rows):
-    """By their log μ the rows are certain: their ratio is the probability of the whole completion."""
+    """With log μ = 0, the ratio is the probability of the completion, so negatives are dead at the first step."""
     rows = rows.add_column("mu_logps", [0.0] * len(rows))
     with pytest.warns(UserWarning, match=r"negatives .* below 0\.01 at step 1 of 20") as warned:
         make(rows, model=fresh_model(), max_steps=20, learning_rate=0.0).train()
@@ -452,7 +453,7 @@ def test_mixture_of_experts(make, moe):
     trainer = make(model=moe, router_aux_loss_coef=0.01, max_steps=1)
     trainer.train()
     assert trainer.state.log_history[0]["aux_loss"] > 0
-    # Over four micro-batches the auxiliary loss counts once, as the rows do.
+    # The auxiliary loss counts once per step. With four micro-batches, each adds a quarter of it.
     batch, losses = trainer.data_collator([trainer.train_dataset[0]]), {}
     for steps in (1, 4):
         trainer.current_gradient_accumulation_steps = steps
@@ -488,14 +489,14 @@ def test_rows_that_need_no_log_mu_may_bring_anything(make, rows, tmp_path):
 
 def test_the_model_card_tells_of_the_rows(make, tmp_path):
     make(effective_positive_share=0.5, max_steps=1, save_strategy="steps", save_steps=1).train()
-    card = (tmp_path / "README.md").read_text()  # beside the checkpoint
+    card = (tmp_path / "README.md").read_text()  # written with the checkpoint
     assert "| baseline | solved for an effective positive share of 0.5 |" in card
     assert "| rows | 8 rows, 25.0% positive" in card
     assert "| steps | 1, learning rate" in card
 
 
 def test_unpaired_preferences_are_rows(make):
-    # KTO's format as it is, with messages.
+    # Rows in KTO's format, with messages.
     def says(role, content):
         return [{"role": role, "content": content}]
 
@@ -510,7 +511,7 @@ def test_unpaired_preferences_are_rows(make):
 
 
 def test_groups_without_a_difference_are_no_trouble(make, model, rows):
-    # group_mean leaves R = 0 for a problem whose answers are all alike; under tis every other row needs log μ.
+    # With group_mean, R = 0 if all rewards of a problem are equal. With tis, all other rows need log μ.
     alike = replaced(rows, reward=[-1.0] * 4 + [-1.0, -1.0, -1.0, 1.0])
     trainer = make(alike, preset="tis", baseline="group_mean", max_steps=2)
     trainer.train()
@@ -524,7 +525,7 @@ def test_sampler_log_mu(make, model, tokenizer, rows, tmp_path):
     trainer = make(sampled, log_mu="sampler", max_steps=1)
     trainer.train()
     assert trainer.train_dataset["mu_logps"][0] == pytest.approx([-0.2] * lengths[0])
-    # log μ that another model has computed is not used, so neither is whose it is.
+    # With log_mu="sampler", a column mu_logps is not used, so its fingerprint is not checked.
     other = sampled.add_column("mu_logps", [[-9.0] * n for n in lengths]).add_column("mu_fingerprint", ["other"] * 8)
     make(other, log_mu="sampler", max_steps=1).train()
 
@@ -541,7 +542,7 @@ def test_evaluation_before_and_after_training(make, rows):
     trainer = make(evaluation={"a": rows.select(range(4))}, max_steps=1)
     before = trainer.evaluate()
     assert math.isfinite(before["eval_a_loss"])
-    # μ is the model itself: every weight is 1, and the loss is that of naive REINFORCE.
+    # Before training, π = μ, so every weight is 1.
     logged = next(entry for entry in trainer.state.log_history if "eval_a_topr/weight_mean" in entry)
     assert logged["eval_a_topr/weight_mean"] == pytest.approx(1, abs=1e-3)
     direct = trainer.evaluate(rows.select(range(4)))
@@ -609,7 +610,7 @@ def test_settings_reach_the_loss_and_the_curation(make, tokenizer, rows):
         trainer = make(data, model=fresh_model(), curation="anna_karenina", iteration_size=3, **settings)
         return {tuple(ids) for ids in trainer.train_dataset["input_ids"]}
 
-    assert chosen(rows, seed=1) == chosen(rows.select(range(7, -1, -1)), seed=1)  # by sample_id, not by place
+    assert chosen(rows, seed=1) == chosen(rows.select(range(7, -1, -1)), seed=1)  # sample_id decides, not the order
     assert len({frozenset(chosen(rows, seed=seed)) for seed in range(6)}) > 1
 
 
@@ -638,7 +639,7 @@ def test_another_runs_log_mu_is_not_replaced_in_silence(make, rows, tmp_path):
     train(rows)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        train(rows)  # the same again
+        train(rows)  # the same rows again
     with pytest.warns(UserWarning, match=r"log_mu\.parquet .*old_1_log_mu\.parquet"):
         train(rows.select(range(4)))
     with pytest.warns(UserWarning, match="old_2_log_mu.parquet"):
@@ -648,7 +649,10 @@ def test_another_runs_log_mu_is_not_replaced_in_silence(make, rows, tmp_path):
 
 
 def test_a_step_is_the_same_in_several_batches_whatever_the_model_takes(make, tmp_path):
-    """Newer models say that their forward takes no count of tokens; Trainer then would divide the loss once more."""
+    """Four micro-batches give the same loss as one batch, even if the model sets `accepts_loss_kwargs=False`.
+
+    Newer models set it. Trainer would then divide the loss by the number of micro-batches a second time.
+    """
     logged = []
     for batch, accumulation in ((8, 1), (2, 4)):
         model = fresh_model()
@@ -690,6 +694,6 @@ def test_the_training_set_can_be_evaluated_before_training(make):
 
 
 def test_log_mu_is_of_the_weights_that_are_evaluated(make, rows):
-    # Shared prompts round in another way if other rows share a batch.
+    # With shared prompts, rounding depends on the other rows of a batch, so sharing is off.
     trainer = make(evaluation=rows, bf16_full_eval=True, share_prompts=False)
     assert trainer.evaluate()["eval_topr/log_ratio/negatives/mean"] == pytest.approx(0.0, abs=1e-5)

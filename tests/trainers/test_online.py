@@ -32,7 +32,7 @@ SETTINGS = {
 
 
 def coin(completions, **_):
-    """A reward with both signs in every batch, whatever is written."""
+    """Return the rewards -1 and 1 in turn, whatever the completions, so that every batch has both signs."""
     return [1.0 if i % 2 else -1.0 for i in range(len(completions))]
 
 
@@ -43,7 +43,7 @@ def problems():
 
 @pytest.fixture
 def make(model, tokenizer, problems, tmp_path):
-    """Make a trainer of the bundled model; settings are added, and what is no setting goes to the trainer."""
+    """Return a function that makes a trainer. Arguments that are not settings of `TOPRConfig` go to the trainer."""
 
     def make(reward=coin, data=problems, evaluation=None, model=model, tokenizer=tokenizer, **settings):
         parts = {name: settings.pop(name) for name in [*settings] if name not in TOPRConfig.__dataclass_fields__}
@@ -57,7 +57,7 @@ def make(model, tokenizer, problems, tmp_path):
 
 @pytest.fixture
 def train(make):
-    """Train, and return the trainer, its logs of training, and the weights as they were before."""
+    """Return a function that trains, and returns the trainer, its training logs and the weights before training."""
 
     def train(*args, **kwargs):
         trainer = make(*args, **kwargs)
@@ -85,7 +85,7 @@ def test_every_parameter_moves_and_every_metric_is_there(train):
                 "topr/log_ratio/positives/q95")  # fmt: skip
     for name in always:
         assert name in logs[-1], name
-    # π = μ as long as each batch is used once.
+    # Each batch is used once, so π = μ, and metrics of the ratio are not logged.
     assert not set(of_ratio) & set(logs[-1])
     _, logs, _ = train(model=fresh_model(), num_iterations=2)
     for name in of_ratio:
@@ -107,7 +107,7 @@ def test_same_seed_same_weights(train, request):
     [("sequence", True), ("sequence", False), ("segment", True), ("prefix", True), ("token", True)],
 )
 def test_gradient_is_that_of_the_pure_loss(make, model, level, normalize):
-    # With num_iterations=2, log μ of the first use is kept; then μ is set apart from π by hand.
+    # With num_iterations=2, the batch keeps log μ of its first use. Then noise makes μ differ from π.
     trainer = make(**of_level(level, 3), length_normalization=normalize, num_iterations=2)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
@@ -134,7 +134,7 @@ def test_gradient_is_that_of_the_pure_loss(make, model, level, normalize):
 
 
 def test_rewards_are_raw_and_the_sign_is_theirs(make):
-    # Trap 2: in a group rewarded 1, 1, 1, 2, GRPO's advantage of the 1s is negative. R is not.
+    # In a group with rewards 1, 1, 1, 2, GRPO's advantage of the 1s is negative, but R is positive.
     def reward(completions, **_):
         return [2.0 if i % 4 == 3 else 1.0 for i in range(len(completions))]
 
@@ -194,7 +194,8 @@ def test_curation_cuts_the_batch_before_the_backward_pass(make):
 
 
 def test_filler_rows_of_a_curated_batch_have_no_weight(make, model):
-    # Three chosen of eight in two micro-batches: one row must fill up, and the loss is the mean over three.
+    # Three of eight rows are chosen. Two micro-batches of equal size need a fourth row, but the loss is the mean over
+    # the three chosen rows.
     trainer = make(
         curation="uniform", iteration_size=3, per_device_train_batch_size=4, steps_per_generation=2,
         gradient_accumulation_steps=2,
@@ -203,7 +204,7 @@ def test_filler_rows_of_a_curated_batch_have_no_weight(make, model):
     trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
     rewards = torch.cat([b["topr_rewards"] for b in trainer._buffered_inputs])
     assert (len(rewards), int(rewards.isnan().sum())) == (4, 1)
-    # The gradient of both micro-batches together is that of the mean over the three.
+    # Both micro-batches together give the gradient of the mean over the three rows.
     trainer.current_gradient_accumulation_steps = 2
     expected = torch.zeros(())
     for batch in trainer._buffered_inputs:
@@ -253,7 +254,7 @@ def test_features_of_grpo_keep_working(train, tmp_path, settings):
 
 @pytest.mark.parametrize("settings", [{}, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}])
 def test_log_mu_of_a_batch_that_is_used_again_costs_no_forward(make, model, tmp_path, settings):
-    """It is what the forward of the first use found, whose weights are those that sampled."""
+    """A reused batch takes log μ from the forward pass of its first use, so it needs no extra forward pass."""
 
     def rollout(prompts, trainer):
         ids = [[7 + i] * (3 + i) for i in range(len(prompts))]
@@ -272,14 +273,14 @@ def test_log_mu_of_a_batch_that_is_used_again_costs_no_forward(make, model, tmp_
     trainer.train()
     accumulation = settings.get("gradient_accumulation_steps", 1)
     assert len(seen) == 6 * accumulation
-    for inputs in seen[accumulation : 3 * accumulation]:  # of the first batch, used again
+    for inputs in seen[accumulation : 3 * accumulation]:  # later uses of the first batch
         there = inputs["completion_mask"].bool()
         torch.testing.assert_close(inputs["topr_mu_logps"][there], plain_logps(at_first, inputs).detach()[there])
 
 
 @pytest.mark.parametrize("uses", [1, 2])
 def test_a_training_after_an_interrupted_one_begins_with_a_new_batch(make, model, tmp_path, uses):
-    """TRL would go on in the middle of the old one, and a first use would end after an optimizer step."""
+    """TRL would continue in the middle of the old batch, and compute its log μ after an optimizer step."""
     rows = Dataset.from_dict({"prompt": [f"{i}" for i in range(24)]})
     trainer = make(data=rows, per_device_train_batch_size=4, gradient_accumulation_steps=2, num_iterations=uses)
     generate, step, ratios = trainer._generate_and_score_completions, trainer.training_step, []
@@ -384,7 +385,7 @@ def test_mixture_of_experts(train, moe):
 
 def test_rollout_function_with_tokens_of_an_environment(train, tokenizer):
     def rollout(prompts, trainer):
-        # What a tool loop leaves: tokens of the environment among the model's own, masked out of the loss.
+        # The completion ends with two tokens of the environment, as after a tool call. The loss leaves them out.
         ids = tokenizer("4 + 3 = 7.")["input_ids"]
         return {
             "prompt_ids": [tokenizer(p)["input_ids"] for p in prompts], "completion_ids": [ids] * len(prompts),
@@ -393,7 +394,7 @@ def test_rollout_function_with_tokens_of_an_environment(train, tokenizer):
 
     rows = Dataset.from_dict({"prompt": [f"What is {i} + 1?" for i in range(8)]})
 
-    def mostly_right(completions, **_):  # else equal completions of a prompt cancel
+    def mostly_right(completions, **_):  # with `coin`, the equal completions would cancel
         return [1.0 if i % 4 else -1.0 for i in range(len(completions))]
 
     trainer, _, before = train(mostly_right, rows, rollout_func=rollout)
@@ -419,7 +420,7 @@ def test_tools(make, model, tool_tokenizer):
     trainer = make(data=rows, tokenizer=tool_tokenizer, max_steps=1, max_completion_length=256, tools=[add])
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call><|im_end|>'
 
-    def scripted(prompt_ids, *_, **__):  # the bundled model knows no tools: first it calls, then it answers
+    def scripted(prompt_ids, *_, **__):  # a call, then an answer; the bundled model cannot call tools
         text = call if not calls else "4<|im_end|>"
         return [tool_tokenizer(text)["input_ids"]] * len(prompt_ids), None
 
@@ -513,7 +514,7 @@ def test_model_card_names_the_paper(make, tmp_path):
 
 
 def test_sampler_log_mu_is_used_and_the_correction_is_not(make):
-    # The batch as TRL builds it with vLLM: the sampler's log-probabilities, and a correction to multiply with.
+    # With vLLM, TRL's batch has the sampler's log-probabilities, and a factor that corrects for them.
     trainer = make(preset="tis")
     trainer.args.log_mu = "sampler"
     mask = torch.tensor([[1, 1, 0]])
@@ -536,11 +537,11 @@ def test_quiet_when_all_is_well(train):
     assert not [w for w in caught if w.filename == __file__ or "negative" in str(w.message)]
 
 
-# What must not change by a slip: values, not only that something moved.
+# The tests below check exact values, not only that weights moved.
 
 
 def generation_batch(trainer):
-    """The buffered micro-batches of the first generation batch."""
+    """Return the micro-batches of the first generation batch."""
     trainer.model.train()
     trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
     return trainer._buffered_inputs
@@ -567,12 +568,12 @@ def test_masked_tokens_are_in_neither_the_ratio_nor_the_length(make):
         "topr_rewards": torch.tensor([-1.0]), "old_per_token_logps": torch.tensor([[-0.5, -0.5, -1.0, -1.0]]),
     }  # fmt: skip
     trainer._write_weighted_rewards(inputs, policy)
-    # Ratio e^-1 over the model's own two tokens; TRL divides by those two, so the length is put back.
+    # The ratio of the model's own two tokens is e^-1. TRL divides by their number, so w · R is multiplied by 2.
     assert inputs["advantages"].item() == pytest.approx(-2 * math.exp(-1))
 
 
 def test_truncated_completions_that_are_masked_are_no_rows(make):
-    # No response ends within twelve tokens.
+    # No completion ends within 12 tokens.
     trainer = make(mask_truncated_completions=True, max_completion_length=12, curation="uniform", iteration_size=8)
     with (
         pytest.warns(UserWarning, match="too few rows"),
@@ -591,7 +592,7 @@ def test_padding_of_other_rows_is_cut(make, tmp_path):
         return [1.0 if len(ids) == 3 else -1.0 for ids in completion_ids]
 
     rows = Dataset.from_dict({"prompt": [f"{i}" for i in range(8)]})
-    # TRL computes log μ of a batch that is used for several steps, all padded alike.
+    # TRL computes log μ of a batch that is used for several steps, and pads all its rows to the same width.
     settings = {"curation": "positives", "preset": "tis", "steps_per_generation": 2, "gradient_accumulation_steps": 1}
     trainer, widths = make(short_is_right, rows, rollout_func=rollout, **settings), []
     forward = trainer.model.forward
@@ -604,7 +605,7 @@ def test_padding_of_other_rows_is_cut(make, tmp_path):
 
     trainer.model.forward = seen
     trainer.train()
-    assert set(widths) == {1 + 3}  # the long ones were not chosen
+    assert set(widths) == {1 + 3}  # the long completions were not chosen
 
 
 def test_evaluation_is_not_curated_and_groups_by_its_own_size(make, problems):
@@ -645,7 +646,7 @@ def test_a_batch_of_equal_rewards_does_not_end_a_run_with_a_target_share(train):
 
     with pytest.warns(UserWarning, match="All 8 rows have a negative reward"):
         trainer, logs, _ = train(later_all_wrong, effective_positive_share=0.2)
-    # p = 1/2 and p~ = 0.2 give c = 0.6, kept for the second batch: R = -1.6.
+    # p = 1/2 and p~ = 0.2 give c = 0.6. The second batch uses the same c, so R = -1 - 0.6 = -1.6.
     assert [round(entry["topr/reward"], 6) for entry in logs] == [-0.6, -1.6]
     assert trainer._last_baseline == pytest.approx(0.6)
 
@@ -674,7 +675,7 @@ def test_completions_without_a_reward_teach_nothing_and_are_said_once(train, bas
 
 
 def test_equal_rewards_with_a_mean_as_baseline_are_no_reason_to_warn(train):
-    """R = 0: nothing is learned from this batch, and the next one may differ."""
+    """With equal rewards and a mean as baseline, R = 0. The next batch may differ, so signs need no warning."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train(lambda completions, **_: [0.7] * 8, max_steps=1, baseline="group_mean")
@@ -721,7 +722,7 @@ def test_sampler_log_mu_survives_tokens_it_could_not_score(make):
     }  # fmt: skip
     batch = dict(inputs)
     trainer._write_weighted_rewards(batch, torch.tensor([[-1.0, -1.0]]))
-    assert batch["advantages"].item() == pytest.approx(-math.exp(-0.5))  # the known token's ratio alone
+    assert batch["advantages"].item() == pytest.approx(-math.exp(-0.5))  # only the ratio of the known token
     with pytest.raises(ValueError, match="gave no log-probabilities"):
         trainer._write_weighted_rewards({**inputs, "sampling_per_token_logps": None}, torch.tensor([[-1.0, -1.0]]))
 
@@ -739,13 +740,13 @@ def test_what_is_trimmed(make):
         trainer = make(pad_to_multiple_of=multiple)
         widths.append(trainer._trim_padding(dict(batch))["completion_ids"].size(1))
     assert widths == [5, 8]
-    # The tokens of an image that a tool has shown may be masked, and belong to it all the same.
+    # With images, nothing is trimmed, because masked tokens can belong to an image that a tool returned.
     assert trainer._trim_padding({**batch, "pixel_values": torch.ones(1)})["completion_ids"].size(1) == 16
 
 
 @pytest.mark.parametrize("multiple", [None, 8])
 def test_a_batch_that_trl_has_trimmed_stays_as_it_is(make, multiple):
-    """huggingface/trl#7179 pads each micro-batch to its own longest completion."""
+    """Batches without excess padding stay as they are. huggingface/trl#7179 pads each micro-batch in this way."""
     mask = torch.tensor([[1] * 5, [1] * 3 + [0] * 2])
     batch = {
         "completion_ids": torch.arange(10).view(2, 5), "completion_mask": mask,
@@ -760,7 +761,7 @@ def test_a_batch_that_trl_has_trimmed_stays_as_it_is(make, multiple):
 
 
 def test_an_evaluation_is_none_of_training_whatever_generation_leaves_behind(make, tokenizer, problems):
-    """TRL's continuous batching leaves the model in training."""
+    """TRL's continuous batching leaves the model in training mode. Evaluation still does not count as training."""
 
     def rollout(prompts, trainer):
         trainer.model.train()

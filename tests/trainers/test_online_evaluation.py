@@ -1,4 +1,4 @@
-"""Evaluation while training: one name per set, and every row once.
+"""Tests of evaluation during training: each set has its own metric names, and each row counts once.
 
 Tests with two processes are in test_distributed.py.
 """
@@ -20,7 +20,7 @@ def prompts(name, count):
 
 
 def first_number(prompts, **_):
-    """A reward that the prompt alone decides: its number, and 10 more if it is easy."""
+    """Return the number in each prompt, plus 10 if the prompt is easy, whatever the completion."""
     return [10.0 * text.startswith("easy") + int(text.split()[1]) for text in prompts]
 
 
@@ -61,10 +61,10 @@ def test_the_metric_for_the_best_model_names_one_of_the_sets(settings, model, to
 
 
 def test_rewards_are_means_over_completions(model, tokenizer, tmp_path):
-    """Five prompts of two completions are batches of 4, 4 and 2."""
+    """Five prompts with two completions each make batches of 4, 4 and 2 rows."""
     trainer = online(model, tokenizer, tmp_path, prompts("hard", 5), eval_strategy="no")
     metrics = trainer.evaluate(metric_key_prefix="test")
-    assert metrics["test_reward"] == metrics["test_rewards/first_number/mean"] == 2  # by batches it would be 2.33
+    assert metrics["test_reward"] == metrics["test_rewards/first_number/mean"] == 2  # the mean over batches is 2.33
     assert metrics["test_reward_std"] == pytest.approx(1.4907, abs=1e-4)
     again = trainer.evaluate(prompts("easy", 1))
     assert again["eval_reward"] == 10
@@ -78,7 +78,7 @@ def test_rows_that_accelerate_repeats_are_left_out(model, tokenizer, tmp_path):
     rows = [row for batch in loader for row in batch]
     trainer.model.eval()
     trainer._left_to_evaluate = len(rows)
-    for batch in (rows[:8], rows[8:] + rows[:6]):  # of two processes; the second is filled from the beginning
+    for batch in (rows[:8], rows[8:] + rows[:6]):  # two processes; repeated rows fill the second batch
         made = trainer._generate_and_score_completions(batch)
     assert made["topr_rewards"].isnan().tolist() == [False] * 2 + [True] * 6
     trainer._log_evaluated()
@@ -131,7 +131,7 @@ def test_an_evaluation_begins_with_no_rows_of_another(model, tokenizer, rows, tm
     args = OfflineTOPRConfig(str(tmp_path), **SETTINGS)
     trainer = OfflineTOPRTrainer(model, args, rows, rows.select(range(3)), processing_class=tokenizer)
     trainer.evaluate()
-    trainer._row_metrics["eval"].add(*(torch.ones(5) for _ in range(3)))  # as after a `predict`
+    trainer._row_metrics["eval"].add(*(torch.ones(5) for _ in range(3)))  # as `predict` leaves them
     assert trainer.evaluate()["eval_topr/positive_share"] == 0
 
 

@@ -1,4 +1,4 @@
-"""Rows that are used again count with the log μ that they got when they were fresh."""
+"""Tests of replay in `TOPRTrainer`: replayed rows keep log μ of their first forward pass."""
 
 import math
 from dataclasses import replace
@@ -30,7 +30,7 @@ def coin(completions, **_):
 
 @pytest.fixture
 def make(tokenizer, tmp_path):
-    """A trainer; each call has a fresh copy of the model."""
+    """Return a function that makes a trainer with a new copy of the model."""
     problems = gsm8k.prepare(arithmetic.arithmetic_dataset(16, seed=1), num_shots=0)
 
     def made(replay_dataset=None, **settings):
@@ -45,7 +45,7 @@ def make(tokenizer, tmp_path):
 
 @pytest.mark.parametrize("uses", [1, 2])
 def test_a_row_that_is_used_again_has_the_weight_of_its_first_log_mu(make, uses):
-    """That of the forward of its first use."""
+    """The weight of a replayed row compares log π now with log π in the forward pass of its first use."""
     trainer = make(num_iterations=uses)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
@@ -89,7 +89,7 @@ def test_a_share_alone_is_enough(make, capsys):
 def test_nothing_changes_without_a_share(make):
     weights = []
     for settings in ({"replay_share": 0.0}, {}):
-        trainer = make(max_steps=1, **settings)  # the first batch has nothing to use again
+        trainer = make(max_steps=1, **settings)  # there are no rows to replay in the first batch
         trainer.train()
         weights.append(torch.cat([p.flatten() for p in trainer.model.parameters()]))
     assert torch.equal(*weights)
@@ -97,9 +97,9 @@ def test_nothing_changes_without_a_share(make):
 
 @pytest.mark.parametrize(("steps", "scale"), [(1, 1.0), (2, 10 / 9)])
 def test_all_rows_weigh_alike_also_where_some_were_not_chosen(make, steps, scale):
-    """The gradient is that of the mean over the chosen rows and those that are used again.
+    """The gradient is that of the mean loss over the chosen and the replayed rows.
 
-    In two micro-batches, the five chosen rows bring a sixth with them, and four others are used again.
+    With two micro-batches, one unchosen row is added to the five chosen rows, and four rows are replayed.
     """
     trainer = make(curation="uniform", iteration_size=5, preset="opr", steps_per_generation=steps)
     trainer.model.train()
@@ -182,7 +182,7 @@ def test_a_resumed_run_goes_on_with_the_same_rows(make, tmp_path):
     resumed._replay.settle = lambda: spy(resumed._replay)
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     saved = torch.load(tmp_path / "run" / "checkpoint-2" / "replay_0.pt", weights_only=True)["rows"]
-    assert len(saved) == 16  # two generation batches, the last of them forwarded
+    assert len(saved) == 16  # both generation batches have had a forward pass
     assert [r.number for r in kept[0]] == [r["number"] for r in saved]
     assert all(torch.equal(r.mu_logps, s["mu_logps"]) for r, s in zip(kept[0], saved, strict=True))
     shares = [e["topr/replay/share"] for e in resumed.state.log_history if "topr/replay/share" in e]
@@ -270,7 +270,7 @@ def test_logged_rows_are_there_from_the_beginning_and_log_mu_is_of_the_starting_
     assert shares == [0.5] * 4
     kept = {row.number: row for row in trainer._replay.rows}
     torch.testing.assert_close(kept[-7].mu_logps, expected, rtol=1e-4, atol=1e-5)
-    assert kept[-8].mu_logps.isnan().all()  # a positive has weight 1 whatever its ratio
+    assert kept[-8].mu_logps.isnan().all()  # a positive has weight 1, whatever its ratio
 
 
 def test_equal_rewards_of_a_first_batch_are_not_warned_of_beside_logged_rows_or_in_a_resumed_run(
@@ -336,11 +336,11 @@ def test_what_is_wrong_with_log_mu_that_is_not_needed_does_not_matter(make, thei
 def test_logged_rows_of_another_scale_get_the_baseline(make):
     rows = logged(reward=[0.0, 1.0] * 4)
     assert {row.reward for row in make(replay_dataset=rows, baseline="mean")._replay.rows} == {-0.5, 0.5}
-    assert len(make(replay_dataset=rows)._replay.rows) == 4  # 0 teaches nothing
+    assert len(make(replay_dataset=rows)._replay.rows) == 4  # rows with R = 0 are left out
     rows = rows.add_column("reward_after_baseline", [None, 0.25] * 4)
     assert [row.reward for row in make(replay_dataset=rows, baseline="mean")._replay.rows] == [0.25] * 4
     rows = rows.add_column("times_chosen", [0, 3] * 4)
-    assert len(make(replay_dataset=rows)._replay.rows) == 4  # each once
+    assert len(make(replay_dataset=rows)._replay.rows) == 4  # the buffer has each row once
 
 
 @pytest.mark.parametrize(

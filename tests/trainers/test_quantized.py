@@ -1,4 +1,4 @@
-"""Adapters of a model whose weights are stored in 4 bits (QLoRA), on the CPU."""
+"""Tests of training an adapter of a model with 4-bit weights (QLoRA), on the CPU."""
 
 import json
 
@@ -27,7 +27,7 @@ CPU = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True
 
 @pytest.fixture
 def base(tokenizer, tmp_path):
-    """A folder with a tiny model; bitsandbytes' CPU kernels need widths that are multiples of 64."""
+    """Return a folder with a tiny model. The CPU kernels of bitsandbytes need widths that are multiples of 64."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
@@ -65,10 +65,10 @@ def test_offline_training_and_resuming(base, tokenizer, tmp_path):
     assert {value.dtype for value in before.values()} == {torch.float32}
     trainer.train()
     first = next(log for log in trainer.state.log_history if "loss" in log)
-    for quantile in ("q05", "q95"):  # log μ is that of the quantized model
+    for quantile in ("q05", "q95"):  # log μ comes from the quantized model, so π = μ at first
         assert first[f"topr/log_ratio/negatives/{quantile}"] == pytest.approx(0, abs=1e-4)
     after = adapter(trainer)
-    # B is 0 at first, so a first step moves B alone; the layers at the bottom learn through those above them.
+    # B is 0 at first, so the first step moves only B. Gradients reach the bottom layers through the layers above them.
     assert all(not torch.equal(after[name], before[name]) for name in before if "lora_B" in name)
 
     resumed = offline(base, tokenizer, tmp_path / "run", save_steps=2, eval_strategy="steps", eval_steps=2)
@@ -79,7 +79,7 @@ def test_offline_training_and_resuming(base, tokenizer, tmp_path):
 
 @pytest.mark.parametrize("optim", ["adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit"])
 def test_optimizers_with_a_small_state(base, tokenizer, tmp_path, optim):
-    """Full fine-tuning, whose optimizer keeps 8 bits per number; a resumed run ends with the same weights."""
+    """With an 8-bit optimizer, a resumed run of full fine-tuning ends with the same weights."""
     if optim == "adamw_torch_8bit":
         pytest.importorskip("torchao")
     ends = []
@@ -103,7 +103,7 @@ def test_an_evaluation_leaves_the_gradients(base, tokenizer, tmp_path):
     trainer.model(input_ids=inputs, labels=inputs).loss.backward()
     bottom = [p.grad for name, p in trainer.model.named_parameters() if "layers.0.self_attn.v_proj.lora_B" in name]
     found = bottom[0].clone()
-    # The same model with its weights in full precision, dequantized.
+    # The same model, dequantized to full precision.
     plain = peft.get_peft_model(
         AutoModelForCausalLM.from_pretrained(base, quantization_config=four_bits()).dequantize(), lora()
     )
@@ -139,7 +139,7 @@ def test_online_training(base, tokenizer, tmp_path):
     trainer.train()
     after = adapter(trainer)
     assert all(not torch.equal(after[name], before[name]) for name in before if "lora_B" in name)
-    # The second use of the batch has the log μ of the first, and other weights.
+    # The second use of the batch has log μ of the first use, but other weights.
     once, again = (log for log in trainer.state.log_history if "loss" in log)
     assert once["topr/log_ratio/negatives/q05"] == 0 > again["topr/log_ratio/negatives/q05"]
 

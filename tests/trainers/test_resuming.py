@@ -27,7 +27,7 @@ LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM
 
 
 def new_adapter(seed, **changes):
-    torch.manual_seed(seed)  # stands for the random state of another process
+    torch.manual_seed(seed)  # simulates the random state of another process
     return get_peft_model(fresh_model(), LoraConfig(**{**LORA.to_dict(), **changes}))
 
 
@@ -47,7 +47,7 @@ def assert_equal(found, expected):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run of three steps with a new adapter: its folder and its weights."""
+    """Return the folder and the weights of a run of three steps with a new adapter."""
     from transformers import AutoTokenizer
 
     folder = tmp_path_factory.mktemp("whole")
@@ -93,7 +93,7 @@ def test_rows_of_another_temperature_are_refused(whole, tokenizer):
 
 
 def test_rows_that_carry_log_mu_of_the_starting_model(tokenizer, tmp_path):
-    """Their fingerprint is compared with what the checkpoint says, not with the model that the script made."""
+    """The fingerprint of log μ is compared with that in the checkpoint, not with the model of the script."""
     start = new_adapter(1, init_lora_weights=False)
     rows = ROWS.add_column("mu_logps", [-3.0] * len(ROWS))
     rows = rows.add_column("mu_fingerprint", [model_fingerprint(start)] * len(ROWS))
@@ -132,7 +132,7 @@ def test_biases_that_are_trained_are_no_other_base_model(bias, tokenizer, tmp_pa
 
 
 def test_a_new_adapter_is_its_base_model():
-    """So log μ that was computed for one, or for the base model, is used with another one."""
+    """A new adapter has the fingerprint of its base model, so log μ of one can be used with the other."""
     expected = model_fingerprint(fresh_model())
     assert model_fingerprint(new_adapter(1)) == model_fingerprint(new_adapter(2)) == expected
     embeddings = new_adapter(1, target_modules=["q_proj", "embed_tokens"])
@@ -182,7 +182,7 @@ def test_offline_rows_come_in_the_same_order(settings, tokenizer, tmp_path):
     settings = {**settings, "num_train_epochs": 2}
     run = trainer(fresh_model(), tmp_path, tokenizer, **settings)
     run.train()
-    for step in (4, 3, 1):  # An epoch is three steps. Later checkpoints are written again.
+    for step in (4, 3, 1):  # An epoch has three steps. Resumed runs overwrite later checkpoints.
         resumed = trainer(fresh_model(), tmp_path, tokenizer, **settings)
         resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
         assert_equal(weights(resumed.model), weights(run.model))
@@ -208,7 +208,8 @@ def test_online_prompts_come_in_the_same_order_in_the_second_epoch(settings, tok
     run = online(fresh_model(), tmp_path, tokenizer, first, **settings)
     run.train()
     assert sorted(first[0]) != sorted(first[-1])
-    step = 6 if "num_iterations" in settings else 5  # four steps are an epoch of batches that are used once
+    # An epoch has four steps, or eight with num_iterations=2. Step 6 then ends the second use of a batch.
+    step = 6 if "num_iterations" in settings else 5
     resumed = online(fresh_model(), tmp_path, tokenizer, then, **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
     assert then == first[len(first) - len(then) :]

@@ -1,4 +1,4 @@
-"""The trainers and how their rows were sampled: the temperature of log π, and which log-probabilities can be log μ."""
+"""Tests of how rows were sampled: the temperature of log π, and log-probabilities that can serve as log μ."""
 
 import pyarrow.parquet as pq
 import pytest
@@ -31,14 +31,14 @@ def test_log_probabilities_are_those_at_the_temperature_of_the_rows(model, token
             logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
         expected = (logits / 0.5).log_softmax(-1).gather(1, torch.tensor(completion)[:, None]).squeeze(1)
         torch.testing.assert_close(torch.tensor(mu_logps), expected, rtol=1e-4, atol=1e-4)
-    # log μ of one temperature is not taken for that of another
+    # The fingerprint ends with the temperature, so log μ is not used at another temperature.
     assert table.schema.metadata[b"model"].decode().endswith("@0.5")
 
 
 def test_other_evaluation_rows_are_of_the_same_temperature(model, tokenizer, rows, tmp_path):
     warm, message = rows.add_column("temperature", [0.5] * len(rows)), "eval dataset was sampled at temperature 0.5"
     cold = rows.add_column("temperature", [1.0] * len(rows))
-    with pytest.raises(ValueError, match=message):  # before a model is loaded
+    with pytest.raises(ValueError, match=message):  # raised before a model is loaded
         OfflineTOPRTrainer("nowhere", settings(tmp_path), cold, warm, processing_class=tokenizer)
     trainer = OfflineTOPRTrainer(model, settings(tmp_path), rows, processing_class=tokenizer)
     with pytest.raises(ValueError, match=message):
@@ -58,7 +58,7 @@ def test_what_cannot_be_compared_is_neither_log_mu_nor_a_distance(model, tokeniz
 
 @pytest.mark.parametrize("known", [None, False, True])
 def test_who_wrote_the_rows_is_asked_where_nothing_says_so(model, tokenizer, rows, tmp_path, capsys, known):
-    if known is not None:  # an import has the column, whether or not the files have log-probabilities
+    if known is not None:  # imported rows have the column even without log-probabilities
         logps = [[-0.1] * (len(tokenizer(text)["input_ids"]) + 1) if known else None for text in rows["completion"]]
         rows = rows.add_column("sampler_logps", logps, feature=List(Value("float32")))
     args = settings(tmp_path, max_steps=1)

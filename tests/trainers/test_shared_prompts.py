@@ -1,4 +1,4 @@
-"""Prompts that are computed once give the numbers of prompts that are computed for each row."""
+"""Tests that computing a prompt once for all its rows changes neither log π nor gradients."""
 
 import copy
 import itertools
@@ -70,7 +70,7 @@ REFUSED = {
 
 
 def random_model(config, attention="sdpa"):
-    """A model with weights so large that a wrong token matters, and with TRL's fused head."""
+    """Return a model with TRL's fused head, and with weights so large that each token clearly changes log π."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float()
     with torch.no_grad():
@@ -82,7 +82,7 @@ def random_model(config, attention="sdpa"):
 
 
 def batch_of(prompts, branches, seed=0):
-    """A padded batch: for each prompt length, rows with completions of these lengths."""
+    """Return a padded batch. For each prompt length, `branches` has the lengths of its completions."""
     generator = torch.Generator().manual_seed(seed)
     rows, labels = [], []
     for prompt, lengths in zip(prompts, branches, strict=True):
@@ -128,7 +128,7 @@ def check_equal(model, call, **settings):
     assert prompts.computed_part < 0.8
     prompts.remove()
     again, _, _ = results(model, call, **settings)
-    assert torch.equal(logps, again)  # as it was
+    assert torch.equal(logps, again)  # `remove` restores the model
     assert torch.equal(mask, shared_mask)
     torch.testing.assert_close(shared_logps[mask], logps[mask], rtol=0, atol=1e-5)
     assert not shared_logps[~mask].any()
@@ -172,7 +172,7 @@ def test_rows_without_padding():
     ("rows", "labels"),
     [
         ([[5] * 20, [5] * 20], [[-100] * 10 + [5] * 10] * 2),  # equal rows
-        ([[5] * 20, [5] * 14], [[-100] * 10 + [5] * 10, [-100] * 10 + [5] * 4]),  # one begins the other
+        ([[5] * 20, [5] * 14], [[-100] * 10 + [5] * 10, [-100] * 10 + [5] * 4]),  # one is a prefix of the other
         ([COUNTED, OTHER], [[-100] * 4 + COUNTED[4:], [-100] * 4 + OTHER[4:]]),
         ([COUNTED, OTHER], [[-100] * 20, [-100] * 17 + OTHER[17:]]),  # a row without a label
     ],
@@ -208,7 +208,7 @@ def test_a_batch_that_saves_little_is_computed_as_before():
         model(**call, fused_lm_head=True)
         assert (prompts.layout, prompts.computed_part) == (None, 1.0)
         model(**BATCH, fused_lm_head=True)
-    # 3 rows of 20 prompt tokens and 2 of 16: less the last token of each row and 2 · 19 + 15 shared tokens.
+    # Not computed: the last token of each of the 6 rows, two copies of 19 shared tokens, and one copy of 15.
     tokens = 3 * 20 + 21 + 12 + 5 + 2 * 16 + 18
     assert prompts.computed_part == pytest.approx((tokens - 6 - 2 * 19 - 15) / tokens)
 
@@ -217,7 +217,7 @@ def test_a_copy_computes_with_its_own_weights():
     model = random_model(CONFIGS["llama"]()).eval()
     SharedPrompts(model)
     other = copy.deepcopy(model)
-    pickle.dumps(model)  # as without sharing, the copy has no fused head
+    pickle.dumps(model)  # the pickled copy has no fused head, as without sharing
     with torch.no_grad():
         before = model(**BATCH, fused_lm_head=True).log_probs
         for parameter in model.parameters():
@@ -284,7 +284,7 @@ def test_groups_save_most(rows, least):
         return shared if shared >= least else None
 
     def every(start):
-        """All ways to cut the rows from `start` on into groups that share enough."""
+        """Yield every division of the rows from `start` on into groups that share enough tokens."""
         if start == len(rows):
             yield []
         for end in range(start + 1, len(rows) + 1):
@@ -298,7 +298,7 @@ def test_groups_save_most(rows, least):
 
 
 def test_part_that_is_saved():
-    # Two rows of 10 + 4 and 10 + 6 tokens, computed as 10 + 4 + 6.
+    # Two rows with 10 + 4 and 10 + 6 tokens are computed as 10 + 4 + 6 tokens.
     assert saved_part([(10, [4, 6])]) == pytest.approx(10 / 30)
     assert saved_part([(0, [5])]) == 0
 
@@ -308,7 +308,7 @@ def test_the_layout_of_a_batch():
     labels = torch.tensor([[-100] * 10 + [1, 2], [-100] * 10 + [3, -100]])
     mask = torch.tensor([[1] * 12, [1] * 11 + [0]])
     layout = build_layout(ids, labels, mask, None, keep_last=False)
-    # The shared part stops before the prompt's last token, 19, with which each branch begins.
+    # The shared part stops before the prompt's last token, 19. Each branch starts with this token.
     assert layout.groups == [(9, [2, 1])]
     assert layout.input_ids.tolist() == [[*range(10, 19), 19, 1, 19]]
     assert layout.position_ids.tolist() == [[*range(9), 9, 10, 9]]
@@ -347,7 +347,7 @@ def trained(tokenizer, folder, rows=ROWS, **settings):
 
 
 def test_training_stays(tokenizer, tmp_path):
-    """One step has all rows, so their order does not matter."""
+    """Sharing changes neither weights nor log μ. Each step uses all rows, so their order does not matter."""
     shared, apart = (
         trained(
             tokenizer,
@@ -439,7 +439,7 @@ def test_a_model_that_cannot_share_trains_all_the_same(tokenizer, tmp_path, caps
 
 
 def learned_online(tokenizer, folder, share, lora=None, model=None, **settings):
-    """Train on completions that are the same for every trainer of a test."""
+    """Return an online trainer with a reward that depends only on the tokens of a completion."""
     problems = gsm8k.prepare(arithmetic.arithmetic_dataset(16, seed=1), num_shots=0)
     settings = {"max_steps": 3, "save_strategy": "no", "gradient_checkpointing": False, **settings}
     args = TOPRConfig(
@@ -482,7 +482,7 @@ def test_training_online_stays(tokenizer, tmp_path, settings):
     shared, apart = trainers
     for (name, one), other in zip(shared.model.named_parameters(), apart.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, msg=name)
-    # Rows of a prompt are eight prompts in random order where they cannot be sorted.
+    # With top_entropy_quantile, rows stay in random order, so fewer neighbors share a prompt.
     most = 0.95 if "top_entropy_quantile" in settings else 0.7
     assert all(log["topr/computed_tokens"] < most and log["grad_norm"] > 0 for log in logs_of(shared))
     assert not any("topr/computed_tokens" in log for log in logs_of(apart))
@@ -542,7 +542,7 @@ def test_which_online_trainers_share(tokenizer, tmp_path, capsys):
     assert "computed once" in said(**on)
     assert "computed once" in said(model=eager(), **on)
     assert "computed once" not in said(share=False, **on)
-    if Version(transformers.__version__) >= Version("5.8"):  # which TRL asks for
+    if Version(transformers.__version__) >= Version("5.8"):  # TRL needs it for continuous batching
         assert "continuous batching" in said(use_transformers_paged=True, **on)
     with pytest.raises(ValueError, match="share_prompts=True"):
         TOPRConfig(

@@ -1,4 +1,4 @@
-"""Trajectories: completions in which the model wrote some tokens and read others, offline and online."""
+"""Tests of trajectories, offline and online: the model wrote some tokens of a completion, and read the others."""
 
 import copy
 import json
@@ -49,7 +49,7 @@ def at_level(log_ratio, level):
 
 
 def by_a_plain_loop(model, rows, level="sequence"):
-    """Algorithm 1 on the tokens that the model wrote."""
+    """Return loss and gradient of Algorithm 1, computed row by row on the tokens that the model wrote."""
     model.zero_grad()
     losses = []
     for row in rows:
@@ -94,7 +94,7 @@ def test_log_mu_is_of_the_tokens_that_the_model_wrote(model, tokenizer, tmp_path
 
 
 def test_another_mask_is_another_set_of_rows(model, tokenizer, tmp_path):
-    """log μ that was computed with one mask is not used with another."""
+    """The fingerprint of rows depends on their mask, so log μ of one mask is not used with another."""
     fingerprints = []
     for masks in (ROWS["completion_mask"], [[1] * len(mask) for mask in ROWS["completion_mask"]]):
         rows = Dataset.from_dict({**ROWS, "completion_mask": masks}).remove_columns("mu_logps")
@@ -176,7 +176,7 @@ def test_messages_become_the_tokens_that_trl_trains_on_online(model, tool_tokeni
 
 
 def test_a_stored_online_batch_gives_the_same_loss_offline(model, tokenizer, tmp_path):
-    """Tokens of an environment among the model's own: the batch of `TOPRTrainer`, stored, and trained on offline."""
+    """A stored batch of `TOPRTrainer` with tokens of an environment gives the same gradient and weights offline."""
 
     def rollout(prompts, trainer):
         ids, masks = [], []
@@ -198,7 +198,7 @@ def test_a_stored_online_batch_gives_the_same_loss_offline(model, tokenizer, tmp
     online.model.train()
     online.current_gradient_accumulation_steps = 1
     inputs = online._prepare_inputs(next(iter(online.get_train_dataloader())))
-    online.compute_loss(online.model, inputs)  # the first use, which finds log μ
+    online.compute_loss(online.model, inputs)  # the first use computes log μ
 
     stored = []
     for n in range(8):
@@ -212,7 +212,7 @@ def test_a_stored_online_batch_gives_the_same_loss_offline(model, tokenizer, tmp
         })  # fmt: skip
 
     torch.manual_seed(1)
-    with torch.no_grad():  # another policy than the one that wrote
+    with torch.no_grad():  # make π differ from μ
         for parameter in model.parameters():
             parameter.mul_(1.02)
     trainer = offline(copy.deepcopy(model), tokenizer, Dataset.from_list(stored), tmp_path, **eight)
@@ -224,7 +224,7 @@ def test_a_stored_online_batch_gives_the_same_loss_offline(model, tokenizer, tmp
         each.model.zero_grad()
         each.compute_loss(each.model, dict(batch)).backward()
         weights[each] = dict(zip(order, weights[each].flatten().tolist(), strict=True))
-    # The value of TRL's surrogate is not that of the loss; its gradient is.
+    # TRL's surrogate has the gradient of the loss, but a different value.
     for ours, theirs in zip(trainer.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=5e-4, atol=5e-6)
     assert weights[trainer] == pytest.approx(weights[online], rel=1e-4)
@@ -243,7 +243,7 @@ PARTED = {
 
 
 def of_rollouts(model, rows, level="sequence", length_normalization=True):
-    """Algorithm 1 with a product over all rows of a rollout."""
+    """Return loss and gradient of Algorithm 1, with the rows of each rollout joined."""
     model.zero_grad()
     own, mu, rewards = {}, {}, {}
     for n, row in enumerate(rows):
@@ -281,7 +281,7 @@ def test_a_rollout_of_several_rows_has_one_ratio_and_one_length(
 
 
 def test_a_rollout_counts_once_however_steps_are_made(tokenizer, tmp_path):
-    """Three rollouts of five rows: the same weights from one micro-batch, from three, and in either order."""
+    """Three rollouts with five rows give the same weights in one micro-batch, in three, and in another order."""
     ends = []
     for n, settings in enumerate([{}, {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3},
                                   {"sort_by_length": False, "seed": 3}]):  # fmt: skip
@@ -314,7 +314,7 @@ def test_log_mu_of_a_rollout_is_computed_over_all_its_rows(model, tokenizer, tmp
 def test_rollouts_are_chosen_whole_and_counted_once(model, tokenizer, tmp_path):
     rows = Dataset.from_dict({**PARTED, "problem_id": [0] * 5})
     trainer = offline(model, tokenizer, rows, tmp_path, baseline="mean")
-    assert sorted(set(trainer.train_dataset["reward"])) == pytest.approx([-2 / 3, 4 / 3])  # the mean of three rollouts
+    assert sorted(set(trainer.train_dataset["reward"])) == pytest.approx([-2 / 3, 4 / 3])  # mean of rollouts: -1/3
     chosen = offline(model, tokenizer, rows, tmp_path / "2", curation="uniform", iteration_size=2)
     assert len(chosen.train_dataset) == 2
     assert str(chosen.curated).startswith("2 rows")

@@ -15,7 +15,7 @@ from topr_trl.trainers.training_warnings import (
 
 
 def said(check, *args):
-    """What is warned of, and what is returned."""
+    """Return the warnings that a check gives, and its result."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         returned = check(*args)
@@ -79,13 +79,13 @@ def test_other_tokens_than_the_samplers_are_warned_about_and_not_compared():
 
 
 class Batches:
-    """Generation batches, as `SilentBatches` sees them: rows and whether any R is not 0."""
+    """Generation batches for `SilentBatches`. All rows of a batch have the same R and the same raw reward."""
 
     def __init__(self, had_signal=False):
         self.silent = SilentBatches(had_signal)
 
     def add(self, rows, reward=0.0, raw=1.0):
-        """What is said after a batch, or None."""
+        """Add a batch. Return the warning after it, or None."""
         self.silent.add(np.full(rows, reward), torch.full((rows,), raw))
         messages, _ = said(self.silent.warn, "mean")
         return messages[0] if messages else None

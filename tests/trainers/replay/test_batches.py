@@ -1,4 +1,4 @@
-"""Rows that are used again, as TRL's batches have them."""
+"""Tests of the conversion of replayed rows to TRL's generation batches."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_types_are_those_of_the_batch():
     }
     assert "importance_sampling_ratio" not in found
     assert "tool_mask" not in found  # the model wrote all tokens
-    for width in (1, 4):  # of sequences and of tokens; the replayed row is longer
+    for width in (1, 4):  # one ratio per row or per token; the replayed row is longer
         ratio, longer = torch.full((1, width), 0.5), row(2, completion=(4,) * 7)
         found = with_rows(batch_of([1.0], importance_sampling_ratio=ratio), [longer], pad_token_id=1, multiple=8)
         assert found["importance_sampling_ratio"].tolist() == [[1.0], [1.0]]

@@ -1,4 +1,4 @@
-"""Which rows are kept to be used again, with which log μ."""
+"""Tests of the replay buffer: the rows that it keeps, and their log μ and weights."""
 
 import math
 from dataclasses import replace
@@ -49,7 +49,7 @@ def test_rules_that_keep_one_sign(rule, kept):
 def test_anna_karenina_keeps_the_newest_positive_of_each_prompt():
     buffer = ReplayBuffer(4, "anna_karenina")
     buffer.add([row(0), row(1, 0.5, prompt=(5,)), row(2), row(3, 0.5), row(4, 0.5), row(5, 0.5), row(6)])
-    assert numbers(buffer) == [1, 2, 5, 6]  # 3 and 4 have the prompt of 5; 0 is older than the others
+    assert numbers(buffer) == [1, 2, 5, 6]  # 3 and 4 have the prompt of the newer 5; 0 is the oldest
 
 
 def test_anna_karenina_does_not_end_in_positives_alone():
@@ -88,7 +88,7 @@ def test_forwarded_rows_enter_with_their_first_log_mu_and_their_last_weight():
     buffer.note(torch.tensor([100]), logps[[0]], torch.tensor([0.75]))
     buffer.note(torch.tensor([101, 3]), logps[[2, 2]], torch.tensor([0.5, 0.25]))
     buffer.settle()
-    assert numbers(buffer) == [3, 100, 101]  # 102 has R = 0, 103 none, 104 was not forwarded
+    assert numbers(buffer) == [3, 100, 101]  # 102 has R = 0, 103 has no R, 104 has had no forward pass
     old, first, second = buffer.rows
     assert (old.weight, old.step, first.weight, second.weight, second.step) == (0.25, 0, 0.75, 0.5, 17)
     assert second.prompt_ids.tolist() == [3, 4]
@@ -97,7 +97,8 @@ def test_forwarded_rows_enter_with_their_first_log_mu_and_their_last_weight():
     assert second.written.tolist() == [True, True, True]
     torch.testing.assert_close(first.mu_logps, logps[0, :3])
     torch.testing.assert_close(second.mu_logps, logps[1, :3])
-    # A checkpoint in the middle of a batch: what was forwarded afterwards enters, too, and nothing twice.
+    # A checkpoint in the middle of a batch also calls `settle`. Rows with a later forward pass enter afterwards, and no
+    # row enters twice.
     buffer.note(torch.tensor([104, 101]), logps[[4, 4]], torch.tensor([1.0, 0.125]))
     buffer.settle()
     assert numbers(buffer) == [3, 100, 101, 104]
@@ -116,7 +117,7 @@ def test_results_of_tools_have_no_log_mu():
 
 
 def test_rows_are_noted_before_there_is_a_batch():
-    """As those that a run begins with."""
+    """A row that is in the buffer before the first generation batch, such as a logged row, gets its new weight."""
     buffer = ReplayBuffer(9, "newest")
     buffer.settle()
     buffer.add([row(3)])
@@ -135,7 +136,7 @@ def test_log_mu_that_is_unknown_is_set_where_it_is_needed():
     needed = buffer.without_log_mu(PRESETS["topr"])  # the weight of a positive is 1
     assert [r.number for r in needed] == [0, 2]
     buffer.set_log_mu({0: torch.tensor([-1.0, -2.0, -3.0, -4.0]), 3: torch.tensor([-7.0, -8.0, -9.0])})
-    torch.testing.assert_close(buffer.rows[0].mu_logps, torch.tensor([-1.0, -0.5, -3.0]))  # what is known stays
+    torch.testing.assert_close(buffer.rows[0].mu_logps, torch.tensor([-1.0, -0.5, -3.0]))  # known values stay
     torch.testing.assert_close(buffer.rows[3].mu_logps, row(3).mu_logps)
     assert [r.number for r in buffer.without_log_mu(PRESETS["topr"])] == [2]
     buffer.remove(buffer.without_log_mu(PRESETS["topr"]))
