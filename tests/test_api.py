@@ -61,7 +61,9 @@ def described(name: str, value) -> list[str]:
     members = {}
     for cls in (cls for cls in reversed(inspect.getmro(value)) if cls.__module__.startswith("topr_trl")):
         for node in tree(cls).body:
-            if isinstance(node, ast.FunctionDef) and (node.name == "__init__" or not node.name.startswith("_")):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
+                node.name == "__init__" or not node.name.startswith("_")
+            ):
                 kinds = [ast.unparse(decorator) for decorator in node.decorator_list]
                 members[node.name] = "".join(f"@{kind} " for kind in kinds) + node.name + signature(node)
             elif isinstance(node, ast.AnnAssign) and not node.target.id.startswith("_"):

@@ -72,7 +72,8 @@ def test_no_import_of_the_package_hides_in_a_function_of_the_trainers():
     ]
     assert len(below) > 35
     for path in below:
-        functions = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
+        nodes = ast.walk(ast.parse(path.read_text()))
+        functions = (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
         for node in (inner for function in functions for inner in ast.walk(function)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or "."] if isinstance(node, ast.ImportFrom) else []

@@ -123,7 +123,8 @@ def test_extreme_ratios_are_finite(dtype, log_ratio, name):
     loss = topr_loss(policy, mu, torch.tensor([1.0, -1.0]), torch.ones(2, 100), PRESETS[name]).losses_B
     loss.sum().backward()
     assert torch.isfinite(loss).all()
-    assert torch.isfinite(policy.grad.float()).all() or dtype == torch.float16  # e^40 overflows float16
+    if dtype != torch.float16 or log_ratio <= 0:  # The gradient of a large ratio overflows float16.
+        assert torch.isfinite(policy.grad.float()).all()
     assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
@@ -146,7 +147,7 @@ def test_sums_are_taken_in_float32():
     assert sequence_logps(logps, torch.ones(1, 4096)).item() == pytest.approx(-1.0078125 * 4096)
 
 
-def test_sign_of_zero_reward_is_positive_and_learns_nothing():
+def test_a_reward_of_zero_has_the_weight_of_a_positive():
     weight = truncated_weights(torch.tensor([-3.0, -3.0]), torch.tensor([0.0, -1e-9]), PRESETS["topr"])
     assert weight.tolist() == [1.0, pytest.approx(math.exp(-3))]
 

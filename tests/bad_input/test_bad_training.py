@@ -311,7 +311,7 @@ TOKENIZERS = [
         NO_SHARD, SystemExit),
     Case("settings of GRPO for TOPR", lambda kit: TOPRTrainer(NOWHERE, coin, GRPOConfig(str(kit.out), bf16=False)),
         "TOPRTrainer, TOPRConfig, GRPOConfig", NOT_LOADED, TypeError),
-    Case("settings of TOPR for offline TOPR",
+    Case("settings of GRPO for offline TOPR",
         lambda kit: OfflineTOPRTrainer(NOWHERE, GRPOConfig(str(kit.out), bf16=False), kit["rows"]),
         "OfflineTOPRTrainer, OfflineTOPRConfig, GRPOConfig", NOT_LOADED, TypeError),
     Case("rewards that are never negative",

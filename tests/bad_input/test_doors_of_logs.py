@@ -126,10 +126,8 @@ def test_files_of_other_systems(given_file):
         path.write_bytes(content)
         with refused_by_name(str(path)):
             reader = RecordReader(ReadingArguments(), path)
-            count = sum(count_records([path]))
-            part = reader.read(read_records(path))
-            assert len(part.rows) >= 0
-            assert count >= 0
+            list(count_records([path]))
+            reader.read(read_records(path))
 
 
 def check_tokens_of(row):

@@ -44,7 +44,14 @@ def test_a_run_as_a_page(run, capsys):
     cli.main(["plot", "--input", str(run)])
     assert "report.html: 4 optimizer steps, 4 logged rows" in capsys.readouterr().out
     page = (run / "report.html").read_text()
-    for title in ("Loss", "Weights of negatives", "log π/μ of negatives", "Positives", "Gradient norm", "Learning rate"):
+    for title in (
+        "Loss",
+        "Weights of negatives",
+        "log π/μ of negatives",
+        "Positives",
+        "Gradient norm",
+        "Learning rate",
+    ):
         assert f"<h3>{title}</h3>" in page
     assert "<h3>Entropy</h3>" not in page  # Entropy was not logged.
     assert "<script" not in page

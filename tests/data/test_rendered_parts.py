@@ -271,5 +271,5 @@ def test_a_null_option_is_of_other_rows():
      ({"tools": []}, "have tools, which the trainer sets"), ('{"chat_template": "x"}', "have chat_template")],
 )  # fmt: skip
 def test_options_that_cannot_be_used_are_refused(tokenizer, options, why):
-    with pytest.raises(ValueError, match=f"chat_template_kwargs .*{why}|{why}"):
+    with pytest.raises(ValueError, match=f"chat_template_kwargs.* {why}"):
         tokenize_row({"prompt": [USER], "completion": [ANSWER], "chat_template_kwargs": options}, tokenizer)

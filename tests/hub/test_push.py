@@ -14,9 +14,8 @@ import pytest
 from datasets import Dataset, load_dataset
 from hub_server import TOKEN, serve
 from huggingface_hub import DatasetCard, ModelCard
-from loops import steps_of
 
-from tests.loops import stage_of
+from tests.loops import stage_of, steps_of
 from topr_trl import Evaluations, OfflineTOPRConfig, OfflineTOPRTrainer, evaluate_samples, load_rows
 from topr_trl.cli import main as cli
 from topr_trl.data.tables import save_rows, shard_path

@@ -80,10 +80,10 @@ def test_logs_of_inspect_that_are_damaged_or_unusual(tmp_path):
     whole = (WRITTEN / "inspect-0.3.285.eval").read_bytes()
     for content, words in (
         (whole[:5_000], "not a zip file"),
-        (whole[:700] + b"\xff" * 400 + whole[1_100:], "cannot be read"),
+        (whole[:700] + b"\xff" * 400 + whole[1_100:], "is damaged"),
     ):
         (tmp_path / "a.eval").write_bytes(content)
-        with pytest.raises(ValueError, match=rf"a\.eval cannot be read as a log of inspect_ai: .*{words}|{words}"):
+        with pytest.raises(ValueError, match=rf"a\.eval cannot be read as a log of inspect_ai: .*{words}"):
             imported(tmp_path, tmp_path / "a.eval")
     with zipfile.ZipFile(tmp_path / "b.eval", "w", zipfile.ZIP_DEFLATED) as archive:  # as before inspect_ai 0.3.150
         sample = next(inspect_logs.samples(json.loads((WRITTEN / "inspect-0.3.285.json").read_text())))

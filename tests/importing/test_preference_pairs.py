@@ -70,6 +70,9 @@ def test_runs_that_part_at_an_earlier_turn_of_the_assistant():
 )
 def test_pairs_that_teach_nothing_are_no_rows(record):
     assert rows(record) == []
+
+
+def test_equal_answers_are_tied():
     assert rows({"prompt": "a", "chosen": "b", "rejected": "b"}) == ["tied"]
 
 

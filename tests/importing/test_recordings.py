@@ -1,6 +1,7 @@
 """Test that recordings of `topr record` become rows."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 
@@ -226,10 +227,10 @@ def test_a_killed_import_starts_again_with_the_rows_that_are_there_now(tmp_path,
     from topr_trl.pipeline.stages import import_
 
     monkeypatch.setattr(import_, "RECORDS_PER_SHARD", 1)
-    monkeypatch.setattr(import_, "_count_columns", None)  # as if the import was killed before its last step
+    monkeypatch.setattr(import_, "_count_columns", Mock(side_effect=RuntimeError("killed")))  # before the last step
     (name,) = log.add([HI], ({"content": "yes"}, None))
     log.reward(name, 1)
-    with pytest.raises(TypeError):
+    with pytest.raises(RuntimeError, match="killed"):
         imported(tmp_path)
     monkeypatch.undo()
     monkeypatch.setattr(import_, "RECORDS_PER_SHARD", 1)

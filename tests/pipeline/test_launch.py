@@ -304,6 +304,7 @@ def test_what_a_process_has_started_ends_with_it(tmp_path):
     with (tmp_path / "log").open("wb") as log:
         process = processes.start([sys.executable, "-c", launcher], [], log)
     while not (said := (tmp_path / "log").read_text()):
+        assert process.poll() is None
         time.sleep(0.01)
     child = psutil.Process(int(said))
     processes.ProcessGroup(list, processes=[process]).end()

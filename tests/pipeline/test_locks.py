@@ -14,6 +14,7 @@ def test_the_lock_ends_with_its_process(tmp_path):
     process = multiprocessing.get_context("fork").Process(target=_hold, args=(tmp_path, 600))
     process.start()
     while not (tmp_path / "held").exists():
+        assert process.is_alive()
         time.sleep(0.01)
     process.kill()
     process.join()

@@ -118,9 +118,7 @@ def test_real_rows(name, count):
     shifted = problems["answer"][1:] + problems["answer"][:1]
     agreeing = sum(a == b for a, b in zip(problems["answer"][:], shifted, strict=True))
     assert sum(r > 0 for r in reward(gold, answer=shifted)) == agreeing < 0.03 * count
-    assert set(reward([p[-400:] for p in problems["prompt"]], answer=problems["answer"][:])) <= {1.0, -1.0}
-    train_only = set(problems["prompt"])
-    assert len(train_only) == count
+    assert len(set(problems["prompt"])) == count
 
 
 def test_candidates_are_scored():

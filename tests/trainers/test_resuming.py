@@ -204,12 +204,13 @@ def online(model, folder, tokenizer, seen=None, **settings):
 
 @pytest.mark.parametrize("settings", [{}, {"num_iterations": 2}, {"shuffle_dataset": False}, {"replay_share": 0.5}])
 def test_online_prompts_come_in_the_same_order_in_the_second_epoch(settings, tokenizer, tmp_path):
+    # An epoch has four steps, or eight with num_iterations=2. Step 10 then ends the second use of a batch.
+    steps, step = (12, 10) if "num_iterations" in settings else (8, 5)
+    settings = {**settings, "max_steps": steps}
     first, then = [], []
     run = online(fresh_model(), tmp_path, tokenizer, first, **settings)
     run.train()
     assert sorted(first[0]) != sorted(first[-1])
-    # An epoch has four steps, or eight with num_iterations=2. Step 6 then ends the second use of a batch.
-    step = 6 if "num_iterations" in settings else 5
     resumed = online(fresh_model(), tmp_path, tokenizer, then, **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
     assert then == first[len(first) - len(then) :]
