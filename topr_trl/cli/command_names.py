@@ -31,8 +31,8 @@ def commands() -> dict[str, str]:
 def settings_given(arguments: Sequence[str]) -> set[str]:
     """Return the names of the options on a command line, except `--config`.
 
-    `--num-shots=8` gives `num_shots`. An alias gives the alias, and `--no_NAME`, which switches a setting off, gives
-    `no_NAME`.
+    `--num-shots=8` gives `num_shots`. `--no_NAME`, which switches a setting off, gives `no_NAME`. Aliases are not
+    replaced by the names of their settings.
     """
     words = {part[2:].partition("=")[0] for part in arguments if part.startswith("--")}
     return {word.replace("-", "_") for word in words} - {"config"}

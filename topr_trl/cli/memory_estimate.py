@@ -25,8 +25,8 @@ class Shape:
 
     Attributes:
         total (`int`): Number of parameters.
-        largest (`int`): Number of parameters of the largest module, usually the embedding. Like DeepSpeed,
-            this does not count the parameters of submodules.
+        largest (`int`): Number of parameters of the largest module, usually the embedding. As in DeepSpeed, the
+            parameters of submodules do not count.
         block (`int`): Number of parameters of the largest decoder layer.
         factored (`int`): Number of elements of Adafactor's state. A matrix needs one row and one column, and a vector
             needs all its elements.
@@ -180,7 +180,7 @@ def memory(
         weights = (2 * t + frozen_bytes) / (1 if strategy in ("zero1", "zero2") else gpus)
         gradients = 2 * t if strategy == "zero1" else 2 * own
         buffers = 2.0 * bucket
-        # The step holds float32 and bfloat16 gradients (6 bytes), and briefly a second bfloat16 copy (8 bytes).
+        # Bytes per parameter: 6 for float32 and bfloat16 gradients, and for a short time 2 for another bfloat16 copy.
         step = max(8 * own, 6 * own + temporary)
         if strategy.startswith("zero3"):
             buffers += 2.0 * min(shape.total, DEEPSPEED_LIVE) + 4 * shape.largest

@@ -146,7 +146,7 @@ class PlanArguments:
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """Return the sharding strategies to plan for: with 4-bit weights only DDP, because the others are untested."""
+        """Return the sharding strategies to plan for. With 4-bit weights, return only DDP: the others are untested."""
         return STRATEGIES[:1] if self.load_in_4bit else STRATEGIES
 
     def memory(self, shape: Shape, strategy: str, gpus: int) -> Memory:
@@ -371,7 +371,7 @@ def _test_completions(args: PlanArguments) -> int:
 
 
 def _sequences_per_engine(args: PlanArguments, shape: Shape) -> int:
-    """Return the number of full-length sequences that fit in an engine's cache. Below 1, nothing can be sampled."""
+    """Return the number of full-length sequences that fit in an engine's cache. It is below 1 if none fits."""
     # 0.9 is the default of vllm_gpu_memory_utilization.
     free = 0.9 * args.gpu_memory * GIB * args.vllm_tensor_parallel_size - 2 * shape.total
     return int(free / (cache_bytes(shape) * args.row_tokens))

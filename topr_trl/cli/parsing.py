@@ -74,7 +74,7 @@ def parse(command: str, given: list[str]) -> Any:
     refuse_unknown(command, in_yaml, f" (in {given[given.index('--config') + 1]})" if config else "")
     for name, hint in get_type_hints(kind).items():
         value = config.get(name)
-        # The parser checks text, as on the command line. A setting of type str, such as baseline, may be a number.
+        # The parser checks text, as on the command line. YAML can have a number for a str setting such as baseline.
         is_text = isinstance(value, str) or (hint is str and type(value) in (int, float))
         if name in names and name in config and not is_text:
             check_type(name, value, hint | _UNDECLARED_TYPES[name] if name in _UNDECLARED_TYPES else hint)
@@ -175,9 +175,10 @@ def make_parser(command: str, names: Sequence[str]) -> TrlParser:
 
 
 def _settings_of_the_bundled_model(command: str, in_arguments: set[str], config: Json) -> Json:
-    """Return the defaults for the bundled model. Return {} if a model is given, or the command has its own default.
+    """Return the defaults for the bundled model, and print them.
 
-    Also print the defaults, unless `topr evaluate` reads given rows and so needs no model.
+    Return {} if a model is given, or if the command takes no model or has its own default model (`plan`). Print nothing
+    if `topr evaluate` reads given rows, because it then needs no model.
     """
     names = settings_of(command)
     named = "model_name_or_path" in in_arguments or config.get("model_name_or_path")
@@ -185,7 +186,7 @@ def _settings_of_the_bundled_model(command: str, in_arguments: set[str], config:
         return {}
     own = {name: value for name, value in CARELESS_SETTINGS.items() if name in names}
     # The bundled curation defaults are only for `topr iterate`, because `topr train` uses all rows of its input.
-    # They do not apply to a curation rule that the user sets, because each rule has its own iteration size.
+    # They also do not apply if the user sets a curation rule, because each rule has its own iteration size.
     if command != "iterate" or "curation" in in_arguments | set(config):
         own = {name: value for name, value in own.items() if name not in ("curation", "iteration_size")}
     if not (command == "evaluate" and "input" in in_arguments | set(config)):

@@ -124,7 +124,7 @@ def _newest_files(training: Path, *patterns: str) -> list[Path]:
     """Return the files of a training run that match a pattern, newest first, including files of a running stage."""
     places = (training, training / manifest.WORK)
     names = {path: path.relative_to(place) for place in places for pattern in patterns for path in place.glob(pattern)}
-    # Files that were written at the same time are ordered by the step in their names. The last has no step.
+    # Files with the same time are ordered by the step in their names. The file written at the end has no step.
     step = {path: float(re.sub(r"\D", "", str(name)) or "inf") for path, name in names.items()}
     return sorted(names, key=lambda path: (path.stat().st_mtime_ns, step[path]), reverse=True)
 
@@ -190,7 +190,7 @@ def rows_to_show(rows: pa.Table) -> dict[str, list[dict[str, Any]]]:
         "Positives with the highest π/μ": by_ratio[:_SHOWN_ROWS],
         "Positives with the lowest π/μ": by_ratio[_SHOWN_ROWS:][::-1][:_SHOWN_ROWS],
     }
-    if len(by_ratio) == 0:  # No row has a ratio if the weights do not depend on it. Show any positives.
+    if len(by_ratio) == 0:  # With TOPR's limits, positives have no ratio: their weights do not depend on it.
         chosen["Positives"] = positive[:_SHOWN_ROWS]
     return {kind: rows.take(places).to_pylist() for kind, places in chosen.items() if len(places)}
 

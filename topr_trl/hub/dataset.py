@@ -38,9 +38,9 @@ def holds_rows(path: Path) -> bool:
 def texts_by_others(path: Path) -> list[str]:
     """Return up to 5 texts that tools or users wrote in trajectories: tool results and later user turns.
 
-    The texts come from all shards in turn, and long texts are cut. If a completion is not a list of messages, and its
-    mask or log-probabilities mark tokens that the model did not write, return the whole completion. Without text,
-    return the number of these tokens.
+    The texts come from all shards in turn, and are cut after 300 characters. In a completion that is not a list of
+    messages, the mask or the log-probabilities can mark tokens that the model did not write. For such a completion,
+    return its text, or the number of these tokens if it has no text.
     """
     by_shard = [list(islice(_texts_by_others_in(shard), _MOST_TEXTS)) for shard in shards_of(path)]
     texts = (text for one_per_shard in zip_longest(*by_shard) for text in one_per_shard if text is not None)

@@ -134,7 +134,7 @@ def _is_checkpoint(folder: Path) -> bool:
 def _readme_of(folder: Path) -> Path:
     """Return the path of the card that the trainer wrote.
 
-    For a checkpoint, this is the card in the parent folder, because PEFT writes an empty template into checkpoints.
+    For a checkpoint, return the card in the parent folder, because PEFT writes an empty template into checkpoints.
     """
     return (folder.parent if _is_checkpoint(folder) else folder) / README
 

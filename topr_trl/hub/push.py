@@ -181,8 +181,8 @@ def pack(folder: Path, repo_id: str, before: str | Path | None = None, after: st
 
     Raises:
         FileNotFoundError: the folder does not exist, or shards are missing.
-        ValueError: the folder holds neither a model nor rows, a stage has not finished, or files are damaged; neither
-            a manifest nor a card says how the model was trained; or `before` or `after` is set for rows.
+        ValueError: the folder holds neither a model nor rows; a stage has not finished; files are damaged; neither a
+            manifest nor a card says how the model was trained; or `before` or `after` is set for rows.
     """
     if not folder.exists():
         raise FileNotFoundError(f"There is no {folder} to push.")

@@ -45,7 +45,7 @@ class ProcessGroup:
     is_done: bool = False
 
     def failure(self) -> str:
-        """Return why the group failed, or "" if it did not fail.
+        """Return a description of the group's failure, or "" if it has not failed.
 
         If all processes have exited with status 0 and the work is done, also set `is_done`, and kill children that the
         processes left behind.
@@ -162,7 +162,7 @@ def start(command: list[str], gpus: list[str], output: IO[bytes] | None, is_laun
 # The loop is the process of `topr iterate` or `topr trial`. If it is killed on Linux, its stages end, too. On other
 # systems, a stage finishes its work, and a new loop waits for it.
 # Each child asks the kernel for a signal when its parent ends. Processes that `accelerate launch` starts do this in
-# `end_with_the_loop`. The loop may have ended before this call, so the function also checks that the loop still runs.
+# `end_with_the_loop`. This function also checks that the loop still runs, because the loop may have ended earlier.
 
 _LOOP = "TOPR_LOOP"  # environment variable with the process id of the loop
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL.

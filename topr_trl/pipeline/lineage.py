@@ -93,7 +93,7 @@ def _read(folder: Path) -> Manifest | None:
         return None
 
 
-# Descriptions for model cards and dataset cards. They are None or empty if the manifests lack the information.
+# The functions below describe models and rows for cards. They return None or {} if the information is missing.
 
 
 def name_on_the_hub(name: str | None) -> str | None:

@@ -143,7 +143,7 @@ _FINGERPRINTS = {
 
 
 def _describe_changes(there: Json, now: Json, defaults: Mapping[str, Any]) -> list[str]:
-    """Return a description of each input that differs. A missing input has its default."""
+    """Return a description of each input that differs. A missing input has its value in `defaults`."""
     found = []
     for name in sorted({**there, **now}):
         before, after = there.get(name, defaults.get(name)), now.get(name, defaults.get(name))

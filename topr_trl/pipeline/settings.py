@@ -254,7 +254,7 @@ class LaunchArguments(BackendArguments):
     retries: int = field(default=0, metadata={"help": "Maximum number of restarts after a failure."})
 
     def __post_init__(self) -> None:
-        check_types(self, LaunchArguments)  # A str instead of a list would be split into characters.
+        check_types(self, LaunchArguments)  # Check first: the code below would split a str into characters.
         super().__post_init__()
         check_at_least(1, self, "sampling_workers")
         check_at_least(0, self, "retries")
@@ -297,8 +297,8 @@ _PLAIN_NAME = re.compile(r"\w+(\.\w+)*")  # name of a module, not a regular expr
 def validate_model(settings: ModelConfig, whole: bool) -> None:
     """Check the settings of the model and of LoRA.
 
-    Convert a single module name to a list. TRL unwraps lists of one name, and PEFT treats a string as a regular
-    expression for whole paths, which a name such as `q_proj` never matches.
+    Also convert a single module name, such as `q_proj`, back to a list, because TRL unwraps lists of one name. PEFT
+    would treat the string as a regular expression for the full paths of modules, and match no module.
 
     Args:
         settings ([`~trl.ModelConfig`]): Settings of the model.

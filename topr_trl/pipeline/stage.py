@@ -209,7 +209,7 @@ class Stage(ABC, Generic[Settings]):
         shards.add_columns(self.args.source, self.folder, self.name, columns, description)
 
     def add_arrays(self, arrays: Mapping[str, pa.Array | pa.ChunkedArray], description: str) -> None:
-        """Add columns from arrays by name. An array has one value for each row of all shards. See `add_columns`."""
+        """Add columns from arrays, by name. Each array has one value per row, for the rows of all shards in order."""
         starts = np.cumsum([0, *map(rows_of, shards_of(self.args.source))])
 
         def with_arrays(k: int, table: pa.Table) -> pa.Table:
@@ -247,7 +247,10 @@ class Stage(ABC, Generic[Settings]):
         return bool(kept) or bool(manifest.results(self.folder))
 
     def _read_from(self) -> dict[str, Path]:
-        """Return the folders that `lineage` follows: the input, and the weights if a stage wrote them."""
+        """Return the folders that `lineage` follows, by name: `input` and `weights`.
+
+        Leave out the input if it is the stage's own folder, and the weights if no stage wrote them.
+        """
         found = {}
         if self.args.input and Path(self.args.input).resolve() != self.folder.resolve():
             found["input"] = Path(self.args.input)

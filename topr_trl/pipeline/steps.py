@@ -21,7 +21,7 @@ class Step:
 
     Attributes:
         stage (`Stage`): The stage with its settings.
-        after (`Step`, *optional*): Step that has to finish first. It matters only if it is a step of the other side,
+        after (`Step`, *optional*): Step that has to finish first. Only a step of the other side needs to be set here,
             because the steps of a side run in order.
         finished (`Event`): Set when the step has finished.
     """
@@ -58,7 +58,7 @@ def run_steps(
         count (`int`): Number of steps, for titles.
         side (`str`, defaults to `""`): Name of the side, if there are two. The processes of its stages then write their
             output to a file `STAGE.log`.
-        stop (`Event`, *optional*): Event that, when set, ends the processes of the running step and skips later steps.
+        stop (`Event`, *optional*): Event that ends the running step's processes and skips later steps when it is set.
 
     Returns:
         The seconds that the steps spent.

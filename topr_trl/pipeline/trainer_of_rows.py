@@ -99,7 +99,7 @@ def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) 
         rows = read_table(*shards_of(args.source), cache_dir=work / "cache", columns=columns)
     done = lineage(args.source)
     if MU_COLUMNS[1] in rows.column_names and _has_log_mu_of_writer(done, model_path(args)):
-        # This log μ is right, but the trainer would refuse the fingerprint, because it is of an older model.
+        # The trainer refuses the fingerprint of an older model. That model wrote the rows, so its log μ is right.
         rows = rows.remove_columns(MU_COLUMNS[1])
     _check_choice(args, done.get("curate"))
     return OfflineTOPRTrainer(

@@ -60,7 +60,7 @@ class Arm:
         return float(f"{trial.learning_rate * self.factor:.3g}")
 
     def at(self, factor: float) -> "Arm":
-        """Return the arm for the second round, with `factor` in place of its factor."""
+        """Return this arm for the second round: under a new name, and with `factor` for the learning rate."""
         word = "low" if factor < 1 else "high"
         return Arm(f"{self.name}-{word}-rate", self.label, self.settings, factor)
 
@@ -73,12 +73,13 @@ ARMS = (
     ),
     Arm("group-mean", "group mean", {"baseline": "group_mean"}),
     Arm("positives-only", "positives only", {"preset": "positives_only"}),
-    # The rule `balanced` repeats positives, so that these two arms train on as many rows as the other arms. The arm
-    # `balanced` trains on fewer rows if most rows are positives.
+    # The rule `balanced` repeats positives, so these two arms train on as many rows as the other arms. There is one
+    # exception: if most rows are positives, the arm `balanced` trains on fewer rows.
     Arm("positives-repeated", "positives, repeated", {"curation": "balanced", "curation_positive_share": 1.0}),
     Arm("balanced", "balanced, p~ 50%", {"curation": "balanced", "effective_positive_share": 0.5}),
 )
-DEFAULT = "share-50"  # name of the arm for the default baseline: subtracting the mean results in p~ = 50%
+# Name of the arm for the default baseline. Subtracting the mean reward gives p~ (effective positive share) = 50%.
+DEFAULT = "share-50"
 
 
 @dataclass(frozen=True)

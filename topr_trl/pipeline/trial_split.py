@@ -28,7 +28,7 @@ from topr_trl.tasks import TASKS
 TRAINING_ROWS, HELD_OUT, PROBLEMS = "training", "held-out", "problems.parquet"  # names in the folder of a split
 GIVEN_LOG_MU = "given_log_mu"  # column of held-out rows: sum of the log μ that came with the row
 _JUDGED = 200  # number of rows to judge again, to check that the judge agrees with their rewards
-_ALIKE = 0.95  # share of these rows on which the judge must agree with the reward
+_ALIKE = 0.95  # minimum share of these rows on which the judge must agree with the reward
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ _TRAINER_SETTINGS = (
 
 
 class ComputeLogMu(Stage[TrainArguments]):
-    """Stage that writes log μ of the chosen rows that need it, and the fingerprint of the model."""
+    """Stage that writes log μ of the chosen rows that need it, null for all others, and the model's fingerprint."""
 
     settings = TrainArguments
     outcome = "log μ is in {folder}/."
