@@ -12,7 +12,7 @@ from pyarrow import csv
 SUFFIXES = (".csv", ".tsv")
 _DELIMITERS = ",;\t|"
 _BETWEEN = re.compile(r"[,;\t|\r\n]")
-_QUOTED = re.compile(r'(?<![^,;\t|\r\n])"(?:[^"]|"")*"')  # a whole cell, with or without line breaks
+_QUOTED = re.compile(r'(?<![^,;\t|\r\n])"(?:[^"]|"")*"')  # a quoted cell, with or without line breaks
 _BLOCK = 16 << 20  # bytes; pyarrow cannot read a row that spans three blocks
 
 

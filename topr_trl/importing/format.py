@@ -61,21 +61,22 @@ class Format:
         source (`str`): Project, version and source file that define the format and its fields.
         suffix (`str`): Suffix of the files, such as `.parquet`. `.jsonl` stands for JSON in any layout, and `""` for
             any kind of file.
-        rows (`Callable`): Function that converts a record to rows, which may have a `reward`. In place of a row, the
-            list has None for an empty completion, or a `LeftOut` for another reason to leave the completion out. An
-            empty list counts as one empty completion. The function raises `NotOfFormat` or `Unusable` for a record
-            that it cannot convert.
-        rewards (`Callable`, *optional*): Function that returns the possible rewards of a record, by name. None if the
+        rows (`Callable`): Function that converts a record to a list of rows, which may have a `reward`. In place of a
+            row, the list has None for an empty completion, or a `LeftOut` for another reason to leave the completion
+            out. An empty list counts as one empty completion. The function raises `NotOfFormat` or `Unusable` for a
+            record that it cannot convert.
+        rewards (`Callable` or `None`): Function that returns the possible rewards of a record, by name. None if the
             rows have a `reward`, or the files have no rewards.
-        columns (`tuple[str, ...]`): Columns of `COLUMNS` that `rows` may set. The importer always adds `problem_id`,
-            and adds `reward` if `rewards` or a setting defines rewards.
+        columns (`tuple[str, ...]`): Columns of `COLUMNS` that `rows` may set. The importer always adds `problem_id`.
+            It adds `reward` if `rewards` or a setting defines rewards, and columns such as `temperature` if a setting
+            gives their values.
         required (`frozenset[str]`): Required fields of a record.
         optional (`frozenset[str]`, *optional*, defaults to `frozenset()`): Other fields that a record may have. None
             allows all fields.
         loses (`str`, defaults to `""`): Limitations of the format, which the summary of an import shows.
         without_repeats (`Callable`, defaults to `list`): Function that takes a list of files, sorted by name, and
-            returns the files to read. It leaves out each file that repeats the records of another file. The default,
-            `list`, leaves out no file.
+            returns the files to read. It leaves out each file that repeats the records of another file, or raises a
+            ValueError if it cannot choose. The default, `list`, leaves out no file.
         records (`Callable`, *optional*): Function that splits a JSON document, such as a log, into records.
         same (`str`, *optional*): Field that must have the same value in all records of an import.
         chat (`bool`, defaults to `False`): Whether text becomes chat messages by default.

@@ -126,7 +126,8 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
     """Convert the value of a reward field to a number, or to None if it means "no reward".
 
     If `labels` is given, each label becomes its number. Otherwise, words such as "up" become 1, and words such as
-    "down" become -1. In both cases, a boolean becomes 1 or -1 unless it is a label, and blank text becomes None.
+    "down" become -1. In both cases, text such as "0.5" becomes a number, blank text becomes None, and a boolean that is
+    not a label becomes 1 or -1.
 
     Args:
         name (`str`): Name of the field, for error messages.

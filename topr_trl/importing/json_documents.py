@@ -28,8 +28,8 @@ def is_by_lines(path: Path) -> bool:
     try:
         first, end = json.JSONDecoder().raw_decode(start)
     except json.JSONDecodeError as error:
-        # An error more than 64 characters before the end of the chunk comes from a broken line. Any other error can
-        # come from the end of the chunk, and so can an unterminated string, which is reported at its start.
+        # The chunk can end inside a document. This gives an error in the last 64 characters of the chunk, or an
+        # unterminated string, which is reported at its start. Any other error comes from a broken line.
         broken_in_chunk = error.pos < len(start) - 64 and not error.msg.startswith("Unterminated string")
         return start[0] == "{" and (broken_in_chunk or "\n" not in start.rstrip())
     except RecursionError:  # Both ways to read the file report a record that is nested too deeply.
@@ -101,7 +101,7 @@ class _TextReader:
 
     def __init__(self, raw: Any, path: Path) -> None:
         self.raw, self.path = raw, path
-        self.rest = b""  # first bytes of a character that the last chunk cut off
+        self.rest = b""  # first bytes of a character that is split between two chunks
 
     def read(self, size: int) -> str:
         """Read `size` bytes and return their complete characters. Return `""` at the end of the file.

@@ -34,7 +34,7 @@ def observations(record: Record) -> Iterator[Record]:
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return one row of messages or text. Return [] for an empty input or output.
 
-    Return `LeftOut.OTHER` for an observation that is not a generation, and `LeftOut.FAILED` for a failed one.
+    Return `[LeftOut.OTHER]` for an observation that is not a generation, and `[LeftOut.FAILED]` for a failed one.
 
     Raises:
         Unusable: the input has no messages or prompt, a message has an unknown role, or the output is not one answer.

@@ -12,7 +12,7 @@ from topr_trl.importing.verifiers_results import join_turns
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return one row of messages. If each turn has token ids, return one or more rows with token ids.
 
-    Return `LeftOut.FAILED` for a failed rollout, and [] for an empty response.
+    Return `[LeftOut.FAILED]` for a failed rollout, and [] for an empty response.
 
     A turn extends the previous row if its prompt starts with all tokens of that row. Otherwise, it starts a new row of
     the same rollout. The last output item of a turn has the turn's token ids and log-probabilities

@@ -5,7 +5,7 @@ from topr_trl.importing.row_table import Row
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return one row of token ids, or `LeftOut.MASKED` for a sample that the loss ignored.
+    """Return one row of token ids, or `[LeftOut.MASKED]` for a sample that the loss ignored.
 
     Each field is a batch with one sample, padded on the right. A log-probability has the same index as its token. It is
     0 for a token that the policy did not generate.

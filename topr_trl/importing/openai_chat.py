@@ -60,7 +60,7 @@ def _choice_columns(choice: Record, prompt_ids: list[int] | None) -> Row | None:
     if not ids and not any(written[name] for name in ("content", "tool_calls", "reasoning_content")):
         return None
     return {
-        "prompt_ids": prompt_ids if ids else None,  # A completion of messages needs a prompt of messages.
+        "prompt_ids": prompt_ids if ids else None,  # Without completion ids, the row has only messages.
         "completion": [written],
         "completion_ids": ids,
         "sampler_logps": logps or None,

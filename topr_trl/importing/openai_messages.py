@@ -105,10 +105,10 @@ def tools_as_json(tools: Any) -> str | None:
 def template_columns(request: Mapping[str, Any]) -> Row:
     """Return the columns `tools` and `chat_template_kwargs` from a request.
 
-    OpenAI's API had `functions` before `tools`. OpenAI's client sends the fields of `extra_body` in place of the fields
-    of the request. vLLM's server passes `reasoning_effort` to the chat template, so the setting becomes one of the
-    `chat_template_kwargs`, and replaces a `reasoning_effort` there. The value `"none"` also sets `enable_thinking` to
-    False, unless `chat_template_kwargs` has it.
+    OpenAI's API had `functions` before `tools`. OpenAI's client adds the fields of `extra_body` to the request, where
+    they replace fields of the same name. vLLM's server passes `reasoning_effort` to the chat template. This field is
+    therefore added to `chat_template_kwargs`, and replaces a `reasoning_effort` there. The value `"none"` also sets
+    `enable_thinking` to False, unless `chat_template_kwargs` has a value for `enable_thinking`.
 
     Args:
         request (`Mapping[str, Any]`): Request in OpenAI's format, or a record with its fields.

@@ -64,7 +64,7 @@ def one_per_folder(files: list[Path]) -> list[Path]:
 
 
 def _of_sdk(events: list[Record]) -> tuple[list[Row], list[Record]]:
-    """Return the messages and the tools of a run of the SDK. The SDK's `events_to_messages` does the same."""
+    """Return the messages and the tools of a run of the SDK. The messages follow the SDK's `events_to_messages`."""
     found, tools = list[Row](), list[Record]()
     response: str | None = None  # id of the model's response that the last turn comes from
     for event in events:

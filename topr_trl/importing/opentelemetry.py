@@ -73,7 +73,7 @@ def _value(given: Record) -> Any:
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return a row of messages for each output message. Return `LeftOut.OTHER` for a record without output messages.
+    """Return a row of messages for each output message. Return `[LeftOut.OTHER]` for a record without output messages.
 
     Raises:
         NotOfFormat: the record follows older conventions.

@@ -13,7 +13,7 @@ _MARKERS = ("\n\nAssistant:", "<|im_start|>assistant\n", "<|assistant|>\n", "[/I
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return a row with reward 1 for `chosen` and a row with reward -1 for `rejected`.
 
-    Return [] if one of the two is empty, and `LeftOut.TIED` if they are equal.
+    Return [] if one of the two is empty, and `[LeftOut.TIED]` if they are equal.
 
     Raises:
         NotOfFormat: the prompt is missing or ambiguous, or a field is neither text nor messages.
@@ -64,7 +64,8 @@ def _split_messages(prompt: Any, chosen: list[Row], rejected: list[Row]) -> tupl
     """Return the prompt, and the messages of `chosen` and `rejected` after it.
 
     If `chosen` and `rejected` start with an assistant turn, the prompt is the argument `prompt`. Otherwise, the prompt
-    consists of their common first messages, and the argument `prompt`, if any, must agree with these messages.
+    is their common first messages. The argument `prompt`, if any, must agree with these messages. If it is a longer
+    list that ends with these messages, the whole list is the prompt.
     """
     if chosen[0]["role"] == rejected[0]["role"] == "assistant":
         if prompt is None:

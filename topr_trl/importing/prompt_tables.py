@@ -33,7 +33,7 @@ def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy
         remedy (`str`): Remedy for a missing or ambiguous column, for error messages.
 
     Raises:
-        NotOfFormat: no column has one of the names, or several of them have a value and none is preferred.
+        NotOfFormat: no column has one of the names, or several columns have a value and none is preferred.
     """
     found = [name for name in record if normalized(name) in names]
     found = [name for name in found if record[name] not in (None, "")] or found[:1]
@@ -50,7 +50,10 @@ def normalized(name: Any) -> str:
 
 
 def has_columns(record: Mapping[str, Any]) -> bool:
-    """Return whether a record has a column for the prompt and a column for the completion."""
+    """Return whether a record has a column for the prompt and a column for the completion.
+
+    Columns with objects are ignored.
+    """
     names = {normalized(name) for name, value in record.items() if not isinstance(value, Mapping)}
     return bool(names & set(PROMPTS) and names & set(COMPLETIONS))
 

@@ -75,8 +75,8 @@ def _is_openhands_output(record: Record) -> bool:
 def messages_fields(record: Any, inside: str = "") -> list[str]:
     """Return the names of the fields of a record that hold chat messages, such as `history` or `run.messages`.
 
-    Names have at most three parts, such as `log.run.messages`. In a table, a column with a prompt, or with a completion
-    without its prompt, is left out, because it does not hold the whole conversation.
+    Names have at most three parts, such as `log.run.messages`. In a table, a column with only the prompt or only the
+    completion is left out, because it does not hold the whole conversation.
 
     Args:
         record (`Any`): Record.
@@ -95,7 +95,7 @@ def messages_fields(record: Any, inside: str = "") -> list[str]:
 
 
 def _is_part(name: str, messages: list[Record]) -> bool:
-    """Return whether a column of a table holds a prompt, or a completion without its prompt."""
+    """Return whether a column of a table holds only the prompt or only the completion."""
     column = normalized(name)
     return column in PROMPTS or (column in COMPLETIONS and messages[0]["role"] == "assistant")
 
@@ -150,7 +150,7 @@ def _is_turns(value: Any) -> bool:
 
 
 def format_of(record: Any) -> str | None:
-    """Return the name of a record's format, or None.
+    """Return the name of a record's format. Return None if the format is not recognized.
 
     Args:
         record (`Any`): Record.

@@ -113,7 +113,10 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not empty, with their numbers. At the end of a truncated file, yield a broken line."""
+    """Yield the lines that are not empty, with their numbers.
+
+    If a compressed file is truncated, the last line is a broken line.
+    """
     number = 0
     with io.BufferedReader(pa.input_stream(path)) as file:  # `input_stream` decompresses, according to the suffix.
         try:

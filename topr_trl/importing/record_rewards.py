@@ -29,7 +29,7 @@ class RecordRewards:
 
     @property
     def exist(self) -> bool:
-        """Whether the format or a setting defines how to find rewards in records."""
+        """Whether `Format.rewards` or a setting defines rewards."""
         return self.format.rewards is not None or bool(self.args.reward_fields) or self.by_id is not None
 
     def of(self, record: Record, rollouts: int) -> list[float] | None:
@@ -40,10 +40,11 @@ class RecordRewards:
             rollouts (`int`): Number of rollouts that the record holds.
 
         Raises:
-            NotOfFormat: a field is missing, no field or more than one may be the reward, a reward is not a number, or
-                the numbers of rewards and rollouts differ.
+            NotOfFormat: the record has no id to look up in the file of rewards, no field or several fields may be the
+                reward, a reward is not a number, or the numbers of rewards and rollouts differ.
             Unusable: a reward is infinite, NaN or too large for float32.
-            Unrewarded: the record has no reward, or one of its completions has none.
+            Unrewarded: the record lacks a field of `reward_fields`, the file of rewards lacks its id, or the reward of
+                one or all of its completions is null.
         """
         if self.by_id is not None:
             values = {"reward": value_by_id(self.by_id, record, self.args.id_field, "--rewards", Unrewarded)}
@@ -125,7 +126,7 @@ def numbers_in(record: Any, inside: str = "") -> list[str]:
 
 
 def read_by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:
-    """Return a dictionary from the id of each record in a file to the value of a field. Return None without a file.
+    """Return a dictionary from the id of each record in a file to the value of a field. Return None if `path` is None.
 
     Args:
         path (`str` or `None`): File of records.

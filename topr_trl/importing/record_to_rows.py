@@ -92,7 +92,8 @@ class RecordReader:
         source (`Path`): Folder or file that is imported.
 
     Raises:
-        ValueError: the format is not recognized, a setting does not fit it, or a file of a setting is malformed.
+        ValueError: the format is not recognized, a setting does not fit the format, or the file of `rewards` or
+            `requests` is malformed.
     """
 
     def __init__(self, args: ReadingArguments, source: Path) -> None:
@@ -102,7 +103,7 @@ class RecordReader:
         self.format: Format = FORMATS[self.name]
         self.chat = self.format.chat if args.chat is None else args.chat
         self.where = args.where_values
-        self.same: Any = None  # value in earlier records of the field that `Format.same` names
+        self.same: Any = None  # value of the field `Format.same` in earlier records
         self.rewards = RecordRewards(args, self.format)
         self.requests = read_by_id(args.requests, "custom_id", "body")
         self.runs: dict[str, _Run] = {}
@@ -122,8 +123,8 @@ class RecordReader:
             records (`Iterable`): Place and content of each record.
 
         Raises:
-            ValueError: a record does not match the format, is unusable without a setting that skips it, or has
-                a different reward than an earlier record of its run.
+            ValueError: a record does not match the format, cannot be used and no setting skips it, or has a different
+                reward than an earlier record of its run.
         """
         for place, record in self._split(records):
             if record is None or self._is_other(record):
@@ -173,7 +174,10 @@ class RecordReader:
         return [LeftOut.WHERE] if self._is_other(record) else self._rows(self._check_fields(record))
 
     def _split(self, records: Iterable[tuple[str, bytes | Record]]) -> Iterator[tuple[str, Any]]:
-        """Split documents into records. Yield the place and the content of each record, and None for a broken line."""
+        """Split documents into records, and yield the place and the content of each record.
+
+        The content of a broken line is None.
+        """
         split = self.format.records
         for place, raw in records:
             record = parsed(raw)
@@ -234,7 +238,10 @@ class RecordReader:
         return {**record, "request": value_by_id(self.requests, record, "custom_id", "--requests", NotOfFormat)}
 
     def _with_names_of_format(self, record: Record) -> Record:
-        """Rename fields to the names of the format. Check that the field `Format.same` is the same in all records."""
+        """Rename fields to the names of the format.
+
+        Check that all records have the same value in the field `Format.same`.
+        """
         record = with_named_fields(record, self.args)
         if self.name == "messages" and (self.args.messages_field or "messages" not in record):
             fields = [self.args.messages_field] if self.args.messages_field else messages_fields(record)
@@ -299,8 +306,8 @@ class RecordReader:
     def _problem(self, record: Record, rows: Sequence[Row]) -> str:
         """Return the problem id of a record.
 
-        It is the value of `problem_field`. Without this setting, it is the problem id of the first row. If this
-        row has no problem id, it is a hash of the row's prompt.
+        The problem id is the value of `problem_field`. Without this setting, it is the problem id of the first row, or
+        a hash of this row's prompt if the row has no problem id.
         """
         if self.args.problem_field:
             return str(field_value(record, self.args.problem_field, NotOfFormat))

@@ -28,7 +28,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
 def row_of_response(asked: Record, body: Record) -> list[Row | LeftOut]:
     """Return one row of messages from a request and its response. Return [] if the response is empty.
 
-    Return `[LeftOut.FAILED]` if the response failed or was not complete yet.
+    Return `[LeftOut.FAILED]` if the response failed, was cancelled or was still being generated.
 
     Args:
         asked (`Record`): Parameters of the request, such as `input`, `instructions` and `tools`.

@@ -52,7 +52,8 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
 
     Raises:
         NotOfFormat: the request or its prompt is missing or has a wrong type, or the number of choices is wrong.
-        Unusable: the text of a choice does not continue the prompt, or token ids are missing.
+        Unusable: the request has `echo` or `suffix`, the prompt is token ids and a choice has only text, or the numbers
+            of token ids and log-probabilities differ.
     """
     found = body_and_request(record, "prompt")
     if found is None:

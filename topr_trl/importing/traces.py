@@ -30,8 +30,8 @@ _OF_TRACE = frozenset({
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return the rows of all traces, one for each path with a turn to learn from.
 
-    A trace without a row gives a `LeftOut`: it comes from an evaluation, failed, belongs to an agent that was not
-    trained, or has no turn to learn from.
+    A trace gives a `LeftOut` instead if it comes from an evaluation, failed, belongs to an agent that was not trained,
+    or has no turn to learn from.
 
     Raises:
         NotOfFormat: a trace lacks a field, or its nodes are not in order.

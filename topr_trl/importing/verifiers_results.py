@@ -14,7 +14,7 @@ from topr_trl.importing.row_table import Row
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return one row of text or messages. If each turn has token ids, return one or more rows with token ids.
 
-    Return `LeftOut.FAILED` for a rollout with an error, and `LeftOut.EMPTY` for an empty completion.
+    Return `[LeftOut.FAILED]` for a rollout with an error, and `[LeftOut.EMPTY]` for an empty completion.
 
     The state column `trajectory` can have the tokens of each turn. `join_turns` joins these turns into rows.
 

@@ -51,8 +51,8 @@ class Grading:
     async def rollouts(self, request: web.Request) -> web.Response:
         """Return the latest rollouts that match the query, and totals of all rollouts.
 
-        In the query, `graded` (`yes` or `no`) selects rollouts with or without a rating. `before` selects rollouts with
-        a smaller number.
+        In the query, `graded=yes` selects rollouts with a rating, and `graded=no` selects rollouts with an answer and
+        without a rating. `before` selects rollouts with a smaller number.
         """
         graded = {"yes": True, "no": False}.get(request.query.get("graded", ""))
         before = request.query.get("before")

@@ -50,8 +50,8 @@ def protect(args: RecordArguments) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         host = _hostname(request.host)
-        # Another site can point its host name to this machine (DNS rebinding). A token also stops the requests of such
-        # a site, so with a token, any host name is accepted.
+        # Another site can point its host name to this machine (DNS rebinding). A token also stops the requests of that
+        # site. If a token is required, any host name is therefore accepted.
         if token is None and host not in {*_LOCAL_NAMES, args.host}:
             return error(403, f"The host {host!r} is not this recorder. Use the address that topr record prints.")
         if _is_from_other_site(request):

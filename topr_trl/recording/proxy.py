@@ -65,8 +65,8 @@ class Proxy:
     async def record(self, request: web.Request) -> web.StreamResponse:
         """Record a request for completions, and pass it on.
 
-        Pass on the request without recording it if it is not a JSON object, if its prompt has token ids and there are
-        patterns to redact, or if the disk is full and `on_full` is `pass`.
+        Pass on a request without recording it if it is not a JSON object, or if `redact` is set and its prompt has
+        token ids. If the disk is full and `on_full` is `pass`, record no request.
         """
         endpoint: str = request.match_info["endpoint"]
         body = await read_body(request, self.args)
@@ -229,7 +229,10 @@ class Proxy:
         return found
 
     async def _read_models(self, request: web.Request) -> None:
-        """Update the list of models if it is old. It names the server software (`owned_by`) and weights (`root`)."""
+        """Update the list of models if it is old.
+
+        The list has the server software (`owned_by`) and the weights (`root`) of each model.
+        """
         async with self._reading_models:  # Calls that start together wait for one request.
             if time.monotonic() < self._models_until:
                 return
@@ -241,7 +244,7 @@ class Proxy:
                 self._models = {str(model["id"]): model for model in found["data"]}
                 self._models_until = time.monotonic() + _MODELS_AGE
             except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
-                # Do not report the error here: forwarding the call does. Try again after a second.
+                # Forwarding the call reports the error. Try to read the list again after a second.
                 self._models_until = time.monotonic() + 1
 
 

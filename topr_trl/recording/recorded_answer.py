@@ -70,7 +70,10 @@ class RecordedAnswer:
 
     @property
     def header(self) -> str | None:
-        """Distinct names of the rollouts, joined by commas, in the order of the choices. None if there are too many."""
+        """Distinct names of the rollouts, joined by commas, in the order of the choices.
+
+        None if there are more than `_MOST_IDS` names.
+        """
         names = dict.fromkeys(self.call.rollouts)
         return ",".join(names) if len(names) <= _MOST_IDS else None
 

@@ -95,7 +95,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / NAME
-        self._continued: dict[int, tuple[Any, ...]] = {}  # by open call: key and place of the continued answer
+        self._continued: dict[int, tuple[Any, ...]] = {}  # by open call: key and place of the answer that it continues
         try:
             self._connection = sqlite3.connect(self.path, isolation_level=None)
             self._connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + _SCHEMA)
@@ -131,7 +131,7 @@ class Store:
             raise
 
     def recover(self) -> int:
-        """End the calls that an earlier recorder left open, keep their partial answers, and return their number."""
+        """End the calls that an earlier recorder left open, and return their number. Partial answers are kept."""
         with _opened(self.path) as connection:
             calls = connection.execute("SELECT id, endpoint FROM calls WHERE state = 'open'").fetchall()
             for call, endpoint in calls:
@@ -157,8 +157,8 @@ class Store:
         Args:
             endpoint (`str`): Path of the API, such as `chat/completions`.
             request (`Mapping[str, Any]`): Body of the request.
-            rollout (`str` or `None`): Name of the rollout. If None, each choice gets a new rollout. If the call
-                continues an earlier answer, the first choice gets the rollout of that answer instead.
+            rollout (`str` or `None`): Name of the rollout. If None, each choice gets a new rollout, but the first
+                choice of a call that continues an earlier answer gets the rollout of that answer.
             choices (`int`): Number of choices that the request asks for.
             continues (`str`, *optional*): Key of the conversation that the request continues.
             served_model (`str`, *optional*): Path or name of the model's weights.
@@ -254,10 +254,10 @@ class Store:
                 run("REPLACE INTO rewards VALUES (?, ?, ?, ?, ?)", (found[0], name, reward, comment, time.time()))
         return True
 
-    # The page calls these methods from several threads, so each call opens a new connection.
+    # The page calls the following methods from several threads, so each of them opens a new connection.
 
     def latest(self, graded: bool | None, before: int | None, limit: int) -> list[dict[str, Any]]:
-        """Return the latest rollouts, newest first. Each has only its last call, without tokens.
+        """Return the latest rollouts, newest first. Each rollout has only its last call, without tokens.
 
         Args:
             graded (`bool` or `None`): True returns only rollouts with a rating. False returns only rollouts that have
@@ -450,7 +450,7 @@ def count_rollouts(path: Path) -> int:
 
 
 def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rollouts of a recording. Each has all reward names of the recording, with None for a missing reward.
+    """Yield the rollouts of a recording, each with all reward names of the recording. A missing reward is None.
 
     Args:
         path (`Path`): Database of the recording.
