@@ -81,7 +81,7 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
             f"All {counts[0]} rewards are {values[0]:g}, so no baseline reaches an effective share of positives of "
             f"{share:g}: the share can only be 1 or 0. Add rows with different rewards, or set baseline to a number."
         )
-    # Sums of |R| above and below c, for c at each distinct reward.
+    # Compute the sums of |R| above and below c, for c at each distinct reward.
     sums = values * counts
     mass_above = (sums[::-1].cumsum()[::-1]) - values * counts[::-1].cumsum()[::-1]
     mass_below = values * counts.cumsum() - sums.cumsum()
@@ -126,7 +126,7 @@ def subtract_baseline(
         `np.ndarray`: rewards R, shape (N,), in float64.
 
     Raises:
-        ValueError: the baseline is unknown, `group_ids` is missing, or the share cannot be reached.
+        ValueError: the baseline is unknown, `group_ids` is missing, or `share` is outside (0, 1] or unreachable.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
     if share is not None:
@@ -143,7 +143,7 @@ def subtract_baseline(
 
 
 def _minus_mean(rewards: FloatArray, group_N: NDArray[np.int64]) -> FloatArray:
-    """Subtract the mean of its group from each reward. `group_N` has the group number of each reward, from 0.
+    """Subtract from each reward the mean reward of its group. `group_N` has the group numbers, counted from 0.
 
     A difference within the rounding error of the sum becomes 0, since the sign of R selects the truncation limits.
     """

@@ -84,8 +84,8 @@ def curate(
     | `"uniform"` | `size` rows at random | all rows with a reward |
     | `"positives"` | `size` positives at random | all positives |
     | `"positive_share"` | positives and negatives at random, in the given share | as many rows as possible |
-    | `"balanced"` | as `"positive_share"`, but repeats positives if there are too few | at most the rows with R ≠ 0 |
-    | `"anna_karenina"` | the first positive of each problem, then random negatives | at most 6.69 rows per problem |
+    | `"balanced"` | as `"positive_share"`, but repeats positives if there are too few | up to all rows with R ≠ 0 |
+    | `"anna_karenina"` | the first positive of each problem, then random negatives | up to 6.69 rows per problem |
 
     If there are too few rows, the function returns fewer rows than `size`. `"positive_share"` and `"balanced"` then
     keep the share, and `"anna_karenina"` returns all first positives and all negatives. If there are more first
@@ -143,7 +143,7 @@ def curate(
     if not 0 <= positive_share <= 1:
         raise ValueError(f"positive_share must be in [0, 1], not {positive_share}.")
 
-    # Sort the rows, so that with `sample_ids` the choice does not depend on the order of the table.
+    # Sort the rows, so that with `sample_ids` the choice does not depend on the order in which they are given.
     _, problem = np.unique(problem_ids, return_inverse=True)
     order = np.lexsort((np.arange(len(rewards)) if sample_ids is None else np.asarray(sample_ids), problem))
     order = order[~np.isnan(rewards[order])]
@@ -178,7 +178,7 @@ def _choose(
     """Return the number of requested rows, and the positions of the chosen rows in one or two arrays.
 
     `order` has the positions of the rows to choose from, sorted by problem and sampling order. `is_positive` has the
-    same order. `problem` has the problem number of each row, in the order of the table.
+    same order. `problem` has the problem number of each row, in the order in which [`curate`] got the rows.
     """
     positives, negatives = order[is_positive], order[~is_positive]
     rng = np.random.default_rng(seed)
@@ -244,8 +244,8 @@ def compose(
     The baseline is computed from all rows, and the sign of R then decides which rows are positive. The target
     `effective_positive_share` is for the chosen rows, so the baseline is computed again after the choice. If all chosen
     rows have the same raw reward, no baseline reaches the target, and the first baseline is kept. With more than two
-    different rewards, the second baseline can make rows negative that were chosen as positives, and the other way
-    round. `chosen_positives` counts the positives after the second baseline.
+    different rewards, the second baseline can change the sign of R of some chosen rows. `chosen_positives` counts the
+    positives after the second baseline.
 
     Args:
         rewards (`ArrayLike`):

@@ -64,12 +64,12 @@ class TruncationLimits:
 
     @property
     def ratio_matters_pos(self) -> bool:
-        """Whether the weight of a completion with R >= 0 depends on π/μ, and so on log μ."""
+        """Whether the weight of a completion with R >= 0 depends on π/μ and therefore needs log μ."""
         return self.a_pos < self.b_pos
 
     @property
     def ratio_matters_neg(self) -> bool:
-        """Whether the weight of a completion with R < 0 depends on π/μ, and so on log μ."""
+        """Whether the weight of a completion with R < 0 depends on π/μ and therefore needs log μ."""
         return self.a_neg < self.b_neg
 
     @property
@@ -88,11 +88,11 @@ PRESETS: dict[str, TruncationLimits] = {
 """Truncation limits of TOPR and related methods, by name (arXiv 2503.14286, Table 1)."""
 
 RATIO_LEVELS = ("sequence", "segment", "prefix", "token", "geometric")
-TOKEN_LEVELS = ("segment", "prefix", "token")  # levels at which tokens have different weights; need log μ of each token
+TOKEN_LEVELS = ("segment", "prefix", "token")  # levels with a weight per token, which need log μ of each token
 SEGMENT_TOKENS = 64  # the length that was compared with the other levels (benchmarks/long_completions.md)
 
-# Largest log of a weight. It matters only if an upper limit is above e^40, for example infinite. Weights up to e^40
-# keep the squared gradient norm finite in float32, so that gradient clipping still works.
+# Weights are at most e^40. This bound has an effect only if an upper limit is larger, for example infinite. It keeps
+# the squared gradient norm finite in float32, so that gradient clipping still works.
 MAX_LOG_WEIGHT = 40.0
 
 
@@ -134,11 +134,12 @@ def log_ratios(
 
             - `"sequence"`: the paper's ratio, which is the product over the tokens of the completion.
             - `"segment"`: the product over the segment that contains the token. Use it for long completions. A
-              completion is cut into segments s_1, ..., s_K of `segment_tokens` tokens. With y_<k for the tokens before
+              completion is cut into segments s_1, ..., s_K of `segment_tokens` tokens. If y_<k are the tokens before
               segment k, the ratio is `x_k = π(s_k|x, y_<k) / μ(s_k|x, y_<k)`. Without length normalization, the
               gradient is that of `J(π) = Σ_k E_{y ~ μ} [ρ(x_k, a, b) R(y)]`, where ρ is the taper of Eq. 11, with the
-              limits for the sign of R(y). As in Prop. 3.2, J is bounded if a- = 0. At π = μ its gradient is that of the
-              expected reward. Shorter segments taper less: with one token each, this is `"token"`.
+              limits for the sign of R(y). As in Prop. 3.2, J has an upper bound if a- = 0. At π = μ, the gradient of J
+              is that of the expected reward. Shorter segments taper less. Segments of one token give the ratio of
+              `"token"`.
             - `"prefix"`: for each token, the product over the completion up to this token, `π(y_≤t|x) / μ(y_≤t|x)`, as
               in per-decision importance sampling (Precup, Sutton and Singh, 2000). The first tokens of a long
               completion keep their weight until the model becomes unlikely to write them.
@@ -149,16 +150,16 @@ def log_ratios(
             Only `"sequence"` is the paper's TOPR. `"token"` and `"geometric"` exist for comparison with systems that
             call them TOPR.
         segment_tokens (`int`, *optional*, defaults to `64`):
-            Number of tokens in a segment, with `"segment"`. Only tokens where the mask is 1 count, so tokens that a
-            tool wrote do not. With at least as many tokens as a completion has, the ratio is that of `"sequence"`.
+            Number of tokens in a segment, with `"segment"`. Tokens with mask 0, such as tool results, do not count. If
+            a completion has at most this many tokens, its ratio is that of `"sequence"`.
 
     Returns:
-        `torch.Tensor`: detached log-ratios in float32 or wider, shape (B,). With `"segment"`, `"prefix"` and `"token"`
-        the shape is (B, T), and padding is 0.
+        `torch.Tensor`: detached log-ratios in float32 or wider, shape (B,). With `"segment"`, `"prefix"` and `"token"`,
+        the shape is (B, T), and values are 0 where the mask is 0.
 
     Raises:
-        ValueError: `ratio_level` is unknown, or needs log μ per token while `mu_logps` holds sums. Or `segment_tokens`
-            is below 1.
+        ValueError: `ratio_level` is unknown, `mu_logps` holds sums although `ratio_level` needs log μ per token, or
+            `segment_tokens` is below 1.
     """
     if ratio_level not in RATIO_LEVELS:
         raise ValueError(f"ratio_level must be one of {RATIO_LEVELS}, not {ratio_level!r}.")
@@ -185,7 +186,7 @@ def log_ratios(
 
 
 def _segment_sums(values_BT: Tensor, mask_BT: Tensor, segment_tokens: int) -> Tensor:
-    """Return for each token the sum of the values over its segment. Values are 0 where the mask is 0."""
+    """Return for each token the sum of the values over its segment. Values must be 0 where the mask is 0."""
     segment_BT = ((mask_BT != 0).cumsum(1) - 1).clamp(min=0) // segment_tokens
     sums_BK = torch.zeros_like(values_BT).scatter_add(1, segment_BT, values_BT)
     return sums_BK.gather(1, segment_BT)
@@ -303,8 +304,8 @@ def topr_loss(
         `LossOutputs`: losses, weights and log-ratios of the rows.
 
     Raises:
-        ValueError: `ratio_level` is unknown, or needs log μ per token while `mu_logps` holds sums. Or `segment_tokens`
-            is below 1.
+        ValueError: `ratio_level` is unknown, `mu_logps` holds sums although `ratio_level` needs log μ per token, or
+            `segment_tokens` is below 1.
     """
     log_ratio = log_ratios(policy_logps_BT, mu_logps, mask_BT, ratio_level, segment_tokens)
     weights = truncated_weights(log_ratio, rewards_B, limits)
@@ -377,7 +378,7 @@ def taper(ratio: Tensor, a: float, b: float) -> Tensor:
 def objective(policy_logps_B: Tensor, mu_logps_B: Tensor, rewards_B: Tensor, limits: TruncationLimits) -> Tensor:
     """Compute the objective `J = Σ_τ μ(τ) ρ(π(τ)/μ(τ), a, b) R(τ)` over a set of completions (Eq. 11).
 
-    Its gradient is Eq. 7, which equals the gradient of `-Σ_τ μ(τ) ℓ(τ)`, where ℓ is `topr_loss` without length
+    The gradient of J is Eq. 7. It equals the gradient of `-Σ_τ μ(τ) ℓ(τ)`, where ℓ is `topr_loss` without length
     normalization.
 
     Example:

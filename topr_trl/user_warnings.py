@@ -4,7 +4,7 @@ import sys
 import warnings
 from types import FrameType
 
-# Packages whose frames can be between the user's line and the warning.
+# Frames of these packages can be between the user's line and the warning.
 _BETWEEN = {"topr_trl", "trl", "transformers", "accelerate", "torch"}
 
 

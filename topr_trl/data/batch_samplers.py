@@ -30,8 +30,8 @@ class StepsSortedByLength(Sampler[int]):
     share a micro-batch. Processes get adjacent micro-batches, whose rows have similar lengths, so no process waits long
     for another process.
 
-    The last step is sorted only if it is full. `dataloader_drop_last` drops the last rows, which would be the shortest
-    after sorting.
+    The last step is sorted only if it is full. If an incomplete step were sorted, `dataloader_drop_last` would always
+    drop its shortest rows.
 
     Args:
         order (`SeedableRandomSampler`): Random order of the rows.
@@ -147,8 +147,8 @@ class ReseededSampler(Sampler[int]):
 class FilledSampler(Sampler[int]):
     """Sampler that appends the numbers N, N + 1, ... to an order of N rows, up to a length divisible by `multiple`.
 
-    `FilledRows` returns rows without a reward for these numbers. Without them, Accelerate would repeat rows to fill the
-    last batches of several processes (huggingface/accelerate#1674).
+    `FilledRows` returns rows without a reward for these numbers. Without the added numbers, Accelerate would repeat
+    rows to fill the last batches of several processes (huggingface/accelerate#1674).
     """
 
     def __init__(self, order: Any, multiple: int) -> None:

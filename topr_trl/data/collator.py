@@ -106,7 +106,7 @@ class Collator:
         return row.get("mu_logps", self.log_mu.get((row["dataset"], row["row"])))
 
     def _by_token(self, row: dict[str, Any]) -> FloatArray | list[float]:
-        """Return log μ of each token that the model wrote. All values are NaN if any is missing."""
+        """Return log μ of each token that the model wrote. All values are NaN unless each token has a value."""
         mu = self._known(row)
         if isinstance(mu, list) and None in mu:
             mu = None

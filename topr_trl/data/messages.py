@@ -82,7 +82,7 @@ def _last_turn(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizerBase, t
         return ids[turn.start : turn.start + length - 1]
     if truncated:
         return token_ids(turn.text[: turn.said], tokenizer)
-    # The template wrote no stop token, so add the tokenizer's. Drop whitespace that the template added before it.
+    # The template wrote no stop token, so add the tokenizer's. Drop whitespace that the template added at the end.
     end = max(turn.said, len(turn.text.rstrip()))
     return [*token_ids(turn.text[:end], tokenizer), stop_token(tokenizer)]
 
@@ -117,8 +117,9 @@ def _length_with_stop(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizer
     if not places:
         return len(own) + 1 if stops.intersection(ids[turn.end : turn.end + 1]) else 0
     ends_with_text = bool(turn.message["content"].strip()) and not turn.message.get("tool_calls")
-    # With several special tokens, the stop token is the first that is EOS, is repeated, or follows text and is not
-    # followed by another special token. If there is none, it is the last special token.
+    # Choose among several special tokens. The stop token is the first that meets one of three conditions: it is EOS, it
+    # is repeated, or it comes after text and before a token that is not special. If none does, the last one is the stop
+    # token.
     for place in places[:-1]:
         is_alone = ends_with_text and place + 1 not in places
         if own[place] == tokenizer.eos_token_id or own[place + 1] == own[place] or is_alone:

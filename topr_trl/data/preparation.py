@@ -31,7 +31,7 @@ from topr_trl.data.tokenization import tokenize
 from topr_trl.data.trajectories import Rollouts, join_parts, rollouts_of
 from topr_trl.settings.shared import CurationArguments, TOPRArguments
 
-# Columns that `topr curate` reads to validate and choose rows.
+# `topr curate` reads only these columns, which suffice to validate and choose rows.
 CHOICE_COLUMNS = (
     "prompt", "prompt_ids", "completion", "completion_ids", "reward", "label", "problem_id", "sample_id", ROLLOUT,
     "finish_reason", TEMPERATURE,
@@ -91,7 +91,7 @@ class ScoredRows:
             rewards_N, rollouts = reward_column(rows), rollouts_of(rows)
             after_baseline_N = after_baseline_column(rows) if AFTER_BASELINE in columns else None
             times_N = times_column(rows) if {AFTER_BASELINE, TIMES_CHOSEN} <= set(columns) else None
-            # NaN differs from itself, so rows without a reward are compared as infinity.
+            # NaN differs from itself, so a missing reward is compared as infinity.
             rollouts.check_same("reward", np.nan_to_num(rewards_N, nan=np.inf))
             if times_N is not None:
                 rollouts.check_same(TIMES_CHOSEN, times_N)
@@ -196,7 +196,7 @@ class ScoredRows:
             )
         if (counts > 1).any():
             dataset = join_parts(dataset, counts)
-        # These columns are added after mapping, so the cached file does not depend on the baseline.
+        # These columns are added after tokenization, so the cached tokens do not depend on the baseline.
         dataset = dataset.add_column("reward", rewards_M).add_column("given_reward", self.rewards_R[rollouts_M])
         dataset = dataset.add_column("row", self.rollouts.firsts_R[rollouts_M])
         if of_sampler:

@@ -21,7 +21,7 @@ _END_OF_THINKING = "</think>"
 
 
 class CannotWrite(ValueError):
-    """Error for a chat template that changes or omits text that the model read or wrote."""
+    """Error for a chat template that refuses messages, or changes or omits text that the model read or wrote."""
 
 
 def end_of_turn(message: dict[str, Any], context: str, text: str, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -42,13 +42,13 @@ def end_of_turn(message: dict[str, Any], context: str, text: str, tokenizer: Pre
     count = _visible_length(message, squeezed(context), visible, tokenizer)
     if message.get("tool_calls"):
         return len(text)
-    # `count` ignores whitespace. Find the same place in the text with whitespace, from its end.
+    # `count` ignores whitespace. Count back from the end to find the same place in the text with whitespace.
     end, after = len(text), len(visible) - count
     while after:
         end -= 1
         after -= not text[end].isspace()
     end = len(text[:end].rstrip())
-    # The model wrote the whitespace at the end of the content, if the template kept it.
+    # Whitespace at the end of the content is from the model. Include it if the template kept it.
     content = message["content"]
     trailing = content[len(content.rstrip()) :]
     return end + len(trailing) if text.startswith(trailing, end) else end
@@ -58,7 +58,7 @@ def _visible_length(message: dict[str, Any], context: str, text: str, tokenizer:
     """Return the number of characters of a turn's text up to the end of the last part of its message.
 
     `context` and `text` have no whitespace. A part can start in the context, since some generation prompts end with
-    `<think>`. A part must not end within a special token: the part `e` is not found in `<|end|>`.
+    `<think>`. A part must not start or end within a special token: the part `e` is not found in `<|end|>`.
 
     Raises:
         CannotWrite: the text lacks a part of the message, or has thinking that the model did not write.

@@ -65,8 +65,8 @@ def render_turns(
 
     The function tries the tokenizer's own template, then TRL's training template for the model, if there is one. These
     attempts fail if, for example, a template changes earlier turns once later turns follow. The function then uses the
-    `{% generation %}` blocks of the last template it tried. If this fails too, and the generation prompt opens
-    thinking, the function moves the thinking of each message into its content and tries again.
+    `{% generation %}` blocks of the last template, if it has them. If this fails too, and the generation prompt opens
+    thinking, the function moves the thinking of each learned turn into its content and tries again.
 
     Args:
         prompt (`list[dict]`): Messages of the prompt.
@@ -252,7 +252,7 @@ def _by_markers(
             "Set chat_template_path to a different template, or give completion_ids and completion_mask"
         )
     turns = list[Turn]()
-    # End of the previous turn in the text, and number of messages up to and including the previous turn.
+    # `previous_end` is where the previous turn ends in the text. `read` counts the messages up to and including it.
     previous_end, read = 0, 0
     for n, (start, end) in zip(places, runs, strict=True):
         if not is_learned(completion[n]):

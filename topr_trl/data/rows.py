@@ -9,7 +9,7 @@
 | `times_chosen` | int | with `reward_after_baseline`: how often each epoch trains on the row; default 1 |
 | `label` | bool | used if there is no `reward`, as in KTO's datasets: true is +1, false is -1 |
 | `prompt_ids`, `completion_ids` | token ids | tokens that the sampler read and wrote, including the stop token |
-| `problem_id` | int or text | group of the row: the completions of one prompt |
+| `problem_id` | int or text | id that the completions of one prompt share |
 | `sample_id` | int | position of the row in the sampling order of its problem |
 | `completion_mask` | 1 or 0, one per token of `completion_ids` | 1 for a token that the model wrote, 0 for context |
 | `rollout_id` | int or text | id that the parts of one trajectory share, see `topr_trl.data.trajectories` |
@@ -96,15 +96,15 @@ def text_column(rows: Dataset, name: str, may_be_empty: bool = False) -> list[An
 
 
 def id_column(rows: Dataset, name: str) -> NDArray[np.generic]:
-    """Return (N,) ids, which are numbers or texts."""
+    """Return the ids in a column, which are numbers or texts, shape (N,)."""
     remedy = "Fill or drop the column."
     return np.asarray(checked_column(rows, name, lambda v: isinstance(v, int | float | str), "numbers or text", remedy))
 
 
 def reward_column(rows: Dataset) -> NDArray[np.float64]:
-    """Return the (N,) float64 rewards of rows to learn from. A label counts as 1 or -1.
+    """Return the rewards of rows to learn from, shape (N,), float64. A label counts as 1 or -1.
 
-    A reward can be null, and is then NaN, only if there is a column `reward_after_baseline`.
+    A null reward is allowed only with a column `reward_after_baseline`, and becomes NaN.
 
     Raises:
         ValueError: there is no row, a required column is missing, or a row has a wrong reward or label.

@@ -1,10 +1,12 @@
-"""Read how rows were sampled, and decide whether `sampler_logps` can be used as log μ.
+"""Read the sampling settings of rows, and decide whether `sampler_logps` can be used as log μ.
 
 The trainer computes log π from all logits, divided by the sampling temperature of the rows. The log-probabilities of a
-sampler are comparable with log π if they describe the same distribution. For log-probabilities after temperature and
-filters (`processed_logprobs`), this is the case if no filter removed any token. For log-probabilities of the model
-(`raw_logprobs`), this is the case at temperature 1. A filter that keeps 99.5% of the probability mass at each token
-raises log μ of 1,000 tokens by 5. A negative then starts with a weight of e⁻⁵ instead of 1.
+sampler are comparable with log π if they describe the same distribution. Log-probabilities after temperature and
+filters (`processed_logprobs`) are comparable if no filter removed any token. Log-probabilities of the model
+(`raw_logprobs`) are comparable at temperature 1.
+
+A filter that keeps 99.5% of the probability mass at each token raises log μ of 1,000 tokens by 5. A negative then
+starts with a weight of e⁻⁵ instead of 1.
 """
 
 from collections.abc import Mapping

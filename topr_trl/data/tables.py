@@ -48,7 +48,7 @@ def shard_path(folder: Path, shard: int, num_shards: int) -> Path:
 
 
 def save_rows(dataset: Dataset, directory: str | Path, shard: int = 0, num_shards: int = 1) -> Path:
-    """Save rows as one parquet shard of a directory. The file is written atomically.
+    """Save rows as one parquet shard of a folder. The file is written atomically.
 
     Example:
 
@@ -100,8 +100,8 @@ def shards_of(path: str | Path) -> list[Path]:
     """Return the parquet files of a folder of rows. Any other path is returned as it is, even if there is no such file.
 
     Raises:
-        FileNotFoundError: the folder has no parquet file, or files of several splits. Or the number of files differs
-            from the number in the name of the first file.
+        FileNotFoundError: the folder has no parquet file, the folder has files of several splits, or the number of
+            files differs from the number in the name of the first file.
     """
     path = Path(path)
     shards = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
@@ -128,7 +128,7 @@ def shards_of(path: str | Path) -> list[Path]:
 
 
 def load_rows(path: str | Path, cache_dir: str | Path | None = None) -> Dataset:
-    """Load rows from a directory of parquet shards, or from a `.parquet`, `.json` or `.jsonl` file.
+    """Load rows from a folder of parquet shards, or from a `.parquet`, `.json` or `.jsonl` file.
 
     Example:
 
@@ -143,7 +143,7 @@ def load_rows(path: str | Path, cache_dir: str | Path | None = None) -> Dataset:
 
     Args:
         path (`str` or `Path`):
-            Directory or file.
+            Folder or file.
         cache_dir (`str` or `Path`, *optional*):
             Folder in which `datasets` keeps its copy. `None` uses its default cache.
 
@@ -151,7 +151,7 @@ def load_rows(path: str | Path, cache_dir: str | Path | None = None) -> Dataset:
         [`~datasets.Dataset`]: the rows of all shards.
 
     Raises:
-        FileNotFoundError: there is no such file, or the directory does not hold exactly one complete set of shards.
+        FileNotFoundError: there is no such file, or the folder does not hold exactly one complete set of shards.
         ValueError: a file has a different suffix, is empty or is damaged, or there is no row.
     """
     return read_table(*shards_of(path), cache_dir=cache_dir)
@@ -168,7 +168,7 @@ def schema_of(file: Path) -> pa.Schema:
 
 
 def _read_by_pyarrow(file: Path, reader: Callable[[Path], Read]) -> Read:
-    """Call a reader of pyarrow. Except for a missing file, raise its errors as a ValueError that names the file."""
+    """Call a reader of pyarrow. If the file exists but cannot be read, raise a ValueError that names the file."""
     try:
         return reader(file)
     except FileNotFoundError:

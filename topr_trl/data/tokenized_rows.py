@@ -40,12 +40,12 @@ def column(dataset: Dataset, name: str) -> pa.ChunkedArray:
 
 
 def lengths_of(dataset: Dataset) -> NDArray[np.int64]:
-    """Return (N,) the number of tokens in `input_ids`."""
+    """Return the number of tokens in `input_ids` of each row, shape (N,)."""
     return np.asarray(pc.list_value_length(column(dataset, "input_ids")), dtype=np.int64)
 
 
 def sequence_lengths(dataset: Dataset) -> NDArray[np.int64]:
-    """Return (N,) the number of tokens of each row, or of its longest part if it has parts."""
+    """Return the number of tokens of each row, or of its longest part if it has parts, shape (N,)."""
     if PARTS not in dataset.column_names:
         return lengths_of(dataset)
     parts = column(dataset, PARTS)
@@ -54,7 +54,7 @@ def sequence_lengths(dataset: Dataset) -> NDArray[np.int64]:
 
 
 def completion_lengths(dataset: Dataset) -> NDArray[np.int64]:
-    """Return (N,) the number of tokens that the model wrote in each completion."""
+    """Return the number of tokens that the model wrote in each completion, shape (N,)."""
     counts = lengths_of(dataset) - column(dataset, "prompt_length").to_numpy()
     if MASK in dataset.column_names:
         masks = column(dataset, MASK)
@@ -65,7 +65,7 @@ def completion_lengths(dataset: Dataset) -> NDArray[np.int64]:
 
 
 def prompt_groups(dataset: Dataset) -> NDArray[np.int64]:
-    """Return (N,) a group number for each row. Rows with equal prompt tokens have the same number."""
+    """Return a group number for each row, shape (N,). Rows with equal prompt tokens have the same number."""
     prompts = column(dataset, "prompt_length").to_numpy()
     ids = pc.list_flatten(column(dataset, "input_ids")).to_numpy()
     lengths = lengths_of(dataset)
@@ -101,8 +101,8 @@ def check_tokens(name: str, dataset: Dataset, config: PretrainedConfig, max_leng
     """Check that a model with this config can read tokenized rows.
 
     Raises:
-        ValueError: a token id is outside the vocabulary. Or a row, or the longest part of a row with parts, is longer
-            than `max_length` or the model's context.
+        ValueError: a token id is outside the vocabulary, or a row is longer than `max_length` or the model's context.
+            For a row with parts, the length is that of its longest part.
     """
     vocabulary = config.vocab_size
     limits = {"max_length": max_length, "the model's context": getattr(config, "max_position_embeddings", None)}

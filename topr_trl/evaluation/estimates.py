@@ -75,7 +75,7 @@ class Evaluation:
 
     Attributes:
         pass_at (`dict[int, Estimate]`):
-            pass@k by k: the probability that at least one of k samples is correct or passed. Empty for rewards without
+            pass@k by k: the probability that at least one of k samples is correct, or passes. Empty for rewards without
             `pass_threshold`.
         maj_at (`dict[int, Estimate]`):
             maj@k by k: the probability that the most frequent valid answer of k samples is correct.
@@ -98,7 +98,7 @@ class Evaluation:
         greedy ([`Estimate`], *optional*):
             Share of problems whose greedy answer (temperature 0) is correct. `None` without greedy answers.
         temperatures (`list[float]`, *optional*, defaults to `[]`):
-            Distinct temperatures of the samples, in ascending order. Empty if they are unknown.
+            Distinct temperatures of the samples, in ascending order. Empty if a sample's temperature is unknown.
         reward ([`RewardEstimate`], *optional*):
             Mean reward of the samples. `None` if rewards were not evaluated.
         best_reward_at (`dict[int, RewardEstimate]`, *optional*, defaults to `{}`):
@@ -140,7 +140,7 @@ class Evaluation:
             }
             for column, members in plain.get("groups", {}).items()
         }
-        greedy = plain.get("greedy")  # version 0.2 did not write it
+        greedy = plain.get("greedy")  # files of version 0.2 lack this key
         rewards = {name: _reward_estimate(plain.get(name)) for name in ("reward", "greedy_reward")}
         best = {int(k): _reward_estimate(estimate) for k, estimate in plain.get("best_reward_at", {}).items()}
         return cls(

@@ -64,7 +64,7 @@ def plot_evaluations(
 
 
 def _draw_curves(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
-    """Draw each run in one color and each measure in one line style. For a single run, each measure has a color."""
+    """Draw each run in its own color and each measure in its own line style. A single run has a color per measure."""
     one = len(evaluations) == 1
     first_greedy = next((run for run in evaluations.values() if run.greedy), None)
     for r, run in enumerate(evaluations.values()):

@@ -34,7 +34,7 @@ class RewardSamples:
             Reward of the greedy completion (temperature 0) of each problem, shape (P,), with NaN for a completion
             without a reward. `None` without greedy completions.
         temperatures (`Sequence[float]`, *optional*, defaults to `()`):
-            Distinct temperatures of the samples, in ascending order. Empty if they are unknown.
+            Distinct temperatures of the samples, in ascending order. Empty if a sample's temperature is unknown.
     """
 
     rewards_PS: NDArray[np.float64]

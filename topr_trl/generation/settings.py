@@ -1,4 +1,4 @@
-"""Settings and functions that sampling with transformers and sampling with vLLM share."""
+"""Settings and functions that are shared by sampling with transformers and with vLLM."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from topr_trl.data.sampler_logps import GREEDY, LOGPROBS_MODE, RAW, SAMPLING, TE
 from topr_trl.data.tokenization import encode_messages, encode_prompt
 from topr_trl.settings.checks import check_at_least, check_types
 
-# Columns that sampled rows have in addition to the columns of the problem.
+# Sampled rows have these columns in addition to the columns of the problem.
 COLUMNS_OF_SAMPLER = ("sample_id", "completion", "prompt_ids", "completion_ids", "finish_reason", "sampler_logps",
                       LOGPROBS_MODE, *SAMPLING)  # fmt: skip
 
@@ -40,7 +40,8 @@ class SamplingArguments:
         top_p (`float`, *optional*, defaults to `1.0`):
             Probability mass of the most likely tokens to sample from, in (0, 1].
         top_k (`int`, *optional*, defaults to `500`):
-            Number of most likely tokens to sample from. A number above the size of the vocabulary keeps all tokens.
+            Number of most likely tokens to sample from. If the number is at least the size of the vocabulary,
+            all tokens are kept.
         max_new_tokens (`int`, *optional*, defaults to `512`):
             Maximum length of a completion, in tokens.
         sampling_batch_size (`int`, *optional*, defaults to `512`):

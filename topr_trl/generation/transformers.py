@@ -201,7 +201,7 @@ class _RecordLogps(LogitsProcessor):
 def _only_config(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
     """Put the model in evaluation mode, and replace its generation config. Restore both at the end.
 
-    Otherwise, `generate` would add settings of the model's original config, such as a repetition penalty.
+    Without the replacement, `generate` would add settings of the model's own config, such as a repetition penalty.
     """
     # PEFT's `generate` copies the config to the base model.
     owners = [model, model.get_base_model()] if is_peft_model(model) else [model]
@@ -222,7 +222,7 @@ def _trim(
     """Return a completion without padding, and its finish reason. Stop tokens and stop strings are kept."""
     ends = [n for n, token in enumerate(tokens) if token in eos or token == tokenizer.pad_token_id]
     before = tokens[: ends[0]] if ends else tokens
-    # A stop string can end a completion at the limit. And if the pad token is also the stop token, only the text shows
+    # A stop string can end a completion at the limit. If the pad token is also the stop token, only the text shows
     # whether a stop string ended the completion.
     stopped_by_string = any(stop in tokenizer.decode(before) for stop in stop_strings)
     if not ends:

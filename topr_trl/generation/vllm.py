@@ -44,10 +44,10 @@ _ON_THE_CPU = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8_192}
 def start_engine(
     model: str, args: VLLMArguments, seed: int = 0, revision: str | None = None, trust_remote_code: bool = False
 ) -> Any:
-    """Return a new `vllm.LLM` for safetensors from a folder or the Hub. Its memory is freed when this process ends.
+    """Return a new `vllm.LLM` for a model in safetensors format. The engine's memory is freed when this process ends.
 
     Args:
-        model (`str`): Folder or name of the model.
+        model (`str`): Folder of the model, or its name on the Hub.
         args (`VLLMArguments`): Settings of the engine.
         seed (`int`, *optional*, defaults to `0`): Seed of the engine.
         revision (`str`, *optional*): Revision of a model on the Hub.

@@ -36,9 +36,10 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
     completion.
 
     Settings that only the losses of GRPO use, such as `epsilon`, `delta` and `scale_rewards`, must keep their defaults.
-    `vllm_importance_sampling_correction` never changes the loss. If it is on, TRL measures the distance between
-    the log-probabilities of vLLM and of the trainer. TRL logs it as `sampling/sampling_logp_difference/mean` and
+    `vllm_importance_sampling_correction` never changes the loss. With `True`, TRL logs the difference between the
+    log-probabilities of vLLM and of the trainer, as `sampling/sampling_logp_difference/mean` and
     `sampling/sampling_logp_difference/max`.
+
     With `load_best_model_at_end`, the best model is the one with the highest `eval_reward`, unless
     `metric_for_best_model` names another metric.
 
@@ -64,7 +65,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
 
             - `"topr"`: the paper's method, with a+ = b+ = b- = 1 and a- = 0.
             - `"positives_only"`: completions with R < 0 have weight 0. This is reward-weighted fine-tuning.
-            - `"reinforce"`: every weight is 1. The objective has no upper bound, and off-policy the model collapses.
+            - `"reinforce"`: every weight is 1. The objective has no upper bound, and off-policy training collapses.
             - `"opr"`: plain importance sampling. The weight is the ratio π/μ.
             - `"tis"`: truncated importance sampling. The weight is the ratio π/μ, truncated at 1.
         a_pos (`float`, *optional*):
@@ -82,8 +83,8 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             `"token"` (the ratio of each token) and `"geometric"` (the geometric mean over the tokens) exist for
             comparison. Only `"sequence"` is the paper's TOPR. See `topr_trl.loss.log_ratios` for the equations.
         segment_tokens (`int`, *optional*, defaults to `64`):
-            Number of tokens in a segment, with `ratio_level="segment"`, which needs log μ of each token. Only tokens
-            that are trained on count.
+            Number of tokens in a segment, with `ratio_level="segment"`, which needs log μ of each token. Tokens that
+            the model did not write, such as tool results, do not count.
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
         log_mu (`str`, *optional*, defaults to `"trainer"`):
@@ -150,8 +151,8 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         lr_scheduler_type (`str`, *optional*, defaults to `"constant"`):
             Schedule of the learning rate. The default is the paper's.
         logging_nan_inf_filter (`bool`, *optional*, defaults to `False`):
-            Whether to leave NaN and infinite losses out of the logged loss. With `False`, training stops at the first
-            NaN or infinite loss.
+            Whether to leave NaN and infinite losses out of the logged loss. With `False`, a NaN or infinite loss stops
+            training at the next log.
         share_prompts (`bool`, *optional*):
             Whether to compute a prompt once for all its completions in a micro-batch. Needs `"sdpa"` or `"eager"`
             attention. If sharing is not possible or would change log π, the trainer prints the reason, and computes the
@@ -251,7 +252,7 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
 
             - `"topr"`: the paper's method, with a+ = b+ = b- = 1 and a- = 0.
             - `"positives_only"`: completions with R < 0 have weight 0. This is reward-weighted fine-tuning.
-            - `"reinforce"`: every weight is 1. The objective has no upper bound, and off-policy the model collapses.
+            - `"reinforce"`: every weight is 1. The objective has no upper bound, and off-policy training collapses.
             - `"opr"`: plain importance sampling. The weight is the ratio π/μ.
             - `"tis"`: truncated importance sampling. The weight is the ratio π/μ, truncated at 1.
         a_pos (`float`, *optional*):
@@ -269,14 +270,14 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             `"token"` (the ratio of each token) and `"geometric"` (the geometric mean over the tokens) exist for
             comparison. Only `"sequence"` is the paper's TOPR. See `topr_trl.loss.log_ratios` for the equations.
         segment_tokens (`int`, *optional*, defaults to `64`):
-            Number of tokens in a segment, with `ratio_level="segment"`, which needs log μ of each token. Only tokens
-            that are trained on count.
+            Number of tokens in a segment, with `ratio_level="segment"`, which needs log μ of each token. Tokens that
+            the model did not write, such as tool results, do not count.
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
         log_mu (`str`, *optional*, defaults to `"trainer"`):
-            Source of log μ. `"trainer"` takes the column `mu_logps`. Without this column, it computes log μ with the
-            starting weights before the first step. `"sampler"` takes the column `sampler_logps`. Rounding in a sampler
-            changes the ratio of long completions.
+            Source of log μ. `"trainer"` takes the column `mu_logps`. Without this column, the trainer computes log μ
+            with the starting weights before the first step. `"sampler"` takes the column `sampler_logps`. Rounding in a
+            sampler changes the ratio of long completions.
 
         > Parameters that control the baseline and the choice of rows
 
@@ -315,12 +316,13 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
         lr_scheduler_type (`str`, *optional*, defaults to `"constant"`):
             Schedule of the learning rate. The default is the paper's.
         logging_nan_inf_filter (`bool`, *optional*, defaults to `False`):
-            Whether to leave NaN and infinite losses out of the logged loss. With `False`, training stops at the first
-            NaN or infinite loss.
+            Whether to leave NaN and infinite losses out of the logged loss. With `False`, a NaN or infinite loss stops
+            training at the next log.
         sort_by_length (`bool`, *optional*, defaults to `True`):
             Whether to sort the rows of each optimizer step by length. The micro-batches then have less padding, and
-            each step keeps its rows and its gradient. Has no effect on rows that are read in a fixed order, with
-            `padding_free=True`, with Accelerate's `split_batches`, or with the auxiliary loss of a mixture of experts.
+            each step keeps its rows and its gradient. The setting has no effect on rows that are read in a fixed order,
+            with `padding_free=True`, with Accelerate's `split_batches`, or with the auxiliary loss of a mixture of
+            experts.
         share_prompts (`bool`, *optional*):
             Whether to compute a prompt once for all its completions in a micro-batch. Needs `"sdpa"` or `"eager"`
             attention. If sharing is not possible or would change log π, the trainer prints the reason, and computes the

@@ -76,9 +76,9 @@ def refuse_settings(
         args (`object`): Settings to check.
         parent (`type`): TRL's class of settings, which has the default values.
         trainer (`str`): Name of the trainer, for the message.
-        advice (`dict[str, str]`): Advice for each setting that cannot be used, by its name.
-        also_allowed (`Mapping`, *optional*): Values of a setting that are allowed in addition to its default, by its
-            name.
+        advice (`dict[str, str]`): Advice for settings that cannot be used, by the name of the setting.
+        also_allowed (`Mapping`, *optional*): Values that are allowed in addition to the default, by the name of the
+            setting.
     """
     allowed = {f.name: (f.default, *(also_allowed or {}).get(f.name, ())) for f in fields(parent)}
     there = [name for name in advice if name in allowed]
@@ -164,7 +164,7 @@ def refuse_filters(args: Any) -> None:
 
 
 # With these values, only the temperature changes the distribution that vLLM samples from. Any other setting must
-# be in `_HARMLESS` or None, which is vLLM's default.
+# be in `_HARMLESS`, or be None, for which vLLM uses its default.
 _UNFILTERED: dict[str, tuple[float, ...]] = {
     "top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0,), "repetition_penalty": (1.0,), "presence_penalty": (0.0,),
     "frequency_penalty": (0.0,), "vllm_structured_outputs_regex": (),
@@ -203,7 +203,7 @@ LIMITS_ADVICE = "The limits of a ratio are set by `preset`, or by `a_pos`, `b_po
 _TAPER_ADVICE = "The taper is the only correction; see `log_mu`."
 _NOISE = {"neftune_noise_alpha": "The noise changes log π but not log μ, so TOPR's weights would be wrong."}
 _NO_NOISE = {"neftune_noise_alpha": (0,)}
-# Values that are accepted in addition to the defaults, because they do not conflict with TOPR.
+# These values are accepted in addition to the defaults, because they do not conflict with TOPR.
 LIKE_TOPR: dict[str, tuple[Any, ...]] = {"loss_type": ("topr", None), "scale_rewards": (False, "none"), **_NO_NOISE}
 LIKE_OFFLINE_TOPR: dict[str, tuple[Any, ...]] = {
     "dataset_kwargs": ({}, {"skip_prepare_dataset": False}),
