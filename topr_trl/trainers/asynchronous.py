@@ -217,7 +217,7 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> int:
         """Count the completions of an optimizer step, over all processes."""
-        # TRL's batches do not have this count. Divide the number of tokens by the mean length of prompt and completion.
+        # TRL's batches do not have this count. `mean_seq_len` is the number of forwarded tokens divided by the count.
         return round(sum(float(b["global_n_forward_tokens"][0] / b["mean_seq_len"][0]) for b in batch_samples))
 
     def compute_loss(
@@ -229,8 +229,8 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
     ) -> Tensor:
         """Compute the part of an optimizer step's mean loss that comes from one packed row.
 
-        The unpacking and the counters follow TRL's method. In a packed row, the completions of a prompt share its
-        tokens, so a position can belong to several completions.
+        The unpacking and the counters follow TRL's method. A packed row has the common prefix of several completions
+        only once, so a position can belong to several completions.
 
         Args:
             model (`torch.nn.Module`):

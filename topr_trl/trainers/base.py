@@ -66,7 +66,7 @@ def path_as_text(model: Any) -> Any:
 def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Config]) -> Config:
     """Return the settings of a trainer, or default settings if `args` is None.
 
-    If the model is given by name, set `model_init_kwargs` to load its weights only from safetensors.
+    If the model is given by name, `model_init_kwargs` gets `use_safetensors=True`, unless it sets this argument itself.
 
     Args:
         trainer (`str`):
@@ -107,7 +107,7 @@ class TOPRMixin(Trainer):
     _name = "TOPR"
     _paper = PAPER
     args: TOPRConfig | OfflineTOPRConfig
-    _rows_trained_on: str  # description for the model card
+    _rows_trained_on: str  # description of the training rows, for the model card
     _order: Sampler[int] | None = None  # sampler of the training rows
     _prompts: SharedPrompts | None = None
     _is_checked = False  # whether the checks in `forward_checks` have run for the model
@@ -245,7 +245,7 @@ class TOPRMixin(Trainer):
             say("prompts are computed once for neighboring completions.", self.args)
 
     def _check_sharing(self, model: nn.Module) -> None:
-        """Stop sharing prompts if it changes log π on any process."""
+        """Stop sharing prompts if sharing fails or changes log π on any process."""
         if self._prompts is None:
             return
         was_training = model.training
@@ -261,7 +261,8 @@ class TOPRMixin(Trainer):
         if why_not is not None:
             if self._is_checked:
                 self._prompts.remove()
-            # A model that FSDP or DeepSpeed has wrapped keeps the replaced `forward`, so switch sharing off in it.
+            # A model that FSDP or DeepSpeed has wrapped keeps the replaced `forward`. While `enabled` is False, this
+            # `forward` shares no prompts.
             self._prompts.enabled = False
             self._prompts = None
             self._say_not_shared(why_not)
@@ -292,8 +293,8 @@ class TOPRMixin(Trainer):
         Raises:
             FloatingPointError: a weight, loss or gradient is NaN or infinite.
             ValueError: no parameter can be trained. Or the checkpoint is missing, damaged, incomplete, or from a
-                different kind of trainer. Offline, the rows have malformed log μ or log μ of a different model, or log
-                μ of the resumed run is missing.
+                different model or kind of trainer. Or log μ of stored rows is malformed or from a different model, or
+                log μ of the resumed run is missing.
         """
         check_finite(self.model, "The model to train")
         if self._will_train and not any(parameter.requires_grad for parameter in self.model.parameters()):
@@ -343,7 +344,7 @@ class TOPRMixin(Trainer):
             self.args.dataloader_drop_last = drop_last
 
     def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """Evaluate one dataset. Its row metrics are logged with the same prefix as its loss."""
+        """Evaluate one dataset. The row metrics are logged with the same prefix as the loss."""
         self._metric_prefix = metric_key_prefix
         self._row_metrics["eval"] = RowMetrics()  # `predict` does not log, so rows of a prediction may be left over.
         self._metrics["eval"].clear()
@@ -416,7 +417,7 @@ class TOPRMixin(Trainer):
         super().log(logs, start_time)
 
     def _warn_about_weights(self, found: dict[str, float]) -> None:
-        """Warn if most negatives are dead, and recommend a ratio per segment for long negatives. Print each once."""
+        """Warn if most negatives are dead, and recommend a ratio per segment for long negatives, at most once each."""
         state = self.state
         advice = advice_on_segments(
             found.get("topr/tokens/negatives", 0.0), found.get("topr/weight_mean_negatives", 1.0), self.args.ratio_level
@@ -469,9 +470,9 @@ class TOPRMixin(Trainer):
         card.save(folder / "README.md")
 
     def _say_share(self, rewards: FloatArray, args: TOPRConfig | OfflineTOPRConfig) -> None:
-        """Print the effective share of positives among the rewards R, unless it is 1 or negatives have no weight.
+        """Print the effective share of positives among the rewards R, if it is below 1 and negatives have a weight.
 
-        Each trainer prints it once, so online it describes the first generation batch with negatives.
+        Each trainer prints this message once. Online, the message describes the first generation batch with negatives.
         """
         share = effective_positive_share(rewards)
         if self._said_share or not share < 1 or args.limits.b_neg == 0:
@@ -495,7 +496,8 @@ class TOPRMixin(Trainer):
 
         If negatives have no weight, positives alone need no warning.
 
-        `zeros` says whether any raw reward is 0. `args` are the settings, because offline `self.args` is not set yet.
+        `zeros` says whether any raw reward is 0. `args` are the settings. The offline trainer calls this method before
+        `self.args` is set.
         """
         positives, negatives = curated.available_positives, curated.available_negatives
         signs = (positives > 0, negatives > 0)
@@ -531,8 +533,8 @@ def _mean(values: list[float]) -> Any:
 class _Beginning(TrainerCallback):
     """Callback that calls the trainer's `_training_begins`, and passes the number of each epoch to its sampler.
 
-    If a run with several processes is resumed, Accelerate wraps the dataloader to skip batches. It then does not pass
-    the number of the epoch to the sampler.
+    Accelerate does not pass the number if a run with several processes is resumed, because it then wraps the dataloader
+    to skip batches.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -547,7 +549,7 @@ class _Beginning(TrainerCallback):
 
 
 def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
-    """Warn if the weights to train are float16 or bfloat16. Updates at the paper's learning rate round to nothing."""
+    """Warn if the weights to train are float16 or bfloat16, where updates at the paper's learning rate round to 0."""
     trained = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
     # DeepSpeed keeps a float32 copy of the weights.
     if trained and not is_deepspeed and not is_peft_model(model):
@@ -559,7 +561,7 @@ def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
 
 
 def _refuse_adapted_tokens(model: nn.Module) -> None:
-    """Raise a ValueError if an adapter changes tokens of the output head, because TRL's fused head ignores it."""
+    """Raise a ValueError if an adapter changes tokens of the output head. TRL's fused head ignores such an adapter."""
     head = text_model(model).get_output_embeddings()
     if hasattr(head, "token_adapter"):
         raise ValueError(

@@ -27,7 +27,7 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
             Model to load the weights into. If given, a weight must have the shape of the parameter with the same name.
 
     Raises:
-        FileNotFoundError: `name` starts like a path, and there is no such folder.
+        FileNotFoundError: `name` starts with `.`, `/` or `~`, and there is no such folder.
         ValueError: a file is damaged, or the shape of a weight differs from `model`.
     """
     if str(name).startswith((".", "/", "~")) and not Path(name).is_dir():
@@ -83,7 +83,7 @@ def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[s
         `dict[str, Any]`: the arguments with `use_safetensors`.
 
     Raises:
-        FileNotFoundError: `name` starts like a path, and there is no such folder.
+        FileNotFoundError: `name` starts with `.`, `/` or `~`, and there is no such folder.
         ValueError: a file is damaged (see `check_files`), or the folder has only pickled weights. If a model on the
             Hub has only pickled weights, transformers raises an error when it loads them.
     """
@@ -166,7 +166,7 @@ STATE = "trainer_state.json"
 
 
 def is_whole_checkpoint(folder: Path) -> bool:
-    """Whether a checkpoint is complete, and so has a readable `trainer_state.json`."""
+    """Whether a checkpoint has a readable `trainer_state.json`, and so is complete."""
     return _state_of(folder) is not None
 
 

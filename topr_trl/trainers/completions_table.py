@@ -85,7 +85,7 @@ class LogCompletions(TrainerCallback):
         if not self.trainer.model.training:
             return
         seen = self.trainer._weights_by_row.gather()
-        # `seen` is empty for the summary at the end of training, because the log of the last step took its rows.
+        # `seen` is empty if no step has run since the last log. The summary after training can be such a log.
         if seen and state.is_world_process_zero:
             show(self._table(seen, state.global_step), args)
 

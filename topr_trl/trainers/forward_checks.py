@@ -18,14 +18,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 _NOISE = re.compile(r"drop|jitter|noise")  # in names of settings that add noise to a forward pass
-# Texts of different length. If rows of a batch mix, or if padding shifts positions, log π of the shorter text changes.
+# Texts of different length. If rows of a batch affect each other, or if padding shifts positions, log π of the shorter
+# text changes.
 _PROBES = (
     "Ana has 3 pens and finds 4 more, then gives 2 of them to Ben. How many pens does Ana have now? The answer is 5.",
     "Ben has 9 coins and gives away 2. The answer is 7.",
 )
 _LONGEST_PROBE = 64  # maximum length in tokens
 
-# Function that takes a batch of token ids, and returns log π of the tokens after the first of each sequence.
+# Function that takes a batch of token ids, and returns for each sequence log π of all tokens but the first.
 LogProbs = Callable[[list[list[int]]], list[Tensor]]
 
 
@@ -182,7 +183,7 @@ def _difference(one: Tensor, other: Tensor, temperature: float) -> float:
 
 
 def _of_logits(model: Any, ids: list[int], temperature: float, device: torch.device) -> Tensor:
-    """Return log π of the tokens after the first, computed from the model's logits."""
+    """Return log π of all tokens but the first, computed from the model's logits."""
     tokens = torch.tensor([ids], device=device)
     # With prompt tuning, virtual tokens precede the given tokens.
     logits = model(input_ids=tokens, use_cache=False).logits[0, -len(ids) : -1].float() / temperature

@@ -390,7 +390,8 @@ def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
         `pa.ChunkedArray`: a list of values per row, one per completion token. Null for a row without log μ.
 
     Raises:
-        ValueError: the file is missing or damaged, or its log μ is for a different model, rows, rewards or limits.
+        ValueError: the file is missing or damaged, or its log μ is for a different model, temperature, rows, rewards or
+            limits.
     """
     if not path.is_file():
         raise ValueError(

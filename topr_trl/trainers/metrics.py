@@ -1,4 +1,4 @@
-"""Collect weights, ratios and rewards on the device, and compute their metrics whenever training logs."""
+"""Collect weights, ratios and rewards on the device, and compute their metrics whenever the trainer logs."""
 
 import torch
 from accelerate import Accelerator

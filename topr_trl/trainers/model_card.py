@@ -61,7 +61,7 @@ def _level(args: TOPRArguments) -> str:
 
 
 def _whose_log_mu(args: TOPRArguments, offline: bool) -> str:
-    """Describe the source of log μ, to follow the words "log μ"."""
+    """Describe the source of log μ. In the card, the description follows the words "log μ"."""
     if args.log_mu == "sampler":
         return "as the sampler reported it"
     if offline:

@@ -104,7 +104,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     Raises:
         TypeError: `args` is not an [`OfflineTOPRConfig`], or a dataset is not a `Dataset`.
-        ValueError: rows are malformed or too long, or an argument or setting cannot be used with this trainer.
+        FileNotFoundError: `model` is the path of a folder that does not exist.
+        ValueError: rows are malformed or too long, an argument or setting cannot be used with this trainer, or log π of
+            a row depends on the other rows of its batch.
     """
 
     # transformers' Trainer annotates these attributes with wider types.
@@ -168,7 +170,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def _share_prompts(self) -> None:
         """Share prompts, and decide whether training keeps the rows of a prompt together.
 
-        If the setting `share_prompts` is None, prompts are shared only on a CPU, and only if this saves enough tokens.
+        If the setting `share_prompts` is None, prompts are shared only on a CPU, and only if sharing saves at least
+        `LEAST_SAVED` of the tokens in training or for log μ.
         """
         args, rows = self.args, self.train_dataset
         if not self._wants_sharing:
@@ -250,7 +253,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         # micro-batch. With split_batches, micro-batches do not follow the sorted order.
         plain = args.padding_free or self.aux_loss_enabled or args.accelerator_config.split_batches
         if isinstance(sampler, RandomSampler):
-            # Accelerate would replace a RandomSampler with this sampler, but not inside the samplers below.
+            # Accelerate replaces a RandomSampler with a SeedableRandomSampler, but not inside the samplers below.
             sampler = SeedableRandomSampler(dataset, data_seed=args.seed if args.data_seed is None else args.data_seed)
             rows = self._rows_per_step
             if self._prompts is not None and self._keep_together:

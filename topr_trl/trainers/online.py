@@ -140,6 +140,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
     Raises:
         TypeError: `args` is not a [`TOPRConfig`], or `replay_dataset` is not a `Dataset`.
+        FileNotFoundError: `model` is the path of a folder that does not exist.
         ValueError: the dataset has no row or no column `prompt`, settings do not fit the model or the datasets, the
             tokenizer has neither a pad token nor a stop token, or log π depends on padding. In training and evaluation,
             a prompt is too long for the model's context, or a reward is infinite.
@@ -180,7 +181,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._left_to_evaluate: float = math.inf  # number of completions left in the current evaluation set
         # For each evaluation batch: a column of summed rewards, then one column per reward function.
         self._evaluated: list[Tensor] = []
-        self._shown_weights: dict[int, list[DisplayedFloat]] = {}  # weight and log-ratio, by row number of the table
+        self._shown_weights: dict[int, list[DisplayedFloat]] = {}  # weight and log-ratio, by row number
         if isinstance(model, nn.Module):
             remove_shared_prompts(text_model(model))  # An earlier trainer may have installed shared prompts.
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, *rest, **kwargs)
@@ -252,7 +253,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             )
 
     def _padded_log_probs(self, model: nn.Module, sequences: list[list[int]]) -> list[Tensor]:
-        """Return log π of the tokens after the first of each sequence, in a batch that is padded on the left."""
+        """Return for each sequence log π of all tokens but the first, from a batch that is padded on the left."""
         width, pad = max(map(len, sequences)), self._tokenizer.pad_token_id
         device = self.accelerator.device
         ids = torch.tensor([[pad] * (width - len(row)) + row for row in sequences], device=device)
@@ -286,7 +287,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         """Return TRL's micro-batch. With shared prompts, rows of a prompt are adjacent within each optimizer step."""
         before = self._buffered_inputs
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
-        # These terms of TRL's loss depend on which rows share a micro-batch, so rows must not move.
+        # The auxiliary loss and TRL's entropy settings depend on which rows share a micro-batch, so rows must not move.
         by_micro_batch = self.aux_loss_enabled or self.top_entropy_quantile < 1 or self._entropy_bonus_enabled
         is_old = not self.model.training or self._buffered_inputs is before
         if self._prompts is None or by_micro_batch or is_old:
@@ -312,7 +313,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._step, self._buffered_inputs, self._last_loaded_step = 0, None, -1
         self._silent.had_signal |= checkpoint is not None
 
-    # Rewards. TRL subtracts the mean of each group, but TOPR needs the raw rewards.
+    # TRL subtracts the mean of each group, but TOPR needs the raw rewards, so `_calculate_rewards` stores them.
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
         rewards_per_func = super()._calculate_rewards(*args, **kwargs)
@@ -328,8 +329,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         train = self.model.training
         # For a batch that is used several times, TRL computes log μ with an extra forward pass. That pass is not needed
-        # if the first use is one optimizer step, because the forward pass of that step gives log μ. So tell TRL that
-        # the batch is used once.
+        # if the first use is within one optimizer step, because the forward pass of that step gives log μ. So tell TRL
+        # that the batch is used once.
         uses = self.num_iterations  # type: ignore[has-type]  # TRL sets it without an annotation
         self.num_iterations = 1
         try:
@@ -367,7 +368,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return batch
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate one dataset. Its reward metrics count each completion once, even if Accelerate repeats rows."""
+        """Evaluate one dataset. The reward metrics count each completion once, even if Accelerate repeats rows."""
         rows = len(dataloader.dataset) * self.num_generations_eval if has_length(dataloader.dataset) else math.inf
         self._left_to_evaluate, self._evaluated = rows, []
         return super().evaluation_loop(dataloader, *args, **kwargs)
@@ -422,7 +423,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return rewards, curated
 
     def _show_rewards_in_completions(self, rewards_N: Tensor) -> None:
-        """Replace TRL's advantages in its table of completions with R, since the loss does not use them."""
+        """Replace the advantages in TRL's table of completions with R, or with 0 for a row whose R is NaN."""
         shown = self._logs["advantages"]
         for _ in range(min(len(shown), len(rewards_N))):
             shown.pop()
@@ -498,8 +499,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return batch
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
-        # Change a copy, because with num_iterations > 1 the buffered batch is used again. Trimming needs the width of
-        # the batch on the CPU, so it waits for the device, as TRL's metrics of each micro-batch do.
+        # Change a copy, because with num_iterations > 1 the buffered batch is used again. Trimming reads the length of
+        # the longest completion, so it waits for the device, as TRL's metrics of each micro-batch do.
         self._loss_inputs = of_loss = self._trim_padding(dict(inputs))
         try:
             loss = super()._compute_loss(model, of_loss)

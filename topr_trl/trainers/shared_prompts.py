@@ -65,14 +65,14 @@ class Layout:
         scored (`torch.Tensor`):
             Positions in the sequence that predict a label, shape (M,).
         shift_labels (`torch.Tensor`):
-            Labels of these positions, shape (1, M).
+            Labels of the positions in `scored`, shape (1, M).
         places_BT (`torch.Tensor`):
             For each token after the first column of the batch, the index into `scored` of the position that predicts
             the token, shape (B, T - 1). M if the token has no label. In a flattened batch, B is 1.
         tokens (`int`):
             Number of tokens of all rows, before sharing.
         masks (`dict`):
-            Attention masks that were already made for this layout, to use them again in other layers.
+            Attention masks that were already made for this layout. Other layers use them again.
         windows_asked (`set[int | None]`):
             Sliding windows of the masks that the model requested. None is full attention.
         windows_used (`list[int | None]`):
@@ -117,7 +117,7 @@ def choose_groups(rows: Sequence[Sequence[int]], least: int = 1) -> list[tuple[i
         next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
         for a, b in pairwise(rows)
     ]
-    # Dynamic programming: the number of saved tokens and the groups of the best solution for the first 0, 1, ... rows.
+    # Dynamic programming: `best[n]` has the number of saved tokens and the groups of the best solution for n rows.
     best: list[tuple[int, list[tuple[int, int, int]]]] = [(0, [])]
     for end in range(1, len(rows) + 1):
         found, shared = [], sys.maxsize
@@ -275,7 +275,7 @@ class SharedPrompts:
         return MethodType(shared, self.model)
 
     def _layout_of(self, kwargs: dict[str, Any]) -> Layout | None:
-        """Return the layout of a call, or None if it does not use TRL's fused head or would save too few tokens."""
+        """Return the layout of a call. Return None without TRL's fused head, or if sharing saves too few tokens."""
         self.layout = None
         ids, labels = kwargs.get("input_ids"), kwargs.get("labels")
         mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")

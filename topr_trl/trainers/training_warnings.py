@@ -10,10 +10,10 @@ from topr_trl.user_warnings import warn_user
 # If most negatives are dead early in training, the run probably has an error.
 MOSTLY_DEAD = 0.5  # "most": more than this share of the negatives
 EARLY = 0.1  # "early": in this first share of the steps
-# Negatives are long from this mean number of tokens on. Segments were better with 160 tokens (see "Long completions" on
-# the page of results). Up to 64 tokens, a segment is the whole completion.
+# Negatives are long from this mean number of tokens on. With 160 tokens, a ratio per segment was better than one per
+# completion (see "Long completions" on the page of results). Up to 64 tokens, a segment is the whole completion.
 LONG_NEGATIVES = 128
-LOST_WEIGHT = 0.5  # long negatives with a lower mean weight have lost too much of it
+LOST_WEIGHT = 0.5  # long negatives with a lower mean weight have lost too much weight
 
 
 def warn_if_dead(share: float, step: int, steps: int, first_log: int, use_segments: bool = False) -> bool:

@@ -14,7 +14,7 @@ from topr_trl.trainers.metrics import DEAD_WEIGHT
 
 @dataclass(frozen=True)
 class ReplayRow:
-    """Row to replay. Its tensors are on the CPU.
+    """Row to replay, with tensors on the CPU.
 
     Attributes:
         prompt_ids (`torch.Tensor`):
@@ -22,7 +22,7 @@ class ReplayRow:
         completion_ids (`torch.Tensor`):
             Token ids of the completion, shape (T,) with T >= 1, int32.
         written (`torch.Tensor`):
-            Whether the model wrote each token, shape (T,), bool. It did not write tool results.
+            Whether the model wrote each token, shape (T,), bool. False for tool results.
         mu_logps (`torch.Tensor`):
             log μ of each token in nats, shape (T,), float32. 0 for a token that the model did not write, and NaN if log
             μ is unknown.
@@ -127,7 +127,7 @@ class ReplayBuffer:
         return [self.rows[place] for place in places]
 
     def begin(self, batch: dict[str, Any], step: int) -> None:
-        """Start a new generation batch. Its rows are added by `settle`, after their forward passes.
+        """Start a new generation batch. `settle` adds the rows of the batch after their forward passes.
 
         Args:
             batch (`dict[str, Any]`):

@@ -19,7 +19,7 @@ _NAME = "replay"  # name of the dataset in error messages
 
 
 def read_logged(dataset: object, temperature: float) -> ScoredRows:
-    """Validate logged rows, and compute their raw rewards. This needs no model.
+    """Validate logged rows, and compute their raw rewards. No model is needed.
 
     Args:
         dataset (`object`):
