@@ -153,6 +153,9 @@ def test_the_settings_of_a_loop_can_be_planned(tmp_path, capsys):
     config.write_text("num_train_problems: null\niteration_size: null\nnum_generations: 2\n")
     cli.main(["plan", "--config", str(config)])
     assert "log μ of at most 14,946 rows" in capsys.readouterr().out
+    config.write_text("num_test_problems: 0\n")  # a loop that tests no model
+    cli.main(["plan", "--config", str(config), "--overlap", "1"])
+    assert "0.00 h for 0 test completions" in capsys.readouterr().out
     config.write_text("use_peft: true\nlora_r: 16\n")
     with pytest.raises(ValueError, match="use_peft: set lora_parameters"):
         cli.main(["plan", "--config", str(config)])

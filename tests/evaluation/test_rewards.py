@@ -75,6 +75,10 @@ def test_rows_to_samples():
     assert (found.problem_ids, found.temperatures) == (["x", "y"], [1.0])
     with pytest.raises(ValueError, match="None of the 2 rows"):
         reward_samples_of(Dataset.from_dict({"prompt": ["a", "b"], "reward": [None, None]}))
+    with pytest.raises(ValueError, match="Rows to evaluate need the columns reward, prompt"):
+        reward_samples_of(Dataset.from_dict({"reward": [1.0]}))
+    with pytest.raises(ValueError, match="no rows to evaluate"):
+        reward_samples_of(Dataset.from_dict({"prompt": [], "reward": []}))
 
 
 def test_a_problem_has_one_greedy_row():

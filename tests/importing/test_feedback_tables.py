@@ -125,6 +125,34 @@ def test_a_label_need_not_be_text(tmp_path, labels, given):
     assert rows["reward"][:] == [1.0, -1.0]
 
 
+@pytest.mark.parametrize("completion", ['[{"name": "Bob"}]', "[{'name': 'Bob'}]", '[{"rows": [{"role": "admin"}]}]'])
+def test_objects_without_roles_are_text(completion):
+    (row,) = prompt_tables.rows({"prompt": "Who?", "completion": completion})
+    assert row["completion"] == completion
+
+
+@pytest.mark.parametrize(
+    "completion", ['[{"role": "assistant", "content": ' + "[" * 200_000, "[{'role': 'assistant'}]"]
+)
+def test_messages_that_cannot_be_parsed_are_refused(completion):
+    with pytest.raises(NotOfFormat, match="its completion looks like messages, and is not valid JSON"):
+        prompt_tables.rows({"prompt": "Who?", "completion": completion})
+
+
+@pytest.mark.parametrize("completion", ["[" * 200_000, "[" + "1" * 5_000 + "]"])
+def test_degenerate_completions_are_text(tmp_path, completion):
+    line = json.dumps({"prompt": "Who?", "completion": completion, "reward": 0})
+    (row,) = imported(tmp_path, line, "a.jsonl")
+    assert row["completion"][0]["content"] == completion
+
+
+def test_a_record_without_a_column_for_the_reward_can_be_skipped(tmp_path, capsys):
+    lines = ['{"prompt": "a", "completion": "b", "rating": 1}', '{"prompt": "a", "completion": "c"}']
+    with pytest.raises(ValueError, match=r"line 2: .*--reward_fields.*--skip_unrewarded"):
+        imported(tmp_path, "\n".join(lines), "a.jsonl")
+    assert imported(tmp_path, "\n".join(lines), "b.jsonl", "--skip_unrewarded")["reward"][:] == [1.0]
+
+
 def test_a_label_can_mean_no_reward(tmp_path, capsys):
     content = ROWS + "3 + 4?,9,unsure\n"
     given = ("--label_values", "up=1", "down=0", "unsure=", "--skip_unrewarded")

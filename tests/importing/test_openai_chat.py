@@ -225,6 +225,7 @@ def test_lists_of_messages(tmp_path, capsys):
     run = request("a", "x", "y")["request"]["messages"] + [{"role": "assistant", "content": "done"}]
     cut = request("a", "x", "y")["request"]["messages"]
     cut[1]["tool_calls"][0]["function"]["arguments"] = '{"a": '
+    run[1]["tool_calls"][0]["function"]["arguments"] = "null"  # valid JSON
     log = [{"messages": run, "tools": TOOLS, "reward": 1}, {"messages": run[:1], "reward": 0},
            {"messages": cut, "reward": 0}]  # fmt: skip
     rows = imported(tmp_path, log, format="messages", reward_fields="reward")

@@ -116,6 +116,16 @@ def test_calls_of_text_that_continue_the_tokens(tmp_path, log):
     assert (row["prompt"], row["completion"], row["completion_ids"]) == ("2 +", " 2<end> so 4", [10, 30, 11])
 
 
+def test_calls_with_prompts_of_token_ids_have_the_text_of_both_answers(tmp_path, log):
+    for prompt, text, ids in (([1], " 2", [10]), ([1, 10, 30], " 4", [11])):
+        call = log.store.begin("completions", {"model": "m", "prompt": prompt}, "r", 1)
+        choice = {"index": 0, "text": text, "finish_reason": "stop", "prompt_token_ids": prompt, "token_ids": ids}
+        log.store.end(call.id, State.FINISHED, {"choices": [choice]})
+    log.reward("r", 1)
+    (row,) = imported(tmp_path)
+    assert (row["prompt"], row["completion"], row["completion_ids"]) == ("", " 2 4", [10, 30, 11])
+
+
 def test_a_prompt_that_was_rewritten_starts_another_row(tmp_path, log):
     (name,) = log.add([HI], ({"content": "yes"}, [10, 11]), prompt=[1, 2])
     log.add([HI], ({"content": "and"}, [20]), rollout=name, prompt=[1, 2, 10, 12])

@@ -160,6 +160,13 @@ def test_rows_without_answers_are_tested_by_their_rewards(scored, tmp_path):
     assert splitting(tmp_path / "rewarded", tmp_path / "out").by_answers is False
 
 
+def test_a_missing_completion_leaves_the_test_to_the_rewards(scored, tmp_path):
+    rows = load_rows(scored)
+    texts = [None if i % 4 == 0 else text for i, text in enumerate(rows["completion"])]
+    save_rows(rows.remove_columns("completion").add_column("completion", texts), tmp_path / "missing")
+    assert splitting(tmp_path / "missing", tmp_path / "out").by_answers is False
+
+
 def test_the_recommended_settings_are_those_that_were_tried(tmp_path):
     (arm,) = (arm for arm in ARMS if arm.name == "balanced")
     settings = _settings_of_arm(trial(tmp_path, tmp_path / "out"), arm)

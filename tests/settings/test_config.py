@@ -383,7 +383,8 @@ def test_adafactor_is_refused_whoever_shards(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="DeepSpeed runs its own Adam"):
         OfflineTOPRConfig(**given)
     monkeypatch.delenv("ACCELERATE_DEEPSPEED_CONFIG_FILE")
-    for deepspeed in (offloading, str(tmp_path / "ds.json")):
+    long_text = json.dumps({**offloading, "comment": "a" * 300})  # too long for the name of a file
+    for deepspeed in (offloading, json.dumps(offloading), long_text, str(tmp_path / "ds.json")):
         with pytest.raises(ValueError, match="DeepSpeed runs its own Adam"):
             OfflineTOPRConfig(**given, deepspeed=deepspeed)
 

@@ -586,6 +586,15 @@ def test_an_evaluation_set_gets_the_baseline_of_the_training_set(make, rows):
     assert trainer.eval_dataset["reward"][:] == [pytest.approx(1.5)] * 2
 
 
+def test_an_evaluation_set_gets_a_known_baseline(make, rows):
+    """With `reward_after_baseline`, raw rewards can be missing. The baseline then comes from rows that have both."""
+    raw = [None, *rows["reward"][1:]]
+    curated = rows.remove_columns("reward").add_column("reward", raw)
+    curated = curated.add_column("reward_after_baseline", [1.0] + [reward - 0.5 for reward in raw[1:]])
+    trainer = make(curated, evaluation=rows, effective_positive_share=0.5)
+    assert trainer.eval_dataset["reward"][:] == [reward - 0.5 for reward in rows["reward"]]
+
+
 def test_log_mu_is_computed_without_dropout(make, tokenizer, rows, tmp_path):
     model = fresh_model()
     for layer in model.model.layers:

@@ -651,6 +651,13 @@ def test_a_batch_of_equal_rewards_does_not_end_a_run_with_a_target_share(train):
     assert trainer._last_baseline == pytest.approx(0.6)
 
 
+def test_a_share_of_1_has_no_negatives_if_all_rewards_are_equal(make):
+    trainer = make(lambda completions, **_: [-1.0] * len(completions), effective_positive_share=1.0)
+    trainer.model.train()
+    batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    assert batch["topr_rewards"].tolist() == [0.0] * 8
+
+
 @pytest.mark.parametrize(
     ("rewards", "baseline", "message"),
     [

@@ -114,9 +114,9 @@ class PlanArguments:
         check_types(self, PlanArguments)
         counts = ("nodes", "gpus", "per_device_train_batch_size", "prompt_tokens", "max_new_tokens",
                   "num_train_problems", "num_generations", "iteration_size", "vllm_tensor_parallel_size",
-                  "num_test_problems", "num_generations_eval")  # fmt: skip
+                  "num_generations_eval")  # fmt: skip
         check_at_least(1, self, *counts)
-        check_at_least(0, self, "overlap")
+        check_at_least(0, self, "overlap", "num_test_problems")
         if self.use_peft and self.lora_parameters is None:
             raise ValueError("use_peft: set lora_parameters to the number of trained parameters.")
         if self.load_in_4bit and not self.use_peft:
@@ -367,7 +367,8 @@ def _hours_of_sides(
 
 
 def _test_completions(args: PlanArguments) -> int:
-    return (args.num_test_problems or GSM8K_TESTS) * (args.num_generations_eval + args.greedy)
+    problems = GSM8K_TESTS if args.num_test_problems is None else args.num_test_problems
+    return problems * (args.num_generations_eval + args.greedy)
 
 
 def _sequences_per_engine(args: PlanArguments, shape: Shape) -> int:
@@ -378,6 +379,8 @@ def _sequences_per_engine(args: PlanArguments, shape: Shape) -> int:
 
 
 def _sampling_hours(args: PlanArguments, shape: Shape, gpus: int, completions: int) -> float:
+    if completions == 0:
+        return 0.0
     engine_gpus = args.vllm_tensor_parallel_size
     sequences = min(_sequences_per_engine(args, shape), -(-completions * engine_gpus // gpus))
     seconds = decoding_seconds(

@@ -168,7 +168,7 @@ def _functions(calls: Any) -> list[dict[str, Any]]:
 def _parsed_arguments(name: Any, arguments: str) -> Any:
     try:
         return json.loads(arguments or "{}")  # A call without arguments has empty text.
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         raise ValueError(
             f"the arguments of its call of {name} are not valid JSON ({arguments[:60]!r}), and what the model wrote "
             "instead is not known. Give completion_ids, write the call as content, or drop the row"

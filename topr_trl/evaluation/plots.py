@@ -11,6 +11,7 @@ from topr_trl.evaluation.bootstrap import Difference
 from topr_trl.evaluation.estimates import Estimate, Evaluation, shared_ks
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito's palette for color-blind readers
+_SHARE_COLORS = ("#2a9d8f", "#e9c46a", "#d1495b", "#888888", "#6a4c93", "#bbbbbb")  # one per kind of share
 _MARKS = ("o", "s", "^", "D")
 _MOST_BARS = 32  # with more samples per problem, bars of several runs would be too thin
 _GREEDY = (0, (1, 3))  # dotted line
@@ -231,7 +232,7 @@ def _draw_shares(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
     names, runs = list(evaluations), list(evaluations.values())
     kinds = dict.fromkeys(share for run in runs for share in run.shares)
     bottom = [0.0] * len(runs)
-    for share, color in zip(kinds, ("#2a9d8f", "#e9c46a", "#d1495b", "#888888"), strict=False):
+    for share, color in zip(kinds, _SHARE_COLORS, strict=False):
         values = [100 * run.shares.get(share, 0.0) for run in runs]
         panel.bar(names, values, bottom=bottom, color=color, label=share, width=0.5)
         bottom = [b + v for b, v in zip(bottom, values, strict=True)]

@@ -77,8 +77,10 @@ def reward_samples_of(rows: Dataset) -> RewardSamples:
         ValueError: there is no row, no row has a reward, a column is missing, or the problems differ in their number of
             samples or greedy rows.
     """
-    need_columns(rows.column_names, ("reward",), "Rows to evaluate")
     by_id = "problem_id" in rows.column_names
+    need_columns(rows.column_names, ("reward", "problem_id" if by_id else "prompt"), "Rows to evaluate")
+    if len(rows) == 0:
+        raise ValueError("There are no rows to evaluate.")
     ids = id_column(rows, "problem_id") if by_id else hash_prompts(rows.with_format(None)["prompt"])
     rewards, temperatures = rewards_or_nan(rows), temperatures_of(rows)
     if np.isnan(rewards).all():

@@ -32,7 +32,7 @@ def is_by_lines(path: Path) -> bool:
         # unterminated string, which is reported at its start. Any other error comes from a broken line.
         broken_in_chunk = error.pos < len(start) - 64 and not error.msg.startswith("Unterminated string")
         return start[0] == "{" and (broken_in_chunk or "\n" not in start.rstrip())
-    except RecursionError:  # Both ways to read the file report a record that is nested too deeply.
+    except (RecursionError, ValueError):  # Both ways to read the file report nesting or integers that are too long.
         return start[0] == "{"
     return isinstance(first, dict) and "\n" not in start[:end]
 
@@ -87,6 +87,8 @@ def read_documents(path: Path) -> Iterator[Any]:
                 continue
             except RecursionError:
                 raise ValueError(f"{path}: after {done:,} complete records, its JSON is nested too deeply.") from None
+            except ValueError as error:  # an integer with more than 4,300 digits
+                raise ValueError(f"{path}: after {done:,} complete records: {error}.") from None
             done, wanted = done + 1, _CHUNK
             yield value
 

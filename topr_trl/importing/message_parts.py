@@ -24,7 +24,7 @@ def parsed_json(value: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # ValueError includes integers with too many digits.
         return value
 
 

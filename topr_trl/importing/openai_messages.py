@@ -81,7 +81,8 @@ def has_broken_call(row: Row) -> bool:
         for turn in row[name]
     ]
     calls = (call for turn in turns if isinstance(turn, dict) for call in turn.get("tool_calls") or ())
-    return any(parsed((call["function"]["arguments"] or "{}").encode()) is None for call in calls)
+    arguments = (call["function"]["arguments"] or "{}" for call in calls)
+    return any(text.strip() != "null" and parsed(text.encode()) is None for text in arguments)
 
 
 def _as_json(arguments: Any) -> str:

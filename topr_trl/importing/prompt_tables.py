@@ -17,7 +17,8 @@ REWARDS = ("reward", "score", "rating", "label", "feedback", "thumbs", "thumb", 
            "user_feedback", "rated", "like", "liked", "helpful")  # fmt: skip
 _SYSTEM = ("system", "system_prompt")
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_MESSAGES = re.compile(r"\s*\[\s*\{\s*['\"]")  # text that looks like a list of objects
+# Text with a list of objects that have roles holds messages. Other lists, such as an extracted table, remain text.
+_OBJECTS, _ROLE = re.compile(r"\s*\[\s*\{\s*['\"]"), re.compile(r"['\"]role['\"]\s*:")
 
 
 def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy: str) -> str:
@@ -69,11 +70,13 @@ def plain(value: Any, name: str) -> Any:
         NotOfFormat: the text looks like messages and is not JSON, the value has another type, or a message has no role.
         Unusable: a message has an unknown role, or cannot become text (see `openai_messages.message`).
     """
-    if isinstance(value, str) and _MESSAGES.match(value):
+    if isinstance(value, str) and _OBJECTS.match(value) and _ROLE.search(value):
         try:
-            value = json.loads(value)
-        except json.JSONDecodeError:
+            objects = json.loads(value)
+        except (ValueError, RecursionError):
             raise NotOfFormat(f"its {name} looks like messages, and is not valid JSON ({value[:40]!r})") from None
+        if any("role" in each for each in objects if isinstance(each, dict)):
+            value = objects
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str | list | None):

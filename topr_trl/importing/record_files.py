@@ -166,7 +166,8 @@ def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
 def parsed(raw: bytes | Record) -> Any:
     """Parse a line. Return None for a broken line.
 
-    A broken line is not valid JSON, is nested too deeply, or has an unpaired surrogate (from text cut inside an emoji).
+    A broken line is not valid JSON, is nested too deeply, has an integer with more than 4,300 digits, or has an
+    unpaired surrogate (from text cut inside an emoji).
 
     Args:
         raw (`bytes` or `Record`): Line, or a record of another kind of file, which is returned unchanged.
@@ -177,6 +178,6 @@ def parsed(raw: bytes | Record) -> Any:
         found = json.loads(raw)
         if _SURROGATE.search(raw):
             json.dumps(found, ensure_ascii=False).encode()
-    except (json.JSONDecodeError, UnicodeError, RecursionError):
+    except (ValueError, RecursionError):  # ValueError includes errors of JSON, UTF-8 and long integers.
         return None
     return found

@@ -40,11 +40,11 @@ class RecordRewards:
             rollouts (`int`): Number of rollouts that the record holds.
 
         Raises:
-            NotOfFormat: the record has no id to look up in the file of rewards, no field or several fields may be the
-                reward, a reward is not a number, or the numbers of rewards and rollouts differ.
+            NotOfFormat: the record has no id to look up in the file of rewards, several fields may be the reward, a
+                reward is not a number, or the numbers of rewards and rollouts differ.
             Unusable: a reward is infinite, NaN or too large for float32.
-            Unrewarded: the record lacks a field of `reward_fields`, the file of rewards lacks its id, or the reward of
-                one or all of its completions is null.
+            Unrewarded: the record has no field that may be the reward, or lacks a field of `reward_fields`. Or the file
+                of rewards lacks its id, or the reward of one or all of its completions is null.
         """
         if self.by_id is not None:
             values = {"reward": value_by_id(self.by_id, record, self.args.id_field, "--rewards", Unrewarded)}
@@ -58,7 +58,8 @@ class RecordRewards:
                 if values
                 else f"it has {', '.join(record)}, and none of these fields is a known reward"
             )
-            raise NotOfFormat(f"{which}: list the fields to add up in --reward_fields")
+            error = NotOfFormat if values else Unrewarded
+            raise error(f"{which}: list the fields to add up in --reward_fields")
         # If there are several reward functions, some can return None for a completion.
         numbers_by_name = {name: as_number(name, value, self.labels) for name, value in values.items()}
         known = {name: value for name, value in numbers_by_name.items() if value is not None}

@@ -328,7 +328,7 @@ class RecordReader:
         with suppress(Unrewarded):
             self.rewards.of(record, 1)  # raises Unusable if the record's own reward is NaN
         if "reward" in self.columns and run.reward is None:
-            raise Unrewarded(f"no record of its run {name} has a reward")
+            raise Unrewarded(f"no record of its run {name} has a reward, see --reward_fields")
         for row in found:
             if not isinstance(row, LeftOut):
                 row.update({ROLLOUT: name, "problem_id": run.problem, "reward": run.reward})

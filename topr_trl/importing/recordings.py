@@ -116,7 +116,8 @@ def _joined_text(row: Row, later: Row) -> Row:
     """Return the prompt of a row, and a completion with everything after this prompt, including the later answer."""
     if not isinstance(row["prompt"], list):
         # The later prompt has the earlier completion with its special tokens, which the text of a completion lacks.
-        since = later["prompt"].removeprefix(row["prompt"])
+        # Prompts of token ids have no text.
+        since = later["prompt"].removeprefix(row["prompt"]) if row["prompt"] else row["completion"]
         return {"prompt": row["prompt"], "completion": since + later["completion"]}
     read = len(row["prompt"]) + len(row["completion"])
     return {

@@ -162,7 +162,8 @@ def _can_judge(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> boo
         task in TASKS  # The task of a user's own prompts has no judge.
         and {"prompt", "completion", "answer"} <= set(rows.column_names)
         and all(isinstance(text, str) for name in ("prompt", "answer") for text in some[name])
-        # A completion can be a list of token ids, which the judge cannot read.
+        # The judge cannot read a missing completion, or a list of token ids.
+        and None not in some["completion"]
         and not any(isinstance(token, int) for completion in some["completion"] for token in completion[:1])
     )
     agreed = 0.0

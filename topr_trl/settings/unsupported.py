@@ -25,9 +25,10 @@ def is_loss(metric: str | None) -> bool:
 
 
 def offloads_optimizer(deepspeed: Any) -> bool:
-    """Whether a DeepSpeed configuration, or a file with one, offloads the optimizer."""
-    if isinstance(deepspeed, str) and Path(deepspeed).is_file():
-        deepspeed = json.loads(Path(deepspeed).read_text())
+    """Whether a DeepSpeed configuration (an object, JSON text or a file) offloads the optimizer."""
+    if isinstance(deepspeed, str):
+        # As in transformers, text that starts with a brace is JSON.
+        deepspeed = json.loads(deepspeed if deepspeed.startswith("{") else Path(deepspeed).read_text())
     zero = (deepspeed.get("zero_optimization") if isinstance(deepspeed, dict) else None) or {}
     return (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
 

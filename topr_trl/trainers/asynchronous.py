@@ -63,8 +63,8 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
             Level at which the ratio π/μ is computed: `"sequence"`, `"segment"` (for long completions), `"prefix"`,
             `"token"` or `"geometric"`. Only `"sequence"` is the paper's TOPR. See [`TOPRConfig`].
         segment_tokens (`int`, *optional*, defaults to `64`):
-            Number of tokens in a segment, with `ratio_level="segment"`, which needs log μ of each token. Only tokens
-            that are trained on count.
+            Number of tokens in a segment, with `ratio_level="segment"`, which needs log μ of each token. Tokens that
+            the model did not write, such as tool results, do not count.
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
         log_mu (`str`, *optional*, defaults to `"sampler"`):
@@ -74,7 +74,8 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
             the last 1,024 completions) or `"group_mean"` (the mean reward of the completions of the same prompt).
             `"group_mean"` needs `num_generations` of at least 2. A number given as text becomes a `float`.
         logging_nan_inf_filter (`bool`, *optional*, defaults to `False`):
-            Whether to leave NaN and infinite losses out of the logged loss. With `False`, such a loss stops training.
+            Whether to leave NaN and infinite losses out of the logged loss. With `False`, a NaN or infinite loss stops
+            training at the next log.
     """
 
     baseline: Baseline = field(

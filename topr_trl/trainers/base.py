@@ -242,7 +242,7 @@ class TOPRMixin(Trainer):
         except ValueError as error:
             self._say_not_shared(str(error))
         else:
-            say("prompts are computed once for neighboring completions.", self.args)
+            say("prompts are computed once for adjacent completions.", self.args)
 
     def _check_sharing(self, model: nn.Module) -> None:
         """Stop sharing prompts if sharing fails or changes log π on any process."""
@@ -518,7 +518,7 @@ class TOPRMixin(Trainer):
             )
         else:
             message = "No completion has a reward, so there is nothing to learn from them: the weights do not change."
-            if isinstance(args, TOPRConfig) and getattr(args, "mask_truncated_completions", False):
+            if isinstance(args, TOPRConfig) and args.mask_truncated_completions:
                 message += " With mask_truncated_completions, completions cut at max_completion_length have no reward."
         self._warned_about_signs.add(signs)
         warn_user(message)

@@ -227,10 +227,11 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         rewards, curated = scored.choose(args, args.seed)
         scored.check_signal(rewards, args)
         self.curated, self._rows_trained_on = curated, str(curated)
-        if args.effective_positive_share is not None:
+        baselines = scored.rewards_R[curated.indices] - rewards
+        baselines = baselines[~np.isnan(baselines)]  # With `reward_after_baseline`, raw rewards can be missing.
+        if args.effective_positive_share is not None and len(baselines):
             # The target share is for the training set, so evaluation sets use the baseline solved for the training set.
-            solved = float(scored.rewards_R[curated.indices[0]] - rewards[0])
-            self._evaluation_baseline = {"baseline": solved, "effective_positive_share": None}
+            self._evaluation_baseline = {"baseline": float(baselines[0]), "effective_positive_share": None}
         if scored.after_baseline_R is not None:
             self._rows_trained_on += "; their column `reward_after_baseline` replaces baseline and curation"
             say("rewards come from the column reward_after_baseline, so baseline and curation do not apply.", args)

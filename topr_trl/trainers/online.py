@@ -77,8 +77,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
     The value logged as `loss` is `-mean(w · R)`. Its gradient is the gradient of Algorithm 1.
 
-    `effective_positive_share` has no solution for the baseline if all rewards of a generation batch are equal. The
-    trainer then uses its last solution, or 0 if it has none. Checkpoints do not store the last solution.
+    An `effective_positive_share` below 1 has no solution for the baseline if all rewards of a generation batch are
+    equal. The trainer then uses its last solution, or 0 if it has none. Checkpoints do not store the last solution.
 
     Example:
 
@@ -412,7 +412,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         raw = raw_rewards.cpu().double().numpy()
         changes: dict[str, Any] = {} if train else {"rule": "none"}
         share = self.args.effective_positive_share
-        if share is not None and len(np.unique(raw[~np.isnan(raw)])) < 2:
+        values = np.unique(raw[~np.isnan(raw)])
+        if share is not None and (len(values) == 0 or (len(values) == 1 and share < 1)):
             # No baseline reaches the share if all rewards are equal. This is normal, so raise no error.
             share = None
             changes |= {"baseline": self._last_baseline, "effective_positive_share": None}

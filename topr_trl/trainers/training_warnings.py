@@ -117,9 +117,9 @@ def warn_if_far(distance: float) -> bool:
     """Warn if sampler and trainer differ by more than `_FAR` nats per token. Return whether the function warned."""
     if distance > _FAR:
         warn_user(
-            f"The sampler's log-probabilities differ from the trainer's by {distance:.2f} per token: the sampler had "
-            "different weights, a different tokenizer or RoPE settings, or computed at low precision. Sample from the "
-            "checkpoint that training starts from, in the precision of training. If another model wrote the rows, "
+            f"The sampler's log-probabilities differ from the trainer's by {distance:.2f} nats per token: the sampler "
+            "had different weights, a different tokenizer or RoPE settings, or computed at low precision. Sample from "
+            "the checkpoint that training starts from, in the precision of training. If another model wrote the rows, "
             "set log_mu='sampler'."
         )
     return distance > _FAR
