@@ -2,8 +2,10 @@
 
     python -m benchmarks                # experiments on small models
     python -m benchmarks.real_model     # GSM8K with a pretrained model
+    python -m benchmarks.gpu            # steps of full-size models on one GPU
     python -m benchmarks.performance    # time and memory compared with TRL's other trainers
     python -m benchmarks.memory         # memory of processes compared with the plan of `topr plan`
+    python -m benchmarks.recording      # overhead of `topr record`
 
 Modules that run experiments:
 

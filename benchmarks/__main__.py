@@ -1,4 +1,4 @@
-"""Run experiments on small models, cell by cell. A killed run continues where it stopped.
+"""Run experiments on small models, cell by cell. A cell is one run. The same command continues a killed experiment.
 
     python -m benchmarks                       # all experiments, full profile: days on two cores
     python -m benchmarks --profile quick       # one arm of each loop: minutes

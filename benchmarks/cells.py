@@ -24,10 +24,13 @@ class Unfinished(Exception):
 
 
 class Store:
-    """Results of a profile: one file per experiment, one JSON object per line. A kill loses only running cells."""
+    """Results of a profile: one file per experiment, one JSON object per line.
+
+    If a run is killed, only the running cells are lost.
+    """
 
     def __init__(self, directory: Path, setting: str = "") -> None:
-        self.directory, self.setting = directory, setting  # other settings are ignored
+        self.directory, self.setting = directory, setting  # entries with another setting are ignored
         self.finished: dict[str, dict[str, Any]] = {}
         for path in sorted(directory.glob("*.jsonl")):
             for line in path.read_text().splitlines():
@@ -52,7 +55,7 @@ class Store:
         return [cell for cell in cells if self.get(cell) is None]
 
     def entries(self, cells: list[Cell]) -> list[dict[str, Any]]:
-        """Return the entries of the finished cells, with result, core seconds, machine, versions and date."""
+        """Return the entries of the finished cells, with result, wall-clock seconds, machine, versions and date."""
         return [self.finished[_key(cell)] for cell in cells if _key(cell) in self.finished]
 
     def add(self, cell: Cell, result: dict[str, Any], seconds: float, command: str) -> None:
@@ -98,7 +101,7 @@ def run(
 ) -> None:
     """Run the cells that are not in the store, with `work(cell)` in single-threaded worker processes on a device."""
     todo = store.unfinished(cells)
-    os.environ["TQDM_DISABLE"] = "1"  # in the workers, because one bar shows all cells
+    os.environ["TQDM_DISABLE"] = "1"  # hides the bars of the workers, because one bar shows all cells
     context = multiprocessing.get_context("spawn")
     progress = tqdm(total=len(cells), initial=len(cells) - len(todo), desc=description, unit="cell")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(device,)) as pool:

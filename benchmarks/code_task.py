@@ -28,7 +28,10 @@ MAX_NEW_TOKENS = 48
 
 
 def folder() -> Path:
-    """Return the folder that the example wrote: `warm-up` (model), `log` (rows), `before` (held-out rows)."""
+    """Return the folder that the example wrote: `warm-up` (model), `log` (rows), `before` (held-out rows).
+
+    The example runs only if this folder is missing.
+    """
     CACHE.mkdir(exist_ok=True)
     place = CACHE / "code"
     with FileLock(CACHE / "code.lock"):

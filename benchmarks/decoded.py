@@ -32,8 +32,8 @@ def decoded(
         split: `"test"`, or `"validation"` to choose a learning rate.
 
     Returns:
-        `greedy`, `pass@1`, `maj@k` and `pass@k`, each with its standard error under `NAME error` (NaN if k equals
-        `samples`), and the shares of the samples that are `correct`, `incorrect` and `invalid`.
+        `greedy`, `pass@1`, `maj@k` and `pass@k`, each with its standard error under `NAME error`, which is NaN if k
+        equals `samples`. `correct`, `incorrect` and `invalid` are shares of the samples.
     """
     questions = problems(task, profile.test_problems, TEST_SEED if split == "test" else VALIDATION_SEED)
     drawn = [

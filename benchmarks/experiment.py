@@ -1,7 +1,7 @@
 """Compare methods, each at its own best learning rate.
 
-An `Experiment` plans cells (`benchmarks.cells`). Each cell is run once and its result is stored, so a killed run
-continues. The reported cells of a method are planned after its choices have been tried.
+An `Experiment` plans cells (`benchmarks.cells`). Each cell is run once and its result is stored, so a killed experiment
+can be continued. The reported cells of a method are planned after its choices have been tried.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ class Experiment:
         untrained: value of the untrained model by measure, or the path of this value in a result. If the best rate
             does not exceed this value, lower rates are tried.
         finalists: number of choices to run with all seeds, by method. Default: 1.
-        level: choices whose value is less than this below the best value are also run with all seeds.
+        level: choices whose value is less than `level` below the best value are also run with all seeds.
         tuned: function that returns the choice of a method and measure, instead of trying choices.
         shows: measures in the table. Default: the measures that choose the learning rates.
     """
@@ -76,7 +76,10 @@ class Experiment:
         return once(planned)
 
     def best(self, store: Store, method: str, measure: str = "") -> Choice | None:
-        """Return the choice that is reported: the finalist with the highest mean over all seeds."""
+        """Return the choice to report: the finalist with the highest mean over all seeds.
+
+        Return None if results are missing.
+        """
         measure = measure or self.measures[0]
         finalists = self._tuned(store, method, measure)[1]
         if len(finalists) < 2:
@@ -111,7 +114,7 @@ class Experiment:
         return {seed: result for seed, result in found.items() if result is not None}
 
     def _tuned(self, store: Store, method: str, measure: str) -> tuple[list[Choice], list[Choice]]:
-        """Return the choices to try, and the choices to run with all seeds, once all have been tried."""
+        """Return the choices to try, and the choices to run with all seeds (none until all have been tried)."""
         if self.tuned is not None:
             best = self.tuned(store, method, measure)
             return [], [best] if best else []
@@ -135,7 +138,7 @@ class Experiment:
 
 
 def value(result: dict[str, Any], path: str) -> float:
-    """Return a number of a result: "curve/-1/pass@1" is `result["curve"][-1]["pass@1"]`. A failed run has 0."""
+    """Return a number of a result, or 0 for a failed run. "curve/-1/pass@1" is `result["curve"][-1]["pass@1"]`."""
     if result.get("failed"):
         return 0.0
     found: Any = result
@@ -161,10 +164,10 @@ def error(result: dict[str, Any], path: str) -> float:
 def tune(
     choices: Sequence[Choice], further: int, end: Callable[[Choice], float | None], untrained: float = 0.0
 ) -> tuple[list[Choice], Choice | None]:
-    """Return the choices to try, and the first choice with the highest value. Return None while a value is unknown.
+    """Return the choices to try, and the first choice with the highest value, or None while a value is unknown.
 
     If the best choice has the lowest or the highest rate, add the next rate (1, 3, 10...), at most `further` times. If
-    its value does not exceed that of the `untrained` model, all rates are too high, so add the next lower rate.
+    the best value does not exceed that of the `untrained` model, all rates are too high, so add the next lower rate.
     """
     tried = list(choices)
     while True:

@@ -1,12 +1,12 @@
-"""Measure steps of full-size models on one GPU, and run the experiment on all of GSM8K.
+"""Measure steps of full-size models on one GPU, and run the experiment of real_model.py on all of GSM8K.
 
 python -m benchmarks.gpu                                                # only steps; continues where it stopped
 python -m benchmarks.gpu --model_name_or_path Qwen/Qwen2.5-Coder-0.5B-Instruct \\
-    --train gsm8k_train.jsonl --test gsm8k_test.jsonl --minutes 600     # and the experiment
+    --train gsm8k_train.jsonl --test gsm8k_test.jsonl --minutes 600     # steps and the experiment
 python -m benchmarks.gpu --tiny                                         # tiny shapes on a CPU; results are discarded
 
-Results are in benchmarks/results/gpu_steps.jsonl and real_model.jsonl. The experiment is the same as in real_model.py,
-with 1,500 problems of any length per repetition and all test problems.
+Results are in benchmarks/results/gpu_steps.jsonl and real_model.jsonl. The experiment has 1,500 problems of any length
+per repetition, and all test problems.
 """
 
 import argparse

@@ -27,7 +27,7 @@ def install() -> None:
 
 @torch.no_grad()
 def generate(model: Any, tokenizer: Any, prompts: list[list[int]], config: Any) -> tuple[list[Any], list[Any]]:
-    """Return the padded tokens of each completion, and their log-probabilities, like `_generate`.
+    """Return the padded tokens of each completion, and their log-probabilities, like the `_generate` that it replaces.
 
     On a GPU, each completion is sampled at full length, because the shapes of a graph are fixed. Each completion is cut
     after its first stop token or stop string.

@@ -27,8 +27,8 @@ from topr_trl.tasks.arithmetic import CARELESS_MODEL
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "memory.json"
-# Large matrices and a small vocabulary: without a GPU, the head keeps seven float32 copies of a tile, which the plan
-# does not include.
+# The model has large matrices and a small vocabulary, because without a GPU, the head keeps seven float32 copies of a
+# tile. The plan does not include these copies.
 MODEL = LlamaConfig(vocab_size=1_000, hidden_size=512, intermediate_size=2_048, num_hidden_layers=10,
                     num_attention_heads=8, num_key_value_heads=4, pad_token_id=1, eos_token_id=0)  # fmt: skip
 BUCKET = 4_000_000  # elements; DeepSpeed's default of 5e8 would dominate the memory of a small model
@@ -83,7 +83,7 @@ def _prepare_for_the_cpu(deepspeed: bool) -> None:
 
         DeepSpeedZeroConfig.model_fields["reduce_bucket_size"].default = BUCKET
         DeepSpeedZeroConfig.model_rebuild(force=True)
-        training_args.is_torch_bf16_gpu_available = lambda: True  # lets bf16 pass without use_cpu
+        training_args.is_torch_bf16_gpu_available = lambda: True  # so that bf16 is accepted without use_cpu
     chunked_logprob.TOKEN_CHUNK_SIZE = 64
 
 

@@ -12,8 +12,8 @@ other rows. Other protocols are equally fair, and lead to different rankings. Ea
 | `"rows"` | correct answers, 1/p times | 1 |
 | `"half"` | correct answers, 1/(2p) times | 1/2 |
 
-TOPR uses all rows once (`"steps"`), or as many rows with correct and wrong answers in equal numbers (`"balanced"`),
-where the less frequent kind is repeated.
+TOPR uses all rows once (`"steps"`), or `"balanced"` rows: as many rows, half of them with correct answers. There, the
+less frequent kind of answers is repeated.
 """
 
 import tempfile
@@ -35,7 +35,7 @@ from topr_trl.loss import sequence_logps
 
 
 class Objective(Protocol):
-    """Loss over `size` items. `rows_per_item` is 2 for pairs, so that all methods have the same rows per step."""
+    """Loss over `size` items. `rows_per_item` is 2 for pairs, so that all methods use equally many rows per step."""
 
     size: int
     rows_per_item: int
@@ -82,7 +82,11 @@ def whitened(rows: Rows) -> np.ndarray:
 
 
 def at_share(share: float | str) -> Callable[[Rows], np.ndarray]:
-    """Return a function that computes R: a share, "p" (the paper's c = 0), "mean" or "group_mean"."""
+    """Return a function that computes R for an effective share of positives.
+
+    Args:
+        share: share of positives, "p" (the paper's c = 0), or the baseline "mean" or "group_mean".
+    """
 
     def rewards(rows: Rows) -> np.ndarray:
         if share == "group_mean":
@@ -215,7 +219,7 @@ class TRLPreference:
 
 
 def dpo(model: PreTrainedModel, rows: Rows, pool: Rows, pairs_a_problem: int = 16) -> TRLPreference:
-    """Return DPO on pairs of a correct and a wrong completion of a problem, with up to 16 pairs as in the paper.
+    """Return DPO on pairs of a correct and a wrong completion, with up to 16 pairs per problem as in the paper.
 
     The pairs come from the whole pool. One epoch has at most as many rows as for the other methods.
     """
@@ -300,7 +304,10 @@ def _trl(**settings: Any) -> Callable[..., Objective]:
 
 
 class Method(NamedTuple):
-    """Label of a method, a function that makes its objective for a model, rows and their pool, and a protocol."""
+    """Method with a label, a function that makes its objective, and a protocol.
+
+    The arguments of the function are the model, the rows and the pool that they were selected from.
+    """
 
     label: str
     make: Callable[[PreTrainedModel, Rows, Rows], Objective]

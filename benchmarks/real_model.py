@@ -6,12 +6,12 @@ python -m benchmarks.real_model ... --workers 2 --hours 2        # two runs in p
 python -m benchmarks.real_model ... --sampling_backend transformers  # twice as fast as vLLM's build for the CPU
 python -m benchmarks.real_model ... --device cuda --workers 4    # minutes on one H100
 
-On a CPU, set LD_PRELOAD to jemalloc and MALLOC_CONF=dirty_decay_ms:10000,muzzy_decay_ms:10000. Memory is then used again
+On a CPU, set LD_PRELOAD to jemalloc and MALLOC_CONF=dirty_decay_ms:10000,muzzy_decay_ms:10000. Memory is then reused
 with fewer page faults, and a step takes two thirds of the time.
 
 The expectations are in benchmarks/real_model.md. A run consists of `topr` commands, which continue where they were
-killed, or of a trainer of TRL's. Rows are sampled once per repetition. Rows, weights and the text of GSM8K stay in the
-cache, outside git. Results have no texts: they list problems in the order of the file.
+killed, or of one of TRL's trainers. Rows are sampled once per repetition. Rows, weights and the text of GSM8K stay in
+the cache, outside git. Results have no texts: they list problems in the order of the file.
 """
 
 import argparse
@@ -71,8 +71,8 @@ class Method:
 
     Attributes:
         settings: settings of `topr train`.
-        rows: `"all"`, `"right"` (correct answers), or `"balanced"`, where correct answers are repeated until they are
-            half of the rows, and each wrong answer occurs at most once.
+        rows: `"all"`, `"right"` (correct answers) or `"balanced"`. In balanced rows, correct answers are repeated until
+            they are half of the rows, and each wrong answer occurs at most once.
         repeated: whether rows are repeated until there are as many steps as with all rows.
         optional: whether the method is run after the other methods.
         trl: `"dpo"`, `"kto"` or `"grpo"` for TRL's trainers instead of `topr train`, or `""`.
@@ -152,7 +152,11 @@ def untrained_cell(model: str) -> Cell:
 
 
 def cells(model: str, store: Store, problems: int = Sizes.problems) -> list[Cell]:
-    """Return the cells that can be planned now: choices of rates, then repetitions, then optional methods."""
+    """Return the cells that can be planned now, in the order to run them.
+
+    Runs that choose rates come before repetitions, and optional methods after the others. Repetitions after the first
+    three come last.
+    """
     planned = experiment(model, problems).cells(store)
     return [untrained_cell(model), *sorted(planned, key=_turn)]
 
@@ -170,8 +174,9 @@ def work(cell: Cell, setup: Setup) -> dict[str, Any]:
     """Run a cell, or continue it.
 
     Returns:
-        Greedy accuracy, pass@1, pass@4, maj@4, the share of invalid answers, and for each test problem the number of
-        correct samples and whether the greedy answer is correct.
+        Greedy accuracy, pass@1, pass@4, maj@4, the share of invalid answers, and the correct answers by test problem.
+        Trained models also have row counts, a hash of the rows, the number of steps, and the last logged weights of
+        negatives. The untrained model has one result per temperature.
     """
     if cell["method"] == "untrained":
         return _untrained(setup)
@@ -287,7 +292,7 @@ def _problems(setup: Setup, split: str, seed: int = 0) -> Path:
 
 
 def _named(problems: Path) -> tuple[object, ...]:
-    """Return settings with a file of problems. Commands require both settings, and read only one of the files."""
+    """Return both dataset settings with the same file. Commands require both, but read only one of them."""
     return ("--dataset_name", problems, "--test_dataset_name", problems)
 
 
@@ -372,7 +377,7 @@ def _compute_faster_on_a_cpu(frozen: bool) -> None:
     """Patch this process to compute the same numbers in less time.
 
     Autocast would cast frozen weights to bfloat16 in each forward pass, so they are stored in bfloat16. Without Triton,
-    TRL would compute the logits of prompts, too.
+    TRL would also compute the logits of prompts, so `_use_triton` is patched to return True.
 
     Args:
         frozen: whether all weights are frozen.

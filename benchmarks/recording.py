@@ -34,7 +34,7 @@ EVENTS = 200  # events of a stream
 
 
 async def _stream(request: web.Request) -> web.StreamResponse:
-    """Send EVENTS events, RATE per second. Each has the time, and the name of the client's stream."""
+    """Send EVENTS events, RATE per second. Each event has its send time, and the name of the client's stream."""
     asked = await request.json()
     name, response = asked["messages"][0]["content"], web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)

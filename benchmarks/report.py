@@ -36,7 +36,7 @@ def fill(text: str, tables: Texts, numbers: Texts) -> str:
 
 
 def fill_page(template: Path, page: Path, tables: Texts, numbers: Texts) -> Path:
-    """Write a page with the text of a template, which can be the page."""
+    """Write a page with the text of a template. The template can be the page itself."""
     page.write_text(fill(template.read_text(encoding="utf-8"), tables, numbers), encoding="utf-8")
     return page
 

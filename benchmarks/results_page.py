@@ -77,7 +77,7 @@ def write_real_page(page: Path, real: Store | None = None) -> Path:
 
 
 def against_table(store: Store) -> str:
-    """Return a table of comparisons of TOPR's default with other methods, on models with a wrong mode."""
+    """Return a table that compares TOPR's default with other methods, on models with mostly wrong greedy answers."""
     rows = []
     for method in METHODS:
         if method == TOPR:
@@ -160,11 +160,12 @@ def _untrained_rows(store: Store, bases: list[str], is_greedy: bool) -> list[lis
 
 
 def long_table(store: Store, shown: str = "pass@1") -> str:
-    """Return a table of `shown`, by ratio and by length of the completions, after 256 updates if no other is named.
+    """Return a table of the measure `shown`, by ratio and by length of the completions.
 
-    The first two rows are base models without training, as in `controls_table`. A value is bold if the interval of its
-    difference from TOPR's ratio is above 0. A method has no value until all its seeds have been run, and a setting has
-    no column until TOPR's ratio and segments have values.
+    Results are after 256 updates, unless the header names another number of updates. The first two rows are base models
+    without training, as in `controls_table`. A value is bold if the interval of its difference from TOPR's ratio is
+    above 0. A method has no value until all its seeds have been run. A setting has no column until TOPR's ratio and
+    segments have values.
     """
     header, tasks, columns = [""], [], []
     for setting, updates in long_completions.COMPARED:
@@ -213,7 +214,7 @@ def _gap(
 
 
 def _range(store: Store, method: str, at_32: bool = False, other: str = protocols.TOPR) -> str:
-    """Return the range over base models of the difference between two methods. The first is TOPR at p~ = 50%."""
+    """Return the range, over base models, of `other` minus `method`, in points."""
     gaps = []
     for base in protocols.BASES:
         experiment = protocols.at_32(base) if at_32 else protocols.of_base(base)
@@ -261,7 +262,7 @@ def _online_share(store: Store, base: str, completions: int = online.COMPLETIONS
 
 
 def _segments(store: Store, parts: int, shown: str, updates: int = long_completions.MEASURED_AT[-1]) -> str:
-    """Return how far segments are ahead of TOPR's ratio, by the number of answers."""
+    """Return the measure `shown` of segments minus that of TOPR's ratio, for sessions of `parts` answers."""
     experiment = long_completions.of_setting(long_completions.Setting(parts), updates)
     path = long_completions.measure(updates, shown)
     return points(_gap(store, (experiment, "segment"), (experiment, "sequence (TOPR)"), path))
@@ -307,7 +308,7 @@ _STRATA = {"0 of 8": (0, 0), "1 or 2 of 8": (1, 2), "3 or more of 8": (3, 8)}  #
 
 
 def real_section(store: Store) -> str:
-    """Return the tables of the pretrained model that have results, or one sentence without results."""
+    """Return the tables of the pretrained model that have results, or one sentence if there are none."""
     found = []
     for lead, made in (
         ("Accuracy on the test problems, in percent. Bold: the interval is above the untrained model at its best "
@@ -361,7 +362,7 @@ def real_differences(store: Store) -> str:
 
 
 def real_greedy_strata(store: Store) -> str:
-    """Return a table of the change of greedy accuracy by the untrained model's answers, in points of all problems."""
+    """Return a table of changes in greedy accuracy by the untrained model's answers, in points of all problems."""
     untrained, ends = _untrained(store)["1"], _real_ends(store)
     greedy, right = (np.array(_by_problem(untrained, "greedy")), np.array(untrained["right_by_problem"]))
     parts = {"right": greedy > 0}
@@ -378,7 +379,7 @@ def real_greedy_strata(store: Store) -> str:
 
 
 def real_strata(store: Store) -> str:
-    """Return a table of pass@1 by the number of correct answers among eight of the untrained model."""
+    """Return a table of pass@1 by the number of correct answers among the untrained model's eight samples."""
     right = np.array(_untrained(store)["1"]["right_by_problem"])
     parts = {name: (right >= low) & (right <= high) for name, (low, high) in _STRATA.items()}
     rows = [["untrained", *(percent(float(right[part].mean()) / 8) for part in parts.values())]]
@@ -419,7 +420,8 @@ def _real_ends(store: Store) -> dict[str, dict[int, dict[str, Any]]]:
     """Return the results by seed of each method with enough results.
 
     Raises:
-        Unfinished: TOPR's default lacks results."""
+        Unfinished: TOPR's default lacks results.
+    """
     experiment = real_model.experiment(REAL)
     ends = {method: experiment.ends(store, method, real_model.SCORE) for method in experiment.methods}
     enough = {method: found for method, found in ends.items() if len(found) >= real_model.FIRST}

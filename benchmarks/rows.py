@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows: N completions.
+    """N completions, with their prompts, rewards and log μ.
 
     Attributes:
         prompts, responses: token ids. A response includes its stop token.

@@ -17,9 +17,9 @@ from topr_trl import PRESETS, truncated_weights
 from topr_trl.loss import MAX_LOG_WEIGHT, SEGMENT_TOKENS, log_ratios, weighted_loss
 from topr_trl.trainers.metrics import row_metrics
 
-ANSWER, POWER, POSITIVES = "answer", "power", "positives"  # weights that only experiments have
+ANSWER, POWER, POSITIVES = "answer", "power", "positives"  # levels that only this benchmark has
 DPPO, DPPO_LIMIT = "dppo", 0.2  # DPPO's loss (arXiv 2602.04879, Eq. 11) with its binary TV divergence and limit δ
-POWER_TOKENS = 160  # ℓ: longer sessions have the ratio to the power ℓ / |y|
+POWER_TOKENS = 160  # ℓ: the ratio of longer sessions is raised to the power ℓ / |y|
 
 
 class Sessions:
@@ -85,7 +85,7 @@ class Sessions:
         return per_row.view(-1, self.parts).sum(1)
 
     def weights(self, model: PreTrainedModel) -> dict[str, float]:
-        """Return the negatives' mean weight, share dead and mean log-ratio, as trainers log them; NaN without any."""
+        """Return mean weight, dead share and mean log-ratio of negatives, as trainers log them (NaN without any)."""
         log_ratio_S = self.log_ratios(model)
         weights_S = truncated_weights(log_ratio_S, self.rewards_S, PRESETS["topr"])
         logged = row_metrics(weights_S, log_ratio_S, self.rewards_S)
@@ -99,7 +99,7 @@ def token_weights(
     """Return (S, T) weights of the tokens. See `Sessions.loss` for the levels."""
     if level == POSITIVES:
         return (rewards_S > 0).float()[:, None].expand_as(policy_ST)
-    if level == DPPO:  # Drop a token if π/μ is already far from 1 in the direction of the push.
+    if level == DPPO:  # Drop a token if π - μ exceeds the limit in the direction of the reward.
         pushed_ST = rewards_S.sign()[:, None] * (policy_ST.exp() - mu_ST.exp())
         return (policy_ST - mu_ST).clamp(max=MAX_LOG_WEIGHT).exp().masked_fill(pushed_ST > DPPO_LIMIT, 0.0)
     if level == ANSWER:

@@ -7,7 +7,7 @@ A task is a base model with its problems, which `topr_trl.tasks.arithmetic` gene
   `scripts/make_careless_model.py`.
 - The models of `benchmarks/bases.py`, with different kinds and rates of errors.
 
-All models except `bundled` know one wording for a product, `ONE_WORDING`.
+All models except `bundled` only know the sentences in `ONE_WORDING`, which have one wording for a product.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ OF_OTHER_TASKS = 120  # a correct answer has about 40 tokens
 
 @dataclass(frozen=True)
 class Profile:
-    """Sizes of the experiments. All profiles compare the same methods."""
+    """Sizes of the experiments."""
 
     name: str
     seeds: int
@@ -54,7 +54,7 @@ class Profile:
     steps: int  # steps of 32 rows: one epoch
     test_problems: int
     rounds: int  # rounds of the long run
-    updates: int  # updates on old rows
+    updates: int  # updates of the experiment `staleness`
 
     @property
     def is_quick(self) -> bool:
@@ -169,5 +169,5 @@ def evaluate(
 
 
 def summary(evaluation: Evaluation) -> dict[str, float]:
-    """Return pass@1, its error and the shares of verdicts."""
+    """Return pass@1, its standard error and the shares of verdicts."""
     return {"pass@1": evaluation.pass_at[1].value, "error": evaluation.pass_at[1].standard_error, **evaluation.shares}

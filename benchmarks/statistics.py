@@ -65,7 +65,7 @@ def difference(first: Measured, second: Measured) -> Interval:
 
 
 def over_problems(values_SP: Sequence[Sequence[float]]) -> Interval:
-    """Return the mean of values by seed and problem, with the wider of two 95% intervals: over seeds, over problems.
+    """Return the mean of values by seed and problem, with the wider of two 95% intervals: over seeds or problems.
 
     All seeds have the same problems, so more seeds do not narrow the interval over problems.
     """

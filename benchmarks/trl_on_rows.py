@@ -1,4 +1,4 @@
-"""Train a pretrained model on stored rows with TRL's DPO, KTO and GRPO, with LoRA like the other methods."""
+"""Train a pretrained model on stored rows with TRL's DPO, KTO or GRPO, with LoRA like the other methods."""
 
 import json
 import tempfile
@@ -26,7 +26,7 @@ def train(kind: str, rows: Path, model: str, out: Path, arguments: dict[str, Any
         rows: folder of rows.
         model: folder or Hub name of the model.
         out: folder for the trained model.
-        arguments: arguments of the trainer's config: learning rate, seed, micro-batch and number of steps.
+        arguments: arguments of the trainer's config, such as learning rate, seed, micro-batch and number of steps.
         step_rows: rows of a step. A pair counts as two rows.
     """
     table = pq.read_table(shards_of(rows)[0])

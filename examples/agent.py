@@ -2,9 +2,9 @@
 
     python examples/agent.py
 
-The script has notebook cells, takes minutes on a laptop's CPU, and downloads nothing. The bundled model learns to call
-two tools, and its runs are logged as messages. Two copies of the model learn from the log. One copy is trained without
-the mask of tokens that the agent wrote.
+The script has notebook cells, takes a few minutes on a laptop's CPU, and downloads nothing. The bundled model learns
+to call two tools, and its runs are logged as messages. Two copies of the model learn from the log. One copy is trained
+without the mask of tokens that the agent wrote.
 """
 
 # %% Settings
@@ -102,7 +102,8 @@ teacher.train()
 teacher.save_model()
 
 
-# %% The log: RUNS runs per shop as messages, each with a reward. A run ends with a turn without a tool call.
+# %% The log: RUNS runs per shop as messages, each with a reward.
+# A run ends with the first turn without a tool call, or after MOST_TURNS turns.
 def run_agent(model, shops: list[Shop], folder: Path) -> Dataset:
     runs = [{"problem_id": n, "shop": shop, "said": []} for n, shop in enumerate(shops) for _ in range(RUNS)]
     sampling, going = SamplingArguments(num_generations=1, max_new_tokens=24), runs

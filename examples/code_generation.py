@@ -3,8 +3,8 @@
     python examples/code_generation.py
 
 The script has notebook cells, takes a few minutes on a laptop's CPU, and downloads nothing. A tiny model learns to
-write one-line functions from a careless author. Its programs are logged and tested, and two copies of the model learn
-from this log.
+write one-line functions from a careless author. The model's programs are logged and tested, and two copies of the
+model learn from this log.
 """
 
 # %% Settings

@@ -16,7 +16,8 @@ The same on MATH, with 4 shots (pip install 'topr_trl[math]' for math-verify, wh
         --task math --dataset_name EleutherAI/hendrycks_math --test_dataset_name HuggingFaceH4/MATH-500 \
         --iterations 5 --num_generations 32 --baseline 0 --per_device_train_batch_size 1
 
-`--dataset_name` and `--test_dataset_name` may be `.jsonl` files with the same columns. `--use_peft` trains an adapter.
+`--dataset_name` and `--test_dataset_name` can also be `.jsonl` files with the columns of GSM8K or MATH. `--use_peft`
+trains an adapter.
 """
 
 import importlib.util
@@ -83,11 +84,11 @@ def load_model(name: str, args: ModelConfig, device):
 
 
 def sample_and_score(model, tokenizer, problems, task: Task, sampling, folder: Path, seed: int, what: str) -> Dataset:
-    """Sample the share of this process, and return the rows of all processes."""
+    """Sample and score completions of this process's problems, and return the rows of all processes."""
     state = PartialState()
     rows = sample_completions(model, tokenizer, problems, sampling, task.stop_strings, seed, what)
     rows = score_completions(rows, task.judge)
-    if state.is_main_process:  # from a run with a different number of processes
+    if state.is_main_process:  # remove files of an earlier run, which can have used more processes
         for old in folder.glob("*.parquet"):
             old.unlink()
     state.wait_for_everyone()
@@ -97,7 +98,7 @@ def sample_and_score(model, tokenizer, problems, task: Task, sampling, folder: P
 
 
 def report_gains(before: Samples, after: Samples, label: str, ks: list[int], seed: int, out: Path) -> None:
-    """Print the gains from training with paired 95% intervals, and save the gains at each k to `gains.json`."""
+    """Print the main gains from training with paired 95% intervals, and save all gains to `gains.json`."""
     gains = compare(before, after, seed)
     wanted = ["greedy", "pass@1", *(f"{measure}@{k}" for k in ks for measure in ("maj", "pass"))]
     print(f"Gain from before to {label} in points, with its 95% interval (paired bootstrap over the problems):")

@@ -82,7 +82,7 @@ def answer_and_grade(base_url: str, problem: dict[str, str]) -> bool:
 
 
 def accuracy(address: str, problems: list[dict[str, str]]) -> float:
-    """Return the share of greedy answers that are right. These calls go to the server without the recorder."""
+    """Return the share of greedy answers that are right. The request goes directly to vLLM, so it is not recorded."""
     client = OpenAI(base_url=f"{address}/v1", api_key="none")
     answers = client.completions.create(
         model="assistant", prompt=[problem["prompt"] for problem in problems], max_tokens=LONGEST, temperature=0.0

@@ -68,11 +68,11 @@ def load_model(name: str, args: ModelConfig, device):
 
 
 def sample_and_score(model, tokenizer, problems, sampling, stop_strings, judge, folder: Path, seed: int) -> Dataset:
-    """Sample the share of this process, and return the rows of all processes."""
+    """Sample and score completions of this process's problems, and return the rows of all processes."""
     state = PartialState()
     rows = sample_completions(model, tokenizer, problems, sampling, stop_strings, seed, f"Sampling {folder}")
     rows = score_completions(rows, judge)
-    if state.is_main_process:  # from a run with a different number of processes
+    if state.is_main_process:  # remove files of an earlier run, which can have used more processes
         for old in folder.glob("*.parquet"):
             old.unlink()
     state.wait_for_everyone()

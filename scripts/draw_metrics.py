@@ -3,7 +3,7 @@
     python scripts/draw_metrics.py [run ...]
 
 All runs start from the benchmarks' model `main`, train on its completions of 160 built-in problems, and log every eight
-steps. Every 40 steps, the model is tested on 100 different problems. Measurements are saved in `docs/metrics`, next to
+steps. Every 40 steps, the model is tested on 100 other problems. Measurements are saved in `docs/metrics`, next to
 the plots. Saved runs are only drawn.
 """
 

@@ -22,7 +22,7 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).parents[1]
-SECONDS = 300  # time limit, after which a mutant counts as an endless loop
+SECONDS = 300  # time limit of a mutant's tests; a mutant that exceeds it counts as killed
 # Bit operations only occur in annotations (int | None), `is` only occurs with None, and two operators need arguments.
 _LEFT_OUT = re.compile(
     r"Variable(Replacer|Inserter)|_(FloorDiv|Mod|Pow|RShift|LShift|BitAnd|BitOr|BitXor)(_|$)|Operator_\w*Is(Not)?(_|$)"

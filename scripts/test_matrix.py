@@ -49,7 +49,8 @@ def main(pythons: list[str], versions: list[str]) -> None:
 def interpreter(version: str) -> str | None:
     """Return the first interpreter of a version, on PATH or in pyenv's folder, that can create environments.
 
-    Each interpreter is run, because a shim can fail or have a different version."""
+    Each interpreter is run, because a shim can fail or have a different version.
+    """
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     named = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python{version}"))]
     ask = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2])"

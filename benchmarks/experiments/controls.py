@@ -16,7 +16,8 @@ from benchmarks.methods import METHODS as NAMED
 from benchmarks.methods import Method, topr
 from benchmarks.setting import BUNDLED, Profile, model_hash
 
-# The models in `WRONG_MODE` are wrong in their mode. The other two models have noise around a correct mode.
+# For the models in `WRONG_MODE`, the mode (the most likely answer) is mostly wrong. The other two models have noise
+# around a correct mode.
 BASES = ("sure-17", "misconception-10", BUNDLED, "main", "wanders-3", "hard")
 WRONG_MODE = ("sure-17", "misconception-10", BUNDLED, "wanders-3")
 SEEDS = 3

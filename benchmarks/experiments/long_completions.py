@@ -1,7 +1,7 @@
 """Compare ratios of long completions: which one still learns from negatives at thousands of tokens?
 
-A completion is a session (`benchmarks.sessions`) of a model that is wrong in its mode. All sessions are drawn from the
-base model's answers before training, so rows are as old as the number of updates. Expectations:
+A completion is a session (`benchmarks.sessions`) of a model whose greedy answers are mostly wrong. All sessions are
+drawn from the base model's answers before training, so rows are as old as the number of updates. Expectations:
 benchmarks/long_completions.md.
 """
 
@@ -18,9 +18,9 @@ from benchmarks.sessions import ANSWER, DPPO, POSITIVES, POWER, Sessions
 from benchmarks.setting import Profile, base_model, candidates, evaluate, summary
 
 TASK = "sure-17"
-SESSIONS = {1: 64, 4: 16, 16: 8, 64: 2}  # of an update, by the number of answers in a session
-TOKENS = 40  # of an answer, on average
-SHARE_RIGHT = {1.0: 0.5, -1.0: 0.05}  # of a session's answers, by its reward; a session of one answer is right or wrong
+SESSIONS = {1: 64, 4: 16, 16: 8, 64: 2}  # sessions of an update, by the number of answers in a session
+TOKENS = 40  # tokens of an answer, on average
+SHARE_RIGHT = {1.0: 0.5, -1.0: 0.05}  # share of right answers, by the session's reward; not for sessions of one answer
 ANYWHERE = "anywhere"
 MEASURED_AT = (64, 256)  # updates
 LONGER = 1_024  # updates of the run that tests whether short segments taper too little
@@ -42,7 +42,7 @@ class Setting(NamedTuple):
 
     @property
     def fields(self) -> Cell:
-        """Fields of the cells."""
+        """Return the fields of the cells."""
         task = {} if self.task == TASK else {"task": self.task}
         return {"parts": self.parts, "mistakes": self.mistakes, **task}
 
@@ -51,11 +51,11 @@ class Setting(NamedTuple):
         return f"{TOKENS * self.parts:,} tokens{where}" + ("" if self.task == TASK else f", {self.task}")
 
 
-# `main` makes random mistakes. There a taper that is too weak does harm.
+# `main` makes random mistakes. On this model, a taper that is too weak does harm.
 NOISY = Setting(16, task="main")
 EARLY, LATE = (Setting(16, mistakes) for mistakes in ("early", "late"))
 SETTINGS = [*map(Setting, SESSIONS), NOISY, EARLY, LATE]
-BOTH = (Setting(4), Setting(16))  # settings with a comparison at both numbers of updates; the others only at the last
+BOTH = (Setting(4), Setting(16))  # settings with a comparison after 64 updates, too; the others only have one after 256
 COMPARED = [
     (setting, updates) for setting in SETTINGS for updates in (MEASURED_AT if setting in BOTH else MEASURED_AT[-1:])
 ]
@@ -144,8 +144,8 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
 def _drawing(pool: Rows, places: np.ndarray, setting: Setting, rng: np.random.Generator) -> Callable[[int], Sessions]:
     """Return a function that draws sessions from some rows of a pool, half of them with reward 1.
 
-    `SHARE_RIGHT` of their answers are right. With `mistakes="early"`, the first half of a session with reward -1 is
-    wrong, and its second half is like that of a session with reward 1. With `"late"`, it is the other way round.
+    `SHARE_RIGHT` has the share of right answers. With `mistakes="early"`, the first half of a session with reward -1 is
+    wrong, and its second half is like a session with reward 1. With `"late"`, it is the other way round.
     """
     parts, mistakes, _ = setting
     is_right = pool.rewards > 0

@@ -1,6 +1,6 @@
 """Measure how long a negative keeps its weight, by its length and by the source of log μ.
 
-A long response is a session (`benchmarks.sessions`), so one small model shows lengths of 40 to 8,000 tokens.
+A long response is a session (`benchmarks.sessions`), so a small model can have responses of 40 to 8,000 tokens.
 
 The source of log μ is the trainer, a sampler with weights in bfloat16, or a sampler with top-k.
 """
@@ -60,7 +60,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
 
 
 def as_the_sampler_says(rows: Rows, source: str) -> Rows:
-    """Return rows with log μ from one of `SOURCES`. The given rows have the trainer's."""
+    """Return rows with log μ from one of `SOURCES`. The given rows have the trainer's log μ."""
     if source == "bfloat16":
         return rows.scored_by(base_model("main").to(torch.bfloat16))
     return rows.scored_by(base_model("main"), TOP_K) if source == "top-k" else rows

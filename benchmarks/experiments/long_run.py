@@ -1,6 +1,6 @@
 """Compare methods over 20 rounds of training on the model's own rows, and measure the diversity of its answers.
 
-Each run has the best learning rate after four rounds. Some runs also have lower rates.
+Each run has the learning rate that is best after four rounds. Some runs are repeated with lower rates.
 """
 
 from typing import Any

@@ -1,4 +1,7 @@
-"""Compare `TOPRTrainer` with `GRPOTrainer` by accuracy per sampled completion, used once or several times."""
+"""Compare `TOPRTrainer` with `GRPOTrainer` by accuracy per sampled completion.
+
+Completions are used once or several times.
+"""
 
 from typing import Any
 
@@ -112,9 +115,9 @@ def needed(tested_after: np.ndarray, curve: np.ndarray, accuracy: float) -> floa
 
 
 def share_needed(store: Store, base: str, method: str, target: str, completions: int = COMPLETIONS) -> list[float]:
-    """Return the share of the target's completions at which a method reaches the target's final accuracy.
+    """Return the share of the target's completions that a method needs for the target's final accuracy.
 
-    The 95% bounds come from a bootstrap over seeds, with the same seeds for both methods.
+    Also return its 95% bounds, from a bootstrap over seeds, with the same seeds for both methods.
     """
     (at, ours), (_, theirs) = (find(store, base, one, completions) for one in (method, target))
     drawn = np.random.default_rng(0).integers(len(ours), size=(2_000, len(ours)))

@@ -1,7 +1,7 @@
 """Compare all methods on four epochs of the same rows, as in Figures 1 and 3 of the paper.
 
-Learning rates are chosen after four epochs, too. Results before 2026-11-26 have the best rates after one epoch, and
-are used if these rates are the same.
+Learning rates are also chosen after four epochs. Results dated before 2026-11-26 were run at the rates that are best
+after one epoch. They are used if both rates are the same.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Compare training on rows of a policy that is 256 updates old with training on rows of the current policy.
 
-Each method has its best learning rate on fresh rows. Variants of TOPR are only trained on old rows, at their best rate
-there and at TOPR's rate.
+Each method has the learning rate that is best on fresh rows. Variants of TOPR are only trained on old rows: at the rate
+that is best there, and at TOPR's rate.
 """
 
 from typing import Any

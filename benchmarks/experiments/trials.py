@@ -22,7 +22,7 @@ from topr_trl.pipeline.settings import TrialArguments
 BASES = ("slips-30", "misconception-10", "sure-17", "wanders-10")
 CODE = "code"  # rows of examples/code_generation.py; a trial only knows their rewards
 TRIALS, CODE_SEEDS = 3, 3
-TRIAL_SEED = 11  # and the next two seeds, whose rows are not used elsewhere
+TRIAL_SEED = 11  # first of `TRIALS` seeds, whose rows are not used elsewhere
 RATE = 1e-4  # given to the trial
 RATES = (3.33e-5, 1e-4, 3e-4)  # rates that the trial tries
 REPEATED = "positives-repeated"

@@ -70,7 +70,7 @@ class OnlineArm:
 
     @property
     def generation_rows(self) -> int:
-        """Return the completions of a generation batch, a multiple of the fresh rows of a step."""
+        """Return the number of completions in a generation batch, a multiple of the fresh rows of a step."""
         return GENERATION_ROWS // self.fresh_rows * self.fresh_rows
 
     @property

@@ -1,8 +1,8 @@
 """Train on rows of a policy that is many updates old.
 
-Each update uses two problems with four completions each, from the policy of at least `age` updates ago, or from the
-base model in the first updates. Rows are sampled in blocks, so they are `age` to `age` + 63 updates old (0 to 3 for age
-0).
+Each update uses two problems with four completions each. The completions come from the policy of at least `age`
+updates ago, or from the base model in the first updates. Rows are sampled in blocks, so they are `age` to `age` + 63
+updates old (0 to 3 for age 0).
 """
 
 import copy
@@ -36,7 +36,7 @@ def trained(
 
     Args:
         method: name in `benchmarks.methods.METHODS`, or `RESCORED`.
-        age: age of the rows in updates.
+        age: minimum age of the rows in updates, a multiple of `BLOCK`.
         updates: number of updates.
         learning_rate: learning rate.
         seed: seed of problems and completions.

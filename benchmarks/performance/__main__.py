@@ -150,7 +150,7 @@ def smollm2(layers: int, vocabulary: int = 49_152) -> LlamaConfig:
     )  # fmt: skip
 
 
-# The size of the bundled model.
+# Shape of the bundled model, with a larger vocabulary.
 BUNDLED = LlamaConfig(
     hidden_size=96, intermediate_size=384, num_hidden_layers=2, num_attention_heads=3, vocab_size=1_024, pad_token_id=1,
     eos_token_id=0, max_position_embeddings=2_048,

@@ -18,8 +18,9 @@ def measure(overlap: int, iterations: int, problems: int) -> dict[str, Any]:
     """Time a loop with the bundled model, with one thread per process.
 
     Returns:
-        `total` seconds. For an overlapped loop, also `window`, the seconds from the start of the first training to the
-        end of the last, and `busy`, the working seconds of each side in this window, including process starts.
+        `total`, in seconds. An overlapped loop also has `window`, the seconds from the start of the first training to
+        the end of the last, and `busy`. `busy` has the working seconds of sampling and of training in this window,
+        including process starts.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [

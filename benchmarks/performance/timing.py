@@ -91,7 +91,7 @@ def scoring_seconds(build: Build, case: Case) -> float:
 
 
 def log_ratios_at_start(build: Build, case: Case) -> dict[str, float]:
-    """Return the mean and quantiles of log π - log μ in the first step, which are 0 without rounding.
+    """Return the mean and quantiles of log π - log μ of negatives in the first step, which are 0 without rounding.
 
     Log μ is computed in batches of one row, so it is rounded differently from log π.
     """

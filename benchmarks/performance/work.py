@@ -73,7 +73,7 @@ class Case:
 
     Attributes:
         model: configuration of the model.
-        rows: rows. A run trains on each row once.
+        rows: training rows. A run trains on each row once.
         micro_batch, accumulation: rows per forward pass, and forward passes per step.
         settings: settings of all trainers.
         device, dtype: device and dtype of a new model.
@@ -99,7 +99,8 @@ class Case:
     def fresh_model(self) -> LlamaForCausalLM:
         """Return a model with random weights."""
         torch.manual_seed(0)
-        # Copied, because trainers set `use_cache=False`, which would slow down generation with a later model.
+        # The config is copied, because trainers set `use_cache=False`, which would slow down generation by later
+        # models.
         with torch.device(self.device):
             return LlamaForCausalLM._from_config(copy.deepcopy(self.model), dtype=self.dtype)
 

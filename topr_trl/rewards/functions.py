@@ -116,8 +116,8 @@ def reward_completions(
 
     Raises:
         ValueError: a column is missing; the rows already have a column of results; the weights do not match the
-            functions; a function cannot be called, or fails; or a function returns a wrong number of rewards, or a
-            value that is not finite.
+            functions; a function cannot be called, or fails; or a function does not return one finite number or `None`
+            per completion.
     """
     one = isinstance(reward_funcs, str) or not isinstance(reward_funcs, Sequence)
     given: list[Any] = [reward_funcs] if one else list(reward_funcs)  # type: ignore[arg-type]

@@ -110,7 +110,7 @@ def _import_module(source: str, name: str) -> ModuleType:
 
 @contextmanager
 def _importing(what: str) -> Iterator[None]:
-    """Turn any error of the user's code into a ValueError. This includes SystemExit, because scripts can raise it."""
+    """Turn any error of the user's code, including SystemExit, into a ValueError. Scripts can raise SystemExit."""
     try:
         yield
     except (Exception, SystemExit) as error:

@@ -120,7 +120,7 @@ class _AnswerReward:
 def checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Wrap a synchronous or asynchronous reward function so that each call checks the rewards.
 
-    The wrapper raises a ValueError if a reward is neither a number nor None. TRL checks only how many there are.
+    The wrapper raises a ValueError if a reward is neither a number nor None. TRL only checks the number of rewards.
 
     Args:
         function (`Callable`): Reward function.

@@ -187,9 +187,10 @@ def _succeeds(work: Callable[[], object]) -> bool:
 
 @cache
 def enter_namespaces() -> str:
-    """Move this process to namespaces without network, private directories and writable files. Later calls do nothing.
+    """Move this process to namespaces that have no network, hide private directories and make all files read-only.
 
-    This function also checks that `_enter_program_namespaces`, which isolates each program, will succeed.
+    Later calls only return the result of the first call. This function also checks that `_enter_program_namespaces`,
+    which isolates each program, will succeed.
 
     Returns:
         `""`, or a description of the protection that the kernel refused.
@@ -238,7 +239,7 @@ def unprivileged_user() -> int | None:
     """Return the id of the user that runs programs if the worker is root. No account has this id.
 
     The user cannot write root's files or signal root's processes. The limit on processes applies to this user, but
-    would not apply to root. The id depends on the worker's process, because workers with one id would share the limit.
+    would not apply to root. Each worker process has its own id, because workers with the same id would share the limit.
 
     Returns:
         The id. None if the worker is not root, or if the user could not read the files of Python.

@@ -18,7 +18,7 @@ from datasets import Dataset
 # Folder of the bundled model and its tokenizer, made by scripts/make_careless_model.py.
 CARELESS_MODEL = Path(__file__).parent / "careless_model"
 
-# Folder of the bundled verifier of these solutions, which is unreliable. The same script makes it with --verifier.
+# Folder of the bundled verifier, which checks solutions and is often wrong. The same script makes it with --verifier.
 CARELESS_VERIFIER = Path(__file__).parent / "careless_verifier"
 
 # Defaults for the bundled model. It is small, so it needs a high learning rate.
@@ -84,7 +84,7 @@ def make_problem(rng: random.Random, num_steps: int = 2, sentences: Sequence[Sen
             is listed twice is drawn twice as often.
 
     Raises:
-        ValueError: all sentences subtract, so the total could reach zero.
+        ValueError: `sentences` has no sentence that adds, so the total could reach zero.
     """
     if all(sentence.symbol == "-" for sentence in sentences):
         raise ValueError("sentences must include a sentence that adds, such as FINDS.")

@@ -45,7 +45,7 @@ Answer: Each minute the tank gains 9 - 2 = 7 liters. It takes 63 / 7 = 9 minutes
 
 _STATED = ("The answer is", "the answer is")
 _NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d{1,9}(?!\d|\.\d))?")
-# No exponent, since 1e999999 would have a million digits.
+# The pattern allows no exponent, because 1e999999 would have a million digits.
 _PLAIN_NUMBER = re.compile(r"(?P<top>[-+]?(?:\d+\.?\d*|\.\d+))(?:/(?P<bottom>\d{1,9}))?")
 _CURRENCY = str.maketrans("", "", "\\$€£")
 _LONGEST_ANSWER = 40  # in characters; a longer number is not an answer, and would be slow to parse
@@ -78,8 +78,8 @@ def extract_answer(completion: str) -> str | None:
         completion (`str`): Completion.
 
     Returns:
-        The number. None if no number is found, or if it is too long or has the denominator 0. The paper calls such a
-        completion *invalid*.
+        The number. None if there is no number, or if the number has more than 40 characters or the denominator 0. The
+        paper calls a completion without an answer *invalid*.
     """
     start = max(completion.rfind(phrase) for phrase in _STATED)
     if start < 0:
@@ -130,7 +130,7 @@ def prepare(dataset: Dataset, num_shots: int = 8) -> Dataset:
 
     Args:
         dataset ([`~datasets.Dataset`]): Rows with the columns `question` and `answer`.
-        num_shots (`int`, *optional*, defaults to `8`): Number of worked examples in the prompt.
+        num_shots (`int`, *optional*, defaults to `8`): Number of worked examples in the prompt, at most 8.
 
     Returns:
         [`~datasets.Dataset`]: columns `problem_id`, `question`, `prompt` and `answer` (in normal form).

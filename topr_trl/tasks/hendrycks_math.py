@@ -48,7 +48,7 @@ EXEMPLARS = (
 _LONGEST = 1_000  # in characters; a longer answer is correct only if it is literally equal to the correct answer
 _LAST_CHARACTERS = 100_000  # number of characters at the end of a text that are searched for boxes
 _TOKEN = re.compile(
-    r"(?P<box>\\{1,4}(?:boxed|fbox)\s{0,9}\{)|"  # Bounded, because many backslashes would take quadratic time.
+    r"(?P<box>\\{1,4}(?:boxed|fbox)\s{0,9}\{)|"  # The limit of 4 avoids quadratic time on many backslashes.
     r"\\{1,4}(?:boxed|fbox)(?:\s{0,9}(?P<fraction>\\[dt]?frac\s?(?:\d\d|\{[^{}]{1,99}\}\{[^{}]{1,99}\}))|"
     r"\s{1,9}(?P<bare>[^\s{}$\\]+)|(?P<digit>\d))|\\.|(?P<brace>[{}])",
     re.S,
@@ -87,8 +87,9 @@ def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
     r"""Return a verdict on each completion, and its answer in normal form.
 
     Worker processes compare the answers, with a limit of five seconds per answer. A completion is *invalid* if it has
-    no box, or if the content of the box is empty, has more than 1,000 characters, cannot be parsed, or exceeds the time
-    limit. An answer that is literally equal to the correct answer is always correct.
+    no box, or if the content of the box is empty or cannot be parsed. It is also invalid if the content or the correct
+    answer has more than 1,000 characters, or if the comparison exceeds the time limit. An answer that is literally
+    equal to the correct answer is always correct.
 
     Args:
         completions (`Sequence[str]`): Completions.
@@ -194,8 +195,8 @@ def prepare(dataset: Dataset, num_shots: int = 4, exemplars: Exemplars = EXEMPLA
         exemplars (`Exemplars`, *optional*, defaults to `EXEMPLARS`): Pairs of a problem and its solution.
 
     Returns:
-        [`~datasets.Dataset`]: columns `problem_id`, `question`, `prompt` and `answer`. The columns `subject` and
-        `level` are included if `dataset` has them.
+        [`~datasets.Dataset`]: columns `problem_id`, `question`, `prompt` and `answer`. The columns `subject` (also for
+        `type`) and `level` (an integer, or None) are included if `dataset` has them.
 
     Raises:
         ValueError: a column is missing or does not hold text, a row has no answer, or `num_shots` is not between

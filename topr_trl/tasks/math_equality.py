@@ -389,7 +389,7 @@ def _differ_at_a_point(a: Any, b: Any) -> bool:
 
 
 def _are_close(a: Any, b: Any) -> bool:
-    """Return whether two values agree in their leading digits. Formulas with symbols are not checked and return True.
+    """Return whether two values agree in their leading digits. For formulas with symbols, return True without a check.
 
     math-verify compares rounded values. Rounded to 12 decimals, 2^-98 and 2^-99 are both 0.
     """
@@ -413,8 +413,8 @@ def _check_readable(text: str) -> None:
             _check_readable(cell)
 
 
-# Limit of the terms of an expanded formula, and of the characters that expanding adds. Larger formulas are kept as they
-# are, because expanding them is slow.
+# Maximum number of terms of an expanded formula, and of characters that expanding adds. A formula that
+# exceeds a limit keeps its original text.
 _MOST_TERMS = 200
 
 

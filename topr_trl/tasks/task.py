@@ -17,7 +17,7 @@ class Task:
         name (`str`): Name of the task, as in `--task`.
         load (`Callable`): Function that loads rows. Its arguments are the name or path of a dataset, and a split.
         prepare (`Callable`): Function that converts rows to problems with the columns `problem_id`, `prompt` and
-            `answer` (not for the user's own prompts). Its arguments are the rows and `num_shots`.
+            `answer`. The user's own prompts need no `answer`. The arguments are the rows and `num_shots`.
         num_shots (`int`): Default number of worked examples in the prompt. For tasks of the paper, the paper's number.
         stop_strings (`tuple[str, ...]`): Texts that end a completion, in addition to the stop token.
         judge (`Judge`): Function that returns a verdict and an answer for each completion.

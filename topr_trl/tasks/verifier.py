@@ -32,7 +32,7 @@ _VERDICT = re.compile(
 
 
 def extract_verdict(text: str) -> str | None:
-    """Return the `"yes"` or `"no"` after the last "Verdict:". Return None if a verification has no such answer."""
+    """Return the last `"yes"` or `"no"` that follows "Verdict:". Return None if a verification has no verdict."""
     found = _VERDICT.findall(text)
     return found[-1].lower() if found else None
 
