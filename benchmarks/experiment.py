@@ -148,10 +148,12 @@ def value(result: dict[str, Any], path: str) -> float:
 
 
 def error(result: dict[str, Any], path: str) -> float:
-    """Return the standard error of a number of a result, or NaN if the result has no error for this number.
+    """Return the standard error of a number of a result, or NaN if the run failed or the number has no error.
 
     For greedy accuracy, return NaN: its error is over problems, which are the same for all seeds.
     """
+    if result.get("failed"):
+        return float("nan")
     folder, _, name = path.rpartition("/")
     found: Any = result
     for part in folder.split("/") if folder else ():

@@ -73,6 +73,7 @@ def test_values_and_errors_of_a_result():
     assert value(result, "maj/32") == 0.5
     assert np.isnan([error(result, "maj/32"), error({"greedy": 1.0, "greedy error": 0.1}, "greedy")]).all()
     assert error({"maj@8": 0.5, "maj@8 error": 0.2}, "maj@8") == 0.2
+    assert np.isnan(error({"failed": True, "curve": []}, "end/pass@32"))
     assert value({**result, "failed": True}, "curve/-1/pass@1") == 0
 
 

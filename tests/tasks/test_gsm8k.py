@@ -6,6 +6,7 @@ from datasets import Dataset
 
 from topr_trl.rewards import answer_reward, score_completions, verdict
 from topr_trl.tasks import gsm8k
+from topr_trl.tasks.task import TASKS
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="GSM8K's files are not beside this checkout")
@@ -158,3 +159,8 @@ def test_right_answers_come_in_any_form():
 def test_a_number_that_is_too_long_in_normal_form_is_none():
     assert gsm8k.normalize_number("." + "5" * 38) == "0." + "5" * 38
     assert gsm8k.normalize_number("." + "5" * 39) is None
+
+
+@pytest.mark.parametrize(("count", "expected"), [(None, 400), (0, 0), (3, 3)])
+def test_built_in_problems(count, expected):
+    assert len(TASKS["gsm8k"].first_rows(None, "test", count)) == expected

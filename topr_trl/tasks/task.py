@@ -40,10 +40,10 @@ class Task:
             count (`int`, *optional*): Maximum number of rows. Default: all rows, or 400 built-in problems.
         """
         if name_or_path is None:
-            rows = arithmetic.arithmetic_dataset(count or 400, seed=1 if split == "train" else 2)
+            rows = arithmetic.arithmetic_dataset(400 if count is None else count, seed=1 if split == "train" else 2)
         else:
             rows = self.load(name_or_path, split)
-        return rows.select(range(min(count or len(rows), len(rows))))
+        return rows if count is None else rows.select(range(min(count, len(rows))))
 
 
 TASKS = {
