@@ -1,7 +1,7 @@
 """Fill in the tables and numbers of docs/results.md. The text is written by hand."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from benchmarks.experiments import (
     trials,
 )
 from benchmarks.experiments.controls import BASES, METHODS, SEEDS, TOPR
+from benchmarks.experiments.long_completions import LENGTHS, OTHERS, Setting
 from benchmarks.report import fill_page, marked, percent, points, table
 from benchmarks.setting import HERE, PROFILES
 from benchmarks.statistics import Interval, difference, interval, over_problems, over_seeds
@@ -47,8 +48,10 @@ def write(store: Store, page: Path = PAGE, real: Store | None = None) -> Path:
         "against": lambda: against_table(store),
         "greedy": lambda: controls_table(store, GREEDY),
         "sampled": lambda: controls_table(store, "pass@1"),
-        "long": lambda: long_table(store),
-        "long_greedy": lambda: long_table(store, "greedy"),
+        "long": lambda: long_table(store, LENGTHS),
+        "long_greedy": lambda: long_table(store, LENGTHS, "greedy"),
+        "long_others": lambda: long_table(store, OTHERS),
+        "long_others_greedy": lambda: long_table(store, OTHERS, "greedy"),
         "run": lambda: what_was_run(store),
         "real": lambda: real_section(pretrained),
     }
@@ -159,16 +162,16 @@ def _untrained_rows(store: Store, bases: list[str], is_greedy: bool) -> list[lis
     ]
 
 
-def long_table(store: Store, shown: str = "pass@1") -> str:
-    """Return a table of the measure `shown`, by ratio and by length of the completions.
+def long_table(store: Store, compared: Sequence[tuple[Setting, int]], shown: str = "pass@1") -> str:
+    """Return a table of the measure `shown`, with a row per ratio and a column per setting and number of updates.
 
-    Results are after 256 updates, unless the header names another number of updates. The first two rows are base models
-    without training, as in `controls_table`. A value is bold if the interval of its difference from TOPR's ratio is
+    Results are after 256 updates, unless the header names another number of updates. If columns have different base
+    models, the first two rows are the base models without training, as in `controls_table`. A value is bold if the interval of its difference from TOPR's ratio is
     above 0. A method has no value until all its seeds have been run. A setting has no column until TOPR's ratio and
     segments have values.
     """
     header, tasks, columns = [""], [], []
-    for setting, updates in long_completions.COMPARED:
+    for setting, updates in compared:
         experiment = long_completions.of_setting(setting, updates)
         path = long_completions.measure(updates, shown)
         ended = [name for name in experiment.methods if experiment.has_all_seeds(store, name)]
@@ -186,7 +189,8 @@ def long_table(store: Store, shown: str = "pass@1") -> str:
         raise Unfinished("long_completions has not been run")
     names = [name for name in long_completions.NAMES if any(name in cells for cells in columns)]
     rows = [[name, *(cells.get(name, "") for cells in columns)] for name in names]
-    return table(header, [*_untrained_rows(store, tasks, shown == "greedy"), *rows])
+    untrained = _untrained_rows(store, tasks, shown == "greedy") if len(set(tasks)) > 1 else []
+    return table(header, [*untrained, *rows])
 
 
 def what_was_run(store: Store) -> str:

@@ -59,6 +59,9 @@ BOTH = (Setting(4), Setting(16))  # settings with a comparison after 64 updates,
 COMPARED = [
     (setting, updates) for setting in SETTINGS for updates in (MEASURED_AT if setting in BOTH else MEASURED_AT[-1:])
 ]
+# Two tables: by length of the completions, and other numbers of updates, models and mistakes.
+LENGTHS = [(setting, MEASURED_AT[-1]) for setting in map(Setting, SESSIONS)]
+OTHERS = [each for each in COMPARED if each not in LENGTHS]
 # Settings in which a method is run. Methods that are not listed are run with mistakes anywhere on `TASK`.
 SETTINGS_OF = {
     "sequence (TOPR)": SETTINGS, "segment": SETTINGS, "prefix": [s for s in SETTINGS if s != NOISY],
