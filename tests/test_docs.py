@@ -92,8 +92,8 @@ def world(sampled, tokenizer, tmp_path, monkeypatch):
     said = [[{"role": role, "content": text}] for role, text in (("user", "Hello?"), ("assistant", "Yes."))]
     opinions = {"prompt": said[:1] * 4, "completion": said[1:] * 4, "label": [True, False, True, False]}
     save("trl-lib/kto-mix-14k/train.jsonl", Dataset.from_dict(opinions))
-    other = [{"role": "assistant", "content": "No."}]
-    pairs = {"prompt": said[:1] * 2, "chosen": said[1:] * 2, "rejected": [other] * 2}
+    other = [said[0][0], {"role": "assistant", "content": "No."}]
+    pairs = {"chosen": [said[0] + said[1]] * 2, "rejected": [other] * 2}  # as on the Hub, without a column `prompt`
     save("trl-lib/ultrafeedback_binarized/train.jsonl", Dataset.from_dict(pairs))
     for folder in ("topr-gsm8k/before/test", "topr-gsm8k/after/test", "rollouts"):
         save_rows(rows, folder)
