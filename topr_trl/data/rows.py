@@ -119,8 +119,9 @@ def reward_column(rows: Dataset) -> NDArray[np.float64]:
     if "prompt" not in columns or not {"completion", "completion_ids"} & columns or not {"reward", "label"} & columns:
         raise ValueError(
             "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); found "
-            f"{rows.column_names}. Rename them with `dataset.rename_column`, score the rows first (topr score), or "
-            "make rows of logs from another system with topr import."
+            f"{rows.column_names}. Rename them with `dataset.rename_column`, score the rows first (topr score), split "
+            "the prompt off messages with dataset.map(trl.extract_prompt), or make rows of logs from another system "
+            "with topr import."
         )
     if len(rows) == 0:
         raise ValueError("there is no row to learn from.")

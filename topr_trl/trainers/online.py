@@ -596,8 +596,8 @@ def _check_prompts(args: TOPRConfig, dataset: object) -> None:
         raise ValueError(
             f"A generation batch needs {needed} prompts, and the training dataset has {len(dataset)}. The batch has "
             f"generation_batch_size={args.generation_batch_size} completions, num_generations={args.num_generations} "
-            "per prompt. Add prompts, raise num_generations, or lower per_device_train_batch_size or "
-            "gradient_accumulation_steps."
+            "per prompt. Add prompts, raise num_generations, or lower generation_batch_size (if you set it), "
+            "per_device_train_batch_size or gradient_accumulation_steps."
         )
 
 
