@@ -85,8 +85,8 @@ def test_api():
     written, found = (text.splitlines() for text in (WRITTEN.read_text(), api()))
     changes = "\n".join(difflib.unified_diff(written, found, "tests/api.txt", "topr_trl", lineterm="", n=1))
     assert not changes, (
-        f"What users stand on has changed:\n{changes}\nIf that is meant, run python tests/test_api.py, and tell them "
-        "in CHANGELOG.md."
+        f"The public API has changed:\n{changes}\nIf this is intended, run python tests/test_api.py, and describe the "
+        "change in CHANGELOG.md."
     )
 
 

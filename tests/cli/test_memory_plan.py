@@ -214,7 +214,7 @@ def test_a_division_of_the_gpus_between_sampling_and_training(capsys):
     assert hours["4+4"][1] == pytest.approx(hours["6+2"][1] / 2, abs=0.01)
     assert hours["4+4"][0] == pytest.approx(hours["2+6"][0] / 2, abs=0.01)
     cli.main(["plan", "--overlap", "1", "--gpus", "1"])
-    assert "1 GPUs cannot be divided so that an engine (1 GPUs)" in capsys.readouterr().out
+    assert "The GPUs (1) cannot be divided so that an engine (vllm_tensor_parallel_size=1)" in capsys.readouterr().out
 
 
 def test_a_division_has_room_for_what_trains(capsys):
@@ -226,7 +226,7 @@ def test_a_division_has_room_for_what_trains(capsys):
     assert "8 + 24 *" in printed
     assert "16 + 16" not in printed
     cli.main([*plan, "--nodes", "3"])
-    assert "24 GPUs cannot be divided" in capsys.readouterr().out
+    assert "The GPUs (24) cannot be divided" in capsys.readouterr().out
 
 
 def test_an_engine_reads_its_weights_for_each_token(shapes):

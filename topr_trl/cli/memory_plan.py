@@ -260,7 +260,7 @@ def _advise_less_memory(args: PlanArguments) -> str:
     steps = {
         f"per_device_train_batch_size=1 (now {args.per_device_train_batch_size})": args.per_device_train_batch_size > 1,
         "gradient_checkpointing": not args.gradient_checkpointing,
-        "optim=adamw_torch_fused, which fsdp2 and zero3_offload support": args.optim == "adafactor",
+        "optim=adamw_torch, which fsdp2 and zero3_offload support": args.optim == "adafactor",
         "more nodes, or GPUs with more memory": True,
         "an adapter (use_peft, lora_parameters)": args.lora_parameters is None,
         "load_in_4bit": args.use_peft and not args.load_in_4bit,
@@ -277,7 +277,7 @@ def _describe_times(args: PlanArguments, shape: Shape) -> str:
     row = _training_hours(args, shape, args.all_gpus) / args.trained_rows * 3600
     completions, tested = args.problems * args.num_generations, _test_completions(args)
     lines = [
-        f"vLLM, {engine_gpus} GPU(s) per engine: weights {weights / engine_gpus / GIB:.1f} GiB per GPU, "
+        f"vLLM, {engine_gpus} {'GPU' if engine_gpus == 1 else 'GPUs'} per engine: weights {weights / engine_gpus / GIB:.1f} GiB per GPU, "
         f"{room if sequences > 0 else 'which does not fit: raise vllm_tensor_parallel_size'}",
         f"A step of {step:,} rows: {row * step:.2f} s at {args.mfu:.0%} of the peak",
         f"An iteration: {completions:,} completions, {completions * args.max_new_tokens / 1e6:,.0f} million tokens "
@@ -306,8 +306,9 @@ def _describe_divisions(args: PlanArguments, shape: Shape) -> str:
     }
     if not found:
         return (
-            f"{args.all_gpus} GPUs cannot be divided so that an engine ({args.vllm_tensor_parallel_size} GPUs) and log "
-            "μ fit on one side and training on the other."
+            f"The GPUs ({args.all_gpus}) cannot be divided so that an engine "
+            f"(vllm_tensor_parallel_size={args.vllm_tensor_parallel_size}) and log μ fit on one side, and training on "
+            "the other."
         )
     best = min(found, key=lambda n: max(found[n]))
     near = [n for n in found if abs(n - best) <= 3 * unit]

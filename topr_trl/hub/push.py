@@ -82,11 +82,9 @@ def _rows_of_recording(path: Path) -> Iterator[Path]:
 def _push(args: PushArguments, path: Path) -> None:
     texts = texts_by_others(path) if path.exists() and holds_rows(path) else []
     if texts or recording_in(Path(args.input)):
-        shown = "\n".join(f"  {' '.join(text.split())}" for text in texts)
-        print(
-            f"These rows hold texts from tools or users, which can contain secrets. Some of the texts:\n{shown}",
-            flush=True,
-        )
+        shown = "".join(f"\n  {' '.join(text.split())}" for text in texts)
+        some = f" Some of the texts:{shown}" if texts else ""
+        print(f"These rows hold texts from tools or users, which can contain secrets.{some}", flush=True)
         if not (args.yes or args.dry_run):
             _confirm(args.input)
     if args.dry_run:

@@ -11,6 +11,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from topr_trl.recording.settings import TOKEN_VARIABLE, RecordArguments
 
+_SEND_TOKEN = f"Send the value of {TOKEN_VARIABLE} as the API key, or as the header Authorization: Bearer VALUE."
 _LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
@@ -57,7 +58,7 @@ def protect(args: RecordArguments) -> Middleware:
         if _is_from_other_site(request):
             return error(403, "A page of another site sent this request. The recorder only answers its own page.")
         if token is not None and not _has_token(request, token):
-            found = error(401, f"Send the value of {TOKEN_VARIABLE} as the API key.", "authentication_error")
+            found = error(401, _SEND_TOKEN, "authentication_error")
             found.headers["WWW-Authenticate"] = 'Basic realm="topr record", charset="UTF-8"'
             return found
         try:
