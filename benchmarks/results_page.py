@@ -166,9 +166,9 @@ def long_table(store: Store, compared: Sequence[tuple[Setting, int]], shown: str
     """Return a table of the measure `shown`, with a row per ratio and a column per setting and number of updates.
 
     Results are after 256 updates, unless the header names another number of updates. If columns have different base
-    models, the first two rows are the base models without training, as in `controls_table`. A value is bold if the interval of its difference from TOPR's ratio is
-    above 0. A method has no value until all its seeds have been run. A setting has no column until TOPR's ratio and
-    segments have values.
+    models, the first two rows are the base models without training, as in `controls_table`. A value is bold if the
+    interval of its difference from TOPR's ratio is above 0. A method has no value until all its seeds have been run. A
+    setting has no column until TOPR's ratio and segments have values.
     """
     header, tasks, columns = [""], [], []
     for setting, updates in compared:

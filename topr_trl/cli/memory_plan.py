@@ -277,7 +277,8 @@ def _describe_times(args: PlanArguments, shape: Shape) -> str:
     row = _training_hours(args, shape, args.all_gpus) / args.trained_rows * 3600
     completions, tested = args.problems * args.num_generations, _test_completions(args)
     lines = [
-        f"vLLM, {engine_gpus} {'GPU' if engine_gpus == 1 else 'GPUs'} per engine: weights {weights / engine_gpus / GIB:.1f} GiB per GPU, "
+        f"vLLM, {engine_gpus} {'GPU' if engine_gpus == 1 else 'GPUs'} per engine: weights "
+        f"{weights / engine_gpus / GIB:.1f} GiB per GPU, "
         f"{room if sequences > 0 else 'which does not fit: raise vllm_tensor_parallel_size'}",
         f"A step of {step:,} rows: {row * step:.2f} s at {args.mfu:.0%} of the peak",
         f"An iteration: {completions:,} completions, {completions * args.max_new_tokens / 1e6:,.0f} million tokens "
