@@ -111,6 +111,17 @@ def test_a_file_and_its_compressed_copy_are_not_read_both(tmp_path):
         imported(tmp_path / "log", tmp_path / "rows", format="trl")
 
 
+def test_hidden_copies_of_other_programs_are_not_read(tmp_path):
+    """Jupyter keeps copies of edited files, and macOS writes files with attributes."""
+    lines(tmp_path / ".log" / "1.jsonl", [record(0)])
+    lines(tmp_path / ".log" / ".ipynb_checkpoints" / "1-checkpoint.jsonl", [record(0)])
+    (tmp_path / ".log" / "._1.jsonl").write_bytes(b"\0\5\x16\7Mac OS X\xff")
+    assert len(imported(tmp_path / ".log", tmp_path / "rows")) == 1
+    (tmp_path / ".log" / "1.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"\.log must hold only \.jsonl files of this format\. Choose"):
+        imported(tmp_path / ".log", tmp_path / "other")
+
+
 def test_records_without_a_reward_can_be_left_out(tmp_path, capsys):
     records = [record(0), record(1, score=None), record(2), record(3, info={"stars": 4})]
     source = lines(tmp_path / "log.jsonl", records)
