@@ -189,6 +189,16 @@ def test_a_call_that_failed_gives_no_row(tmp_path, log):
     assert len(imported(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("cut", [{"content": "cut \ud83d"}, {"content": "hi", "name": "\ud83d"}])
+def test_text_that_was_cut_inside_a_character_is_left_out(tmp_path, log, cut, capsys):
+    """JavaScript can send half of an emoji, and some servers answer such requests."""
+    names = [log.add([{"role": "user", **message}], ({"content": "yes"}, [10]), prompt=[1])[0] for message in (cut, HI)]
+    for name in names:
+        log.reward(name, 1)
+    assert [row["prompt"][0]["content"] for row in imported(tmp_path)] == ["hi"]
+    assert f"is left out: recording.sqlite, rollout {names[0]}." in capsys.readouterr().out
+
+
 def test_prompts_of_text(tmp_path, log):
     request = {"model": "m", "prompt": ["2 + 2 =", "3 + 3 ="], "n": 2}
     call = log.store.begin("completions", request, None, 4)

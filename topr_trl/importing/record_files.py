@@ -184,8 +184,15 @@ def parsed(raw: bytes | Record) -> Any:
         return raw
     try:
         found = json.loads(raw)
-        if _SURROGATE.search(raw):
-            json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):  # ValueError includes errors of JSON, UTF-8 and long integers.
         return None
-    return found
+    return None if _SURROGATE.search(raw) and has_unpaired_surrogate(found) else found
+
+
+def has_unpaired_surrogate(record: Any) -> bool:
+    """Return whether text in a record has an unpaired surrogate, which cannot be written as UTF-8."""
+    try:
+        json.dumps(record, ensure_ascii=False, default=str).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return True
+    return False
