@@ -202,6 +202,17 @@ def test_rewards_of_fields_inside_and_of_a_second_file(tmp_path):
         ImportArguments(format="verl", rewards=str(second), reward_fields=["score"])
 
 
+@pytest.mark.parametrize("names", [("rows.csv", "rewards.jsonl"), ("rows.jsonl", "rewards.csv")])
+def test_ids_that_are_numbers_in_one_file_and_text_in_the_other(tmp_path, names):
+    source, second = (tmp_path / name for name in names)
+    records = [{"id": n, "prompt": f"{n} + 1?", "completion": str(n + 1)} for n in range(2)]
+    rewards = [{"id": n, "reward": n} for n in range(2)]
+    for path, each in ((source, records), (second, rewards)):
+        table = ["\n".join(",".join(map(str, values)) for values in (each[0], *(row.values() for row in each)))]
+        lines(path, table if path.suffix == ".csv" else each)
+    assert imported(source, tmp_path / "rows", format="table", rewards=second)["reward"][:] == [0.0, 1.0]
+
+
 def test_empty_completions_are_left_out_and_counted(tmp_path, capsys):
     records = [record(0), record(1, output=""), record(2, output=None), record(3)]
     rows = imported(lines(tmp_path / "log.jsonl", records), tmp_path / "rows")
