@@ -111,6 +111,17 @@ def test_a_file_and_its_compressed_copy_are_not_read_both(tmp_path):
         imported(tmp_path / "log", tmp_path / "rows", format="trl")
 
 
+def test_hidden_copies_of_other_programs_are_not_read(tmp_path):
+    """Jupyter keeps copies of edited files, and macOS writes files with attributes."""
+    lines(tmp_path / ".log" / "1.jsonl", [record(0)])
+    lines(tmp_path / ".log" / ".ipynb_checkpoints" / "1-checkpoint.jsonl", [record(0)])
+    (tmp_path / ".log" / "._1.jsonl").write_bytes(b"\0\5\x16\7Mac OS X\xff")
+    assert len(imported(tmp_path / ".log", tmp_path / "rows")) == 1
+    (tmp_path / ".log" / "1.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"\.log must hold only \.jsonl files of this format\. Choose"):
+        imported(tmp_path / ".log", tmp_path / "other")
+
+
 def test_records_without_a_reward_can_be_left_out(tmp_path, capsys):
     records = [record(0), record(1, score=None), record(2), record(3, info={"stars": 4})]
     source = lines(tmp_path / "log.jsonl", records)
@@ -189,6 +200,17 @@ def test_rewards_of_fields_inside_and_of_a_second_file(tmp_path):
     assert rows["reward"][:] == [0.0, -1.0, -2.0, -3.0]
     with pytest.raises(ValueError, match="both set the reward of a record"):
         ImportArguments(format="verl", rewards=str(second), reward_fields=["score"])
+
+
+@pytest.mark.parametrize("names", [("rows.csv", "rewards.jsonl"), ("rows.jsonl", "rewards.csv")])
+def test_ids_that_are_numbers_in_one_file_and_text_in_the_other(tmp_path, names):
+    source, second = (tmp_path / name for name in names)
+    records = [{"id": n, "prompt": f"{n} + 1?", "completion": str(n + 1)} for n in range(2)]
+    rewards = [{"id": n, "reward": n} for n in range(2)]
+    for path, each in ((source, records), (second, rewards)):
+        table = ["\n".join(",".join(map(str, values)) for values in (each[0], *(row.values() for row in each)))]
+        lines(path, table if path.suffix == ".csv" else each)
+    assert imported(source, tmp_path / "rows", format="table", rewards=second)["reward"][:] == [0.0, 1.0]
 
 
 def test_empty_completions_are_left_out_and_counted(tmp_path, capsys):

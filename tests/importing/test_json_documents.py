@@ -55,6 +55,13 @@ def test_one_document(tmp_path, capsys):
     assert "Recognized as messages" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("layout", ["array", "lines", "documents", "several arrays"])
+def test_text_that_was_cut_inside_a_character_is_left_out(tmp_path, layout, capsys):
+    rows = read(tmp_path, LAYOUTS[layout]([record(n, user="\ud83d" if n == 1 else "me") for n in range(4)]))
+    assert rows["reward"][:] == [0.0, 2.0, 3.0]
+    assert "contains an unpaired surrogate, and is left out: a.json, " in capsys.readouterr().out
+
+
 def test_a_field_inside_of_a_field(tmp_path):
     nested = {"run": {"traj": RUN}, "other": RUN, "reward": 1}
     (row,) = read(tmp_path, json.dumps(nested, indent=2), "a.json", "--messages_field", "run.traj")

@@ -158,6 +158,22 @@ def test_messages_that_changed_start_another_row(tmp_path, log, change):
     assert len(imported(tmp_path)) == 2
 
 
+def test_an_answer_of_another_model_is_learned_once(tmp_path, log):
+    def said(text):
+        return {"role": "assistant", "content": text}
+
+    (name,) = log.add([HI], ({"content": "a"}, None))
+    log.add([HI, said("a"), HI], ({"content": "b"}, None), rollout=name, model="other")
+    log.add([HI, said("a"), HI, said("b"), HI], ({"content": "c"}, None), rollout=name)
+    log.add([HI, said("a"), HI, said("b"), HI, said("c"), HI], ({"content": "d"}, None), rollout=name)
+    log.reward(name, 1)
+    weights = {
+        row["model"]: [(turn["content"], turn["weight"]) for turn in row["completion"] if turn["role"] == "assistant"]
+        for row in imported(tmp_path)
+    }
+    assert weights == {"m": [("a", None), ("b", 0), ("c", None), ("d", None)], "other": [("b", None)]}
+
+
 def test_one_call_without_tokens_makes_the_rollout_text(tmp_path, log):
     """A call has no token ids if, for instance, its text was redacted."""
     (name,) = log.add([HI], ({"content": "yes"}, [10]), prompt=[1])
@@ -187,6 +203,16 @@ def test_a_call_that_failed_gives_no_row(tmp_path, log):
     log.reward(failed, 1)
     log.reward(name, 1)
     assert len(imported(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("cut", [{"content": "cut \ud83d"}, {"content": "hi", "name": "\ud83d"}])
+def test_text_that_was_cut_inside_a_character_is_left_out(tmp_path, log, cut, capsys):
+    """JavaScript can send half of an emoji, and some servers answer such requests."""
+    names = [log.add([{"role": "user", **message}], ({"content": "yes"}, [10]), prompt=[1])[0] for message in (cut, HI)]
+    for name in names:
+        log.reward(name, 1)
+    assert [row["prompt"][0]["content"] for row in imported(tmp_path)] == ["hi"]
+    assert f"is left out: recording.sqlite, rollout {names[0]}." in capsys.readouterr().out
 
 
 def test_prompts_of_text(tmp_path, log):

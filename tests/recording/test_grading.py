@@ -6,6 +6,8 @@ import httpx2 as httpx
 import pytest
 from recorders import recorder
 
+from topr_trl.recording.store import NAME
+
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "2 + 2?"}]}
 
 
@@ -104,6 +106,14 @@ def test_a_full_disk(running):
     running.fill()
     found = [grade(running, rollout_id=name, reward=1, name=f"n{k}", comment="x" * 9_000) for k in range(5)]
     assert found[-1].status_code == 507
+
+
+@pytest.mark.parametrize("path", ["/rollouts", "/rollouts/r"])
+def test_a_recording_that_cannot_be_read_is_named(running, path):
+    (running.folder / NAME).unlink()
+    answer = httpx.get(f"{running.address}{path}")
+    assert answer.status_code == 500
+    assert f"{NAME} cannot be read" in answer.json()["error"]["message"]
 
 
 def test_lists(running):

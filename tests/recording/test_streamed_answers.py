@@ -32,6 +32,15 @@ def test_tool_calls_are_joined_by_their_index():
     assert (choice["finish_reason"], found.finished) == ("tool_calls", 1)
 
 
+def test_empty_text_instead_of_null():
+    """Older versions of SGLang and Ollama send such finish reasons in each event before the last."""
+    found = joined({"delta": {"role": "assistant", "content": "a"}, "finish_reason": ""},
+                   {"delta": {"role": "", "content": "b"}, "finish_reason": ""})  # fmt: skip
+    (choice,) = found.answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "ab"}
+    assert (choice["finish_reason"], found.finished) == (None, 0)
+
+
 def test_choices_are_sorted():
     found = joined({"index": 1, "text": "b"}, {"index": 0, "text": "a"}, {"index": 1, "text": "c"}, endpoint=TEXT)
     assert [choice["text"] for choice in found.answer["choices"]] == ["a", "bc"]

@@ -125,6 +125,28 @@ def test_a_reward_model_scores_prompt_and_completion(rows, reward_model):
     assert len(set(found)) == 4
 
 
+@pytest.mark.parametrize("style", ['{"style": "1"}', {"style": "1"}])
+def test_a_reward_model_reads_imported_messages(rows, reward_model, style):
+    tokenizer = AutoTokenizer.from_pretrained(reward_model)
+    tokenizer.chat_template = (
+        "{{ style }}{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments.x }}"
+        "{% endfor %}{% endfor %}"
+    )
+    tokenizer.save_pretrained(reward_model)
+    call = {"function": {"name": "f", "arguments": '{"x": "22"}'}}
+    messages = {
+        "prompt": [[{"role": "user", "content": "a", "tool_calls": None}]],
+        "completion": [[{"role": "assistant", "content": None, "tool_calls": [call]}]],
+        "chat_template_kwargs": [style],
+    }
+    text = {"prompt": ["1a"], "completion": ["22"]}
+    expected = reward_completions(Dataset.from_dict(text), reward_model)["reward"][0]
+    assert reward_completions(Dataset.from_dict(messages), reward_model)["reward"][0] == expected
+    messages["completion"][0][0]["tool_calls"][0]["function"]["arguments"] = "{"
+    with pytest.raises(ValueError, match=r"'scorer' cannot read completion 0: .*not valid JSON"):
+        reward_completions(Dataset.from_dict(messages), reward_model)
+
+
 def test_a_reward_model_is_not_read_from_pickles(rows, reward_model):
     weights = load_file(f"{reward_model}/model.safetensors")
     torch.save(weights, f"{reward_model}/pytorch_model.bin")

@@ -28,6 +28,8 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # JSON escapes a character above
 def files_of(path: Path, suffix: str) -> list[Path]:
     """Return the files of a format in a folder and its subfolders, sorted by name. For a file, return the file.
 
+    Hidden files and folders are skipped. Other programs write copies there, such as Jupyter's `.ipynb_checkpoints`.
+
     Args:
         path (`Path`): Folder or file.
         suffix (`str`): Suffix of the format, without a compression suffix. If no file has the suffix, similar suffixes
@@ -44,7 +46,8 @@ def files_of(path: Path, suffix: str) -> list[Path]:
     found, *others = (_files_in(path, kind) for kind in (suffix, *sorted(set(_OWN_FORMAT) - {suffix})))
     kinds = {_uncompressed(files[0]).suffix for files in others if files}
     if not found:
-        kinds = {_uncompressed(file).suffix for file in path.rglob("*") if file.is_file()} - {""}
+        files = (file for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path))
+        kinds = {_uncompressed(file).suffix for file in files} - {""}
     if not found or kinds:
         more = f"; it has {' and '.join(sorted(kinds))} files" if kinds else ""
         raise ValueError(
@@ -66,9 +69,14 @@ _LIKE = {".jsonl": (".jsonl", ".ndjson", ".traj", ".json"), ".eval": (".eval", "
 
 
 def _files_in(folder: Path, suffix: str) -> list[Path]:
-    """Return the files with a suffix, compressed or not, sorted by name."""
+    """Return the files with a suffix, compressed or not, sorted by name. Skip hidden files and folders."""
     found = (file for end in ("", *_COMPRESSED) for file in folder.rglob(f"*{suffix}{end}"))
-    return sorted(found, key=_by_name)
+    return sorted((file for file in found if not _is_hidden(file, folder)), key=_by_name)
+
+
+def _is_hidden(file: Path, folder: Path) -> bool:
+    """Return whether a file in a folder, or one of the file's parents inside the folder, is hidden."""
+    return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
 def _by_name(file: Path) -> tuple[Path, Path]:
@@ -176,8 +184,15 @@ def parsed(raw: bytes | Record) -> Any:
         return raw
     try:
         found = json.loads(raw)
-        if _SURROGATE.search(raw):
-            json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):  # ValueError includes errors of JSON, UTF-8 and long integers.
         return None
-    return found
+    return None if _SURROGATE.search(raw) and has_unpaired_surrogate(found) else found
+
+
+def has_unpaired_surrogate(record: Any) -> bool:
+    """Return whether text in a record has an unpaired surrogate, which cannot be written as UTF-8."""
+    try:
+        json.dumps(record, ensure_ascii=False, default=str).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return True
+    return False

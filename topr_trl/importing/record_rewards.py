@@ -126,8 +126,10 @@ def numbers_in(record: Any, inside: str = "") -> list[str]:
     ]
 
 
-def read_by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:
+def read_by_id(path: str | None, by: str, name: str) -> dict[str, Any] | None:
     """Return a dictionary from the id of each record in a file to the value of a field. Return None if `path` is None.
+
+    Ids become text, because a CSV file has the number 17 as text.
 
     Args:
         path (`str` or `None`): File of records.
@@ -139,18 +141,18 @@ def read_by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:
     """
     if path is None:
         return None
-    file, found = Path(path), {}
+    file, found = Path(path), dict[str, Any]()
     for place, raw in read_records(file):
         record = parsed(raw)
         if not isinstance(record, dict) or not {by, name} <= set(record) or not isinstance(record[by], str | int):
             raise ValueError(f"{place} must be JSON with the fields {by} (text or an integer) and {name}.")
-        if record[by] in found:
+        if (identifier := str(record[by])) in found:
             raise ValueError(f"{place} has the same {by} as an earlier line: {record[by]!r}. Remove one of the lines.")
-        found[record[by]] = record[name]
+        found[identifier] = record[name]
     return found
 
 
-def value_by_id(values: dict[Any, Any], record: Record, by: str, option: str, error: type[NotOfFormat]) -> Any:
+def value_by_id(values: dict[str, Any], record: Record, by: str, option: str, error: type[NotOfFormat]) -> Any:
     """Return the value for the id of a record.
 
     Args:
@@ -164,9 +166,9 @@ def value_by_id(values: dict[Any, Any], record: Record, by: str, option: str, er
         NotOfFormat: the record has no id, or the file has no value for it.
     """
     identifier = field_value(record, by, NotOfFormat)
-    if not isinstance(identifier, str | int) or identifier not in values:
+    if not isinstance(identifier, str | int) or str(identifier) not in values:
         raise error(f"the file of {option} has no line for the {by} {identifier!r}")
-    return values[identifier]
+    return values[str(identifier)]
 
 
 def field_value(record: Record, path: str, error: type[NotOfFormat]) -> Any:

@@ -26,7 +26,7 @@ from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.openai_messages import has_broken_call
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.recognition import format_of, messages_fields, recognize
-from topr_trl.importing.record_files import files_of, parsed
+from topr_trl.importing.record_files import files_of, has_unpaired_surrogate, parsed
 from topr_trl.importing.record_rewards import RecordRewards, check_rewards, field_value, read_by_id, value_by_id
 from topr_trl.importing.row_table import Row
 
@@ -176,20 +176,19 @@ class RecordReader:
     def _split(self, records: Iterable[tuple[str, bytes | Record]]) -> Iterator[tuple[str, Any]]:
         """Split documents into records, and yield the place and the content of each record.
 
-        The content of a broken line is None.
+        The content of a broken line, and of a record with an unpaired surrogate, is None.
         """
         split = self.format.records
         for place, raw in records:
             record = parsed(raw)
-            if split is None or not isinstance(record, dict):
-                yield place, record
-                continue
-            with self._errors_with(place, record):
-                inner = list(split(record))
-            if len(inner) == 1:
-                yield place, inner[0]
-            else:
-                yield from ((f"{place}, part {n}", each) for n, each in enumerate(inner, 1))
+            inner = [record]
+            if split is not None and isinstance(record, dict):
+                with self._errors_with(place, record):
+                    inner = list(split(record))
+            for n, each in enumerate(inner, 1):
+                # `parsed` has checked a line, but not the records of other files.
+                is_broken = not isinstance(raw, bytes) and has_unpaired_surrogate(each)
+                yield place if len(inner) == 1 else f"{place}, part {n}", None if is_broken else each
 
     def _is_other(self, record: Any) -> bool:
         """Return whether a field of a record differs from the value that `where` requires."""

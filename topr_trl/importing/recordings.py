@@ -1,7 +1,7 @@
 """Read recordings of `topr record`: rollouts of one or more calls, with their rewards.
 
 If the prompt of a call starts with the prompt and the answer of an earlier call, the call extends the row of the
-earlier call. The tokens between the two answers are context. Both calls must have the same model, tools, chat template
+earlier call. Everything between the two answers is context. Both calls must have the same model, tools, chat template
 arguments and sampling settings. Without token ids, only chat calls can extend a row.
 
 Any other call starts a new row of the same rollout. For instance, this happens if the call belongs to a new
@@ -120,10 +120,10 @@ def _joined_text(row: Row, later: Row) -> Row:
         since = later["prompt"].removeprefix(row["prompt"]) if row["prompt"] else row["completion"]
         return {"prompt": row["prompt"], "completion": since + later["completion"]}
     read = len(row["prompt"]) + len(row["completion"])
-    return {
-        "prompt": row["prompt"],
-        "completion": [*row["completion"], *later["prompt"][read:], *later["completion"]],
-    }
+    # An assistant turn here comes from the application, or from a call with another row, such as a call of another
+    # model. Weight 0 makes it context.
+    between = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in later["prompt"][read:]]
+    return {"prompt": row["prompt"], "completion": [*row["completion"], *between, *later["completion"]]}
 
 
 def _is_continued(row: Row, later: Row) -> bool:

@@ -151,7 +151,7 @@ class Assembler:
 def _add_message(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
     """Add a piece of a message. Concatenate its text, and join its tool calls by their index."""
     for name, value in delta.items():
-        if value is None:
+        if value is None or (name == "role" and not value):  # Some servers send an empty role after the first event.
             continue
         if name == "tool_calls":
             for piece in value:
@@ -176,7 +176,7 @@ def _add_tool_call(calls: list[dict[str, Any]], piece: Mapping[str, Any]) -> Non
 
 def _add_tokens(choice: dict[str, Any], piece: Mapping[str, Any]) -> None:
     """Add the token ids, log-probabilities and finish reason in a piece of a choice."""
-    if piece.get("finish_reason") is not None:
+    if piece.get("finish_reason"):  # Some servers send empty text instead of null before the last event.
         choice["finish_reason"] = piece["finish_reason"]
     if piece.get("prompt_token_ids"):
         choice["prompt_token_ids"] = piece["prompt_token_ids"]

@@ -66,11 +66,18 @@ class Grading:
                 "totals": self.store.totals(_INTERVALS),
             }  # fmt: skip
 
-        return _json(await asyncio.to_thread(read))  # Reading long answers takes seconds, and would block all streams.
+        try:
+            # Reading long answers takes seconds, and would block all streams.
+            return _json(await asyncio.to_thread(read))
+        except ValueError as unreadable:  # for instance a damaged database
+            return error(500, str(unreadable), "server_error")
 
     async def rollout(self, request: web.Request) -> web.Response:
         """Return one rollout: the messages of its calls, its rewards and its comments."""
-        found = await asyncio.to_thread(self.store.rollout, request.match_info["name"])
+        try:
+            found = await asyncio.to_thread(self.store.rollout, request.match_info["name"])
+        except ValueError as unreadable:
+            return error(500, str(unreadable), "server_error")
         if found is None:
             return error(404, f"There is no rollout {request.match_info['name']!r}.")
         return _json({**found, "calls": [_shown(call) for call in found["calls"]]})

@@ -33,7 +33,9 @@ from trl.trainer.utils import (
     start_event_loop_in_daemon,
 )
 
+from topr_trl.data.messages import plain_messages
 from topr_trl.data.rows import LARGEST_REWARD, need_columns, problem_column, text_column
+from topr_trl.data.tokenization import template_options
 from topr_trl.rewards.verdicts import CORRECT, VERDICTS, check_rewards, text_of
 
 RewardFunc: TypeAlias = str | PreTrainedModel | Callable[..., Any]
@@ -406,8 +408,11 @@ def _score_by_model(
     texts = []
     for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         if is_conversational({"prompt": prompt}):
-            options = (kwargs[i] if kwargs else None) or {}
-            messages = {"messages": prompt + completion}
+            try:
+                options = template_options({"chat_template_kwargs": kwargs[i] if kwargs else None})
+                messages = {"messages": plain_messages([*prompt, *completion])}
+            except ValueError as error:
+                raise ValueError(f"The reward model {reward.name!r} cannot read completion {i}: {error}.") from None
             texts.append(apply_chat_template(messages, reward.tokenizer, **options)["text"])
         else:
             texts.append(prompt + completion)
