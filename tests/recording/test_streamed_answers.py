@@ -4,7 +4,7 @@ import pytest
 
 from topr_trl.recording.answers import CHAT, TEXT, Assembler, prompt_of, with_token_ids, without_token_ids
 from topr_trl.recording.conversations import continued_conversation, conversations
-from topr_trl.recording.redaction import Redactor
+from topr_trl.recording.redaction import Redactor, without_tokens
 
 
 def joined(*deltas, endpoint=CHAT):
@@ -72,6 +72,12 @@ def test_a_client_does_not_see_what_it_did_not_ask_for(endpoint, asked, ids, log
     found = without_token_ids(answer, asked, endpoint)
     assert (found["prompt_token_ids"], found["choices"][0]["token_ids"]) == (([1], [2]) if ids else (None, None))
     assert found["choices"][0]["logprobs"] == ({"a": 1} if logps else None)
+
+
+def test_a_redacted_answer_has_no_tokens_of_the_prompt():
+    hidden = {"prompt_token_ids": [1], "prompt_logprobs": [{"1": {"decoded_token": "secret"}}]}
+    answer = {**hidden, "id": "a", "choices": [{**hidden, "token_ids": [2], "logprobs": {}, "index": 0}]}
+    assert without_tokens(answer) == {"id": "a", "choices": [{"index": 0}]}
 
 
 def test_conversations_ignore_reasoning_and_forms_of_text():

@@ -140,7 +140,7 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
     """
     if isinstance(value, list):
         return [as_number(name, each, labels) for each in value]
-    for spelling in _spellings(value):
+    for spelling in spellings(value):
         if labels is not None and spelling in labels:
             return labels[spelling]
     if isinstance(value, bool):
@@ -160,8 +160,12 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
         ) from None
 
 
-def _spellings(value: Any) -> Iterator[str]:
-    """Yield the spellings of a value to look up in `--label_values`, such as `0.0` and `0`, or `True` and `true`."""
+def spellings(value: Any) -> Iterator[str]:
+    """Yield the spellings of a value in settings such as `--label_values`: `0.0` and `0`, or `True` and `true`.
+
+    Args:
+        value (`Any`): Value of a field.
+    """
     text = str(value).strip()
     yield text
     if isinstance(value, bool):

@@ -20,6 +20,7 @@ from topr_trl.importing.input_settings import (
     InputArguments,
     as_chat,
     check_not_rendered,
+    spellings,
     with_named_fields,
 )
 from topr_trl.importing.message_parts import parsed_json
@@ -192,7 +193,7 @@ class RecordReader:
 
     def _is_other(self, record: Any) -> bool:
         """Return whether a field of a record differs from the value that `where` requires."""
-        return isinstance(record, dict) and any(str(record.get(name)) != value for name, value in self.where.items())
+        return isinstance(record, dict) and not all(_matches(record, *pair) for pair in self.where.items())
 
     @contextmanager
     def _errors_with(self, place: str, record: Any) -> Iterator[None]:
@@ -340,6 +341,15 @@ class RecordReader:
             for n, reward in zip(rollouts.order_N, np.repeat(rewards, rollouts.counts_R), strict=True):
                 if not isinstance(row := rows[n], LeftOut):
                     row["reward"] = float(reward)
+
+
+def _matches(record: Record, name: str, value: str) -> bool:
+    """Return whether a field, or an inner field such as `info.split`, has the value."""
+    try:
+        found = record[name] if name in record else field_value(record, name, NotOfFormat)
+    except NotOfFormat:
+        return False
+    return value in spellings(found)
 
 
 def _rows_in(found: Iterable[Row | LeftOut]) -> list[Row]:

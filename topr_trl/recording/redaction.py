@@ -63,7 +63,7 @@ def without_tokens(response: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         response (`Mapping[str, Any]`): Answer of the server.
     """
-    hidden = ("prompt_token_ids", "token_ids", "logprobs")
+    hidden = ("prompt_token_ids", "token_ids", "logprobs", "prompt_logprobs")
     found = {name: value for name, value in response.items() if name not in hidden}
     if isinstance(choices := response.get("choices"), list):
         found["choices"] = [{name: value for name, value in choice.items() if name not in hidden} for choice in choices]
