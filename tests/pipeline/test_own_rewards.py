@@ -320,6 +320,13 @@ def test_what_would_fail_after_sampling_is_found_before(tmp_path):
         check(loop(dataset_name="prompts.csv"))
 
 
+@pytest.mark.parametrize("column", ["reward", "label", "verdict", "mu_logps"])
+def test_results_of_earlier_completions_are_not_copied(tmp_path, column):
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "1 + 2 =", "answer": "3", column: 1.0}))
+    with pytest.raises(ValueError, match=f"column '{column}'.*Rename or remove"):
+        sampled(task="gsm8k")
+
+
 def test_reward_models_and_threads_get_a_process():
     sampled()
     for names, in_thread, expected in (
