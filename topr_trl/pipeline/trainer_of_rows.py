@@ -102,9 +102,11 @@ def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) 
         # The trainer refuses the fingerprint of an older model. That model wrote the rows, so its log μ is right.
         rows = rows.remove_columns(MU_COLUMNS[1])
     _check_choice(args, done.get("curate"))
-    return OfflineTOPRTrainer(
-        model_path(args), own, rows, processing_class=tokenizer, peft_config=get_peft_config(args)
-    )
+    adapter = get_peft_config(args)
+    if adapter is not None:
+        # PEFT saves this revision with the adapter. Without it, the adapter would be merged into the main revision.
+        adapter.revision = own.model_init_kwargs.get("revision")
+    return OfflineTOPRTrainer(model_path(args), own, rows, processing_class=tokenizer, peft_config=adapter)
 
 
 def _has_log_mu_of_writer(done: Mapping[str, Json], model: str) -> bool:
