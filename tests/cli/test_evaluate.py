@@ -95,6 +95,35 @@ def test_a_killed_evaluation_goes_on(embedded, tmp_path, monkeypatch):
     assert (tmp_path / "evaluation.json").read_text() == (embedded / "evaluation.json").read_text()
 
 
+def test_changed_reward_functions_are_refused(tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "2 + 3 ="}\n')
+    functions = "def {}(completions, **kwargs):\n    return [{}] * len(completions)\n"
+    (tmp_path / "own.py").write_text(functions.format("one", 1.0) + functions.format("two", 2.0))
+    more = ["--test_dataset_name", tmp_path / "prompts.jsonl", "--num_generations_eval", 2, "--max_new_tokens", 4,
+            "--output_dir", tmp_path / "out", "--reward_funcs"]  # fmt: skip
+    run(*more, f"{tmp_path}/own.py:one")
+    assert json.loads((tmp_path / "out" / "evaluation.json").read_text())["reward"]["value"] == 1.0
+    said = fails(*more, f"{tmp_path}/own.py:two")
+    assert "reward_funcs" in said
+    assert "output_dir" in said
+
+
+def test_a_killed_scoring_is_finished(embedded, tmp_path, monkeypatch):
+    finish = manifest.finish
+
+    def killed(folder, stage, *given, **notes):
+        assert stage != "score"
+        finish(folder, stage, *given, **notes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "finish", killed)
+        with pytest.raises(AssertionError):
+            run(*MODEL, "--output_dir", tmp_path)
+    assert "reward" in load_rows(tmp_path / "rollouts").column_names
+    run(*MODEL, "--output_dir", tmp_path)
+    assert (tmp_path / "evaluation.json").read_text() == (embedded / "evaluation.json").read_text()
+
+
 def test_candidates_are_scored_where_they_are_not(tmp_path, capsys):
     run("--input", write(tmp_path / "rows.parquet"), "--output_dir", tmp_path / "out")
     found = json.loads((tmp_path / "out" / "evaluation.json").read_text())

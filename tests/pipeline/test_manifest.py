@@ -146,3 +146,20 @@ def test_a_baseline_that_version_0_2_wrote_as_text_is_the_same_number(tmp_path):
         manifest.begin(tmp_path, "curate", {"baseline": 0.25, "curation": "none"})
     with pytest.raises(ValueError, match=r"'0\.5' there, 'mean' now"):
         manifest.begin(tmp_path, "curate", {"baseline": "mean", "curation": "none"})
+
+
+def test_the_page_of_topr_plot_is_no_result(tmp_path):
+    manifest.begin(tmp_path, "train", {"seed": 1})
+    (tmp_path / "report.html").write_text("2 steps")  # The user can plot a running stage.
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    manifest.finish(tmp_path, "train", rows=4)
+    before = manifest.fingerprint(tmp_path)
+    (tmp_path / "report.html").write_text("all of 4 steps")
+    manifest.check_whole(tmp_path)
+    assert manifest.begin(tmp_path, "train", {"seed": 1}) is True
+    assert (tmp_path / "report.html").is_file()
+    assert manifest.fingerprint(tmp_path) == before
+    known = manifest.read(tmp_path)
+    known.files["report.html"] = {"bytes": 7, "sha256": ""}  # Version 0.2 listed the page.
+    (tmp_path / manifest.NAME).write_text(json.dumps({"stages": known.stages, "files": known.files}))
+    manifest.check_whole(tmp_path)

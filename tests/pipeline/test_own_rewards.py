@@ -72,6 +72,18 @@ def test_prompts_keep_their_columns_and_need_no_task_and_no_test_prompts():
         SampleArguments(output_dir="rows", dataset_name="prompts.jsonl", split="test")
 
 
+def test_columns_with_gaps_have_the_same_type_in_all_shards(tmp_path):
+    prompts = [
+        {"prompt": "1 + 2 =", "hint": None, "wrong": [], "tests": [1, "a"], "note": {"by": None}},
+        {"prompt": "3 + 4 =", "hint": "add", "wrong": ["8"], "tests": [{"b": 1}], "note": {"by": "Ana"}},
+    ]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    sampled(num_generations=1, problems_per_shard=1)
+    Score(ScoreArguments(input="rows", output_dir="rows", reward_funcs=FUNCTIONS[:1])).run()
+    assert len(shards_of("rows")) == 2
+    assert [{name: row[name] for name in prompts[0]} for row in load_rows("rows")] == prompts
+
+
 def test_rewards_are_written_and_rows_without_one_are_not_chosen():
     done = scoring(sampled(), reward_weights=[1.0, 2.0]).run()
     rows = load_rows("rows")
@@ -318,6 +330,13 @@ def test_what_would_fail_after_sampling_is_found_before(tmp_path):
     (tmp_path / "prompts.csv").write_text("prompt,target\na,b\n")
     with pytest.raises(ValueError, match=r"\.parquet, \.json, \.jsonl, not prompts\.csv"):
         check(loop(dataset_name="prompts.csv"))
+
+
+@pytest.mark.parametrize("column", ["reward", "label", "verdict", "mu_logps"])
+def test_results_of_earlier_completions_are_not_copied(tmp_path, column):
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "1 + 2 =", "answer": "3", column: 1.0}))
+    with pytest.raises(ValueError, match=f"column '{column}'.*Rename or remove"):
+        sampled(task="gsm8k")
 
 
 def test_reward_models_and_threads_get_a_process():

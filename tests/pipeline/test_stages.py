@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import load_dataset
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.loops import stage_of
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, load_rows, save_rows
@@ -417,12 +417,18 @@ def test_log_mu_train_evaluate(scored, tmp_path, model):
 
 def test_an_adapter_is_merged(scored, tmp_path):
     pytest.importorskip("peft")
-    run("train", tmp_path / "model", scored, use_peft=True, lora_target_modules=["q_proj", "v_proj"])
+    peft = {"use_peft": True, "lora_target_modules": ["q_proj", "v_proj"]}
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    more = {"model_revision": "v1", "chat_template_path": str(template)}
+    run("train", tmp_path / "model", scored, **peft, **more)
     base = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32).state_dict()
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).state_dict()
     moved = {name for name in base if not torch.equal(base[name], merged[name])}
     assert moved == {name for name in base if name.endswith(("q_proj.weight", "v_proj.weight"))}
-    assert (tmp_path / "model" / "adapter" / "adapter_config.json").is_file()
+    # PEFT loads this revision of the base model to merge the adapter.
+    assert json.loads((tmp_path / "model" / "adapter" / "adapter_config.json").read_text())["revision"] == "v1"
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").chat_template == template.read_text()
 
 
 def test_what_the_results_do_not_depend_on_is_no_input(scored, tmp_path):

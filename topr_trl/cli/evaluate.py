@@ -53,8 +53,10 @@ def evaluate_command(args: EvaluateArguments) -> None:
         source = out / ROLLOUTS
         count = args.num_generations_eval
         Sample(stage_args(SampleArguments, args, output_dir=str(source), num_generations=count)).run()
-        into = source
-    source = _score_if_needed(args, source, into)
+        # Run this stage even if the rows are scored, because it refuses rewards of other reward functions.
+        _score(args, source, source)
+    else:
+        source = _score_if_needed(args, source, into)
     compared = None if second is None else str(second)
     Evaluate(stage_args(EvaluateArguments, args, input=str(source), compare=compared)).run()
     tables = (out / REPORT).read_text(encoding="utf-8")
@@ -108,8 +110,12 @@ def _score_if_needed(args: EvaluateArguments, source: Path, into: Path) -> Path:
     """Return `source` if its rows have extracted answers or rewards. Otherwise, score them, and return `into`."""
     if all(_is_scored(columns_of(shard)) for shard in shards_of(source)):
         return source
-    Score(stage_args(ScoreArguments, args, input=str(source), output_dir=str(into))).run()
+    _score(args, source, into)
     return into
+
+
+def _score(args: EvaluateArguments, source: Path, into: Path) -> None:
+    Score(stage_args(ScoreArguments, args, input=str(source), output_dir=str(into))).run()
 
 
 def _check_same_problems(args: EvaluateArguments, second: Path) -> None:

@@ -34,7 +34,7 @@ class PlotArguments:
         metadata={"help": "output_dir of a trainer or of topr iterate. The run can still be in progress."}
     )
     output: str | None = field(
-        default=None, metadata={"help": "Page to write. Default: report.html in the input folder."}
+        default=None, metadata={"help": f"Page to write. Default: {manifest.PAGE} in the input folder."}
     )
 
 
@@ -75,7 +75,7 @@ def plot_command(args: PlotArguments) -> None:
         if find_spec(package) is None:
             raise ImportError(f"topr plot needs {package}: pip install topr_trl[plots].")
     run = read_run(Path(args.input))
-    path = Path(args.output or Path(args.input) / "report.html")
+    path = Path(args.output or Path(args.input) / manifest.PAGE)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(render(run), encoding="utf-8")
     if run.steps == 0:

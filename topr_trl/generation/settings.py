@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, Features, concatenate_datasets
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from topr_trl.data.sampler_logps import GREEDY, LOGPROBS_MODE, RAW, SAMPLING, TEMPERATURE
@@ -173,3 +173,19 @@ def sampled_row(
         **{name: getattr(args, name) for name in SAMPLING},
         TEMPERATURE: temperature,
     }
+
+
+def rows_as_dataset(rows: list[dict[str, Any]], problems: Dataset) -> Dataset:
+    """Return sampled rows as a dataset in which the columns of the problems keep their types.
+
+    Types that are inferred from the rows of one shard can differ between shards. For example, a column of text that is
+    null in all rows of a shard would have the type null, and the shards could not be read together.
+
+    Args:
+        rows (`list[dict]`): Rows of `sampled_row`.
+        problems ([`~datasets.Dataset`]): Problems of the rows.
+    """
+    types = Features({name: kind for name, kind in problems.features.items() if name not in COLUMNS_OF_SAMPLER})
+    copied = Dataset.from_list([{name: row[name] for name in types} for row in rows], features=types)
+    sampled = Dataset.from_list([{name: row[name] for name in COLUMNS_OF_SAMPLER} for row in rows])
+    return concatenate_datasets([copied, sampled], axis=1)

@@ -19,7 +19,14 @@ from transformers import (
 )
 
 from topr_trl.data.sampler_logps import GREEDY
-from topr_trl.generation.settings import SamplingArguments, draws_of, encode_prompts, sampled_row, stop_tokens
+from topr_trl.generation.settings import (
+    SamplingArguments,
+    draws_of,
+    encode_prompts,
+    rows_as_dataset,
+    sampled_row,
+    stop_tokens,
+)
 from topr_trl.trainers.checkpoints import check_finite
 from topr_trl.trainers.forward_checks import avoid_cudnn_attention
 
@@ -120,7 +127,7 @@ def sample_completions(
                                     logps[n][: len(ids)], args, temperature)
                     )  # fmt: skip
                 progress.update(len(drawn))
-    return Dataset.from_list([row for problem in rows for row in problem])
+    return rows_as_dataset([row for problem in rows for row in problem], problems)
 
 
 def _generation_config(

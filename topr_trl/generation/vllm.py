@@ -8,7 +8,14 @@ import torch
 from datasets import Dataset
 from transformers import GenerationConfig
 
-from topr_trl.generation.settings import SamplingArguments, draws_of, encode_prompts, sampled_row, stop_tokens
+from topr_trl.generation.settings import (
+    SamplingArguments,
+    draws_of,
+    encode_prompts,
+    rows_as_dataset,
+    sampled_row,
+    stop_tokens,
+)
 from topr_trl.settings.checks import check_types
 
 
@@ -149,4 +156,4 @@ def sample_completions_with_vllm(
             reason = "length" if sample.finish_reason == "length" else "stop"
             drawn, logps = list(sample.token_ids), list(sample.logprobs.logprobs)
             rows[i].append(sampled_row(given[i], len(rows[i]), tokenizer, ids, drawn, reason, logps, args, temperature))
-    return Dataset.from_list([row for problem in rows for row in problem])
+    return rows_as_dataset([row for problem in rows for row in problem], problems)

@@ -19,6 +19,7 @@ from topr_trl.pipeline.locks import LOCK
 # pandas, pyarrow and datasets skip names that start with _ or . when they read a folder.
 NAME = "_manifest.json"
 WORK = "work"  # subfolder for temporary files and checkpoints, removed when the stage finishes
+PAGE = "report.html"  # page of `topr plot`, which users can write again while a stage runs, and after it has finished
 _NOT_FINISHED = "{} is not finished: run the stage that writes this folder again, until it finishes."
 
 Json = dict[str, Any]
@@ -254,7 +255,9 @@ def _damaged(folder: Path, known: Manifest) -> list[str]:
 
     if not known.finished or known.discarded:
         return []
-    return [name for name, entry in known.files.items() if not whole(folder / name, entry["bytes"])]
+    # Version 0.2 listed the page of `topr plot`.
+    files = {name: entry["bytes"] for name, entry in known.files.items() if _is_result(Path(name))}
+    return [name for name, size in files.items() if not whole(folder / name, size)]
 
 
 def results(folder: Path) -> list[Path]:
@@ -268,12 +271,13 @@ def results(folder: Path) -> list[Path]:
 
 
 def _is_result(path: Path) -> bool:
-    """Return whether a file is a result, and not a manifest, a hidden file or a temporary file.
+    """Return whether a file is a result, and not a manifest, a page of `topr plot`, a hidden or a temporary file.
 
     Args:
         path (`Path`): Path relative to the folder of the stage.
     """
-    return path.name != NAME and not _is_hidden(path) and path.suffix != ".partial" and path.parts[0] != WORK
+    is_own = path.name in (NAME, PAGE) or path.suffix == ".partial" or path.parts[0] == WORK
+    return not is_own and not _is_hidden(path)
 
 
 def _is_hidden(path: Path) -> bool:

@@ -6,7 +6,7 @@ from topr_trl.generation.settings import COLUMNS_OF_SAMPLER
 from topr_trl.pipeline.settings import ProblemArguments, RewardArguments
 from topr_trl.rewards.functions import prepare_rewards
 from topr_trl.rewards.load_functions import load_reward_funcs
-from topr_trl.tasks import OWN_PROMPTS, hendrycks_math
+from topr_trl.tasks import OWN_PROMPTS, hendrycks_math, own_prompts
 
 
 def load_problems(args: ProblemArguments, split: str) -> Dataset:
@@ -21,7 +21,8 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
         (the user's prompts, which no task judges) keep all of their columns, and need no `answer`.
 
     Raises:
-        ValueError: the task cannot read the rows, there is no test split, or there are too few worked examples.
+        ValueError: the task cannot read the rows, prompts have a column with the name of a result, there is no test
+            split, or there are too few worked examples.
     """
     train, task, shots = split == "train", args.task_of_problems, args.num_shots
     assert shots is not None
@@ -36,6 +37,7 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
     if "answer" not in columns and "prompt" in columns and not {"question", "problem"} & columns:
         return OWN_PROMPTS.prepare(rows, 0)  # No task can judge these prompts.
     if {"prompt", "answer"} <= columns and not {"question", "problem"} & columns:  # The rows have prompts already.
+        own_prompts.refuse_results(rows)
         return rows if "problem_id" in columns else rows.add_column("problem_id", list(range(len(rows))))
     if args.training_shots and args.dataset_name is not None:
         # Draw one more than needed, because a problem cannot be its own example.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from accelerate import PartialState
+from transformers import PreTrainedTokenizerBase
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from trl import ModelConfig, get_peft_config
 
@@ -102,9 +103,11 @@ def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) 
         # The trainer refuses the fingerprint of an older model. That model wrote the rows, so its log μ is right.
         rows = rows.remove_columns(MU_COLUMNS[1])
     _check_choice(args, done.get("curate"))
-    return OfflineTOPRTrainer(
-        model_path(args), own, rows, processing_class=tokenizer, peft_config=get_peft_config(args)
-    )
+    adapter = get_peft_config(args)
+    if adapter is not None:
+        # PEFT saves this revision with the adapter. Without it, the adapter would be merged into the main revision.
+        adapter.revision = own.model_init_kwargs.get("revision")
+    return OfflineTOPRTrainer(model_path(args), own, rows, processing_class=tokenizer, peft_config=adapter)
 
 
 def _has_log_mu_of_writer(done: Mapping[str, Json], model: str) -> bool:
@@ -131,12 +134,14 @@ def _check_choice(args: TrainArguments, curate: Json | None) -> None:
             )
 
 
-def merge_adapter(adapter: Path, args: TrainArguments) -> None:
+def merge_adapter(adapter: Path, args: TrainArguments, tokenizer: PreTrainedTokenizerBase) -> None:
     """Merge an adapter into its model, and save the model, the tokenizer and the adapter to the folder of a stage.
 
     Args:
         adapter (`Path`): Folder of the adapter.
         args (`TrainArguments`): Settings of the stage.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the trainer. Its chat template and stop
+            token can differ from those of the starting model.
     """
     from peft import AutoPeftModelForCausalLM
 
@@ -144,7 +149,7 @@ def merge_adapter(adapter: Path, args: TrainArguments) -> None:
     # Merge into weights that are not quantized.
     how = {name: value for name, value in loading(args).items() if name != "quantization_config"}
     AutoPeftModelForCausalLM.from_pretrained(adapter, **how).merge_and_unload().save_pretrained(args.folder)
-    load_tokenizer(args).save_pretrained(args.folder)
+    tokenizer.save_pretrained(args.folder)
     shutil.copytree(adapter, args.folder / ADAPTER, dirs_exist_ok=True)
 
 

@@ -36,14 +36,22 @@ def prepare(dataset: Dataset, num_shots: int = 0) -> Dataset:
             f"Own prompts need a column `prompt`; found {dataset.column_names}. Rename the column with the prompts, or "
             "set --task to use the prompts of a task."
         )
-    if taken := [name for name in _TAKEN if name in dataset.column_names]:
-        raise ValueError(
-            f"The prompts have a column {taken[0]!r}, which is the name of a result. Rename or remove this column."
-        )
+    refuse_results(dataset)
     checked_column(dataset, "prompt", _is_prompt, "text or messages")
     if "problem_id" in dataset.column_names:
         return dataset
     return dataset.add_column("problem_id", list(range(len(dataset))))
+
+
+def refuse_results(prompts: Dataset) -> None:
+    """Raise a ValueError if a column of prompts has the name of a result.
+
+    Sampling copies the columns of prompts. A copied reward would count as the reward of the new completions.
+    """
+    if taken := [name for name in _TAKEN if name in prompts.column_names]:
+        raise ValueError(
+            f"The prompts have a column {taken[0]!r}, which is the name of a result. Rename or remove this column."
+        )
 
 
 def _is_prompt(value: object) -> bool:

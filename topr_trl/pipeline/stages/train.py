@@ -86,7 +86,7 @@ class Train(Stage[TrainArguments]):
         state.wait_for_everyone()
         if state.is_main_process:  # The other processes do not wait, see `Stage.run`.
             if self.args.use_peft:
-                merge_adapter(work / "final", self.args)
+                merge_adapter(work / "final", self.args, trainer.processing_class)
             else:
                 for path in (work / "final").iterdir():
                     path.replace(folder / path.name)
