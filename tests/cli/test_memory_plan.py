@@ -3,7 +3,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.memory import BUCKET, MODEL, RESULT
 from topr_trl.cli import main as cli
@@ -30,6 +30,26 @@ def test_parameters_of_known_models(shapes):
     assert shapes["8b"].total == 8_030_261_248  # as published for Llama 3
     assert shapes["70b"].total == 70_553_706_496
     assert shapes["14b"].total == pytest.approx(14.8e9, rel=0.005)  # as Qwen3's card says
+
+
+@pytest.mark.parametrize(
+    ("kind", "total", "intermediate", "queries"),
+    [("gpt2", 124_439_808, 3_072, 768), ("opt", 125_239_296, 3_072, 768), ("falcon", 6_921_720_704, 18_176, 4_544)],
+)
+def test_models_with_other_names_for_their_sizes(kind, total, intermediate, queries):
+    shape = Shape.of(AutoConfig.for_model(kind))
+    assert (shape.total, shape.intermediate, shape.queries, shape.is_tied) == (total, intermediate, queries, True)
+
+
+def test_models_whose_layers_differ_or_are_large():
+    if "gemma4" in CONFIG_MAPPING:  # not in the oldest supported transformers
+        assert Shape.of(AutoConfig.for_model("gemma4")).queries == 8 * 512
+    assert Shape.of(AutoConfig.for_model("deepseek_v3")).total == pytest.approx(671e9, rel=0.01)
+
+
+def test_models_without_attention_are_refused():
+    with pytest.raises(ValueError, match="no estimate for models of type mamba"):
+        Shape.of(AutoConfig.for_model("mamba"))
 
 
 def test_four_bits(shapes):

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 
 import torch
-from accelerate import init_empty_weights
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 GIB = 2**30
 STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3", "zero3_offload")
 DEEPSPEED_BUCKET = 500_000_000  # DeepSpeed's default number of elements in a bucket of gradients
 DEEPSPEED_LIVE = 1_000_000_000  # DeepSpeed's default maximum number of parameters that ZeRO-3 keeps gathered
+# Names of the width of the feed-forward layers. Other configs have none, because the width is 4 times `hidden_size`.
+_INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
 # Bytes per parameter in 4 bits: half a byte, and one float32 scale per block of 64 parameters.
 FOUR_BIT = 0.5 + 4 / 64
 # Optimizer state in bytes per parameter. Adafactor is not listed, because its state depends on parameter shapes.
@@ -56,14 +57,24 @@ class Shape:
 
     @classmethod
     def of(cls, config: PretrainedConfig) -> "Shape":
-        """Return the shape of a model. The model is built on the meta device, which allocates no memory."""
-        with init_empty_weights():
+        """Return the shape of a model. The model is built on the meta device, which allocates no memory.
+
+        Raises:
+            ValueError: the model has no attention heads, or its config has other names for its sizes.
+        """
+        text = config.get_text_config()
+        heads, hidden = _largest(text, "num_attention_heads"), _largest(text, "hidden_size")
+        if not heads or not hidden:
+            raise ValueError(
+                f"topr plan has no estimate for models of type {config.model_type}: their config has no "
+                "num_attention_heads or no hidden_size. Measure one step, or plan a similar model."
+            )
+        with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-        model.tie_weights()  # `init_empty_weights` separates tied weights.
-        text, parameters = config.get_text_config(), list(model.parameters())
+        parameters = list(model.parameters())
         lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-        heads = text.num_attention_heads
-        head = getattr(text, "head_dim", None) or text.hidden_size // heads
+        head = _largest(text, "head_dim") or hidden // heads
+        intermediate = next((size for name in _INTERMEDIATE if (size := _largest(text, name))), 4 * hidden)
         return cls(
             total=sum(p.numel() for p in parameters),
             largest=max(sum(p.numel() for p in module.parameters(recurse=False)) for module in model.modules()),
@@ -71,12 +82,12 @@ class Shape:
             factored=sum(
                 p.numel() // p.shape[-1] + p.numel() // p.shape[-2] if p.dim() > 1 else p.numel() for p in parameters
             ),
-            hidden=text.hidden_size,
-            intermediate=text.intermediate_size,
+            hidden=hidden,
+            intermediate=intermediate,
             layers=text.num_hidden_layers,
             vocabulary=text.vocab_size,
             queries=heads * head,
-            keys=(getattr(text, "num_key_value_heads", None) or heads) * head,
+            keys=(_largest(text, "num_key_value_heads") or heads) * head,
             linear=sum(
                 module.weight.numel()
                 for module in model.modules()
@@ -84,6 +95,14 @@ class Shape:
             ),
             is_tied=model.get_input_embeddings().weight is model.get_output_embeddings().weight,
         )
+
+
+def _largest(config: PretrainedConfig, name: str) -> int | None:
+    """Return a size of a model, or the largest one if layers differ. Return None if the config has no such size."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # Layers differ (Gemma 4).
+        return max(getattr(layer, name) for layer in config.per_layer_config)
 
 
 @dataclass(frozen=True)
