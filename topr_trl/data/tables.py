@@ -3,6 +3,7 @@
 A file that exists but cannot be read raises a ValueError with its name.
 """
 
+import glob
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -242,7 +243,8 @@ def read_table(
     cache = str(cache_dir) if cache_dir else None
     only = {"columns": list(columns)} if kind == "parquet" and columns is not None else {}
     try:
-        return load_dataset(kind, data_files=list(map(str, paths)), split="train", cache_dir=cache, **only)
+        escaped = [glob.escape(str(path)) for path in paths]  # `datasets` reads the names of files as patterns.
+        return load_dataset(kind, data_files=escaped, split="train", cache_dir=cache, **only)
     # `datasets` 4.7 does not wrap all errors of its reader in a DatasetGenerationError.
     except (DatasetGenerationError, ValueError, KeyError, TypeError, AttributeError) as error:
         for path in paths if kind == "parquet" else ():
