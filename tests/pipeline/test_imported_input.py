@@ -75,6 +75,7 @@ def test_a_trial_and_a_loop_read_a_csv(tmp_path, feedback):
         assert load_rows(rows)["reward"][:2] == [3.0, 0.0]
         assert not made.reads_other_files
         assert args.label_values
+    (tmp_path / "out" / ".DS_Store").touch()
     check_own(tmp_path / "out")  # The loop accepts the folder of the import.
 
 

@@ -14,8 +14,6 @@ run/
 
 from pathlib import Path
 
-from topr_trl.pipeline.locks import LOCK
-
 IMPORTED = "imported"  # also in the output folder of other commands
 MODEL, ROLLOUTS, TEST = "model", "rollouts", "test"
 _BASE, _ITERATION, _RESULTS = "base", "iteration-", "results"
@@ -48,7 +46,10 @@ def begun(run: Path) -> bool:
 
 
 def check_own(run: Path) -> None:
-    """Raise a ValueError if a folder has files, and no loop has written to it. Imported rows and locks are allowed."""
-    others = [path for path in sorted(run.glob("*")) if path.name != IMPORTED and not path.name.startswith(LOCK)]
+    """Raise a ValueError if a folder has files, and no loop has written to it.
+
+    Imported rows and hidden files, such as locks and `.DS_Store`, are allowed.
+    """
+    others = [path for path in sorted(run.glob("*")) if path.name != IMPORTED and not path.name.startswith(".")]
     if others and not begun(run):
         raise ValueError(f"{run} has {others[0].name}, which topr did not write. Use an empty folder.")
