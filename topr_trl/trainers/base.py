@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -97,7 +98,9 @@ def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Confi
 def say(what: str, args: TOPRConfig | OfflineTOPRConfig) -> None:
     """Print a message on the main process, unless the setting `disable_tqdm` is on."""
     if PartialState().is_main_process and not args.disable_tqdm:
-        print(f"TOPR: {what}", flush=True)
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # A stream of the user's may have no encoding.
+        shown = what.encode(encoding, "replace").decode(encoding)  # Latin-1, for example, has no π and no μ.
+        print(f"TOPR: {shown}", flush=True)
 
 
 class TOPRMixin(Trainer):
