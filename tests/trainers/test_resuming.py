@@ -215,3 +215,15 @@ def test_online_prompts_come_in_the_same_order_in_the_second_epoch(settings, tok
     resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
     assert then == first[len(first) - len(then) :]
     assert_equal(weights(resumed.model), weights(run.model))
+
+
+@pytest.mark.parametrize("settings", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 0.5}])
+@pytest.mark.parametrize("make", [trainer, online])
+def test_a_finished_run_takes_no_more_steps(make, settings, tokenizer, tmp_path):
+    """The last checkpoint is within an epoch."""
+    run = make(fresh_model(), tmp_path, tokenizer, **settings)
+    run.train()
+    resumed = make(fresh_model(), tmp_path, tokenizer, **settings)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == run.state.global_step == 2
+    assert_equal(weights(resumed.model), weights(run.model))
