@@ -389,6 +389,13 @@ def read_log_mu(path: Path) -> tuple[pa.ChunkedArray, str]:
     return table["mu_logps"], table.schema.metadata[b"model"].decode()
 
 
+# With the templates of Llama 3.2 and gpt-oss, for example, the same rows have other tokens on another day.
+_OTHER_DAY = (
+    " If the chat template writes today's date, make it write the date of the first start: with a column "
+    "chat_template_kwargs, or with chat_template_path."
+)
+
+
 def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
     """Read log μ from a file that `save_log_mu` wrote.
 
@@ -417,13 +424,13 @@ def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
     except (pa.ArrowException, OSError) as error:
         why = " ".join(str(error).split()).rstrip(".")
         raise ValueError(f"{path} is damaged ({why}). Restore it, or start again.") from error
-    for what, expected in (("model", model), ("rows", rows)):
+    for what, expected, hint in (("model", model, ""), ("rows", rows, _OTHER_DAY)):
         found = (table.schema.metadata or {}).get(what.encode(), b"unknown").decode()
         if found != expected:
             raise ValueError(
                 f"{path} holds log μ of another "
                 f"{'model or temperature' if what == 'model' else 'set of rows, rewards or limits'}: "
                 f"fingerprint {found}, expected {expected}. Resume with the model, rows and settings that the run "
-                "started with, or start again in another output_dir."
+                f"started with, or start again in another output_dir.{hint}"
             )
     return table["mu_logps"]
