@@ -1,3 +1,5 @@
+import json
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -78,6 +80,19 @@ def test_a_first_row_that_is_null_is_refused_before_it_crashes_pyarrow(tmp_path,
 def test_a_later_row_that_is_null_is_an_empty_row(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\nnull\n')
     assert load_rows(tmp_path / "rows.jsonl")["prompt"][:] == ["a", None]
+
+
+def test_late_rows_of_a_large_json_file_may_have_other_types(tmp_path):
+    """`datasets` infers the types from the first 10 MB."""
+    early = {"prompt": "x" * 2**20, "reward": 1, "finish_reason": None, "messages": [{"content": "a"}]}
+    late = {
+        "prompt": "y", "reward": 0.5, "finish_reason": "length", "messages": [{"content": "b", "name": "c"}], "new": 1,
+    }  # fmt: skip
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, [*[early] * 11, late])))
+    loaded = load_rows(path, cache_dir=tmp_path / "cache")
+    assert loaded[0] == {**early, "messages": [{"content": "a", "name": None}], "new": None}
+    assert loaded[11] == late
 
 
 def test_a_file_that_is_no_parquet_is_named(tmp_path):

@@ -1,5 +1,7 @@
 """Tests of the base class of the trainers: weights of the loss, the model card's evaluation section, and warnings."""
 
+import io
+import sys
 import warnings
 
 import pytest
@@ -116,3 +118,23 @@ def test_negatives_that_are_dead_from_the_start_are_warned_about(model, tokenize
         warnings.simplefilter("always")
         trainer.train()
     assert sum("of the negatives have a weight" in str(each.message) for each in caught) == warns
+
+
+def test_messages_fit_the_encoding_of_the_output(monkeypatch, tmp_path):
+    args = TOPRConfig(str(tmp_path), use_cpu=True, bf16=False)
+
+    class Unencoded:
+        text = ""
+
+        def write(self, text):
+            self.text += text
+
+        def flush(self):
+            pass
+
+    monkeypatch.setattr(sys, "stdout", latin := io.TextIOWrapper(io.BytesIO(), "latin-1"))
+    trainer_base.say("log μ of ä", args)
+    assert latin.buffer.getvalue() == "TOPR: log ? of ä\n".encode("latin-1")
+    monkeypatch.setattr(sys, "stdout", unencoded := Unencoded())
+    trainer_base.say("log μ", args)
+    assert unencoded.text == "TOPR: log μ\n"

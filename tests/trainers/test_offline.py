@@ -329,6 +329,21 @@ def test_same_seed_same_weights_and_resume_equals_uninterrupted(make, tmp_path):
     assert torch.equal(flat(whole), flat(resumed))
 
 
+def test_a_run_is_resumed_in_another_folder(make, rows, tmp_path):
+    args = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "optim": "adamw_torch"}
+    whole = fresh_model()
+    make(model=whole, evaluation={"a/b": rows}, folder=tmp_path / "first", **args).train()
+    for checkpoint in ("first/checkpoint-1", "second/checkpoint-2"):
+        resumed = fresh_model()
+        trainer = make(model=resumed, evaluation={"a/b": rows}, folder=tmp_path / "second", **args)
+        trainer.train(resume_from_checkpoint=str(tmp_path / checkpoint))
+        assert torch.equal(flat(whole), flat(resumed))
+    with pytest.raises(ValueError, match=r"first/log_mu\.parquet holds log μ of another set of rows"):
+        make(rows.select(range(4)), folder=tmp_path / "third", **args).train(
+            resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-1")
+        )
+
+
 def test_resuming_takes_the_weights_of_the_checkpoint_and_refuses_other_rows(make, rows, tmp_path):
     args = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "optim": "adamw_torch"}
     whole = fresh_model()

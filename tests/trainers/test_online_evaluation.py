@@ -71,6 +71,21 @@ def test_rewards_are_means_over_completions(model, tokenizer, tmp_path):
     assert "test_reward" not in again
 
 
+def test_completions_that_are_cut_count_in_the_reward(model, tokenizer, tmp_path):
+    """`mask_truncated_completions` is about the loss. The best model is not the one that is cut most often."""
+
+    def finished(completion_ids, **_):
+        return [1.0 if ids[-1] == tokenizer.eos_token_id else -1.0 for ids in completion_ids]
+
+    settings = {"mask_truncated_completions": True, "load_best_model_at_end": True}
+    trainer = online(model, tokenizer, tmp_path, prompts("hard", 2), finished, **settings)
+    trainer.train()
+    logged = [log for log in trainer.state.log_history if "eval_reward" in log]
+    assert all(log["eval_completions/clipped_ratio"] > 0 for log in logged)
+    assert [log["eval_reward"] for log in logged] == [log["eval_rewards/finished/mean"] for log in logged]
+    assert trainer.state.best_metric == max(log["eval_reward"] for log in logged)
+
+
 def test_rows_that_accelerate_repeats_are_left_out(model, tokenizer, tmp_path):
     trainer = online(model, tokenizer, tmp_path, prompts("hard", 5), eval_strategy="no")
     loader = trainer.get_eval_dataloader()

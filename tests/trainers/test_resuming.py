@@ -1,6 +1,8 @@
 """A resumed run ends with the weights of an uninterrupted run."""
 
 import shutil
+from datetime import datetime
+from types import SimpleNamespace
 
 import peft
 import pytest
@@ -9,6 +11,7 @@ from datasets import Dataset
 from packaging.version import Version
 from peft import LoraConfig, PeftModel, get_peft_model
 from reference import fresh_model
+from transformers.utils import chat_template_utils
 from trl import SFTConfig
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
@@ -214,4 +217,38 @@ def test_online_prompts_come_in_the_same_order_in_the_second_epoch(settings, tok
     resumed = online(fresh_model(), tmp_path, tokenizer, then, **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
     assert then == first[len(first) - len(then) :]
+    assert_equal(weights(resumed.model), weights(run.model))
+
+
+def test_a_chat_template_that_writes_the_date(tokenizer, tmp_path, monkeypatch):
+    """On another day, the run can be resumed with the date of its first day."""
+    day = "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+    tokenizer.chat_template = f"{day}Today: {{{{ date_string }}}}\n{tokenizer.chat_template}"
+    chats = ROWS.map(lambda row: {
+        "prompt": [{"role": "user", "content": row["prompt"]}],
+        "completion": [{"role": "assistant", "content": row["completion"]}],
+    })  # fmt: skip
+    day = datetime(2026, 11, 5)
+    monkeypatch.setattr(chat_template_utils, "datetime", SimpleNamespace(now=lambda: day))
+    run = trainer(fresh_model(), tmp_path, tokenizer, rows=Dataset.from_list(chats.to_list()))
+    run.train()
+    day = datetime(2026, 11, 6)
+    checkpoint = str(tmp_path / "checkpoint-1")
+    with pytest.raises(ValueError, match=r"set of rows.*today's date.*chat_template_kwargs"):
+        trainer(fresh_model(), tmp_path, tokenizer, rows=Dataset.from_list(chats.to_list())).train(checkpoint)
+    dated = chats.add_column("chat_template_kwargs", [{"date_string": "05 Nov 2026"}] * len(chats))
+    resumed = trainer(fresh_model(), tmp_path, tokenizer, rows=dated)
+    resumed.train(checkpoint)
+    assert_equal(weights(resumed.model), weights(run.model))
+
+
+@pytest.mark.parametrize("settings", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 0.5}])
+@pytest.mark.parametrize("make", [trainer, online])
+def test_a_finished_run_takes_no_more_steps(make, settings, tokenizer, tmp_path):
+    """The last checkpoint is within an epoch."""
+    run = make(fresh_model(), tmp_path, tokenizer, **settings)
+    run.train()
+    resumed = make(fresh_model(), tmp_path, tokenizer, **settings)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == run.state.global_step == 2
     assert_equal(weights(resumed.model), weights(run.model))

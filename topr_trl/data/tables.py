@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.json as paj
 import pyarrow.parquet as pq
-from datasets import Dataset, load_dataset
+from datasets import Dataset, Features, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from datasets.fingerprint import generate_random_fingerprint
 
@@ -241,12 +242,38 @@ def read_table(
         if not paths:
             raise ValueError(f"{files[0]}{' and others' * (len(files) > 1)} cannot be used: there is no row.")
     cache = str(cache_dir) if cache_dir else None
-    only = {"columns": list(columns)} if kind == "parquet" and columns is not None else {}
+    options: dict[str, Any] = {"features": _types_of_json(paths)} if kind == "json" else {}
+    if kind == "parquet" and columns is not None:
+        options["columns"] = list(columns)
     try:
         escaped = [glob.escape(str(path)) for path in paths]  # `datasets` reads the names of files as patterns.
-        return load_dataset(kind, data_files=escaped, split="train", cache_dir=cache, **only)
+        return load_dataset(kind, data_files=escaped, split="train", cache_dir=cache, **options)
     # `datasets` 4.7 does not wrap all errors of its reader in a DatasetGenerationError.
     except (DatasetGenerationError, ValueError, KeyError, TypeError, AttributeError) as error:
         for path in paths if kind == "parquet" else ():
             read_shard(path, columns)  # raises an error that names the file, if it is damaged
         raise unreadable(f"{paths[0]}{' and others' * (len(paths) > 1)}", error.__cause__ or error) from error
+
+
+_JSON_AT_ONCE = 10 << 20  # number of bytes from which `datasets` infers the types of a JSON file
+
+
+def _types_of_json(paths: list[Path]) -> Features | None:
+    """Return the types of the columns in large files of JSON lines, or None if `datasets` can infer them itself.
+
+    `datasets` infers the types from the first 10 MB. It then fails if a later row has a new field, a fraction in a
+    column of whole numbers, or text in a column of nulls.
+    """
+    if all(path.stat().st_size <= _JSON_AT_ONCE for path in paths):
+        return None
+    schemas = []
+    try:
+        for path in paths:
+            with path.open("rb") as file:
+                while lines := file.read(_JSON_AT_ONCE):
+                    lines += file.readline()
+                    options = paj.ReadOptions(block_size=len(lines))
+                    schemas.append(paj.read_json(pa.BufferReader(lines), options).schema)
+        return Features.from_arrow_schema(pa.unify_schemas(schemas, promote_options="permissive"))
+    except pa.ArrowException:  # The file is an array, or a column has several types.
+        return None

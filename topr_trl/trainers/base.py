@@ -3,6 +3,8 @@
 import math
 import os
 import re
+import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -97,7 +99,9 @@ def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Confi
 def say(what: str, args: TOPRConfig | OfflineTOPRConfig) -> None:
     """Print a message on the main process, unless the setting `disable_tqdm` is on."""
     if PartialState().is_main_process and not args.disable_tqdm:
-        print(f"TOPR: {what}", flush=True)
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # A stream of the user's may have no encoding.
+        shown = what.encode(encoding, "replace").decode(encoding)  # Latin-1, for example, has no π and no μ.
+        print(f"TOPR: {shown}", flush=True)
 
 
 class TOPRMixin(Trainer):
@@ -334,6 +338,29 @@ class TOPRMixin(Trainer):
 
     def _training_begins(self, model: nn.Module) -> None:
         """Run tasks that need the model on its device, sharded under FSDP and ZeRO. Subclasses override this method."""
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
+        """Return the micro-batches of the next optimizer step. See `transformers.Trainer.get_batch_samples`.
+
+        After the last step, return none. Trainer would take one more step if a run is resumed from its last checkpoint
+        and that checkpoint is not at the end of an epoch.
+
+        Args:
+            epoch_iterator (`Iterator`):
+                Iterator over the micro-batches of the epoch.
+            num_batches (`int`):
+                Number of micro-batches of an optimizer step.
+            device (`torch.device`):
+                Device of the count.
+
+        Returns:
+            `tuple`: list of micro-batches, and the number of their rows.
+        """
+        if self.state.global_step >= self.state.max_steps:
+            return [], None
+        return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
         """Return the dataloader of an evaluation set. It always keeps an incomplete last batch."""

@@ -104,7 +104,7 @@ class LogMu:
         """Return an (N,) mask of the rows that need log μ. See `needs_log_mu`."""
         return needs_log_mu(column(dataset, "reward").to_numpy(), self.args.limits)
 
-    def plan(self, name: str, dataset: Dataset, model: str, resumed: bool = False) -> None:
+    def plan(self, name: str, dataset: Dataset, model: str, checkpoint: Path | None = None) -> None:
         """Select the source of log μ of a dataset, and read log μ from disk if the run is resumed.
 
         If log μ is neither in the rows nor already known, a new run adds the dataset to `planned`. If the output folder
@@ -117,8 +117,8 @@ class LogMu:
                 Tokenized rows.
             model (`str`):
                 Fingerprint of the starting model.
-            resumed (`bool`, *optional*, defaults to `False`):
-                Whether the run is resumed.
+            checkpoint (`Path`, *optional*):
+                Folder of the checkpoint from which the run is resumed. `None` for a new run.
 
         Raises:
             ValueError: log μ in the rows is malformed or from a different model. Or the run is resumed, and its file is
@@ -130,8 +130,9 @@ class LogMu:
             check_log_mu(name, dataset, needs_N, self.args)
         elif not self.values.keys() >= set(_keys(dataset, needs_N)):
             rows = rows_fingerprint(dataset, needs_N)
-            if resumed:  # Only the main process reads the file, since other nodes may not have it.
-                found = [load_log_mu(self._path(name), model, rows) if self.accelerator.is_main_process else None]
+            if checkpoint is not None:  # Only the main process reads the file, since other nodes may not have it.
+                main = self.accelerator.is_main_process
+                found = [self._resumed(self._path(name), checkpoint, model, rows) if main else None]
                 self._use(dataset, broadcast_object_list(found)[0])
             else:
                 self._set_aside(self._path(name), model, rows)
@@ -221,6 +222,19 @@ class LogMu:
 
     def _path(self, name: str) -> Path:
         return Path(self.args.output_dir) / (LOG_MU_FILE if name == "train" else f"log_mu_{name}.parquet")
+
+    def _resumed(self, path: Path, checkpoint: Path, model: str, rows: str) -> pa.ChunkedArray:
+        """Return log μ of the run to resume.
+
+        If the output folder is new, the file is copied from the folder of the checkpoint, so that the new folder's own
+        checkpoints can be resumed, too.
+        """
+        first = checkpoint.parent / path.relative_to(self.args.output_dir)
+        if not path.is_file() and first.is_file():
+            load_log_mu(first, model, rows)  # An error names the file that the user has.
+            with atomic_write(path) as partial:
+                shutil.copyfile(first, partial)
+        return load_log_mu(path, model, rows)
 
     def _set_aside(self, path: Path, model: str, rows: str) -> None:
         """Rename a file of another run, so that it is not overwritten. Checkpoints of that run need the file."""
@@ -375,6 +389,13 @@ def read_log_mu(path: Path) -> tuple[pa.ChunkedArray, str]:
     return table["mu_logps"], table.schema.metadata[b"model"].decode()
 
 
+# With the templates of Llama 3.2 and gpt-oss, for example, the same rows have other tokens on another day.
+_OTHER_DAY = (
+    " If the chat template writes today's date, make it write the date of the first start: with a column "
+    "chat_template_kwargs, or with chat_template_path."
+)
+
+
 def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
     """Read log μ from a file that `save_log_mu` wrote.
 
@@ -403,13 +424,13 @@ def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
     except (pa.ArrowException, OSError) as error:
         why = " ".join(str(error).split()).rstrip(".")
         raise ValueError(f"{path} is damaged ({why}). Restore it, or start again.") from error
-    for what, expected in (("model", model), ("rows", rows)):
+    for what, expected, hint in (("model", model, ""), ("rows", rows, _OTHER_DAY)):
         found = (table.schema.metadata or {}).get(what.encode(), b"unknown").decode()
         if found != expected:
             raise ValueError(
                 f"{path} holds log μ of another "
                 f"{'model or temperature' if what == 'model' else 'set of rows, rewards or limits'}: "
                 f"fingerprint {found}, expected {expected}. Resume with the model, rows and settings that the run "
-                "started with, or start again in another output_dir."
+                f"started with, or start again in another output_dir.{hint}"
             )
     return table["mu_logps"]

@@ -352,7 +352,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             if self._prompts is not None:
                 say(self._said_of_training, self.args)
         self._start.begin(self.model, self._temperature, checkpoint)
-        self._plan_log_mu({"train": self.train_dataset, **_by_name(self.eval_dataset)}, checkpoint is not None)
+        self._plan_log_mu({"train": self.train_dataset, **_by_name(self.eval_dataset)}, checkpoint)
         if "train" in self._log_mu.planned and not self._sampler_reported:
             say(
                 "log μ is computed with the starting model. If another model wrote the rows, that is a proxy: "
@@ -360,9 +360,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 self.args,
             )
 
-    def _plan_log_mu(self, datasets: dict[str, Dataset], resumed: bool = False) -> None:
+    def _plan_log_mu(self, datasets: dict[str, Dataset], checkpoint: Path | None = None) -> None:
         for name, dataset in datasets.items():
-            self._log_mu.plan(name, dataset, self._start.model, resumed)
+            self._log_mu.plan(name, dataset, self._start.model, checkpoint)
 
     def _compute_log_mu(self, model: nn.Module, keep_parts: bool = False) -> None:
         if self._log_mu.planned:

@@ -342,9 +342,10 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         distances = self._metrics[self._mode].get("sampling/sampling_logp_difference/mean")
         if distances and not self._warned_of_distance:
             self._warned_of_distance = warn_if_far(distances[-1])
-        raw_rewards = self._raw_rewards(batch)
+        raw_rewards = self._raw_rewards()
         if not train:
             self._count_evaluated(raw_rewards)
+        raw_rewards = self._without_masked(raw_rewards, batch)
         rewards, curated = self._compose(raw_rewards, train)
         rewards_all = torch.full_like(raw_rewards, torch.nan)
         rewards_all[torch.from_numpy(curated.indices)] = torch.from_numpy(rewards).to(rewards_all)
@@ -394,15 +395,23 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         for (mean, std), values in zip([("reward", "reward_std"), *functions], columns, strict=True):
             metrics[mean], metrics[std] = [values.nanmean().item()], [nanstd(values).item()]
 
-    def _raw_rewards(self, batch: dict[str, Any]) -> Tensor:
+    def _raw_rewards(self) -> Tensor:
         """Return the (N,) raw rewards of the rows of all processes: weighted sums over the reward functions.
 
-        NaN marks a row that no function rewarded, or whose completion is masked.
+        NaN marks a row that no function rewarded.
         """
         rewards = self._rewards_per_func
         raw = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
+        return raw.masked_fill(rewards.isnan().all(dim=1), torch.nan)
+
+    def _without_masked(self, raw_rewards_N: Tensor, batch: dict[str, Any]) -> Tensor:
+        """Return the raw rewards with NaN for completions that `mask_truncated_completions` leaves out of the loss.
+
+        The metrics of an evaluation count these completions, as TRL's do. Without them, the model that is cut most
+        often could have the highest reward.
+        """
         masked = self.accelerator.gather(batch["completion_mask"].sum(dim=1) == 0)
-        return raw.masked_fill(rewards.isnan().all(dim=1) | masked, torch.nan)
+        return raw_rewards_N.masked_fill(masked, torch.nan)
 
     def _compose(self, raw_rewards: Tensor, train: bool) -> tuple[NDArray[np.float64], Curated]:
         """Compute R and choose rows of a generation batch. Without `train`, choose all rows that have a reward.
