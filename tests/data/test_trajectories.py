@@ -28,9 +28,10 @@ def test_without_ids_each_row_is_a_rollout():
 
 
 def test_ids_are_numbers_or_text():
-    for ids in (["a", None, "a"], [3, None, 3]):
+    missing = float("nan")  # as from pandas
+    for ids in (["a", None, "a", None], [3, None, 3, None], [3.0, missing, 3.0, missing]):
         rows = Dataset.from_dict({"rollout_id": ids})
-        assert rollouts_of(rows).counts_R.tolist() == [2, 1]
+        assert rollouts_of(rows).counts_R.tolist() == [2, 1, 1]
 
 
 def test_a_number_and_its_text_are_different_rollouts():

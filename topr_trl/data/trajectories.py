@@ -87,8 +87,9 @@ def rollouts_of(rows: Dataset) -> Rollouts:
     """
     if ROLLOUT not in rows.column_names:
         return Rollouts.of([None] * len(rows))
-    ids = checked_column(rows, ROLLOUT, lambda value: isinstance(value, int | str | None), "numbers or text")
-    return Rollouts.of(ids)
+    ids = checked_column(rows, ROLLOUT, lambda value: isinstance(value, int | float | str | None), "numbers or text")
+    # pandas stores whole numbers as floats if some are missing, and NaN marks the missing ones.
+    return Rollouts.of([None if value != value else value for value in ids])
 
 
 def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:
