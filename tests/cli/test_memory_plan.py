@@ -33,12 +33,14 @@ def test_parameters_of_known_models(shapes):
 
 
 @pytest.mark.parametrize(
-    ("kind", "total", "intermediate", "queries"),
-    [("gpt2", 124_439_808, 3_072, 768), ("opt", 125_239_296, 3_072, 768), ("falcon", 6_921_720_704, 18_176, 4_544)],
-)
-def test_models_with_other_names_for_their_sizes(kind, total, intermediate, queries):
+    ("kind", "total", "intermediate", "queries", "keys"),
+    [("gpt2", 124_439_808, 3_072, 768, 768), ("opt", 125_239_296, 3_072, 768, 768),
+     ("falcon", 6_921_720_704, 18_176, 4_544, 64)],
+)  # fmt: skip
+def test_models_with_other_names_for_their_sizes(kind, total, intermediate, queries, keys):
     shape = Shape.of(AutoConfig.for_model(kind))
-    assert (shape.total, shape.intermediate, shape.queries, shape.is_tied) == (total, intermediate, queries, True)
+    assert (shape.total, shape.intermediate, shape.is_tied) == (total, intermediate, True)
+    assert (shape.queries, shape.keys) == (queries, keys)
 
 
 def test_models_whose_layers_differ_or_are_large():

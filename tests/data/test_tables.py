@@ -95,6 +95,21 @@ def test_late_rows_of_a_large_json_file_may_have_other_types(tmp_path):
     assert loaded[11] == late
 
 
+def test_objects_in_a_large_json_file_keep_their_fields(tmp_path):
+    one = {"prompt": "x" * 2**20, "metadata": {}, "call": {"b": 1, "a": 2}}
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, [one, {**one, "call": {"a": 1, "b": 2, "c": 3}}] * 6)))
+    loaded = load_rows(path, cache_dir=tmp_path / "cache")
+    assert [list(loaded[place]["call"]) for place in (0, 11)] == [["b", "a"], ["a", "b", "c"]]
+    assert loaded[0]["metadata"] == {}
+
+
+def test_a_relative_path_in_a_folder_whose_name_looks_like_a_pattern(rows, tmp_path, monkeypatch):
+    save_rows(rows, tmp_path / "run[1]")
+    monkeypatch.chdir(tmp_path / "run[1]")
+    assert len(load_rows(".")) == len(rows)
+
+
 def test_a_file_that_is_no_parquet_is_named(tmp_path):
     (tmp_path / "rows.parquet").write_text("a,b")
     with pytest.raises(ValueError, match=r"rows\.parquet cannot be read"):

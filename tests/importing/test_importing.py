@@ -69,10 +69,10 @@ def test_a_killed_import_goes_on_with_the_shards_that_are_missing(tmp_path, monk
     assert rows["completion"][:] == [f" {n}." for n in range(10)]
 
 
-@pytest.mark.parametrize("where", ["train=true", "train=True", "level=2", "info.split=a", "step=3"])
+@pytest.mark.parametrize("where", ["train=true", "train=True", "level=2", "info.split=a", "step=3", "id=7"])
 def test_records_are_chosen_by_a_value(tmp_path, where):
-    kept = record(1, train=True, level=2.0, info={"split": "a"})
-    others = [record(0, train=False, level=1.0, info={"split": "b"}, step=4), record(2, step=None)]
+    kept = record(1, train=True, level=2.0, info={"split": "a"}, id="7")
+    others = [record(0, train=False, level=1.0, info={"split": "b"}, step=4, id="007"), record(2, step=None)]
     source = lines(tmp_path / "log.jsonl", [kept, *others])
     assert imported(source, tmp_path / "rows", where=where)["completion"][:] == [" 1."]
 

@@ -384,12 +384,13 @@ def test_adafactor_is_refused_whoever_shards(tmp_path, monkeypatch):
         OfflineTOPRConfig(**given)
     monkeypatch.delenv("ACCELERATE_DEEPSPEED_CONFIG_FILE")
     long_text = json.dumps({**offloading, "comment": "a" * 300})  # too long for the name of a file
-    for deepspeed in (offloading, json.dumps(offloading), long_text, str(tmp_path / "ds.json")):
+    for deepspeed in (offloading, f" {json.dumps(offloading)}", long_text, str(tmp_path / "ds.json")):
         with pytest.raises(ValueError, match="DeepSpeed runs its own Adam"):
             OfflineTOPRConfig(**given, deepspeed=deepspeed)
 
 
 @pytest.mark.parametrize("zero", [None, {}, {"offload_optimizer": None}, {"offload_optimizer": {"device": "none"}}])
 def test_deepspeed_that_offloads_nothing(zero):
+    assert not offloads_optimizer("e30" * 200)  # base64, which Accelerate decodes
     assert not offloads_optimizer({"zero_optimization": zero})
     assert offloads_optimizer({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})

@@ -9,7 +9,7 @@ GIB = 2**30
 STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3", "zero3_offload")
 DEEPSPEED_BUCKET = 500_000_000  # DeepSpeed's default number of elements in a bucket of gradients
 DEEPSPEED_LIVE = 1_000_000_000  # DeepSpeed's default maximum number of parameters that ZeRO-3 keeps gathered
-# Names of the width of the feed-forward layers. Other configs have none, because the width is 4 times `hidden_size`.
+# Names of the width of the feed-forward layers. Without any of these names, 4 times `hidden_size` is assumed.
 _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
 # Bytes per parameter in 4 bits: half a byte, and one float32 scale per block of 64 parameters.
 FOUR_BIT = 0.5 + 4 / 64
@@ -60,7 +60,7 @@ class Shape:
         """Return the shape of a model. The model is built on the meta device, which allocates no memory.
 
         Raises:
-            ValueError: the model has no attention heads, or its config has other names for its sizes.
+            ValueError: the config has no `num_attention_heads` or no `hidden_size`.
         """
         text = config.get_text_config()
         heads, hidden = _largest(text, "num_attention_heads"), _largest(text, "hidden_size")
@@ -74,6 +74,9 @@ class Shape:
         parameters = list(model.parameters())
         lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
         head = _largest(text, "head_dim") or hidden // heads
+        key_heads = _largest(text, "num_key_value_heads") or _largest(text, "num_kv_heads") or heads
+        if getattr(text, "multi_query", False) and not getattr(text, "new_decoder_architecture", False):
+            key_heads = 1  # Falcon 7B
         intermediate = next((size for name in _INTERMEDIATE if (size := _largest(text, name))), 4 * hidden)
         return cls(
             total=sum(p.numel() for p in parameters),
@@ -87,7 +90,7 @@ class Shape:
             layers=text.num_hidden_layers,
             vocabulary=text.vocab_size,
             queries=heads * head,
-            keys=(_largest(text, "num_key_value_heads") or heads) * head,
+            keys=key_heads * head,
             linear=sum(
                 module.weight.numel()
                 for module in model.modules()

@@ -12,7 +12,7 @@
 | `problem_id` | int or text | id that the completions of one prompt share |
 | `sample_id` | int | position of the row in the sampling order of its problem |
 | `completion_mask` | 1 or 0, one per token of `completion_ids` | 1 for a token that the model wrote, 0 for context |
-| `rollout_id` | int or text | id that the parts of one trajectory share, see `topr_trl.data.trajectories` |
+| `rollout_id` | number or text | id that the parts of one trajectory share, see `topr_trl.data.trajectories` |
 | `finish_reason` | `"stop"` or `"length"` | whether the completion ended by itself or was cut |
 | `sampler_logps` | floats, one per token | log-probabilities that the sampler reported; null for context |
 | `mu_logps` | floats, one per token, or their sum | log μ: log-probabilities under the policy that wrote the row |

@@ -7,7 +7,8 @@ import glob
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -242,24 +243,27 @@ def read_table(
         if not paths:
             raise ValueError(f"{files[0]}{' and others' * (len(files) > 1)} cannot be used: there is no row.")
     cache = str(cache_dir) if cache_dir else None
-    options: dict[str, Any] = {"features": _types_of_json(paths)} if kind == "json" else {}
-    if kind == "parquet" and columns is not None:
-        options["columns"] = list(columns)
+    only = {"columns": list(columns)} if kind == "parquet" and columns is not None else {}
+    escaped = [glob.escape(str(path.absolute())) for path in paths]  # `datasets` reads the names of files as patterns.
+    load = partial(load_dataset, kind, data_files=escaped, split="train", cache_dir=cache)
     try:
-        escaped = [glob.escape(str(path)) for path in paths]  # `datasets` reads the names of files as patterns.
-        return load_dataset(kind, data_files=escaped, split="train", cache_dir=cache, **options)
-    # `datasets` 4.7 does not wrap all errors of its reader in a DatasetGenerationError.
-    except (DatasetGenerationError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return load(**only)
+    except _READING as error:
         for path in paths if kind == "parquet" else ():
             read_shard(path, columns)  # raises an error that names the file, if it is damaged
+        if kind == "json" and (features := _types_of_json(paths)) is not None:
+            with suppress(*_READING):
+                return load(features=features)
         raise unreadable(f"{paths[0]}{' and others' * (len(paths) > 1)}", error.__cause__ or error) from error
 
 
+# `datasets` 4.7 does not wrap all errors of its reader in a DatasetGenerationError.
+_READING = (DatasetGenerationError, ValueError, KeyError, TypeError, AttributeError)
 _JSON_AT_ONCE = 10 << 20  # number of bytes from which `datasets` infers the types of a JSON file
 
 
 def _types_of_json(paths: list[Path]) -> Features | None:
-    """Return the types of the columns in large files of JSON lines, or None if `datasets` can infer them itself.
+    """Return the types of the columns in large files of JSON lines, or None for small files and other JSON.
 
     `datasets` infers the types from the first 10 MB. It then fails if a later row has a new field, a fraction in a
     column of whole numbers, or text in a column of nulls.

@@ -148,7 +148,7 @@ def sample_completions_with_vllm(
         for i, temperature, count in requests
     ]
     outputs = engine.generate([{"prompt_token_ids": prompt_ids[i]} for i, _, _ in requests], params)
-    given = list(problems)
+    given = list(problems.with_format(None))  # another format can hide columns
     rows: list[list[dict[str, Any]]] = [[] for _ in prompt_ids]
     for (i, temperature, _), output in zip(requests, outputs, strict=True):
         ids = list(output.prompt_token_ids)

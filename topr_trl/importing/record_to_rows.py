@@ -206,7 +206,9 @@ class RecordReader:
         except Unusable as error:
             is_usual = isinstance(error, Unrewarded) and self.format.skips_unrewarded
             if not (is_usual or getattr(self.args, error.option)):
-                raise ValueError(f"{place}: {error}. To skip such records, use --{error.option}.") from None
+                raise ValueError(
+                    f"{place}: {self._hint(record)}{error}. To skip such records, use --{error.option}."
+                ) from None
             raise
         except NotOfFormat as error:
             raise ValueError(f"{place}: {self._hint(record)}{error}.") from None
@@ -349,7 +351,7 @@ def _matches(record: Record, name: str, value: str) -> bool:
         found = record[name] if name in record else field_value(record, name, NotOfFormat)
     except NotOfFormat:
         return False
-    return value in spellings(found)
+    return value == found if isinstance(found, str) else value in spellings(found)
 
 
 def _rows_in(found: Iterable[Row | LeftOut]) -> list[Row]:

@@ -26,9 +26,10 @@ def is_loss(metric: str | None) -> bool:
 
 def offloads_optimizer(deepspeed: Any) -> bool:
     """Whether a DeepSpeed configuration (an object, JSON text or a file) offloads the optimizer."""
-    if isinstance(deepspeed, str):
-        # As in transformers, text that starts with a brace is JSON.
-        deepspeed = json.loads(deepspeed if deepspeed.startswith("{") else Path(deepspeed).read_text())
+    if isinstance(deepspeed, str) and deepspeed.lstrip().startswith("{"):
+        deepspeed = json.loads(deepspeed)
+    elif isinstance(deepspeed, str) and os.path.isfile(deepspeed):  # `Path.is_file` raises for long text.
+        deepspeed = json.loads(Path(deepspeed).read_text())
     zero = (deepspeed.get("zero_optimization") if isinstance(deepspeed, dict) else None) or {}
     return (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
 

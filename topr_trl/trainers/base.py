@@ -356,7 +356,7 @@ class TOPRMixin(Trainer):
                 Device of the count.
 
         Returns:
-            `tuple`: list of micro-batches, and the number of their rows.
+            `tuple`: list of micro-batches, and their count for the loss, or None.
         """
         if self.state.global_step >= self.state.max_steps:
             return [], None

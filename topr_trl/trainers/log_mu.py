@@ -231,9 +231,10 @@ class LogMu:
         """
         first = checkpoint.parent / path.relative_to(self.args.output_dir)
         if not path.is_file() and first.is_file():
-            load_log_mu(first, model, rows)  # An error names the file that the user has.
+            found = load_log_mu(first, model, rows)
             with atomic_write(path) as partial:
                 shutil.copyfile(first, partial)
+            return found
         return load_log_mu(path, model, rows)
 
     def _set_aside(self, path: Path, model: str, rows: str) -> None:
@@ -391,8 +392,8 @@ def read_log_mu(path: Path) -> tuple[pa.ChunkedArray, str]:
 
 # With the templates of Llama 3.2 and gpt-oss, for example, the same rows have other tokens on another day.
 _OTHER_DAY = (
-    " If the chat template writes today's date, make it write the date of the first start: with a column "
-    "chat_template_kwargs, or with chat_template_path."
+    " If the chat template writes today's date, make it write the date of the first start: with date_string in a "
+    "column chat_template_kwargs (Llama 3.2), or with chat_template_path."
 )
 
 
