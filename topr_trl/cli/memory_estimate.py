@@ -71,6 +71,7 @@ class Shape:
             )
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
+        model.tie_weights()  # transformers 5.0 does not tie weights on the meta device.
         parameters = list(model.parameters())
         lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
         head = _largest(text, "head_dim") or hidden // heads
