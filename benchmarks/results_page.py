@@ -295,7 +295,7 @@ NUMBERS: dict[str, Callable[[Store], str]] = {
     "online_main": lambda store: _online_share(store, "main"),
     "online_hard": lambda store: _online(store, "hard"),
     "online_hard_long": lambda store: _online(store, "hard", online.LONG),
-    "segment_160": lambda store: _segments(store, 4, "pass@1", updates=64),
+    "segment_160": lambda store: _segments(store, 4, "pass@1"),
     "segment_640": lambda store: _segments(store, 16, "pass@1"),
     "segment_2560": lambda store: _segments(store, 64, "pass@1"),
     "segment_greedy": lambda store: _segments(store, 16, "greedy"),
