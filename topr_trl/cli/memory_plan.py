@@ -205,8 +205,8 @@ def _load_config(model: str) -> PretrainedConfig:
         return KNOWN.get(model) or AutoConfig.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"There is no model {model!r}, or its config cannot be read. Use one of {', '.join(KNOWN)}, a folder with a "
-            "config.json, or a model on the Hub that you can read."
+            f"There is no model {model!r}, or its config cannot be read. Use one of {', '.join(KNOWN)}, a folder with "
+            "a config.json, or a model on the Hub that you can read."
         ) from error
 
 
