@@ -1,6 +1,7 @@
 """A resumed run ends with the weights of an uninterrupted run."""
 
 import shutil
+import warnings
 from datetime import datetime
 from types import SimpleNamespace
 
@@ -230,14 +231,17 @@ def test_a_chat_template_that_writes_the_date(tokenizer, tmp_path, monkeypatch):
     })  # fmt: skip
     day = datetime(2026, 11, 5)
     monkeypatch.setattr(chat_template_utils, "datetime", SimpleNamespace(now=lambda: day))
-    run = trainer(fresh_model(), tmp_path, tokenizer, rows=Dataset.from_list(chats.to_list()))
+    with pytest.warns(UserWarning, match=r"writes today's date.*date_string"):
+        run = trainer(fresh_model(), tmp_path, tokenizer, rows=Dataset.from_list(chats.to_list()))
     run.train()
     day = datetime(2026, 11, 6)
     checkpoint = str(tmp_path / "checkpoint-1")
     with pytest.raises(ValueError, match=r"set of rows.*today's date.*chat_template_kwargs"):
         trainer(fresh_model(), tmp_path, tokenizer, rows=Dataset.from_list(chats.to_list())).train(checkpoint)
     dated = chats.add_column("chat_template_kwargs", [{"date_string": "05 Nov 2026"}] * len(chats))
-    resumed = trainer(fresh_model(), tmp_path, tokenizer, rows=dated)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "The chat template writes today's date")
+        resumed = trainer(fresh_model(), tmp_path, tokenizer, rows=dated)
     resumed.train(checkpoint)
     assert_equal(weights(resumed.model), weights(run.model))
 

@@ -27,9 +27,10 @@ from topr_trl.data.rows import (
     times_column,
 )
 from topr_trl.data.sampler_logps import TEMPERATURE, training_temperatures, why_incomparable
-from topr_trl.data.tokenization import tokenize
+from topr_trl.data.tokenization import tokenize, writes_todays_date
 from topr_trl.data.trajectories import Rollouts, join_parts, rollouts_of
 from topr_trl.settings.shared import CurationArguments, TOPRArguments
+from topr_trl.user_warnings import warn_user
 
 # `topr curate` reads only these columns, which suffice to validate and choose rows.
 CHOICE_COLUMNS = (
@@ -183,6 +184,13 @@ class ScoredRows:
             ValueError: a row is malformed, or `sampler_logps` cannot be compared with log π although
                 `log_mu="sampler"`.
         """
+        if self.name == "train" and writes_todays_date(self.rows, tokenizer):
+            warn_user(
+                "The chat template writes today's date, so these rows have other tokens on other days. Compute log μ "
+                "and train on the same day, and resume a run with the date of its first day. To fix the date, give the "
+                "rows chat_template_kwargs with date_string (Llama 3.2), or set chat_template_path to a template "
+                "without strftime_now."
+            )
         rows, counts = self.rollouts.rows_of(rollouts_M), self.rollouts.counts_R[rollouts_M]
         has_logps = "sampler_logps" in self.rows.column_names
         why = why_incomparable(self.rows, temperature, len(tokenizer)) if has_logps else None

@@ -113,6 +113,22 @@ def template_options(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def writes_todays_date(rows: Dataset, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether the chat template writes today's date into prompts, judging by the first row.
+
+    Token ids are not rendered again. `date_string` is the name of the date in Llama's templates.
+
+    Args:
+        rows ([`~datasets.Dataset`]): Rows.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
+    """
+    if len(rows) == 0 or "strftime_now" not in str(tokenizer.chat_template):
+        return False
+    first = rows.with_format(None)[0]
+    is_rendered = not first.get("prompt_ids") and is_conversational({"prompt": first["prompt"]})
+    return is_rendered and "date_string" not in template_options(first)
+
+
 def _need_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
     if not tokenizer.chat_template:
         raise ValueError(
