@@ -16,8 +16,7 @@ The same on MATH, with 4 shots (pip install 'topr_trl[math]' for math-verify, wh
         --task math --dataset_name EleutherAI/hendrycks_math --test_dataset_name HuggingFaceH4/MATH-500 \
         --iterations 5 --num_generations 32 --baseline 0 --per_device_train_batch_size 1
 
-`--dataset_name` and `--test_dataset_name` can also be `.jsonl` files with the columns of GSM8K or MATH. `--use_peft`
-trains an adapter.
+`--dataset_name` and `--test_dataset_name` can be `.jsonl` files with the same columns. `--use_peft` trains an adapter.
 """
 
 import importlib.util

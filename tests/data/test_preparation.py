@@ -31,7 +31,7 @@ def test_rewards_after_the_baseline_are_kept_and_null_is_not_chosen():
     rewards, curated = rows.choose(CurationArguments(baseline="mean", curation="uniform", iteration_size=1), seed=0)
     assert rewards.tolist() == [0.25, -3.0]
     assert curated.indices.tolist() == [0, 2]
-    with pytest.raises(ValueError, match="The train dataset: the columns reward_after_baseline"):
+    with pytest.raises(ValueError, match="The train dataset: the column reward_after_baseline leaves out all rows"):
         scored(reward_after_baseline=[None] * 4).choose(CurationArguments(), seed=0)
 
 

@@ -54,12 +54,12 @@ def test_a_far_sampler_is_warned_about():
     assert said(sampler_distance, mu, [[-1.01, -1.98], None]) == ([], near)
     (message,), _ = said(sampler_distance, mu, [[-1.5, -2.5], [-1.0]])
     assert re.fullmatch(
-        r"The sampler's log-probabilities .* by 0\.50 per token: .* had different weights, .* Sample from the .* "
+        r"The sampler's log-probabilities .* by 0\.50 nats per token: .* had different weights, .* Sample from the .* "
         r"the rows, set log_mu='sampler'\.", message,
     )  # fmt: skip
     assert said(warn_if_far, 0.1) == ([], False)
     (message,), has_warned = said(warn_if_far, 0.11)
-    assert "by 0.11 per token" in message
+    assert "by 0.11 nats per token" in message
     assert has_warned
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         sampler_distance(mu, [[-1.0, -2.0]])
