@@ -11,8 +11,8 @@ from benchmarks.statistics import over_seeds
 
 # Okabe and Ito's colors for color-blind readers.
 STYLES = {
-    "sequence (TOPR)": ("#0072b2", "-"), "segment": ("#009e73", "-"), "one per answer": ("#009e73", ":"),
-    "prefix": ("#d55e00", "-"), "positives only": ("#555555", ":"),
+    "sequence (TOPR)": ("#0072b2", "-"), "segment": ("#009e73", "-"), "segment of 16": ("#009e73", "--"),
+    "one per answer": ("#cc79a7", ":"), "prefix": ("#d55e00", "-"), "positives only": ("#555555", ":"),
 }  # fmt: skip
 
 
