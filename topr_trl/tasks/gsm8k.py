@@ -47,7 +47,9 @@ _STATED = ("The answer is", "the answer is")
 _NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d{1,9}(?!\d|\.\d))?")
 # The pattern allows no exponent, because 1e999999 would have a million digits.
 _PLAIN_NUMBER = re.compile(r"(?P<top>[-+]?(?:\d+\.?\d*|\.\d+))(?:/(?P<bottom>\d{1,9}))?")
-_CURRENCY = str.maketrans("", "", "\\$€£")
+_SYMBOLS = str.maketrans("−–", "--", "\\$€£")  # minus signs become hyphens, and currency signs are removed
+_MIXED = re.compile(r"(?<![\d.,/])(\d{1,9}) (\d{1,9})/(\d{1,9})(?!\d|\.\d)")  # a mixed number, such as 1 1/2
+_SPACED = re.compile(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3}(?!\d))")  # a space as thousands separator
 _LONGEST_ANSWER = 40  # in characters; a longer number is not an answer, and would be slow to parse
 _EXACT = Context(prec=_LONGEST_ANSWER)  # The default context rounds to 28 digits.
 
@@ -87,7 +89,9 @@ def extract_answer(completion: str) -> str | None:
     tail = completion[start + len(_STATED[0]) :][:200]
     tail = re.sub(r"^[ *]*:\s*", "", tail).split("\n", 1)[0]
     tail = tail.split(". ", 1)[0].rpartition("=")[2]  # "2 * 9 = 18" states 18.
-    number = _NUMBER.search(tail.replace("−", "-").translate(_CURRENCY).replace("- ", "-"))
+    tail = _SPACED.sub("", tail.translate(_SYMBOLS).replace("- ", "-"))
+    tail = _MIXED.sub(lambda mixed: f"{int(mixed[1]) * int(mixed[3]) + int(mixed[2])}/{mixed[3]}", tail)
+    number = _NUMBER.search(tail)
     return None if number is None else normalize_number(number[0])
 
 
