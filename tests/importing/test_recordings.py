@@ -116,6 +116,17 @@ def test_calls_of_text_that_continue_the_tokens(tmp_path, log):
     assert (row["prompt"], row["completion"], row["completion_ids"]) == ("2 +", " 2<end> so 4", [10, 30, 11])
 
 
+def test_rollouts_of_two_recordings_with_the_same_name(tmp_path):
+    for night in ("monday", "tuesday"):
+        log = Log(tmp_path / "log" / night)
+        for answer in ("a", "b"):
+            log.add([HI], ({"content": answer}, [10]), prompt=[1], rollout="task-1")
+        log.reward("task-1", 1)
+        log.store.close()
+    names = [f"{night}/task-1" for night in ("monday", "tuesday") for _ in range(2)]
+    assert imported(tmp_path)["rollout_id"][:] == names
+
+
 def test_calls_with_prompts_of_token_ids_have_the_text_of_both_answers(tmp_path, log):
     for prompt, text, ids in (([1], " 2", [10]), ([1, 10, 30], " 4", [11])):
         call = log.store.begin("completions", {"model": "m", "prompt": prompt}, "r", 1)

@@ -166,9 +166,19 @@ class RecordReader:
                     part.left_out[row].append(short_place(place, self.source))
                 else:
                     several_turns += turns_of(row) > 1
+                    if self.name == "recording" and row.get(ROLLOUT):
+                        row[ROLLOUT] = self._name_in_recording(place, row[ROLLOUT])
                     part.rows.append(self._cut(row))
                     part.places.append(place)
         return part._replace(several_turns=several_turns)
+
+    def _name_in_recording(self, place: str, rollout: str) -> str:
+        """Return the name of a rollout, with the folder of its recording if the source has several recordings.
+
+        Applications can choose the names, so two recordings can have rollouts with the same name.
+        """
+        folder = Path(short_place(place.partition(", rollout ")[0], self.source)).parent
+        return rollout if folder == Path() else f"{folder.as_posix()}/{rollout}"
 
     def _rows_of(self, record: Any) -> list[Row | LeftOut]:
         """Return the rows of a record, or the reason why it is left out."""
