@@ -11,6 +11,7 @@ STAMP = $(VENV)/.installed
 .PHONY: install install-min demo docs bench gpu reproduce reproduce-quick pages notebooks test test-all coverage test-min test-matrix test-trackers test-quantized test-vllm test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
 
 help:
+	@echo "make install          create the environment in .venv, and install the package"
 	@echo "make demo             train the bundled model with TOPR, and test it before and after (minutes on a CPU)"
 	@echo "make docs             build the documentation into site/; warnings are errors"
 	@echo "make notebooks        run examples/notebooks, and save their outputs"

@@ -14,7 +14,7 @@ _MAX_IN_SHORT_HELP = 26  # if a command has more settings, its short help shows 
 _IMPORTANT = (
     "input", "output_dir", "task", "dataset_name", "test_dataset_name", "reward_funcs", "reward_weights", "rows",
     "iterations", "trial_rows", "held_out_problems", "compare", "model_name_or_path", "use_peft", "load_in_4bit",
-    "baseline", "effective_positive_share", "curation", "learning_rate", "num_train_epochs",
+    "ratio_level", "baseline", "effective_positive_share", "curation", "learning_rate", "num_train_epochs",
     "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "num_generations_eval",
     "temperature", "max_new_tokens", "sampling_backend", "sampling_workers", "accelerate_config", "report_to",
     "format", "reward_fields", "label_values", "skip_unrewarded", "rewards", "problem_field", "gpus", "nodes",

@@ -107,7 +107,7 @@ def read_run(folder: Path) -> Run:
     if not histories and not evaluations:
         raise FileNotFoundError(
             f"{folder} has neither {STATE} nor {EVALUATION}. Set --input to the output_dir of a trainer or of topr "
-            f"iterate. A new run writes {STATE} at its first checkpoint."
+            f"iterate. A new run writes {STATE} at its first checkpoint, after save_steps steps (default: 500)."
         )
     rows, before = None, 0
     for name, path in trainings.items():

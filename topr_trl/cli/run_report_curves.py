@@ -52,7 +52,8 @@ PANELS = (
           {"training": "loss", "held out": "eval_loss"}),
     Panel("Weights of negatives",
           "Mean weight w, share of tapered negatives (w < 1), and share of dead negatives (w < 0.01). The model learns "
-          "nothing from dead negatives.",
+          "nothing from dead negatives. With ratio_level='segment', w and log π/μ are means over the tokens of a "
+          "completion, and most negatives are tapered early.",
           {"mean weight": "topr/weight_mean_negatives", "tapered": "topr/negatives_tapered",
            "dead": "topr/negatives_dead"}, scale="share"),
     _log_ratio_panel(

@@ -156,7 +156,8 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
     except ValueError:
         why = "which is not in --label_values" if labels else "and a reward must be a finite number"
         raise NotOfFormat(
-            f"{name} is {text[:40]!r}, {why}. Give each label a number, such as --label_values great=1 poor=-1"
+            f"{name} is {text[:40]!r}, {why}. Give each label a number, or nothing for no reward: --label_values "
+            "great=1 unsure= poor=-1"
         ) from None
 
 

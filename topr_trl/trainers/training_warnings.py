@@ -66,7 +66,8 @@ def advice_on_segments(tokens: float, weight: float, ratio_level: str) -> str:
         return ""
     return (
         f"Negatives have {tokens:,.0f} tokens on average, and their mean weight since the last log is {weight:.2f}. "
-        "The ratio of a whole completion soon removes the weight of long negatives. Consider ratio_level='segment'. "
+        "The ratio of a whole completion soon removes the weight of long negatives. Set ratio_level='segment', and "
+        "train again from the original model. Also try segment_tokens=16. "
         'See "Long completions" on the page "Metrics" of the documentation.'
     )
 
