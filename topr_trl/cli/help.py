@@ -22,7 +22,9 @@ _IMPORTANT = (
 )  # fmt: skip
 _FIRST = ("input", "output_dir")
 # Settings of `_IMPORTANT` that the short help of a command leaves out.
-_LESS_IMPORTANT = {"iterate": ("format", "reward_fields", "label_values", "skip_unrewarded", "load_in_4bit")}
+_LESS_IMPORTANT = {
+    "iterate": ("format", "reward_fields", "label_values", "skip_unrewarded", "load_in_4bit", "ratio_level"),
+}
 # Groups of settings, by title, with the dataclasses that define them. Settings of `_FIRST`, and settings of all other
 # dataclasses, are in the group Data.
 _GROUPS: dict[str, tuple[type, ...]] = {
