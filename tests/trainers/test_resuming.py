@@ -246,6 +246,15 @@ def test_a_chat_template_that_writes_the_date(tokenizer, tmp_path, monkeypatch):
     assert_equal(weights(resumed.model), weights(run.model))
 
 
+@pytest.mark.parametrize("other", [{}, {"ratio_level": "segment"}])
+def test_a_run_is_resumed_with_its_ratio(other, tokenizer, tmp_path):
+    segments = {"ratio_level": "segment", "segment_tokens": 3}
+    trainer(fresh_model(), tmp_path, tokenizer, **segments).train()
+    with pytest.raises(ValueError, match=r"ratio_level=segment, segment_tokens=3, and this run has ratio_level=s"):
+        trainer(fresh_model(), tmp_path, tokenizer, **other).train(str(tmp_path / "checkpoint-1"))
+    trainer(fresh_model(), tmp_path, tokenizer, **segments).train(str(tmp_path / "checkpoint-1"))
+
+
 @pytest.mark.parametrize("settings", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 0.5}])
 @pytest.mark.parametrize("make", [trainer, online])
 def test_a_finished_run_takes_no_more_steps(make, settings, tokenizer, tmp_path):

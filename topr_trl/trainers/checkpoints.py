@@ -100,7 +100,7 @@ def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[s
 
 
 class StartingModel(TrainerCallback, ExportableState):
-    """Callback that stores the fingerprint of the starting model in `trainer_state.json` of each checkpoint.
+    """Callback that stores the starting model and the ratio of a run in `trainer_state.json` of each checkpoint.
 
     A resumed run cannot compute the fingerprint, because its script may load a model with different weights.
 
@@ -110,14 +110,16 @@ class StartingModel(TrainerCallback, ExportableState):
         base (`str`):
             Fingerprint of the base model of an adapter. A checkpoint of an adapter does not contain the weights of the
             base model. Empty without an adapter.
+        ratio (`str`):
+            Level of the ratio π/μ, with the length of a segment if there are segments.
     """
 
     def __init__(self) -> None:
-        self.model = self.base = ""
+        self.model = self.base = self.ratio = ""
 
     def state(self) -> dict[str, Any]:
         """Return the state that Trainer saves in a checkpoint."""
-        return {"args": {}, "attributes": {"model": self.model, "base": self.base}}
+        return {"args": {}, "attributes": {"model": self.model, "base": self.base, "ratio": self.ratio}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add an entry for this callback to the training state if an older checkpoint has none.
@@ -126,7 +128,7 @@ class StartingModel(TrainerCallback, ExportableState):
         """
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())
 
-    def begin(self, model: nn.Module, temperature: float, checkpoint: Path | None) -> None:
+    def begin(self, model: nn.Module, temperature: float, ratio: str, checkpoint: Path | None) -> None:
         """Compute the fingerprints of the model, or read them from the checkpoint.
 
         A checkpoint of topr_trl 0.2.0 has no fingerprints. To resume it, load the model that its run started with.
@@ -136,13 +138,15 @@ class StartingModel(TrainerCallback, ExportableState):
                 Model to train.
             temperature (`float`):
                 Temperature at which log π is computed.
+            ratio (`str`):
+                Level of the ratio π/μ.
             checkpoint (`Path`, *optional*):
                 Checkpoint to resume from. `None` for a new run.
 
         Raises:
-            ValueError: the checkpoint has a different base model or temperature.
+            ValueError: the checkpoint has a different base model, temperature or ratio.
         """
-        base = base_fingerprint(model)
+        base, self.ratio = base_fingerprint(model), ratio
         state = {} if checkpoint is None else _state_of(checkpoint) or {}
         known = state.get("stateful_callbacks", {}).get(type(self).__name__)
         if known is None:
@@ -153,6 +157,11 @@ class StartingModel(TrainerCallback, ExportableState):
             raise ValueError(
                 f"{checkpoint} is an adapter for a different base model: fingerprint {self.base or 'none'}, and the "
                 f"model to resume with has {base or 'none'}. Resume with the base model that the run started with."
+            )
+        if (before := known["attributes"].get("ratio", ratio)) != ratio:  # Older checkpoints do not store the ratio.
+            raise ValueError(
+                f"{checkpoint} is from a run with ratio_level={before}, and this run has ratio_level={ratio}. Resume "
+                "with the ratio of the run, or train again from the original model, in another output_dir."
             )
         if (at := "".join(self.model.partition("@")[1:])) != _at(temperature):
             raise ValueError(

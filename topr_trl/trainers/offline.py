@@ -195,6 +195,12 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self._check_sharing(self.model)
 
     @property
+    def _ratio(self) -> str:
+        """Level of the ratio π/μ, with the length of a segment if there are segments."""
+        args = self.args
+        return f"segment, segment_tokens={args.segment_tokens}" if args.ratio_level == "segment" else args.ratio_level
+
+    @property
     def _rows_per_step(self) -> int:
         """Number of rows per optimizer step, over all processes and micro-batches."""
         return int(self.get_total_train_batch_size(self.args))
@@ -351,7 +357,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self._say_share(np.array(self.train_dataset["reward"][:]), self.args)
             if self._prompts is not None:
                 say(self._said_of_training, self.args)
-        self._start.begin(self.model, self._temperature, checkpoint)
+        self._start.begin(self.model, self._temperature, self._ratio, checkpoint)
         self._plan_log_mu({"train": self.train_dataset, **_by_name(self.eval_dataset)}, checkpoint)
         if "train" in self._log_mu.planned and not self._sampler_reported:
             say(
@@ -409,7 +415,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if self.state.global_step == 0 and not self.is_in_train:
             self._cast_for_evaluation()
             own = {"train": self.train_dataset} if any(rows is self.train_dataset for rows in given.values()) else {}
-            self._start.begin(self.model, self._temperature, None)
+            self._start.begin(self.model, self._temperature, self._ratio, None)
             # The prefix `given_` keeps files of new sets apart from files of the trainer's sets, which a resumed run
             # reads.
             self._plan_log_mu({**own, **_by_name(self.eval_dataset), **{f"given_{name}": new[name] for name in new}})
