@@ -121,7 +121,7 @@ def test_negatives_that_are_dead_from_the_start_are_warned_about(model, tokenize
 
 
 def test_messages_fit_the_encoding_of_the_output(monkeypatch, tmp_path):
-    args = TOPRConfig(str(tmp_path), use_cpu=True, bf16=False)
+    args = TOPRConfig(str(tmp_path), use_cpu=True, bf16=False, disable_tqdm=False)
 
     class Unencoded:
         text = ""
