@@ -265,10 +265,10 @@ def _online_share(store: Store, base: str, completions: int = online.COMPLETIONS
     return f"{share:.0%} ({low:.0%} to {high:.0%})"
 
 
-def _segments(store: Store, parts: int, shown: str, updates: int = long_completions.MEASURED_AT[-1]) -> str:
+def _segments(store: Store, parts: int, shown: str) -> str:
     """Return the measure `shown` of segments minus that of TOPR's ratio, for sessions of `parts` answers."""
-    experiment = long_completions.of_setting(long_completions.Setting(parts), updates)
-    path = long_completions.measure(updates, shown)
+    experiment = long_completions.of_setting(Setting(parts))
+    path = long_completions.measure(long_completions.MEASURED_AT[-1], shown)
     return points(_gap(store, (experiment, "segment"), (experiment, "sequence (TOPR)"), path))
 
 

@@ -106,14 +106,19 @@ def test_conversations_that_take_turns_in_a_rollout(tmp_path, log):
     assert imported(tmp_path)["completion_ids"][:] == [[10, 30, 11], [20, 30, 21]]
 
 
-def test_calls_of_text_that_continue_the_tokens(tmp_path, log):
-    for prompt, text, before, ids in (("2 +", " 2", [1], [10]), ("2 + 2<end> so", " 4", [1, 10, 30], [11])):
+@pytest.mark.parametrize(
+    ("prompts", "joined"),
+    [(("2 +", "2 + 2<end> so"), ("2 +", " 2<end> so 4")), (([1], [1, 10, 30]), ("", " 2 4"))],
+)
+def test_calls_of_text_that_continue_the_tokens(tmp_path, log, prompts, joined):
+    """A prompt of token ids has no text, so the text of the row consists of both answers."""
+    for prompt, text, before, ids in zip(prompts, (" 2", " 4"), ([1], [1, 10, 30]), ([10], [11]), strict=True):
         call = log.store.begin("completions", {"model": "m", "prompt": prompt}, "r", 1)
         choice = {"index": 0, "text": text, "finish_reason": "stop", "prompt_token_ids": before, "token_ids": ids}
         log.store.end(call.id, State.FINISHED, {"choices": [choice]})
     log.reward("r", 1)
     (row,) = imported(tmp_path)
-    assert (row["prompt"], row["completion"], row["completion_ids"]) == ("2 +", " 2<end> so 4", [10, 30, 11])
+    assert (row["prompt"], row["completion"], row["completion_ids"]) == (*joined, [10, 30, 11])
 
 
 def test_rollouts_of_two_recordings_with_the_same_name(tmp_path):
@@ -125,16 +130,6 @@ def test_rollouts_of_two_recordings_with_the_same_name(tmp_path):
         log.store.close()
     names = [f"{night}/task-1" for night in ("monday", "tuesday") for _ in range(2)]
     assert imported(tmp_path)["rollout_id"][:] == names
-
-
-def test_calls_with_prompts_of_token_ids_have_the_text_of_both_answers(tmp_path, log):
-    for prompt, text, ids in (([1], " 2", [10]), ([1, 10, 30], " 4", [11])):
-        call = log.store.begin("completions", {"model": "m", "prompt": prompt}, "r", 1)
-        choice = {"index": 0, "text": text, "finish_reason": "stop", "prompt_token_ids": prompt, "token_ids": ids}
-        log.store.end(call.id, State.FINISHED, {"choices": [choice]})
-    log.reward("r", 1)
-    (row,) = imported(tmp_path)
-    assert (row["prompt"], row["completion"], row["completion_ids"]) == ("", " 2 4", [10, 30, 11])
 
 
 def test_a_prompt_that_was_rewritten_starts_another_row(tmp_path, log):

@@ -246,11 +246,11 @@ def test_a_chat_template_that_writes_the_date(tokenizer, tmp_path, monkeypatch):
     assert_equal(weights(resumed.model), weights(run.model))
 
 
-@pytest.mark.parametrize("other", [{}, {"ratio_level": "segment"}])
-def test_a_run_is_resumed_with_its_ratio(other, tokenizer, tmp_path):
+@pytest.mark.parametrize(("other", "ratio"), [({}, "sequence"), ({"ratio_level": "segment"}, "segments of 64 tokens")])
+def test_a_run_is_resumed_with_its_ratio(other, ratio, tokenizer, tmp_path):
     segments = {"ratio_level": "segment", "segment_tokens": 3}
     trainer(fresh_model(), tmp_path, tokenizer, **segments).train()
-    with pytest.raises(ValueError, match=r"ratio_level=segment, segment_tokens=3, and this run has ratio_level=s"):
+    with pytest.raises(ValueError, match=rf"\(segments of 3 tokens\) than this run \({ratio}\).*ratio_level"):
         trainer(fresh_model(), tmp_path, tokenizer, **other).train(str(tmp_path / "checkpoint-1"))
     trainer(fresh_model(), tmp_path, tokenizer, **segments).train(str(tmp_path / "checkpoint-1"))
 

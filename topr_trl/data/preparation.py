@@ -140,12 +140,10 @@ class ScoredRows:
             sample_ids = id_column(self.rows, "sample_id")[self.rollouts.firsts_R] if has_ids else None
             rewards, curated = args.choose(self.rewards_R, self.problems_R, seed, sample_ids, **changes)
         if len(rewards) == 0 and self.after_baseline_R is not None:
-            columns = f"column {AFTER_BASELINE} leaves"
-            if self.times_R is not None:
-                columns = f"columns {AFTER_BASELINE} and {TIMES_CHOSEN} leave"
+            columns = [AFTER_BASELINE] if self.times_R is None else [AFTER_BASELINE, TIMES_CHOSEN]
             raise ValueError(
-                f"The {self.name} dataset: the {columns} out all rows. Run topr curate with other settings, or drop "
-                "what it added."
+                f"The {self.name} dataset: no row is chosen by {' and '.join(columns)}. Run topr curate with other "
+                "settings, or drop what it added."
             )
         if len(rewards) == 0:
             raise ValueError(

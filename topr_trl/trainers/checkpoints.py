@@ -111,7 +111,7 @@ class StartingModel(TrainerCallback, ExportableState):
             Fingerprint of the base model of an adapter. A checkpoint of an adapter does not contain the weights of the
             base model. Empty without an adapter.
         ratio (`str`):
-            Level of the ratio π/μ, with the length of a segment if there are segments.
+            Description of the ratio π/μ. See `describe_ratio`.
     """
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class StartingModel(TrainerCallback, ExportableState):
             temperature (`float`):
                 Temperature at which log π is computed.
             ratio (`str`):
-                Level of the ratio π/μ.
+                Description of the ratio π/μ. See `describe_ratio`.
             checkpoint (`Path`, *optional*):
                 Checkpoint to resume from. `None` for a new run.
 
@@ -160,8 +160,8 @@ class StartingModel(TrainerCallback, ExportableState):
             )
         if (before := known["attributes"].get("ratio", ratio)) != ratio:  # Older checkpoints do not store the ratio.
             raise ValueError(
-                f"{checkpoint} is from a run with ratio_level={before}, and this run has ratio_level={ratio}. Resume "
-                "with the ratio of the run, or train again from the original model, in another output_dir."
+                f"{checkpoint} is from a run with another ratio ({before}) than this run ({ratio}). Resume with the "
+                "same ratio_level and segment_tokens, or train again from the original model, in another output_dir."
             )
         if (at := "".join(self.model.partition("@")[1:])) != _at(temperature):
             raise ValueError(

@@ -50,13 +50,17 @@ def training_facts(args: TOPRArguments, rows: str, steps: int, offline: bool) ->
         "curation": args.curation,
         "truncation limits": f"R >= 0: [{limits.a_pos:g}, {limits.b_pos:g}]; R < 0: [{limits.a_neg:g}, "
         f"{limits.b_neg:g}] (`{args.preset}`)",
-        "ratio": f"{_level(args)}, log μ {_whose_log_mu(args, offline)}",
+        "ratio": f"{describe_ratio(args)}, log μ {_whose_log_mu(args, offline)}",
         "steps": f"{steps}, learning rate {args.learning_rate:g}, {OptimizerNames(args.optim).value}",
     }
 
 
-def _level(args: TOPRArguments) -> str:
-    """Describe the level of the ratio."""
+def describe_ratio(args: TOPRArguments) -> str:
+    """Describe the level of the ratio, with the length of a segment.
+
+    Args:
+        args (`TOPRArguments`): Settings of the loss.
+    """
     return f"segments of {args.segment_tokens} tokens" if args.ratio_level == "segment" else args.ratio_level
 
 

@@ -38,6 +38,7 @@ from topr_trl.trainers.checkpoints import StartingModel
 from topr_trl.trainers.completions_table import LogCompletions
 from topr_trl.trainers.forward_checks import text_model
 from topr_trl.trainers.log_mu import LogMu
+from topr_trl.trainers.model_card import describe_ratio
 from topr_trl.trainers.shared_prompts import LEAST_SAVED, remove_shared_prompts
 
 if TYPE_CHECKING:
@@ -195,12 +196,6 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self._check_sharing(self.model)
 
     @property
-    def _ratio(self) -> str:
-        """Level of the ratio π/μ, with the length of a segment if there are segments."""
-        args = self.args
-        return f"segment, segment_tokens={args.segment_tokens}" if args.ratio_level == "segment" else args.ratio_level
-
-    @property
     def _rows_per_step(self) -> int:
         """Number of rows per optimizer step, over all processes and micro-batches."""
         return int(self.get_total_train_batch_size(self.args))
@@ -233,11 +228,13 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         rewards, curated = scored.choose(args, args.seed)
         scored.check_signal(rewards, args)
         self.curated, self._rows_trained_on = curated, str(curated)
-        baselines = scored.rewards_R[curated.indices] - rewards
-        baselines = baselines[~np.isnan(baselines)]  # With `reward_after_baseline`, raw rewards can be missing.
-        if args.effective_positive_share is not None and len(baselines):
+        if args.effective_positive_share is not None:
             # The target share is for the training set, so evaluation sets use the baseline solved for the training set.
-            self._evaluation_baseline = {"baseline": float(baselines[0]), "effective_positive_share": None}
+            # With `reward_after_baseline`, raw rewards can be missing.
+            baselines = scored.rewards_R[curated.indices] - rewards
+            known = baselines[~np.isnan(baselines)]
+            if len(known):
+                self._evaluation_baseline = {"baseline": float(known[0]), "effective_positive_share": None}
         if scored.after_baseline_R is not None:
             self._rows_trained_on += "; their column `reward_after_baseline` replaces baseline and curation"
             say("rewards come from the column reward_after_baseline, so baseline and curation do not apply.", args)
@@ -357,7 +354,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self._say_share(np.array(self.train_dataset["reward"][:]), self.args)
             if self._prompts is not None:
                 say(self._said_of_training, self.args)
-        self._start.begin(self.model, self._temperature, self._ratio, checkpoint)
+        self._start.begin(self.model, self._temperature, describe_ratio(self.args), checkpoint)
         self._plan_log_mu({"train": self.train_dataset, **_by_name(self.eval_dataset)}, checkpoint)
         if "train" in self._log_mu.planned and not self._sampler_reported:
             say(
@@ -415,7 +412,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if self.state.global_step == 0 and not self.is_in_train:
             self._cast_for_evaluation()
             own = {"train": self.train_dataset} if any(rows is self.train_dataset for rows in given.values()) else {}
-            self._start.begin(self.model, self._temperature, self._ratio, None)
+            self._start.begin(self.model, self._temperature, describe_ratio(self.args), None)
             # The prefix `given_` keeps files of new sets apart from files of the trainer's sets, which a resumed run
             # reads.
             self._plan_log_mu({**own, **_by_name(self.eval_dataset), **{f"given_{name}": new[name] for name in new}})
