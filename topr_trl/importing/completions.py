@@ -1,6 +1,7 @@
 """Check completions of imported rows, cut them to their last turn, and drop incomplete log-probabilities."""
 
 import math
+from typing import Any
 
 from topr_trl.data.rendering import is_learned
 from topr_trl.data.rows import ROLLOUT
@@ -16,6 +17,38 @@ def holds_completion(row: Row) -> bool:
     if isinstance(completion, list) and all(isinstance(turn, dict) for turn in completion):
         completion = any(turn.get(name) for turn in completion if is_learned(turn) for name in _WRITTEN)
     return bool(row.get("completion_ids") or completion)
+
+
+def notes_of(row: Row) -> list[str]:
+    """Return the reasons for which the summary of an import mentions a row.
+
+    `several_turns`: the row has several turns to learn from. `ends_with_user`: messages after the last turn of the
+    model are not learned. `placeholder`: the prompt or the completion is a text such as `nan`, which programs write for
+    a missing value.
+    """
+    completion = row["completion"]
+    found = {
+        "several_turns": turns_of(row) > 1,
+        "ends_with_user": isinstance(completion, list) and _role(completion[-1:]) == "user",
+        "placeholder": _is_placeholder(row["prompt"]) or _is_placeholder(completion),
+    }
+    return [name for name, is_true in found.items() if is_true]
+
+
+def _role(messages: list[Any]) -> Any:
+    """Return the role of the last message. Return None for token ids."""
+    return messages[-1].get("role") if messages and isinstance(messages[-1], dict) else None
+
+
+def _is_placeholder(given: Any) -> bool:
+    """Return whether a text, or the content of a single message, is a word for a missing value."""
+    if isinstance(given, list) and len(given) == 1 and isinstance(given[0], dict):
+        given = given[0].get("content")
+    return isinstance(given, str) and given.strip().strip("#<>[]!?").lower() in _PLACEHOLDERS
+
+
+_PLACEHOLDERS = ("nan", "none", "null", "nil", "undefined", "n/a", "na", "error", "ref", "value", "name", "div/0",
+                 "object object", "deleted", "removed", "-")  # fmt: skip
 
 
 def turns_of(row: Row) -> int:

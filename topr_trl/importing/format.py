@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from topr_trl.importing.field_names import Kind
 from topr_trl.importing.row_table import COLUMNS, Row
 
 Record = dict[str, Any]
@@ -53,6 +54,32 @@ class Unrewarded(Unusable):
     reason, option = LeftOut.UNREWARDED, "skip_unrewarded"
 
 
+class Choices(NamedTuple):
+    """Ways to read a record that has more text than its rows.
+
+    Attributes:
+        completions (`frozenset[Kind]`): Kinds of fields that may hold the completion.
+        prompts (`frozenset[Kind]`): Kinds of fields that may be a part of the prompt. A field of an unknown kind counts
+            only if it has a sentence.
+        completion (`str`): Remedy if `{names}` may hold the completion. `{fields}` are the same names without commas,
+            and `{messages}` is the field of the messages.
+        prompt (`str`): Remedy if `{names}` may be a part of the prompt.
+    """
+
+    completions: frozenset[Kind]
+    prompts: frozenset[Kind]
+    completion: str
+    prompt: str
+
+
+IGNORED = Choices(
+    completions=frozenset({Kind.WRITTEN}),
+    prompts=frozenset({Kind.ASKED}),
+    completion="To leave {names} out, set --ignore_fields {fields}",
+    prompt="To keep it, add it to the prompts in the file. To leave it out, set --ignore_fields {fields}",
+)
+
+
 @dataclass(frozen=True)
 class Format:
     """File format, with its conversion to rows.
@@ -81,6 +108,9 @@ class Format:
         same (`str`, *optional*): Field that must have the same value in all records of an import.
         chat (`bool`, defaults to `False`): Whether text becomes chat messages by default.
         skips_unrewarded (`bool`, defaults to `False`): Whether records without a reward are skipped by default.
+        choices (`Callable`, *optional*): Function that returns the `Choices` of a record, for a format whose fields
+            many programs name differently. The import then stops at text that may be the completion or a part of the
+            prompt, and that no row has. None if another program defines all fields.
     """
 
     source: str
@@ -96,6 +126,7 @@ class Format:
     same: str | None = None
     chat: bool = False
     skips_unrewarded: bool = False
+    choices: Callable[[Record], Choices] | None = None
 
     def __post_init__(self) -> None:
         assert set(self.columns) <= set(COLUMNS), f"{set(self.columns) - set(COLUMNS)} are not columns of rows"
@@ -113,8 +144,7 @@ class Format:
         if not isinstance(record, dict):
             raise NotOfFormat(f"it must be a JSON object, and is a {type(record).__name__}: write one record per line")
         if missing := sorted(self.required - set(record)):
-            more = "; --format messages reads lists of messages" * ("messages" in record)
-            raise NotOfFormat(f"it lacks {', '.join(missing)}; it has {', '.join(sorted(record))}{more}")
+            raise NotOfFormat(f"it lacks {', '.join(missing)}; it has {', '.join(sorted(record))}")
         known = self.required | (set(record) if self.optional is None else self.optional) | set(ignored)
         if unknown := sorted(set(record) - known):
             raise NotOfFormat(

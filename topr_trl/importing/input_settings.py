@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from topr_trl.importing import FORMATS
-from topr_trl.importing.format import NotOfFormat, Record
+from topr_trl.importing.format import NotOfFormat
 from topr_trl.importing.openai_messages import message
 from topr_trl.importing.row_table import Row
 from topr_trl.settings.checks import check_choice
@@ -58,14 +58,21 @@ class InputArguments:
             "that turn."
         },
     )
-    prompt_field: str | None = field(
-        default=None, metadata={"help": "Column of a table with the prompt. Default: prompt, question, ..."}
+    prompt_field: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Column of a table with the prompt, or several columns to join. Default: prompt, question, ..."
+        },
     )
     completion_field: str | None = field(
         default=None, metadata={"help": "Column of a table with the completion. Default: completion, response, ..."}
     )
     messages_field: str | None = field(
         default=None, metadata={"help": "Field with the messages, such as history or run.messages."}
+    )
+    ignore_fields: list[str] | None = field(
+        default=None,
+        metadata={"help": "Fields that the import ignores: unknown fields, and text that is in no row on purpose."},
     )
     chat: bool | None = field(
         default=None,
@@ -89,8 +96,8 @@ class InputArguments:
             raise ValueError(
                 f"messages_field: format {self.format} does not use this setting. Remove messages_field or format."
             )
-        if self.prompt_field and self.prompt_field == self.completion_field:
-            raise ValueError(f"prompt_field and completion_field both name {self.prompt_field}. Name two columns.")
+        if self.completion_field in (self.prompt_field or ()):
+            raise ValueError(f"prompt_field and completion_field both name {self.completion_field}. Name two columns.")
         for name in ("prompt_field", "completion_field"):
             if getattr(self, name) and self.format not in (None, "table"):
                 raise ValueError(f"{name} is for tables, not for format {self.format}. Remove {name}.")
@@ -118,7 +125,8 @@ class InputArguments:
     @property
     def reads_other_files(self) -> bool:
         """Return whether a setting implies that the input must be imported."""
-        names = ("format", "reward_fields", "label_values", "prompt_field", "completion_field", "messages_field")
+        names = ("format", "reward_fields", "label_values", "prompt_field", "completion_field", "messages_field",
+                 "ignore_fields")  # fmt: skip
         return self.chat is not None or any(getattr(self, name) for name in names)
 
 
@@ -173,28 +181,6 @@ def spellings(value: Any) -> Iterator[str]:
         yield text.lower()
     with suppress(TypeError, ValueError, OverflowError):
         yield f"{float(value):g}"
-
-
-def with_named_fields(record: Record, args: InputArguments) -> Record:
-    """Give the names `prompt` and `completion` to the columns chosen with `prompt_field` and `completion_field`.
-
-    A renamed column replaces a column that already has the new name.
-
-    Args:
-        record (`Record`): Record.
-        args (`InputArguments`): Settings.
-
-    Raises:
-        NotOfFormat: the record lacks one of these columns.
-    """
-    given = {"prompt": args.prompt_field, "completion": args.completion_field}
-    columns = {name: column for name, column in given.items() if column is not None}
-    for column in columns.values():
-        if column not in record:
-            raise NotOfFormat(f"it has no column {column}; it has {', '.join(map(str, record))}")
-    renamed = {name: record[column] for name, column in columns.items()}
-    gone = {*columns, *columns.values()}
-    return {**renamed, **{name: value for name, value in record.items() if name not in gone}}
 
 
 def as_chat(row: Row) -> Row:

@@ -4,10 +4,10 @@ A log of LiteLLM has the request's messages next to the response, and the reques
 """
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
+from topr_trl.importing.format import IGNORED, Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.openai_messages import finish_reason, message, template_columns
 from topr_trl.importing.row_table import Row
-from topr_trl.importing.text_completions import body_and_request, ids_in
+from topr_trl.importing.text_completions import body_and_request, ids_in, logged_call
 
 
 def rows(record: Record) -> list[Row | LeftOut | None]:
@@ -80,6 +80,8 @@ FORMAT = Format(
     ),
     required=frozenset({"response"}),
     optional=None,  # Logs have further fields, such as times and users.
+    records=logged_call,
+    choices=lambda record: IGNORED,
     loses="Without token_ids (vLLM: return_token_ids), text is tokenized again, which can give different tokens. A "
     "request without a temperature used the default of the server, which is assumed to be 1.",
 )  # fmt: skip

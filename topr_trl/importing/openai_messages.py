@@ -1,6 +1,7 @@
 """Convert messages, tools and finish reasons in OpenAI's format to columns of a row."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,20 +41,31 @@ def message(given: Mapping[str, Any]) -> Row:
         "role": "tool" if given["role"] == "function" else given["role"],
         "content": content or given.get("refusal") or content, "tool_calls": calls or None, "name": given.get("name"),
         "reasoning_content": next(filter(None, reasoning), None), "tool_call_id": given.get("tool_call_id"),
-        **({"weight": 0} if given.get("weight") == 0 else {}),
+        **({"weight": 0} if any(name in given and given[name] == value for name, value in _CONTEXT) else {}),
     }  # fmt: skip
+
+
+# Fields with which other programs mark a message that the model reads and does not learn: OpenAI's weight, the loss of
+# ms-swift, the training flags of Axolotl, and demonstrations of SWE-agent.
+_CONTEXT = (
+    ("weight", 0), ("loss", False), ("train", False), ("training", False), ("trainable", False), ("learn", False),
+    ("is_demo", True), ("is_demonstration", True), ("demo", True), ("is_example", True), ("is_few_shot", True),
+    ("name", "example_assistant"), ("message_type", "demonstration"),
+)  # fmt: skip
 
 
 def row_of_run(messages: list[Row], **columns: Any) -> list[Row]:
     """Return one row whose completion starts with the first assistant turn to learn from.
 
-    Return [] if there is no assistant turn to learn from. Assistant turns with weight 0 are context.
+    Return [] if there is no assistant turn to learn from. Assistant turns with weight 0 are context, and so is a
+    greeting: an assistant turn at the start of a longer conversation, before which the model read nothing.
 
     Args:
         messages (`list[Row]`): Messages of the run.
         **columns (`Any`): Other columns of the row.
     """
-    first = next((n for n, each in enumerate(messages) if is_learned(each)), None)
+    learned = [n for n, each in enumerate(messages) if is_learned(each)]
+    first = next((n for n in learned if n), learned[0] if learned else None)
     return [] if first is None else [{"prompt": messages[:first], "completion": messages[first:], **columns}]
 
 
@@ -128,11 +140,62 @@ def template_columns(request: Mapping[str, Any]) -> Row:
     }
 
 
-# A completion that a content filter truncates has no stop token.
-_FINISHED = {"stop": "stop", "length": "length", "tool_calls": "stop", "eos": "stop", "eos_token": "stop",
-            "function_call": "stop", "max_tokens": "length", "content_filter": "length"}  # fmt: skip
+FAILED = "failed"
+# A completion that something else than the model ended, such as a content filter, has no stop token.
+_FINISHED = {
+    **dict.fromkeys(
+        ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "stop_str", "completed", "complete", "tool_calls",
+         "tool_call", "tool_use", "function_call"),
+        "stop",
+    ),
+    **dict.fromkeys(
+        ("length", "max_tokens", "max_output_tokens", "max_length", "model_length", "model_context_window_exceeded",
+         "content_filter", "sensitive", "safety", "recitation", "repetition", "incomplete", "truncated"),
+        "length",
+    ),
+    **dict.fromkeys(
+        ("abort", "aborted", "error", "failed", "cancelled", "canceled", "timeout", "network_error",
+         "insufficient_system_resource"),
+        FAILED,
+    ),
+    **dict.fromkeys(("", "none", "null", "unknown", "finish_reason_unspecified"), None),
+}  # fmt: skip
+
+
+def finish_reason_of(record: Mapping[str, Any]) -> str | None:
+    """Return the finish reason that a record has for its last answer, as `finish_reason` does.
+
+    Args:
+        record (`Mapping[str, Any]`): Record, perhaps with a field such as `finish_reason`, `stopReason` or `truncated`.
+
+    Raises:
+        Unusable: see `finish_reason`.
+    """
+    given = {re.sub(r"[^a-z]", "", str(name).lower()): value for name, value in record.items()}
+    if given.get("finishreason"):
+        return finish_reason(given["finishreason"])
+    if any(str(given.get(name)).lower() in ("true", "1") for name in ("truncated", "istruncated", "wastruncated")):
+        return "length"
+    # vLLM has the matched stop string or token in `stop_reason`.
+    return _FINISHED.get(str(given.get("stopreason") or "").lower())
 
 
 def finish_reason(given: str | None) -> str | None:
-    """Convert a logged finish reason to `"stop"` or `"length"`. Return None for an unknown reason."""
-    return _FINISHED.get(given or "")
+    """Convert a logged finish reason to `"stop"`, `"length"` or `FAILED`. Return None if the reason is not known.
+
+    The import leaves out a completion whose reason is `FAILED`.
+
+    Args:
+        given (`str` or `None`): Reason of a server, such as `max_tokens` or `STOP`.
+
+    Raises:
+        Unusable: the reason is new, so whether the model ended the completion is not known.
+    """
+    reason = str(given or "").strip().lower()
+    if reason not in _FINISHED:
+        known = ", ".join(name for name in _FINISHED if name)
+        raise Unusable(
+            f"a completion ended with {given!r}, and whether the model or something else ended it is not known. Write "
+            f"stop or length in the file. Known reasons: {known}"
+        )
+    return _FINISHED[reason]

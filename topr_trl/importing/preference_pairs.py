@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
+from topr_trl.importing.field_names import PROMPTS, normalized
+from topr_trl.importing.format import IGNORED, Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.openai_messages import tools_as_json
-from topr_trl.importing.prompt_tables import PROMPTS, column_of, normalized, plain, with_system
+from topr_trl.importing.prompt_tables import column_of, plain, with_system
 from topr_trl.importing.row_table import Row
 
 _MARKERS = ("\n\nAssistant:", "<|im_start|>assistant\n", "<|assistant|>\n", "[/INST]")  # text before an assistant turn
@@ -52,8 +53,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 def _prompt_name(record: Record, chosen: Any) -> str | None:
     """Return the name of the field with the prompt. Return None if `chosen` and `rejected` contain the prompt."""
-    if record.get("prompt"):
-        return "prompt"
+    if name := next((name for name in ("prompt", "messages") if record.get(name)), None):
+        return name
     has_prompt_inside = isinstance(chosen, list) and chosen[0]["role"] != "assistant"
     if has_prompt_inside or not any(normalized(name) in PROMPTS for name in record):
         return None
@@ -113,5 +114,6 @@ FORMAT = Format(
     columns=("reward", "problem_id", "tools"),
     required=frozenset({"chosen", "rejected"}),
     optional=None,
+    choices=lambda record: IGNORED,
     loses="Each pair is two rows: chosen with reward 1 and rejected with reward -1.",
 )

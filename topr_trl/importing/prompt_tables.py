@@ -5,17 +5,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from topr_trl.importing.format import Format, NotOfFormat, Record, Unusable
-from topr_trl.importing.openai_messages import finish_reason, text_or_messages
+from topr_trl.importing.field_names import COMPLETIONS, PROMPTS, REWARDS, Kind, kind_of, normalized
+from topr_trl.importing.format import Choices, Format, NotOfFormat, Record, Unusable
+from topr_trl.importing.message_parts import parsed_json
+from topr_trl.importing.openai_messages import finish_reason, finish_reason_of, text_or_messages
 from topr_trl.importing.row_table import Row
 
-PROMPTS = ("prompt", "question", "instruction", "input", "query", "user_message", "user_input", "human", "problem",
-           "message")  # fmt: skip
-COMPLETIONS = ("completion", "response", "answer", "output", "assistant", "assistant_message", "bot", "bot_response",
-               "model_output", "reply", "generation", "ai_response")  # fmt: skip
-REWARDS = ("reward", "score", "rating", "label", "feedback", "thumbs", "thumb", "vote", "stars", "user_rating",
-           "user_feedback", "rated", "like", "liked", "helpful")  # fmt: skip
-_SYSTEM = ("system", "system_prompt")
+SYSTEM = ("system", "system_prompt", "system_message", "system_instruction")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # Text with a list of objects that have roles holds messages. Other lists, such as an extracted table, remain text.
 _OBJECTS, _ROLE = re.compile(r"\s*\[\s*\{\s*['\"]"), re.compile(r"['\"]role['\"]\s*:")
@@ -24,30 +20,24 @@ _OBJECTS, _ROLE = re.compile(r"\s*\[\s*\{\s*['\"]"), re.compile(r"['\"]role['\"]
 def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy: str) -> str:
     """Return the name of the column with the prompt or the completion.
 
-    An empty column is ignored if another column has a value. If all columns are empty, return the first one. If several
-    columns have a value, prefer the column named `names[0]`.
+    If several columns have a value, the name that comes first in `names` decides. The import stops if another one has
+    text that no row has (see `unread_text`).
 
     Args:
         record (`Mapping[str, Any]`): Record.
         names (`Sequence[str]`): Names to look for, as `normalized` returns them.
         what (`str`): Content of the column, for error messages.
-        remedy (`str`): Remedy for a missing or ambiguous column, for error messages.
+        remedy (`str`): Remedy for a missing column, for error messages.
 
     Raises:
-        NotOfFormat: no column has one of the names, or several columns have a value and none is preferred.
+        NotOfFormat: no column has one of the names.
     """
-    found = [name for name in record if normalized(name) in names]
-    found = [name for name in found if record[name] not in (None, "")] or found[:1]
-    exact = [name for name in found if normalized(name) == names[0]]
-    if len(exact) == 1 or len(found) == 1:
-        return (exact or found)[0]
-    which = f"{', '.join(found)} may all hold the {what}" if found else f"it has no column for the {what}"
-    raise NotOfFormat(f"{which}; it has {', '.join(map(str, record))}. {remedy}")
-
-
-def normalized(name: Any) -> str:
-    """Return a column name in lower case, with underscores instead of spaces and punctuation."""
-    return re.sub(r"[^a-z0-9]+", "_", str(name).strip().lower()).strip("_")
+    found = sorted(
+        (name for name in record if normalized(name) in names), key=lambda name: names.index(normalized(name))
+    )
+    if not found:
+        raise NotOfFormat(f"it has no column for the {what}; it has {', '.join(map(str, record))}. {remedy}")
+    return next((name for name in found if record[name] not in (None, "", [])), found[0])
 
 
 def has_columns(record: Mapping[str, Any]) -> bool:
@@ -78,12 +68,16 @@ def plain(value: Any, name: str) -> Any:
         if any("role" in each for each in objects if isinstance(each, dict)):
             value = objects
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, str | list | None):
+        return None if value != value else str(value)  # pandas writes NaN for an empty cell.
+    if not isinstance(value, str | list | None) or (isinstance(value, list) and not all(map(_is_object, value))):
         raise NotOfFormat(f"its {name} is {str(value)[:60]}, and must be text or messages")
     found = text_or_messages(value)
     check_roles(found)
     return found
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, Mapping)
 
 
 def check_roles(messages: Any) -> None:
@@ -100,28 +94,67 @@ def check_roles(messages: Any) -> None:
             raise Unusable(f"a message has the role {each['role']!r}; known roles are {', '.join(ROLES)}")
 
 
-def rows(record: Record) -> list[Row]:
-    """Return one row. Return [] if the prompt or the completion is empty.
+def rows(record: Record) -> list[Row | None]:
+    """Return a row for each completion, or None for an empty completion. Return [] if the prompt is empty.
 
     Raises:
-        NotOfFormat: the column of the prompt or of the completion is missing or ambiguous, or `plain` cannot read it.
+        NotOfFormat: the column of the prompt or of the completion is missing, or `plain` cannot read it.
         Unusable: `plain` cannot use a message, or there are two system prompts.
     """
-    prompt_name = column_of(record, PROMPTS, "prompt", "Set --prompt_field to the name of the column")
-    completion_name = column_of(record, COMPLETIONS, "completion", "Set --completion_field to the name of the column")
-    prompt, completion = plain(record[prompt_name], prompt_name), plain(record[completion_name], completion_name)
-    if not prompt or not completion:
+    prompt_name, completion_name = _columns(record)
+    prompt, completions = plain(record[prompt_name], prompt_name), _completions(record[completion_name])
+    if not prompt:
         return []
-    system = next((record[name] for name in record if normalized(name) in _SYSTEM), None)
+    system = next((record[name] for name in record if normalized(name) in SYSTEM), None)
     if system:
         prompt = with_system(prompt, str(system))
     answer = record.get("answer") if completion_name != "answer" else None
+    reason_of_all = finish_reason_of(record)
     return [
         {
-            "prompt": prompt, "completion": completion, "finish_reason": finish_reason(record.get("finish_reason")),
+            "prompt": prompt, "completion": completion, "finish_reason": finish_reason(reason) or reason_of_all,
             "answer": None if answer is None else str(answer),
-        }
+        } if (completion := plain(given, completion_name)) else None
+        for given, reason in completions
     ]  # fmt: skip
+
+
+def _columns(record: Record) -> tuple[str, str]:
+    """Return the names of the columns with the prompt and with the completion."""
+    return (
+        column_of(record, PROMPTS, "prompt", "Set --prompt_field to the name of the column"),
+        column_of(record, COMPLETIONS, "completion", "Set --completion_field to the name of the column"),
+    )
+
+
+def _completions(value: Any) -> list[tuple[Any, str | None]]:
+    """Return each completion of a column with its finish reason.
+
+    A column can hold one completion, a list of texts, or an assistant message or the choices of OpenAI's API, each also
+    as JSON text.
+    """
+    if isinstance(found := parsed_json(value), Mapping) and ({"role", "choices"} & set(found) or value is found):
+        value = found
+    if isinstance(value, Mapping):
+        return _completions(value["choices"]) if "choices" in value else [([value], None)]
+    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        return [(each, None) for each in value]
+    if isinstance(value, list) and value and all(isinstance(each, Mapping) and "message" in each for each in value):
+        return [([each["message"]], each.get("finish_reason")) for each in value]
+    return [(value, None)]
+
+
+def choices(record: Record) -> Choices:
+    """Return the ways to read columns with text that no row has."""
+    prompt, completion = _columns(record)
+    return Choices(
+        frozenset({Kind.WRITTEN} if kind_of((completion,)) is Kind.WRITTEN else {Kind.WRITTEN, Kind.ANSWER}),
+        frozenset({Kind.ASKED, Kind.UNKNOWN}),
+        f"Another column, {completion}, was taken as the completion. Set --completion_field to one of {completion}, "
+        "{names}",
+        f"To join it to the prompt, set --prompt_field {{fields}} {prompt}. To leave it out, set --prompt_field "
+        f"{prompt}",
+    )
 
 
 def with_system(prompt: Any, system: str) -> Any:
@@ -152,5 +185,6 @@ FORMAT = Format(
     required=frozenset(),
     optional=None,
     chat=True,
+    choices=choices,
     loses="Most tables hold only text. They lack tool calls, the sampling temperature, and often the system prompt.",
 )

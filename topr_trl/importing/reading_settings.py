@@ -43,9 +43,6 @@ class ReadingArguments(InputArguments):
             "temperature and filters)."
         },
     )
-    ignore_fields: list[str] | None = field(
-        default=None, metadata={"help": "Fields that the format does not define, and that the import ignores."}
-    )
 
     def __post_init__(self) -> None:
         check_types(self, ReadingArguments)
@@ -77,8 +74,6 @@ class ReadingArguments(InputArguments):
         Raises:
             ValueError: a setting does not fit the format.
         """
-        if self.ignore_fields and FORMATS[name].optional is None:
-            raise ValueError(f"ignore_fields: records of format {name} may have any fields. Remove ignore_fields.")
         if self.rollout_field is not None and ROLLOUT in FORMATS[name].columns:
             raise ValueError(f"rollout_field: a record of format {name} is a whole run. Remove rollout_field.")
 

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from topr_trl.importing import FORMATS
+from topr_trl.importing.field_names import COMPLETIONS, PROMPTS, normalized
 from topr_trl.importing.format import Record
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.prompt_tables import COMPLETIONS, PROMPTS, has_columns, normalized
+from topr_trl.importing.prompt_tables import has_columns
 from topr_trl.importing.record_files import parsed, read_records
+from topr_trl.importing.refused_formats import Refused, refused
+from topr_trl.importing.text_completions import logged_call
 
 _RECORDS = 20  # number of records to test
 _SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")
@@ -157,7 +160,8 @@ def format_of(record: Any) -> str | None:
     """
     if not isinstance(record, Mapping):
         return None
-    return next((name for name, test in _TESTS.items() if test(record)), None)  # type: ignore[arg-type]
+    call = next(logged_call(dict(record)))
+    return next((name for name, test in _TESTS.items() if test(call)), None)
 
 
 def recognize(files: Iterable[Path]) -> str:
@@ -172,6 +176,8 @@ def recognize(files: Iterable[Path]) -> str:
     file = next(iter(files))
     seen = [parsed(raw) for _, raw in islice(read_records(file), _RECORDS)]
     records = [record for record in seen if record is not None]
+    if unread := next(filter(None, map(refused, records)), None):
+        raise ValueError(f"{file}: {explain(unread)}.")
     names = {format_of(record) for record in records}
     known = sorted(name for name in names if name is not None)
     if len(known) == 1:
@@ -181,6 +187,11 @@ def recognize(files: Iterable[Path]) -> str:
             f"{file} looks like {' and '.join(known)}. Set --format to one of them, or split the file by format."
         )
     raise ValueError(f"{file}: its format is not recognized: {_describe(file, seen, records)}")
+
+
+def explain(found: Refused) -> str:
+    """Return a sentence about a file that the import does not read, and the advice for it."""
+    return f"it looks like {found.name}. {found.advice}"
 
 
 def _describe(file: Path, seen: list[Any], records: list[Any]) -> str:

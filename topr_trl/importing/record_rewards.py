@@ -8,6 +8,7 @@ from topr_trl.data.rows import LARGEST_REWARD
 from topr_trl.importing.format import Format, NotOfFormat, Record, Unrewarded, Unusable
 from topr_trl.importing.input_settings import as_number
 from topr_trl.importing.reading_settings import ReadingArguments
+from topr_trl.importing.record_fields import field_value
 from topr_trl.importing.record_files import parsed, read_records
 from topr_trl.importing.row_table import Row
 
@@ -28,9 +29,9 @@ class RecordRewards:
         self.by_id = read_by_id(args.rewards, "id", "reward")
 
     @property
-    def exist(self) -> bool:
-        """Whether `Format.rewards` or a setting defines rewards."""
-        return self.format.rewards is not None or bool(self.args.reward_fields) or self.by_id is not None
+    def are_set(self) -> bool:
+        """Whether a setting says where the rewards are."""
+        return bool(self.args.reward_fields) or self.by_id is not None
 
     def of(self, record: Record, rollouts: int) -> list[float] | None:
         """Return one reward per rollout. Return None if neither a setting nor `Format.rewards` defines rewards.
@@ -169,19 +170,3 @@ def value_by_id(values: dict[str, Any], record: Record, by: str, option: str, er
     if not isinstance(identifier, str | int) or str(identifier) not in values:
         raise error(f"the file of {option} has no line for the {by} {identifier!r}")
     return values[str(identifier)]
-
-
-def field_value(record: Record, path: str, error: type[NotOfFormat]) -> Any:
-    """Return the value of a field, or of an inner field such as `info.score`.
-
-    Args:
-        record (`Record`): Record.
-        path (`str`): Name of the field. The path of an inner field has dots between the names, from outer to inner.
-        error (`type[NotOfFormat]`): Error to raise if the record lacks the field.
-    """
-    value: Any = record
-    for name in path.split("."):
-        if not isinstance(value, dict) or name not in value:
-            raise error(f"it has no field {path}; it has {', '.join(sorted(record))}")
-        value = value[name]
-    return value

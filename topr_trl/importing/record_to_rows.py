@@ -1,9 +1,11 @@
 """Convert records to rows with rewards and problem ids."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +15,14 @@ from topr_trl.data.rows import ROLLOUT, hash_prompts
 from topr_trl.data.sampler_logps import LOGPROBS_MODE, TEMPERATURE
 from topr_trl.data.trajectories import Rollouts
 from topr_trl.importing import FORMATS
-from topr_trl.importing.completions import check_last_turn, holds_completion, last_turn, turns_of, without_unknown_logps
+from topr_trl.importing.completions import (
+    check_last_turn,
+    holds_completion,
+    last_turn,
+    notes_of,
+    turns_of,
+    without_unknown_logps,
+)
 from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unrewarded, Unusable
 from topr_trl.importing.input_settings import (
     LAST_TURN,
@@ -21,15 +30,17 @@ from topr_trl.importing.input_settings import (
     as_chat,
     check_not_rendered,
     spellings,
-    with_named_fields,
 )
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.openai_messages import has_broken_call
+from topr_trl.importing.openai_messages import FAILED, has_broken_call
 from topr_trl.importing.reading_settings import ReadingArguments
-from topr_trl.importing.recognition import format_of, messages_fields, recognize
-from topr_trl.importing.record_files import files_of, has_unpaired_surrogate, parsed
-from topr_trl.importing.record_rewards import RecordRewards, check_rewards, field_value, read_by_id, value_by_id
+from topr_trl.importing.recognition import explain, format_of, messages_fields, recognize
+from topr_trl.importing.record_fields import field_value, with_named_fields
+from topr_trl.importing.record_files import files_of, has_unpaired_surrogate, parsed, read_records
+from topr_trl.importing.record_rewards import RecordRewards, check_rewards, read_by_id, value_by_id
+from topr_trl.importing.refused_formats import refused
 from topr_trl.importing.row_table import Row
+from topr_trl.importing.unread_text import find_unread
 
 
 class Part(NamedTuple):
@@ -39,13 +50,15 @@ class Part(NamedTuple):
         rows (`list[Row]`): Rows.
         places (`list[str]`): Place of each row's record: the file and the position in it.
         left_out (`dict[str, list[str]]`): Places of completions and records without a row, by `LeftOut` reason.
-        several_turns (`int`): Number of rows with several turns to learn from, counted before `last_turn` cuts them.
+        noted (`dict[str, list[str]]`): Places of rows that the summary mentions, by the reason (see `notes_of`).
+        not_read (`dict[str, int]`): Number of records in which a field has text that no row has, by the field.
     """
 
     rows: list[Row]
     places: list[str]
     left_out: dict[str, list[str]]
-    several_turns: int
+    noted: dict[str, list[str]]
+    not_read: dict[str, int]
 
 
 def short_place(place: str, source: Path) -> str:
@@ -77,6 +90,9 @@ def recognize_source(args: InputArguments, source: Path) -> str:
     return recognize(files_of(source, ""))
 
 
+_RECORDS = 100  # number of first records in which to look for rewards
+
+
 @dataclass
 class _Run:
     """Problem id and reward that all records of a run share. Each is None while it is unknown."""
@@ -106,6 +122,8 @@ class RecordReader:
         self.where = args.where_values
         self.same: Any = None  # value of the field `Format.same` in earlier records
         self.rewards = RecordRewards(args, self.format)
+        self.messages_field = "messages"
+        self.has_rewards = self.rewards.are_set or self._first_records_have_rewards()
         self.requests = read_by_id(args.requests, "custom_id", "body")
         self.runs: dict[str, _Run] = {}
         self._for_all = {
@@ -113,9 +131,25 @@ class RecordReader:
             for name, value in ((TEMPERATURE, args.temperature), (LOGPROBS_MODE, args.logprobs_mode))
             if value
         }
-        named = {"problem_id": True, ROLLOUT: args.rollout_field, "reward": self.rewards.exist}
+        named = {"problem_id": True, ROLLOUT: args.rollout_field, "reward": self.has_rewards}
         more = (name for name, is_there in named.items() if is_there)
         self.columns = tuple(dict.fromkeys((*self.format.columns, *more, *self._for_all)))
+        self.not_read = Counter[str]()
+
+    def _first_records_have_rewards(self) -> bool:
+        """Return whether a field of the first records is a known reward, if the format has rewards in its records.
+
+        A file without such a field is imported without rewards. Records that cannot be read are judged later.
+        """
+        if self.format.rewards is None:
+            return False
+        found = list[bool]()
+        with suppress(ValueError):
+            first = files_of(self.source, self.format.suffix)[0]
+            for _, record in islice(self._split(read_records(first)), _RECORDS):
+                with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
+                    found.append(bool(self.format.rewards(self._with_names_of_format(record))))
+        return any(found) or not found
 
     def find_runs(self, records: Iterable[tuple[str, bytes | Record]]) -> None:
         """Collect the problem id and the reward of each run. With `rollout_field`, call this method before `read`.
@@ -154,7 +188,8 @@ class RecordReader:
         Raises:
             ValueError: a record does not match the format, or cannot be used and no setting skips it.
         """
-        part, several_turns = Part([], [], {reason.value: [] for reason in LeftOut}, 0), 0
+        self.not_read = Counter()
+        part = Part([], [], {reason.value: [] for reason in LeftOut}, {}, {})
         for place, record in self._split(records):
             try:
                 with self._errors_with(place, record):
@@ -165,12 +200,13 @@ class RecordReader:
                 if isinstance(row, LeftOut):
                     part.left_out[row].append(short_place(place, self.source))
                 else:
-                    several_turns += turns_of(row) > 1
+                    for note in notes_of(row):
+                        part.noted.setdefault(note, []).append(short_place(place, self.source))
                     if self.name == "recording" and row.get(ROLLOUT):
                         row[ROLLOUT] = self._name_in_recording(place, row[ROLLOUT])
                     part.rows.append(self._cut(row))
                     part.places.append(place)
-        return part._replace(several_turns=several_turns)
+        return part._replace(not_read=dict(self.not_read))
 
     def _name_in_recording(self, place: str, rollout: str) -> str:
         """Return the name of a rollout, with the folder of its recording if the source has several recordings.
@@ -230,6 +266,8 @@ class RecordReader:
 
     def _hint(self, record: Any) -> str:
         """Return the start of an error message if a record looks like a different format. Otherwise, return ""."""
+        if unread := refused(record):
+            return f"{explain(unread)}. With --format {self.name}, the error is: "
         likely = format_of(record)
         if likely in (None, self.name):
             return ""
@@ -240,27 +278,35 @@ class RecordReader:
 
     def _check_fields(self, record: Any) -> Record:
         """Rename and check the fields of a record, and add its request from the file of requests, if there is one."""
-        args = self.args
-        named = [*(args.reward_fields or ()), args.problem_field or "", args.rollout_field or "", *self.where]
         if isinstance(record, dict):
             record = self._with_names_of_format(record)
-        self.format.check(record, [*(args.ignore_fields or ()), *(name.partition(".")[0] for name in named)])
+        self.format.check(record, [name.partition(".")[0] for name in self._named_fields])
         if self.requests is None:
             return record
         return {**record, "request": value_by_id(self.requests, record, "custom_id", "--requests", NotOfFormat)}
+
+    @property
+    def _named_fields(self) -> list[str]:
+        """Names and paths of the fields that settings name."""
+        args = self.args
+        single = (args.problem_field, args.rollout_field, args.completion_field, args.messages_field,
+                  args.id_field if args.rewards else None)  # fmt: skip
+        lists = (args.reward_fields, args.prompt_field, args.ignore_fields, self.where)
+        return [*filter(None, single), *chain.from_iterable(each or () for each in lists)]
 
     def _with_names_of_format(self, record: Record) -> Record:
         """Rename fields to the names of the format.
 
         Check that all records have the same value in the field `Format.same`.
         """
-        record = with_named_fields(record, self.args)
+        record = with_named_fields(record, self.args.prompt_field, self.args.completion_field)
         if self.name == "messages" and (self.args.messages_field or "messages" not in record):
             fields = [self.args.messages_field] if self.args.messages_field else messages_fields(record)
             if len(fields) > 1:
                 raise NotOfFormat(f"{', '.join(fields)} may all hold its messages: set --messages_field to one of them")
-            for name in fields:
-                record = {**record, "messages": parsed_json(field_value(record, name, NotOfFormat))}
+            for self.messages_field in fields:
+                messages = parsed_json(field_value(record, self.messages_field, NotOfFormat))
+                record = {**record, "messages": messages}
         if (same := self.format.same) is not None:
             value = record.get(same)
             if self.same not in (None, value):
@@ -274,9 +320,11 @@ class RecordReader:
     def _completions(self, record: Record) -> list[Row | LeftOut]:
         """Return the rows of a record, and a reason for each completion that gives no row."""
         found = [
-            row if isinstance(row, LeftOut) else row if row and holds_completion(row) else LeftOut.EMPTY
+            row if isinstance(row, LeftOut)
+            else LeftOut.FAILED if row and row.get("finish_reason") == FAILED
+            else row if row and holds_completion(row) else LeftOut.EMPTY
             for row in self.format.rows(record)
-        ]
+        ]  # fmt: skip
         if not self.chat:
             return found
         if self.args.chat is None:  # With --chat, the user has chosen what to do with rendered prompts.
@@ -289,8 +337,9 @@ class RecordReader:
         found = self._completions(record)
         if not (rows := _rows_in(found)):
             return found
+        self._check_unread(record, rows)
         # A list of rewards has a value for each row and for each empty completion.
-        placed = [row for row in found if not isinstance(row, LeftOut) or row is LeftOut.EMPTY]
+        placed = [row for row in found if not isinstance(row, LeftOut) or row in (LeftOut.EMPTY, LeftOut.FAILED)]
         if self.args.rollout_field:
             self._add_run(record, placed)
         else:
@@ -310,6 +359,33 @@ class RecordReader:
             row if isinstance(row, LeftOut) else LeftOut.CALLS if has_broken_call(row) else without_unknown_logps(row)
             for row in found
         ]
+
+    def _check_unread(self, record: Record, rows: Sequence[Row]) -> None:
+        """Check that no text which may be the completion or a part of the prompt is missing from the rows.
+
+        A setting that names the field of the completion, the prompt or the messages answers the question. Other fields
+        are counted in `not_read`.
+
+        Raises:
+            NotOfFormat: a field has such text.
+        """
+        if self.format.choices is None:
+            return
+        args, choices = self.args, self.format.choices(record)
+        rewards = self.format.rewards(record) if self.format.rewards and not self.rewards.are_set else ()
+        named = [*self._named_fields, *rewards, "finish_reason", "messages", self.messages_field]
+        unread = find_unread(record, rows, named, choices)
+        questions = (
+            (unread.completions, args.completion_field, "the completion", choices.completion),
+            (unread.prompts, args.prompt_field, "a part of the prompt", choices.prompt),
+        )
+        for names, setting, what, remedy in questions:
+            if names and not (setting or args.messages_field):
+                given = {"names": ", ".join(names), "fields": " ".join(names), "messages": self.messages_field}
+                raise NotOfFormat(
+                    f"the text of {given['names']} is in no row, and may be {what}. {remedy.format(**given)}"
+                )
+        self.not_read.update(chain(*unread))
 
     def _cut(self, row: Row) -> Row:
         """Return a row with the turns that the setting `completion` selects."""
@@ -348,7 +424,11 @@ class RecordReader:
     def _add_rewards(self, record: Record, rows: Sequence[Row | LeftOut]) -> None:
         """Add the rewards of a record to its rows. All rows of a rollout get the same reward."""
         rollouts = Rollouts.of([None if isinstance(row, LeftOut) else row.get(ROLLOUT) for row in rows])
-        rewards = self.rewards.of(record, len(rollouts.counts_R))
+        rewards = self.rewards.of(record, len(rollouts.counts_R)) if self.has_rewards else None
+        if rewards is None and self.format.rewards is not None and (names := self.format.rewards(record)):
+            raise NotOfFormat(
+                f"its {', '.join(names)} may be the reward, and the first records have no reward. Set --reward_fields"
+            )
         if rewards is not None:
             for n, reward in zip(rollouts.order_N, np.repeat(rewards, rollouts.counts_R), strict=True):
                 if not isinstance(row := rows[n], LeftOut):

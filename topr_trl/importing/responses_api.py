@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
+from topr_trl.importing.format import IGNORED, Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import assistant, call, other, split_parts, text_of
 from topr_trl.importing.openai_messages import tools_as_json
 from topr_trl.importing.row_table import Row
-from topr_trl.importing.text_completions import body_and_request
+from topr_trl.importing.text_completions import body_and_request, logged_call
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
@@ -151,6 +151,8 @@ FORMAT = Format(
     columns=("problem_id", "finish_reason", "tools", *SAMPLING),
     required=frozenset({"response"}),
     optional=None,
+    records=logged_call,
+    choices=lambda record: IGNORED,
     loses="OpenAI's models do not show their reasoning, so the completion lacks it. Text is tokenized again, which can "
     "give different tokens. A request without a temperature used the default of the server, which is assumed to be 1.",
 )

@@ -3,9 +3,10 @@
 import json
 from typing import Any
 
-from topr_trl.importing.format import Format, NotOfFormat, Record, Unusable
+from topr_trl.importing.chat_messages import rewards, rows_of_conversation
+from topr_trl.importing.format import IGNORED, Format, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.openai_messages import message, row_of_run, tools_as_json
+from topr_trl.importing.openai_messages import message, tools_as_json
 from topr_trl.importing.row_table import Row
 
 _ROLES = {
@@ -26,33 +27,34 @@ def rows(record: Record) -> list[Row]:
     if record.get("image") or record.get("images"):
         raise Unusable("it has images: offline training supports only text")
     turns = [_message(turn) for turn in record["conversations"]]
-    if record.get("system") and not (turns and turns[0]["role"] == "system"):
-        turns.insert(0, message({"role": "system", "content": record["system"]}))
-    return row_of_run(turns, tools=tools_as_json(parsed_json(record.get("tools"))), problem_id=None)
+    return rows_of_conversation(
+        record, record["conversations"], turns, {"tools": tools_as_json(parsed_json(record.get("tools")))}
+    )
 
 
 def _message(turn: Record) -> Row:
     role = turn.get("from") or turn.get("role")
     content: Any = turn["value"] if "value" in turn else turn.get("content")
-    more: dict[str, Any] = {name: turn[name] for name in ("weight", "name", "tool_calls") if name in turn}
+    more: dict[str, Any] = {name: given for name, given in turn.items() if name not in ("from", "role", "value")}
     if role == _CALL:
         calls = json.loads(content or "null")
         calls = calls if isinstance(calls, list) else [calls]
-        return message({"role": "assistant", "content": None, **more, "tool_calls": calls})
+        return message({**more, "role": "assistant", "content": None, "tool_calls": calls})
     if role not in _ROLES:
         raise NotOfFormat(f"a turn is from {role!r}; known roles are {', '.join([*_ROLES, _CALL])}")
     if isinstance(content, str) and _ROLES[role] == "user" and "<image>" in content:
         raise Unusable("a turn has an <image>: offline training supports only text")
-    return message({"role": _ROLES[role], "content": content, **more})
+    return message({**more, "role": _ROLES[role], "content": content})
 
 
 FORMAT = Format(
     source="ShareGPT's conversations, as Axolotl and LLaMA-Factory read them",
     suffix="",
     rows=rows,
-    rewards=None,
-    columns=("problem_id", "tools"),
+    rewards=lambda record: rewards(record, "conversations"),
+    columns=("problem_id", "finish_reason", "tools"),
     required=frozenset({"conversations"}),
     optional=None,
+    choices=lambda record: IGNORED,
     loses="The trainer learns from assistant turns (gpt). User turns between them are context.",
 )

@@ -1,15 +1,51 @@
 """Read responses of the API `/v1/completions`: batch files, and logs of requests with responses."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
+from topr_trl.importing.format import IGNORED, Format, LeftOut, NotOfFormat, Record, Unusable
+from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.openai_messages import finish_reason
 from topr_trl.importing.row_table import Row
 
 _ID_PREFIX = "token_id:"  # vLLM logs a token as `token_id:42` with `return_tokens_as_token_ids`
+
+
+def logged_call(record: Record) -> Iterator[Record]:
+    """Yield a record with its call of OpenAI's API in the fields `request` and `response`.
+
+    Logging tools name these two fields differently (`request_body`, `inputs`, `reply`), and databases export them as
+    JSON text. A response is an object with `choices`, or with the `output` of the Responses API. A request is an object
+    with `messages`, a `prompt` or an `input`. If several fields match, the record is yielded unchanged.
+
+    Args:
+        record (`Record`): Log of a call.
+    """
+    objects = {name: found for name, value in record.items() if isinstance(found := parsed_json(value), Mapping)}
+    answers = [name for name, value in objects.items() if _is_response(value.get("body", value))]
+    asked = [name for name, value in objects.items() if name not in answers and _is_request(value.get("body", value))]
+    call = {}
+    for role, names in (("response", answers), ("request", asked)):
+        if role in objects:
+            call[role] = objects[role]
+        elif len(names) == 1 and answers and record.get(role) is None:
+            call[role] = objects[names[0]]
+    yield {**record, **call}
+
+
+def _is_response(body: Any) -> bool:
+    if not isinstance(body, Mapping):
+        return False
+    of_responses_api = isinstance(body.get("output"), list) and body.get("object") == "response"
+    return of_responses_api or (isinstance(body.get("choices"), list) and bool(body["choices"]))
+
+
+def _is_request(body: Any) -> bool:
+    return isinstance(body, Mapping) and any(
+        isinstance(body.get(name), str | list) for name in ("messages", "prompt", "input")
+    )
 
 
 def body_and_request(record: Record, of_request: str) -> tuple[Record, Record] | None:
@@ -23,6 +59,8 @@ def body_and_request(record: Record, of_request: str) -> tuple[Record, Record] |
         NotOfFormat: the request or its field is missing.
     """
     response, request = record["response"], record.get("request")
+    if response and not isinstance(response, Mapping):
+        raise NotOfFormat(f"its response is {str(response)[:60]!r}, and must be the object that the API returned")
     failed = record.get("error") or not response or response.get("error")
     if failed or response.get("status_code", 200) != 200:
         return None
@@ -110,6 +148,8 @@ FORMAT = Format(
     columns=("prompt_ids", "completion_ids", "sampler_logps", "problem_id", "finish_reason", *SAMPLING),
     required=frozenset({"response"}),
     optional=None,
+    records=logged_call,
+    choices=lambda record: IGNORED,
     loses="Prompts are plain text: no chat template is applied. Without token_ids (vLLM: return_token_ids), text is "
     "tokenized again, which can give different tokens. A request without a temperature used the default of the server, "
     "which is assumed to be 1.",

@@ -15,7 +15,7 @@ from topr_trl.data.rows import ROLLOUT
 from topr_trl.data.sampler_logps import TEMPERATURE
 from topr_trl.data.tables import read_shard, shard_path, shards_of
 from topr_trl.importing.format import LeftOut, Record
-from topr_trl.importing.input_settings import LAST_TURN
+from topr_trl.importing.input_settings import ALL_TURNS, LAST_TURN
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.record_files import count_records, files_of, parsed, read_records
 from topr_trl.importing.record_rewards import numbers_in
@@ -102,7 +102,7 @@ class Import(Stage[ImportArguments]):
             for shard, made in waiting:
                 if not shard.is_file():
                     table = to_table(made.rows, made.places, reader.columns, conversational)
-                    kept = {"left_out": made.left_out, "several_turns": made.several_turns}
+                    kept = {"left_out": made.left_out, "noted": made.noted, "not_read": made.not_read}
                     write_shard(table, shard, {self.name: []}, kept)
             waiting.clear()
         if waiting:
@@ -157,6 +157,24 @@ _LEFT_OUT = {
 }
 
 
+# Rows that the summary mentions, by the reason in `notes_of`.
+_NOTED = {
+    "several_turns": ("row has several turns of the model, {end}", "rows have several turns of the model, {end}"),
+    "ends_with_user": (
+        "row ends with a turn of the user, which is not learned",
+        "rows end with a turn of the user, which is not learned",
+    ),
+    "placeholder": (
+        "prompt or completion is a word for a missing value, such as nan, and is read as text",
+        "prompts or completions are words for a missing value, such as nan, and are read as text",
+    ),
+}
+_TURNS = {
+    ALL_TURNS: "which all get the reward of the row (if it is for the last turn alone, set --completion last_turn)",
+    LAST_TURN: "and only the last turn is trained on",
+}
+
+
 def _describe(done: Json) -> str:
     """Return a description of the rows and of the skipped records, one sentence per line."""
     rows, rollouts, problems = done["rows"], done["rollouts"], done["problems"]
@@ -193,8 +211,12 @@ def _describe(done: Json) -> str:
         count, first = found["count"], found["first"]
         if count:
             lines.append(f"{count} {one if count == 1 else more}: {', '.join(first)}{', ...' * (count > len(first))}.")
-    if several := done["several_turns"]:
-        lines.append(_describe_turns(several, done["completion"]))
+    for kind, found in done["noted"].items():
+        count, first = found["count"], found["first"]
+        have = _NOTED[kind][count > 1].format(end=_TURNS[done["completion"]])
+        lines.append(f"{count:,} {have}: {', '.join(first)}{', ...' * (count > len(first))}.")
+    if not_read := done["not_read"]:
+        lines.append(f"Not read: {', '.join(not_read)}.")
     if not done["filled"].get("sampler_logps"):
         lines.append("There are no log-probabilities. The starting model will compute log μ, as if it had written the "
                      "rows.")  # fmt: skip
@@ -207,16 +229,6 @@ def _describe_rewards(rewards: list[tuple[float, int]] | list[float]) -> str:
         return f"Rewards range from {rewards[0]:g} to {rewards[1]:g}."
     counts = [f"{value:g} in {n:,} {'row' if n == 1 else 'rows'}" for value, n in rewards]
     return f"Rewards: {', '.join(counts)}."
-
-
-def _describe_turns(rows: int, completion: str) -> str:
-    have = "row has several turns of the model" if rows == 1 else "rows have several turns of the model"
-    if completion == LAST_TURN:
-        return f"{rows:,} {have}, and only the last turn is trained on."
-    return (
-        f"{rows:,} {have}, which all get the reward of the row. If the reward is for the last turn alone, set "
-        "--completion last_turn."
-    )
 
 
 def _records_by_shard(files: Sequence[Path]) -> Iterator[Iterator[tuple[str, bytes | Record]]]:
@@ -245,7 +257,8 @@ def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
     filled, rows, temperatures = Counter[str](), 0, set[float | None]()
     problems, runs, rewards = set[str](), set[str](), list[NDArray[np.float64]]()
     left_out: dict[str, list[str]] = {}
-    several_turns = 0
+    noted: dict[str, list[str]] = {}
+    not_read = Counter[str]()
     for shard in shards_of(folder):
         table = read_shard(shard)
         rows += len(table)
@@ -258,9 +271,10 @@ def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
         if TEMPERATURE in table.column_names:
             temperatures |= set(table[TEMPERATURE].unique().to_pylist())
         shard_notes = notes_of(shard)
-        several_turns += shard_notes["several_turns"]
-        for kind, places in shard_notes["left_out"].items():
-            left_out.setdefault(kind, []).extend(places)
+        not_read.update(shard_notes["not_read"])
+        for name, found in (("left_out", left_out), ("noted", noted)):
+            for kind, places in shard_notes[name].items():
+                found.setdefault(kind, []).extend(places)
     return rows, {
         "format": reader.format.source,
         "recognized": None if reader.args.format else reader.name,
@@ -272,7 +286,8 @@ def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
         "lacking": [name for name in reader.columns if not filled[name]],
         "temperatures": sorted({1.0 if value is None else value for value in temperatures}),
         "left_out": {kind: _count_places(places) for kind, places in left_out.items()},
-        "several_turns": several_turns,
+        "noted": {kind: _count_places(places) for kind, places in noted.items()},
+        "not_read": dict(not_read),
         "completion": reader.args.completion,
         "loses": reader.format.loses,
     }

@@ -1,0 +1,221 @@
+"""Recognize files of systems that `topr import` does not read yet, and tell users what to do with them."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from topr_trl.importing.format import Record
+
+_NOT_YET = "topr import does not read it yet. "
+_AS_MESSAGES = (
+    _NOT_YET
+    + 'Write one JSON object per answer: {"messages": [{"role": "user", "content": ...}, {"role": "assistant", '
+    '"content": ...}], "reward": 1}. The messages end with the answer that the reward is for'
+)
+_AS_OPENAI = (
+    _AS_MESSAGES + ". As in OpenAI's chat completions, a system prompt is the first message, calls of tools are "
+    "tool_calls, and results of tools are messages with the role tool"
+)
+_AS_PAIRS = _NOT_YET + 'Write one JSON object per comparison: {"prompt": ..., "chosen": ..., "rejected": ...}'
+_AS_ROWS = _NOT_YET + 'Write one JSON object per completion: {"prompt": ..., "completion": ..., "score": 1}'
+
+
+class Refused(NamedTuple):
+    """File of a system that the import does not read.
+
+    Attributes:
+        name (`str`): Content of the file, for messages.
+        test (`Callable`): Function that returns whether a record belongs to such a file.
+        advice (`str`): What the user can do.
+    """
+
+    name: str
+    test: Callable[[Record], bool]
+    advice: str
+
+
+def _inner(value: Any, *path: str) -> Any:
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _objects(value: Any) -> list[Mapping[str, Any]]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+
+
+def _parts(record: Record) -> list[Mapping[str, Any]]:
+    """Return the parts of the contents of all messages in a record, or in its request."""
+    found = [*_objects(record.get("messages")), *_objects(_inner(record, "request", "messages"))]
+    return [part for each in found for part in _objects(each.get("content"))]
+
+
+def _is_anthropic(record: Record) -> bool:
+    is_answer = any(
+        _inner(value, "type") == "message" and isinstance(_inner(value, "content"), list) for value in record.values()
+    )
+    kinds = {str(part.get("type")) for part in _parts(record)}
+    return is_answer or bool(kinds & {"tool_use", "tool_result"})
+
+
+def _is_gemini(record: Record) -> bool:
+    return any(_inner(value, "contents") is not None or _inner(value, "candidates") is not None
+               for value in (record, *record.values()))  # fmt: skip
+
+
+def _is_bedrock(record: Record) -> bool:
+    of_converse = any("text" in part and "type" not in part for part in _parts(record))
+    return of_converse or "inputBodyJson" in (_inner(record, "input") or ()) or record.get("schemaType") == (
+        "ModelInvocationLog"
+    )  # fmt: skip
+
+
+def _is_comparison(record: Record) -> bool:
+    """Return whether a record has two completions and no prompt of a pair, such as `response_a` and `response_b`."""
+    if {"chosen", "rejected"} <= set(record):
+        return _inner(record, "chosen", "from") is not None
+    if any(str(name).startswith(("rejected_", "non_preferred_")) for name in record):
+        return True
+    stems = Counter(found["stem"] for name in record if (found := _ONE_OF_TWO.fullmatch(str(name).lower())))
+    return any(count == 2 for count in stems.values())
+
+
+# The name of one of two completions, such as `response_a`, `output_1` or `conversation_a`.
+_ONE_OF_TWO = re.compile(
+    r"(?P<stem>(\w*_)?(response|answer|output|completion|conversation|generation|reply|text|summary))"
+    r"_?(a|b|j|k|0|1|2|left|right)"
+)
+
+
+def _has_scored_list(record: Record) -> bool:
+    """Return whether a record has a list of completions that are objects, such as a text with its scores."""
+    lists = (_objects(record.get(name)) for name in ("completions", "responses", "answers", "candidates", "outputs"))
+    return any(each and not {"role", "from", "message", "type"} & set(each[0]) for each in lists)
+
+
+def _is_spans(record: Record) -> bool:
+    attributes = record.get("attributes")
+    names = attributes if isinstance(attributes, Mapping) else ()
+    return any(str(name).startswith(("llm.", "openinference.", "ai.prompt", "traceloop.")) for name in names) or bool(
+        {"gen_ai.prompt.0.content", "gen_ai.completion.0.content"} & set(map(str, names))
+    )
+
+
+def _is_claude_code(record: Record) -> bool:
+    return "sessionId" in record and bool({"uuid", "message", "leafUuid", "summary"} & set(record))
+
+
+def _is_export_of_chats(record: Record) -> bool:
+    return {"mapping", "current_node"} <= set(record) or "chat_messages" in record
+
+
+def _is_ollama(record: Record) -> bool:
+    return any({"eval_count", "done"} <= set(value) for value in (record, *record.values()) if _is_object(value))
+
+
+def _is_posthog(record: Record) -> bool:
+    return any("$ai_input" in value for value in (record, *record.values()) if _is_object(value))
+
+
+def _is_argilla(record: Record) -> bool:
+    return _is_object(record.get("fields")) and "responses" in record
+
+
+def _is_label_studio(record: Record) -> bool:
+    return _is_object(record.get("data")) and isinstance(record.get("annotations"), list)
+
+
+def _is_mlflow(record: Record) -> bool:
+    return isinstance(_inner(record, "data", "spans"), list) or {"trace_id", "spans"} <= set(record)
+
+
+def _is_openai_evals(record: Record) -> bool:
+    return {"run_id", "event_id", "data"} <= set(record) or isinstance(_inner(record, "spec", "completion_fns"), list)
+
+
+def _is_one_message(record: Record) -> bool:
+    return {"role", "content"} <= set(record) and "messages" not in record
+
+
+# The tests do not match a format that is read.
+REFUSED = (
+    Refused(
+        "an export of feedback of Open WebUI",
+        lambda record: _inner(record, "snapshot", "chat") is not None,
+        "To read each chat up to its rated message, set --messages_field snapshot.chat.chat.messages --reward_fields "
+        "data.rating",
+    ),
+    Refused(
+        "an export of chats of Open WebUI",
+        lambda record: _inner(record, "chat", "history", "messages") is not None,
+        "Export the feedback, which has the ratings. To read the chats without ratings, set --messages_field "
+        "chat.messages",
+    ),
+    Refused(
+        "a conversation of LibreChat",
+        lambda record: any("isCreatedByUser" in each for each in _objects(record.get("messages"))),
+        _AS_MESSAGES,
+    ),
+    Refused("an export of ChatGPT or Claude", _is_export_of_chats, _AS_MESSAGES),
+    Refused("a session of Claude Code", _is_claude_code, _AS_OPENAI),
+    Refused(
+        "a session of Codex",
+        lambda record: _is_object(record.get("payload")) and {"timestamp", "type"} <= set(record),
+        _AS_OPENAI,
+    ),
+    Refused(
+        "a trajectory in the format ATIF",
+        lambda record: str(record.get("schema_version")).startswith("ATIF"),
+        _AS_OPENAI,
+    ),
+    Refused(
+        "results of tau2",
+        lambda record: "simulations" in record,
+        f'{_NOT_YET}Write one JSON object per simulation: {{"messages": ..., "reward": ...}}. Leave out the calls that '
+        "the simulated user makes, and their results",
+    ),
+    Refused("a log of Anthropic's Messages API", _is_anthropic, _AS_OPENAI),
+    Refused("a log of Gemini's API", _is_gemini, _AS_OPENAI),
+    Refused("a log of Bedrock's Converse API", _is_bedrock, _AS_OPENAI),
+    Refused("an export of spans of OpenInference, OpenLLMetry or the Vercel AI SDK", _is_spans, _AS_MESSAGES),
+    Refused("traces of MLflow", _is_mlflow, _AS_MESSAGES),
+    Refused("events of PostHog", _is_posthog, _AS_MESSAGES),
+    Refused("a log of Ollama's API", _is_ollama, _AS_MESSAGES),
+    Refused(
+        "an export of Argilla",
+        _is_argilla,
+        "Set --prompt_field and --completion_field to its fields, such as fields.prompt and fields.response, and "
+        "--reward_fields to a response, such as responses.rating.0.value",
+    ),
+    Refused(
+        "an export of Label Studio",
+        _is_label_studio,
+        "Set --prompt_field and --completion_field to its fields, such as data.prompt and data.response, and "
+        "--reward_fields to an annotation, such as annotations.0.result.0.value.rating",
+    ),
+    Refused("results of promptfoo", lambda record: isinstance(_inner(record, "results", "results"), list), _AS_ROWS),
+    Refused("a log of OpenAI's evals", _is_openai_evals, _AS_ROWS),
+    Refused("a comparison of two completions", _is_comparison, _AS_PAIRS),
+    Refused("a list of completions with their scores", _has_scored_list, _AS_ROWS),
+    Refused(
+        "a table with one message per row",
+        _is_one_message,
+        f"{_AS_MESSAGES}. Group messages by the id of their conversation",
+    ),
+)
+
+
+def refused(record: Any) -> Refused | None:
+    """Return the entry of `REFUSED` for a record. Return None if there is none.
+
+    Args:
+        record (`Any`): Record.
+    """
+    if not isinstance(record, Mapping):
+        return None
+    return next((each for each in REFUSED if each.test(dict(record))), None)
