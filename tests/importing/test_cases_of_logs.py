@@ -18,7 +18,8 @@ from topr_trl.data.rows import reward_column
 from topr_trl.data.tokenization import tokenize_row
 
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "logs"
-pytestmark = pytest.mark.skipif(not CASES.is_dir(), reason="../shared/cases/logs is not there")
+SECOND_CASES = CASES.with_name("logs_2")
+pytestmark = pytest.mark.skipif(not SECOND_CASES.is_dir(), reason="../shared/cases/logs_2 is not there")
 
 QUESTION = "How many legs have 3 cats?"
 ASKED = f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
@@ -169,7 +170,7 @@ def test_turns_with_weight_0(imported, read):
 
 
 def test_messages_with_a_response(imported, read, tmp_path):
-    with pytest.raises(ValueError, match=r"line 1: .*it has response in addition to its messages.* --format openai"):
+    with pytest.raises(ValueError, match=r"line 1: it looks like openai .*Use --format openai"):
         imported("litellm", "messages", "--reward_fields", "metadata.score")
     rows, _ = imported("litellm", "openai", "--reward_fields", "metadata.score")
     assert [read(row, "qwen2_5")[1] for row in rows] == ["⟪16<|im_end|>⟫", "⟪8<|im_end|>⟫"]
@@ -275,3 +276,108 @@ def test_one_document(given, read, tmp_path):
 def test_an_error_names_the_format(name, named, likely, tmp_path):
     with pytest.raises(ValueError, match=rf"it looks like {likely} .*Use --format {likely}, or omit"):
         main.main(["import", "--format", named, "--input", str(CASES / name), "--output_dir", str(tmp_path / "rows")])
+
+
+HISTORY = "Legs of a cat? | EARLIER four. | And of three cats?"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "prompts", "answers", "rewards"),
+    [
+        ("gold_as_completion.csv", "--reward_fields correct", "Legs of 2 cats?", ["PRED eight", "PRED fifteen"],
+         [1, -1]),
+        ("gold_as_completion.csv", "--reward_fields correct --completion_field prediction", "Legs of 2 cats?",
+         ["PRED eight", "PRED fifteen"], [1, -1]),
+        ("deepeval.jsonl", "", "Legs of 2 cats?", ["PRED 8", "PRED 15"], [1, 0]),
+        ("qwen_math_eval.jsonl", "--completion_field code", "Legs of 2 cats?", ["PRED 8", "PRED 15"], [1, -1]),
+        *((f"{name}.jsonl", "--reward_fields score", HISTORY, ["NEW 12", "NEW 15"], [1, 0])
+          for name in ("helicone", "generic_log", "weave", "opik", "portkey")),
+        ("history_and_answer.jsonl", "--reward_fields score --prompt_field messages --completion_field answer",
+         HISTORY, ["NEW 12", "NEW 15"], [1, 0]),
+        ("history_and_output.jsonl", "--prompt_field messages --completion_field output.content",
+         HISTORY, ["NEW 12", "NEW 15"], [1, 0]),
+        ("ends_with_user.jsonl", "--reward_fields score", "Legs of a cat?", ["four | Thanks!"] * 2, [1, 0]),
+        ("dolly.csv", "--prompt_field context instruction", "CONTEXT Tom and Tim are cats.\n\nHow many legs?",
+         ["8", "8"], [1, -1]),
+        ("alpaca_scored.json", "--prompt_field instruction input", "Count the legs.\n\nINPUT 2 cats", ["12", "12"],
+         [0, 1]),
+        ("swe_demo.traj", "--reward_fields resolved", "s | Legs of a dog? | DEMO 4 | Legs of Tom?", ["4"], [1]),
+        ("openwebui_feedback.json", "--messages_field snapshot.chat.chat.messages --reward_fields data.rating",
+         "Legs of three cats?", ["RATED 12", "RATED 12"], [1, -1]),
+        ("braintrust.jsonl", "--reward_fields scores.right", "Legs of three cats?", ["12", "15"], [1, 0]),
+        ("braintrust_history.jsonl", "--reward_fields scores.right", HISTORY, ["NEW 12", "NEW 15"], [1, 0]),
+        ("lists.jsonl", "", "Legs of 2 cats?", ["8", "10", "12", "15"], [1, 0, 1, 0]),
+        ("responses_scores.jsonl", "", "Legs of 2 cats?", ["8", "10", "12", "15"], [1, 0, 1, 0]),
+        ("string_records.jsonl", "--format openai --reward_fields score", QUESTION, ["12", "7"], [1, 0]),
+        ("messages_chosen.jsonl", "", "Answer in DIGITS. | MESSAGES legs of 2 cats?", ["8", "10", "12", "15"],
+         [1, -1, 1, -1]),
+        ("argilla.json", "--prompt_field fields.prompt --completion_field fields.response --reward_fields "
+         "responses.rating.0.value", "Legs of a cat?", ["4"], [5]),
+        ("label_studio.json", "--prompt_field data.prompt --completion_field data.response --reward_fields "
+         "annotations.0.result.0.value.rating", "Legs of a cat?", ["4"], [5]),
+        ("lf_kto.json", "--reward_fields kto_tag", "Legs of 2 cats?", ["12", "12"], [-1, 1]),
+        ("helpsteer.jsonl", "--reward_fields correctness", "Legs of 2 cats?", ["8", "12"], [2, 3]),
+        ("likes.csv", "--skip_unrewarded", "Legs of a cat?", ["4", "9"], [1, 0]),
+    ],
+)  # fmt: skip
+def test_the_right_text_is_learned(name, given, prompts, answers, rewards, tmp_path):
+    """The prompt is that of the first row."""
+    main.main(["import", "--input", str(SECOND_CASES / name), "--output_dir", str(tmp_path / "rows"), *given.split()])
+    rows = load_rows(tmp_path / "rows")
+    said = [[" | ".join(turn["content"] for turn in row[part]) for row in rows] for part in ("prompt", "completion")]
+    assert (said[0][0], said[1], rows["reward"][:]) == (prompts, answers, rewards)
+
+
+def test_answers_that_the_model_did_not_end(read, tmp_path, capsys):
+    main.main(["import", "--format", "openai", "--input", str(SECOND_CASES / "finish_other.jsonl"), "--output_dir",
+               str(tmp_path / "rows"), *SCORE])  # fmt: skip
+    assert [read(row, "qwen2_5")[1] for row in load_rows(tmp_path / "rows")] == ["⟪They have 1⟫"] * 2
+    assert "2 requests or runs failed and are left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("history_and_answer.jsonl", "text of answer .*--prompt_field messages --completion_field answer"),
+        ("qwen_math_eval.jsonl", "text of code, pred .*--completion_field to one of answer, code, pred"),
+        ("dolly.csv", "text of context .*--prompt_field context instruction"),
+        ("ragas.csv", "text of retrieved_contexts .*--prompt_field retrieved_contexts user_input"),
+        ("history.csv", "text of chat_history .*--prompt_field chat_history question"),
+        ("alpaca_scored.json", "text of input .*--prompt_field input instruction"),
+        *((name, "a comparison of two completions.*prompt.*chosen.*rejected")
+          for name in ("openai_dpo.jsonl", "arena.jsonl", "lf_sharegpt_dpo.json", "swift_dpo.jsonl", "ab.csv")),
+        ("bare_messages.json", "one message per row.*messages"),
+        ("ultrafeedback.jsonl", "a list of completions with their scores.*Write"),
+        ("anthropic_log.jsonl", "Anthropic's Messages API.*Write"),
+        ("anthropic_messages.jsonl", "Anthropic's Messages API.*Write"),
+        ("tau2.json", "results of tau2.*Write"),
+        ("atif.json", "ATIF.*Write"),
+        ("claude_code.jsonl", "Claude Code.*Write"),
+        ("codex.jsonl", "Codex.*Write"),
+        ("openwebui_feedback.json", "feedback of Open WebUI.*--messages_field"),
+        ("librechat.json", "LibreChat.*Write"),
+        ("argilla.json", "Argilla.*--prompt_field"),
+        ("label_studio.json", "Label Studio.*--prompt_field"),
+        ("promptfoo.json", "promptfoo.*Write"),
+        ("oaieval.jsonl", "OpenAI's evals.*Write"),
+        ("gemini_log.jsonl", "Gemini.*Write"),
+        ("bedrock_log.jsonl", "Bedrock.*Write"),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_what_to_do(name, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        main.main(["import", "--input", str(SECOND_CASES / name), "--output_dir", str(tmp_path / "rows")])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ends_with_user.jsonl", "2 rows end with a turn of the user, which is not learned"),
+        ("nan_text.csv", "3 prompts or completions are words for a missing value, such as nan"),
+        ("no_rating.csv", "There are no rewards"),
+        ("human_bot.csv", "Not read: thumbs_up, thumbs_down"),
+    ],
+)
+def test_the_summary_says_it(name, words, tmp_path, capsys):
+    main.main(["import", "--input", str(SECOND_CASES / name), "--output_dir", str(tmp_path / "rows")])
+    assert words in capsys.readouterr().out

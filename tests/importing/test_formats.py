@@ -148,7 +148,7 @@ def test_results_that_verifiers_wrote(imported):
     [
         ("openai", {"request": {"messages": [{"role": "user", "content": "a"}]}, "response": {"choices": [{}]}},
          r"line 1: the record is malformed \(KeyError: 'message'\)"),
-        ("openai", {"request": "{}", "response": "{}"}, r"line 1: the record is malformed \(AttributeError: "),
+        ("openai", {"request": "{}", "response": "yes"}, r"line 1: its response is 'yes', and must be the object"),
         ("verifiers", {**TRACE, "nodes": [node("user", [1], [False]), node("assistant", [5, 6], [True], [-1.0], 0)]},
          "line 1: node 1 has 2 token_ids, 1 values in mask and 1 logprobs"),
         ("verifiers", {**TRACE, "nodes": None}, r"line 1: the record is malformed \(TypeError: "),

@@ -88,10 +88,6 @@ def test_equal_answers_are_tied():
             "prompt differs from the prompt in the messages",
         ),
         (
-            {"instruction": "a", "input": "b", "chosen": "7", "rejected": "8"},
-            "instruction, input may all hold the prompt",
-        ),
-        (
             {"question": [{"role": "human", "content": "a"}], "chosen": "7", "rejected": "8"},
             "the role 'human'; known roles are",
         ),

@@ -39,7 +39,11 @@ def rows_of_conversation(record: Record, given: list[Record], messages: list[Row
     Raises:
         NotOfFormat: the record names a message that is not an answer of the model.
     """
-    rated = _rated(record, given, messages)
+    rated = _rated(record, given)
+    if wrong := [n for n in rated if messages[n]["role"] != "assistant"]:
+        raise NotOfFormat(
+            f"its message {wrong[0]} is rated, and is from {messages[wrong[0]]['role']}, not the assistant"
+        )
     system = next((record[name] for name in record if normalized(name) in SYSTEM and record[name]), None)
     if system and not (messages and messages[0]["role"] == "system"):
         messages, rated = with_system(messages, str(system)), [n + 1 for n in rated]
@@ -67,17 +71,13 @@ def rewards(record: Record, messages: str = "messages") -> dict[str, Any]:
     return {"rating of a message": ratings} if any(each is not None for each in ratings) else {}
 
 
-def _rated(record: Record, given: list[Record], messages: list[Row] | None = None) -> list[int]:
+def _rated(record: Record, given: list[Record]) -> list[int]:
     """Return the index of each message to which a reward belongs. Return [] if rewards belong to the whole record."""
     named = {n for name, value in _references(record) if (n := _named_message(given, name, value)) is not None}
     if len(named) > 1:
         raise NotOfFormat(f"its fields name several messages ({', '.join(map(str, sorted(named)))}) as the rated one")
     own = [] if "reward" in record else [n for n, each in enumerate(given) if _rating(each) is not None]
-    found = sorted(named) or own
-    for n in found if messages is not None else ():
-        if messages[n]["role"] != "assistant":
-            raise NotOfFormat(f"the rated message, number {n}, is from {messages[n]['role']}, not from the assistant")
-    return found
+    return sorted(named) or own
 
 
 def _references(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -43,9 +43,12 @@ def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy
 def has_columns(record: Mapping[str, Any]) -> bool:
     """Return whether a record has a column for the prompt and a column for the completion.
 
-    Columns with objects are ignored.
+    Columns with objects are ignored, except an assistant message and a response of OpenAI's API.
     """
-    names = {normalized(name) for name, value in record.items() if not isinstance(value, Mapping)}
+    columns = (
+        name for name, value in record.items() if not isinstance(value, Mapping) or {"role", "choices"} & set(value)
+    )
+    names = set(map(normalized, columns))
     return bool(names & set(PROMPTS) and names & set(COMPLETIONS))
 
 
@@ -152,8 +155,8 @@ def choices(record: Record) -> Choices:
         frozenset({Kind.ASKED, Kind.UNKNOWN}),
         f"Another column, {completion}, was taken as the completion. Set --completion_field to one of {completion}, "
         "{names}",
-        f"To join it to the prompt, set --prompt_field {{fields}} {prompt}. To leave it out, set --prompt_field "
-        f"{prompt}",
+        f"To join it to the prompt, set --prompt_field {{fields}} {prompt}. To read only "
+        "one of them, set --prompt_field to its name",
     )
 
 

@@ -63,5 +63,5 @@ def _joined(values: list[Any], names: list[str]) -> Any:
         parts = value if isinstance(value, list) else [value]
         if not all(isinstance(part, str | int | float | None) for part in parts):
             raise NotOfFormat(f"its {name} is {str(value)[:60]}, and only text can be joined in --prompt_field")
-        texts += [str(part) for part in parts if part not in (None, "")]
+        texts += [str(part) for part in parts if part not in (None, "") and part == part]  # NaN is unlike itself.
     return "\n\n".join(texts)

@@ -40,7 +40,7 @@ from topr_trl.importing.record_files import files_of, has_unpaired_surrogate, pa
 from topr_trl.importing.record_rewards import RecordRewards, check_rewards, read_by_id, value_by_id
 from topr_trl.importing.refused_formats import refused
 from topr_trl.importing.row_table import Row
-from topr_trl.importing.unread_text import find_unread
+from topr_trl.importing.unread_text import check_unread, find_unread
 
 
 class Part(NamedTuple):
@@ -147,6 +147,8 @@ class RecordReader:
         with suppress(ValueError):
             first = files_of(self.source, self.format.suffix)[0]
             for _, record in islice(self._split(read_records(first)), _RECORDS):
+                if record is None or self._is_other(record):
+                    continue
                 with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
                     found.append(bool(self.format.rewards(self._with_names_of_format(record))))
         return any(found) or not found
@@ -280,6 +282,14 @@ class RecordReader:
         """Rename and check the fields of a record, and add its request from the file of requests, if there is one."""
         if isinstance(record, dict):
             record = self._with_names_of_format(record)
+            if (same := self.format.same) is not None:
+                value = record.get(same)
+                if self.same not in (None, value):
+                    raise NotOfFormat(
+                        f"its {same} is {value}, and an earlier record has {self.same}: both have the same "
+                        f"completions. Choose one with --where {same}={self.same}"
+                    )
+                self.same = value
         self.format.check(record, [name.partition(".")[0] for name in self._named_fields])
         if self.requests is None:
             return record
@@ -295,10 +305,7 @@ class RecordReader:
         return [*filter(None, single), *chain.from_iterable(each or () for each in lists)]
 
     def _with_names_of_format(self, record: Record) -> Record:
-        """Rename fields to the names of the format.
-
-        Check that all records have the same value in the field `Format.same`.
-        """
+        """Rename fields to the names of the format."""
         record = with_named_fields(record, self.args.prompt_field, self.args.completion_field)
         if self.name == "messages" and (self.args.messages_field or "messages" not in record):
             fields = [self.args.messages_field] if self.args.messages_field else messages_fields(record)
@@ -307,14 +314,6 @@ class RecordReader:
             for self.messages_field in fields:
                 messages = parsed_json(field_value(record, self.messages_field, NotOfFormat))
                 record = {**record, "messages": messages}
-        if (same := self.format.same) is not None:
-            value = record.get(same)
-            if self.same not in (None, value):
-                raise NotOfFormat(
-                    f"its {same} is {value}, and an earlier record has {self.same}: both have the same completions. "
-                    f"Choose one with --where {same}={self.same}"
-                )
-            self.same = value
         return record
 
     def _completions(self, record: Record) -> list[Row | LeftOut]:
@@ -361,30 +360,21 @@ class RecordReader:
         ]
 
     def _check_unread(self, record: Record, rows: Sequence[Row]) -> None:
-        """Check that no text which may be the completion or a part of the prompt is missing from the rows.
-
-        A setting that names the field of the completion, the prompt or the messages answers the question. Other fields
-        are counted in `not_read`.
-
-        Raises:
-            NotOfFormat: a field has such text.
-        """
+        """Check that the rows have all text of a record that may belong in them. Count other fields in `not_read`."""
         if self.format.choices is None:
             return
-        args, choices = self.args, self.format.choices(record)
         rewards = self.format.rewards(record) if self.format.rewards and not self.rewards.are_set else ()
-        named = [*self._named_fields, *rewards, "finish_reason", "messages", self.messages_field]
-        unread = find_unread(record, rows, named, choices)
-        questions = (
-            (unread.completions, args.completion_field, "the completion", choices.completion),
-            (unread.prompts, args.prompt_field, "a part of the prompt", choices.prompt),
+        read = [*self._named_fields, *rewards, "finish_reason", "messages", self.messages_field]
+        choices, args = self.format.choices(record), self.args
+        unread = find_unread(record, rows, read, choices)
+        check_unread(
+            unread._replace(
+                completions=[] if args.completion_field or args.messages_field else unread.completions,
+                prompts=[] if args.prompt_field or args.messages_field else unread.prompts,
+            ),
+            choices,
+            self.messages_field,
         )
-        for names, setting, what, remedy in questions:
-            if names and not (setting or args.messages_field):
-                given = {"names": ", ".join(names), "fields": " ".join(names), "messages": self.messages_field}
-                raise NotOfFormat(
-                    f"the text of {given['names']} is in no row, and may be {what}. {remedy.format(**given)}"
-                )
         self.not_read.update(chain(*unread))
 
     def _cut(self, row: Row) -> Row:

@@ -70,9 +70,7 @@ def _is_gemini(record: Record) -> bool:
 
 def _is_bedrock(record: Record) -> bool:
     of_converse = any("text" in part and "type" not in part for part in _parts(record))
-    return of_converse or "inputBodyJson" in (_inner(record, "input") or ()) or record.get("schemaType") == (
-        "ModelInvocationLog"
-    )  # fmt: skip
+    return of_converse or _inner(record, "input", "inputBodyJson") is not None
 
 
 def _is_comparison(record: Record) -> bool:

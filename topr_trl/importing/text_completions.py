@@ -26,13 +26,11 @@ def logged_call(record: Record) -> Iterator[Record]:
     objects = {name: found for name, value in record.items() if isinstance(found := parsed_json(value), Mapping)}
     answers = [name for name, value in objects.items() if _is_response(value.get("body", value))]
     asked = [name for name, value in objects.items() if name not in answers and _is_request(value.get("body", value))]
-    call = {}
-    for role, names in (("response", answers), ("request", asked)):
-        if role in objects:
-            call[role] = objects[role]
-        elif len(names) == 1 and answers and record.get(role) is None:
-            call[role] = objects[names[0]]
-    yield {**record, **call}
+    response = "response" if record.get("response") else answers[0] if len(answers) == 1 else None
+    request = "request" if record.get("request") else asked[0] if len(asked) == 1 else None
+    names = {"response": response, "request": request} if response in answers and request in asked else {}
+    named = {name: objects[name] for name in ("response", "request") if name in objects}
+    yield {**record, **named, **{name: objects[found] for name, found in names.items() if found}}
 
 
 def _is_response(body: Any) -> bool:

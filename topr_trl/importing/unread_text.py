@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from topr_trl.importing.field_names import Kind, kind_of
-from topr_trl.importing.format import Choices, Record
+from topr_trl.importing.format import Choices, NotOfFormat, Record
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.row_table import Row
 
@@ -73,6 +73,29 @@ def find_unread(record: Record, rows: Sequence[Row], read: Collection[str], choi
         elif is_top:
             found.others.append(name)
     return Unread(*(list(dict.fromkeys(names)) for names in found))
+
+
+def check_unread(unread: Unread, choices: Choices, messages: str) -> None:
+    """Check that no field with unread text may hold the completion or a part of the prompt.
+
+    Args:
+        unread (`Unread`): Fields with unread text. A setting that names the field of the completion or of the prompt
+            answers the question: then the list is empty.
+        choices (`Choices`): Remedies.
+        messages (`str`): Field with the messages, for the remedies.
+
+    Raises:
+        NotOfFormat: there is such a field.
+    """
+    questions = (
+        (unread.completions, "the completion", choices.completion),
+        (unread.prompts, "a part of the prompt", choices.prompt),
+    )
+    for names, what, remedy in questions:
+        if names:
+            listed = ", ".join(names)
+            advice = remedy.format(names=listed, fields=" ".join(names), messages=messages)
+            raise NotOfFormat(f"the text of {listed} is in no row, and may be {what}. {advice}")
 
 
 def _is_read(given: _Text, exact: Collection[str], everything: str) -> bool:

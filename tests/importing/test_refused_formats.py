@@ -1,0 +1,66 @@
+"""Test that files which the import does not read are refused by name, and that its advice works."""
+
+import json
+
+import pytest
+from records import EXAMPLES
+
+from topr_trl.importing.recognition import recognize
+from topr_trl.importing.refused_formats import REFUSED, refused
+
+ANSWER = [{"type": "text", "text": "4"}]
+USER = {"role": "user", "content": "Legs?"}
+RECORDS = {
+    "feedback of Open WebUI": {"data": {"rating": 1}, "meta": {"message_id": "a"}, "snapshot": {"chat": {"chat": {}}}},
+    "chats of Open WebUI": {"chat": {"history": {"messages": {}}, "messages": [USER]}},
+    "LibreChat": {"messages": [{"text": "Legs?", "isCreatedByUser": True}]},
+    "ChatGPT or Claude": {"mapping": {}, "current_node": "a"},
+    "Claude Code": {"type": "user", "uuid": "1", "sessionId": "s", "message": {"role": "user", "content": "Legs?"}},
+    "Codex": {"timestamp": "t", "type": "response_item", "payload": {"type": "message"}},
+    "ATIF": {"schema_version": "ATIF-v1.4", "steps": []},
+    "tau2": {"simulations": [], "tasks": []},
+    "Anthropic": {"request": {"messages": [USER]}, "response": {"type": "message", "content": ANSWER}},
+    "Gemini": {"request": {"contents": []}, "response": {"candidates": []}},
+    "Bedrock": {"messages": [{"role": "user", "content": [{"text": "Legs?"}]}]},
+    "OpenInference": {"attributes": {"llm.input_messages.0.message.content": "Legs?"}},
+    "MLflow": {"info": {}, "data": {"spans": []}},
+    "PostHog": {"event": "$ai_generation", "properties": {"$ai_input": []}},
+    "Ollama": {"request": {"prompt": "Legs?"}, "response": {"response": "4", "done": True, "eval_count": 1}},
+    "Argilla": {"fields": {"prompt": "Legs?"}, "responses": {}},
+    "Label Studio": {"data": {"prompt": "Legs?"}, "annotations": []},
+    "promptfoo": {"results": {"results": []}},
+    "OpenAI's evals": {"run_id": "r", "event_id": 0, "type": "match", "data": {}},
+    "comparison": {"prompt": "Legs?", "response_a": "4", "response_b": "5", "winner": "a"},
+    "list of completions": {"instruction": "Legs?", "completions": [{"response": "4", "overall_score": 9}]},
+    "one message": {"role": "user", "content": "Legs?", "rating": 1},
+}  # fmt: skip
+
+
+def test_each_entry_has_an_example():
+    assert [refused(record) for record in RECORDS.values()] == list(REFUSED)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_file_is_refused_with_its_name_and_advice(tmp_path, name):
+    (tmp_path / "log.jsonl").write_text(json.dumps(RECORDS[name]))
+    with pytest.raises(ValueError, match=rf"log\.jsonl: it looks like .*{name}.*\. .*(Write|--\w+_field|--messages)"):
+        recognize([tmp_path / "log.jsonl"])
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_formats_that_are_read_are_not_refused(name):
+    assert refused(EXAMPLES[name]) is None
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"input": {"messages": [USER]}, "preferred_output": [], "non_preferred_output": []},
+        {"conversation_a": [USER], "conversation_b": [USER], "winner": "model_a"},
+        {"instruction": "Legs?", "output_1": "4", "output_2": "5", "preference": 1},
+        {"conversations": [], "chosen": {"from": "gpt", "value": "4"}, "rejected": {"from": "gpt", "value": "5"}},
+        {"messages": [USER], "rejected_response": "5"},
+    ],
+)
+def test_comparisons_of_other_shapes(record):
+    assert "comparison" in refused(record).name

@@ -1,0 +1,314 @@
+"""Test that the import stops at text which may be the completion or a part of the prompt, and which no row has."""
+
+import json
+
+import pytest
+
+from topr_trl.importing.field_names import COMPLETIONS, PROMPTS, Kind, kind_of
+from topr_trl.importing.reading_settings import ReadingArguments
+from topr_trl.importing.record_to_rows import RecordReader
+
+USER, EARLIER = {"role": "user", "content": "Legs of a cat?"}, {"role": "assistant", "content": "EARLIER 4"}
+AGAIN = {"role": "user", "content": "And of three?"}
+HISTORY = [USER, EARLIER, AGAIN]
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Return a function that reads records with the given settings, and returns the part and the texts of its rows."""
+
+    def read(*records, **settings):
+        path = tmp_path / "log.jsonl"
+        path.write_text("".join(json.dumps(each) + "\n" for each in records))
+        reader = RecordReader(ReadingArguments(**settings), path)
+        part = reader.read((f"line {n}", each) for n, each in enumerate(records, 1))
+        return part, [(texts(row["prompt"]), texts(row["completion"])) for row in part.rows]
+
+    return read
+
+
+def texts(value):
+    return value if isinstance(value, str) else " | ".join(str(each["content"]) for each in value)
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["prediction"], Kind.WRITTEN),
+        (["modelAnswer"], Kind.WRITTEN),
+        (["generated_text"], Kind.WRITTEN),
+        (["actual_output"], Kind.WRITTEN),
+        (["chatgpt_answers"], Kind.WRITTEN),
+        (["response_body", "content"], Kind.WRITTEN),
+        (["reasoning"], Kind.WRITTEN),
+        (["answer"], Kind.ANSWER),
+        (["result", "value"], Kind.ANSWER),
+        (["correct_answer"], Kind.ABOUT),
+        (["reference_output"], Kind.ABOUT),
+        (["retrieved_contexts"], Kind.ASKED),
+        (["chatHistory"], Kind.ASKED),
+        (["user_message"], Kind.ASKED),
+        (["text"], Kind.ASKED),
+        (["system_fingerprint"], Kind.ABOUT),
+        (["response_time"], Kind.ABOUT),
+        (["served_model"], Kind.ABOUT),
+        (["prompt_id"], Kind.ABOUT),
+        (["colour"], Kind.UNKNOWN),
+    ],
+)
+def test_a_name_tells_what_a_field_may_hold(names, kind):
+    assert kind_of(tuple(names)) is kind
+
+
+def test_each_name_of_a_column_is_doubtful_if_it_is_not_read():
+    assert {kind_of((name,)) for name in COMPLETIONS} == {Kind.WRITTEN, Kind.ANSWER}
+    assert {kind_of((name,)) for name in PROMPTS[:-1]} == {Kind.ASKED}  # A column `user` is often an id.
+
+
+# The completion.
+
+
+@pytest.mark.parametrize("name", ["prediction", "model_answer", "generated_text", "actual_output", "response"])
+def test_the_text_of_the_model_is_read_and_not_the_reference(read, name):
+    record = {"question": "Legs?", "answer": "GOLD", "output": "GOLD", name: "WRITTEN", "score": 1}
+    part, rows = read(record)
+    assert rows == [("Legs?", "WRITTEN")]
+    assert part.rows[0]["answer"] == "GOLD"
+
+
+@pytest.mark.parametrize("name", ["llm_says", "code", "output", "pred", "chatgpt"])
+def test_a_column_that_may_be_the_completion_stops_the_import(read, name):
+    record = {"question": "Legs?", "answer": "EIGHT", name: "TEN", "score": 1}
+    with pytest.raises(ValueError, match=rf"line 1: the text of {name} .*--completion_field to one of answer, {name}"):
+        read(record)
+    assert read(record, completion_field=name)[1] == [("Legs?", "TEN")]
+    part, rows = read(record, completion_field="answer")
+    assert rows == [("Legs?", "EIGHT")]
+    assert part.not_read == {name: 1}
+
+
+def test_equal_texts_are_no_question(read):
+    part, _ = read({"question": "Legs?", "answer": "8", "pred": "8", "score": 1})
+    assert not part.not_read
+
+
+@pytest.mark.parametrize(
+    ("field", "answer", "path"),
+    [
+        ("answer", "NEW 12", "answer"),
+        ("reply", "NEW 12", "reply"),
+        ("anything", "NEW 12", "anything"),
+        ("answer", 12, "answer"),
+        ("output", {"role": "assistant", "content": "NEW 12"}, "output.content"),
+        ("final", {"text": "NEW 12"}, "final.text"),
+        ("result", [{"message": {"role": "assistant", "content": "NEW 12"}}], "result"),
+    ],
+)
+def test_an_answer_beside_messages_that_end_with_the_user(read, field, answer, path):
+    record = {"messages": HISTORY, field: answer, "score": 1}
+    with pytest.raises(ValueError, match=rf"text of {path} .*--prompt_field messages --completion_field {path}\. .*"
+                       "--messages_field messages"):  # fmt: skip
+        read(record, reward_fields=["score"])
+    _, [(prompt, completion)] = read(record, prompt_field=["messages"], completion_field=path)
+    assert prompt == "Legs of a cat? | EARLIER 4 | And of three?"
+    assert completion in ("NEW 12", "12")
+    part, rows = read(record, messages_field="messages", reward_fields=["score"])
+    assert rows == [("Legs of a cat?", "EARLIER 4 | And of three?")]
+    assert part.noted["ends_with_user"] == ["line 1"]
+    assert part.not_read == {path: 1}
+
+
+def test_other_fields_beside_whole_conversations_are_listed(read):
+    whole = {"messages": HISTORY[:2], "answer": "4", "topic": "cats", "user_id": "u1", "score": 1}
+    part, _ = read(whole, reward_fields=["score"])
+    assert part.not_read == {"answer": 1, "topic": 1, "user_id": 1}
+    with pytest.raises(ValueError, match=r"text of response .*--messages_field messages"):
+        read({**whole, "response": "OTHER"}, reward_fields=["score"])
+
+
+# Parts of the prompt.
+
+
+@pytest.mark.parametrize(
+    "name", ["context", "retrieved_contexts", "chat_history", "input", "passage", "choices", "text"]
+)
+def test_a_part_of_the_prompt_stops_the_import(read, name):
+    records = [{"instruction": "Legs?", name: part, "response": "8", "score": 1} for part in ("PART A", "PART B")]
+    with pytest.raises(ValueError, match=rf"text of {name} .*a part of the prompt.*--prompt_field {name} instruction"):
+        read(*records)
+    _, rows = read(*records, prompt_field=[name, "instruction"])
+    assert [prompt for prompt, _ in rows] == ["PART A\n\nLegs?", "PART B\n\nLegs?"]
+    part, rows = read(*records, prompt_field=["instruction"])
+    assert [prompt for prompt, _ in rows] == ["Legs?", "Legs?"]
+    assert part.not_read == {name: 2}
+    assert read(*records, ignore_fields=[name])[1] == rows
+
+
+def test_a_sentence_in_an_unknown_column_stops_the_import(read):
+    record = {"question": "Legs?", "colour": "red", "lore": "Tom and Tim are cats.", "response": "8", "score": 1}
+    with pytest.raises(ValueError, match="text of lore is in no row"):
+        read(record)
+
+
+def test_a_text_with_prompt_and_completion_counts_as_read(read):
+    rendered = "### Instruction: Legs of two cats? ### Response: They have 8."
+    record = {"instruction": "Legs of two cats?", "output": "They have 8.", "text": rendered, "score": 1}
+    assert not read(record)[0].not_read
+
+
+def test_joined_columns_leave_out_empty_cells(read):
+    record = {"input": float("nan"), "contexts": ["A", "B"], "instruction": "Legs?", "response": "8", "score": 1}
+    assert read(record, prompt_field=["input", "contexts", "instruction"])[1] == [("A\n\nB\n\nLegs?", "8")]
+    with pytest.raises(ValueError, match=r"its input is .*only text can be joined"):
+        read({**record, "input": [USER]}, prompt_field=["input", "instruction"])
+
+
+def test_a_system_prompt_beside_messages_is_read(read):
+    for name in ("system", "system_prompt"):
+        assert read({name: "DIGITS", "messages": HISTORY[:2]})[1] == [("DIGITS | Legs of a cat?", "EARLIER 4")]
+
+
+def test_a_part_of_the_prompt_of_a_pair(read):
+    pair = {"prompt": "Legs?", "context": "Tom is a cat.", "chosen": "4", "rejected": "5"}
+    with pytest.raises(ValueError, match=r"text of context .*--ignore_fields context"):
+        read(pair)
+    assert len(read(pair, ignore_fields=["context"])[1]) == 2
+    assert read({"messages": [USER], "chosen": "4", "rejected": "5"})[1][0] == ("Legs of a cat?", "4")
+
+
+# Calls of an API.
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"), [("request_body", "response_body"), ("inputs", "output"), ("request", "reply")]
+)
+@pytest.mark.parametrize("as_text", [False, True])
+def test_calls_under_other_names_and_as_text(read, asked, said, as_text):
+    convert = json.dumps if as_text else lambda value: value
+    choice = {"message": {"role": "assistant", "content": "NEW 12"}, "finish_reason": "stop"}
+    record = {"id": "7", asked: convert({"messages": HISTORY}), said: convert({"choices": [choice]}), "score": 1}
+    part, rows = read(record, reward_fields=["score"])
+    assert rows == [("Legs of a cat? | EARLIER 4 | And of three?", "NEW 12")]
+    assert part.not_read == {"id": 1}
+
+
+def test_instructions_of_a_request_that_are_not_read(read):
+    choice = {"message": {"role": "assistant", "content": "NEW 12"}, "finish_reason": "stop"}
+    record = {"request": {"system": "DIGITS", "messages": HISTORY}, "response": {"choices": [choice]}}
+    with pytest.raises(ValueError, match=r"text of request\.system .*--ignore_fields request\.system"):
+        read(record)
+
+
+# Context.
+
+
+@pytest.mark.parametrize("flag", [{"weight": 0}, {"is_demo": True}, {"loss": False}, {"train": False}])
+def test_marked_turns_are_context(read, flag):
+    record = {"messages": [USER, {**EARLIER, **flag}, AGAIN, {"role": "assistant", "content": "12"}]}
+    assert read(record)[1] == [("Legs of a cat? | EARLIER 4 | And of three?", "12")]
+
+
+def test_a_greeting_is_context(read):
+    greeting = {"role": "assistant", "content": "Hi!"}
+    assert read({"messages": [greeting, USER, EARLIER]})[1] == [("Hi! | Legs of a cat?", "EARLIER 4")]
+
+
+# Rewards of one message.
+
+CHAT = [{"id": "u1", **USER}, {"id": "a1", **EARLIER}, {"id": "u2", **AGAIN},
+        {"id": "a2", "role": "assistant", "content": "LATER 12"}]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", [{"meta": {"message_id": "a1"}}, {"messageId": "a1"}, {"meta": {"message_index": 1}}])
+def test_a_reward_belongs_to_the_message_that_the_record_names(read, where):
+    part, rows = read({"messages": CHAT, "rating": 1, **where}, reward_fields=["rating"])
+    assert rows == [("Legs of a cat?", "EARLIER 4")]
+    assert part.rows[0]["reward"] == 1
+
+
+@pytest.mark.parametrize("where", [{"message_id": "a9"}, {"message_index": 9}, {"message_id": "u1"},
+                                   {"message_id": "a1", "message_index": 3}])  # fmt: skip
+def test_a_named_message_must_be_an_answer(read, where):
+    with pytest.raises(ValueError, match="line 1: its "):
+        read({"messages": CHAT, "rating": 1, **where}, reward_fields=["rating"])
+
+
+def test_each_rated_answer_is_a_row(read):
+    rated = [CHAT[0], {**CHAT[1], "rating": 1}, CHAT[2], {**CHAT[3], "feedback": {"rating": "down"}}]
+    part, rows = read({"messages": rated})
+    assert rows == [("Legs of a cat?", "EARLIER 4"), ("Legs of a cat? | EARLIER 4 | And of three?", "LATER 12")]
+    assert [row["reward"] for row in part.rows] == [1, -1]
+    turns = [{"from": "human", "value": "Legs?"}, {"from": "gpt", "value": "4", "score": 0.5}]
+    part, rows = read({"conversations": turns})
+    assert (rows, part.rows[0]["reward"]) == ([("Legs?", "4")], 0.5)
+
+
+def test_the_reward_of_a_record_is_for_all_its_turns(read):
+    part, _ = read({"messages": CHAT, "reward": 1})
+    assert part.rows[0]["reward"] == 1
+    assert part.noted == {"several_turns": ["line 1"]}
+
+
+# Tables.
+
+
+def test_lists_of_completions_have_lists_of_rewards(read):
+    part, rows = read({"prompt": "Legs?", "responses": ["8", "", "10"], "scores": [1, 0, 0.5]})
+    assert rows == [("Legs?", "8"), ("Legs?", "10")]
+    assert [row["reward"] for row in part.rows] == [1, 0.5]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_messages_and_choices_in_columns(read, as_text):
+    convert = json.dumps if as_text else lambda value: value
+    answer = {"role": "assistant", "content": "8"}
+    for value in (answer, {"choices": [{"message": answer, "finish_reason": "length"}]}):
+        assert read({"prompt": "Legs?", "output": convert(value), "score": 1})[1] == [("Legs?", "8")]
+    assert read({"prompt": "Who?", "output": '{"name": "Bob"}', "score": 1})[1] == [("Who?", '{"name": "Bob"}')]
+
+
+def test_a_table_without_ratings_has_rows_without_rewards(read):
+    part, rows = read({"question": "Legs?", "answer": "8"}, {"question": "Legs?", "answer": "9"})
+    assert rows == [("Legs?", "8"), ("Legs?", "9")]
+    assert all("reward" not in row for row in part.rows)
+
+
+def test_a_rating_that_comes_late(read):
+    records = [{"question": "Legs?", "answer": "8"}] * 100
+    with pytest.raises(ValueError, match=r"line 101: its rating may be the reward, .*--reward_fields"):
+        read(*records, {"question": "Legs?", "answer": "9", "rating": 1})
+
+
+@pytest.mark.parametrize("text", ["nan", "None", "#ERROR!", "#N/A", "[object Object]", "null"])
+def test_words_for_missing_values_are_mentioned(read, text):
+    for record in ({"prompt": "Legs?", "completion": text}, {"prompt": text, "completion": "8"}):
+        assert read({**record, "score": 1})[0].noted == {"placeholder": ["line 1"]}
+    assert not read({"prompt": "Legs?", "completion": "8", "score": 1})[0].noted
+
+
+def test_nan_is_a_missing_value(read):
+    part, _ = read({"prompt": "Legs?", "completion": float("nan"), "score": 1})
+    assert part.left_out["empty"] == ["line 1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({"finish_reason": "length"}, "length"), ({"stopReason": "max_tokens"}, "length"), ({"truncated": True}, "length"),
+     ({"is_truncated": "true"}, "length"), ({"finish_reason": "stop"}, "stop"), ({"truncated": False}, None),
+     ({}, None)],
+)  # fmt: skip
+def test_tables_and_messages_say_how_an_answer_ended(read, given, expected):
+    for record in ({"prompt": "Legs?", "completion": "8"}, {"messages": HISTORY[:2]}):
+        assert read({**record, **given, "reward": 1})[0].rows[0]["finish_reason"] == expected
+
+
+def test_answers_that_something_else_ended(read):
+    def call(reason):
+        choice = {"message": {"role": "assistant", "content": "They have"}, "finish_reason": reason}
+        return {"request": {"messages": [USER]}, "response": {"choices": [choice]}, "score": 1}
+
+    part, _ = read(*map(call, ("abort", "error", "repetition", "content_filter")), reward_fields=["score"])
+    assert part.left_out["failed"] == ["line 1", "line 2"]
+    assert [row["finish_reason"] for row in part.rows] == ["length", "length"]
+    with pytest.raises(ValueError, match=r"ended with 'tired'.*stop or length.*--skip_unusable"):
+        read(call("tired"), reward_fields=["score"])
