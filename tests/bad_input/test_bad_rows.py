@@ -393,7 +393,7 @@ RECOGNIZED = [
     foreign("a table with two completions", "log.csv, row 2, text of pred, in no row, --completion_field, answer",
         "log.csv", "question,answer,pred,score\na,b,c,1\n"),
     foreign("messages without their answer",
-        "log.json, line 1, text of reply, in no row, --prompt_field messages --completion_field reply, --messages_field",
+        "log.json, line 1, text of reply, --prompt_field messages --completion_field reply, --messages_field messages",
         "log.json", {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
                                   {"role": "user", "content": "c"}], "reply": "d"}),
     foreign("a rating of a message that is not there", "log.json, line 1, message_id, 'm9', 1 messages", "log.json",

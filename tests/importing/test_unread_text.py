@@ -247,6 +247,9 @@ def test_the_reward_of_a_record_is_for_all_its_turns(read):
     part, _ = read({"messages": CHAT, "reward": 1})
     assert part.rows[0]["reward"] == 1
     assert part.noted == {"several_turns": ["line 1"]}
+    rated = [CHAT[0], {**CHAT[1], "score": 0.5}, *CHAT[2:]]
+    part, _ = read({"messages": rated, "label": "good"}, reward_fields=["label"])
+    assert ([row["reward"] for row in part.rows], part.noted) == ([1], {"several_turns": ["line 1"]})
 
 
 # Tables.

@@ -144,7 +144,8 @@ class Format:
         if not isinstance(record, dict):
             raise NotOfFormat(f"it must be a JSON object, and is a {type(record).__name__}: write one record per line")
         if missing := sorted(self.required - set(record)):
-            raise NotOfFormat(f"it lacks {', '.join(missing)}; it has {', '.join(sorted(record))}")
+            more = "; --format messages reads lists of messages" * ("messages" in record)
+            raise NotOfFormat(f"it lacks {', '.join(missing)}; it has {', '.join(sorted(record))}{more}")
         known = self.required | (set(record) if self.optional is None else self.optional) | set(ignored)
         if unknown := sorted(set(record) - known):
             raise NotOfFormat(

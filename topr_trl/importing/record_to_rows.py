@@ -291,6 +291,8 @@ class RecordReader:
                     )
                 self.same = value
         self.format.check(record, [name.partition(".")[0] for name in self._named_fields])
+        if self.rewards.are_set:
+            record = {"reward": None, **record}  # The settings say where the reward is, so it is not in the messages.
         if self.requests is None:
             return record
         return {**record, "request": value_by_id(self.requests, record, "custom_id", "--requests", NotOfFormat)}
