@@ -73,6 +73,7 @@ _BY_MODEL = {"generated", "predicted", "actual", "model", "bot", "assistant", "a
              "claude", "gemini", "llama", "qwen", "mistral", "deepseek", "sampled", "our", "my"}  # fmt: skip
 
 
+@lru_cache(maxsize=4096)
 def normalized(name: Any) -> str:
     """Return a column name in lower case, with underscores instead of spaces and punctuation."""
     return re.sub(r"[^a-z0-9]+", "_", str(name).strip().lower()).strip("_")

@@ -11,6 +11,7 @@ from topr_trl.importing.row_table import Row
 
 _LONG = 16  # characters; shorter text can occur in a row by chance
 _WORDS_OF_PROSE = 4
+_TOKENS = ("logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs")  # long lists without text of their own
 _ASSISTANT = ("assistant", "model", "ai", "bot", "gpt")
 
 
@@ -102,7 +103,7 @@ def _is_read(given: _Text, exact: Collection[str], everything: str) -> bool:
     text = _plain(given.text)
     if not text or text in exact:
         return True
-    if len(text) < _LONG and given.kind is not Kind.ASKED:
+    if (len(text) < _LONG and given.kind is not Kind.ASKED) or text not in everything:
         return False
     return re.search(rf"(?<!\w){re.escape(text)}(?!\w)", everything) is not None
 
@@ -144,9 +145,11 @@ def _texts_in(
         if isinstance(role := value.get("role"), str):
             said = Kind.WRITTEN if role in _ASSISTANT else Kind.ASKED
         for key, inner in value.items():
+            if key in _TOKENS:
+                continue
             yield from _texts_in(_joined(inner) if said else inner, (*path, str(key)), said or kind, name)
     elif isinstance(value, list | tuple):
-        for inner in value:
+        for inner in () if value and isinstance(value[0], int | float) else value:
             yield from _texts_in(inner, path, kind, name or ".".join(path))
 
 
