@@ -340,10 +340,10 @@ def test_answers_that_the_model_did_not_end(read, tmp_path, capsys):
     [
         ("history_and_answer.jsonl", "text of answer .*--prompt_field messages --completion_field answer"),
         ("qwen_math_eval.jsonl", "text of code, pred .*--completion_field to one of answer, code, pred"),
-        ("dolly.csv", "text of context .*--prompt_field context instruction"),
-        ("ragas.csv", "text of retrieved_contexts .*--prompt_field retrieved_contexts user_input"),
+        ("dolly.csv", "text of context .*--prompt_field instruction context"),
+        ("ragas.csv", "text of retrieved_contexts .*--prompt_field user_input retrieved_contexts"),
         ("history.csv", "text of chat_history .*--prompt_field chat_history question"),
-        ("alpaca_scored.json", "text of input .*--prompt_field input instruction"),
+        ("alpaca_scored.json", "text of input .*--prompt_field instruction input"),
         *((name, "a comparison of two completions.*prompt.*chosen.*rejected")
           for name in ("openai_dpo.jsonl", "arena.jsonl", "lf_sharegpt_dpo.json", "swift_dpo.jsonl", "ab.csv")),
         ("bare_messages.json", "one message per row.*messages"),

@@ -187,7 +187,7 @@ def test_a_long_table_is_read_in_parts(tmp_path, monkeypatch):
         (ROWS.replace("up", "sideways"), (), r"a\.csv, row 2: thumbs is 'sideways'.*--label_values"),
         (ROWS, ("--label_values", "up=1"), r"row 3: thumbs is 'down', which is not in --label_values"),
         (ROWS, ("--label_values", "up:1"), r"label_values must be pairs such as great=1 poor=-1, not 'up:1'"),
-        ("question,query,response,score\na,b,c,1\n", (), "query is in no row, .*--prompt_field query question"),
+        ("question,query,response,score\na,b,c,1\n", (), "query is in no row, .*--prompt_field question query"),
         ("question,response,score,rating\na,b,1,1\n", (), "score, rating may all be the reward.*--reward_fields"),
         ("question,response,score\na,b,1\na,b\n", (), r"a\.csv cannot be read as a table: .*columns"),
         (b"question,response,score\n\xe9,b,1\n", (), "UTF-8"),

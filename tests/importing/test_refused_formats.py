@@ -31,6 +31,7 @@ RECORDS = {
     "promptfoo": {"results": {"results": []}},
     "OpenAI's evals": {"run_id": "r", "event_id": 0, "type": "match", "data": {}},
     "comparison": {"prompt": "Legs?", "response_a": "4", "response_b": "5", "winner": "a"},
+    "steps with a label": {"prompt": "Legs?", "completions": ["Four", "times two"], "labels": [True, False]},
     "list of completions": {"instruction": "Legs?", "completions": [{"response": "4", "overall_score": 9}]},
     "one message": {"role": "user", "content": "Legs?", "rating": 1},
 }  # fmt: skip

@@ -134,7 +134,9 @@ def test_other_fields_beside_whole_conversations_are_listed(read):
 )
 def test_a_part_of_the_prompt_stops_the_import(read, name):
     records = [{"instruction": "Legs?", name: part, "response": "8", "score": 1} for part in ("PART A", "PART B")]
-    with pytest.raises(ValueError, match=rf"text of {name} .*a part of the prompt.*--prompt_field {name} instruction"):
+    with pytest.raises(
+        ValueError, match=rf"text of {name} .*a part of the prompt.*--prompt_field instruction {name}\."
+    ):
         read(*records)
     _, rows = read(*records, prompt_field=[name, "instruction"])
     assert [prompt for prompt, _ in rows] == ["PART A\n\nLegs?", "PART B\n\nLegs?"]
@@ -159,13 +161,15 @@ def test_a_text_with_prompt_and_completion_counts_as_read(read):
 def test_joined_columns_leave_out_empty_cells(read):
     record = {"input": float("nan"), "contexts": ["A", "B"], "instruction": "Legs?", "response": "8", "score": 1}
     assert read(record, prompt_field=["input", "contexts", "instruction"])[1] == [("A\n\nB\n\nLegs?", "8")]
-    with pytest.raises(ValueError, match=r"its input is .*only text can be joined"):
-        read({**record, "input": [USER]}, prompt_field=["input", "instruction"])
+    with pytest.raises(ValueError, match=r"its input is .*only text and messages can be joined"):
+        read({**record, "input": {"a": [USER]}}, prompt_field=["input", "instruction"])
 
 
 def test_a_system_prompt_beside_messages_is_read(read):
     for name in ("system", "system_prompt"):
-        assert read({name: "DIGITS", "messages": HISTORY[:2]})[1] == [("DIGITS | Legs of a cat?", "EARLIER 4")]
+        assert read({name: "Use digits.", "messages": HISTORY[:2]})[1] == [
+            ("Use digits. | Legs of a cat?", "EARLIER 4")
+        ]
 
 
 def test_a_part_of_the_prompt_of_a_pair(read):
@@ -194,7 +198,7 @@ def test_calls_under_other_names_and_as_text(read, asked, said, as_text):
 
 def test_instructions_of_a_request_that_are_not_read(read):
     choice = {"message": {"role": "assistant", "content": "NEW 12"}, "finish_reason": "stop"}
-    record = {"request": {"system": "DIGITS", "messages": HISTORY}, "response": {"choices": [choice]}}
+    record = {"request": {"system": "Use digits.", "messages": HISTORY}, "response": {"choices": [choice]}}
     with pytest.raises(ValueError, match=r"text of request\.system .*--ignore_fields request\.system"):
         read(record)
 

@@ -1,27 +1,30 @@
 """Read chat conversations: records such as `{"messages": [...], "tools": [...]}`."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from topr_trl.importing.field_names import REWARDS, Kind, normalized, words_of
-from topr_trl.importing.format import Choices, Format, NotOfFormat, Record
+from topr_trl.importing.format import Choices, Format, LeftOut, NotOfFormat, Record
+from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.openai_messages import finish_reason_of, message, row_of_run, template_columns
-from topr_trl.importing.prompt_tables import SYSTEM, with_system
+from topr_trl.importing.prompt_tables import columns_of, has_columns, is_failed, system_of, with_system
 from topr_trl.importing.row_table import Row
 
-# Words of a field that names the rated message, such as `rated_message_id`. Other fields can name the next message.
-_RATED_MESSAGE = {"message", "rated", "target", "feedback", "scored", "assistant", "response", "id", "index"}
 
-
-def rows(record: Record) -> list[Row]:
+def rows(record: Record) -> list[Row | LeftOut]:
     """Return one row of messages, or a row for each rated answer. Return [] if there is no turn to learn from.
+
+    Return `[LeftOut.FAILED]` if a field such as `status` says that the call failed.
 
     Raises:
         NotOfFormat: a message has no role, or see `rows_of_conversation`.
         Unusable: a message has an image, a part without text, or a weight other than 0 and 1.
     """
+    if is_failed(record):
+        return [LeftOut.FAILED]
     messages = list(map(message, record["messages"]))
-    return rows_of_conversation(record, record["messages"], messages, template_columns(record))
+    return [*rows_of_conversation(record, record["messages"], messages, template_columns(record))]
 
 
 def rows_of_conversation(record: Record, given: list[Record], messages: list[Row], shared: Row) -> list[Row]:
@@ -44,7 +47,7 @@ def rows_of_conversation(record: Record, given: list[Record], messages: list[Row
         raise NotOfFormat(
             f"its message {wrong[0]} is rated, and is from {messages[wrong[0]]['role']}, not the assistant"
         )
-    system = next((record[name] for name in record if normalized(name) in SYSTEM and record[name]), None)
+    system = system_of(record)
     if system and not (messages and messages[0]["role"] == "system"):
         messages, rated = with_system(messages, str(system)), [n + 1 for n in rated]
     shared = {**shared, "finish_reason": finish_reason_of({**given[-1], **record}) if given else None}
@@ -68,7 +71,10 @@ def rewards(record: Record, messages: str = "messages") -> dict[str, Any]:
         return {"reward": record["reward"]}
     given = record[messages]
     ratings = [_rating(given[n]) for n in _rated(record, given)]
-    return {"rating of a message": ratings} if any(each is not None for each in ratings) else {}
+    if all(each is None for each in ratings):
+        return {}
+    beside = {name: value for name, value in record.items() if normalized(name) in REWARDS}
+    return {"rating of a message": ratings, **beside}
 
 
 def _rated(record: Record, given: list[Record]) -> list[int]:
@@ -76,59 +82,98 @@ def _rated(record: Record, given: list[Record]) -> list[int]:
     named = {n for name, value in _references(record) if (n := _named_message(given, name, value)) is not None}
     if len(named) > 1:
         raise NotOfFormat(f"its fields name several messages ({', '.join(map(str, sorted(named)))}) as the rated one")
-    own = [] if "reward" in record else [n for n, each in enumerate(given) if _rating(each) is not None]
-    return sorted(named) or own
+    if named or "reward" in record:
+        return sorted(named)
+    rated = [n for n, each in enumerate(given) if _rating(each) not in (None, "")]
+    own = [n for n in rated if message(given[n])["role"] == "assistant"]
+    return own or [n for n in rated if _rating(given[n])]
 
 
-def _references(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the fields that name a message, such as `meta.message_id`, without the fields of the messages."""
-    for name, value in record.items():
-        if isinstance(value, Mapping) and "role" not in value:
-            yield from _references(value)
-        elif {"message"} < {*words_of(name)} <= _RATED_MESSAGE and words_of(name)[-1] in ("id", "index"):
-            yield name, value
+def _references(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the fields that may name a message, such as `meta.message_id`, without the fields of the messages."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _references(each) if isinstance(each, Mapping) else ()
+    elif isinstance(value, Mapping) and not {"role", "from"} & set(value):
+        for name, inner in value.items():
+            if isinstance(inner, Mapping | list):
+                yield from _references(inner)
+            elif inner is not None and not _OTHER_MESSAGE & {*words_of(name)}:
+                yield name, inner
 
 
 def _named_message(messages: list[Record], name: str, value: Any) -> int | None:
-    """Return the index of the message that a field names. Return None if the messages have no ids.
+    """Return the index of the message that a field names by its id or its index. Return None for other fields.
 
     Raises:
-        NotOfFormat: there is no such message.
+        NotOfFormat: a field such as `message_id` names no message, or a field such as `turn_index` names a turn.
     """
-    if words_of(name)[-1] == "id":
-        ids = [each.get("id", each.get("message_id")) for each in messages]
-        if value is None or not any(ids):
+    words = words_of(name)
+    ids = [[str(each[key]) for key in _IDS if each.get(key) is not None] for each in messages]
+    matches = [str(value) in each for each in ids]
+    is_index = words[-1:] == ["index"]
+    # A number can equal an id by chance, unless its name says that it is the id of a message.
+    if not is_index and matches.count(True) == 1 and ("message" in words or not str(value).isdigit()):
+        return matches.index(True)
+    if is_index and "message" in words and re.fullmatch(r"-?\d+", str(value)):
+        if -len(messages) <= int(value) < len(messages):
+            return int(value) % len(messages)
+    else:
+        names_message = {"message"} < {*words} <= _RATED_MESSAGE and any(ids)
+        names_turn = "turn" in words[:-1] and words[-1] in ("id", "index", "number") and len(messages) > 2
+        if not (names_message or names_turn):
             return None
-        if value in ids:
-            return ids.index(value)
-    elif value is None or (isinstance(value, int) and 0 <= value < len(messages)):
-        return value
     raise NotOfFormat(
-        f"its {name} is {value!r}, and none of its {len(messages)} messages has this {words_of(name)[-1]}"
+        f"its {name} is {value!r}, and may name the rated one of its {len(messages)} messages. Write message_index, "
+        f"counted from 0, or set --ignore_fields {name}"
     )
 
 
+_IDS = ("id", "message_id", "messageId", "uuid", "run_id")
+# Words of a field that names the rated message, such as `rated_message_id`.
+_RATED_MESSAGE = {"message", "rated", "target", "feedback", "scored", "assistant", "response", "id", "uuid", "index"}
+# Words of a field that names another message.
+_OTHER_MESSAGE = {"parent", "current", "last", "first", "next", "previous", "child", "children", "reply", "root"}
+
+
 def _rating(given: Any) -> Any:
-    """Return the rating in a message, such as `rating` or `feedback.rating`. Return None without a rating."""
-    for name, value in given.items():
-        if normalized(name) in REWARDS:
-            if isinstance(value, Mapping):
-                return _rating(value)
-            if value is not None:
-                return value
-    return None
+    """Return the rating in a message, such as `rating` or `feedback.rating`. Return None without a rating.
+
+    Raises:
+        NotOfFormat: a message has several ratings.
+    """
+    found = {name: value for name, value in given.items() if normalized(name) in REWARDS and value is not None}
+    if len(found) > 1:
+        raise NotOfFormat(f"{', '.join(found)} of a message may all be its rating. Keep one of them in the file")
+    value = next(iter(found.values()), None)
+    return _rating(value) if isinstance(value, Mapping) else value
 
 
-def choices(record: Record) -> Choices:
-    """Return the ways to read fields with text that no row has. See `Choices`."""
-    asked = record["messages"][-1]["role"] != "assistant"  # A record without messages has no rows.
-    end = "The messages end with a turn of the user, so it may be the answer to them. " * asked
+def choices(record: Record, messages: str = "messages") -> Choices:
+    """Return the ways to read fields with text that no row has. See `Choices`.
+
+    Args:
+        record (`Record`): Record with at least one row.
+        messages (`str`, defaults to `"messages"`): Field with the messages.
+    """
+    last = message(record[messages][-1])
+    if has_columns({name: value for name, value in record.items() if not isinstance(parsed_json(value), list)}):
+        question, answer = columns_of({name: value for name, value in record.items() if name != messages})
+        beside = f"--prompt_field {{messages}} {question} --completion_field {answer}"
+        asked, end = True, f"To read the messages as the history of {question}, set {beside}"
+    else:
+        asked = last["role"] != "assistant"
+        end = "The messages end with a turn of the user, so it may be the answer to them. " * asked
+        end += "To read it as the answer, set --prompt_field {messages} --completion_field {fields}"
+    alone = "To learn from the messages alone, set --messages_field {messages}"
     return Choices(
         frozenset({Kind.WRITTEN, Kind.ANSWER, Kind.UNKNOWN} if asked else {Kind.WRITTEN}),
         frozenset({Kind.ASKED}),
-        f"{end}To read it as the answer, set --prompt_field {{messages}} --completion_field {{fields}}. To learn from "
-        "the messages alone, set --messages_field {messages}",
-        "To keep it, add it to the messages in the file. To leave it out, set --messages_field {messages}",
+        f"{end}. {alone}",
+        f"To keep it, add it to the messages in the file. {alone}",
+        read=(messages,),
+        has_answer=not asked,
+        counts_numbers=asked,
     )
 
 

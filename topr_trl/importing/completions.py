@@ -1,6 +1,7 @@
 """Check completions of imported rows, cut them to their last turn, and drop incomplete log-probabilities."""
 
 import math
+import re
 from typing import Any
 
 from topr_trl.data.rendering import is_learned
@@ -24,12 +25,13 @@ def notes_of(row: Row) -> list[str]:
 
     `several_turns`: the row has several turns to learn from. `ends_with_user`: messages after the last turn of the
     model are not learned. `placeholder`: the prompt or the completion is a text such as `nan`, which programs write for
-    a missing value.
+    a missing value. `printed`: the completion is the text of a Python object.
     """
     completion = row["completion"]
     found = {
         "several_turns": turns_of(row) > 1,
         "ends_with_user": isinstance(completion, list) and _role(completion[-1:]) == "user",
+        "printed": _content(completion) is not None and bool(_PRINTED.match(_content(completion) or "")),
         "placeholder": _is_placeholder(row["prompt"]) or _is_placeholder(completion),
     }
     return [name for name, is_true in found.items() if is_true]
@@ -40,11 +42,20 @@ def _role(messages: list[Any]) -> Any:
     return messages[-1].get("role") if messages and isinstance(messages[-1], dict) else None
 
 
-def _is_placeholder(given: Any) -> bool:
-    """Return whether a text, or the content of a single message, is a word for a missing value."""
+def _content(given: Any) -> str | None:
+    """Return a text, or the content of a single message. Return None for other values."""
     if isinstance(given, list) and len(given) == 1 and isinstance(given[0], dict):
         given = given[0].get("content")
-    return isinstance(given, str) and given.strip().strip("#<>[]!?").lower() in _PLACEHOLDERS
+    return given if isinstance(given, str) else None
+
+
+# Text that Python prints for an object or a list, such as `ChatCompletionMessage(content='4')`.
+_PRINTED = re.compile(r"\w+\(\w+=|\{'\w+': |\['.*'\]$|content=['\"]", re.DOTALL)
+
+
+def _is_placeholder(given: Any) -> bool:
+    """Return whether a text, or the content of a single message, is a word for a missing value."""
+    return (text := _content(given)) is not None and text.strip().strip("#<>[]!?").lower() in _PLACEHOLDERS
 
 
 _PLACEHOLDERS = ("nan", "none", "null", "nil", "undefined", "n/a", "na", "error", "ref", "value", "name", "div/0",

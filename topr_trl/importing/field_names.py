@@ -12,11 +12,11 @@ PROMPTS = ("prompt", "question", "instruction", "input", "query", "user_message"
 COMPLETIONS = (
     "completion", "completions", "response", "responses", "generation", "generations", "prediction", "predictions",
     "model_output", "model_response", "model_answer", "model_completion", "actual_output", "generated_text",
-    "generated_answer", "generated_response", "generated_output", "ai_response", "bot_response", "assistant",
-    "assistant_message", "bot", "reply", "answer", "output", "outputs",
+    "generated_answer", "generated_response", "generated_output", "ai_response", "bot_response", "assistant_message",
+    "reply", "answer", "output", "outputs", "assistant", "bot",
 )  # fmt: skip
 REWARDS = ("reward", "score", "rating", "label", "feedback", "thumbs", "thumb", "vote", "stars", "user_rating",
-           "user_feedback", "rated", "like", "liked", "helpful", "rewards", "scores", "ratings")  # fmt: skip
+           "user_feedback", "like", "liked", "helpful", "rewards", "scores", "ratings")  # fmt: skip
 
 
 class Kind(StrEnum):
@@ -48,29 +48,41 @@ _BY_LAST_WORD = {
          "system", "background", "persona", "conversation", "dialogue", "dialog", "chat", "transcript", "turn",
          "article", "story", "paragraph", "problem", "example", "shot", "option", "choice", "human", "premise",
          "evidence", "schema", "table", "preamble", "knowledge", "memory", "chunk", "snippet", "demonstration",
-         "excerpt", "scenario", "text", "content", "body"),
+         "excerpt", "scenario", "tool", "text", "content", "body"),
         Kind.ASKED,
     ),
     **dict.fromkeys(
         ("id", "ids", "uuid", "uid", "key", "hash", "fingerprint", "name", "model", "version", "type", "kind",
          "format", "time", "timestamp", "date", "day", "at", "on", "by", "url", "uri", "link", "path", "file",
          "filename", "status", "state", "reason", "language", "lang", "locale", "split", "category", "tag", "level",
-         "difficulty", "domain", "group", "role", "author", "email", "index", "idx", "number", "count", "token",
-         "logprob", "length", "size", "cost", "price", "latency", "duration", "seed", "object", "provider", "engine",
-         "dataset", "origin", "license", "comment", "note", "explanation", "source", "user", "rationale", "critique",
-         "justification", "remark", "review", "feedback", "annotation", "annotator", "judge", "judgment", "judgement",
-         "verdict", "reference", "gold", "gt", "expected", "target", "truth", "ideal", "error", "metadata", "meta",
-         "info", "session", "environment", "env", "region", "finish", "effort", "bytes", "enum", "required",
-         "arguments", "param", "header", "ip", "agent", "device", "platform"),
+         "difficulty", "domain", "group", "role", "author", "index", "idx", "number", "count", "token", "logprob",
+         "length", "size", "cost", "price", "latency", "duration", "seed", "object", "provider", "engine", "dataset",
+         "origin", "license", "comment", "note", "explanation", "user", "rationale", "critique", "justification",
+         "remark", "feedback", "annotation", "annotator", "judge", "judgment", "judgement", "verdict", "reference",
+         "gold", "gt", "expected", "target", "truth", "ideal", "error", "metadata", "meta", "info", "score", "rating",
+         "grade", "rank", "confidence", "logp", "session", "environment", "env", "region", "finish", "effort",
+         "bytes", "enum", "required", "arguments", "param", "header", "ip", "agent", "device", "platform"),
         Kind.ABOUT,
     ),
 }  # fmt: skip
 # Words that say nothing if another word stands before them, or a field around them.
 _PLAIN = {"text", "content", "value", "message", "body", "string", "str", "raw", "part", "data", "field", "json", "txt"}
-_REFERENCE = {"reference", "gold", "golden", "gt", "ground", "truth", "expected", "target", "correct", "ideal",
-              "canonical", "true", "right", "label"}  # fmt: skip
+# Words before the last one that make a field a reference, a number or an earlier version.
+_REFERENCE = {"reference", "ref", "gold", "golden", "gt", "ground", "truth", "expected", "target", "correct", "ideal",
+              "canonical", "true", "right", "label", "original", "raw", "seed", "num", "count"}  # fmt: skip
+_SOURCES = {
+    "context",
+    "document",
+    "doc",
+    "passage",
+    "evidence",
+    "chunk",
+}  # parts of the prompt, whatever is said of them
 _BY_MODEL = {"generated", "predicted", "actual", "model", "bot", "assistant", "ai", "llm", "gpt", "chatgpt", "chatbot",
              "claude", "gemini", "llama", "qwen", "mistral", "deepseek", "sampled", "our", "my"}  # fmt: skip
+# Names whose value is often an id, a number or a setting, and then says nothing about the text of the row.
+_OFTEN_SHORT = {"conversation", "chat", "dialogue", "dialog", "turn", "transcript", "document", "doc", "reasoning",
+                "thinking", "thought", "cot", "knowledge", "memory", "source", "example", "tool"}  # fmt: skip
 
 
 @lru_cache(maxsize=4096)
@@ -92,19 +104,37 @@ def kind_of(path: Sequence[str]) -> Kind:
 
     Args:
         path (`Sequence[str]`): Names from the outer to the inner field, such as `("choices", "message", "content")`. A
-            name without a meaning of its own, such as `content`, has the meaning of the field around it.
+            name without a meaning of its own, such as `content` or `x`, has the meaning of the field around it.
     """
     if normalized(path[-1]) in PROMPTS[:-1]:
         return Kind.ASKED
     words = list[str]()
     for name in reversed(path):
         words = words_of(name) + words
+        if (kind := _kind_of_words(words)) is not Kind.UNKNOWN and set(words) - _PLAIN:
+            return kind
         if set(words) - _PLAIN:
-            break
-    last = next((word for word in reversed(words) if word not in _PLAIN), words[-1] if words else "")
+            words = []
+    return _BY_LAST_WORD.get(words[-1] if words else "", Kind.UNKNOWN)
+
+
+def _kind_of_words(words: list[str]) -> Kind:
+    last = next((word for word in reversed(words) if word not in _PLAIN), "")
     kind = _BY_LAST_WORD.get(last, Kind.UNKNOWN)
-    if set(words) & _REFERENCE or last == "model":
+    if last in _SOURCES:
+        return Kind.ASKED
+    if set(words) & _REFERENCE or last == "model" or words[-2:] == ["tool", "choice"]:
         return Kind.ABOUT
-    if set(words) & _BY_MODEL and kind in (Kind.ANSWER, Kind.UNKNOWN):
+    by_model = set(words) & _BY_MODEL
+    if by_model and (kind is Kind.ANSWER or words[-1] in _PLAIN or (kind is Kind.UNKNOWN and by_model != {"model"})):
         return Kind.WRITTEN
     return kind
+
+
+def is_often_short(path: Sequence[str]) -> bool:
+    """Return whether a word in a field is rather an id or a setting than text, as in `conversation` or `reasoning`.
+
+    Args:
+        path (`Sequence[str]`): Names from the outer to the inner field.
+    """
+    return bool(_OFTEN_SHORT & set(words_of(path[-1])[-1:]))

@@ -63,13 +63,22 @@ class Choices(NamedTuple):
             only if it has a sentence.
         completion (`str`): Remedy if `{names}` may hold the completion. `{fields}` are the same names without commas,
             and `{messages}` is the field of the messages.
-        prompt (`str`): Remedy if `{names}` may be a part of the prompt.
+        prompt (`str`): Remedy if `{names}` may be a part of the prompt. `{joined}` are these names and `column`, in the
+            order of the record.
+        column (`str`, defaults to `""`): Field that the prompt was read from.
+        read (`tuple[str, ...]`, defaults to `()`): Fields whose whole text is read.
+        has_answer (`bool`, defaults to `True`): Whether the rows have the answer to the last message of the record.
+        counts_numbers (`bool`, defaults to `False`): Whether a number may be the completion.
     """
 
     completions: frozenset[Kind]
     prompts: frozenset[Kind]
     completion: str
     prompt: str
+    column: str = ""
+    read: tuple[str, ...] = ()
+    has_answer: bool = True
+    counts_numbers: bool = False
 
 
 IGNORED = Choices(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.format import Format, LeftOut, Record, Unusable
+from topr_trl.importing.format import IGNORED, Format, LeftOut, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.openai_messages import message, text_or_messages, tools_as_json
 from topr_trl.importing.prompt_tables import check_roles
@@ -101,6 +101,7 @@ FORMAT = Format(
     columns=("problem_id", "tools", *SAMPLING),
     required=frozenset({"input", "output"}),
     optional=None,
+    choices=lambda record: IGNORED,
     records=observations,
     loses="Only generations become rows. Choose a score with --reward_fields: NAME for exported tables, where each "
     "score is a column, and scores.NAME for downloaded traces.",

@@ -81,7 +81,7 @@ FORMAT = Format(
     required=frozenset({"response"}),
     optional=None,  # Logs have further fields, such as times and users.
     records=logged_call,
-    choices=lambda record: IGNORED,
+    choices=lambda record: IGNORED._replace(read=("response",)),
     loses="Without token_ids (vLLM: return_token_ids), text is tokenized again, which can give different tokens. A "
     "request without a temperature used the default of the server, which is assumed to be 1.",
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from topr_trl.data.messages import check_weight, plain_content
@@ -26,6 +26,8 @@ def message(given: Mapping[str, Any]) -> Row:
         NotOfFormat: the message has no role.
         Unusable: the message contains an image, a part without text, or a weight other than 0 and 1.
     """
+    if "role" not in given and "from" in given:
+        given = {**given, "role": given["from"], "content": given.get("value", given.get("content"))}
     if "role" not in given:
         raise NotOfFormat(f"a message has no role; it has {', '.join(sorted(given))}")
     try:
@@ -38,20 +40,39 @@ def message(given: Mapping[str, Any]) -> Row:
         calls.append(_call(given["function_call"]))
     reasoning = (given.get(name) for name in ("reasoning_content", "reasoning", "thinking"))
     return {
-        "role": "tool" if given["role"] == "function" else given["role"],
+        "role": ROLE_NAMES.get(str(given["role"]).lower(), given["role"]),
         "content": content or given.get("refusal") or content, "tool_calls": calls or None, "name": given.get("name"),
         "reasoning_content": next(filter(None, reasoning), None), "tool_call_id": given.get("tool_call_id"),
-        **({"weight": 0} if any(name in given and given[name] == value for name, value in _CONTEXT) else {}),
+        **({"weight": 0} if _is_marked(given) else {}),
     }  # fmt: skip
 
 
-# Fields with which other programs mark a message that the model reads and does not learn: OpenAI's weight, the loss of
-# ms-swift, the training flags of Axolotl, and demonstrations of SWE-agent.
-_CONTEXT = (
-    ("weight", 0), ("loss", False), ("train", False), ("training", False), ("trainable", False), ("learn", False),
-    ("is_demo", True), ("is_demonstration", True), ("demo", True), ("is_example", True), ("is_few_shot", True),
-    ("name", "example_assistant"), ("message_type", "demonstration"),
-)  # fmt: skip
+# Role of a message, by the names that programs give it. Other names are kept.
+ROLE_NAMES = {
+    "system": "system", "developer": "developer", "human": "user", "user": "user", "gpt": "assistant",
+    "chatgpt": "assistant", "ai": "assistant", "assistant": "assistant", "model": "assistant", "bot": "assistant",
+    "bard": "assistant", "bing": "assistant", "observation": "tool", "tool": "tool", "tool_response": "tool",
+    "function": "tool", "function_response": "tool",
+}  # fmt: skip
+
+
+def _is_marked(given: Mapping[str, Any]) -> bool:
+    """Return whether a field marks a message that the model reads and does not learn.
+
+    Examples are OpenAI's `weight`, the `loss` of ms-swift, the training flags of Axolotl, and SWE-agent's `is_demo`.
+    """
+    inner = given.get("metadata")
+    flags = {**(inner if isinstance(inner, Mapping) else {}), **given}
+    for name, value in flags.items():
+        words = {*re.findall(r"[a-z]+", str(name).lower())}
+        wanted = 1 if words & _CONTEXT_FLAGS else 0 if words & _LEARNED_FLAGS else None
+        if isinstance(value, int | float) and value == wanted:
+            return True
+    return given.get("name") == "example_assistant" or given.get("message_type") == "demonstration"
+
+
+_LEARNED_FLAGS = {"weight", "loss", "train", "training", "trainable", "learn", "learned"}
+_CONTEXT_FLAGS = {"demo", "demonstration", "example", "few", "masked", "no", "ignore"}  # such as few_shot and no_loss
 
 
 def row_of_run(messages: list[Row], **columns: Any) -> list[Row]:
@@ -145,12 +166,12 @@ FAILED = "failed"
 _FINISHED = {
     **dict.fromkeys(
         ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "stop_str", "completed", "complete", "tool_calls",
-         "tool_call", "tool_use", "function_call"),
+         "tool_call", "tool_use", "function_call", "word"),
         "stop",
     ),
     **dict.fromkeys(
         ("length", "max_tokens", "max_output_tokens", "max_length", "model_length", "model_context_window_exceeded",
-         "content_filter", "sensitive", "safety", "recitation", "repetition", "incomplete", "truncated"),
+         "limit", "content_filter", "sensitive", "safety", "recitation", "repetition", "incomplete", "truncated"),
         "length",
     ),
     **dict.fromkeys(
@@ -163,21 +184,40 @@ _FINISHED = {
 
 
 def finish_reason_of(record: Mapping[str, Any]) -> str | None:
-    """Return the finish reason that a record has for its last answer, as `finish_reason` does.
+    """Return the finish reason in a record, as `finish_reason` does. Return None without one, or with several.
 
     Args:
-        record (`Mapping[str, Any]`): Record, perhaps with a field such as `finish_reason`, `stopReason` or `truncated`.
+        record (`Mapping[str, Any]`): Record, perhaps with a field such as `finish_reason`, `truncated`, or
+            `response_metadata.stopReason`. Messages are not searched.
 
     Raises:
         Unusable: see `finish_reason`.
     """
-    given = {re.sub(r"[^a-z]", "", str(name).lower()): value for name, value in record.items()}
-    if given.get("finishreason"):
-        return finish_reason(given["finishreason"])
-    if any(str(given.get(name)).lower() in ("true", "1") for name in ("truncated", "istruncated", "wastruncated")):
-        return "length"
-    # vLLM has the matched stop string or token in `stop_reason`.
-    return _FINISHED.get(str(given.get("stopreason") or "").lower())
+    found = set(_finish_reasons(record))
+    return found.pop() if len(found) == 1 else None
+
+
+def _finish_reasons(value: Any) -> Iterator[str]:
+    """Yield each finish reason in a value and the values inside."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _finish_reasons(each)
+    for name, given in value.items() if isinstance(value, Mapping) else ():
+        key = re.sub(r"[^a-z]", "", str(name).lower())
+        reason, inner = None, given.get("type", given) if isinstance(given, Mapping) else given
+        if key == "finishreason" and isinstance(inner, str):
+            reason = finish_reason(inner)
+        elif key in _STOP_REASONS:  # vLLM has the matched stop string or token in `stop_reason`.
+            reason = _FINISHED.get(str(inner or "").lower())
+        elif key in ("truncated", "istruncated", "wastruncated", "completed") and inner is not None:
+            reason = "length" if (str(inner).lower() in ("true", "1")) is (key != "completed") else None
+        elif key not in ("messages", "conversations", "prompt", "request"):
+            yield from _finish_reasons(given)
+        if reason:
+            yield reason
+
+
+_STOP_REASONS = ("stopreason", "stoptype", "donereason", "nativefinishreason")
 
 
 def finish_reason(given: str | None) -> str | None:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from topr_trl.importing.field_names import COMPLETIONS, PROMPTS, REWARDS, Kind, kind_of, normalized
-from topr_trl.importing.format import Choices, Format, NotOfFormat, Record, Unusable
+from topr_trl.importing.format import Choices, Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.openai_messages import finish_reason, finish_reason_of, text_or_messages
 from topr_trl.importing.row_table import Row
 
-SYSTEM = ("system", "system_prompt", "system_message", "system_instruction")
+_SYSTEM = ("system", "system_prompt", "system_message", "system_instruction")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # Text with a list of objects that have roles holds messages. Other lists, such as an extracted table, remain text.
 _OBJECTS, _ROLE = re.compile(r"\s*\[\s*\{\s*['\"]"), re.compile(r"['\"]role['\"]\s*:")
@@ -97,20 +97,23 @@ def check_roles(messages: Any) -> None:
             raise Unusable(f"a message has the role {each['role']!r}; known roles are {', '.join(ROLES)}")
 
 
-def rows(record: Record) -> list[Row | None]:
+def rows(record: Record) -> list[Row | LeftOut | None]:
     """Return a row for each completion, or None for an empty completion. Return [] if the prompt is empty.
+
+    Return `[LeftOut.FAILED]` if a field such as `status` says that the call failed.
 
     Raises:
         NotOfFormat: the column of the prompt or of the completion is missing, or `plain` cannot read it.
         Unusable: `plain` cannot use a message, or there are two system prompts.
     """
-    prompt_name, completion_name = _columns(record)
+    if is_failed(record):
+        return [LeftOut.FAILED]
+    prompt_name, completion_name = columns_of(record)
     prompt, completions = plain(record[prompt_name], prompt_name), _completions(record[completion_name])
     if not prompt:
         return []
-    system = next((record[name] for name in record if normalized(name) in SYSTEM), None)
-    if system:
-        prompt = with_system(prompt, str(system))
+    if system := system_of(record):
+        prompt = with_system(prompt, system)
     answer = record.get("answer") if completion_name != "answer" else None
     reason_of_all = finish_reason_of(record)
     return [
@@ -122,8 +125,46 @@ def rows(record: Record) -> list[Row | None]:
     ]  # fmt: skip
 
 
-def _columns(record: Record) -> tuple[str, str]:
-    """Return the names of the columns with the prompt and with the completion."""
+def is_failed(record: Record) -> bool:
+    """Return whether a field of a record says that there is an error message in place of the completion.
+
+    Args:
+        record (`Record`): Record.
+    """
+    status = str(record.get("status") or "").lower()
+    return status in ("error", "failed", "failure", "timeout", "cancelled") or record.get("is_error") is True
+
+
+def system_of(record: Record) -> str | None:
+    """Return the system prompt in a field of a record. Return None without one.
+
+    Args:
+        record (`Record`): Record.
+
+    Raises:
+        NotOfFormat: the field holds a single word, which is rather the name of a system.
+    """
+    name = next((name for name in record if normalized(name) in _SYSTEM and record[name]), None)
+    if name is None:
+        return None
+    text = str(record[name])
+    if len(text.split()) == 1:
+        raise NotOfFormat(
+            f"its {name} is {text[:40]!r}, which may be a name and no system prompt. To leave it out, set "
+            f"--ignore_fields {name}. Otherwise, write the system prompt as the first message"
+        )
+    return text
+
+
+def columns_of(record: Record) -> tuple[str, str]:
+    """Return the names of the columns with the prompt and with the completion.
+
+    Args:
+        record (`Record`): Record.
+
+    Raises:
+        NotOfFormat: there is no such column.
+    """
     return (
         column_of(record, PROMPTS, "prompt", "Set --prompt_field to the name of the column"),
         column_of(record, COMPLETIONS, "completion", "Set --completion_field to the name of the column"),
@@ -136,27 +177,40 @@ def _completions(value: Any) -> list[tuple[Any, str | None]]:
     A column can hold one completion, a list of texts, or an assistant message or the choices of OpenAI's API, each also
     as JSON text.
     """
-    if isinstance(found := parsed_json(value), Mapping) and ({"role", "choices"} & set(found) or value is found):
-        value = found
-    if isinstance(value, Mapping):
-        return _completions(value["choices"]) if "choices" in value else [([value], None)]
+    found = parsed_json(value)
+    if isinstance(found, Mapping) and _is_choice(next(iter(found.get("choices") or ()), None)):
+        return _completions(found["choices"])
+    if isinstance(found, Mapping) and (_is_message(found) or value is found):
+        return [([found], finish_reason_of(found))]
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
         return [(each, None) for each in value]
-    if isinstance(value, list) and value and all(isinstance(each, Mapping) and "message" in each for each in value):
+    if isinstance(value, list) and value and all(map(_is_choice, value)):
         return [([each["message"]], each.get("finish_reason")) for each in value]
     return [(value, None)]
 
 
+def _is_choice(value: Any) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("message"), Mapping)
+
+
+def _is_message(value: Mapping[str, Any]) -> bool:
+    """Return whether an object is a chat message, and not a model's own JSON."""
+    return value.get("role") in ROLES and bool({"content", "tool_calls"} & set(value))
+
+
 def choices(record: Record) -> Choices:
     """Return the ways to read columns with text that no row has."""
-    prompt, completion = _columns(record)
+    prompt, completion = columns_of(record)
+    is_sure = kind_of((completion,)) is Kind.WRITTEN and not isinstance(record[completion], int | float)
     return Choices(
-        frozenset({Kind.WRITTEN} if kind_of((completion,)) is Kind.WRITTEN else {Kind.WRITTEN, Kind.ANSWER}),
+        frozenset({Kind.WRITTEN} if is_sure else {Kind.WRITTEN, Kind.ANSWER}),
         frozenset({Kind.ASKED, Kind.UNKNOWN}),
         f"Another column, {completion}, was taken as the completion. Set --completion_field to one of {completion}, "
         "{names}",
-        f"To join it to the prompt, set --prompt_field {{fields}} {prompt}. To read only "
-        "one of them, set --prompt_field to its name",
+        "To join it to the prompt, set --prompt_field {joined}. To read only one of them, set --prompt_field to its "
+        "name",
+        column=prompt,
+        counts_numbers=True,
     )
 
 

@@ -9,6 +9,7 @@ from topr_trl.importing import FORMATS
 from topr_trl.importing.field_names import COMPLETIONS, PROMPTS, normalized
 from topr_trl.importing.format import Record
 from topr_trl.importing.message_parts import parsed_json
+from topr_trl.importing.openai_messages import ROLE_NAMES
 from topr_trl.importing.prompt_tables import has_columns
 from topr_trl.importing.record_files import parsed, read_records
 from topr_trl.importing.refused_formats import Refused, refused
@@ -111,7 +112,7 @@ def is_chat_messages(value: Any) -> bool:
         or not all(isinstance(each, Mapping) and "role" in each for each in value)
     ):
         return False
-    return any(each["role"] == "assistant" for each in value)
+    return any(ROLE_NAMES.get(str(each["role"]).lower()) == "assistant" for each in value)
 
 
 # Test for the records of each format. The first test that passes selects the format, so specific formats come before
@@ -140,7 +141,7 @@ _TESTS: dict[str, Callable[[Record], bool]] = {
         and bool({"example_id", "generation_ms", "oai_tools", "tool_defs", "is_completed"} & set(record))
     ),
     "pairs": _has("chosen", "rejected"),
-    "sharegpt": lambda record: _is_turns(record.get("conversations")),
+    "sharegpt": lambda record: _is_turns(parsed_json(record.get("conversations"))),
     "messages": lambda record: len(messages_fields(record)) == 1 or is_chat_messages(record.get("messages")),
     "table": has_columns,
 }

@@ -1,5 +1,6 @@
 """Find fields of a record by name or path, and rename the fields that the user chose."""
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from topr_trl.importing.format import NotOfFormat, Record
@@ -36,7 +37,7 @@ def with_named_fields(record: Record, prompt_fields: list[str] | None, completio
 
     Args:
         record (`Record`): Record.
-        prompt_fields (`list[str]` or `None`): Fields with the parts of the prompt, joined with empty lines.
+        prompt_fields (`list[str]` or `None`): Fields with the parts of the prompt: texts or messages.
         completion_field (`str` or `None`): Field with the completion.
 
     Raises:
@@ -51,17 +52,58 @@ def with_named_fields(record: Record, prompt_fields: list[str] | None, completio
 
 
 def _joined(values: list[Any], names: list[str]) -> Any:
-    """Return a single value unchanged. Join several texts with empty lines, without empty ones.
+    """Return a single value unchanged. Join several texts with empty lines, or messages and texts to messages.
+
+    Lists of texts become texts, and objects become a line for each field. Pairs such as `[question, answer]` become two
+    messages, and a text beside messages becomes a message of the user.
 
     Raises:
-        NotOfFormat: one of several values is neither text nor a list of texts.
+        NotOfFormat: a value is something else.
     """
     if len(values) == 1:
         return values[0]
-    texts = list[str]()
-    for name, value in zip(names, values, strict=True):
-        parts = value if isinstance(value, list) else [value]
-        if not all(isinstance(part, str | int | float | None) for part in parts):
-            raise NotOfFormat(f"its {name} is {str(value)[:60]}, and only text can be joined in --prompt_field")
-        texts += [str(part) for part in parts if part not in (None, "") and part == part]  # NaN is unlike itself.
-    return "\n\n".join(texts)
+    parts = [_as_part(name, parsed_json(value)) for name, value in zip(names, values, strict=True)]
+    if not any(isinstance(part, list) for part in parts):
+        return "\n\n".join(str(part) for part in parts if part)
+    messages = [part if isinstance(part, list) else [{"role": "user", "content": part}] for part in parts if part]
+    return [message for part in messages for message in part]
+
+
+def _as_part(name: str, value: Any) -> str | list[Any]:
+    """Return a part of a prompt as text or messages."""
+    if value is None or value != value:  # NaN is unlike itself.
+        return ""
+    if isinstance(value, Mapping) and all(isinstance(each, str | int | float | None) for each in value.values()):
+        return "\n".join(f"{key}: {each}" for key, each in value.items() if each not in (None, ""))
+    if not isinstance(value, list):
+        return _as_text(name, value)
+    if value and all(isinstance(each, Mapping) and {"role", "from"} & set(each) for each in value):
+        return value
+    if value and all(isinstance(each, list) and len(each) == 2 for each in value):
+        roles = ("user", "assistant")
+        return [
+            {"role": role, "content": text} for pair in value for role, text in zip(roles, pair, strict=True) if text
+        ]
+    return "\n\n".join(_as_text(name, each) for each in value)
+
+
+def _as_text(name: str, value: Any) -> str:
+    if not isinstance(value, str | int | float):
+        raise NotOfFormat(f"its {name} is {str(value)[:60]}, and only text and messages can be joined")
+    return str(value)
+
+
+def without_fields(record: Record, paths: Collection[str]) -> Record:
+    """Return a record without the given fields.
+
+    Args:
+        record (`Record`): Record.
+        paths (`Collection[str]`): Names of fields, or paths of inner fields such as `meta.message_id`.
+    """
+    inner = {path.partition(".")[0] for path in paths if "." in path and path not in record}
+    found = {name: value for name, value in record.items() if name not in paths}
+    for name in inner & set(found):
+        if isinstance(found[name], Mapping):
+            below = [path.partition(".")[2] for path in paths if path.startswith(f"{name}.")]
+            found[name] = without_fields(dict(found[name]), below)
+    return found

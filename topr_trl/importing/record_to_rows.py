@@ -1,6 +1,7 @@
 """Convert records to rows with rewards and problem ids."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -35,7 +36,7 @@ from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.openai_messages import FAILED, has_broken_call
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.recognition import explain, format_of, messages_fields, recognize
-from topr_trl.importing.record_fields import field_value, with_named_fields
+from topr_trl.importing.record_fields import field_value, with_named_fields, without_fields
 from topr_trl.importing.record_files import files_of, has_unpaired_surrogate, parsed, read_records
 from topr_trl.importing.record_rewards import RecordRewards, check_rewards, read_by_id, value_by_id
 from topr_trl.importing.refused_formats import refused
@@ -85,7 +86,7 @@ def recognize_source(args: InputArguments, source: Path) -> str:
     """
     if args.messages_field:
         return "messages"
-    if args.prompt_field and args.completion_field:
+    if args.prompt_field or args.completion_field:
         return "table"
     return recognize(files_of(source, ""))
 
@@ -122,7 +123,7 @@ class RecordReader:
         self.where = args.where_values
         self.same: Any = None  # value of the field `Format.same` in earlier records
         self.rewards = RecordRewards(args, self.format)
-        self.messages_field = "messages"
+        self.messages_field: str | None = None  # field that was renamed to `messages`
         self.has_rewards = self.rewards.are_set or self._first_records_have_rewards()
         self.requests = read_by_id(args.requests, "custom_id", "body")
         self.runs: dict[str, _Run] = {}
@@ -280,6 +281,7 @@ class RecordReader:
 
     def _check_fields(self, record: Any) -> Record:
         """Rename and check the fields of a record, and add its request from the file of requests, if there is one."""
+        args = self.args
         if isinstance(record, dict):
             record = self._with_names_of_format(record)
             if (same := self.format.same) is not None:
@@ -292,7 +294,11 @@ class RecordReader:
                 self.same = value
         self.format.check(record, [name.partition(".")[0] for name in self._named_fields])
         if self.rewards.are_set:
-            record = {"reward": None, **record}  # The settings say where the reward is, so it is not in the messages.
+            # The settings say where the reward is: in a message that they name, or in no message.
+            of_message = re.compile(rf"{self.messages_field or 'messages'}\.(\d+)\.")
+            paths = [found[1] for name in args.reward_fields or () if (found := of_message.match(name))]
+            named = {"message_index": paths[0]} if paths else {}
+            record = {"reward": None, **record, **named}
         if self.requests is None:
             return record
         return {**record, "request": value_by_id(self.requests, record, "custom_id", "--requests", NotOfFormat)}
@@ -309,6 +315,7 @@ class RecordReader:
     def _with_names_of_format(self, record: Record) -> Record:
         """Rename fields to the names of the format."""
         record = with_named_fields(record, self.args.prompt_field, self.args.completion_field)
+        record = without_fields(record, self.args.ignore_fields or ())
         if self.name == "messages" and (self.args.messages_field or "messages" not in record):
             fields = [self.args.messages_field] if self.args.messages_field else messages_fields(record)
             if len(fields) > 1:
@@ -316,6 +323,8 @@ class RecordReader:
             for self.messages_field in fields:
                 messages = parsed_json(field_value(record, self.messages_field, NotOfFormat))
                 record = {**record, "messages": messages}
+        elif self.name == "messages":
+            record = {**record, "messages": parsed_json(record["messages"])}
         return record
 
     def _completions(self, record: Record) -> list[Row | LeftOut]:
@@ -366,7 +375,7 @@ class RecordReader:
         if self.format.choices is None:
             return
         rewards = self.format.rewards(record) if self.format.rewards and not self.rewards.are_set else ()
-        read = [*self._named_fields, *rewards, "finish_reason", "messages", self.messages_field]
+        read = [*self._named_fields, *rewards, "finish_reason", self.messages_field or "finish_reason"]
         choices, args = self.format.choices(record), self.args
         unread = find_unread(record, rows, read, choices)
         check_unread(
@@ -375,7 +384,8 @@ class RecordReader:
                 prompts=[] if args.prompt_field or args.messages_field else unread.prompts,
             ),
             choices,
-            self.messages_field,
+            record,
+            self.messages_field or "messages",
         )
         self.not_read.update(chain(*unread))
 

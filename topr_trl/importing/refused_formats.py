@@ -199,6 +199,11 @@ REFUSED = (
     Refused("results of promptfoo", lambda record: isinstance(_inner(record, "results", "results"), list), _AS_ROWS),
     Refused("a log of OpenAI's evals", _is_openai_evals, _AS_ROWS),
     Refused("a comparison of two completions", _is_comparison, _AS_PAIRS),
+    Refused(
+        "steps with a label each",
+        lambda record: isinstance(record.get("completions"), list) and isinstance(record.get("labels"), list),
+        f"{_AS_ROWS}. A row is a whole answer with one score",
+    ),
     Refused("a list of completions with their scores", _has_scored_list, _AS_ROWS),
     Refused(
         "a table with one message per row",

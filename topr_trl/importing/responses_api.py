@@ -152,7 +152,7 @@ FORMAT = Format(
     required=frozenset({"response"}),
     optional=None,
     records=logged_call,
-    choices=lambda record: IGNORED,
+    choices=lambda record: IGNORED._replace(read=("response",)),
     loses="OpenAI's models do not show their reasoning, so the completion lacks it. Text is tokenized again, which can "
     "give different tokens. A request without a temperature used the default of the server, which is assumed to be 1.",
 )

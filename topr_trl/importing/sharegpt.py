@@ -1,19 +1,14 @@
 """Read ShareGPT's conversations: `{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", ...}]}`."""
 
 import json
-from typing import Any
 
-from topr_trl.importing.chat_messages import rewards, rows_of_conversation
-from topr_trl.importing.format import IGNORED, Format, NotOfFormat, Record, Unusable
+from topr_trl.importing.chat_messages import choices, rewards, rows_of_conversation
+from topr_trl.importing.format import Format, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.openai_messages import message, tools_as_json
+from topr_trl.importing.openai_messages import ROLE_NAMES, message, tools_as_json
+from topr_trl.importing.prompt_tables import ROLES
 from topr_trl.importing.row_table import Row
 
-_ROLES = {
-    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant",
-    "assistant": "assistant", "model": "assistant", "bot": "assistant", "bard": "assistant", "bing": "assistant",
-    "observation": "tool", "tool": "tool", "tool_response": "tool", "function_response": "tool",
-}  # fmt: skip
 _CALL = "function_call"  # LLaMA-Factory's role for a turn with tool calls as JSON
 
 
@@ -26,25 +21,24 @@ def rows(record: Record) -> list[Row]:
     """
     if record.get("image") or record.get("images"):
         raise Unusable("it has images: offline training supports only text")
-    turns = [_message(turn) for turn in record["conversations"]]
+    given = parsed_json(record["conversations"])
     return rows_of_conversation(
-        record, record["conversations"], turns, {"tools": tools_as_json(parsed_json(record.get("tools")))}
+        record, given, [_message(turn) for turn in given], {"tools": tools_as_json(parsed_json(record.get("tools")))}
     )
 
 
 def _message(turn: Record) -> Row:
-    role = turn.get("from") or turn.get("role")
-    content: Any = turn["value"] if "value" in turn else turn.get("content")
-    more: dict[str, Any] = {name: given for name, given in turn.items() if name not in ("from", "role", "value")}
+    role, content = turn.get("from") or turn.get("role"), turn.get("value", turn.get("content"))
     if role == _CALL:
         calls = json.loads(content or "null")
         calls = calls if isinstance(calls, list) else [calls]
-        return message({**more, "role": "assistant", "content": None, "tool_calls": calls})
-    if role not in _ROLES:
-        raise NotOfFormat(f"a turn is from {role!r}; known roles are {', '.join([*_ROLES, _CALL])}")
-    if isinstance(content, str) and _ROLES[role] == "user" and "<image>" in content:
+        return message({**turn, "role": "assistant", "content": None, "tool_calls": calls})
+    found = message(turn)
+    if found["role"] not in ROLES:
+        raise NotOfFormat(f"a turn is from {role!r}; known roles are {', '.join([*ROLE_NAMES, _CALL])}")
+    if isinstance(content, str) and found["role"] == "user" and "<image>" in content:
         raise Unusable("a turn has an <image>: offline training supports only text")
-    return message({**more, "role": _ROLES[role], "content": content})
+    return found
 
 
 FORMAT = Format(
@@ -55,6 +49,6 @@ FORMAT = Format(
     columns=("problem_id", "finish_reason", "tools"),
     required=frozenset({"conversations"}),
     optional=None,
-    choices=lambda record: IGNORED,
+    choices=lambda record: choices(record, "conversations"),
     loses="The trainer learns from assistant turns (gpt). User turns between them are context.",
 )

@@ -29,7 +29,8 @@ def logged_call(record: Record) -> Iterator[Record]:
     response = "response" if record.get("response") else answers[0] if len(answers) == 1 else None
     request = "request" if record.get("request") else asked[0] if len(asked) == 1 else None
     names = {"response": response, "request": request} if response in answers and request in asked else {}
-    named = {name: objects[name] for name in ("response", "request") if name in objects}
+    is_call = {*answers, *asked}
+    named: Record = {name: objects[name] for name in ("response", "request") if name in is_call}
     yield {**record, **named, **{name: objects[found] for name, found in names.items() if found}}
 
 
@@ -147,7 +148,7 @@ FORMAT = Format(
     required=frozenset({"response"}),
     optional=None,
     records=logged_call,
-    choices=lambda record: IGNORED,
+    choices=lambda record: IGNORED._replace(read=("response",)),
     loses="Prompts are plain text: no chat template is applied. Without token_ids (vLLM: return_token_ids), text is "
     "tokenized again, which can give different tokens. A request without a temperature used the default of the server, "
     "which is assumed to be 1.",

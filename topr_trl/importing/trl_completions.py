@@ -4,7 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from topr_trl.data.tables import read_shard
-from topr_trl.importing.format import Format, NotOfFormat, Record
+from topr_trl.importing.format import IGNORED, Format, NotOfFormat, Record
 from topr_trl.importing.openai_messages import text_or_messages
 from topr_trl.importing.row_table import Row
 
@@ -52,6 +52,7 @@ FORMAT = Format(
     columns=("problem_id",),
     required=_FIXED,
     optional=None,
+    choices=lambda record: IGNORED,
     loses="TRL logs the last generation batch before each log, as text. Tokenizing this text can give different "
     "tokens. An evaluation at the same step replaces the file, so its rows are read as training rows. Before TRL "
     "1.15, prompts are text with the chat template applied.",

@@ -4,15 +4,16 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from topr_trl.importing.field_names import Kind, kind_of
+from topr_trl.importing.field_names import Kind, is_often_short, kind_of
 from topr_trl.importing.format import Choices, NotOfFormat, Record
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.row_table import Row
 
 _LONG = 16  # characters; shorter text can occur in a row by chance
 _WORDS_OF_PROSE = 4
-_TOKENS = ("logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs")  # long lists without text of their own
+_MARGIN = 40  # characters that a template adds behind a completion
 _ASSISTANT = ("assistant", "model", "ai", "bot", "gpt")
+_TOKENS = ("logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs")  # long lists without text of their own
 
 
 class Unread(NamedTuple):
@@ -21,7 +22,7 @@ class Unread(NamedTuple):
     Attributes:
         completions (`list[str]`): Fields that may hold the completion.
         prompts (`list[str]`): Fields that may be a part of the prompt.
-        others (`list[str]`): Other fields at the top of the record.
+        others (`list[str]`): Other fields at the top of the record, none of whose text is in a row.
     """
 
     completions: list[str]
@@ -33,56 +34,93 @@ class _Text(NamedTuple):
     """Text in a record, with the path and the kind of its field.
 
     `name` is the path up to the first list of objects, with dots, as settings such as `--completion_field` take it.
+    `is_said` is whether the text is in a message with a role.
     """
 
     path: tuple[str, ...]
     name: str
     text: str
     kind: Kind
+    is_said: bool = False
+
+
+class _Read:
+    """Texts of rows, apart for the model's completions, for other messages, and for all of them."""
+
+    def __init__(self, rows: Sequence[Row], has_answer: bool) -> None:
+        self.has_answer = has_answer
+        said = [each for row in rows for each in _said_in(row)]
+        self.longest = max((len(text.split()) for is_own, text in said if is_own), default=0)
+        self.ends = [_ends_of(row) for row in rows]
+        everything = [
+            _plain(each.text) for row in rows for name, value in row.items() for each in _texts_in({name: value})
+        ]
+        self.parts = {
+            Kind.WRITTEN: _joined_set(text for is_own, text in said if is_own and has_answer),
+            Kind.ASKED: _joined_set([*(text for is_own, text in said if not is_own), *_about(rows)]),
+            Kind.ABOUT: _joined_set(everything),
+        }
+        self.parts[Kind.ANSWER], self.parts[Kind.UNKNOWN] = self.parts[Kind.WRITTEN], self.parts[Kind.ABOUT]
+
+    def has(self, given: _Text) -> bool:
+        """Return whether the rows have a text. A short text must equal a text of the rows, unless it may be asked."""
+        text = _plain(given.text)
+        exact, everything = self.parts[Kind.ABOUT if given.is_said and self.has_answer else given.kind]
+        if not text or text in exact or self._renders(text):
+            return True
+        if (len(text) < _LONG and given.kind is not Kind.ASKED) or text not in everything:
+            return False
+        return re.search(rf"(?<!\w){re.escape(text)}(?!\w)", everything) is not None
+
+    def _renders(self, text: str) -> bool:
+        """Return whether a text is a rendered row: a prompt, followed by its completion at the end."""
+        for prompt, completion in self.ends:
+            start, end = text.find(prompt), text.rfind(completion)
+            if 0 <= start < end and len(text) - end - len(completion) <= _MARGIN and start + len(prompt) <= end:
+                return True
+        return False
 
 
 def find_unread(record: Record, rows: Sequence[Row], read: Collection[str], choices: Choices) -> Unread:
     """Return the fields of a record that have text which no row has.
 
-    A short text counts as read if it equals a text of the rows, and a longer one if a text of the rows contains it. A
-    text that contains a prompt and its completion counts as read, too.
-
     Args:
         record (`Record`): Record.
         rows (`Sequence[Row]`): Rows of the record.
-        read (`Collection[str]`): Paths of fields that settings name. They count as read.
+        read (`Collection[str]`): Paths of fields that count as read, because settings name them.
         choices (`Choices`): Kinds of fields that may hold the completion or a part of the prompt.
     """
-    texts = [{_plain(text) for text in _texts_of(row)} for row in rows]
-    exact, pairs = set().union(*texts), [_ends_of(row) for row in rows]
-    everything = "\n".join(exact)
-    found = Unread([], [], [])
+    known, paths = _Read(rows, choices.has_answer), {*read, *choices.read}
+    found, tops = Unread([], [], []), set[str]()
     for each in _texts_in(record):
-        name = each.name
-        if any(name == path or name.startswith(f"{path}.") for path in read):
+        if any(each.name == path or each.name.startswith(f"{path}.") for path in paths) or known.has(each):
+            tops.add(each.path[0])
             continue
-        is_top = len(each.path) == 1
-        if (not is_top and each.kind in (Kind.ABOUT, Kind.UNKNOWN)) or _is_read(each, exact, everything):
-            continue
-        if any(prompt in each.text and completion in each.text for prompt, completion in pairs):
-            continue
-        is_prose = len(each.text.split()) >= _WORDS_OF_PROSE
-        if each.kind in choices.completions:
-            found.completions.append(name)
-        elif each.kind in choices.prompts and (each.kind is not Kind.UNKNOWN or is_prose):
-            found.prompts.append(name)
-        elif is_top:
-            found.others.append(name)
-    return Unread(*(list(dict.fromkeys(names)) for names in found))
+        is_top, words = len(each.path) == 1, len(each.text.split())
+        is_word = words == 1 and not each.is_said and is_often_short(each.path)
+        longer = each.kind is Kind.ANSWER and words >= _WORDS_OF_PROSE and words > known.longest
+        if is_word or (not is_top and each.kind in (Kind.ABOUT, Kind.UNKNOWN)):
+            found.others.append(each.path[0])
+        elif each.kind in choices.completions or longer:
+            found.completions.append(each.name)
+        elif each.kind in choices.prompts and (each.kind is not Kind.UNKNOWN or words >= _WORDS_OF_PROSE):
+            found.prompts.append(each.name)
+        else:
+            found.others.append(each.path[0])
+    if choices.counts_numbers:
+        found.completions.extend(_numbers_in(record, paths, choices))
+    others = [name for name in found.others if name not in tops]
+    return Unread(*(list(dict.fromkeys(names)) for names in (found.completions, found.prompts, others)))
 
 
-def check_unread(unread: Unread, choices: Choices, messages: str) -> None:
+def check_unread(unread: Unread, choices: Choices, record: Record, messages: str) -> None:
     """Check that no field with unread text may hold the completion or a part of the prompt.
 
     Args:
         unread (`Unread`): Fields with unread text. A setting that names the field of the completion or of the prompt
             answers the question: then the list is empty.
         choices (`Choices`): Remedies.
+        record (`Record`): Record.
         messages (`str`): Field with the messages, for the remedies.
 
     Raises:
@@ -92,20 +130,45 @@ def check_unread(unread: Unread, choices: Choices, messages: str) -> None:
         (unread.completions, "the completion", choices.completion),
         (unread.prompts, "a part of the prompt", choices.prompt),
     )
+    order = {name: place for place, name in enumerate(record)}
     for names, what, remedy in questions:
         if names:
-            listed = ", ".join(names)
-            advice = remedy.format(names=listed, fields=" ".join(names), messages=messages)
-            raise NotOfFormat(f"the text of {listed} is in no row, and may be {what}. {advice}")
+            both = sorted([*names, choices.column], key=lambda name: order.get(name.partition(".")[0], len(order)))
+            advice = remedy.format(
+                names=", ".join(names), fields=" ".join(names), joined=" ".join(both), messages=messages
+            )
+            raise NotOfFormat(f"the text of {', '.join(names)} is in no row, and may be {what}. {advice}")
 
 
-def _is_read(given: _Text, exact: Collection[str], everything: str) -> bool:
-    text = _plain(given.text)
-    if not text or text in exact:
-        return True
-    if (len(text) < _LONG and given.kind is not Kind.ASKED) or text not in everything:
-        return False
-    return re.search(rf"(?<!\w){re.escape(text)}(?!\w)", everything) is not None
+def _numbers_in(record: Record, read: Collection[str], choices: Choices) -> list[str]:
+    """Return the fields at the top of a record whose number may be the completion."""
+    numbers = (name for name, value in record.items() if type(value) in (int, float) and name not in read)
+    return [name for name in numbers if kind_of((name,)) in choices.completions - {Kind.UNKNOWN}]
+
+
+def _said_in(row: Row) -> Iterator[tuple[bool, str]]:
+    """Yield each text of a row's prompt and completion, and whether the model wrote it for this row."""
+    for name in ("prompt", "completion"):
+        value = row.get(name)
+        if isinstance(value, str):
+            yield name == "completion", _plain(value)
+        for each in value if isinstance(value, list) else ():
+            is_own = name == "completion" and isinstance(each, Mapping) and each.get("role") == "assistant"
+            yield from ((is_own, _plain(text.text)) for text in _texts_in({name: each}))
+    if isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str):
+        yield True, _plain(row["prompt"] + row["completion"])  # A record may have both in one field.
+
+
+def _about(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the texts of the rows' tools and template settings, which are part of the prompt."""
+    for row in rows:
+        for name in ("tools", "chat_template_kwargs"):
+            yield from (_plain(each.text) for each in _texts_in({name: row.get(name)}))
+
+
+def _joined_set(texts: Any) -> tuple[set[str], str]:
+    found = set(texts)
+    return found, "\n".join(found)
 
 
 def _ends_of(row: Row) -> tuple[str, str]:
@@ -114,7 +177,7 @@ def _ends_of(row: Row) -> tuple[str, str]:
     for name in ("prompt", "completion"):
         value = row.get(name)
         ends.append(str(value[-1].get("content") or "") if isinstance(value, list) and value else str(value or ""))
-    return ends[0] or "\0", ends[1] or "\0"  # No text contains a null character.
+    return _plain(ends[0]) or "\0", _plain(ends[1]) or "\0"  # No text contains a null character.
 
 
 def _plain(text: str) -> str:
@@ -122,32 +185,22 @@ def _plain(text: str) -> str:
     return " ".join(text.split())
 
 
-def _texts_of(row: Row) -> Iterator[str]:
-    """Yield each text of a row. Text prompts and completions are also joined, because a record may have both in one."""
-    yield from (each.text for name, value in row.items() for each in _texts_in({name: value}))
-    if isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str):
-        yield row["prompt"] + row["completion"]
-
-
 def _texts_in(
     value: Any, path: tuple[str, ...] = (), kind: Kind | None = None, name: str | None = None
 ) -> Iterator[_Text]:
     """Yield each text in a value. The role of a message gives the kind of its content."""
     value = parsed_json(value)
-    if isinstance(value, int | float) and not isinstance(value, bool) and len(path) == 1:
-        if kind_of(path) in (Kind.WRITTEN, Kind.ANSWER, Kind.ASKED):
-            yield _Text(path, path[0], str(value), kind_of(path))
-    elif isinstance(value, str):
+    if isinstance(value, str):
         own = kind_of(path)
-        yield _Text(path, name or ".".join(path), value, own if kind is None or own is Kind.ABOUT else kind)
+        is_said = kind is not None and own is not Kind.ABOUT
+        yield _Text(path, name or ".".join(path), value, kind if is_said and kind else own, is_said)
     elif isinstance(value, Mapping):
         said = None
         if isinstance(role := value.get("role"), str):
-            said = Kind.WRITTEN if role in _ASSISTANT else Kind.ASKED
+            said = Kind.WRITTEN if role.lower() in _ASSISTANT else Kind.ASKED
         for key, inner in value.items():
-            if key in _TOKENS:
-                continue
-            yield from _texts_in(_joined(inner) if said else inner, (*path, str(key)), said or kind, name)
+            if key not in _TOKENS:
+                yield from _texts_in(_joined(inner) if said else inner, (*path, str(key)), said or kind, name)
     elif isinstance(value, list | tuple):
         for inner in () if value and isinstance(value[0], int | float) else value:
             yield from _texts_in(inner, path, kind, name or ".".join(path))

@@ -2,7 +2,7 @@
 
 import re
 
-from topr_trl.importing.format import Format, Record, Unusable
+from topr_trl.importing.format import IGNORED, Format, Record, Unusable
 from topr_trl.importing.row_table import Row
 
 # Text that the model did not write: headers of user and tool messages, without the special tokens that verl removes,
@@ -39,6 +39,7 @@ FORMAT = Format(
     columns=("problem_id", "answer"),
     required=frozenset({"input", "output", "score", "step"}),
     optional=None,  # Records also have the other values of the reward function.
+    choices=lambda record: IGNORED,
     loses="verl logs decoded text without special tokens, token ids or log-probabilities. Prompts lack the tokens of "
     "the chat template, and a truncated completion looks like a complete one. The dumps do not distinguish tool "
     "results from the model's text, so outputs with such results are refused.",

@@ -164,6 +164,10 @@ _NOTED = {
         "row ends with a turn of the user, which is not learned",
         "rows end with a turn of the user, which is not learned",
     ),
+    "printed": (
+        "completion is the printed text of a Python object, and is read as text",
+        "completions are the printed texts of Python objects, and are read as text",
+    ),
     "placeholder": (
         "prompt or completion is a word for a missing value, such as nan, and is read as text",
         "prompts or completions are words for a missing value, such as nan, and are read as text",
