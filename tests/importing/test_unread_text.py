@@ -319,3 +319,165 @@ def test_answers_that_something_else_ended(read):
     assert [row["finish_reason"] for row in part.rows] == ["length", "length"]
     with pytest.raises(ValueError, match=r"ended with 'tired'.*stop or length.*--skip_unusable"):
         read(call("tired"), reward_fields=["score"])
+
+
+# Shapes that people have.
+
+LONG = "Each cat has four legs, so two have 8."
+TURNS = [{"from": "human", "value": "Legs?"}, {"from": "gpt", "value": "EARLIER 4"}, {"from": "human", "value": "Two?"}]
+
+
+@pytest.mark.parametrize(
+    ("record", "field"),
+    [
+        ({"question": "Legs?", "messages": [{"role": "user", "content": "CONTEXT"}], "response": "4"}, "messages"),
+        ({"trace_id": "t", "input": "Legs?", "output": "4", "context": "CONTEXT"}, "context"),
+        ({"input": "Legs?", "output": "4", "score": 1, "step": 1, "context": "CONTEXT"}, "context"),
+        ({"question": "Legs?", "response": "4", "source_documents": [{"page_content": "CONTEXT"}]}, "source_documents"),
+        ({"question": "Legs?", "response": "4", "options": {"A": "Four", "B": "Ten"}}, "options.A"),
+        ({"question": "Legs?", "response": "4", "history": [{"q": "Hi?", "a": "Hi!"}]}, "history"),
+        ({"messages": HISTORY[:2], "available_tools": [{"name": "legs", "description": "Count."}]}, "available_tools"),
+        ({"question": "Legs?", "context": "Cats have four.", "response": "Cats have four."}, "context"),
+        ({"question": "Legs?", "choices": ["four", "ten"], "response": "It is four, not ten."}, "choices"),
+        ({"question": "Legs?", "input_text": "Context: 4 legs. Question: Legs?", "response": "4"}, "input_text"),
+        ({"question": "Legs?", "ground_truth_context": "Cats have four.", "response": "4"}, "ground_truth_context"),
+        ({"question": "Legs?", "source": "The cat has four legs.", "response": "4"}, "source"),
+        ({"question": "Legs?", "output": LONG, "prediction": "8", "gold": "8"}, "output"),
+        ({"question": "Legs?", "output": "Four.", "response": 200}, "output"),
+        ({"question": "Legs?", "assistant": "gpt-4o", "output": "Four."}, "assistant"),
+        ({"question": "Legs?", "chat_history": HISTORY[:2], "answer": "12"}, "question"),
+        ({"question": "Legs?", "chat_history": HISTORY[:2], "response": "12"}, "response"),
+        ({"messages": HISTORY, "answer": "EARLIER 4"}, "answer"),
+        ({"conversations": TURNS, "answer": "NEW 8"}, "answer"),
+        ({"question": "Legs?", "response": "4", "system": "gpt-4"}, "system"),
+    ],
+)  # fmt: skip
+def test_text_that_may_belong_to_a_row_stops_the_import(read, record, field):
+    with pytest.raises(ValueError, match=rf"line 1: (the text of|its) .*{field}"):
+        read({**record, "reward": 1}, reward_fields=["reward"])
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": "Legs?", "chosen": "4", "rejected": "5", "score_chosen": 9, "score_rejected": 1, "rating_chosen": 5},
+        {"conversations": TURNS[:2], "turn": 1, "knowledge": "none", "conversation_id": "c-1"},
+        {"messages": HISTORY[:2], "reasoning": "on", "category": "math", "num_turns": 2, "input": 120},
+        {"query": "Legs?", "response": "4", "type": "GSM_Rephrased", "original_question": "How many legs has it?"},
+        {"question": "Legs?", "response": "4", "model_a": "m", "model_temperature": "0.7", "gpt4_score": "9"},
+        {"prompt": "Who?", "response": '{"name": "Ann"}', "served_model": "m", "response_time": "2 s"},
+        {"instruction": "Legs?", "output": "4", "generator": "m", "dataset": "cats"},
+        {"request": {"messages": [USER], "tool_choice": "auto", "user": "u"},
+         "response": {"choices": [{"message": EARLIER}], "service_tier": "default", "id": "c"}},
+    ],
+)  # fmt: skip
+def test_clear_files_are_read(read, record):
+    assert read(record, {**record})[1]
+
+
+def test_a_history_is_joined_with_the_question(read):
+    for history in (HISTORY[:2], TURNS[:2], [["Legs of a cat?", "EARLIER 4"]]):
+        record = {"question": "And of three?", "chat_history": history, "answer": "NEW 12", "score": 1}
+        with pytest.raises(
+            ValueError, match=r"--prompt_field chat_history question|--prompt_field question chat_history"
+        ):
+            read(record)
+        _, [(prompt, completion)] = read(record, prompt_field=["chat_history", "question"], completion_field="answer")
+        assert prompt.endswith("EARLIER 4 | And of three?")
+        assert completion == "NEW 12"
+
+
+def test_options_are_joined_as_lines(read):
+    record = {"question": "Legs?", "options": {"A": "Four", "B": "Ten"}, "response": "A", "score": 1}
+    assert read(record, prompt_field=["question", "options"])[1] == [("Legs?\n\nA: Four\nB: Ten", "A")]
+
+
+@pytest.mark.parametrize(
+    ("beside", "fields"),
+    [
+        ({"feedback": [{"message_id": "a1", "score": 1}]}, ["feedback.0.score"]),
+        ({"rating": 1, "target": "a1"}, ["rating"]),
+        ({"rating": 1, "rated_message_uuid": "a1"}, ["rating"]),
+        ({"rating": 1, "message_index": "1"}, ["rating"]),
+        ({"rating": 1, "message_index": -3}, ["rating"]),
+        ({}, ["messages.1.extra.score"]),
+    ],
+)  # fmt: skip
+def test_other_ways_to_name_the_rated_message(read, beside, fields):
+    chat = [CHAT[0], {**CHAT[1], "extra": {"score": 1}}, *CHAT[2:]]
+    assert read({"messages": chat, **beside}, reward_fields=fields)[1] == [("Legs of a cat?", "EARLIER 4")]
+
+
+def test_a_turn_that_a_field_may_name_is_asked_about(read):
+    record = {"messages": CHAT, "turn_index": 1, "rating": 1}
+    with pytest.raises(ValueError, match=r"its turn_index is 1.*--ignore_fields turn_index"):
+        read(record, reward_fields=["rating"])
+    assert read(record, reward_fields=["rating"], ignore_fields=["turn_index"])[0].noted["several_turns"]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": [USER, {**EARLIER, "score": 0.9, "feedback": "down"}]},
+        {"messages": [USER, {**EARLIER, "score": 0.9}], "rating": -1},
+        {"prompt": "Legs?", "completion": "4", "score": 1, "rating": 0},
+        {"prompt": "Legs?", "completion": "4", "score": {"right": 1}},
+    ],
+)
+def test_rewards_that_are_not_clear(read, record):
+    with pytest.raises(ValueError, match=r"may all be|set --reward_fields to such a field, as in score\.right"):
+        read(record)
+
+
+def test_empty_ratings_and_ratings_of_questions_are_none(read):
+    chat = [{**CHAT[0], "liked": False, "rating": ""}, {**CHAT[1], "rating": ""}]
+    assert len(read({"messages": [{**CHAT[0], "liked": False}, {**CHAT[1], "liked": True}]})[1]) == 1
+    assert read({"messages": [{**chat[0], "liked": None}, chat[1]]})[0].noted == {}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"details": {"finish_reason": "length"}}, {"meta_info": {"finish_reason": {"type": "length"}}},
+     {"response_metadata": {"stopReason": "max_tokens"}}, {"stop_type": "limit"}, {"done_reason": "length"},
+     {"completed": False}],
+)  # fmt: skip
+def test_finish_reasons_inside(read, given):
+    assert read({"prompt": "Legs?", "completion": "8", **given, "reward": 1})[0].rows[0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("given", [{"status": "error"}, {"is_error": True}])
+def test_error_messages_are_no_completions(read, given):
+    for record in ({"prompt": "Legs?", "completion": "Rate limit"}, {"messages": HISTORY[:2]}):
+        assert read({**record, **given, "reward": 1})[0].left_out["failed"] == ["line 1"]
+
+
+@pytest.mark.parametrize(
+    "flag", [{"loss_mask": 0}, {"no_loss": True}, {"few_shot": True}, {"metadata": {"is_demo": 1}}]
+)
+def test_other_marks_of_context(read, flag):
+    record = {"messages": [USER, {**EARLIER, **flag}, AGAIN, {"role": "assistant", "content": "12"}]}
+    assert read(record)[1] == [("Legs of a cat? | EARLIER 4 | And of three?", "12")]
+
+
+def test_names_of_roles(read):
+    for user, own in (("human", "ai"), ("User", "Assistant"), ("user", "bot")):
+        assert read({"messages": [{**USER, "role": user}, {**EARLIER, "role": own}]})[1] == [
+            ("Legs of a cat?", "EARLIER 4")
+        ]
+
+
+@pytest.mark.parametrize(
+    "text", ["ChatCompletionMessage(content='4')", "{'role': 'assistant', 'content': '4'}", "['4']"]
+)
+def test_printed_objects_are_mentioned(read, text):
+    assert read({"prompt": "Legs?", "completion": text, "score": 1})[0].noted == {"printed": ["line 1"]}
+
+
+@pytest.mark.parametrize("text", ['{"title": "Cats", "choices": ["Four"]}', '{"name": "Ann", "role": "nurse"}'])
+def test_json_of_the_model_stays_text(read, text):
+    assert read({"prompt": "Legs?", "output": text, "score": 1})[1] == [("Legs?", text)]
+
+
+def test_messages_as_text(read):
+    for name, messages in (("messages", HISTORY[:2]), ("conversations", TURNS[:2])):
+        assert len(read({name: json.dumps(messages)})[1]) == 1

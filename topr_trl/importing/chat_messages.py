@@ -69,7 +69,7 @@ def rewards(record: Record, messages: str = "messages") -> dict[str, Any]:
     """
     if "reward" in record:
         return {"reward": record["reward"]}
-    given = record[messages]
+    given = parsed_json(record[messages])
     ratings = [_rating(given[n]) for n in _rated(record, given)]
     if all(each is None for each in ratings):
         return {}
@@ -156,7 +156,7 @@ def choices(record: Record, messages: str = "messages") -> Choices:
         record (`Record`): Record with at least one row.
         messages (`str`, defaults to `"messages"`): Field with the messages.
     """
-    last = message(record[messages][-1])
+    last = message(parsed_json(record[messages])[-1])
     if has_columns({name: value for name, value in record.items() if not isinstance(parsed_json(value), list)}):
         question, answer = columns_of({name: value for name, value in record.items() if name != messages})
         beside = f"--prompt_field {{messages}} {question} --completion_field {answer}"

@@ -53,13 +53,14 @@ class _Read:
         self.longest = max((len(text.split()) for is_own, text in said if is_own), default=0)
         self.ends = [_ends_of(row) for row in rows]
         everything = [
-            _plain(each.text) for row in rows for name, value in row.items() for each in _texts_in({name: value})
+            _plain(each.text) for row in rows for name, value in row.items() for each in _texts_in({name: value}, ())
         ]
         self.parts = {
             Kind.WRITTEN: _joined_set(text for is_own, text in said if is_own and has_answer),
             Kind.ASKED: _joined_set([*(text for is_own, text in said if not is_own), *_about(rows)]),
             Kind.ABOUT: _joined_set(everything),
         }
+        self.exact = self.parts[Kind.ABOUT][0]
         self.parts[Kind.ANSWER], self.parts[Kind.UNKNOWN] = self.parts[Kind.WRITTEN], self.parts[Kind.ABOUT]
 
     def has(self, given: _Text) -> bool:
@@ -92,7 +93,7 @@ def find_unread(record: Record, rows: Sequence[Row], read: Collection[str], choi
     """
     known, paths = _Read(rows, choices.has_answer), {*read, *choices.read}
     found, tops = Unread([], [], []), set[str]()
-    for each in _texts_in(record):
+    for each in _texts_in(record, known.exact):
         if any(each.name == path or each.name.startswith(f"{path}.") for path in paths) or known.has(each):
             tops.add(each.path[0])
             continue
@@ -154,7 +155,7 @@ def _said_in(row: Row) -> Iterator[tuple[bool, str]]:
             yield name == "completion", _plain(value)
         for each in value if isinstance(value, list) else ():
             is_own = name == "completion" and isinstance(each, Mapping) and each.get("role") == "assistant"
-            yield from ((is_own, _plain(text.text)) for text in _texts_in({name: each}))
+            yield from ((is_own, _plain(text.text)) for text in _texts_in({name: each}, ()))
     if isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str):
         yield True, _plain(row["prompt"] + row["completion"])  # A record may have both in one field.
 
@@ -163,7 +164,7 @@ def _about(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the texts of the rows' tools and template settings, which are part of the prompt."""
     for row in rows:
         for name in ("tools", "chat_template_kwargs"):
-            yield from (_plain(each.text) for each in _texts_in({name: row.get(name)}))
+            yield from (_plain(each.text) for each in _texts_in({name: parsed_json(row.get(name))}, ()))
 
 
 def _joined_set(texts: Any) -> tuple[set[str], str]:
@@ -186,10 +187,19 @@ def _plain(text: str) -> str:
 
 
 def _texts_in(
-    value: Any, path: tuple[str, ...] = (), kind: Kind | None = None, name: str | None = None
+    value: Any, whole: Collection[str], path: tuple[str, ...] = (), kind: Kind | None = None, name: str = ""
 ) -> Iterator[_Text]:
-    """Yield each text in a value. The role of a message gives the kind of its content."""
-    value = parsed_json(value)
+    """Yield each text in a value. The role of a message gives the kind of its content.
+
+    Args:
+        value (`Any`): Value.
+        whole (`Collection[str]`): Texts that stay whole if they are JSON. If empty, all texts stay whole.
+        path (`tuple[str, ...]`, defaults to `()`): Path of the value.
+        kind (`Kind`, *optional*): Kind of the message that holds the value.
+        name (`str`, defaults to `""`): Path of a list that holds the value.
+    """
+    if whole and not (isinstance(value, str) and _plain(value) in whole):
+        value = parsed_json(value)
     if isinstance(value, str):
         own = kind_of(path)
         is_said = kind is not None and own is not Kind.ABOUT
@@ -200,10 +210,10 @@ def _texts_in(
             said = Kind.WRITTEN if role.lower() in _ASSISTANT else Kind.ASKED
         for key, inner in value.items():
             if key not in _TOKENS:
-                yield from _texts_in(_joined(inner) if said else inner, (*path, str(key)), said or kind, name)
+                yield from _texts_in(_joined(inner) if said else inner, whole, (*path, str(key)), said or kind, name)
     elif isinstance(value, list | tuple):
         for inner in () if value and isinstance(value[0], int | float) else value:
-            yield from _texts_in(inner, path, kind, name or ".".join(path))
+            yield from _texts_in(inner, whole, path, kind, name or ".".join(path))
 
 
 def _joined(content: Any) -> Any:
