@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from tests.data.test_messages import CALL, PLAIN, PROMPT, TEMPLATES, own
 from topr_trl.data.messages import tokenize_turns
-from topr_trl.data.special_tokens import special_tokens
+from topr_trl.data.text_tokens import special_tokens
 from topr_trl.tasks import arithmetic
 
 USER = {"role": "user", "content": "How many legs?"}

@@ -4,7 +4,8 @@ from datasets import Dataset
 from tokenizers.normalizers import Strip
 
 from topr_trl.data.tables import from_table, load_rows
-from topr_trl.data.tokenization import tokenize, tokenize_row, without_second_bos
+from topr_trl.data.text_tokens import without_second_bos
+from topr_trl.data.tokenization import tokenize, tokenize_row
 
 
 @pytest.mark.parametrize("ids", [pa.list_(pa.int64()), pa.large_list(pa.int32())])

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from topr_trl.data.special_tokens import find_between_specials, rfind_between_specials
+from topr_trl.data.text_tokens import find_between_specials, rfind_between_specials
 
 Messages = list[dict[str, Any]]
 

@@ -19,6 +19,7 @@ from topr_trl.data.rendered_parts import (
     missing_of_tools,
     with_thinking_in_content,
 )
+from topr_trl.data.text_tokens import continued_ids, token_ids
 
 
 class Turn(NamedTuple):
@@ -29,6 +30,7 @@ class Turn(NamedTuple):
         start (`int`): Index of the first token of the turn in the completion.
         end (`int`): Index after the last token of the turn. A turn includes the tokens that the template adds after
             the stop token, such as a newline.
+        before (`str`): Text before the turn.
         text (`str`): Text that the template added for the message.
         said (`int`): Index in `text` at which the thinking and the content of the message end. With tool calls, this is
             the length of `text`.
@@ -37,6 +39,7 @@ class Turn(NamedTuple):
     message: dict[str, Any]
     start: int
     end: int
+    before: str
     text: str
     said: int
 
@@ -221,11 +224,11 @@ def _by_prefixes(
             after = rendered_text([*prompt, *completion[: n + 1]], False)
             context, own = added(before, text), added(after, before)
             check_context(completion[read:n], context, tokenizer)
-            rendered.ids.extend(token_ids(context, tokenizer))
+            rendered.ids.extend(continued_ids(context, text, tokenizer))
             start = len(rendered.ids)
-            rendered.ids.extend(token_ids(own, tokenizer))
+            rendered.ids.extend(continued_ids(own, before, tokenizer))
             said = end_of_turn(message, context if n else text, own, tokenizer)
-            rendered.turns.append(Turn(message, start, len(rendered.ids), own, said))
+            rendered.turns.append(Turn(message, start, len(rendered.ids), before, own, said))
             text, read = after, n + 1
     return rendered
 
@@ -261,14 +264,14 @@ def _by_markers(
         before = _render(tokenizer, [*prompt, *completion[:n]], add_generation_prompt=True, **options)
         # A block can include the generation prompt, which the model did not write.
         opening = before.rpartition(context)[2] if context and context in before else ""
-        start += common_prefix_length(ids[start:end], token_ids(opening, tokenizer))
+        start += common_prefix_length(ids[start:end], continued_ids(opening, context, tokenizer))
         place = len(prompt) + n
         asked_later = any(message["role"] == "user" for message in messages[place + 1 :])
         text_start, text_end = _text_end(spans, start), _text_end(spans, end)
         check_context(messages[read:place], text[previous_end:text_start], tokenizer, asked_later)
         own, previous_end, read = text[text_start:text_end], text_end, place + 1
         said = end_of_turn(completion[n], context, own, tokenizer)
-        turns.append(Turn(completion[n], start - first, end - first, own, said))
+        turns.append(Turn(completion[n], start - first, end - first, text[:text_start], own, said))
     return Rendered(ids[:first], ids[first:], turns)
 
 
@@ -302,9 +305,3 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, /, tokenize:
             f"its chat template cannot write these messages: {error}. Set chat_template_path to a template that can, "
             "or give completion_ids"
         ) from None
-
-
-def token_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the token ids of a text, without tokens that the tokenizer would add at its start or end."""
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids

@@ -215,6 +215,9 @@ def refuse_images(rows: Dataset, why: str) -> None:
         raise ValueError(why)
 
 
+FINISH_REASONS = ("stop", "length", None)
+
+
 def check_finish_reasons(rows: Dataset) -> None:
     """Raise a ValueError for finish reasons other than stop, length and null.
 
@@ -222,4 +225,4 @@ def check_finish_reasons(rows: Dataset) -> None:
     """
     if "finish_reason" in rows.column_names:
         remedy = "Write `length` where a completion was truncated, else `stop`; or drop the column."
-        checked_column(rows, "finish_reason", lambda value: value in ("stop", "length", None), "stop or length", remedy)
+        checked_column(rows, "finish_reason", lambda value: value in FINISH_REASONS, "stop or length", remedy)

@@ -1,8 +1,60 @@
-"""Find the special tokens of a tokenizer, and search text without splitting special tokens."""
+"""Tokenize text without tokens that nobody wrote, and find the special tokens of a tokenizer.
+
+Many tokenizers add tokens where a text starts or ends: a BOS token, a stop token, or a space before the first word
+(SentencePiece). A completion continues its prompt, so nothing may be added between them.
+"""
 
 from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
+
+# A completion starts after one of these texts if its first characters would merge with the end of the prompt.
+_NEUTRAL = ("\n", "x", ".", "=")
+_CONTEXT = 64  # number of characters before a text that can change how its start is tokenized
+
+
+def token_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token ids of a text, without the special tokens that the tokenizer adds at its start or end."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def continued_ids(text: str, before: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token ids of a text that continues another text, without a space that the tokenizer adds.
+
+    Both texts are tokenized together, as SFT does. If the tokenizer merges the end of `before` with the start of `text`,
+    a neutral text takes the place of `before`, because the sampler read `before` without `text`.
+
+    Args:
+        text (`str`): Text to tokenize.
+        before (`str`): Text that comes before it.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
+
+    Raises:
+        ValueError: the tokenizer merges the start of `text` with any text before it.
+    """
+    for known in (before[-_CONTEXT:], *_NEUTRAL):
+        alone, joint = token_ids(known, tokenizer), token_ids(known + text, tokenizer)
+        if alone and joint[: len(alone)] == alone:
+            return joint[len(alone) :]
+    raise ValueError(
+        f"the tokenizer merges the start of {text[:40]!r} with the text before it, so the tokens of the model are not "
+        "known. Give prompt_ids and completion_ids"
+    )
+
+
+def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token ids of a text prompt, with at most one BOS token, and without a stop token that is added."""
+    found = tokenizer(prompt, return_special_tokens_mask=True)
+    ids, is_added = found["input_ids"], found["special_tokens_mask"]
+    end = max((n for n, added in enumerate(is_added, 1) if not added), default=0)
+    return without_second_bos(ids[:end], tokenizer)
+
+
+def without_second_bos(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token ids of a prompt, without its first token if it starts with two BOS tokens."""
+    bos = tokenizer.bos_token_id
+    return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

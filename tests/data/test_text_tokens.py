@@ -1,6 +1,6 @@
 import pytest
 
-from topr_trl.data.special_tokens import rfind_between_specials, special_tokens
+from topr_trl.data.text_tokens import rfind_between_specials, special_tokens
 
 
 def test_special_tokens_include_added_ones(tokenizer):
