@@ -1,6 +1,7 @@
 """Render messages with a chat template and locate the assistant's turns."""
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from itertools import groupby
@@ -17,9 +18,19 @@ from topr_trl.data.rendered_parts import (
     check_context,
     end_of_turn,
     missing_of_tools,
-    with_thinking_in_content,
 )
 from topr_trl.data.text_tokens import continued_ids, token_ids
+from topr_trl.data.thinking import (
+    ANSWER,
+    DEFAULT,
+    KEYS,
+    THINKING,
+    Tags,
+    tags_in,
+    thinking_of,
+    with_thinking_in_content,
+    without_repeated_thinking,
+)
 
 
 class Turn(NamedTuple):
@@ -79,13 +90,24 @@ def render_turns(
         truncated (`bool`, *optional*, defaults to `False`): Whether the last turn was cut at a token limit.
 
     Raises:
-        CannotWrite: every template refuses the messages, or omits or changes a part of them.
+        CannotWrite: every template refuses the messages, or omits or changes a part of them, or writes thinking that
+            the model did not write; or it is unknown whether a truncated turn is thinking.
     """
+    last = max((n for n, message in enumerate(completion) if is_learned(message)), default=0)
+    tags, opened = _open_thinking([*prompt, *completion[:last]], tokenizer, options)
+    completion = _for_turns(completion, lambda message: without_repeated_thinking(message, tags))
+    if opened and truncated:
+        _refuse_unknown_thinking(completion[last], tags)
+    if opened:
+        completion = _for_turns(
+            completion, lambda message: {**message, "content": tags.with_opening(message["content"], opened)}
+        )
     try:
         return _render_first_way(prompt, completion, tokenizer, options)
     except CannotWrite:
-        spelled = _with_thinking(completion, truncated)
-        if spelled == completion or not _opens_thinking(prompt, tokenizer, options):
+        is_cut = completion[last] if truncated else None
+        spelled = _for_turns(completion, lambda message: with_thinking_in_content(message, message is is_cut))
+        if spelled == completion or not opened:
             raise
         with suppress(CannotWrite):
             return _render_first_way(prompt, spelled, tokenizer, options)
@@ -110,22 +132,46 @@ def _render_first_way(
     raise refusal
 
 
-def _with_thinking(completion: Messages, truncated: bool) -> Messages:
-    last = max((n for n, message in enumerate(completion) if is_learned(message)), default=-1)
-    return [
-        with_thinking_in_content(message, truncated and n == last) if is_learned(message) else message
-        for n, message in enumerate(completion)
-    ]
+def _for_turns(completion: Messages, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Messages:
+    """Return a completion with a change of each learned turn."""
+    return [change(message) if is_learned(message) else message for message in completion]
 
 
-def _opens_thinking(prompt: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> bool:
-    """Whether the tokenizer's own template opens thinking in the generation prompt."""
-    template = _templates(tokenizer, str(tokenizer.chat_template))[0][0]
+def _open_thinking(
+    messages: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
+) -> tuple[Tags, str]:
+    """Return the tags of thinking of the own template, and the opening tag if the generation prompt ends with it."""
+    own = {**options, "chat_template": _templates(tokenizer, str(tokenizer.chat_template))[0][0]}
+    if not (tags := _thinking_tags(tokenizer, json.dumps(own, default=str))):
+        return DEFAULT, ""
     try:
-        text = _render(tokenizer, prompt, add_generation_prompt=True, **{**options, "chat_template": template})
+        return tags, tags.opened_by(_render(tokenizer, messages, add_generation_prompt=True, **own))
     except CannotWrite:
-        return False
-    return bool(text.rstrip().endswith("<think>"))
+        return tags, ""
+
+
+def _refuse_unknown_thinking(message: dict[str, Any], tags: Tags) -> None:
+    """Raise a CannotWrite if a truncated turn after an opening tag may be thinking or an answer."""
+    content = message["content"]
+    if content.strip() and not (thinking_of(message) or tags.are_in(content) or message.get("tool_calls")):
+        raise CannotWrite(
+            f"its last turn was cut off (finish_reason is length) and has no {tags.closing}, and its prompt opens "
+            "thinking, so it is unknown whether its content is thinking or the answer. Give thinking as "
+            "reasoning_content. If the model answered without thinking, set chat_template_kwargs to "
+            '{"enable_thinking": false}. Or give completion_ids'
+        )
+
+
+@lru_cache(maxsize=64)
+def _thinking_tags(tokenizer: PreTrainedTokenizerBase, options: str) -> Tags | None:
+    """Return the tags that a template writes around thinking, or None. `options` are JSON text, for the cache."""
+    asked, given = [{"role": "user", "content": "?"}], json.loads(options)
+    answer = {"role": "assistant", "content": ANSWER, **dict.fromkeys(KEYS, THINKING)}
+    try:
+        generation_prompt = _render(tokenizer, asked, add_generation_prompt=True, **given)
+        return tags_in(_render(tokenizer, [*asked, answer], **given), generation_prompt)
+    except CannotWrite:  # The template refuses the placeholders, so it is unknown how it writes thinking.
+        return None
 
 
 def writes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -201,36 +247,81 @@ def _by_prefixes(
     prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
 ) -> Rendered:
     """Render the messages up to each turn. The turn is the text that the template adds for its message."""
-
-    def rendered_text(messages: Messages, before_a_turn: bool) -> str:
-        return str(_render(tokenizer, messages, add_generation_prompt=before_a_turn, **options))
-
-    def added(text: str, known: str) -> str:
-        if not text.startswith(known):
-            raise CannotWrite(
-                "its chat template changes earlier turns once later turns follow (for example, it removes their "
-                "thinking), so the model did not read the tokens of the last rendering. Set chat_template_path to a "
-                "template that keeps earlier turns unchanged, or make each turn its own row, with the text that the "
-                "model read as the prompt"
-            )
-        return text[len(known) :]
-
-    text = rendered_text(prompt, is_learned(completion[0]))
+    tags = _thinking_tags(tokenizer, json.dumps(options, default=str))
+    turns = [n for n, message in enumerate(completion) if is_learned(message)]
+    text = str(_render(tokenizer, prompt, add_generation_prompt=is_learned(completion[0]), **options))
     check_context(prompt, text, tokenizer)
-    rendered, read = Rendered(token_ids(text, tokenizer), [], []), 0
-    for n, message in enumerate(completion):
-        if is_learned(message):
-            before = rendered_text([*prompt, *completion[:n]], True) if n else text
-            after = rendered_text([*prompt, *completion[: n + 1]], False)
-            context, own = added(before, text), added(after, before)
-            check_context(completion[read:n], context, tokenizer)
-            rendered.ids.extend(continued_ids(context, text, tokenizer))
-            start = len(rendered.ids)
-            rendered.ids.extend(continued_ids(own, before, tokenizer))
-            said = end_of_turn(message, context if n else text, own, tokenizer)
-            rendered.turns.append(Turn(message, start, len(rendered.ids), before, own, said))
-            text, read = after, n + 1
+    rendered, read = Rendered([], [], []), 0
+    if turns[:1] != [0]:
+        rendered.prompt_ids.extend(token_ids(text, tokenizer))
+    for n in turns:
+        message, known = completion[n], text
+        messages = [*prompt, *completion[:n]]
+        before = str(_render(tokenizer, messages, add_generation_prompt=True, **options)) if n else text
+        after = _text_after(messages, message, before, tags if n == turns[-1] else None, tokenizer, options)
+        context, own = _added(before, known), _added(after, before)
+        check_context(completion[read:n], context, tokenizer)
+        block = _block_of_template(own, before, message, tags)
+        before, context, own = before + block, context + block, own[len(block) :]
+        if n:
+            rendered.ids.extend(continued_ids(context, known, tokenizer))
+        else:
+            rendered.prompt_ids.extend(token_ids(before, tokenizer))
+        start = len(rendered.ids)
+        rendered.ids.extend(continued_ids(own, before, tokenizer))
+        said = end_of_turn(message, context if n else before, own, tokenizer, tags)
+        rendered.turns.append(Turn(message, start, len(rendered.ids), before, own, said))
+        text, read = after, n + 1
     return rendered
+
+
+def _added(text: str, known: str) -> str:
+    """Return the text after a known beginning."""
+    if not text.startswith(known):
+        raise CannotWrite(
+            "its chat template changes earlier turns once later turns follow (for example, it removes their "
+            "thinking), so the model did not read the tokens of the last rendering. Set chat_template_path to a "
+            "template that keeps earlier turns unchanged, or make each turn its own row, with the text that the "
+            "model read as the prompt"
+        )
+    return text[len(known) :]
+
+
+def _text_after(
+    messages: Messages,
+    message: dict[str, Any],
+    before: str,
+    tags: Tags | None,
+    tokenizer: PreTrainedTokenizerBase,
+    options: dict[str, Any],
+) -> str:
+    """Return the text of messages and a turn that follows them.
+
+    If the content of the turn is a raw completion, the text has this content unchanged, because a template that knows
+    thinking only as a field would add a block of thinking. With `tags` of None, the template writes the turn.
+    """
+    raw = tags.raw_text(message["content"], before) if tags and not thinking_of(message) else None
+    if raw is None:
+        return str(_render(tokenizer, [*messages, message], **options))
+    text, found, end = _render(tokenizer, [*messages, {**message, "content": ANSWER}], **options).rpartition(ANSWER)
+    if not found:
+        raise CannotWrite(
+            "its chat template leaves out the content of an assistant's turn, which the model wrote. Set "
+            "chat_template_path to a template that writes it, or give completion_ids"
+        )
+    # Before a call, the template writes white space of its own.
+    return f"{before}{raw.rstrip() if message.get('tool_calls') else raw}{end}"
+
+
+def _block_of_template(own: str, before: str, message: dict[str, Any], tags: Tags | None) -> str:
+    """Return the empty block of thinking that a template wrote at the start of a turn, or empty text.
+
+    The model did not write this block: the template adds it to turns without thinking. If thinking is off, such a block
+    is in the generation prompt, so it is context.
+    """
+    if not tags or thinking_of(message) or tags.are_in(message["content"]):
+        return ""
+    return tags.empty_block(own, before, message["content"])
 
 
 def _by_markers(
@@ -254,6 +345,7 @@ def _by_markers(
             f"the generation blocks of its chat template mark {len(runs)} turns, and the assistant has {len(places)}. "
             "Set chat_template_path to a different template, or give completion_ids and completion_mask"
         )
+    tags = _thinking_tags(tokenizer, json.dumps(options, default=str))
     turns = list[Turn]()
     # `previous_end` is where the previous turn ends in the text. `read` counts the messages up to and including it.
     previous_end, read = 0, 0
@@ -269,9 +361,15 @@ def _by_markers(
         asked_later = any(message["role"] == "user" for message in messages[place + 1 :])
         text_start, text_end = _text_end(spans, start), _text_end(spans, end)
         check_context(messages[read:place], text[previous_end:text_start], tokenizer, asked_later)
-        own, previous_end, read = text[text_start:text_end], text_end, place + 1
-        said = end_of_turn(completion[n], context, own, tokenizer)
-        turns.append(Turn(completion[n], start - first, end - first, text[:text_start], own, said))
+        text_start += len(_block_of_template(text[text_start:text_end], text[:text_start], completion[n], tags))
+        while start < end and spans[start][1] <= text_start:
+            start += 1
+        context, own, previous_end, read = text[previous_end:text_start], text[text_start:text_end], text_end, place + 1
+        said = end_of_turn(completion[n], context, own, tokenizer, tags)
+        turns.append(Turn(completion[n], start, end, text[:text_start], own, said))
+    if is_learned(completion[0]):
+        first = turns[0].start  # An empty block of thinking before the first turn belongs to the prompt.
+    turns = [turn._replace(start=turn.start - first, end=turn.end - first) for turn in turns]
     return Rendered(ids[:first], ids[first:], turns)
 
 

@@ -94,6 +94,12 @@ def find_between_specials(part: str, text: str, start: int, tokenizer: PreTraine
     return place
 
 
+def first_special(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the special token that comes first in a text, or empty text if there is none."""
+    found = [special for special in _special_texts(tokenizer, len(tokenizer)) if special in text]
+    return min(found, key=lambda special: (text.index(special), -len(special)), default="")
+
+
 @lru_cache(maxsize=8)
 def _special_texts(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[str, ...]:
     """Return the texts of special tokens, except single characters, which cannot be split."""
