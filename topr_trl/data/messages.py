@@ -6,8 +6,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from topr_trl.data.chat_templates import writes_tools
 from topr_trl.data.rendered_parts import Messages
-from topr_trl.data.rendering import Turn, render_turns, writes_tools
+from topr_trl.data.rendering import Turn, render_turns
 from topr_trl.data.text_tokens import continued_ids, special_tokens
 
 

@@ -99,7 +99,7 @@ def _check_thinking(message: dict[str, Any], written: str, tags: Tags, tokenizer
     else:
         return
     raise CannotWrite(
-        f"its chat template writes {found}, before the content of an assistant's turn: the content is a raw completion. "
+        f"its chat template writes {found}, before the content of an assistant's turn, which may be a raw completion. "
         "Give its thinking as reasoning_content and its answer as content, set chat_template_path to a different "
         "template, or give completion_ids"
     )

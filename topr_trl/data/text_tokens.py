@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
-# A completion starts after one of these texts if its first characters would merge with the end of the prompt.
+# Neutral texts, after which a completion is tokenized if its start would merge with the end of its prompt.
 _NEUTRAL = ("\n", "x", ".", "=")
 _CONTEXT = 64  # number of characters before a text that can change how its start is tokenized
 
@@ -22,8 +22,8 @@ def token_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def continued_ids(text: str, before: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the token ids of a text that continues another text, without a space that the tokenizer adds.
 
-    Both texts are tokenized together, as SFT does. If the tokenizer merges the end of `before` with the start of `text`,
-    a neutral text takes the place of `before`, because the sampler read `before` without `text`.
+    Both texts are tokenized together, as in SFT. The tokenizer can merge the end of `before` with the start of `text`,
+    but the sampler read `before` alone. In this case, a neutral text takes the place of `before`.
 
     Args:
         text (`str`): Text to tokenize.

@@ -55,20 +55,25 @@ class Tags(NamedTuple):
 DEFAULT = Tags("<think>", "</think>")
 
 
-def tags_in(rendered: str, generation_prompt: str) -> Tags | None:
+def tags_in(rendered: str, plain: str, generation_prompt: str) -> Tags | None:
     """Return the tags of thinking of a chat template, or None if it writes none.
 
     Args:
         rendered (`str`): Conversation that ends with an assistant's turn of the two placeholders.
+        plain (`str`): The same conversation without the placeholder of thinking.
         generation_prompt (`str`): Text before a completion. It can end with the opening tag.
     """
     before, _, after = rendered.partition(THINKING)
     closing, is_written, _ = after.partition(ANSWER)
     closing = closing.strip()
-    opening = before[len(generation_prompt) :].strip() if before.startswith(generation_prompt) else ""
-    opening = opening or closing.replace("/", "", 1)
-    if is_written and opening != closing and before.rstrip().endswith(opening):
-        return Tags(opening, closing)
+    if is_written and closing:
+        openings = [before[len(generation_prompt) :].strip()] if before.startswith(generation_prompt) else []
+        if "/" in closing:
+            openings.append(closing.replace("/", "", 1))
+        if not "".join(plain.split()).startswith("".join(f"{generation_prompt}{ANSWER}".split())):
+            openings.append(generation_prompt.split()[-1])  # Only thinking can follow this generation prompt.
+        for opening in filter(before.rstrip().endswith, filter(None, openings)):
+            return Tags(opening, closing)
     return DEFAULT if generation_prompt.rstrip().endswith(DEFAULT.opening) else None
 
 
