@@ -33,9 +33,12 @@ def continued_ids(text: str, before: str, tokenizer: PreTrainedTokenizerBase) ->
     Raises:
         ValueError: the tokenizer merges the start of `text` with any text before it.
     """
-    for known in (before[-_CONTEXT:], *_NEUTRAL):
+    before = before[-_CONTEXT:]
+    for known in (before, *_NEUTRAL, f"{before} "):  # Words need a space between them if each is a token.
         alone, joint = token_ids(known, tokenizer), token_ids(known + text, tokenizer)
-        if alone and joint[: len(alone)] == alone:
+        # A tokenizer can merge adjacent unknown characters, so the start of `text` could be lost.
+        is_lost = alone[-1:] == [tokenizer.unk_token_id] and not known.endswith(" ")
+        if alone and not is_lost and joint[: len(alone)] == alone:
             return joint[len(alone) :]
     raise ValueError(
         f"the tokenizer merges the start of {text[:40]!r} with the text before it, so the tokens of the model are not "
