@@ -36,10 +36,11 @@ def continued_ids(text: str, before: str, tokenizer: PreTrainedTokenizerBase) ->
     before = before[-_CONTEXT:]
     for known in (before, *_NEUTRAL, f"{before} "):  # Words need a space between them if each is a token.
         alone, joint = token_ids(known, tokenizer), token_ids(known + text, tokenizer)
+        found = joint[len(alone) :]
         # A tokenizer can merge adjacent unknown characters, so the start of `text` could be lost.
-        is_lost = alone[-1:] == [tokenizer.unk_token_id] and not known.endswith(" ")
+        is_lost = alone[-1:] == [tokenizer.unk_token_id] and (not known.endswith(" ") or not found)
         if alone and not is_lost and joint[: len(alone)] == alone:
-            return joint[len(alone) :]
+            return found
     raise ValueError(
         f"the tokenizer merges the start of {text[:40]!r} with the text before it, so the tokens of the model are not "
         "known. Give prompt_ids and completion_ids"
