@@ -92,8 +92,15 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
 
 
 def _is_cut(row: dict[str, Any]) -> bool:
-    """Return whether a row says that its completion was cut."""
-    reason = row.get("finish_reason")
+    """Return whether a row, or the last message of its completion, says that the completion was cut.
+
+    Raises:
+        ValueError: the finish reason is unknown.
+    """
+    reason, completion = row.get("finish_reason"), row.get("completion")
+    if reason is None and not row.get("completion_ids") and is_conversational({"completion": completion}):
+        reason = completion[-1].get("finish_reason")  # Some logs have it in the message.
+        reason = "stop" if reason in ("tool_calls", "function_call") else reason
     if reason not in FINISH_REASONS:
         raise ValueError(
             f"its finish_reason is {str(reason)[:40]!r}, and must be stop or length: length if the completion was cut"
