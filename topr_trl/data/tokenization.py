@@ -97,7 +97,8 @@ def _is_cut(row: dict[str, Any]) -> bool:
     Raises:
         ValueError: the finish reason is unknown.
     """
-    reason, completion = row.get("finish_reason"), row.get("completion")
+    reason: Any = row.get("finish_reason")
+    completion: Any = row.get("completion")
     if reason is None and not row.get("completion_ids") and is_conversational({"completion": completion}):
         reason = completion[-1].get("finish_reason")  # Some logs have it in the message.
         reason = "stop" if reason in ("tool_calls", "function_call") else reason
