@@ -59,11 +59,11 @@ def turns(given: str, words: str, template: str, role: str = "user", **of_first:
     return Case(given, do, words, NOTHING_WRITTEN)
 
 
-def rendered(given: str, words: str, **columns: Any) -> Case:
-    """Rows with one turn, rendered by a chat template that knows only two roles and no tools."""
+def rendered(given: str, words: str, template: str = "", **columns: Any) -> Case:
+    """Rows with one turn, rendered by a chat template that knows by default only two roles and no tools."""
 
     def do(kit: Kit) -> None:
-        kit["tokenizer"].chat_template = (
+        kit["tokenizer"].chat_template = template or (
             "{% for m in messages if m.role in ('user', 'assistant') %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
             + ASSISTANT
         )
@@ -78,6 +78,10 @@ def ones(wrong: Any, at: int = 1, rest: Any = 1.0) -> list[Any]:
 
 
 ASSISTANT = "{% if add_generation_prompt %}assistant: {% endif %}"
+THINKING = (
+    "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}<think>{{ m.reasoning_content }}</think>"
+    "{% endif %}{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: <think>{% endif %}"
+)
 
 # fmt: off
 ROWS = [
@@ -97,6 +101,8 @@ ROWS = [
     at_once("a label is missing", "label, true or false, row 1, None, fill", reward=None, label=ones(None, rest=True)),
     at_once("a `finish_reason` is misspelled", "finish_reason, stop, row 3, 'lenght', length, drop",
         finish_reason=ones("lenght", 3, "stop")),
+    at_once("a cut completion has no `finish_reason`", "truncated, row 3, finish_reason, length, stop, drop",
+        truncated=ones(True, 3, rest=False)),
     at_once("rows with images", "images, TOPRTrainer", image=[None] * 8),
     Case("a stream", lambda kit: kit.offline(kit["rows"].to_iterable_dataset(), NOWHERE),
         "datasets.Dataset, IterableDataset, load", NOT_LOADED, TypeError),
@@ -194,6 +200,12 @@ ROWS = [
         prompt=[{"role": "user", "content": [{"type": "text", "value": "1"}]}]),
     rendered("a weight of a turn that is neither 0 nor 1", "row 0, weight 0.5, 1, 0",
         completion=[{"role": "assistant", "content": "7", "weight": 0.5}]),
+    turns("a raw completion of a model that thinks, before another turn",
+        "row 0, chat template, thinking, </think>, reasoning_content, completion_ids", THINKING,
+        content="So.</think>Four."),
+    rendered("a turn that was cut in thinking or in the answer",
+        "row 0, cut off, </think>, thinking or the answer, reasoning_content, enable_thinking, completion_ids",
+        THINKING, finish_reason="length"),
     rendered("options of the template that the trainer sets", "row 0, chat_template_kwargs, add_generation_prompt",
         chat_template_kwargs='{"add_generation_prompt": false}'),
 ]

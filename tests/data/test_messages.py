@@ -53,11 +53,17 @@ def test_what_the_assistant_wrote_is_the_models(tokenizer, known):
     assert mask[-1]  # Context after the last turn is dropped.
 
 
-def test_thinking_is_kept_by_the_template_that_trl_trains_with(tokenizer):
+def test_an_empty_block_of_thinking_is_context(tokenizer):
+    """The template adds the block, and writes it into the generation prompt if thinking is off."""
     use(tokenizer, "qwen3")
-    _, ids, mask = tokenize_turns(PROMPT, TURNS[:3], tokenizer)
-    thought = "<think>\n\n</think>\n\n"
-    assert own(tokenizer, ids, mask) == [f"{thought}I ask.\n{CALLED}<|im_end|>", f"{thought}It is 7.<|im_end|>"]
+    prompt, ids, mask = tokenize_turns(PROMPT, TURNS[:3], tokenizer)
+    block = "<think>\n\n</think>\n\n"
+    assert own(tokenizer, ids, mask) == [f"I ask.\n{CALLED}<|im_end|>", "It is 7.<|im_end|>"]
+    assert tokenizer.decode(prompt).endswith(block)
+    assert f"assistant\n{block}It is 7." in tokenizer.decode(ids)
+    assert tokenize_turns(PROMPT, TURNS[2:3], tokenizer) == tokenize_turns(
+        PROMPT, TURNS[2:3], tokenizer, enable_thinking=False
+    )
 
 
 def test_a_template_that_removes_earlier_thinking_is_refused(tokenizer):
@@ -288,7 +294,7 @@ THINKING = (
     [
         ({"content": None, "reasoning_content": "Let me count the le"}, "<think>\nLet me count the le"),
         ({"content": "It has fo", "reasoning_content": "4 ."}, "<think>\n4 .\n</think>\n\nIt has fo"),
-        ({"content": "It has \n"}, "<think>\n\n</think>\n\nIt has \n"),
+        ({"content": "It has \n"}, "It has \n"),
     ],
 )
 def test_nothing_is_learned_behind_a_cut(marked, said, written):
@@ -323,4 +329,4 @@ def test_an_empty_turn_that_was_cut_off_is_refused(marked):
     with pytest.raises(ValueError, match=r"nothing to learn .*finish_reason is length"):
         tokenize_row(row, marked)
     row["completion"] = [*PLAIN[:2], *row["completion"]]
-    assert marked.decode(tokenize_row(row, marked).completion_ids) == "<think>\n\n</think>\n\n6.<|stop|>"
+    assert marked.decode(tokenize_row(row, marked).completion_ids) == "6.<|stop|>"

@@ -5,7 +5,7 @@ import pytest
 from tests.data.test_messages import CALL, PROMPT, TURNS, own, use
 from tests.data.test_rendering import ANSWER, CALLS, RESULT, USER, tokenizer_of
 from topr_trl.data.messages import tokenize_turns
-from topr_trl.data.rendered_parts import CannotWrite, check_context, missing_of_tools, with_thinking_in_content
+from topr_trl.data.rendered_parts import CannotWrite, check_context, missing_of_tools
 from topr_trl.data.tokenization import tokenize_row
 
 TOOLS = [{"type": "function", "function": {"name": "multiply", "description": "Multiply.", "parameters": {
@@ -177,12 +177,6 @@ def test_thinking_goes_into_the_content_where_a_template_opens_it():
     ]  # fmt: skip
 
 
-def test_thinking_that_is_in_the_content_is_not_added_again():
-    message = {**ANSWER, "content": "<think>So.</think>4.", "reasoning_content": "So."}
-    assert with_thinking_in_content(message, is_cut=False) is message
-    assert with_thinking_in_content(ANSWER, is_cut=True) is ANSWER
-
-
 def test_thinking_stays_refused_where_a_template_does_not_open_it():
     with pytest.raises(ValueError, match="leaves out the reasoning_content of an assistant's turn"):
         tokenize_turns([USER], [{**ANSWER, "reasoning_content": "I count."}], tokenizer_of("llama3"))
@@ -215,7 +209,7 @@ def test_turns_with_weight_0_by_blocks_of_a_template():
     assert len(own(tokenizer, *tokenize_turns([USER], turns, tokenizer)[1:])) == 2
     turns[0]["weight"] = 0
     _, ids, mask = tokenize_turns([USER], turns, tokenizer)
-    assert own(tokenizer, ids, mask) == ["<think>\n\n</think>\n\nStill 4.<|im_end|>"]
+    assert own(tokenizer, ids, mask) == ["Still 4.<|im_end|>"]
     assert "It has 4 legs." in tokenizer.decode(ids)
 
 

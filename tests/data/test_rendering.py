@@ -9,8 +9,9 @@ from tokenizers.processors import ByteLevel
 from transformers import AutoTokenizer
 
 from tests.data.test_messages import CALL, PLAIN, PROMPT, TEMPLATES, own
+from topr_trl.data.chat_templates import open_thinking
 from topr_trl.data.messages import tokenize_turns
-from topr_trl.data.special_tokens import special_tokens
+from topr_trl.data.text_tokens import special_tokens
 from topr_trl.tasks import arithmetic
 
 USER = {"role": "user", "content": "How many legs?"}
@@ -87,8 +88,9 @@ def test_a_truncated_turn_has_no_part_of_a_stop_token(name):
         pytest.skip("the template writes content only where it is a list of parts")
     tokenizer = tokenizer_of(name)
     stop = tokenizer.decode(tokenize_turns([USER], [ANSWER], tokenizer)[1]).partition(ANSWER["content"])[2]
+    opened = open_thinking([USER], tokenizer, {})[1]
     for content in (*sorted({*stop}), "end", stop[:-1], f"4.{stop[:2]}"):
-        answer = [{**ANSWER, "content": content}]
+        answer = [{**ANSWER, "content": f"{opened}So.</think>{content}" if opened else content}]
         whole = tokenizer.decode(tokenize_turns([USER], answer, tokenizer)[1])
         cut = tokenizer.decode(tokenize_turns([USER], answer, tokenizer, truncated=True)[1])
         assert squeezed(whole) == squeezed(cut + stop)
@@ -160,13 +162,6 @@ def test_a_call_that_a_template_leaves_out_is_refused():
         tokenize_turns([USER], [old], tokenizer_of("qwen2_5"))
 
 
-def test_thinking_in_the_content_behind_an_empty_block_of_thinking_is_refused():
-    """Qwen3's template writes an empty block of thinking before content without `</think>`."""
-    cut = {**ANSWER, "content": "<think>\nI count the"}
-    with pytest.raises(ValueError, match=r"block of thinking before .* reasoning_content"):
-        tokenize_turns([USER], [cut], tokenizer_of("qwen3"), truncated=True)
-
-
 def test_arguments_that_the_own_template_cannot_write_are_written_by_trls():
     tokenizer = tokenizer_of("deepseekv3")
     _, ids, mask = tokenize_turns([USER], COMPLETIONS["tool"], tokenizer)
@@ -196,11 +191,9 @@ def test_a_block_may_be_the_generation_prompt_alone(tokenizer):
     assert own(tokenizer, ids, mask) == ["It has 4 legs.<|end|>", "<|end|>"]
 
 
-def test_an_empty_turn_is_all_that_its_template_writes():
+def test_an_empty_turn_is_its_stop_token():
     tokenizer = tokenizer_of("glm4moe")
-    assert (
-        tokenizer.decode(tokenize_turns([USER], [{**ANSWER, "content": ""}], tokenizer)[1]) == "\n<think></think><EOS>"
-    )
+    assert tokenizer.decode(tokenize_turns([USER], [{**ANSWER, "content": ""}], tokenizer)[1]) == "<EOS>"
 
 
 def test_white_space_behind_the_generation_prompt_is_the_models(tokenizer):

@@ -64,6 +64,16 @@ def test_groups():
     assert problem_column(rows_with(prompt=["a", "b"], prompt_ids=[[1], None]))[1] == by_prompt[1]
 
 
+@pytest.mark.parametrize("name", ["truncated", "is_truncated"])
+def test_rows_that_may_be_cut_need_a_finish_reason(name):
+    cut = {name: [False, None, True]}
+    with pytest.raises(ValueError, match=rf"`{name}` is true in row 2.* `length` .* `stop`"):
+        check_finish_reasons(rows_with(**cut))
+    check_finish_reasons(rows_with(**cut, finish_reason=[None, "stop", "length"]))
+    check_finish_reasons(rows_with(**cut, finish_reason=[None, None, "stop"]))
+    check_finish_reasons(rows_with(**{name: [False, 3, "x"][:1]}))
+
+
 def test_finish_reasons():
     check_finish_reasons(rows_with(prompt=["a"]))
     check_finish_reasons(rows_with(finish_reason=["stop", "length", None]))

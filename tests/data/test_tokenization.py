@@ -4,7 +4,8 @@ from datasets import Dataset
 from tokenizers.normalizers import Strip
 
 from topr_trl.data.tables import from_table, load_rows
-from topr_trl.data.tokenization import tokenize, tokenize_row, without_second_bos
+from topr_trl.data.text_tokens import without_second_bos
+from topr_trl.data.tokenization import tokenize, tokenize_row
 
 
 @pytest.mark.parametrize("ids", [pa.list_(pa.int64()), pa.large_list(pa.int32())])
@@ -39,6 +40,24 @@ def test_one_turn_of_the_assistant_is_tokenized_as_a_sampler_would_have_written_
     assert tokenize_row({**row, "finish_reason": "length"}, tokenizer)[1:] == (written[:-1], None)
     row["completion"] *= 2
     assert tokenize_row({**row, "finish_reason": "length"}, tokenizer).completion_ids[-1] != tokenizer.eos_token_id
+
+
+def test_a_completion_that_was_cut_has_no_stop_token(tokenizer):
+    answer = {"role": "assistant", "content": "2"}
+    text, asked = {"prompt": "1", "completion": "2"}, {"prompt": [{"role": "user", "content": "1"}]}
+    rows = [text, {**asked, "completion": "2"}, {**asked, "completion": [answer]}, {"prompt": [5], "completion": "2"},
+            {**asked, "completion": [answer, asked["prompt"][0], answer]}]  # fmt: skip
+    for row in rows:
+        assert tokenize_row(row, tokenizer).completion_ids[-1] == tokenizer.eos_token_id
+        assert tokenize_row({**row, "finish_reason": "length"}, tokenizer).completion_ids[-1] != tokenizer.eos_token_id
+        for reason in ("abort", "error", "content_filter", "repetition"):
+            with pytest.raises(ValueError, match=f"finish_reason is '{reason}', .* stop or length"):
+                tokenize_row({**row, "finish_reason": reason}, tokenizer)
+    given = {"prompt_ids": [5], "prompt": "1", "completion_ids": [6, 7], "finish_reason": "length"}
+    assert tokenize_row(given, tokenizer).completion_ids == [6, 7]
+    for reason, is_cut in (("length", True), ("tool_calls", False), (None, False)):
+        ids = tokenize_row({**asked, "completion": [{**answer, "finish_reason": reason}]}, tokenizer).completion_ids
+        assert (ids[-1] != tokenizer.eos_token_id) == is_cut
 
 
 @pytest.mark.parametrize("kind", ["image", "image_url"])

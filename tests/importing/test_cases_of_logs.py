@@ -211,7 +211,7 @@ def test_a_record_with_an_image_can_be_skipped(imported, read):
     with pytest.raises(ValueError, match=r"one_image.jsonl, line 2: a message has image_url.* --skip_unusable"):
         imported("one_image", "openai", *SCORE)
     rows, said = imported("one_image", "openai", *SCORE, "--skip_unusable")
-    assert [read(row, "qwen3")[1] for row in rows] == [f"⟪{NO_THINKING}{answer}<|im_end|>⟫" for answer in (12, 7)]
+    assert [read(row, "qwen3")[1] for row in rows] == [f"⟪{answer}<|im_end|>⟫" for answer in (12, 7)]
     assert "1 record cannot be used and is left out: one_image.jsonl, line 2." in said
 
 

@@ -8,6 +8,7 @@ import transformers
 from datasets import Dataset, IterableDataset
 from packaging.version import Version
 from reference import fresh_model, of_level, plain_logps
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForSequenceClassification,
     Qwen2Config,
@@ -331,6 +332,9 @@ def test_a_prompt_has_one_bos_token_online_as_offline(make, bos_tokenizer):
     trainer = make(data=rows, tokenizer=bos_tokenizer)
     ids, *_ = trainer._tokenize_prompts([prompt, "3 + 4 ="])
     assert ids == [tokenize_row({"prompt": prompt, "completion": "7"}, bos_tokenizer).prompt_ids] * 2
+    stop = (bos_tokenizer.eos_token, bos_tokenizer.eos_token_id)
+    bos_tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"$A {stop[0]}", special_tokens=[stop])
+    assert trainer._tokenize_prompts([prompt])[0] == ids[:1]  # without the stop token
     bos_tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
     chat = [{"role": "user", "content": prompt}]
     ids, *_ = trainer._tokenize_prompts([chat])

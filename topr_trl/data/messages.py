@@ -6,9 +6,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from topr_trl.data.chat_templates import writes_tools
 from topr_trl.data.rendered_parts import Messages
-from topr_trl.data.rendering import Turn, render_turns, token_ids, writes_tools
-from topr_trl.data.special_tokens import special_tokens
+from topr_trl.data.rendering import Turn, render_turns
+from topr_trl.data.text_tokens import continued_ids, special_tokens
 
 
 def tokenize_turns(
@@ -81,10 +82,10 @@ def _last_turn(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizerBase, t
     if length and turn.message.get("tool_calls"):  # It is unknown where a call was cut: remove only the stop token.
         return ids[turn.start : turn.start + length - 1]
     if truncated:
-        return token_ids(turn.text[: turn.said], tokenizer)
+        return continued_ids(turn.text[: turn.said], turn.before, tokenizer)
     # The template wrote no stop token, so add the tokenizer's. Drop whitespace that the template added at the end.
     end = max(turn.said, len(turn.text.rstrip()))
-    return [*token_ids(turn.text[:end], tokenizer), stop_token(tokenizer)]
+    return [*continued_ids(turn.text[:end], turn.before, tokenizer), stop_token(tokenizer)]
 
 
 def stop_token(tokenizer: PreTrainedTokenizerBase) -> int:

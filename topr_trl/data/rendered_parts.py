@@ -10,21 +10,22 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from topr_trl.data.special_tokens import find_between_specials, rfind_between_specials
+from topr_trl.data.text_tokens import find_between_specials, first_special, rfind_between_specials
+from topr_trl.data.thinking import DEFAULT, KEYS, Tags, thinking_of
 
 Messages = list[dict[str, Any]]
 
-_THINKING = ("reasoning_content", "reasoning", "thinking")
-_TEXTS = ("content", *_THINKING, "refusal")  # keys of a message that can hold text
+_TEXTS = ("content", *KEYS, "refusal")  # keys of a message that can hold text
 _ANYWHERE = ("system", "developer")  # Some templates write these messages before or after all others.
-_END_OF_THINKING = "</think>"
 
 
 class CannotWrite(ValueError):
     """Error for a chat template that refuses messages, or changes or omits text that the model read or wrote."""
 
 
-def end_of_turn(message: dict[str, Any], context: str, text: str, tokenizer: PreTrainedTokenizerBase) -> int:
+def end_of_turn(
+    message: dict[str, Any], context: str, text: str, tokenizer: PreTrainedTokenizerBase, tags: Tags | None = None
+) -> int:
     """Return the index at which the last part of a message ends in the text of its turn.
 
     If the message has a tool call, the index is unknown, so the function returns the end of the text.
@@ -34,12 +35,14 @@ def end_of_turn(message: dict[str, Any], context: str, text: str, tokenizer: Pre
         context (`str`): Text before the turn. A part of the message can start there.
         text (`str`): Text that the template added for the message.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
+        tags (`Tags`, *optional*): Tags of thinking of the template. `None` looks for `</think>`.
 
     Raises:
         CannotWrite: the text lacks a part of the message, or has thinking that the model did not write.
     """
     visible = squeezed(text)
     count = _visible_length(message, squeezed(context), visible, tokenizer)
+    _check_thinking(message, visible[:count], tags or DEFAULT, tokenizer)
     if message.get("tool_calls"):
         return len(text)
     # `count` ignores whitespace. Count back from the end to find the same place in the text with whitespace.
@@ -61,7 +64,7 @@ def _visible_length(message: dict[str, Any], context: str, text: str, tokenizer:
     `<think>`. A part must not start or end within a special token: the part `e` is not found in `<|end|>`.
 
     Raises:
-        CannotWrite: the text lacks a part of the message, or has thinking that the model did not write.
+        CannotWrite: the text lacks a part of the message.
     """
     read, rest = len(context), context + text
     end = read
@@ -74,12 +77,6 @@ def _visible_length(message: dict[str, Any], context: str, text: str, tokenizer:
                 "wrote. Set chat_template_path to a template that writes it (or chat_template_kwargs, if the template "
                 "has an option for it), or give completion_ids"
             )
-        if own.startswith("<think>") and _END_OF_THINKING in rest[read:place]:
-            raise CannotWrite(
-                "its chat template writes a block of thinking before the thinking in an assistant's content. Give "
-                "the thinking only as reasoning_content, set chat_template_path to a different template, or give "
-                "completion_ids"
-            )
         end = max(end, place + len(own))
         rest = _without(rest, [(place, place + len(own))])  # Another part with the same text needs another match.
     for name, part in _arguments(message):
@@ -89,6 +86,23 @@ def _visible_length(message: dict[str, Any], context: str, text: str, tokenizer:
                 "chat_template_path to a template that writes it, or give completion_ids"
             )
     return end - read
+
+
+def _check_thinking(message: dict[str, Any], written: str, tags: Tags, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise a CannotWrite if a template writes thinking or special tokens that the content of a message already has."""
+    content, closing = squeezed(message["content"]), squeezed(tags.closing)
+    before = written[: rfind_between_specials(content, written, 0, tokenizer)] if content in written else ""
+    if written.count(closing) > content.count(closing) + bool(thinking_of(message)):
+        found = f"thinking ({tags.closing}) that the model did not write"
+    elif (special := first_special(before, tokenizer)) and special in content:
+        found = f"{special}, which the content has, too"
+    else:
+        return
+    raise CannotWrite(
+        f"its chat template writes {found}, before the content of an assistant's turn, which may be a raw completion. "
+        "Give its thinking as reasoning_content and its answer as content, set chat_template_path to a different "
+        "template, or give completion_ids"
+    )
 
 
 def check_context(
@@ -153,33 +167,13 @@ def missing_of_tools(tools: Any, text: str) -> str | None:
     return None
 
 
-def with_thinking_in_content(message: dict[str, Any], is_cut: bool) -> dict[str, Any]:
-    """Return an assistant message with its thinking in the content, between `<think>` and `</think>`.
-
-    A message without thinking, or with `</think>` in its content, is returned unchanged.
-
-    Args:
-        message (`dict`): Assistant message.
-        is_cut (`bool`): Whether the message was cut at a token limit. If it also has no content and no tool call, its
-            thinking gets no `</think>`.
-    """
-    thinking = next((message[name] for name in _THINKING if isinstance(message.get(name), str)), "")
-    content = message["content"]
-    if not thinking.strip() or _END_OF_THINKING in content:
-        return message
-    others = {name: value for name, value in message.items() if name not in _THINKING}
-    is_open = is_cut and not content.strip() and not message.get("tool_calls")
-    after = "" if is_open else f"\n{_END_OF_THINKING}\n\n{content}"
-    return {**others, "content": f"<think>\n{thinking}{after}"}
-
-
 def _as_read(message: dict[str, Any], with_thinking: bool) -> dict[str, Any]:
     """Return an assistant turn as the model reads it later: without thinking, or with thinking in its own field."""
-    thinking, ends, answer = message["content"].rpartition(_END_OF_THINKING)
+    thinking, ends, answer = message["content"].rpartition(DEFAULT.closing)
     if with_thinking:
-        extra = {"thinking": thinking.strip().removeprefix("<think>")} if ends else {}
+        extra = {"thinking": thinking.strip().removeprefix(DEFAULT.opening)} if ends else {}
         return {**message, "content": answer, **extra}
-    return {**{name: value for name, value in message.items() if name not in _THINKING}, "content": answer}
+    return {**{name: value for name, value in message.items() if name not in KEYS}, "content": answer}
 
 
 def _parts(message: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,23 +1,23 @@
 """Render messages with a chat template and locate the assistant's turns."""
 
-import json
+from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
-from trl.chat_template_utils import get_training_chat_template, has_generation_markers, supports_tool_calling
+from trl.chat_template_utils import has_generation_markers
 from trl.data_utils import common_prefix_length
 
-from topr_trl.data.rendered_parts import (
-    CannotWrite,
-    Messages,
-    check_context,
-    end_of_turn,
-    missing_of_tools,
+from topr_trl.data.chat_templates import check_tools, open_thinking, render, templates_of, thinking_tags
+from topr_trl.data.rendered_parts import CannotWrite, Messages, check_context, end_of_turn
+from topr_trl.data.text_tokens import continued_ids, first_special, token_ids
+from topr_trl.data.thinking import (
+    ANSWER,
+    Tags,
+    thinking_of,
     with_thinking_in_content,
+    without_repeated_thinking,
 )
 
 
@@ -29,6 +29,7 @@ class Turn(NamedTuple):
         start (`int`): Index of the first token of the turn in the completion.
         end (`int`): Index after the last token of the turn. A turn includes the tokens that the template adds after
             the stop token, such as a newline.
+        before (`str`): Text before the turn.
         text (`str`): Text that the template added for the message.
         said (`int`): Index in `text` at which the thinking and the content of the message end. With tool calls, this is
             the length of `text`.
@@ -37,6 +38,7 @@ class Turn(NamedTuple):
     message: dict[str, Any]
     start: int
     end: int
+    before: str
     text: str
     said: int
 
@@ -76,13 +78,24 @@ def render_turns(
         truncated (`bool`, *optional*, defaults to `False`): Whether the last turn was cut at a token limit.
 
     Raises:
-        CannotWrite: every template refuses the messages, or omits or changes a part of them.
+        CannotWrite: every template refuses the messages, or omits or changes a part of them, or writes thinking that
+            the model did not write; or it is unknown whether a truncated turn is thinking.
     """
+    last = max((n for n, message in enumerate(completion) if is_learned(message)), default=0)
+    tags, opened = open_thinking([*prompt, *completion[:last]], tokenizer, options)
+    completion = _for_turns(completion, lambda message: without_repeated_thinking(message, tags))
+    if opened and truncated:
+        _refuse_unknown_thinking(completion[last], tags)
+    if opened:
+        completion = _for_turns(
+            completion, lambda message: {**message, "content": tags.with_opening(message["content"], opened)}
+        )
     try:
         return _render_first_way(prompt, completion, tokenizer, options)
     except CannotWrite:
-        spelled = _with_thinking(completion, truncated)
-        if spelled == completion or not _opens_thinking(prompt, tokenizer, options):
+        is_cut = completion[last] if truncated else None
+        spelled = _for_turns(completion, lambda message: with_thinking_in_content(message, message is is_cut))
+        if spelled == completion or not opened:
             raise
         with suppress(CannotWrite):
             return _render_first_way(prompt, spelled, tokenizer, options)
@@ -93,57 +106,36 @@ def _render_first_way(
     prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
 ) -> Rendered:
     """Return the first rendering that succeeds, or raise the CannotWrite of the last attempt."""
-    templates, _ = _templates(tokenizer, str(tokenizer.chat_template))
+    templates, _ = templates_of(tokenizer, str(tokenizer.chat_template))
     ways = [(_by_prefixes, template) for template in templates]
     if has_generation_markers(templates[-1]):
         ways.append((_by_markers, templates[-1]))
     for way, template in ways:
         chosen = {**options, "chat_template": template}
         try:
-            _check_tools(tokenizer, chosen)
+            check_tools(tokenizer, chosen)
             return way(prompt, completion, tokenizer, chosen)
         except CannotWrite as error:
             refusal = error
     raise refusal
 
 
-def _with_thinking(completion: Messages, truncated: bool) -> Messages:
-    last = max((n for n, message in enumerate(completion) if is_learned(message)), default=-1)
-    return [
-        with_thinking_in_content(message, truncated and n == last) if is_learned(message) else message
-        for n, message in enumerate(completion)
-    ]
+def _for_turns(completion: Messages, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Messages:
+    """Return a completion with a change of each learned turn."""
+    return [change(message) if is_learned(message) else message for message in completion]
 
 
-def _opens_thinking(prompt: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> bool:
-    """Whether the tokenizer's own template opens thinking in the generation prompt."""
-    template = _templates(tokenizer, str(tokenizer.chat_template))[0][0]
-    try:
-        text = _render(tokenizer, prompt, add_generation_prompt=True, **{**options, "chat_template": template})
-    except CannotWrite:
-        return False
-    return bool(text.rstrip().endswith("<think>"))
-
-
-def writes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the chat template of the tokenizer writes tool calls and tool results."""
-    return _templates(tokenizer, str(tokenizer.chat_template))[1]
-
-
-@lru_cache(maxsize=8)
-def _templates(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> tuple[tuple[str, ...], bool]:
-    """Return the templates to try, and whether the tokenizer's own template writes tools.
-
-    The templates are the tokenizer's own and TRL's training template, if TRL has one for this model. `chat_template`
-    is a part of the cache key, because the template of a tokenizer can be replaced.
-    """
-    own = tokenizer.chat_template
-    own = own["default"] if isinstance(own, dict) else own
-    try:
-        trls = get_training_chat_template(tokenizer) or own
-    except ValueError:  # TRL has no template for this model.
-        trls = own
-    return tuple(dict.fromkeys((own, trls))), supports_tool_calling(tokenizer)
+def _refuse_unknown_thinking(message: dict[str, Any], tags: Tags) -> None:
+    """Raise a CannotWrite if a truncated turn after an opening tag may be thinking or an answer."""
+    content = message["content"]
+    is_known = thinking_of(message) or tags.are_in(content) or message.get("tool_calls")
+    if is_learned(message) and content.strip() and not is_known:
+        raise CannotWrite(
+            f"its last turn was cut off (finish_reason is length) and has no {tags.closing}, and its prompt opens "
+            "thinking, so it is unknown whether its content is thinking or the answer. Give thinking as "
+            "reasoning_content. If the model answered without thinking, set chat_template_kwargs to "
+            '{"enable_thinking": false}. Or give completion_ids'
+        )
 
 
 def render_prompt(prompt: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> str:
@@ -160,74 +152,92 @@ def render_prompt(prompt: Messages, tokenizer: PreTrainedTokenizerBase, options:
     if role not in ("user", "tool", "assistant"):
         raise ValueError(f"the last message of its prompt has the role {role}; it must be user, tool or assistant")
     is_open = role == "assistant"
-    text = _render(tokenizer, prompt, add_generation_prompt=not is_open, continue_final_message=is_open, **options)
-    _check_tools(tokenizer, options)
+    text = render(tokenizer, prompt, add_generation_prompt=not is_open, continue_final_message=is_open, **options)
+    check_tools(tokenizer, options)
     check_context(prompt, text, tokenizer)
     return str(text)
-
-
-def _check_tools(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> None:
-    """Check that a template writes the definitions of the tools in its options.
-
-    Raises:
-        CannotWrite: the template leaves out the name of a tool or of a parameter.
-    """
-    if options.get("tools") and (missing := _missing_tools(tokenizer, json.dumps(options, default=str))):
-        raise CannotWrite(
-            f"its chat template leaves out {missing}. Set chat_template_path to a template that writes the definitions "
-            "of tools, give prompt_ids and completion_ids, or drop the column tools if the model did not read them"
-        )
-
-
-@lru_cache(maxsize=64)
-def _missing_tools(tokenizer: PreTrainedTokenizerBase, options: str) -> str | None:
-    """Return a description of a tool or a parameter that a template leaves out, or None.
-
-    The template renders a placeholder message, because the messages of a row could contain the same names. `options`
-    are JSON text, because the cache needs hashable arguments.
-    """
-    given = json.loads(options)
-    try:
-        text = _render(tokenizer, [{"role": "user", "content": "?"}], add_generation_prompt=True, **given)
-    except CannotWrite:  # The template refuses the placeholder, so this check is impossible.
-        return None
-    return missing_of_tools(given["tools"], text)
 
 
 def _by_prefixes(
     prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
 ) -> Rendered:
     """Render the messages up to each turn. The turn is the text that the template adds for its message."""
-
-    def rendered_text(messages: Messages, before_a_turn: bool) -> str:
-        return str(_render(tokenizer, messages, add_generation_prompt=before_a_turn, **options))
-
-    def added(text: str, known: str) -> str:
-        if not text.startswith(known):
-            raise CannotWrite(
-                "its chat template changes earlier turns once later turns follow (for example, it removes their "
-                "thinking), so the model did not read the tokens of the last rendering. Set chat_template_path to a "
-                "template that keeps earlier turns unchanged, or make each turn its own row, with the text that the "
-                "model read as the prompt"
-            )
-        return text[len(known) :]
-
-    text = rendered_text(prompt, is_learned(completion[0]))
+    tags = thinking_tags(tokenizer, options)
+    turns = [n for n, message in enumerate(completion) if is_learned(message)]
+    text = str(render(tokenizer, prompt, add_generation_prompt=is_learned(completion[0]), **options))
     check_context(prompt, text, tokenizer)
-    rendered, read = Rendered(token_ids(text, tokenizer), [], []), 0
-    for n, message in enumerate(completion):
-        if is_learned(message):
-            before = rendered_text([*prompt, *completion[:n]], True) if n else text
-            after = rendered_text([*prompt, *completion[: n + 1]], False)
-            context, own = added(before, text), added(after, before)
-            check_context(completion[read:n], context, tokenizer)
-            rendered.ids.extend(token_ids(context, tokenizer))
-            start = len(rendered.ids)
-            rendered.ids.extend(token_ids(own, tokenizer))
-            said = end_of_turn(message, context if n else text, own, tokenizer)
-            rendered.turns.append(Turn(message, start, len(rendered.ids), own, said))
-            text, read = after, n + 1
+    rendered, read = Rendered([], [], []), 0
+    if turns[:1] != [0]:
+        rendered.prompt_ids.extend(token_ids(text, tokenizer))
+    for n in turns:
+        message, known = completion[n], text
+        messages = [*prompt, *completion[:n]]
+        before = str(render(tokenizer, messages, add_generation_prompt=True, **options)) if n else text
+        after = _text_after(messages, message, before, tags if n == turns[-1] else None, tokenizer, options)
+        context, own = _added(before, known), _added(after, before)
+        check_context(completion[read:n], context, tokenizer)
+        block = _block_of_template(own, before, message, tags, tokenizer)
+        before, context, own = before + block, context + block, own[len(block) :]
+        if n:
+            rendered.ids.extend(continued_ids(context, known, tokenizer))
+        else:
+            rendered.prompt_ids.extend(token_ids(before, tokenizer))
+        start = len(rendered.ids)
+        rendered.ids.extend(continued_ids(own, before, tokenizer))
+        said = end_of_turn(message, context if n else before, own, tokenizer, tags)
+        rendered.turns.append(Turn(message, start, len(rendered.ids), before, own, said))
+        text, read = after, n + 1
     return rendered
+
+
+def _added(text: str, known: str) -> str:
+    """Return the text after a known beginning."""
+    if not text.startswith(known):
+        raise CannotWrite(
+            "its chat template changes earlier turns once later turns follow (for example, it removes their "
+            "thinking), so the model did not read the tokens of the last rendering. Set chat_template_path to a "
+            "template that keeps earlier turns unchanged, or make each turn its own row, with the text that the "
+            "model read as the prompt"
+        )
+    return text[len(known) :]
+
+
+def _text_after(
+    messages: Messages,
+    message: dict[str, Any],
+    before: str,
+    tags: Tags | None,
+    tokenizer: PreTrainedTokenizerBase,
+    options: dict[str, Any],
+) -> str:
+    """Return the text of messages and a turn that follows them.
+
+    If the content of the turn is a raw completion, the text has this content unchanged, because a template that knows
+    thinking only as a field would add a block of thinking. With `tags` of None, the template writes the turn.
+    """
+    raw = tags.raw_text(message["content"], before) if tags and not thinking_of(message) else None
+    if raw is not None:
+        text = str(render(tokenizer, [*messages, {**message, "content": ANSWER}], **options))
+        if ANSWER in text:
+            raw = raw.rstrip() if message.get("tool_calls") else raw  # Before a call, the template writes white space.
+            return f"{before}{raw}{text.rpartition(ANSWER)[2]}"
+    return str(render(tokenizer, [*messages, message], **options))
+
+
+def _block_of_template(
+    own: str, before: str, message: dict[str, Any], tags: Tags | None, tokenizer: PreTrainedTokenizerBase
+) -> str:
+    """Return the empty block of thinking that a template wrote at the start of a turn, or empty text.
+
+    The model did not write this block: the template adds it to turns without thinking. If thinking is off, such a block
+    is in the generation prompt, so it is context.
+    """
+    content = message["content"]
+    if not tags or thinking_of(message) or tags.are_in(content):
+        return ""
+    block = tags.empty_block(own, before, content)
+    special = first_special(block, tokenizer)
+    return "" if special and special in content else block  # `end_of_turn` refuses a raw completion.
 
 
 def _by_markers(
@@ -235,76 +245,65 @@ def _by_markers(
 ) -> Rendered:
     """Render all messages at once. The template's `{% generation %}` blocks mark the turns."""
     messages, places = [*prompt, *completion], [n for n, m in enumerate(completion) if m["role"] == "assistant"]
-    text = _render(tokenizer, messages, **options)
-    whole = _render(
+    text = render(tokenizer, messages, **options)
+    whole = render(
         tokenizer, messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True,
         tokenizer_kwargs={"return_offsets_mapping": True}, **options,
     )  # fmt: skip
-    known = _render(
+    known = render(
         tokenizer, prompt, tokenize=True, return_dict=False, add_generation_prompt=is_learned(completion[0]), **options
     )
     ids, spans = whole["input_ids"], whole["offset_mapping"]
     first = common_prefix_length(ids, known)
-    runs = _runs(whole["assistant_masks"], first)
-    if len(runs) != len(places):
-        raise CannotWrite(
-            f"the generation blocks of its chat template mark {len(runs)} turns, and the assistant has {len(places)}. "
-            "Set chat_template_path to a different template, or give completion_ids and completion_mask"
-        )
-    turns = list[Turn]()
+    runs = _runs(whole["assistant_masks"], first, len(places))
+    tags, turns = thinking_tags(tokenizer, options), list[Turn]()
     # `previous_end` is where the previous turn ends in the text. `read` counts the messages up to and including it.
     previous_end, read = 0, 0
     for n, (start, end) in zip(places, runs, strict=True):
         if not is_learned(completion[n]):
             continue
         context = text[previous_end : _text_end(spans, start)]
-        before = _render(tokenizer, [*prompt, *completion[:n]], add_generation_prompt=True, **options)
+        before = render(tokenizer, [*prompt, *completion[:n]], add_generation_prompt=True, **options)
         # A block can include the generation prompt, which the model did not write.
         opening = before.rpartition(context)[2] if context and context in before else ""
-        start += common_prefix_length(ids[start:end], token_ids(opening, tokenizer))
+        start += common_prefix_length(ids[start:end], continued_ids(opening, context, tokenizer))
         place = len(prompt) + n
         asked_later = any(message["role"] == "user" for message in messages[place + 1 :])
         text_start, text_end = _text_end(spans, start), _text_end(spans, end)
         check_context(messages[read:place], text[previous_end:text_start], tokenizer, asked_later)
-        own, previous_end, read = text[text_start:text_end], text_end, place + 1
-        said = end_of_turn(completion[n], context, own, tokenizer)
-        turns.append(Turn(completion[n], start - first, end - first, own, said))
+        block = _block_of_template(text[text_start:text_end], text[:text_start], completion[n], tags, tokenizer)
+        text_start += len(block)
+        while start < end and spans[start][1] <= text_start:
+            start += 1
+        context, own, previous_end, read = text[previous_end:text_start], text[text_start:text_end], text_end, place + 1
+        said = end_of_turn(completion[n], context, own, tokenizer, tags)
+        turns.append(Turn(completion[n], start, end, text[:text_start], own, said))
+    if is_learned(completion[0]):
+        first = turns[0].start  # An empty block of thinking before the first turn belongs to the prompt.
+    turns = [turn._replace(start=turn.start - first, end=turn.end - first) for turn in turns]
     return Rendered(ids[:first], ids[first:], turns)
 
 
-def _runs(mask: list[int], first: int) -> list[tuple[int, int]]:
-    """Return the start and end of each run of ones, from index `first` on."""
+def _runs(mask: list[int], first: int, count: int) -> list[tuple[int, int]]:
+    """Return the start and end of each run of ones, from index `first` on.
+
+    Raises:
+        CannotWrite: the number of runs is not `count`.
+    """
     found, start = list[tuple[int, int]](), first
     for is_own, run in groupby(mask[first:]):
         end = start + len(list(run))
         if is_own:
             found.append((start, end))
         start = end
+    if len(found) != count:
+        raise CannotWrite(
+            f"the generation blocks of its chat template mark {len(found)} turns, and the assistant has {count}. "
+            "Set chat_template_path to a different template, or give completion_ids and completion_mask"
+        )
     return found
 
 
 def _text_end(spans: list[tuple[int, int]], count: int) -> int:
     """Return the index at which the first `count` tokens of a text end. Later whitespace belongs to the next token."""
     return spans[count - 1][1] if count else 0
-
-
-def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, /, tokenize: bool = False, **options: Any) -> Any:
-    """Apply a chat template to messages. Return text, or the tokenizer's output if `tokenize` is True.
-
-    Raises:
-        CannotWrite: the template refuses the messages.
-    """
-    try:
-        return tokenizer.apply_chat_template(messages, tokenize=tokenize, **options)
-    # A template that concatenates text with the arguments of a tool call, which are a dict, raises a TypeError.
-    except (TemplateError, TypeError) as error:
-        raise CannotWrite(
-            f"its chat template cannot write these messages: {error}. Set chat_template_path to a template that can, "
-            "or give completion_ids"
-        ) from None
-
-
-def token_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the token ids of a text, without tokens that the tokenizer would add at its start or end."""
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids

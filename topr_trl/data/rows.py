@@ -215,11 +215,21 @@ def refuse_images(rows: Dataset, why: str) -> None:
         raise ValueError(why)
 
 
-def check_finish_reasons(rows: Dataset) -> None:
-    """Raise a ValueError for finish reasons other than stop, length and null.
+FINISH_REASONS = ("stop", "length", None)
+_OTHER_SIGNS = ("truncated", "is_truncated")  # columns of other systems that can mean a finish reason of length
 
-    With an unknown reason, a truncated completion would get a stop token.
+
+def check_finish_reasons(rows: Dataset) -> None:
+    """Raise a ValueError for finish reasons other than stop, length and null, and for rows that may be truncated.
+
+    Without the right reason, a truncated completion would get a stop token.
     """
+    remedy = "Write `length` where a completion was truncated, else `stop`; or drop the column."
+    reasons = rows.with_format(None)["finish_reason"] if "finish_reason" in rows.column_names else [None] * len(rows)
+    for name in _OTHER_SIGNS:
+        values = rows.with_format(None)[name] if name in rows.column_names else []
+        for row, (value, reason) in enumerate(zip(values, reasons, strict=False)):
+            if value is True and reason is None:
+                raise ValueError(f"Column `{name}` is true in row {row}, which has no `finish_reason`. {remedy}")
     if "finish_reason" in rows.column_names:
-        remedy = "Write `length` where a completion was truncated, else `stop`; or drop the column."
-        checked_column(rows, "finish_reason", lambda value: value in ("stop", "length", None), "stop or length", remedy)
+        checked_column(rows, "finish_reason", lambda value: value in FINISH_REASONS, "stop or length", remedy)

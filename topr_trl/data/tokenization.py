@@ -16,8 +16,9 @@ from trl import is_conversational
 from topr_trl.data.masks import MASK, apply_masks, have_masks, is_list, written
 from topr_trl.data.messages import plain_messages, plain_tools, stop_token, tokenize_turns
 from topr_trl.data.rendered_parts import Messages
-from topr_trl.data.rendering import render_prompt, token_ids
-from topr_trl.data.rows import MalformedRow
+from topr_trl.data.rendering import render_prompt
+from topr_trl.data.rows import FINISH_REASONS, MalformedRow
+from topr_trl.data.text_tokens import continued_ids, encode_prompt, token_ids
 
 
 def _is_ids(value: object) -> bool:
@@ -25,6 +26,7 @@ def _is_ids(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(type(x) is int and abs(x) < 2**31 for x in value)
 
 
+_TAIL = 64  # number of tokens at the end of a prompt that can change how its completion is tokenized
 _MASKING = (MASK, "sampler_logps")  # columns that can mark context
 
 
@@ -39,15 +41,15 @@ class TokenizedRow(NamedTuple):
 def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> TokenizedRow:
     """Return the token ids of a row's prompt and completion, and the completion mask.
 
-    Token ids in the row are used as they are. Text prompts and completions are tokenized separately, and the prompt
-    gets one BOS token if the tokenizer adds one. Messages are rendered with the chat template, and all turns except the
-    assistant's are context. A completion of text or messages ends with the stop token, unless `finish_reason` is
-    `"length"`.
+    Token ids in the row are used as they are. A text prompt gets one BOS token if the tokenizer adds one. A text
+    completion continues the prompt: the tokenizer adds nothing between them. Messages are rendered with the chat
+    template, and all turns except the assistant's are context. A completion of text or messages ends with the stop
+    token, unless `finish_reason` is `"length"`.
 
     Raises:
-        ValueError: prompt or completion is missing, empty, or neither text, messages nor token ids; the messages or the
-            mask are malformed; the tokenizer lacks a chat template or stop token that the row needs; or the chat
-            template cannot write the messages.
+        ValueError: prompt or completion is missing, empty, or neither text, messages nor token ids; the messages, the
+            mask or the finish reason are malformed; the tokenizer lacks a chat template or stop token that the row
+            needs; or the chat template cannot write the messages.
     """
     prompt = row.get("prompt_ids") or row["prompt"]
     completion = row.get("completion_ids") or row.get("completion")
@@ -59,20 +61,22 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
         raise ValueError(
             f"it has a {MASK} and no completion_ids: a mask needs token ids. Add the ids, or drop the mask"
         )
+    is_cut = _is_cut(row)
     if is_conversational({"prompt": prompt}):
         _need_chat_template(tokenizer)
         if is_conversational({"completion": completion}):
-            truncated, options = row.get("finish_reason") == "length", template_options(row)
             prompt, completion, is_own = tokenize_turns(
-                prompt, completion, tokenizer, row.get("tools"), truncated, **options
+                prompt, completion, tokenizer, row.get("tools"), is_cut, **template_options(row)
             )
             return TokenizedRow(prompt, completion, None if all(is_own) else is_own)
         prompt = encode_messages(prompt, tokenizer, row)
-    if isinstance(prompt, str):
-        prompt = encode_prompt(prompt, tokenizer)
-    if isinstance(completion, str):
-        completion = token_ids(completion, tokenizer)
-        if row.get("finish_reason") != "length":
+    text = prompt if isinstance(prompt, str) else None
+    if text is not None:
+        prompt = encode_prompt(text, tokenizer)
+    if isinstance(completion, str) and _is_ids(prompt):
+        before = text if text is not None else tokenizer.decode([token for token in prompt[-_TAIL:] if token >= 0])
+        completion = continued_ids(completion, before, tokenizer)
+        if not is_cut:
             stop = stop_token(tokenizer)
             if completion[-1:] != [stop]:  # The text can already end with the stop token.
                 completion = [*completion, stop]
@@ -85,6 +89,24 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
     mask, logps = (None if row.get(name) is None else np.array(row[name], dtype=float) for name in _MASKING)
     own = written(mask, logps, len(completion))
     return TokenizedRow(prompt, completion, None if own.all() else own.tolist())
+
+
+def _is_cut(row: dict[str, Any]) -> bool:
+    """Return whether a row, or the last message of its completion, says that the completion was cut.
+
+    Raises:
+        ValueError: the finish reason is unknown.
+    """
+    reason: Any = row.get("finish_reason")
+    completion: Any = row.get("completion")
+    if reason is None and not row.get("completion_ids") and is_conversational({"completion": completion}):
+        reason = completion[-1].get("finish_reason")  # Some logs have it in the message.
+        reason = "stop" if reason in ("tool_calls", "function_call") else reason
+    if reason not in FINISH_REASONS:
+        raise ValueError(
+            f"its finish_reason is {str(reason)[:40]!r}, and must be stop or length: length if the completion was cut"
+        )
+    return bool(reason == "length")
 
 
 # The trainer sets these arguments when it renders messages.
@@ -162,17 +184,6 @@ def tokenizer_of(processing_class: PreTrainedTokenizerBase | ProcessorMixin) -> 
     if not tokenizer.chat_template:
         tokenizer.chat_template = getattr(processing_class, "chat_template", None)
     return tokenizer
-
-
-def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the token ids of a text prompt. If the text has a BOS token and the tokenizer adds one, keep only one."""
-    return without_second_bos(tokenizer(prompt)["input_ids"], tokenizer)
-
-
-def without_second_bos(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the token ids of a prompt, without its first token if it starts with two BOS tokens."""
-    bos = tokenizer.bos_token_id
-    return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
 
 def tokenize(

@@ -8,7 +8,8 @@ from datasets import Dataset, Features, concatenate_datasets
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from topr_trl.data.sampler_logps import GREEDY, LOGPROBS_MODE, RAW, SAMPLING, TEMPERATURE
-from topr_trl.data.tokenization import encode_messages, encode_prompt
+from topr_trl.data.text_tokens import encode_prompt
+from topr_trl.data.tokenization import encode_messages
 from topr_trl.settings.checks import check_at_least, check_types
 
 # Sampled rows have these columns in addition to the columns of the problem.

@@ -43,7 +43,7 @@ from trl.trainer.utils import nanstd, split_pixel_values_by_grid, unsplit_pixel_
 from topr_trl.baseline import BASELINES
 from topr_trl.curation import Curated
 from topr_trl.data.batch_samplers import ReseededSampler
-from topr_trl.data.tokenization import without_second_bos
+from topr_trl.data.text_tokens import encode_prompt
 from topr_trl.rewards import checked
 from topr_trl.settings.config import TOPRConfig
 from topr_trl.settings.unsupported import needs_metric_for_best_model
@@ -214,7 +214,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         tokenized = super()._tokenize_prompts(prompts)
         if not is_conversational({"prompt": prompts[0]}):
-            tokenized = ([without_second_bos(ids, self._tokenizer) for ids in tokenized[0]], *tokenized[1:])
+            tokenized = ([encode_prompt(prompt, self._tokenizer) for prompt in prompts], *tokenized[1:])
         context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         longest = max(map(len, tokenized[0]), default=0)
         if context is not None and longest >= context:

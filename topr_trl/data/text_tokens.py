@@ -1,0 +1,128 @@
+"""Tokenize text without tokens that nobody wrote, and find the special tokens of a tokenizer.
+
+Many tokenizers add tokens where a text starts or ends: a BOS token, a stop token, or a space before the first word
+(SentencePiece). A completion continues its prompt, so nothing may be added between them.
+"""
+
+from functools import lru_cache
+
+from transformers import PreTrainedTokenizerBase
+
+# Neutral texts, after which a completion is tokenized if its start would merge with the end of its prompt.
+_NEUTRAL = ("\n", "x", ".", "=")
+_CONTEXT = 64  # number of characters before a text that can change how its start is tokenized
+
+
+def token_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token ids of a text, without the special tokens that the tokenizer adds at its start or end."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def continued_ids(text: str, before: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token ids of a text that continues another text, without a space that the tokenizer adds.
+
+    Both texts are tokenized together, as in SFT. The tokenizer can merge the end of `before` with the start of `text`,
+    but the sampler read `before` alone. In this case, a neutral text takes the place of `before`.
+
+    Args:
+        text (`str`): Text to tokenize.
+        before (`str`): Text that comes before it.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
+
+    Raises:
+        ValueError: the tokenizer merges the start of `text` with any text before it.
+    """
+    before = before[-_CONTEXT:]
+    for known in (before, *_NEUTRAL, f"{before} "):  # Words need a space between them if each is a token.
+        alone, joint = token_ids(known, tokenizer), token_ids(known + text, tokenizer)
+        found = joint[len(alone) :]
+        # A tokenizer can merge adjacent unknown characters, so the start of `text` could be lost.
+        is_lost = alone[-1:] == [tokenizer.unk_token_id] and (not known.endswith(" ") or not found)
+        if alone and not is_lost and joint[: len(alone)] == alone:
+            return found
+    raise ValueError(
+        f"the tokenizer merges the start of {text[:40]!r} with the text before it, so the tokens of the model are not "
+        "known. Give prompt_ids and completion_ids"
+    )
+
+
+def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token ids of a text prompt, with at most one BOS token, and without a stop token that is added."""
+    found = tokenizer(prompt, return_special_tokens_mask=True)
+    ids, is_added = found["input_ids"], found["special_tokens_mask"]
+    end = max((n for n, added in enumerate(is_added, 1) if not added), default=0)
+    return without_second_bos(ids[:end], tokenizer)
+
+
+def without_second_bos(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token ids of a prompt, without its first token if it starts with two BOS tokens."""
+    bos = tokenizer.bos_token_id
+    return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the ids of all special tokens: the stop token, and others such as `<end_of_turn>` or the BOS token."""
+    return _special_tokens(tokenizer, len(tokenizer))
+
+
+@lru_cache(maxsize=8)
+def _special_tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> frozenset[int]:
+    # `size` is only a part of the cache key, because tokens can be added to a tokenizer.
+    added = {token for token, content in tokenizer.added_tokens_decoder.items() if content.special}
+    return frozenset({*added, *tokenizer.all_special_ids, tokenizer.eos_token_id} - {None})
+
+
+def rfind_between_specials(part: str, text: str, start: int, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the last index, from `start` on, at which `part` occurs without splitting a special token.
+
+    Return -1 if there is no such index. For instance, the part `<|end|>` is found in the text `4.<|end|>`, but the part
+    `end` is not.
+    """
+    specials = _special_texts(tokenizer, len(tokenizer))
+    place = text.rfind(part, start)
+    while place >= 0 and (_splits(specials, text, place) or _splits(specials, text, place + len(part))):
+        place = text.rfind(part, start, place + len(part) - 1)
+    return place
+
+
+def find_between_specials(part: str, text: str, start: int, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the first index, from `start` on, at which `part` occurs without splitting a special token.
+
+    Return -1 if there is no such index.
+    """
+    specials = _special_texts(tokenizer, len(tokenizer))
+    place = text.find(part, start)
+    while place >= 0 and (_splits(specials, text, place) or _splits(specials, text, place + len(part))):
+        place = text.find(part, place + 1)
+    return place
+
+
+def first_special(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the special token that comes first in a text, or empty text if there is none."""
+    found = [special for special in _special_texts(tokenizer, len(tokenizer)) if special in text]
+    return min(found, key=lambda special: (text.index(special), -len(special)), default="")
+
+
+@lru_cache(maxsize=8)
+def _special_texts(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[str, ...]:
+    """Return the texts of special tokens, except single characters, which cannot be split."""
+    tokens = tokenizer.convert_ids_to_tokens(sorted(special_tokens(tokenizer)))
+    return tuple(token for token in tokens if len(token) > 1)
+
+
+def _splits(specials: tuple[str, ...], text: str, place: int) -> bool:
+    """Whether cutting a text at an index would split a special token."""
+    first, longest = _extent(specials)
+    return any(
+        text[start] in first
+        and text.startswith(specials, start)
+        and any(start + len(special) > place and text.startswith(special, start) for special in specials)
+        for start in range(max(0, place - longest + 1), min(place, len(text)))
+    )
+
+
+@lru_cache(maxsize=8)
+def _extent(specials: tuple[str, ...]) -> tuple[frozenset[str], int]:
+    """Return the first characters of special tokens, and the length of the longest one."""
+    return frozenset(special[0] for special in specials), max(map(len, specials), default=0)
