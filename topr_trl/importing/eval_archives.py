@@ -10,6 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from topr_trl.importing.json_documents import LONGEST
+
 SUFFIX = ".eval"
 _ZSTD = 93  # compression method in zip files; zipfile does not support it before Python 3.14
 
@@ -79,6 +81,8 @@ def _header(archive: zipfile.ZipFile) -> dict[str, Any]:
 
 
 def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    if member.file_size > LONGEST:
+        raise zipfile.BadZipFile(f"{member.filename} is longer than {LONGEST >> 20} MiB")
     if member.compress_type != _ZSTD:
         return archive.read(member)
     file = archive.fp
@@ -89,7 +93,7 @@ def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     file.seek(name + extra, 1)
     packed = pa.BufferReader(file.read(member.compress_size))
     with pa.CompressedInputStream(packed, "zstd") as unpacked:
-        content: bytes = unpacked.read()
+        content: bytes = unpacked.read(member.file_size + 1)
     if len(content) != member.file_size:
         raise zipfile.BadZipFile(f"{member.filename} is damaged")
     return content
