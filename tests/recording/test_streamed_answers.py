@@ -95,7 +95,9 @@ def test_conversations_ignore_reasoning_and_forms_of_text():
 def test_conversations_ignore_the_spaces_of_arguments():
     def keys(arguments):
         call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        return Conversation({"messages": []}).keys({"choices": [{"message": {"role": "assistant", "tool_calls": [call]}}]})
+        return Conversation({"messages": []}).keys(
+            {"choices": [{"message": {"role": "assistant", "tool_calls": [call]}}]}
+        )
 
     assert keys('{"a": 1}') == keys('{"a":1}') != keys('{"a": 2}')
     assert keys("{") != keys("[")

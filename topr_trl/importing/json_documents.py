@@ -61,8 +61,8 @@ def too_long(path: Path, place: str) -> ValueError:
         place (`str`): Place of the record in the file.
     """
     return ValueError(
-        f"{path}: {place} is longer than {LONGEST >> 20} MiB. Remove it, or write one record per line (a log of "
-        "inspect_ai: as an .eval file)."
+        f"{path}: {place} is longer than {LONGEST >> 20} MiB. Leave it out, or write each record as a line of its own "
+        "(a log of inspect_ai: as an .eval file)."
     )
 
 

@@ -22,9 +22,7 @@ _PER_REQUEST = 50  # maximum number of rollouts in a response
 _INTERVALS = 40  # maximum number of points of a curve in the plot of mean rewards
 _LONGEST_COMMENT = 10_000  # characters
 _LONGEST_NAME = 100  # characters
-_LONGEST_BODY = (
-    1 << 17
-)  # bytes of a request with a reward. An escaped character of the comment has up to 12.
+_LONGEST_BODY = 1 << 17  # bytes of a request with a reward. An escaped character of the comment has up to 12.
 _LABELS = {"up": 1.0, "good": 1.0, "down": -1.0, "bad": -1.0}
 
 

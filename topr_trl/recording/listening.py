@@ -15,6 +15,7 @@ from topr_trl.recording.protection import error
 from topr_trl.recording.settings import RecordArguments
 
 _OTHER_FILES = 64  # files of the process that are not connections, such as the database and its readers
+_MOST_OF_MACOS = 10_240  # macOS can report an infinite hard limit, and refuses a higher soft limit.
 _BACKLOG = 1024  # connections that the kernel accepts before the recorder does
 _SECONDS_BETWEEN = 0.05  # pause before the next look at the connections
 SECONDS_TO_END = 5.0  # time for running requests to end after Ctrl+C
@@ -34,8 +35,9 @@ def say_once(message: str) -> None:
 def raise_file_limit() -> int:
     """Raise the limit of open files as far as this user can, and return the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
+    limit = _MOST_OF_MACOS if hard == resource.RLIM_INFINITY else hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
 
 
 class _Connection(web.RequestHandler):
@@ -58,7 +60,7 @@ class _Connection(web.RequestHandler):
         """Return the answer to a request that failed. aiohttp logs a traceback of other errors."""
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
-        say_once(f"a request was not valid HTTP ({type(exc).__name__}), and was refused. The recorder speaks HTTP/1.1.")
+        say_once("a request was not valid HTTP, and was refused. The recorder speaks HTTP/1.1 without encryption.")
         response = error(status, "The request is not valid HTTP/1.1.")
         response.force_close()
         return response
@@ -173,7 +175,7 @@ async def _bound(args: RecordArguments) -> list[socket.socket]:
         found = await asyncio.get_running_loop().getaddrinfo(
             args.host, args.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        sockets = [socket.create_server(each[4], family=each[0], backlog=_BACKLOG) for each in found]
+        sockets = [socket.create_server(each[4], family=each[0], backlog=_BACKLOG) for each in dict.fromkeys(found)]
     except OSError as failure:
         why = (failure.strerror or str(failure)).partition(" (while")[0]
         reason = f"Cannot listen on {args.host}, port {args.port}: {why}."
