@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
+from topr_trl.recording.listening import listening
 from topr_trl.recording.server import application, connections
 from topr_trl.recording.settings import RecordArguments
 from topr_trl.recording.store import NAME, Store, read_rollouts
@@ -56,6 +57,13 @@ class Upstream:
         self.headers.append(request.headers.copy())
         if self.fault == "refuse":
             return web.json_response({"error": {"message": "model m is busy", "code": 503}}, status=503)
+        if self.fault == "echo":
+            said = f"{request.rel_url} {request.headers.get('Authorization')} {request.headers.get('x-api-key')}"
+            return web.json_response({"error": {"message": said}}, status=400)
+        if self.fault == "broken":
+            request.transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n")
+            request.transport.close()
+            return web.Response()
         if self.fault == "hang":
             try:
                 await asyncio.sleep(60)
@@ -147,7 +155,10 @@ class Running:
         """Prevent the database from growing, as on a full disk."""
 
         async def fill():
-            run = self.store._connection.execute
+            for connection in (self.store._connection, self.store._for_large):
+                pages(connection.execute)
+
+        def pages(run):
             run(f"PRAGMA max_page_count = {run('PRAGMA page_count').fetchone()[0]}")
 
         asyncio.run_coroutine_threadsafe(fill(), self.loop).result(10)
@@ -163,25 +174,21 @@ def recorder(folder, server=None, **settings):
     ready, stop = threading.Event(), asyncio.Event()
 
     async def serve():
-        servers = []
-        for name, app in (("upstream", server.application()), ("recorder", None)):
-            if name == "recorder":
-                url = settings.pop("upstream", found["upstream"] + "/v1")
-                args = RecordArguments(url, str(folder), port=0, **settings)
-                found["store"] = Store(args.folder)
-                found["store"].recover()
-                session = connections(args)
-                app = application(args, found["store"], session)
-            runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-            await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            found[name] = f"http://127.0.0.1:{runner.addresses[0][1]}"
-            servers.append(runner)
-        ready.set()
-        await stop.wait()
-        for runner in reversed(servers):
-            await runner.cleanup()
-        await session.close()
+        runner = web.AppRunner(server.application(), handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        found["upstream"] = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        args = RecordArguments(settings.pop("upstream", found["upstream"] + "/v1"), str(folder), port=0, **settings)
+        found["store"] = Store(args.folder)
+        found["store"].recover()
+        async with (
+            connections(args) as session,
+            listening(application(args, found["store"], session), args) as listener,
+        ):
+            found["recorder"] = f"http://127.0.0.1:{listener.port}"
+            ready.set()
+            await stop.wait()
+        await runner.cleanup()
         found["store"].close()
 
     def run():

@@ -1,15 +1,17 @@
 """Test the import of samples of lm-evaluation-harness, logs of inspect_ai, and runs of OpenHands."""
 
 import json
+import struct
 import zipfile
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from test_logs_of_apis import turns
 
 from topr_trl import load_rows
 from topr_trl.cli import main
-from topr_trl.importing import inspect_logs, lm_eval, openhands_output
+from topr_trl.importing import eval_archives, inspect_logs, json_documents, lm_eval, openhands_output
 from topr_trl.importing.format import NotOfFormat
 
 WRITTEN = Path(__file__).parent / "written"  # files of other systems, and the scripts that wrote them
@@ -203,3 +205,26 @@ def test_two_outputs_of_openhands_in_a_folder(tmp_path):
         (tmp_path / "log" / name).write_text(content)
     with pytest.raises(ValueError, match=r"output\.jsonl and output\.swe_eval\.jsonl may hold the same runs"):
         imported(tmp_path, tmp_path / "log")
+
+
+@pytest.mark.parametrize("size", [None, 100])  # 100: the archive gives a false size
+@pytest.mark.parametrize("method", ["deflate", "zstd"])
+def test_a_sample_that_is_too_long(tmp_path, monkeypatch, method, size):
+    monkeypatch.setattr(json_documents, "LONGEST", 100_000)
+    content = json.dumps({"id": 1, "text": "x" * 200_000}).encode()
+    packed = pa.compress(content, "zstd", asbytes=True) if method == "zstd" else content
+    kind = zipfile.ZIP_DEFLATED if method == "deflate" else zipfile.ZIP_STORED
+    with zipfile.ZipFile(tmp_path / "a.eval", "w", kind) as archive:
+        archive.writestr("header.json", json.dumps({"eval": {}, "plan": {}}))
+        archive.writestr("samples/1_epoch_1.json", packed)
+    with zipfile.ZipFile(tmp_path / "a.eval") as archive:
+        place = archive.getinfo("samples/1_epoch_1.json").header_offset
+    data = bytearray((tmp_path / "a.eval").read_bytes())
+    for start, at in ((place, 0), (data.rfind(b"PK\x01\x02"), 2)):  # the header of the file, and the central directory
+        if method == "zstd":
+            data[start + 8 + at : start + 10 + at] = struct.pack("<H", 93)
+        data[start + 22 + at : start + 26 + at] = struct.pack("<I", size or len(content))
+    (tmp_path / "a.eval").write_bytes(data)
+    with pytest.raises(ValueError, match=r"a\.eval.*(longer than|damaged|Bad CRC|cannot be read)") as raised:
+        list(eval_archives.read_samples(tmp_path / "a.eval"))
+    assert ("longer than" in str(raised.value)) == (size is None)

@@ -101,3 +101,28 @@ def test_a_folder_of_documents(tmp_path):
 def test_what_cannot_be_read(tmp_path, text, words):
     with pytest.raises(ValueError, match=words):
         read(tmp_path, text)
+
+
+LONG = json.dumps(record(1) | {"note": "x" * 5_000})
+SEVERAL_LINES = json.dumps(json.loads(LONG), indent=1)
+
+
+@pytest.mark.parametrize(("name", "text", "place"), [
+    ("a.jsonl.gz", f"{json.dumps(record(1))}\n{LONG}\n", "line 2"), ("a.jsonl", f"{LONG}\n", "line 1"),
+    ("a.json.gz", f"[{json.dumps(record(1))}, {LONG}]", "record 2"), ("a.json", SEVERAL_LINES, "record 1"),
+])  # fmt: skip
+def test_a_record_that_is_too_long(tmp_path, monkeypatch, name, text, place):
+    monkeypatch.setattr(json_documents, "LONGEST", 4_000)
+    monkeypatch.setattr(json_documents, "_CHUNK", 2_000)
+    data = gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
+    with pytest.raises(ValueError, match=rf"{name}: {place} is longer than .*a line of its own"):
+        read(tmp_path, data, name)
+    monkeypatch.setattr(json_documents, "LONGEST", 10_000)
+    assert read(tmp_path, data, name).num_rows > 0
+
+
+def test_spaces_between_records_can_be_longer_than_a_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_documents, "LONGEST", 4_000)
+    monkeypatch.setattr(json_documents, "_CHUNK", 2_000)
+    text = json.dumps(record(1), indent=1) + "\n" * 9_000 + json.dumps(record(2), indent=1) + " " * 9_000
+    assert read(tmp_path, text).num_rows == 2

@@ -154,6 +154,14 @@ def test_list_and_filter(page, recorder):
     expect(rows(page)).to_have_count(3)
 
 
+def test_requests_that_are_not_recorded_are_counted(page, recorder):
+    page.goto(recorder.url)
+    expect(page.locator("#empty")).to_be_visible()
+    expect(page.locator("#unrecorded")).to_be_hidden()
+    page.request.post(f"{recorder.url}v1/responses", data={})  # The server cannot be reached.
+    expect(page.locator("#unrecorded")).to_contain_text("POST /v1/responses: 1", timeout=TIMEOUT)
+
+
 def test_plot_or_how_to_grade(page, recorder):
     page.goto(recorder.url)
     expect(page.locator("#empty")).to_contain_text(f"{recorder.url}v1")

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import aiohttp
 import httpx2 as httpx
@@ -14,6 +16,7 @@ from recorders import WORDS, recorder
 
 from topr_trl.recording.conversations import continued_conversation
 from topr_trl.recording.proxy import _events
+from topr_trl.recording.recorded_answer import LARGE
 
 HI = [{"role": "user", "content": "2 + 2?"}]
 ANSWER = "".join(WORDS)
@@ -426,7 +429,7 @@ GOOD = b'data: {"choices": [{"index": 0, "delta": {"content": "yes"}, "finish_re
     b'{"choices": [null]}', b'{"choices": 5}', b'{"choices": [{"index": null, "delta": {"content": "b"}}]}',
     b'{"choices": [{"index": 0, "delta": "x"}]}', b'{"choices": [{"index": 0, "delta": {"tool_calls": [null]}}]}',
     b'{"choices": [{"index": 0, "delta": {"tool_calls": [{"function": {"name": 3}}]}}]}', b"{", b"[" * 10_000,
-    b'{"error": null, "choices": []}',
+    b'{"error": null, "choices": []}', b'{"error": "", "choices": []}', b'{"error": {}, "choices": []}',
 ])  # fmt: skip
 def test_malformed_events_are_passed_on(running, event):
     running.upstream.raw = b": comment\n\ndata: " + event + b"\n\n" + GOOD
@@ -559,3 +562,126 @@ def test_a_failure_of_the_recorder_is_not_blamed_on_the_client(running, monkeypa
 
 def test_models_are_passed_on(running):
     assert [model.id for model in client_of(running).models.list()] == ["m"]
+
+
+SECRETS = {"api_key": "QUERY-SECRET", "k": "x y+z%/secret"}
+
+
+@pytest.mark.parametrize("fault", ["die", "broken", "echo", "refuse"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_secrets_of_a_request_are_not_stored_and_not_shown(tmp_path, monkeypatch, fault, stream):
+    monkeypatch.setenv("TOPR_UPSTREAM_KEY", "UPSTREAM-SECRET")
+    with recorder(tmp_path) as running:
+        running.upstream.fault = fault
+        body = {"model": "m", "messages": HI, "stream": stream or fault == "die"}
+        headers = {"Authorization": "Bearer HEADER-SECRET", "x-api-key": "OTHER-SECRET", "Cookie": "s=COOKIE-SECRET"}
+        found = httpx.post(f"{running.address}/v1/chat/completions", json=body, params=SECRETS, headers=headers)
+        error = call_of(running)["error"]
+        assert "secret" not in error.lower()
+        assert error
+        if fault != "echo":  # The client gets this answer of the server as it is.
+            assert "secret" not in found.text.lower()
+        rollout = running.rollouts()[0]["rollout_id"]
+        for path in ("rollouts", f"rollouts/{rollout}"):
+            assert "secret" not in httpx.get(f"{running.address}/{path}").text.lower()
+    assert all(b"SECRET" not in file.read_bytes() for file in tmp_path.iterdir())
+
+
+def test_requests_that_are_not_recorded_are_said_once_and_counted(tmp_path, capsys):
+    with recorder(tmp_path, redact=["unused"]) as running:
+        for path in ("responses?key=SECRET", "responses", "embeddings", *(f"files/{n}/%1b[31m" for n in range(30))):
+            httpx.post(f"{running.address}/v1/{path}", json={})
+        httpx.get(f"{running.address}/v1/models")
+        httpx.post(f"{running.address}/v1/completions", content=b"[1]")
+        httpx.post(f"{running.address}/v1/completions", json={"model": "m", "prompt": [5, 6]})
+        counts = httpx.get(f"{running.address}/rollouts").json()["unrecorded"]
+    said = capsys.readouterr().out
+    assert counts["POST /v1/responses"] == 2
+    assert counts["POST /v1/embeddings"] == 1
+    assert (len(counts), sum(counts.values())) == (21, 35)
+    assert said.count("POST /v1/responses: passed on and not recorded") == 1
+    assert (said.count("\n"), "SECRET" in said, "\x1b" in said, "/models" in said) == (21, False, False, False)
+
+
+def test_calls_on_a_full_disk_are_counted(tmp_path):
+    with recorder(tmp_path, on_full="pass") as running:
+        running.fill()
+        chat(running, messages=[{"role": "user", "content": "x" * 100_000}])
+        counts = httpx.get(f"{running.address}/rollouts").json()["unrecorded"]
+        assert counts == {"POST /v1/chat/completions (the disk is full)": 1}
+
+
+@pytest.mark.parametrize("on_full", ["refuse", "pass"])
+def test_a_large_request_on_a_full_disk(tmp_path, on_full):
+    with recorder(tmp_path, on_full=on_full) as running:
+        add = running.store.add_text
+        running.store.add_text = lambda *given: (running.fill(), add(*given))
+        body = {"model": "m", "messages": [{"role": "user", "content": "x" * (LARGE + 1)}]}
+        found = httpx.post(f"{running.address}/v1/chat/completions", json=body)
+        assert found.status_code == (507 if on_full == "refuse" else 200)
+        assert call_of(running)["state"] == "failed"
+
+
+def test_a_websocket_is_refused(running):
+    headers = {"Connection": "Upgrade", "Upgrade": "websocket"}
+    found = httpx.get(f"{running.address}/v1/responses", headers=headers)
+    assert (found.status_code, "WebSocket" in found.text) == (501, True)
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "api/chat", ""])
+def test_a_base_url_without_v1(running, path):
+    found = httpx.post(f"{running.address}/{path}", json={})
+    assert found.status_code in (404, 405)
+    assert f"{running.address}/v1" in found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["v1/chat/completions", "rewards"])
+def test_a_body_that_cannot_be_unpacked(running, path):
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    found = httpx.post(f"{running.address}/{path}", content=b"not gzip", headers=headers)
+    assert (found.status_code, "Content-Encoding" in found.json()["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("of", ["request", "answer"])
+def test_large_bodies_do_not_hold_up_other_calls(running, of):
+    """The large call waits in its thread until another call has ended."""
+    ended, add = threading.Event(), running.store.add_text
+    running.store.add_text = lambda *given: (ended.wait(20), add(*given))
+    large = "x" * (LARGE + 1)
+    running.upstream.words = ["a", "b"] if of == "request" else ["a", large]
+    messages = [{"role": "user", "content": large if of == "request" else "hi"}]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(chat, running, messages=messages)
+        until(lambda: running.rollouts())
+        time.sleep(0.2)
+        running.upstream.words = ["a", "b"]
+        chat(running)
+        ended.set()
+        shown = json.loads(waiting.result().text)
+    calls = {
+        rollout["calls"][0]["request"]["messages"][0]["content"]: rollout["calls"][0] for rollout in running.rollouts()
+    }
+    call = calls[messages[0]["content"]]
+    assert (call["state"], shown["choices"][0]["token_ids"]) == ("finished", None)
+    assert call["response"]["choices"][0]["message"] == shown["choices"][0]["message"]
+    assert call["response"]["choices"][0]["token_ids"] == [10, 11]
+    later = [*messages, {"role": "assistant", "content": call["response"]["choices"][0]["message"]["content"]}]
+    first = next(each["rollout_id"] for each in running.rollouts() if each["calls"][0]["request"] == call["request"])
+    assert chat(running, messages=[*later, *HI]).headers["x-topr-rollout"] == first
+
+
+def test_a_client_that_does_not_read_a_whole_answer(tmp_path):
+    with recorder(tmp_path, client_timeout=0.3) as running:
+        running.upstream.words = ["w" * 20_000_000]
+        host, _, port = running.address.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            body = json.dumps({"model": "m", "messages": HI})
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}"
+            connection.sendall(f"{head}\r\n\r\n{body}".encode())
+            until(lambda: running.rollouts() and call_of(running)["state"] == "finished")
+            time.sleep(1)
+            received = 0
+            with suppress(ConnectionResetError):
+                while piece := connection.recv(1 << 20):
+                    received += len(piece)
+            assert received < 20_000_000

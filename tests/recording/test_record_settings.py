@@ -60,3 +60,12 @@ def test_a_server_that_does_not_answer_is_noted(tmp_path, capsys):
         assert "/v1" in capsys.readouterr().out
         asyncio.run(check(RecordArguments(f"{running.direct}/v1", str(tmp_path))))
         assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "upstream", ["user:SECRET@host:8000/v1", "ftp://user:SECRET@host/v1", "http://user:SECRET@host/v1"]
+)
+def test_an_error_does_not_repeat_the_password_of_a_url(tmp_path, upstream):
+    with pytest.raises(ValueError, match="upstream must be a URL") as raised:
+        RecordArguments(upstream, str(tmp_path))
+    assert "SECRET" not in str(raised.value)

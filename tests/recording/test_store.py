@@ -309,3 +309,23 @@ def test_a_recording_in_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)  # A chmod has no effect for root.
     assert count_rollouts(tmp_path / NAME) == 1
     assert [file.name for file in tmp_path.iterdir()] == [NAME]
+
+
+def test_only_the_user_can_read_the_files(tmp_path):
+    Store(tmp_path).close()
+    (tmp_path / NAME).chmod(0o644)  # as an earlier version wrote it
+    store = Store(tmp_path)
+    store.begin("chat/completions", HI, None, 1)
+    assert {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == dict.fromkeys(
+        (NAME, f"{NAME}-wal", f"{NAME}-shm"), 0o600
+    )
+    store.close()
+
+
+def test_a_closed_store_ends_the_queries_of_the_page(tmp_path):
+    store = Store(tmp_path)
+    with store._read() as connection:
+        store.close()
+        query = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
+        with pytest.raises(sqlite3.OperationalError, match="interrupted"):
+            connection.execute(query)

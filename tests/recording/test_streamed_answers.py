@@ -3,7 +3,7 @@
 import pytest
 
 from topr_trl.recording.answers import CHAT, TEXT, Assembler, prompt_of, with_token_ids, without_token_ids
-from topr_trl.recording.conversations import continued_conversation, conversations
+from topr_trl.recording.conversations import Conversation, continued_conversation
 from topr_trl.recording.redaction import Redactor, without_tokens
 
 
@@ -84,7 +84,7 @@ def test_conversations_ignore_reasoning_and_forms_of_text():
     asked = {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}
     message = {"role": "assistant", "content": "yes", "reasoning_content": "hm", "refusal": None}
     # The stream ended before the first choice began.
-    ((choice, key),) = conversations(asked, {"choices": [{"index": 1, "message": message}, {"index": 2}]}).items()
+    ((choice, key),) = Conversation(asked).keys({"choices": [{"index": 1, "message": message}, {"index": 2}]}).items()
     assert choice == 1
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
     assert continued_conversation({"model": "m", "messages": [*turns, {"role": "user", "content": "and?"}]}) == key
@@ -95,7 +95,9 @@ def test_conversations_ignore_reasoning_and_forms_of_text():
 def test_conversations_ignore_the_spaces_of_arguments():
     def keys(arguments):
         call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        return conversations({"messages": []}, {"choices": [{"message": {"role": "assistant", "tool_calls": [call]}}]})
+        return Conversation({"messages": []}).keys(
+            {"choices": [{"message": {"role": "assistant", "tool_calls": [call]}}]}
+        )
 
     assert keys('{"a": 1}') == keys('{"a":1}') != keys('{"a": 2}')
     assert keys("{") != keys("[")
@@ -104,7 +106,7 @@ def test_conversations_ignore_the_spaces_of_arguments():
 @pytest.mark.parametrize("messages", [None, "text", [1], [{"role": "user"}, None]])
 def test_malformed_messages_are_no_conversation(messages):
     assert continued_conversation({"messages": messages}) is None
-    assert conversations({"messages": messages}, {"choices": [{"message": {}}]}) == {}
+    assert Conversation({"messages": messages}).keys({"choices": [{"message": {}}]}) == {}
 
 
 def test_redaction_of_nested_text():

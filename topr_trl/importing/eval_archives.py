@@ -10,6 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from topr_trl.importing import json_documents
+
 SUFFIX = ".eval"
 _ZSTD = 93  # compression method in zip files; zipfile does not support it before Python 3.14
 
@@ -28,7 +30,8 @@ def read_samples(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         path (`Path`): `.eval` archive.
 
     Raises:
-        ValueError: the file is damaged, is not an archive of inspect_ai, or splits its samples into chunks.
+        ValueError: the file is damaged, is not an archive of inspect_ai, splits its samples into chunks, or has a
+            sample that is longer than `json_documents.LONGEST`.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -79,6 +82,8 @@ def _header(archive: zipfile.ZipFile) -> dict[str, Any]:
 
 
 def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    if member.file_size > json_documents.LONGEST:
+        raise json_documents.too_long(Path(str(archive.filename)), member.filename)
     if member.compress_type != _ZSTD:
         return archive.read(member)
     file = archive.fp
@@ -89,7 +94,7 @@ def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     file.seek(name + extra, 1)
     packed = pa.BufferReader(file.read(member.compress_size))
     with pa.CompressedInputStream(packed, "zstd") as unpacked:
-        content: bytes = unpacked.read()
+        content: bytes = unpacked.read(member.file_size + 1)
     if len(content) != member.file_size:
         raise zipfile.BadZipFile(f"{member.filename} is damaged")
     return content

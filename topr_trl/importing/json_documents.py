@@ -1,6 +1,7 @@
 """Read JSON files that do not have one record per line: arrays of records, and documents that span several lines."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 _CHUNK = 1 << 20  # bytes to read at a time
+LONGEST = 128 << 20  # bytes of a record. A small compressed file can unpack to more than the memory.
 _SPACE = " \t\r\n"
+_BETWEEN = re.compile(f"[{_SPACE},]*")
 
 
 def is_by_lines(path: Path) -> bool:
@@ -50,6 +53,19 @@ def _start_of(path: Path) -> bytes:
     return found
 
 
+def too_long(path: Path, place: str) -> ValueError:
+    """Return the error for a record that is longer than `LONGEST`.
+
+    Args:
+        path (`Path`): File.
+        place (`str`): Place of the record in the file.
+    """
+    return ValueError(
+        f"{path}: {place} is longer than {LONGEST >> 20} MiB. Leave it out, or write each record as a line of its own "
+        "(a log of inspect_ai: as an .eval file)."
+    )
+
+
 def read_documents(path: Path) -> Iterator[Any]:
     """Yield the items of top-level arrays, and all other documents, without loading the whole file.
 
@@ -57,8 +73,8 @@ def read_documents(path: Path) -> Iterator[Any]:
         path (`Path`): JSON file, compressed or not.
 
     Raises:
-        ValueError: the file is not UTF-8, is not valid JSON, or is nested too deeply. Complete records before invalid
-            JSON are yielded first.
+        ValueError: the file is not UTF-8, is not valid JSON, is nested too deeply, or has a record that is longer than
+            `LONGEST`. Complete records before invalid JSON are yielded first.
         OSError: the file cannot be read or decompressed.
     """
     decoder, text, place, in_array, done = json.JSONDecoder(), "", 0, False, 0
@@ -67,15 +83,19 @@ def read_documents(path: Path) -> Iterator[Any]:
         text = file.read(_CHUNK).lstrip("\ufeff" + _SPACE)
         wanted = _CHUNK
         while True:
-            while place < len(text) and text[place] in _SPACE + ",":
-                place += 1
+            place = _BETWEEN.match(text, place).end()  # type: ignore[union-attr]  # It also matches an empty text.
+            if place == len(text) and text:
+                text, place, wanted = file.read(_CHUNK), 0, _CHUNK
+                continue
             if text[place : place + 1] == ("]" if in_array else "["):
                 in_array, place = not in_array, place + 1
                 continue
             try:
                 value, place = decoder.raw_decode(text, place)
             except json.JSONDecodeError as error:
-                more = file.read(wanted)
+                if len(text) - place > LONGEST:
+                    raise too_long(path, f"record {done + 1:,}") from None
+                more = file.read(min(wanted, LONGEST + 1 - (len(text) - place)))
                 if not more:
                     if not in_array and place == len(text):
                         return

@@ -128,7 +128,9 @@ def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     number = 0
     with io.BufferedReader(pa.input_stream(path)) as file:  # `input_stream` decompresses, according to the suffix.
         try:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(lambda: file.readline(json_documents.LONGEST + 1), b""), 1):
+                if len(line) > json_documents.LONGEST:
+                    raise json_documents.too_long(path, f"line {number:,}")
                 if line.strip():
                     yield number, line
         except OSError as error:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -21,28 +21,40 @@ def continued_conversation(request: Mapping[str, Any], salt: str = "") -> str | 
     if (messages := _messages(request)) is None:
         return None
     last = max((n for n, each in enumerate(messages) if each.get("role") == "assistant"), default=None)
-    return None if last is None else _key(request, messages[: last + 1], salt)
+    return None if last is None else _hash(request, messages[: last + 1], salt).hexdigest()
 
 
-def conversations(request: Mapping[str, Any], response: Mapping[str, Any], salt: str = "") -> dict[int, str]:
-    """Return the keys of the conversations that end with the choices of an answer.
+class Conversation:
+    """Hash of the messages in a request.
+
+    The recorder computes it when the request arrives, because long requests take time, and the answer must not wait.
 
     Args:
         request (`Mapping[str, Any]`): Request for a chat completion.
-        response (`Mapping[str, Any]`): Answer of the server.
-        salt (`str`, *optional*, defaults to `""`): Secret text in the hashes, as in `continued_conversation`.
-
-    Returns:
-        `dict[int, str]`: key by the `index` of the choice, for choices with a message. The dictionary is empty if the
-            request has no list of messages.
+        salt (`str`, *optional*, defaults to `""`): Secret text in the hash, as in `continued_conversation`.
     """
-    if (messages := _messages(request)) is None:
-        return {}
-    return {
-        choice.get("index") or 0: _key(request, [*messages, choice["message"]], salt)
-        for choice in response.get("choices") or ()
-        if choice.get("message")
-    }
+
+    def __init__(self, request: Mapping[str, Any], salt: str = "") -> None:
+        messages = _messages(request)
+        self._hash = None if messages is None else _hash(request, messages, salt)
+
+    def keys(self, response: Mapping[str, Any]) -> dict[int, str]:
+        """Return the keys of the conversations that end with the choices of an answer.
+
+        Args:
+            response (`Mapping[str, Any]`): Answer of the server.
+
+        Returns:
+            `dict[int, str]`: key by the `index` of the choice, for choices with a message. The dictionary is empty if
+                the request has no list of messages.
+        """
+        found = {}
+        for choice in response.get("choices") or ():
+            if self._hash is not None and choice.get("message"):
+                longer = self._hash.copy()
+                longer.update(_shown(choice["message"]))
+                found[choice.get("index") or 0] = longer.hexdigest()
+        return found
 
 
 def _messages(request: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
@@ -52,15 +64,21 @@ def _messages(request: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
     return messages if is_list else None
 
 
-def _key(request: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], salt: str) -> str:
-    """Return a hash of the model and of the role, text and tool calls of each message.
+def _hash(request: Mapping[str, Any], messages: Iterable[Mapping[str, Any]], salt: str) -> "hashlib._Hash":
+    """Return a hash of the model and of the messages."""
+    found = hashlib.sha256(json.dumps([salt, request.get("model")]).encode())
+    for message in messages:
+        found.update(_shown(message))
+    return found
 
-    The hash leaves out other fields, such as the reasoning, because applications often drop them from the history.
+
+def _shown(message: Mapping[str, Any]) -> bytes:
+    """Return the role, text and tool calls of a message as JSON.
+
+    Other fields are left out, such as the reasoning, because applications often drop them from the history.
     """
-    shown = [
-        [message.get("role"), _text(message.get("content")), _calls(message.get("tool_calls"))] for message in messages
-    ]
-    return hashlib.sha256(json.dumps([salt, request.get("model"), shown]).encode()).hexdigest()
+    parts = [message.get("role"), _text(message.get("content")), _calls(message.get("tool_calls"))]
+    return json.dumps(parts).encode()
 
 
 def _text(content: Any) -> Any:

@@ -15,12 +15,14 @@ from topr_trl.recording.protection import error, read_body
 from topr_trl.recording.redaction import Redactor
 from topr_trl.recording.settings import RecordArguments
 from topr_trl.recording.store import StorageFullError, Store
+from topr_trl.recording.unrecorded import Unrecorded
 
 _PAGE = Path(__file__).with_name("page.html")
 _PER_REQUEST = 50  # maximum number of rollouts in a response
 _INTERVALS = 40  # maximum number of points of a curve in the plot of mean rewards
 _LONGEST_COMMENT = 10_000  # characters
 _LONGEST_NAME = 100  # characters
+_LONGEST_BODY = 1 << 17  # bytes of a request with a reward. An escaped character of the comment has up to 12.
 _LABELS = {"up": 1.0, "good": 1.0, "down": -1.0, "bad": -1.0}
 
 
@@ -31,10 +33,11 @@ class Grading:
         args (`RecordArguments`): Settings.
         store (`Store`): Database.
         redact (`Redactor`): Function that blanks out text in comments.
+        unrecorded (`Unrecorded`): Counts of the requests that were not recorded.
     """
 
-    def __init__(self, args: RecordArguments, store: Store, redact: Redactor) -> None:
-        self.args, self.store, self.redact = args, store, redact
+    def __init__(self, args: RecordArguments, store: Store, redact: Redactor, unrecorded: Unrecorded) -> None:
+        self.args, self.store, self.redact, self.unrecorded = args, store, redact, unrecorded
 
     async def page(self, request: web.Request) -> web.Response:
         """Return the grading page. Its Content-Security-Policy prevents the model's text from running as a script."""
@@ -57,37 +60,44 @@ class Grading:
         graded = {"yes": True, "no": False}.get(request.query.get("graded", ""))
         before = request.query.get("before")
         if before is not None and not (before.isascii() and before.isdigit() and len(before) < 19):
-            return error(400, f"before must be a number, not {before[:40]!r}.")
+            return error(400, "before must be the number of a rollout.")
 
-        def read() -> dict[str, Any]:
+        def read() -> web.Response:
             found = self.store.latest(graded, None if before is None else int(before), _PER_REQUEST)
-            return {
+            return _json({
                 "rollouts": [_summary(each) for each in found], "more": len(found) == _PER_REQUEST,
-                "totals": self.store.totals(_INTERVALS),
-            }  # fmt: skip
+                "totals": self.store.totals(_INTERVALS), "unrecorded": dict(self.unrecorded.counts),
+            })  # fmt: skip
 
         try:
             # Reading long answers takes seconds, and would block all streams.
-            return _json(await asyncio.to_thread(read))
+            return await asyncio.to_thread(read)
         except ValueError as unreadable:  # for instance a damaged database
             return error(500, str(unreadable), "server_error")
 
     async def rollout(self, request: web.Request) -> web.Response:
         """Return one rollout: the messages of its calls, its rewards and its comments."""
+        name = request.match_info["name"]
+
+        def read() -> web.Response:
+            if (found := self.store.rollout(name)) is None:
+                return error(404, f"There is no rollout {name!r}.")
+            return _json({**found, "calls": [_shown(call) for call in found["calls"]]})
+
         try:
-            found = await asyncio.to_thread(self.store.rollout, request.match_info["name"])
+            return await asyncio.to_thread(read)
         except ValueError as unreadable:
             return error(500, str(unreadable), "server_error")
-        if found is None:
-            return error(404, f"There is no rollout {request.match_info['name']!r}.")
-        return _json({**found, "calls": [_shown(call) for call in found["calls"]]})
 
     async def reward(self, request: web.Request) -> web.Response:
         """Store or remove a reward of a rollout. A second reward with the same name replaces the first."""
         if request.content_type != "application/json":
             return error(415, "Send JSON, with the header Content-Type: application/json.")
         try:
-            given = json.loads(await read_body(request, self.args))
+            body = await read_body(request, self.args)
+            if len(body) > _LONGEST_BODY:  # Parsing it would hold up all streams.
+                return error(413, f"The request has {len(body):,} bytes, and {_LONGEST_BODY:,} are allowed.")
+            given = json.loads(body)
             rollout, name, reward, comment = read_reward(given)
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as wrong:
             return error(400, f"The body of the request is not JSON: {wrong}.")

@@ -66,7 +66,10 @@ def protect(args: RecordArguments) -> Middleware:
         except web.HTTPException as exception:
             if exception.status == 413:
                 return error(413, f"The request is larger than max_body_mb={args.max_body_mb}.")
-            return error(exception.status, f"{request.method} {request.path}: {exception.reason}.")
+            hint = ""
+            if exception.status in (404, 405):
+                hint = f" The base URL of an application ends in /v1: http://{request.host}/v1."
+            return error(exception.status, f"{request.method} {request.path}: {exception.reason}.{hint}")
 
     return middleware
 
@@ -80,6 +83,7 @@ async def read_body(request: web.Request, args: RecordArguments) -> bytes:
 
     Raises:
         HTTPRequestTimeout: the request did not arrive within `client_timeout` seconds.
+        HTTPBadRequest: the encoding of the body is wrong.
         HTTPRequestEntityTooLarge: the request is larger than `max_body_mb`.
     """
     try:
@@ -88,6 +92,9 @@ async def read_body(request: web.Request, args: RecordArguments) -> bytes:
     except TimeoutError:
         reason = f"the request did not arrive within client_timeout={args.client_timeout:g} seconds"
         raise web.HTTPRequestTimeout(reason=reason) from None
+    except web.RequestPayloadError:
+        reason = "the body does not match Content-Length, Transfer-Encoding or Content-Encoding"
+        raise web.HTTPBadRequest(reason=reason) from None
 
 
 def _hostname(host: str) -> str | None:

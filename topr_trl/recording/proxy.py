@@ -4,8 +4,9 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,12 +15,14 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from topr_trl.recording.answers import CHAT, with_token_ids
-from topr_trl.recording.conversations import continued_conversation
+from topr_trl.recording.answers import with_token_ids
 from topr_trl.recording.protection import error, error_body, read_body
-from topr_trl.recording.recorded_answer import RecordedAnswer, Writer
+from topr_trl.recording.recorded_answer import LARGE, RecordedAnswer, Writer, in_thread
+from topr_trl.recording.recorded_request import RecordedRequest, read_request
+from topr_trl.recording.redaction import without_secrets
 from topr_trl.recording.settings import ALWAYS, AUTO, PASS, RecordArguments
 from topr_trl.recording.store import StorageFullError, Store
+from topr_trl.recording.unrecorded import Unrecorded
 
 ROLLOUT_HEADER = "x-topr-rollout"
 LONGEST_ID = 200  # maximum number of characters in the name of a rollout
@@ -53,13 +56,16 @@ class Proxy:
 
     def __init__(self, args: RecordArguments, store: Store, session: aiohttp.ClientSession) -> None:
         self.args, self.session = args, session
-        self.writer = Writer(args, store)
+        self.writer, self.unrecorded = Writer(args, store), Unrecorded()
         self._models: dict[str, dict[str, Any]] = {}  # entries of /v1/models by id
         self._models_until = 0.0  # `time.monotonic()` at which the list of models becomes old
         self._reading_models = asyncio.Lock()
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
-        """Pass on a request without recording it, for instance to `/v1/models`."""
+        """Pass on a request without recording it, for instance to `/v1/models`. WebSockets are not supported."""
+        if request.headers.get("Upgrade", "").lower() == "websocket":
+            return error(501, "topr record does not pass on WebSockets. Send requests over HTTP.")
+        self.unrecorded.add(request)
         return await self._forward(request, await read_body(request, self.args), None)
 
     async def record(self, request: web.Request) -> web.StreamResponse:
@@ -75,44 +81,62 @@ class Proxy:
             return error(
                 400, f"{ROLLOUT_HEADER} must be printable ASCII without commas, with at most {LONGEST_ID} characters."
             )
-        try:
-            asked = json.loads(body)
-            stored, is_redacted = self.writer.redact(asked)
-        except (ValueError, RecursionError):
-            asked = None
-        if not isinstance(asked, dict):
-            return await self._forward(request, body, None)  # The server explains what is wrong with the request.
-        if self.writer.redact and _prompt_is_ids(asked):
-            return await self._forward(request, body, None)  # Matches cannot be blanked out in token ids.
-        if (choices := _count_choices(asked)) > _MOST_CHOICES:
-            return error(400, f"The request asks for {choices:,} choices. Ask for at most {_MOST_CHOICES:,} at once.")
+        asked = await in_thread(len(body), read_request, body, endpoint, self.writer.redact, self.writer.salt)
+        if asked is None:  # The server explains what is wrong with the request.
+            self.unrecorded.add(request, "its body is not a JSON object")
+            return await self._forward(request, body, None)
+        if self.writer.redact and asked.prompt_is_ids:  # Matches cannot be blanked out in token ids.
+            self.unrecorded.add(request, "redact is set, and its prompt has token ids")
+            return await self._forward(request, body, None)
+        if asked.choices > _MOST_CHOICES:
+            choices = f"{asked.choices:,} choices. Ask for at most {_MOST_CHOICES:,} at once."
+            return error(400, f"The request asks for {choices}")
         await self._read_models(request)
+        recording = None
+        try:
+            recording = self._begin(request, endpoint, asked, rollout)
+            if asked.size > LARGE:
+                await asyncio.to_thread(self.writer.store.add_text, recording.call.id, "request", asked.stored)
+            if recording.hides:
+                body = await in_thread(asked.size, lambda: json.dumps(with_token_ids(asked.asked, endpoint)).encode())
+            return await self._forward(request, body, recording)
+        except StorageFullError as full:
+            _end_early(recording, str(full))
+            if self.args.on_full == PASS:
+                self.unrecorded.add(request, "the disk is full")
+                return await self._forward(request, body, None)
+            return error(507, f"{full} Or start topr record with --on_full pass.", "storage_full")
+        except BaseException as failure:
+            is_gone = isinstance(failure, asyncio.CancelledError)
+            why = "The client closed the connection, or the recorder was stopped."
+            _end_early(recording, why if is_gone else f"{type(failure).__name__}: {failure}")
+            raise
+
+    def _begin(
+        self, request: web.Request, endpoint: str, asked: RecordedRequest, rollout: str | None
+    ) -> RecordedAnswer:
+        """Store the start of a call. Its request is stored later if it is large.
+
+        Raises:
+            StorageFullError: the call cannot be stored.
+        """
         default = next(iter(self._models), "")  # the model that vLLM uses if a request names none
-        model = self._models.get(str(asked.get("model") or default), {})
+        model = self._models.get(str(asked.asked.get("model") or default), {})
+        root = model.get("root")
+        call = self.writer.store.begin(
+            endpoint, {} if asked.size > LARGE else asked.stored, rollout, asked.choices, asked.continues,
+            root if isinstance(root, str) else None, self.args.model_revision, asked.is_redacted,
+        )  # fmt: skip
         asks_for_ids = self.args.token_ids == ALWAYS or (
             self.args.token_ids == AUTO and model.get("owned_by") == "vllm"
         )
-        continues = continued_conversation(asked, self.writer.salt) if endpoint == CHAT else None
-        root = model.get("root")
-        try:
-            call = self.writer.store.begin(
-                endpoint, stored, rollout, choices, continues, root if isinstance(root, str) else None,
-                self.args.model_revision, is_redacted,
-            )  # fmt: skip
-        except StorageFullError as full:
-            if self.args.on_full == PASS:
-                return await self._forward(request, body, None)
-            return error(507, f"{full} Or start topr record with --on_full pass.", "storage_full")
-        recording = RecordedAnswer(self.writer, call, endpoint, asked, is_redacted, asks_for_ids)
-        if asks_for_ids:
-            body = json.dumps(with_token_ids(asked, endpoint)).encode()
-        try:
-            return await self._forward(request, body, recording)
-        except BaseException as failure:
-            is_gone = isinstance(failure, asyncio.CancelledError)
-            why = "The client closed the connection, or the recorder was stopped." if is_gone else repr(failure)
-            _end_early(recording, why)
-            raise
+        hidden = partial(self._without_secrets, request)
+        return RecordedAnswer(self.writer, call, endpoint, asked, asks_for_ids, hidden)
+
+    def _without_secrets(self, request: web.Request, message: str) -> str:
+        """Return an error message without the secrets of a request and of the recorder."""
+        keys = (self.args.token, self.args.upstream_key)
+        return without_secrets(message, request.rel_url.raw_query_string, request.headers, keys)
 
     async def _forward(self, request: web.Request, body: bytes, recording: RecordedAnswer | None) -> web.StreamResponse:
         """Send a request to the server, and the answer to the client. Store the answer if `recording` is given."""
@@ -127,19 +151,22 @@ class Proxy:
                 headers=self._headers(request), allow_redirects=False,
             ) as answer:  # fmt: skip
                 if answer.content_type == "text/event-stream":
-                    return await self._stream(request, answer, recording)
+                    return await self._stream(request, answer, url, recording)
                 content = b"".join([piece async for piece in self._pieces(answer)])
                 if recording is not None:
-                    content = recording.add_answer(answer.status, content)
-                return web.Response(status=answer.status, body=content, headers=_shown_headers(answer, recording))
+                    content = await recording.add_answer(answer.status, content)
+                headers = _shown_headers(answer, recording)
+            if len(content) > LARGE:
+                return await self._send(request, answer.status, headers, content)
+            return web.Response(status=answer.status, body=content, headers=headers)
         except _FAILURES as failure:
-            return error(*self._store_failure(failure, url, recording))
+            return error(*self._store_failure(failure, request, url, recording))
         except _ClientGoneError as gone:
             _end_early(recording, str(gone))
             return web.Response()
 
     async def _stream(
-        self, request: web.Request, answer: aiohttp.ClientResponse, recording: RecordedAnswer | None
+        self, request: web.Request, answer: aiohttp.ClientResponse, url: URL, recording: RecordedAnswer | None
     ) -> web.StreamResponse:
         """Send the events of the server to the client. First add each event to `recording`, if it is given."""
         response = web.StreamResponse(status=answer.status, headers=_shown_headers(answer, recording))
@@ -150,7 +177,7 @@ class Proxy:
                 lines, found = event, [line[5:].strip() for line in event if line.startswith(b"data:")]
                 if recording is not None and found:
                     data = b"\n".join(found).decode("utf-8", "replace")
-                    shown = recording.add_event(data)
+                    shown = await recording.add_event(data)
                     if shown is not data:
                         lines = [*(line for line in event if not line.startswith(b"data:")), b"data: " + shown.encode()]
                 async with self._sending(request):
@@ -158,9 +185,24 @@ class Proxy:
             if recording is not None:
                 recording.end("The server ended the answer early.")
         except _FAILURES as failure:
-            body = error_body(*self._store_failure(failure, answer.url, recording))
+            body = error_body(*self._store_failure(failure, request, url, recording))
             async with self._sending(request):
                 await response.write(f"data: {json.dumps(body)}\n\n".encode())
+        async with self._sending(request):
+            await response.write_eof()
+        return response
+
+    async def _send(
+        self, request: web.Request, status: int, headers: CIMultiDict[str], content: bytes
+    ) -> web.StreamResponse:
+        """Send a large answer in parts, and limit the time for each part."""
+        response = web.StreamResponse(status=status, headers=headers)
+        response.content_length = len(content)
+        async with self._sending(request):
+            await response.prepare(request)
+        for start in range(0, len(content), LARGE):
+            async with self._sending(request):
+                await response.write(content[start : start + LARGE])
         async with self._sending(request):
             await response.write_eof()
         return response
@@ -196,7 +238,9 @@ class Proxy:
                 f"{self.args.client_timeout:g} seconds (client_timeout)."
             ) from gone
 
-    def _store_failure(self, failure: Exception, url: URL, recording: RecordedAnswer | None) -> tuple[int, str, str]:
+    def _store_failure(
+        self, failure: Exception, request: web.Request, url: URL, recording: RecordedAnswer | None
+    ) -> tuple[int, str, str]:
         """End the recording with a message about a failure. Return the HTTP status, the message and the error type."""
         if isinstance(failure, StorageFullError):
             found = 507, f"The answer cannot be recorded: {failure}", "storage_full"
@@ -209,8 +253,9 @@ class Proxy:
         else:
             self._models_until = 0.0  # The server may restart with another model.
             found = 502, f"{url} cannot be reached, or closed the connection: {failure}", "upstream_error"
-        _end_early(recording, found[1])
-        return found
+        status, message, kind = found
+        _end_early(recording, message)
+        return status, self._without_secrets(request, message), kind
 
     def _headers(self, request: web.Request) -> CIMultiDict[str]:
         """Return the client's headers for the server, without the recorder's token and `x-topr-` headers.
@@ -258,20 +303,6 @@ def _end_early(recording: RecordedAnswer | None, why: str) -> None:
 def _is_name(rollout: str) -> bool:
     """Return whether a text can be the name of a rollout. Commas separate the names in the header of an answer."""
     return 0 < len(rollout) <= LONGEST_ID and rollout.isascii() and rollout.isprintable() and "," not in rollout
-
-
-def _prompt_is_ids(asked: Mapping[str, Any]) -> bool:
-    """Return whether a prompt contains token ids."""
-    prompt = asked.get("prompt")
-    return isinstance(prompt, list) and not all(isinstance(each, str) for each in prompt)
-
-
-def _count_choices(asked: Mapping[str, Any]) -> int:
-    """Return the number of choices that a request asks for."""
-    prompts = asked.get("prompt")
-    count = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
-    n = asked.get("n")
-    return count * (n if isinstance(n, int) and n > 0 else 1)
 
 
 def _shown_headers(answer: aiohttp.ClientResponse, recording: RecordedAnswer | None) -> CIMultiDict[str]:

@@ -1,18 +1,32 @@
 """Store the answer of a call while the client receives it."""
 
+import asyncio
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from topr_trl.recording.answers import CHAT, Assembler, is_well_formed, without_token_ids
-from topr_trl.recording.conversations import conversations
+from topr_trl.recording.answers import Assembler, is_well_formed, without_token_ids
+from topr_trl.recording.recorded_request import RecordedRequest
 from topr_trl.recording.redaction import Redactor, without_tokens
 from topr_trl.recording.settings import PASS, RecordArguments
 from topr_trl.recording.store import Call, State, StorageFullError, Store
 
+Result = TypeVar("Result")
+LARGE = 1 << 20  # bytes. Larger requests and answers are parsed, hashed and stored in a thread.
 _MOST_IDS = 200  # maximum number of names in the header. Many clients read headers of at most 8 KB.
+
+
+async def in_thread(size: int, function: Callable[..., Result], *given: Any) -> Result:
+    """Call a function, in a thread if its input is large: other streams must not wait for it.
+
+    Args:
+        size (`int`): Number of bytes of the input.
+        function (`Callable`): Function. It ends even if the request is cancelled meanwhile.
+        *given (`Any`): Arguments.
+    """
+    return await asyncio.to_thread(function, *given) if size > LARGE else function(*given)
 
 
 class Writer:
@@ -47,9 +61,9 @@ class RecordedAnswer:
         writer (`Writer`): Database and settings.
         call (`Call`): Call, as `Store.begin` returns it.
         endpoint (`str`): `CHAT` or `TEXT`.
-        asked (`Mapping[str, Any]`): Request of the client.
-        prompt_is_redacted (`bool`): Whether text of the stored request was blanked out.
+        request (`RecordedRequest`): Request of the client.
         hides (`bool`): Whether to hide the token ids and log-probabilities that only the recorder requested.
+        without_secrets (`Callable`): Function that removes the secrets of the request from an error message.
     """
 
     def __init__(
@@ -57,13 +71,14 @@ class RecordedAnswer:
         writer: Writer,
         call: Call,
         endpoint: str,
-        asked: Mapping[str, Any],
-        prompt_is_redacted: bool,
+        request: RecordedRequest,
         hides: bool,
+        without_secrets: Callable[[str], str],
     ) -> None:
-        self.writer, self.call, self.endpoint, self.asked, self.hides = writer, call, endpoint, asked, hides
-        self.prompt_is_redacted = prompt_is_redacted
+        self.writer, self.call, self.endpoint, self.request, self.hides = writer, call, endpoint, request, hides
+        self.without_secrets = without_secrets
         self.answer = Assembler(endpoint)
+        self.size = 0  # bytes of the events
         self.error: str | None = None
         self.ended = False
         self.lacks_chunks = False  # whether an event could not be stored
@@ -83,9 +98,9 @@ class RecordedAnswer:
         Args:
             answer (`Mapping[str, Any]`): Answer or event of the server.
         """
-        return without_token_ids(answer, self.asked, self.endpoint) if self.hides else answer
+        return without_token_ids(answer, self.request.asked, self.endpoint) if self.hides else answer
 
-    def add_event(self, data: str) -> str:
+    async def add_event(self, data: str) -> str:
         """Store an event of a stream, and return it as the client sees it.
 
         Args:
@@ -96,7 +111,8 @@ class RecordedAnswer:
         """
         if data == "[DONE]":
             # Store the end before the client gets this mark, because the client may continue the answer at once.
-            self.end()
+            if not self.ended:
+                await self._end(self.size, *self._outcome())
             return data
         try:
             event = json.loads(data)
@@ -104,10 +120,11 @@ class RecordedAnswer:
             return data
         if not isinstance(event, dict) or not is_well_formed(event):
             return data
-        if event.get("error") is not None:
+        if event.get("error"):
             self.error = _message_of(event) or "The server reported an error."
             return data
         self.answer.add(event)
+        self.size += len(data)
         # With redaction, the answer is stored only at its end, because a match may span several events. If an event
         # cannot be stored, skip all later events: recovery joins the stored events, and a gap would change the text.
         if not self.writer.redact and not self.lacks_chunks:
@@ -117,7 +134,7 @@ class RecordedAnswer:
                 self.lacks_chunks = False
         return json.dumps(self.shown(event)) if self.hides else data
 
-    def add_answer(self, status: int, content: bytes) -> bytes:
+    async def add_answer(self, status: int, content: bytes) -> bytes:
         """Store an answer that is not a stream, and return it as the client sees it.
 
         Args:
@@ -127,16 +144,12 @@ class RecordedAnswer:
         Raises:
             StorageFullError: the answer cannot be stored, and `on_full` is `refuse`.
         """
-        try:
-            answer = json.loads(content)
-        except (ValueError, RecursionError):
-            answer = None
-        if status != 200 or not isinstance(answer, dict) or not answer.get("choices") or not is_well_formed(answer):
-            reason = "" if status != 200 else ", but not with choices in the format of OpenAI's API"
-            self._end(State.FAILED, None, _message_of(answer) or f"The server answered with status {status}{reason}.")
+        size = len(content)
+        answer, message = await in_thread(size, _read_answer, status, content)
+        await self._end(size, State.FAILED if answer is None else State.FINISHED, answer, message)
+        if answer is None or not self.hides:
             return content
-        self._end(State.FINISHED, answer, None)
-        return json.dumps(self.shown(answer)).encode() if self.hides else content
+        return await in_thread(size, lambda: json.dumps(self.shown(answer)).encode())
 
     def end(self, why: str | None = None) -> None:
         """Store the end of a stream, or of an incomplete answer. Do nothing if the end is already stored.
@@ -148,18 +161,59 @@ class RecordedAnswer:
             StorageFullError: the answer cannot be stored, and `on_full` is `refuse`.
         """
         if not self.ended:
-            whole = self.answer.finished >= len(self.call.rollouts) and self.error is None
-            self._end(State.FINISHED if whole else State.CUT, self.answer.answer, None if whole else self.error or why)
+            state, answer, message = self._outcome(why)
+            with self.writer.full_is_fine():
+                self._store(state, answer, message, self._redacted(answer))
 
-    def _end(self, state: State, answer: Mapping[str, Any] | None, message: str | None) -> None:
-        self.ended = True
-        stored, is_redacted = self.writer.redact(answer)
-        if stored and (is_redacted or self.prompt_is_redacted):
-            stored = without_tokens(stored)
-        keys = conversations(self.asked, answer, self.writer.salt) if answer and self.endpoint == CHAT else None
-        message, _ = self.writer.redact(message)
+    def _outcome(self, why: str | None = None) -> tuple[State, Mapping[str, Any] | None, str | None]:
+        """Return the state, the answer and the error message of a stream that has ended."""
+        if self.answer.finished >= len(self.call.rollouts) and self.error is None:
+            return State.FINISHED, self.answer.answer, None
+        return State.CUT, self.answer.answer, self.error or why
+
+    async def _end(self, size: int, state: State, answer: Mapping[str, Any] | None, message: str | None) -> None:
+        """End the call. Store a large answer in a thread."""
+        redacted = await in_thread(size, self._redacted, answer)
+        is_large = size > LARGE and answer is not None
         with self.writer.full_is_fine():
-            self.writer.store.end(self.call.id, state, stored, keys, message, is_redacted)
+            if is_large:
+                await asyncio.to_thread(self.writer.store.add_text, self.call.id, "response", redacted[0])
+            self._store(state, answer, message, redacted, is_large)
+
+    def _redacted(self, answer: Mapping[str, Any] | None) -> tuple[Mapping[str, Any] | None, bool]:
+        """Return the answer to store, and whether text in it was blanked out."""
+        stored, is_redacted = self.writer.redact(answer)
+        if stored and (is_redacted or self.request.is_redacted):
+            stored = without_tokens(stored)
+        return stored, is_redacted
+
+    def _store(
+        self,
+        state: State,
+        answer: Mapping[str, Any] | None,
+        message: str | None,
+        redacted: tuple[Mapping[str, Any] | None, bool],
+        is_stored: bool = False,
+    ) -> None:
+        self.ended = True
+        conversation = self.request.conversation
+        keys = conversation.keys(answer) if answer and conversation is not None else None
+        if message is not None:
+            message, _ = self.writer.redact(self.without_secrets(message))
+        stored, is_redacted = redacted
+        self.writer.store.end(self.call.id, state, stored, keys, message, is_redacted, is_stored)
+
+
+def _read_answer(status: int, content: bytes) -> tuple[dict[str, Any] | None, str | None]:
+    """Return the answer of the server and None, or None and an error message."""
+    try:
+        answer = json.loads(content)
+    except (ValueError, RecursionError):
+        answer = None
+    if status == 200 and isinstance(answer, dict) and answer.get("choices") and is_well_formed(answer):
+        return answer, None
+    reason = "" if status != 200 else ", but not with choices in the format of OpenAI's API"
+    return None, _message_of(answer) or f"The server answered with status {status}{reason}."
 
 
 def _message_of(answer: Any) -> str | None:

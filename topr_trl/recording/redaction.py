@@ -1,10 +1,13 @@
-"""Blank out matches of regular expressions before the recorder stores text."""
+"""Blank out matches of regular expressions in text that the recorder stores, and secrets in error messages."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote_plus
 
 BLANK = "[redacted]"
+_SECRET_HEADER = re.compile("auth|cookie|key|secret|session|token", re.IGNORECASE)
+_SHORTEST_SECRET = 7  # characters. Shorter values, such as "Bearer" or a version, can be words of the message.
 
 
 class Redactor:
@@ -55,6 +58,34 @@ class Redactor:
             items = [self(inner) for inner in value]
             return [inner for inner, _ in items], any(hit for _, hit in items)
         return value, False
+
+
+def without_secrets(message: str, query: str, headers: Mapping[str, str], keys: Sequence[str | None]) -> str:
+    """Return an error message without the values of a request that can be secrets.
+
+    Errors of the HTTP client and of the server can repeat the URL or a header.
+
+    Args:
+        message (`str`): Error message.
+        query (`str`): Query string of the request.
+        headers (`Mapping[str, str]`): Headers of the request. Headers for keys, tokens and cookies count as secrets.
+        keys (`Sequence[str | None]`): Other secrets.
+    """
+    texts = [query, *(value for name, value in headers.items() if _SECRET_HEADER.search(name))]
+    message = message.replace(f"?{query}", f"?{BLANK}") if query else message
+    found = {query, *(key for key in keys if key), *(value for text in texts for value in _values(text))}
+    for secret in sorted(found, key=len, reverse=True):
+        if len(secret) >= _SHORTEST_SECRET:
+            message = message.replace(secret, BLANK)
+    return message
+
+
+def _values(text: str) -> Iterator[str]:
+    """Yield the values in a query string or a header, as they are and decoded."""
+    for part in re.split(r"[&;,\s]+", text):
+        value = part.partition("=")[2]
+        value = value if value.strip("=") else part  # `=` can also be the padding of base64.
+        yield from (value, unquote_plus(value))
 
 
 def without_tokens(response: Mapping[str, Any]) -> dict[str, Any]:

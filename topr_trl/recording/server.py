@@ -11,17 +11,17 @@ from aiohttp import web
 from filelock import FileLock, Timeout
 
 from topr_trl.recording.grading import Grading
+from topr_trl.recording.listening import listening
 from topr_trl.recording.protection import protect
 from topr_trl.recording.proxy import Proxy
 from topr_trl.recording.settings import RecordArguments
 from topr_trl.recording.store import Store
 
-_SECONDS_TO_END = 2.5  # aiohttp waits for this time twice, so running answers have 5 seconds to end after Ctrl+C
 _SECONDS_TO_KEEP = 2.0  # time to keep an idle connection. vLLM's server (uvicorn) closes it after 5 seconds.
 
 
 def record_command(args: RecordArguments) -> None:
-    """Record until the process is stopped.
+    """Record until the process is stopped. Ctrl+C ends the whole process.
 
     Args:
         args (`RecordArguments`): Settings.
@@ -31,7 +31,7 @@ def record_command(args: RecordArguments) -> None:
         OSError: the folder cannot be written, or the port is in use.
     """
     args.folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(args.folder / ".lock")
+    lock = FileLock(args.folder / ".lock", mode=0o600)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -41,7 +41,6 @@ def record_command(args: RecordArguments) -> None:
     logging.getLogger("aiohttp.server").setLevel(logging.ERROR)
     with lock, suppress(KeyboardInterrupt):
         asyncio.run(_serve(args))
-    print(f"Stopped. The recording is in {args.folder}/.", flush=True)
 
 
 def application(args: RecordArguments, store: Store, session: aiohttp.ClientSession) -> web.Application:
@@ -54,7 +53,7 @@ def application(args: RecordArguments, store: Store, session: aiohttp.ClientSess
     """
     app = web.Application(middlewares=[protect(args)], client_max_size=args.max_body_mb * 2**20)
     proxy = Proxy(args, store, session)
-    grading = Grading(args, store, proxy.writer.redact)
+    grading = Grading(args, store, proxy.writer.redact, proxy.unrecorded)
     for path in ("/rewards", "/v1/rewards"):  # Applications can send rewards to their base URL, which ends in /v1.
         app.router.add_post(path, grading.reward)
     app.router.add_post("/v1/{endpoint:chat/completions|completions}", proxy.record)
@@ -82,27 +81,16 @@ async def _serve(args: RecordArguments) -> None:
         calls = f"{recovered} call{'s' * (recovered != 1)}"
         print(f"{calls} had not ended when the last recorder stopped. Partial answers are kept.", flush=True)
     try:
-        async with connections(args) as session:
-            # Without handler_cancellation, the model server would go on generating after a client has left.
-            runner = web.AppRunner(
-                application(args, store, session), handler_cancellation=True, access_log=None,
-                shutdown_timeout=_SECONDS_TO_END,
-            )  # fmt: skip
-            await runner.setup()
-            try:
-                site = web.TCPSite(runner, args.host, args.port)
-                try:
-                    await site.start()
-                except OSError as error:
-                    reason = f"Cannot listen on {args.host}, port {args.port}: {os.strerror(error.errno or 0)}."
-                    raise OSError(f"{reason} Set a different port or host.") from error
-                _print_addresses(args, runner.addresses[0][1])
-                await _check_server(args, session)
-                await _until_stopped()
-            finally:
-                await runner.cleanup()
+        async with connections(args) as session, listening(application(args, store, session), args) as listener:
+            _print_addresses(args, listener.port)
+            stop, hurry = _stop_signals()
+            await _check_server(args, session)
+            await stop.wait()
+            await listener.stop(hurry)
     finally:
         store.close()
+    print(f"Stopped. The recording is in {args.folder}/.", flush=True)
+    os._exit(0)  # Threads that read for the page, and the teardown of PyTorch, would take seconds on a busy machine.
 
 
 async def _check_server(args: RecordArguments, session: aiohttp.ClientSession) -> None:
@@ -117,11 +105,16 @@ async def _check_server(args: RecordArguments, session: aiohttp.ClientSession) -
         print(f"Note: {url} cannot be reached yet: {error}", flush=True)
 
 
-async def _until_stopped() -> None:
-    stop = asyncio.Event()
+def _stop_signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Return an event for the first Ctrl+C or SIGTERM, and an event for the second."""
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def note() -> None:
+        (hurry if stop.is_set() else stop).set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await stop.wait()
+        asyncio.get_running_loop().add_signal_handler(number, note)
+    return stop, hurry
 
 
 def _print_addresses(args: RecordArguments, port: int) -> None:

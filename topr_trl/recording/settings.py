@@ -64,7 +64,8 @@ class RecordArguments:
         Redactor(self.redact or ())  # checks the patterns
         parts = urlsplit(self.upstream)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"upstream must be a URL such as http://127.0.0.1:8000/v1, not {self.upstream!r}.")
+            # The message does not repeat the value, because it can have a password.
+            raise ValueError("upstream must be a URL with http:// or https://, such as http://127.0.0.1:8000/v1.")
         if parts.username or parts.password or parts.query or parts.fragment:
             raise ValueError(
                 "upstream must be a URL without user, password, query or fragment. Put the API key of the server in "

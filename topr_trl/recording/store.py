@@ -8,6 +8,7 @@ flush each write to the disk.
 import json
 import os
 import sqlite3
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from topr_trl.recording.answers import Assembler
 
@@ -30,6 +31,7 @@ _REMEDIES = {  # by error code of SQLite
     **dict.fromkeys((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED), "Close other programs that have the file open."),
     **dict.fromkeys((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB), "Restore the file, or use a different folder."),
 }
+_SECONDS_BETWEEN = 0.1  # pause between large writes, so that small writes, which wait up to 0.1 s, come first
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS calls (
@@ -82,13 +84,15 @@ class Call:
 class Store:
     """Database of a recorder. Each write is one transaction.
 
-    A write raises a StorageFullError if the database cannot be written.
+    A write raises a StorageFullError if the database cannot be written. Only the user of this process can read the
+    files of the database.
 
     Args:
         folder (`Path`): Folder of the database. The store creates a missing folder.
 
     Raises:
         ValueError: the database has a different format, or cannot be opened.
+        OSError: the files belong to another user.
         StorageFullError: the database cannot be written.
     """
 
@@ -96,34 +100,46 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / NAME
         self._continued: dict[int, tuple[Any, ...]] = {}  # by open call: key and place of the answer that it continues
+        self._one_large_write = threading.Lock()
+        self._closed = threading.Event()
+        self.path.touch(mode=0o600)
+        for file in (self.path, *folder.glob(f"{NAME}-*")):  # SQLite gives new -wal and -shm files the same mode.
+            file.chmod(0o600)
         try:
             self._connection = sqlite3.connect(self.path, isolation_level=None)
             self._connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + _SCHEMA)
             with self._transaction() as run:
                 run("INSERT OR IGNORE INTO about VALUES ('format', ?), ('id', ?)", (_FORMAT, uuid.uuid4().hex))
             _check_version(self._connection, self.path)
+            # A second connection, because a connection blocks its other users during a write and its checkpoint.
+            self._for_large = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+            self._for_large.execute("PRAGMA synchronous = NORMAL")
         except sqlite3.DatabaseError as error:
             raise ValueError(f"{self.path} cannot be opened as a recording of topr record: {_why(error)}") from error
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the database, and stop the queries of the page."""
+        self._closed.set()
+        with self._one_large_write:
+            self._for_large.close()
         self._connection.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[Any]:
+    def _transaction(self, other: sqlite3.Connection | None = None) -> Iterator[Any]:
         """Yield a function that runs an SQL statement. Commit at the end, or roll back after an error.
 
         Raises:
             StorageFullError: the database cannot be written.
         """
+        connection = other or self._connection
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
+            connection.execute("BEGIN IMMEDIATE")
             try:
-                yield self._connection.execute
-                self._connection.execute("COMMIT")
+                yield connection.execute
+                connection.execute("COMMIT")
             except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
                 raise
         except sqlite3.DatabaseError as error:
             if _code(error) in _REMEDIES:
@@ -192,6 +208,20 @@ class Store:
             self._continued[call] = continued
         return Call(call, names)
 
+    def add_text(self, call: int, column: Literal["request", "response"], value: object) -> None:
+        """Store a large request or answer. Threads can call this method.
+
+        Args:
+            call (`int`): Number of the call.
+            column (`str`): `"request"` or `"response"`.
+            value (`object`): JSON value.
+        """
+        text = _dumped(value)
+        with self._one_large_write:
+            with self._transaction(self._for_large) as run:
+                run(f"UPDATE calls SET {column} = ? WHERE id = ?", (text, call))
+            time.sleep(_SECONDS_BETWEEN)
+
     def add_chunk(self, call: int, data: str) -> None:
         """Store an event of a streamed answer.
 
@@ -210,6 +240,7 @@ class Store:
         conversations: Mapping[int, str] | None = None,
         error: str | None = None,
         redacted: bool = False,
+        is_stored: bool = False,
     ) -> None:
         """End a call, and store its answer.
 
@@ -221,13 +252,16 @@ class Store:
                 index of the choice. A later request with this key continues the choice.
             error (`str`, *optional*): Error message.
             redacted (`bool`, defaults to `False`): Whether text of the response was blanked out.
+            is_stored (`bool`, defaults to `False`): Whether `add_text` has stored the response.
         """
+        text = None if response is None or is_stored else _dumped(response)
         state = state if response is not None and response.get("choices") else State.FAILED
         continued = self._continued.pop(call, None)
         with self._transaction() as run:
             run(
-                "UPDATE calls SET ended = ?, state = ?, response = ?, error = ?, redacted = redacted OR ? WHERE id = ?",
-                (time.time(), state, None if response is None else _dumped(response), error, redacted, call),
+                "UPDATE calls SET ended = ?, state = ?, response = coalesce(?, response), error = ?, "
+                "redacted = redacted OR ? WHERE id = ?",
+                (time.time(), state, text, error, redacted, call),
             )
             run("DELETE FROM chunks WHERE call = ?", (call,))
             if state == State.FAILED and continued is not None:  # Restore the key: clients often retry.
@@ -274,7 +308,7 @@ class Store:
                 "SELECT 1 FROM parts JOIN calls ON calls.id = call WHERE rollout = rollouts.id AND state != 'failed'"
             )
             where.append(f"EXISTS ({answers})")
-        with _opened(self.path) as connection:
+        with self._read() as connection:
             found = connection.execute(
                 f"SELECT id, name FROM rollouts WHERE {' AND '.join(where)} ORDER BY id DESC LIMIT ?", (limit,)
             ).fetchall()
@@ -289,7 +323,7 @@ class Store:
         Args:
             name (`str`): Name of the rollout.
         """
-        with _opened(self.path) as connection:
+        with self._read() as connection:
             found = connection.execute("SELECT id FROM rollouts WHERE name = ?", (name,)).fetchone()
             return None if found is None else _rollout(connection, found[0], name, tokens=False)
 
@@ -305,7 +339,7 @@ class Store:
                 rating (`graded`). `means` has, by reward name, the start time, mean and count of each interval.
         """
         means: dict[str, list[list[float]]] = {}
-        with _opened(self.path) as connection:
+        with self._read() as connection:
             run = connection.execute
             (rollouts,) = run("SELECT count(*) FROM rollouts").fetchone()
             rewarded, graded = run(
@@ -319,6 +353,13 @@ class Store:
             ):
                 means.setdefault(name, []).append([when, mean, count])
         return {"rollouts": rollouts, "rewarded": rewarded, "graded": graded, "means": means}
+
+    @contextmanager
+    def _read(self) -> Iterator[sqlite3.Connection]:
+        """Open the database for reading until the store is closed. Closing a large recording must not take minutes."""
+        with _opened(self.path) as connection:
+            connection.set_progress_handler(self._closed.is_set, 10_000)
+            yield connection
 
 
 def _dumped(value: object) -> str:
