@@ -97,7 +97,9 @@ def test_rewards_at_the_mean_have_no_sign(baseline):
 
 
 def test_bad_baselines():
-    with pytest.raises(ValueError, match=r"^baseline must be a number or one of mean, group_mean, not 'median'\.$"):
+    with pytest.raises(
+        ValueError, match=r"^baseline must be a finite number or one of mean, group_mean, not 'median'\.$"
+    ):
         subtract_baseline([1.0], "median")
     with pytest.raises(ValueError, match=r"^baseline='group_mean' needs .* group_ids\.$"):
         subtract_baseline([1.0], "group_mean")

@@ -164,11 +164,11 @@ def test_balanced_repeats_a_single_positive():
     assert (curated.indices.tolist(), curated.chosen_positives) == ([0, 0, 0, 1, 2, 3], 3)
 
 
-def test_balanced_says_how_often_it_repeats():
-    assert str(curate(REWARDS, PROBLEMS, "balanced")).endswith("(1 without a positive); each positive 2.0 times")
+def test_balanced_says_how_many_rows_are_different():
+    assert str(curate(REWARDS, PROBLEMS, "balanced")).endswith("(1 without a positive); 9 different rows")
     with pytest.warns(UserWarning, match="too few rows"):
         short = curate(REWARDS, PROBLEMS, "balanced", 40)
-    assert str(short).endswith("; each positive 3.0 times; 22 fewer than requested")  # 9 negatives are half of 18
+    assert str(short).endswith("; 12 different rows; 22 fewer than requested")  # 9 negatives are half of 18
 
 
 def test_balanced_chooses_other_rows_with_another_seed():
@@ -255,7 +255,7 @@ def test_laws(data, rule, size, share):
 def test_bad_arguments():
     with pytest.raises(ValueError, match="curation must be one of"):
         curate([1.0], [0], "best")
-    with pytest.raises(ValueError, match="1 rewards but 2 problem ids"):
+    with pytest.raises(ValueError, match="problem_ids.* 1 rows"):
         curate([1.0], [0, 1])
     with pytest.raises(ValueError, match="at least 1"):
         curate([1.0], [0], size=0)
