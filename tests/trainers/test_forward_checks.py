@@ -296,11 +296,21 @@ def test_the_check_runs_as_the_trainers_forward_does(make, model, tokenizer, tmp
 
 
 @pytest.mark.parametrize("make", [offline, online])
-def test_cudnn_attention_is_off(make, model, tokenizer, tmp_path):
-    """cuDNN's attention is off. Its backward pass can return NaN on an H100 (pytorch/pytorch#196678)."""
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    make(model, tokenizer, tmp_path)
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
+def test_cudnn_attention_is_off_in_all_passes_of_a_trainer_and_as_before_afterwards(make, model, tokenizer, tmp_path):
+    """The backward pass of cuDNN's attention can return NaN on an H100 (pytorch/pytorch#196678)."""
+    states = []
+    model.register_forward_pre_hook(lambda *_: states.append(torch.backends.cuda.cudnn_sdp_enabled()))
+    weight = next(model.parameters())
+    weight.register_hook(lambda _: states.append(torch.backends.cuda.cudnn_sdp_enabled()))  # in the backward pass
+    for was_on in (False, True):
+        torch.backends.cuda.enable_cudnn_sdp(was_on)
+        trainer = make(model, tokenizer, tmp_path)
+        assert torch.backends.cuda.cudnn_sdp_enabled() == was_on
+    trainer.train()
+    trainer.evaluate(trainer.train_dataset)
+    assert states
+    assert not any(states)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.parametrize("make", [offline, online])

@@ -156,8 +156,8 @@ class ScoredRows:
         """Raise a ValueError if the rewards R of all chosen rows are 0."""
         if not rewards.any() and self.after_baseline_R is not None:
             raise ValueError(
-                f"All {len(rewards)} rows of the {self.name} dataset that {AFTER_BASELINE} chooses have 0 in this column: "
-                "there is nothing to learn. Run topr curate with other settings, or drop the column."
+                f"All {len(rewards)} rows of the {self.name} dataset that {AFTER_BASELINE} chooses have 0 in this "
+                "column: there is nothing to learn. Run topr curate with other settings, or drop the column."
             )
         if not rewards.any():
             raise ValueError(

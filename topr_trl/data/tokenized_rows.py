@@ -80,7 +80,7 @@ def prompt_groups(dataset: Dataset) -> NDArray[np.int64]:
     )
 
 
-def part_saved_by_sharing(dataset: Dataset, groups_N: NDArray[np.int64], together: int) -> float:
+def part_saved_by_sharing(dataset: Dataset, groups_N: NDArray[np.int64], together: int, least: int) -> float:
     """Return the fraction of tokens saved if up to `together` rows with the same prompt compute the prompt only once.
 
     The last token of the prompt is never shared, because each row predicts the first token of its completion from it.
@@ -89,12 +89,13 @@ def part_saved_by_sharing(dataset: Dataset, groups_N: NDArray[np.int64], togethe
         dataset ([`~datasets.Dataset`]): Tokenized rows.
         groups_N (`np.ndarray`): Group number of each row, from `prompt_groups`.
         together (`int`): Maximum number of rows that share a prompt.
+        least (`int`): Minimum number of tokens that are shared.
     """
     rows_G = np.bincount(groups_N)
-    prompts_G = np.zeros(len(rows_G), dtype=np.int64)
-    prompts_G[groups_N] = column(dataset, "prompt_length").to_numpy()
+    shared_G = np.zeros(len(rows_G), dtype=np.int64)
+    shared_G[groups_N] = column(dataset, "prompt_length").to_numpy() - 1
     again_G = rows_G - -(-rows_G // together)
-    return float((again_G * np.maximum(prompts_G - 1, 0)).sum() / max(lengths_of(dataset).sum(), 1))
+    return float((again_G * shared_G)[shared_G >= least].sum() / max(lengths_of(dataset).sum(), 1))
 
 
 def check_tokens(name: str, dataset: Dataset, config: PretrainedConfig, max_length: int | None) -> None:

@@ -28,7 +28,7 @@ from topr_trl.generation.settings import (
     stop_tokens,
 )
 from topr_trl.trainers.checkpoints import check_finite
-from topr_trl.trainers.forward_checks import avoid_cudnn_attention
+from topr_trl.trainers.forward_checks import without_cudnn_attention
 
 
 @torch.no_grad()
@@ -91,7 +91,6 @@ def sample_completions(
         FloatingPointError: a weight of the model is NaN or infinite.
     """
     check_finite(model, "The model to sample from")
-    avoid_cudnn_attention()
     state = PartialState()
     if len(problems) < state.num_processes:
         raise ValueError(
@@ -110,7 +109,7 @@ def sample_completions(
     rows: list[list[dict[str, Any]]] = [[] for _ in prompt_ids]
     bar = {} if state.is_main_process else {"disable": True}  # `disable=None` would override TQDM_DISABLE
     total = len(order) * sum(count for _, count, _ in draws)
-    with _restored_generators(), tqdm(total=total, desc=description, **bar) as progress:
+    with without_cudnn_attention(), _restored_generators(), tqdm(total=total, desc=description, **bar) as progress:
         for temperature, count, config in draws:
             step = max(args.sampling_batch_size // count, 1)
             for start in range(0, len(order), step):

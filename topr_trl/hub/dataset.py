@@ -8,7 +8,6 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from trl import is_conversational
 

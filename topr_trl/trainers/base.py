@@ -37,12 +37,12 @@ from topr_trl.trainers.checkpoints import (
 from topr_trl.trainers.completions_table import RowWeights
 from topr_trl.trainers.forward_checks import (
     LogProbs,
-    avoid_cudnn_attention,
     depends_on_batch,
     probes,
     text_model,
     tolerance,
     turn_off_noise,
+    without_cudnn_attention,
 )
 from topr_trl.trainers.metrics import RowMetrics, completion_means, without_ratio
 from topr_trl.trainers.model_card import PAPER, CardSection, add_section, model_card, training_facts
@@ -51,7 +51,7 @@ from topr_trl.trainers.quantization import (
     keep_adapter_in_float32,
     keep_gradients_of_4bit_layers,
 )
-from topr_trl.trainers.shared_prompts import SharedPrompts, why_not_shared
+from topr_trl.trainers.shared_prompts import LEAST_SHARED, SharedPrompts, why_not_shared
 from topr_trl.trainers.training_warnings import advice_on_segments, warn_if_dead
 from topr_trl.user_warnings import warn_user
 
@@ -123,7 +123,6 @@ class TOPRMixin(Trainer):
         self._warned_about_dead = self._said_share = self._advised_segments = False
         self._evaluations: CardSection | None = None
         self._metric_prefix = "eval"  # metric prefix of the current evaluation
-        avoid_cudnn_attention()
         adapter = adapter_weights(args[0] if args else kwargs.get("model"))
         super().__init__(*args, **kwargs)
         _refuse_adapted_tokens(self.model)
@@ -226,9 +225,10 @@ class TOPRMixin(Trainer):
         if min(map(len, sequences)) < 2:
             return False
         try:
-            return depends_on_batch(
-                self.model, model, log_probs, sequences, temperature, self._is_half, self.accelerator.autocast
-            )
+            with without_cudnn_attention():
+                return depends_on_batch(
+                    self.model, model, log_probs, sequences, temperature, self._is_half, self.accelerator.autocast
+                )
         except ValueError:
             check_finite(self.model, "The model to train")  # If weights are NaN, this check raises a clearer error.
             raise
@@ -246,7 +246,7 @@ class TOPRMixin(Trainer):
         except ValueError as error:
             self._say_not_shared(str(error))
         else:
-            say("prompts are computed once for adjacent completions.", self.args)
+            say(f"prompts of more than {LEAST_SHARED} tokens are computed once for adjacent completions.", self.args)
 
     def _check_sharing(self, model: nn.Module) -> None:
         """Stop sharing prompts if sharing fails or changes log π on any process."""
@@ -257,7 +257,7 @@ class TOPRMixin(Trainer):
         # In float32 on a CPU, rounding stays below `_EXACT`. This tight limit also finds small errors: for instance,
         # older releases of transformers ignore the softcap of Gemma 2 with "sdpa".
         is_exact = self.args.device.type == "cpu" and not self._is_half
-        with self.accelerator.autocast():
+        with self.accelerator.autocast(), without_cudnn_attention():
             limit = _EXACT if is_exact else tolerance(self._is_half)
             found = why_not_shared(self._prompts, model, self.args.device, limit)
         model.train(was_training)
@@ -308,7 +308,8 @@ class TOPRMixin(Trainer):
             )
         self._before_training(self._checked_checkpoint(resume_from_checkpoint))
         try:
-            return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+            with without_cudnn_attention():
+                return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         finally:
             if self.state.log_history:
                 with suppress(OSError):  # An error here, such as a full disk, would hide the first error.
@@ -375,7 +376,8 @@ class TOPRMixin(Trainer):
         self._metric_prefix = metric_key_prefix
         self._row_metrics["eval"] = RowMetrics()  # `predict` does not log, so rows of a prediction may be left over.
         self._metrics["eval"].clear()
-        return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        with without_cudnn_attention():
+            return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
 
     def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Save the model if its weights are finite. See `transformers.Trainer.save_model`.

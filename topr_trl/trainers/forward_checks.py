@@ -7,7 +7,7 @@ different output head, padding, or other rows in the batch.
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from types import MethodType
 from typing import Any
@@ -35,14 +35,20 @@ def text_model(model: Any) -> Any:
     return model.get_base_model() if is_peft_model(model) else model
 
 
-def avoid_cudnn_attention() -> None:
-    """Switch off cuDNN's attention in this process, so that torch uses its other implementations.
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """Switch off cuDNN's attention in a `with` block, so that torch uses its other implementations.
 
     With a mask, cuDNN's backward pass can return NaN on an H100 or H200 (pytorch/pytorch#196678, torch 2.11 to 2.13).
     cuDNN also makes a plan for each new shape, which takes up to a second. Flash and memory-efficient attention have
     neither problem.
     """
+    was_on = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was_on)
 
 
 def turn_off_noise(model: nn.Module) -> list[str]:
