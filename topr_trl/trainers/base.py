@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +40,7 @@ from topr_trl.trainers.forward_checks import (
     LogProbs,
     depends_on_batch,
     probes,
+    refuse_adapters,
     text_model,
     tolerance,
     turn_off_noise,
@@ -125,7 +127,7 @@ class TOPRMixin(Trainer):
         self._metric_prefix = "eval"  # metric prefix of the current evaluation
         adapter = adapter_weights(args[0] if args else kwargs.get("model"))
         super().__init__(*args, **kwargs)
-        _refuse_adapted_tokens(self.model)
+        refuse_adapters(self.model, self.args.gradient_checkpointing)
         _refuse_unknown_experts(self.model, getattr(self, "aux_loss_enabled", False))
         keep_gradients_of_4bit_layers(self.model)
         keep_adapter_in_float32(self.model, adapter)
@@ -364,12 +366,17 @@ class TOPRMixin(Trainer):
         return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the dataloader of an evaluation set. It always keeps an incomplete last batch."""
-        drop_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        """Return the dataloader of an evaluation set.
+
+        It always keeps an incomplete last batch. Its workers end with the evaluation: Trainer would keep persistent
+        workers by name, and evaluate the rows of the first set again for each other set.
+        """
+        args_before, self.args = self.args, copy(self.args)
+        self.args.dataloader_drop_last = self.args.dataloader_persistent_workers = False
         try:
             return super().get_eval_dataloader(*args, **kwargs)
         finally:
-            self.args.dataloader_drop_last = drop_last
+            self.args = args_before
 
     def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
         """Evaluate one dataset. The row metrics are logged with the same prefix as the loss."""
@@ -586,17 +593,6 @@ def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
             f"The weights to train are {trained.pop()}, without a float32 copy: updates smaller than about 1/256 of a "
             "weight round to nothing, and at a learning rate like 5e-7 nearly all updates are smaller. Load the "
             "model in float32 (the computation stays in bfloat16 with bf16=True), or use DeepSpeed."
-        )
-
-
-def _refuse_adapted_tokens(model: nn.Module) -> None:
-    """Raise a ValueError if an adapter changes tokens of the output head. TRL's fused head ignores such an adapter."""
-    head = text_model(model).get_output_embeddings()
-    if hasattr(head, "token_adapter"):
-        raise ValueError(
-            "trainable_token_indices with tied embeddings also adapts the output head, and log π is computed "
-            "without this adapter. Remove trainable_token_indices, or train the embeddings in full with "
-            "modules_to_save."
         )
 
 

@@ -90,10 +90,54 @@ def count_positions_from_mask(model: nn.Module) -> None:
     def counted(model: Any, *args: Any, **kwargs: Any) -> Any:
         mask = kwargs.get("attention_mask")
         if mask is not None and mask.dim() == 2 and kwargs.get("position_ids") is None:
-            kwargs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
+            tokens = args[0] if args else kwargs.get("input_ids")
+            width = mask.size(1) if tokens is None else tokens.size(1)  # The mask of prefix tuning covers the prefix.
+            kwargs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -width:]
         return own(model, *args, **kwargs)
 
     inner.forward = MethodType(counted, inner)
+
+
+# Adapters of PEFT that the trainers cannot train, by type, with the reason.
+_UNSUPPORTED_ADAPTERS = {
+    "CPT": "its forward pass computes a loss of its own, from logits",
+    "ADAPTION_PROMPT": "its forward pass does not reach TRL's fused head",
+    "POLY": "each row needs a task id",
+    "MULTITASK_PROMPT_TUNING": "each row needs a task id",
+}
+_WITH_PREFIX = ("PREFIX_TUNING", "CARTRIDGE")  # adapters that pass keys and values of virtual tokens as a cache
+
+
+def refuse_adapters(model: nn.Module, checkpointing: bool) -> None:
+    """Raise a ValueError for an adapter with which log π cannot be computed.
+
+    Args:
+        model (`torch.nn.Module`):
+            Model with or without an adapter.
+        checkpointing (`bool`):
+            Whether the trainer uses gradient checkpointing.
+    """
+    if type(model).__name__ == "PeftMixedModel":
+        raise ValueError("A model with mixed adapters cannot be trained. Use get_peft_model without mixed=True.")
+    if not is_peft_model(model):
+        return
+    kind = str(model.active_peft_config.peft_type.value)
+    if why := _UNSUPPORTED_ADAPTERS.get(kind):
+        raise ValueError(
+            f"The adapter {kind} cannot be trained with TOPR: {why}. Use an adapter in the model's layers, such as "
+            "LoRA, or prompt tuning."
+        )
+    if kind in _WITH_PREFIX and checkpointing:
+        raise ValueError(
+            f"The adapter {kind} passes its prefix as a cache, which gradient checkpointing computes wrongly. Set "
+            "gradient_checkpointing=False."
+        )
+    if hasattr(text_model(model).get_output_embeddings(), "token_adapter"):
+        raise ValueError(
+            "trainable_token_indices with tied embeddings also adapts the output head, and log π is computed "
+            "without this adapter. Remove trainable_token_indices, or train the embeddings in full with "
+            "modules_to_save."
+        )
 
 
 def learned_positions(model: nn.Module) -> int | None:
