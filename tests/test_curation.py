@@ -255,7 +255,7 @@ def test_laws(data, rule, size, share):
 def test_bad_arguments():
     with pytest.raises(ValueError, match="curation must be one of"):
         curate([1.0], [0], "best")
-    with pytest.raises(ValueError, match="problem_ids.* 1 rows"):
+    with pytest.raises(ValueError, match=r"problem_ids.* 1 rows"):
         curate([1.0], [0, 1])
     with pytest.raises(ValueError, match="at least 1"):
         curate([1.0], [0], size=0)

@@ -401,7 +401,7 @@ def reachable(logps: Tensor, signal: Tensor) -> Tensor:
         logps (`torch.Tensor`):
             Log-probabilities under π, attached to the graph. A replaced value gets no gradient.
         signal (`torch.Tensor`):
-            w · R, detached, with the shape of `logps`.
+            w · R, detached, in a shape that broadcasts to that of `logps`.
     """
     return logps.masked_fill(logps.isneginf() & (signal == 0), 0.0)
 

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from topr_trl.data.sampler_logps import GREEDY
+from topr_trl.data.tokenized_rows import check_ids, check_special_tokens
 from topr_trl.generation.settings import (
     SamplingArguments,
     draws_of,
@@ -86,8 +87,8 @@ def sample_completions(
 
     Raises:
         ValueError: the longest prompt and `max_new_tokens` do not fit in the model's context, a prompt cannot be
-            formatted with the chat template, there are fewer problems than processes, or the tokenizer has neither a
-            pad token nor a stop token.
+            formatted with the chat template, there are fewer problems than processes, the tokenizer has neither a pad
+            token nor a stop token, or the model has no embedding for a token.
         FloatingPointError: a weight of the model is NaN or infinite.
     """
     check_finite(model, "The model to sample from")
@@ -98,8 +99,10 @@ def sample_completions(
             "problem."
         )
     problems = problems.shard(state.num_processes, state.process_index, contiguous=True)
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    prompt_ids = encode_prompts(tokenizer, problems, args, context)
+    model_config = model.config.get_text_config()
+    check_special_tokens(tokenizer, model_config)
+    prompt_ids = encode_prompts(tokenizer, problems, args, getattr(model_config, "max_position_embeddings", None))
+    check_ids("A prompt", prompt_ids, model_config)
     draws = [
         (temperature, count, _generation_config(model, tokenizer, args, stop_strings, temperature, count))
         for temperature, count in draws_of(args)

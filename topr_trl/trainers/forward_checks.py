@@ -140,6 +140,13 @@ def refuse_adapters(model: nn.Module, checkpointing: bool) -> None:
         )
 
 
+def virtual_tokens(model: nn.Module) -> int:
+    """Return the number of virtual tokens that prompt tuning and similar adapters add to each sequence."""
+    if not is_peft_model(model) or not model.active_peft_config.is_prompt_learning:
+        return 0
+    return int(model.active_peft_config.num_virtual_tokens)
+
+
 def learned_positions(model: nn.Module) -> int | None:
     """Return the number of positions with a learned embedding, or None if the model has no such embeddings."""
     inner = text_model(model)

@@ -24,6 +24,7 @@ from topr_trl.data.sampler_logps import temperature_of
 from topr_trl.data.tokenization import tokenizer_of
 from topr_trl.data.tokenized_rows import (
     COLUMNS,
+    check_special_tokens,
     check_tokens,
     column,
     is_prepared,
@@ -36,7 +37,7 @@ from topr_trl.settings.config import OfflineTOPRConfig
 from topr_trl.trainers.base import TOPRMixin, path_as_text, say, settings_for
 from topr_trl.trainers.checkpoints import StartingModel
 from topr_trl.trainers.completions_table import LogCompletions
-from topr_trl.trainers.forward_checks import text_model, without_cudnn_attention
+from topr_trl.trainers.forward_checks import text_model, virtual_tokens, without_cudnn_attention
 from topr_trl.trainers.log_mu import LogMu
 from topr_trl.trainers.model_card import describe_ratio
 from topr_trl.trainers.shared_prompts import LEAST_SAVED, LEAST_SHARED, remove_shared_prompts
@@ -149,6 +150,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         # `compute_loss` divides by the number of rows of the whole step, so Trainer must not divide by the number of
         # micro-batches.
         self.model_accepts_loss_kwargs = True
+        check_special_tokens(tokenizer_of(self.processing_class), self.model.config.get_text_config())
         self._check_tokens({"train": self.train_dataset, **_by_name(self.eval_dataset)})
         remove_shared_prompts(text_model(self.model))
         # Replace SFTTrainer's head, which also computes the entropy and the most likely token, for metrics of SFT.
@@ -248,7 +250,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     def _check_tokens(self, datasets: dict[str, Dataset]) -> None:
         for name, dataset in datasets.items():
-            check_tokens(name, dataset, self.model.config.get_text_config(), self.args.max_length)
+            config = self.model.config.get_text_config()
+            check_tokens(name, dataset, config, self.args.max_length, virtual_tokens(self.model))
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
