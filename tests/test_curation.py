@@ -159,6 +159,17 @@ def test_positives_are_counted_after_the_second_baseline():
     assert (rewards.tolist(), curated.chosen_positives) == ([0.5, 0.0, -0.5], 2)
 
 
+def test_the_summary_is_for_the_second_baseline_and_names_no_repeats_that_there_are_not():
+    # The mean is 0.4, so only the row with 1.0 is a positive at first. With the share, the baseline is below 0.3.
+    raw = [1.0, 0.3, 0.3, 0.0]
+    rewards, curated = compose(raw, range(4), baseline="mean", effective_positive_share=0.9, rule="none")
+    assert (rewards > 0).tolist() == [True, True, True, False]
+    assert (curated.available_positives, curated.available_negatives, curated.problems_without_positive) == (3, 1, 1)
+    assert str(curated) == (
+        "4 rows, 75.0% positive, chosen from 3 positives and 1 negatives of 4 problems (1 without a positive)"
+    )
+
+
 def test_balanced_repeats_a_single_positive():
     curated = curate([1.0, -1.0, -1.0, -1.0], [0] * 4, "balanced", 6)
     assert (curated.indices.tolist(), curated.chosen_positives) == ([0, 0, 0, 1, 2, 3], 3)
@@ -320,3 +331,15 @@ def test_a_mean_is_that_of_all_candidates():
     rewards, curated = compose(REWARDS, PROBLEMS, baseline="group_mean", rule="positives", size=7)
     assert curated.chosen_positives == 3 + 4  # in the problem without a right answer, all rows have R = 0
     assert sorted(set(rewards.round(9))) == [0, 1, 1.5]
+
+
+@pytest.mark.parametrize("sample_ids", [["0", "1", "2"], [0, None, 2], [0, 1], [0.0, np.nan, 1.0], [[0], [1], [2]]])
+def test_sample_ids_are_numbers_for_all_rows(sample_ids):
+    with pytest.raises(ValueError, match="^sample_ids"):
+        curate([1.0, -1.0, 1.0], [0, 0, 0], "anna_karenina", sample_ids=sample_ids)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, float("nan"), "2"])
+def test_a_size_is_a_whole_number(size):
+    with pytest.raises(ValueError, match=r"size must be a whole number of rows, at least 1"):
+        curate([1.0, -1.0], [0, 0], "uniform", size)

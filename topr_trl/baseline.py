@@ -63,7 +63,7 @@ def _check_ids(name: str, items: list[object]) -> None:
     if len(kinds) > 1:
         raise ValueError(f"{name} must be of one type, not {' and '.join(sorted(kinds))}.")
     if rounded := [value for value in items if is_rounded(value)]:
-        raise ValueError(f"{name}: {rounded[0]:.17g} may be rounded. Give ids from 2**53 on as int or text.")
+        raise ValueError(f"{name}: {rounded[0]:.0f} may be rounded. Give ids from 2**53 on as int or text.")
 
 
 def is_missing(value: object) -> bool:

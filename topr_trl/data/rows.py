@@ -114,7 +114,7 @@ def checked_ids(rows: Dataset, name: str, may_be_missing: bool) -> list[Any]:
     )  # fmt: skip
     if rounded := [row for row, value in enumerate(ids) if is_rounded(value)]:
         raise ValueError(
-            f"Column `{name}` holds {ids[rounded[0]]:.17g} in row {rounded[0]}. A float does not tell such a number "
+            f"Column `{name}` holds {ids[rounded[0]]:.0f} in row {rounded[0]}. A float does not tell such a number "
             "from its neighbors, so different ids may have become equal. Write the column as int64 or as text."
         )
     return [None if is_missing(value) else value for value in ids]
