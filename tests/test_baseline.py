@@ -177,7 +177,7 @@ def test_rewards_are_numbers_in_one_dimension(wrong):
         lambda rewards: curate(rewards, [0, 1]),
     )
     for call in calls:
-        with pytest.raises(ValueError, match="^rewards must be"):
+        with pytest.raises(ValueError, match=r"^rewards must be"):
             call(wrong)
 
 
@@ -216,8 +216,9 @@ def test_each_row_has_an_id_of_its_own_group(ids, message):
 
 
 @pytest.mark.parametrize(
-    "ids", [IDS, np.array(IDS), torch.tensor(IDS), ["a", "a", "b"], np.array(["a", "a", "b"]), [2**60, 2**60, 2**60 + 1],
-            [2**70, 2**70, 2**70 + 1], [1.5, 1.5, 2], [np.str_("a"), "a", "b"], pd.Series(["a", "a", "b"])],
+    "ids", [IDS, np.array(IDS), torch.tensor(IDS), ["a", "a", "b"], np.array(["a", "a", "b"]),
+            [2**60, 2**60, 2**60 + 1], [2**70, 2**70, 2**70 + 1], [1.5, 1.5, 2],
+            [np.str_("a"), "a", "b"], pd.Series(["a", "a", "b"])],
 )  # fmt: skip
 def test_ids_of_any_one_type_make_groups(ids):
     assert subtract_baseline([1.0, 0.0, 1.0], "group_mean", ids).tolist() == [0.5, -0.5, 0.0]

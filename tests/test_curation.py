@@ -335,7 +335,7 @@ def test_a_mean_is_that_of_all_candidates():
 
 @pytest.mark.parametrize("sample_ids", [["0", "1", "2"], [0, None, 2], [0, 1], [0.0, np.nan, 1.0], [[0], [1], [2]]])
 def test_sample_ids_are_numbers_for_all_rows(sample_ids):
-    with pytest.raises(ValueError, match="^sample_ids"):
+    with pytest.raises(ValueError, match=r"^sample_ids"):
         curate([1.0, -1.0, 1.0], [0, 0, 0], "anna_karenina", sample_ids=sample_ids)
 
 

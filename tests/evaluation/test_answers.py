@@ -218,7 +218,7 @@ def test_answers_are_texts(answers, truths, words):
 
 @pytest.mark.parametrize("ids", [[1, 1], [1], [1.0, float("nan")], [None, 1]])
 def test_each_problem_has_an_id_of_its_own(ids):
-    with pytest.raises(ValueError, match="^problem_ids"):
+    with pytest.raises(ValueError, match=r"^problem_ids"):
         encode([["7"], ["8"]], ["7", "8"], problem_ids=ids)
 
 

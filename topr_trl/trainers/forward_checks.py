@@ -159,7 +159,8 @@ def learned_positions(model: nn.Module) -> int | None:
 def probes(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     """Return the token ids of two short texts, the longer one first. Together they fit in the model's context."""
     context = getattr(text_model(model).config.get_text_config(), "max_position_embeddings", None)
-    longest = min(_LONGEST_PROBE, (context or 2 * _LONGEST_PROBE) // 2)
+    context = context - virtual_tokens(model) if context else 2 * _LONGEST_PROBE
+    longest = min(_LONGEST_PROBE, context // 2)
     sequences = [tokenizer(text, add_special_tokens=False)["input_ids"][:longest] for text in _PROBES]
     return sorted(sequences, key=len, reverse=True)
 
