@@ -2,6 +2,7 @@
 
 from math import isfinite
 from numbers import Real
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -52,7 +53,7 @@ def group_numbers(name: str, ids: ArrayLike, count: int) -> NDArray[np.int64]:
     return np.unique(array, return_inverse=True)[1].astype(np.int64)
 
 
-def _check_ids(name: str, items: list[object]) -> None:
+def _check_ids(name: str, items: list[Any]) -> None:
     """Raise a ValueError if an id is missing or rounded, or if ids are of several types."""
     if missing := [row for row, value in enumerate(items) if is_missing(value)]:
         raise ValueError(f"{name}: row {missing[0]} has no id ({items[missing[0]]}). Give each row an id.")
@@ -72,9 +73,9 @@ def is_missing(value: object) -> bool:
     return value is None or type(value).__name__ == "NAType" or bool(value != value)
 
 
-def is_rounded(value: object) -> bool:
+def is_rounded(value: Any) -> bool:
     """Whether an id is a `float` from 2**53 on, where neighboring whole numbers become the same `float`."""
-    return isinstance(value, float | np.floating) and abs(value) >= 2**53
+    return isinstance(value, float | np.floating) and not -(2.0**53) < value < 2.0**53
 
 
 def effective_positive_share(rewards: ArrayLike) -> float:

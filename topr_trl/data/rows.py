@@ -9,7 +9,7 @@
 | `times_chosen` | int | with `reward_after_baseline`: how often each epoch trains on the row; default 1 |
 | `label` | bool | used if there is no `reward`, as in KTO's datasets: true is +1, false is -1 |
 | `prompt_ids`, `completion_ids` | token ids | tokens that the sampler read and wrote, including the stop token |
-| `problem_id` | int or text | id that the completions of one prompt share |
+| `problem_id` | int or text | id that the completions of one prompt share; each row needs one |
 | `sample_id` | int | position of the row in the sampling order of its problem |
 | `completion_mask` | 1 or 0, one per token of `completion_ids` | 1 for a token that the model wrote, 0 for context |
 | `rollout_id` | number or text | id that the parts of one trajectory share, see `topr_trl.data.trajectories` |
@@ -24,6 +24,8 @@
 Token ids take precedence over text. Text has no stop token, and tokenizing it again can give different tokens.
 
 A row with temperature 0 has a greedy completion. Greedy rows are for evaluation, and training refuses them.
+
+A float from 2**53 on is no id, because different ids may have been rounded to it.
 
 A wrong value in a column raises a ValueError with the column, the first wrong row and the value.
 """

@@ -43,7 +43,7 @@ def without_cudnn_attention() -> Iterator[None]:
     cuDNN also makes a plan for each new shape, which takes up to a second. Flash and memory-efficient attention have
     neither problem.
     """
-    was_on = torch.backends.cuda.cudnn_sdp_enabled()
+    was_on = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         yield
@@ -108,7 +108,7 @@ _UNSUPPORTED_ADAPTERS = {
 _WITH_PREFIX = ("PREFIX_TUNING", "CARTRIDGE")  # adapters that pass keys and values of virtual tokens as a cache
 
 
-def refuse_adapters(model: nn.Module, checkpointing: bool) -> None:
+def refuse_adapters(model: Any, checkpointing: bool) -> None:
     """Raise a ValueError for an adapter with which log π cannot be computed.
 
     Args:
@@ -140,7 +140,7 @@ def refuse_adapters(model: nn.Module, checkpointing: bool) -> None:
         )
 
 
-def virtual_tokens(model: nn.Module) -> int:
+def virtual_tokens(model: Any) -> int:
     """Return the number of virtual tokens that prompt tuning and similar adapters add to each sequence."""
     if not is_peft_model(model) or not model.active_peft_config.is_prompt_learning:
         return 0
