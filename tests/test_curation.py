@@ -159,14 +159,14 @@ def test_positives_are_counted_after_the_second_baseline():
     assert (rewards.tolist(), curated.chosen_positives) == ([0.5, 0.0, -0.5], 2)
 
 
-def test_the_summary_is_for_the_second_baseline_and_names_no_repeats_that_there_are_not():
-    # The mean is 0.4, so only the row with 1.0 is a positive at first. With the share, the baseline is below 0.3.
-    raw = [1.0, 0.3, 0.3, 0.0]
-    rewards, curated = compose(raw, range(4), baseline="mean", effective_positive_share=0.9, rule="none")
-    assert (rewards > 0).tolist() == [True, True, True, False]
-    assert (curated.available_positives, curated.available_negatives, curated.problems_without_positive) == (3, 1, 1)
+def test_the_summary_is_for_the_second_baseline_and_invents_no_repeats():
+    # With the baseline of all rows, only the row with 0.6 is a positive. With the second one, the rows with 0.4 are.
+    raw = [0.6, 0.2, 0.4, 0.4]
+    rewards, curated = compose(raw, [0, 0, 1, 1], effective_positive_share=0.2, rule="uniform", size=3)
+    assert curated.indices.tolist() == [1, 2, 3]
+    assert (rewards > 0).tolist() == [False, True, True]
     assert str(curated) == (
-        "4 rows, 75.0% positive, chosen from 3 positives and 1 negatives of 4 problems (1 without a positive)"
+        "3 rows, 66.7% positive, chosen from 3 positives and 1 negatives of 2 problems (0 without a positive)"
     )
 
 
