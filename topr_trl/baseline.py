@@ -75,7 +75,7 @@ def is_missing(value: object) -> bool:
 
 def is_rounded(value: Any) -> bool:
     """Whether an id is a `float` from 2**53 on, where neighboring whole numbers become the same `float`."""
-    return isinstance(value, float | np.floating) and not -(2.0**53) < value < 2.0**53
+    return isinstance(value, float | np.floating) and abs(float(value)) >= 2**53
 
 
 def effective_positive_share(rewards: ArrayLike) -> float:
