@@ -12,11 +12,11 @@ BASELINES = ("mean", "group_mean")
 LARGEST_REWARD = float(np.finfo(np.float32).max)  # A larger reward would be infinite in the loss.
 
 
-def as_rewards(rewards: ArrayLike) -> FloatArray:
+def as_rewards(rewards: ArrayLike, largest: float = LARGEST_REWARD) -> FloatArray:
     """Return rewards as an array of shape (N,), in float64. `None` becomes NaN, which marks a row without a reward.
 
     Raises:
-        ValueError: the rewards do not have one dimension, are not numbers, or are infinite in float32.
+        ValueError: the rewards do not have one dimension, are not numbers, or are above `largest` in size.
     """
     given = np.asarray(rewards)
     is_bool = given.dtype.kind == "O" and any(isinstance(reward, bool | np.bool_) for reward in given.ravel())
@@ -24,8 +24,10 @@ def as_rewards(rewards: ArrayLike) -> FloatArray:
         kind = "bool" if is_bool else given.dtype
         raise ValueError(f"rewards must be numbers of shape (N,), not {kind} of shape {given.shape}.")
     array = given.astype(np.float64)
-    if (wrong := np.flatnonzero(np.abs(array) > LARGEST_REWARD)).size:
-        raise ValueError(f"rewards must be finite in float32, or NaN; reward {wrong[0]} is {array[wrong[0]]:g}.")
+    if (wrong := np.flatnonzero(np.abs(array) > largest)).size:
+        raise ValueError(
+            f"rewards must be at most {largest:g} in size, or NaN; reward {wrong[0]} is {array[wrong[0]]:g}."
+        )
     return array
 
 
@@ -98,16 +100,16 @@ def effective_positive_share(rewards: ArrayLike) -> float:
         `float`: share in [0, 1]. NaN if no reward differs from 0.
 
     Raises:
-        ValueError: the rewards are not numbers of shape (N,), or are infinite in float32.
+        ValueError: the rewards are not numbers of shape (N,), or are infinite.
     """
-    scored = _known(rewards)
+    scored = _known(rewards, 1e300)  # Metrics pass w · R, which can be infinite in float32. The sum stays finite.
     # The denominator is the sum of the two parts. With a separately rounded Σ |R|, the share could exceed 1.
     above, below = scored[scored > 0].sum(), -scored[scored < 0].sum()
     return float(above / (above + below)) if above + below > 0 else float("nan")
 
 
-def _known(rewards: ArrayLike) -> FloatArray:
-    array = as_rewards(rewards)
+def _known(rewards: ArrayLike, largest: float = LARGEST_REWARD) -> FloatArray:
+    array = as_rewards(rewards, largest)
     return array[~np.isnan(array)]
 
 
