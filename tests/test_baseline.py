@@ -1,6 +1,7 @@
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import assume, example, given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from topr_trl import PRESETS, topr_loss
 from topr_trl.baseline import baseline_for_positive_share, effective_positive_share, subtract_baseline
+from topr_trl.curation import compose, curate
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
@@ -97,7 +99,9 @@ def test_rewards_at_the_mean_have_no_sign(baseline):
 
 
 def test_bad_baselines():
-    with pytest.raises(ValueError, match=r"^baseline must be a number or one of mean, group_mean, not 'median'\.$"):
+    with pytest.raises(
+        ValueError, match=r"^baseline must be a finite number or one of mean, group_mean, not 'median'\.$"
+    ):
         subtract_baseline([1.0], "median")
     with pytest.raises(ValueError, match=r"^baseline='group_mean' needs .* group_ids\.$"):
         subtract_baseline([1.0], "group_mean")
@@ -156,3 +160,66 @@ def test_with_the_division_the_baseline_moves_the_length():
     assert change_of_length(expected_step(0)) == pytest.approx(0.01746875, abs=1e-15)  # toward long completions
     assert change_of_length(expected_step("mean")) == pytest.approx(0, abs=1e-15)
     assert change_of_length(expected_step(-1)) == pytest.approx(-0.01746875, abs=1e-15)  # toward short ones
+
+
+IDS = [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "wrong", [[[1.0], [0.0]], 1.0, ["1.0", "0.0"], [True, False], [True, None], [1.0, np.inf], [1e301]]
+)
+def test_rewards_are_numbers_in_one_dimension(wrong):
+    calls = (
+        effective_positive_share,
+        lambda rewards: baseline_for_positive_share(rewards, 0.5),
+        lambda rewards: subtract_baseline(rewards, "mean"),
+        lambda rewards: compose(rewards, [0, 1]),
+        lambda rewards: curate(rewards, [0, 1]),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match=r"^rewards must be"):
+            call(wrong)
+
+
+def test_a_missing_reward_may_be_none():
+    np.testing.assert_equal(subtract_baseline([1.0, None, 0], "mean"), [0.5, np.nan, -0.5])
+
+
+@pytest.mark.parametrize("baseline", [np.nan, np.inf, "median", None, np.array([0.0, 1.0, 2.0])])
+def test_a_baseline_is_one_finite_number_or_a_name(baseline):
+    with pytest.raises(ValueError, match=r"baseline must be a finite number or one of mean, group_mean"):
+        subtract_baseline([1.0, 0.0, 1.0], baseline)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([0, 0], "one id for each of 3 rows"),
+        ([[0], [0], [1]], "one id for each of 3 rows"),
+        ([1.0, np.nan, np.nan], "row 1 has no id"),
+        ([1, None, None], "row 1 has no id"),
+        (["a", "b", None], "row 2 has no id"),
+        (pd.array([1, pd.NA, pd.NA], dtype="Int64"), "row 1 has no id"),
+        (pd.Series([1.0, 2.0, None]), "row 2 has no id"),
+        (np.array(["2026-01-01", "NaT", "NaT"], dtype="datetime64[D]"), "row 1 has no id"),
+        (["1", 1, 2], "of one type, not numbers and text"),
+        (np.array(["1", 1, 2], dtype=object), "of one type, not numbers and text"),
+        ([2.0**53, 2.0**53 + 2, 1.0], "may be rounded"),
+        ([2**53 + 1, 2**53, 0.5], "may be rounded"),
+    ],
+)
+def test_each_row_has_an_id_of_its_own_group(ids, message):
+    with pytest.raises(ValueError, match=f"^group_ids.*{message}"):
+        subtract_baseline([1.0, 0.0, 1.0], "group_mean", ids)
+    with pytest.raises(ValueError, match=f"^problem_ids.*{message}"):
+        curate([1.0, 0.0, 1.0], ids)
+
+
+@pytest.mark.parametrize(
+    "ids", [IDS, np.array(IDS), torch.tensor(IDS), ["a", "a", "b"], np.array(["a", "a", "b"]),
+            [2**60, 2**60, 2**60 + 1], [2**70, 2**70, 2**70 + 1], [1.5, 1.5, 2],
+            [np.str_("a"), "a", "b"], pd.Series(["a", "a", "b"])],
+)  # fmt: skip
+def test_ids_of_any_one_type_make_groups(ids):
+    assert subtract_baseline([1.0, 0.0, 1.0], "group_mean", ids).tolist() == [0.5, -0.5, 0.0]
+    assert curate([1.0, -1.0, 1.0], ids).problems == 2

@@ -46,6 +46,7 @@ HOOKS = {
         "_log_completion_extra": (["column", "values"], "weights in the table of completions"),
         "_get_train_sampler": (["dataset"], "shuffles each epoch by its number"),
         "evaluation_loop": (["dataloader", ...], "names the metrics of a set, counts each row once"),
+        "evaluate": (["eval_dataset", "ignore_keys", "metric_key_prefix"], "returns NaN without a reward"),
         "get_eval_dataloader": (["eval_dataset"], "drops no row of an evaluation"),
         "get_batch_samples": (["epoch_iterator", "num_batches", "device"], "takes no step after the last"),
         "train": (["resume_from_checkpoint", ...], "checks weights and checkpoint"),

@@ -159,16 +159,27 @@ def test_positives_are_counted_after_the_second_baseline():
     assert (rewards.tolist(), curated.chosen_positives) == ([0.5, 0.0, -0.5], 2)
 
 
+def test_the_summary_is_for_the_second_baseline_and_invents_no_repeats():
+    # With the baseline of all rows, only the row with 0.6 is a positive. With the second one, the rows with 0.4 are.
+    raw = [0.6, 0.2, 0.4, 0.4]
+    rewards, curated = compose(raw, [0, 0, 1, 1], effective_positive_share=0.2, rule="uniform", size=3)
+    assert curated.indices.tolist() == [1, 2, 3]
+    assert (rewards > 0).tolist() == [False, True, True]
+    assert str(curated) == (
+        "3 rows, 66.7% positive, chosen from 3 positives and 1 negatives of 2 problems (0 without a positive)"
+    )
+
+
 def test_balanced_repeats_a_single_positive():
     curated = curate([1.0, -1.0, -1.0, -1.0], [0] * 4, "balanced", 6)
     assert (curated.indices.tolist(), curated.chosen_positives) == ([0, 0, 0, 1, 2, 3], 3)
 
 
-def test_balanced_says_how_often_it_repeats():
-    assert str(curate(REWARDS, PROBLEMS, "balanced")).endswith("(1 without a positive); each positive 2.0 times")
+def test_balanced_says_how_many_rows_are_different():
+    assert str(curate(REWARDS, PROBLEMS, "balanced")).endswith("(1 without a positive); 9 different rows")
     with pytest.warns(UserWarning, match="too few rows"):
         short = curate(REWARDS, PROBLEMS, "balanced", 40)
-    assert str(short).endswith("; each positive 3.0 times; 22 fewer than requested")  # 9 negatives are half of 18
+    assert str(short).endswith("; 12 different rows; 22 fewer than requested")  # 9 negatives are half of 18
 
 
 def test_balanced_chooses_other_rows_with_another_seed():
@@ -255,7 +266,7 @@ def test_laws(data, rule, size, share):
 def test_bad_arguments():
     with pytest.raises(ValueError, match="curation must be one of"):
         curate([1.0], [0], "best")
-    with pytest.raises(ValueError, match="1 rewards but 2 problem ids"):
+    with pytest.raises(ValueError, match=r"problem_ids.* 1 rows"):
         curate([1.0], [0, 1])
     with pytest.raises(ValueError, match="at least 1"):
         curate([1.0], [0], size=0)
@@ -320,3 +331,15 @@ def test_a_mean_is_that_of_all_candidates():
     rewards, curated = compose(REWARDS, PROBLEMS, baseline="group_mean", rule="positives", size=7)
     assert curated.chosen_positives == 3 + 4  # in the problem without a right answer, all rows have R = 0
     assert sorted(set(rewards.round(9))) == [0, 1, 1.5]
+
+
+@pytest.mark.parametrize("sample_ids", [["0", "1", "2"], [0, None, 2], [0, 1], [0.0, np.nan, 1.0], [[0], [1], [2]]])
+def test_sample_ids_are_numbers_for_all_rows(sample_ids):
+    with pytest.raises(ValueError, match=r"^sample_ids"):
+        curate([1.0, -1.0, 1.0], [0, 0, 0], "anna_karenina", sample_ids=sample_ids)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, float("nan"), "2"])
+def test_a_size_is_a_whole_number(size):
+    with pytest.raises(ValueError, match=r"size must be a whole number of rows, at least 1"):
+        curate([1.0, -1.0], [0, 0], "uniform", size)

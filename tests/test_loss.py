@@ -468,3 +468,99 @@ def test_the_loss_is_two_kl_terms_and_the_baseline_a_third():
         # C cancels in the difference between two policies.
         ours, parts = (loss(policy) - loss(mu) for loss in (direct, by_parts))
         assert ours.item() == pytest.approx(parts.item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+@pytest.mark.parametrize("gap", [-inf, -1e4, -300.0, -104.0, -60.0, 60.0, 89.0, 300.0, 399.0])
+@pytest.mark.parametrize("reward", [1.0, -1.0])
+def test_objective_far_from_mu_has_the_gradient_of_eq_7(gap, name, reward):
+    # With log μ = -1,000 in float64, μ underflows, and so do its terms of Eq. 7. With log μ = -2, they do not.
+    for mu in (-1000.0, -2.0):
+        logps = torch.tensor([mu + gap, -1.0], dtype=torch.float64, requires_grad=True)
+        value = objective(
+            logps, torch.tensor([mu, -1.0], dtype=torch.float64), torch.tensor([reward, 1.0]), PRESETS[name]
+        )
+        limits = PRESETS[name]
+        a, b = (limits.a_pos, limits.b_pos) if reward > 0 else (limits.a_neg, limits.b_neg)
+        value.backward()
+        log_a, log_b = (math.log(x) if x else -inf for x in (a, b))
+        expected = reward * math.exp(min(mu + min(max(gap, log_a), log_b), 700))
+        assert logps.grad[0].item() == pytest.approx(expected, rel=1e-9)
+        if gap > -inf or a == 0:
+            assert value.isfinite()
+
+
+def test_taper_at_and_near_0():
+    ratio = torch.tensor([0.0, 1e-30, 1e-45, 2.0], requires_grad=True)
+    value = taper(ratio, 0.0, 1.0)
+    value.sum().backward()
+    assert value.tolist() == pytest.approx([0.0, 1e-30, 1e-45, 1 + math.log(2)])
+    assert ratio.grad.tolist() == [1.0, 1.0, 1.0, 0.5]
+
+
+@pytest.mark.parametrize("level", RATIO_LEVELS)
+def test_a_negative_that_the_policy_cannot_write_contributes_nothing(level):
+    logits = torch.tensor([[0.0, 1.0, -inf], [0.0, 1.0, 2.0]], dtype=torch.float64, requires_grad=True)
+    policy = logits.log_softmax(-1)[:, [2, 0]]
+    mu, mask = torch.full((2, 2), -1.0, dtype=torch.float64), torch.ones(2, 2)
+    both = topr_loss(policy, mu, torch.tensor([-1.0, -1.0]), mask, PRESETS["topr"], level).losses_B
+    both.sum().backward()
+    if level in ("sequence", "segment", "geometric"):
+        assert both[0] == 0
+        assert logits.grad[0].tolist() == [0.0, 0.0, 0.0]
+    assert both.isfinite().all()
+    assert logits.grad.isfinite().all()
+    # R = 0 has no loss either.
+    assert topr_loss(policy, mu, torch.zeros(2), mask, PRESETS["topr"], level).losses_B.tolist() == [0.0, 0.0]
+    # The loss of a positive is infinite, as in maximum likelihood, and NaN of the model is not hidden.
+    assert topr_loss(policy, mu, torch.ones(2), mask, PRESETS["topr"], level).losses_B[0] == inf
+    broken = topr_loss(policy * nan, mu, -torch.ones(2), mask, PRESETS["positives_only"], level).losses_B
+    assert broken.isnan().all()
+
+
+@pytest.mark.parametrize("level", RATIO_LEVELS)
+@pytest.mark.parametrize("unknown", [-inf, inf, nan])
+def test_log_mu_that_is_infinite_is_unknown(unknown, level):
+    policy = torch.full((2, 2), -1.0)
+    mu = torch.tensor([[unknown, -1.0], [-1.0, -1.0]])
+    outputs = topr_loss(policy, mu, torch.tensor([-1.0, -1.0]), torch.ones(2, 2), PRESETS["topr"], level)
+    assert outputs.losses_B.isnan().tolist() == [True, False]
+    positives = topr_loss(policy, mu, torch.ones(2), torch.ones(2, 2), PRESETS["topr"], level)
+    assert positives.losses_B.isfinite().all()
+
+
+@pytest.mark.parametrize("level", RATIO_LEVELS)
+def test_any_value_but_0_in_the_mask_counts_one_token(level):
+    policy, mu, rewards, mask = batch()
+    expected = topr_loss(policy, mu, rewards, mask, PRESETS["tis"], level).losses_B
+    for other in (mask.bool(), mask.float() * 0.5, (mask * 255).to(torch.uint8)):
+        torch.testing.assert_close(topr_loss(policy, mu, rewards, other, PRESETS["tis"], level).losses_B, expected)
+
+
+B, T = 3, 4
+LOGPS, MASK, REWARDS = -torch.rand(B, T), torch.ones(B, T), torch.ones(B)
+TOPR = PRESETS["topr"]
+WRONG_SHAPES = {
+    "policy_logps_BT": lambda: topr_loss(LOGPS[0], LOGPS, REWARDS, MASK, TOPR),
+    "mask_BT": lambda: topr_loss(LOGPS, LOGPS, REWARDS, MASK[:1], TOPR),
+    "mask_BT of tokens": lambda: topr_loss(LOGPS, LOGPS, REWARDS, MASK[0], TOPR),
+    "mu_logps": lambda: topr_loss(LOGPS, LOGPS[:, :1], REWARDS, MASK, TOPR),
+    "mu_logps of one row": lambda: topr_loss(LOGPS, LOGPS[:1], REWARDS, MASK, TOPR),
+    "mu_logps without a dimension": lambda: topr_loss(LOGPS, torch.tensor(-1.0), REWARDS, MASK, TOPR),
+    "mu_logps per token": lambda: topr_loss(LOGPS, LOGPS[:, :1], REWARDS, MASK, TOPR, "token"),
+    "rewards_B": lambda: topr_loss(LOGPS, LOGPS, REWARDS[:, None], MASK, TOPR),
+    "rewards_B of one row": lambda: topr_loss(LOGPS, LOGPS, REWARDS[:1], MASK, TOPR),
+    "rewards_B without a dimension": lambda: truncated_weights(LOGPS[:, 0], torch.tensor(1.0), TOPR),
+    "rewards_B of tokens": lambda: truncated_weights(LOGPS, REWARDS[:, None], TOPR),
+    "log_ratio": lambda: truncated_weights(LOGPS[None], REWARDS, TOPR),
+    "weights": lambda: weighted_loss(LOGPS, MASK[:, :1], REWARDS, MASK),
+    "mu_logps_B": lambda: objective(LOGPS[:, 0], LOGPS[:1, 0], REWARDS, TOPR),
+    "rewards_B of the objective": lambda: objective(LOGPS[:, 0], LOGPS[:, 0], REWARDS[:, None], TOPR),
+    "policy_logps_B": lambda: objective(LOGPS[:, :1], LOGPS[:, 0], REWARDS, TOPR),
+}
+
+
+@pytest.mark.parametrize("name", list(WRONG_SHAPES))
+def test_a_wrong_shape_is_named(name):
+    with pytest.raises(ValueError, match=f"^{name.split()[0]} must have the shape .*, not "):
+        WRONG_SHAPES[name]()

@@ -1,10 +1,83 @@
 """Subtract a baseline from rewards, or find the baseline for a share of positives (arXiv 2503.14286, Sec. 3.2)."""
 
+from math import isfinite
+from numbers import Real
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 FloatArray = NDArray[np.float64]
 BASELINES = ("mean", "group_mean")
+LARGEST_REWARD = float(np.finfo(np.float32).max)  # A larger reward would be infinite in the loss.
+
+
+def as_rewards(rewards: ArrayLike, largest: float = LARGEST_REWARD) -> FloatArray:
+    """Return rewards as an array of shape (N,), in float64. `None` becomes NaN, which marks a row without a reward.
+
+    Raises:
+        ValueError: the rewards do not have one dimension, are not numbers, or are above `largest` in size.
+    """
+    given = np.asarray(rewards)
+    is_bool = given.dtype.kind == "O" and any(isinstance(reward, bool | np.bool_) for reward in given.ravel())
+    if given.ndim != 1 or given.dtype.kind not in "iufO" or is_bool:
+        kind = "bool" if is_bool else given.dtype
+        raise ValueError(f"rewards must be numbers of shape (N,), not {kind} of shape {given.shape}.")
+    array = given.astype(np.float64)
+    if (wrong := np.flatnonzero(np.abs(array) > largest)).size:
+        raise ValueError(
+            f"rewards must be at most {largest:g} in size, or NaN; reward {wrong[0]} is {array[wrong[0]]:g}."
+        )
+    return array
+
+
+def group_numbers(name: str, ids: ArrayLike, count: int) -> NDArray[np.int64]:
+    """Return a group number for each row, shape (N,). Groups are numbered from 0, in the order of their ids.
+
+    Args:
+        name (`str`):
+            Name of the argument, for errors.
+        ids (`ArrayLike`):
+            Id of each row, shape (N,). Rows with equal ids form a group.
+        count (`int`):
+            Number of rows, N.
+
+    Raises:
+        ValueError: there is not one id per row, an id is missing (None or NaN), ids are of several types, or an
+            id may be rounded.
+    """
+    array = np.asarray(ids)
+    if array.shape != (count,):
+        raise ValueError(f"{name} must have one id for each of {count} rows, not the shape {array.shape}.")
+    if array.dtype.kind not in "iub" and not (array.dtype.kind in "US" and isinstance(ids, np.ndarray)):
+        # NumPy writes the numbers of a mixed list as text.
+        _check_ids(name, list(ids) if array.dtype.kind in "US" else array.tolist())  # type: ignore[arg-type]
+    return np.unique(array, return_inverse=True)[1].astype(np.int64)
+
+
+def _check_ids(name: str, items: list[Any]) -> None:
+    """Raise a ValueError if an id is missing or rounded, or if ids are of several types."""
+    if missing := [row for row, value in enumerate(items) if is_missing(value)]:
+        raise ValueError(f"{name}: row {missing[0]} has no id ({items[missing[0]]}). Give each row an id.")
+    kinds = {
+        "numbers" if isinstance(value, Real) else "text" if isinstance(value, str) else type(value).__name__
+        for value in items
+    }
+    if len(kinds) > 1:
+        raise ValueError(f"{name} must be of one type, not {' and '.join(sorted(kinds))}.")
+    if rounded := [value for value in items if is_rounded(value)]:
+        raise ValueError(f"{name}: {rounded[0]:.0f} may be rounded. Give ids from 2**53 on as int or text.")
+
+
+def is_missing(value: object) -> bool:
+    """Whether a value marks a missing value: None, NaN, or a missing value of pandas."""
+    # NaN and NaT differ from themselves. The comparison of pandas.NA has no truth value.
+    return value is None or type(value).__name__ == "NAType" or bool(value != value)
+
+
+def is_rounded(value: Any) -> bool:
+    """Whether an id is a `float` from 2**53 on, where neighboring whole numbers become the same `float`."""
+    return isinstance(value, float | np.floating) and abs(float(value)) >= 2**53
 
 
 def effective_positive_share(rewards: ArrayLike) -> float:
@@ -25,15 +98,18 @@ def effective_positive_share(rewards: ArrayLike) -> float:
 
     Returns:
         `float`: share in [0, 1]. NaN if no reward differs from 0.
+
+    Raises:
+        ValueError: the rewards are not numbers of shape (N,), or are infinite.
     """
-    scored = _known(rewards)
+    scored = _known(rewards, 1e300)  # Metrics pass w · R, which can be infinite in float32. The sum stays finite.
     # The denominator is the sum of the two parts. With a separately rounded Σ |R|, the share could exceed 1.
     above, below = scored[scored > 0].sum(), -scored[scored < 0].sum()
     return float(above / (above + below)) if above + below > 0 else float("nan")
 
 
-def _known(rewards: ArrayLike) -> FloatArray:
-    array = np.asarray(rewards, dtype=np.float64)
+def _known(rewards: ArrayLike, largest: float = LARGEST_REWARD) -> FloatArray:
+    array = as_rewards(rewards, largest)
     return array[~np.isnan(array)]
 
 
@@ -67,7 +143,8 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
         `float`: the baseline c.
 
     Raises:
-        ValueError: the share is outside (0, 1], there is no reward, or all rewards are equal and the share is below 1.
+        ValueError: the share is outside (0, 1], there is no reward, all rewards are equal and the share is below 1, or
+            the rewards are not numbers of shape (N,), or are infinite in float32.
     """
     if not 0 < share <= 1:
         raise ValueError(f"The effective share of positives must be in (0, 1], not {share}.")
@@ -117,7 +194,7 @@ def subtract_baseline(
             Baseline c. Can be a number, `"mean"` (the mean of all rewards) or `"group_mean"` (the mean of the rewards
             of the same problem).
         group_ids (`ArrayLike`, *optional*):
-            Problem of each row, shape (N,), any comparable dtype. Required by `"group_mean"`.
+            Problem of each row, shape (N,), of one comparable type, without missing values. Required by `"group_mean"`.
         share (`float`, *optional*):
             Target for the effective share of positives, in (0, 1]. If given, c is solved for this share, and `baseline`
             is not used.
@@ -126,20 +203,21 @@ def subtract_baseline(
         `np.ndarray`: rewards R, shape (N,), in float64.
 
     Raises:
-        ValueError: the baseline is unknown, `group_ids` is missing, or `share` is outside (0, 1] or unreachable.
+        ValueError: the baseline is unknown or not finite, `group_ids` is missing or malformed, `share` is outside
+            (0, 1] or unreachable, or the rewards are not numbers of shape (N,), or are infinite in float32.
     """
-    rewards = np.asarray(rewards, dtype=np.float64)
+    rewards = as_rewards(rewards)
     if share is not None:
         return rewards - baseline_for_positive_share(rewards, share)
+    if isinstance(baseline, Real) and isfinite(baseline):
+        return rewards - float(baseline)
+    if not isinstance(baseline, str) or baseline not in BASELINES:
+        raise ValueError(f"baseline must be a finite number or one of {', '.join(BASELINES)}, not {baseline!r}.")
     if baseline == "mean":
         return _minus_mean(rewards, np.zeros(len(rewards), dtype=np.int64))
-    if baseline == "group_mean":
-        if group_ids is None:
-            raise ValueError("baseline='group_mean' needs the problem of each row. Pass group_ids.")
-        return _minus_mean(rewards, np.unique(np.asarray(group_ids), return_inverse=True)[1])
-    if isinstance(baseline, str):
-        raise ValueError(f"baseline must be a number or one of {', '.join(BASELINES)}, not {baseline!r}.")
-    return rewards - baseline
+    if group_ids is None:
+        raise ValueError("baseline='group_mean' needs the problem of each row. Pass group_ids.")
+    return _minus_mean(rewards, group_numbers("group_ids", group_ids, len(rewards)))
 
 
 def _minus_mean(rewards: FloatArray, group_N: NDArray[np.int64]) -> FloatArray:

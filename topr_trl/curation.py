@@ -1,11 +1,18 @@
 """Choose the rows that an iteration trains on (arXiv 2503.14286, Sec. 4.3)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from topr_trl.baseline import subtract_baseline
+from topr_trl.baseline import (
+    FloatArray,
+    as_rewards,
+    baseline_for_positive_share,
+    group_numbers,
+    subtract_baseline,
+)
 from topr_trl.user_warnings import warn_user
 
 CURATIONS = ("none", "uniform", "positives", "positive_share", "balanced", "anna_karenina")
@@ -62,8 +69,8 @@ class Curated:
             f"{self.available_negatives:,} negatives of {self.problems:,} problems "
             f"({self.problems_without_positive:,} without a positive)"
         )
-        if self.chosen_positives > self.available_positives:
-            text += f"; each positive {self.chosen_positives / self.available_positives:.1f} times"
+        if (different := len(np.unique(self.indices))) < chosen:
+            text += f"; {different:,} different rows"
         return text + (f"; {self.shortfall:,} fewer than requested" if self.shortfall else "")
 
 
@@ -113,7 +120,7 @@ def curate(
             Rewards R after the baseline, shape (N,). A row is positive if R >= 0. NaN marks a row without a reward,
             which is never chosen.
         problem_ids (`ArrayLike`):
-            Problem of each row, shape (N,), any comparable dtype.
+            Problem of each row, shape (N,), of one comparable type, without missing values.
         rule (`str`, *optional*, defaults to `"uniform"`):
             Rule from the table above.
         size (`int`, *optional*):
@@ -130,40 +137,58 @@ def curate(
         [`Curated`]: positions of the chosen rows, and counts.
 
     Raises:
-        ValueError: the rule is unknown, `rewards` and `problem_ids` have different lengths, `size` is below 1, or
-            `positive_share` is outside [0, 1].
+        ValueError: the rule is unknown, `rewards`, `problem_ids` or `sample_ids` are malformed or have different
+            lengths, `size` is below 1, or `positive_share` is outside [0, 1].
     """
-    rewards, problem_ids = np.asarray(rewards, dtype=np.float64), np.asarray(problem_ids)
+    rewards = as_rewards(rewards)
+    problem = group_numbers("problem_ids", problem_ids, len(rewards))
+    position = np.arange(len(rewards))
+    if sample_ids is not None:
+        if np.asarray(sample_ids).dtype.kind not in "iuf":  # As text, 10 comes before 9.
+            raise ValueError(f"sample_ids must be numbers, not {np.asarray(sample_ids).dtype}.")
+        position = group_numbers("sample_ids", sample_ids, len(rewards))
     if rule not in CURATIONS:
         raise ValueError(f"curation must be one of {CURATIONS}, not {rule!r}.")
-    if len(rewards) != len(problem_ids):
-        raise ValueError(f"{len(rewards)} rewards but {len(problem_ids)} problem ids: each row needs one of each.")
-    if size is not None and size < 1:
-        raise ValueError(f"The number of rows to choose must be at least 1, not {size}.")
+    if size is not None and not (isinstance(size, Integral) and size >= 1):
+        raise ValueError(f"size must be a whole number of rows, at least 1, not {size}.")
     if not 0 <= positive_share <= 1:
         raise ValueError(f"positive_share must be in [0, 1], not {positive_share}.")
 
     # Sort the rows, so that with `sample_ids` the choice does not depend on the order in which they are given.
-    _, problem = np.unique(problem_ids, return_inverse=True)
-    order = np.lexsort((np.arange(len(rewards)) if sample_ids is None else np.asarray(sample_ids), problem))
-    order = order[~np.isnan(rewards[order])]
-    if rule == "balanced":
-        order = order[rewards[order] != 0]
+    order = np.lexsort((position, problem))
+    order = order[_can_be_chosen(rewards, rule)[order]]
     is_positive = rewards[order] >= 0
     asked, chosen = _choose(rule, order, is_positive, problem, size, positive_share, seed)
     indices = np.sort(np.concatenate(chosen)).astype(np.int64)
-    count = len(np.unique(problem))
-    curated = Curated(
-        indices=indices,
-        size=asked,
-        available_positives=int(is_positive.sum()),
-        available_negatives=int((~is_positive).sum()),
-        chosen_positives=int((rewards[indices] >= 0).sum()),
-        problems=count,
-        problems_without_positive=count - len(np.unique(problem[order[is_positive]])),
-    )
+    curated = _curated(indices, asked, rewards, problem, _can_be_chosen(rewards, rule))
     _warn_if_short(curated, rule, positive_share)
     return curated
+
+
+def _can_be_chosen(rewards_N: FloatArray, rule: str) -> NDArray[np.bool_]:
+    """Return the rows that a rule can choose: those with a reward, and with `"balanced"`, a reward other than 0."""
+    return ~np.isnan(rewards_N) & ((rewards_N != 0) | (rule != "balanced"))
+
+
+def _curated(
+    indices: NDArray[np.int64],
+    size: int,
+    rewards_N: FloatArray,
+    problem_N: NDArray[np.int64],
+    known_N: NDArray[np.bool_],
+) -> Curated:
+    """Return a choice with the counts for rewards R. `known_N` marks the rows that the choice was made from."""
+    is_positive_N = known_N & (rewards_N >= 0)
+    count = len(np.unique(problem_N))
+    return Curated(
+        indices=indices,
+        size=size,
+        available_positives=int(is_positive_N.sum()),
+        available_negatives=int((known_N & ~is_positive_N).sum()),
+        chosen_positives=int(is_positive_N[indices].sum()),
+        problems=count,
+        problems_without_positive=count - len(np.unique(problem_N[is_positive_N])),
+    )
 
 
 def _choose(
@@ -244,8 +269,8 @@ def compose(
     The baseline is computed from all rows, and the sign of R then decides which rows are positive. The target
     `effective_positive_share` is for the chosen rows, so the baseline is computed again after the choice. If all chosen
     rows have the same raw reward, no baseline reaches the target, and the first baseline is kept. With more than two
-    different rewards, the second baseline can change the sign of R of some chosen rows. `chosen_positives` counts the
-    positives after the second baseline.
+    different rewards, the second baseline can change the sign of R of some rows. The counts of the result are for the
+    second baseline.
 
     Args:
         rewards (`ArrayLike`):
@@ -273,11 +298,14 @@ def compose(
     Raises:
         ValueError: see [`subtract_baseline`] and [`curate`].
     """
-    rewards = np.asarray(rewards, dtype=np.float64)
+    rewards = as_rewards(rewards)
     after_baseline = subtract_baseline(rewards, baseline, problem_ids, effective_positive_share)
     curated = curate(after_baseline, problem_ids, rule, size, positive_share, sample_ids, seed)
     one_sided = len(np.unique(rewards[curated.indices])) < 2  # then no baseline reaches the share
     if effective_positive_share is None or one_sided:
         return after_baseline[curated.indices], curated
-    chosen = subtract_baseline(rewards[curated.indices], baseline, share=effective_positive_share)
-    return chosen, replace(curated, chosen_positives=int((chosen >= 0).sum()))
+    known = _can_be_chosen(after_baseline, rule)
+    after_baseline = rewards - baseline_for_positive_share(rewards[curated.indices], effective_positive_share)
+    problem = group_numbers("problem_ids", problem_ids, len(rewards))
+    counted = _curated(curated.indices, curated.size, after_baseline, problem, known)
+    return after_baseline[curated.indices], counted

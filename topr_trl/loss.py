@@ -96,6 +96,26 @@ SEGMENT_TOKENS = 64  # the length that was compared with the other levels (bench
 MAX_LOG_WEIGHT = 40.0
 
 
+def _check_shape(name: str, tensor: Tensor, *allowed: tuple[int, ...]) -> None:
+    """Raise a ValueError if a tensor has none of the allowed shapes. PyTorch would broadcast it without an error."""
+    if tuple(tensor.shape) not in allowed:
+        raise ValueError(f"{name} must have the shape {' or '.join(map(str, allowed))}, not {tuple(tensor.shape)}.")
+
+
+def _batch_shape(policy_logps_BT: Tensor, mask_BT: Tensor) -> tuple[int, int]:
+    """Return (B, T). Raise a ValueError unless log π and the mask have this shape."""
+    if policy_logps_BT.dim() != 2:
+        raise ValueError(f"policy_logps_BT must have the shape (B, T), not {tuple(policy_logps_BT.shape)}.")
+    rows, tokens = policy_logps_BT.shape
+    _check_shape("mask_BT", mask_BT, (rows, tokens))
+    return rows, tokens
+
+
+def _counts(mask_BT: Tensor) -> Tensor:
+    """Return the number of tokens of each completion, shape (B,), and 1 for an empty completion."""
+    return (mask_BT != 0).sum(-1).clamp(min=1)
+
+
 def sequence_logps(logps_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Compute the log-probability of each completion, `log π(y|x) = Σ_t log π(y_t|x, y_<t)`.
 
@@ -126,9 +146,10 @@ def log_ratios(
         policy_logps_BT (`torch.Tensor`):
             Log-probabilities under π of the completion tokens, shape (B, T).
         mu_logps (`torch.Tensor`):
-            Log-probabilities under μ, shape (B, T) for tokens, or (B,) for sums over completions.
+            Log-probabilities under μ, shape (B, T) for tokens, or (B,) for sums over completions. NaN and infinite
+            values are unknown.
         mask_BT (`torch.Tensor`):
-            Mask, shape (B, T), 1 where a token belongs to the completion, else 0.
+            Mask, shape (B, T), non-zero where a token belongs to the completion.
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
             Level at which the ratio is computed:
 
@@ -155,34 +176,43 @@ def log_ratios(
 
     Returns:
         `torch.Tensor`: detached log-ratios in float32 or wider, shape (B,). With `"segment"`, `"prefix"` and `"token"`,
-        the shape is (B, T), and values are 0 where the mask is 0.
+        the shape is (B, T), and values are 0 where the mask is 0. A log-ratio is NaN if log μ is unknown.
 
     Raises:
-        ValueError: `ratio_level` is unknown, `mu_logps` holds sums although `ratio_level` needs log μ per token, or
-            `segment_tokens` is below 1.
+        ValueError: `ratio_level` is unknown, `mu_logps` holds sums although `ratio_level` needs log μ per token,
+            `segment_tokens` is below 1, or a tensor has another shape.
     """
     if ratio_level not in RATIO_LEVELS:
         raise ValueError(f"ratio_level must be one of {RATIO_LEVELS}, not {ratio_level!r}.")
     if segment_tokens < 1:
         raise ValueError(f"segment_tokens must be at least 1, not {segment_tokens}.")
+    rows, tokens = _batch_shape(policy_logps_BT, mask_BT)
     policy_logps_BT = policy_logps_BT.detach()  # Stop-gradient of Alg. 1: no gradient flows through the weight.
+    if ratio_level in TOKEN_LEVELS and mu_logps.dim() == 1:
+        raise ValueError(f"ratio_level={ratio_level!r} needs log μ per token, shape (B, T); found sums, shape (B,).")
+    _check_shape("mu_logps", mu_logps, (rows, tokens), (rows,))
     if ratio_level in TOKEN_LEVELS:
-        if mu_logps.dim() != 2:
-            raise ValueError(
-                f"ratio_level={ratio_level!r} needs log μ per token, shape (B, T); found sums, shape (B,)."
-            )
         wide = torch.promote_types(policy_logps_BT.dtype, torch.float32)
-        log_ratio_BT = (policy_logps_BT.to(wide) - mu_logps.to(wide)).masked_fill(mask_BT == 0, 0.0)
+        log_ratio_BT = (policy_logps_BT.to(wide) - _known(mu_logps.to(wide))).masked_fill(mask_BT == 0, 0.0)
         if ratio_level == "prefix":
             log_ratio_BT = log_ratio_BT.cumsum(1)
         elif ratio_level == "segment":
             log_ratio_BT = _segment_sums(log_ratio_BT, mask_BT, segment_tokens)
         return log_ratio_BT.masked_fill(mask_BT == 0, 0.0)
     mu_B = sequence_logps(mu_logps, mask_BT) if mu_logps.dim() == 2 else mu_logps
-    log_ratio_B = sequence_logps(policy_logps_BT, mask_BT) - mu_B
+    log_ratio_B = sequence_logps(policy_logps_BT, mask_BT) - _known(mu_B)
     if ratio_level == "geometric":
-        log_ratio_B = log_ratio_B / mask_BT.sum(-1).clamp(min=1)
+        log_ratio_B = log_ratio_B / _counts(mask_BT)
     return log_ratio_B
+
+
+def _known(mu_logps: Tensor) -> Tensor:
+    """Replace infinite values by NaN.
+
+    μ cannot have written a completion of probability 0. With -inf, the ratio would be clipped to its upper limit, as if
+    log μ were known.
+    """
+    return mu_logps.masked_fill(mu_logps.isinf(), torch.nan)
 
 
 def _segment_sums(values_BT: Tensor, mask_BT: Tensor, segment_tokens: int) -> Tensor:
@@ -220,13 +250,19 @@ def truncated_weights(log_ratio: Tensor, rewards_B: Tensor, limits: TruncationLi
 
     Returns:
         `torch.Tensor`: detached weights, with the shape and dtype of `log_ratio`.
+
+    Raises:
+        ValueError: a tensor has another shape.
     """
+    if log_ratio.dim() not in (1, 2):
+        raise ValueError(f"log_ratio must have the shape (B,) or (B, T), not {tuple(log_ratio.shape)}.")
+    _check_shape("rewards_B", rewards_B, (len(log_ratio),))
     positive = (rewards_B >= 0).view(-1, *[1] * (log_ratio.dim() - 1))
 
     def clipped(a: float, b: float) -> Tensor:
         if a == b:
             return torch.full_like(log_ratio, min(a, exp(MAX_LOG_WEIGHT)))
-        return log_ratio.clamp(log(a) if a else -inf, min(log(b), MAX_LOG_WEIGHT)).exp()
+        return _clipped(log_ratio, a, min(b, exp(MAX_LOG_WEIGHT))).exp()
 
     # Stop-gradient: the weight scales the gradient of log π and is not differentiated itself (Algorithm 1).
     log_ratio = log_ratio.detach()
@@ -234,6 +270,11 @@ def truncated_weights(log_ratio: Tensor, rewards_B: Tensor, limits: TruncationLi
     nothing_to_learn = (rewards_B == 0).view_as(positive)
     log_ratio = log_ratio.masked_fill(nothing_to_learn & log_ratio.isnan(), 0.0)
     return torch.where(positive, clipped(limits.a_pos, limits.b_pos), clipped(limits.a_neg, limits.b_neg))
+
+
+def _clipped(log_ratio: Tensor, a: float, b: float) -> Tensor:
+    """Clip log-ratios to the logarithms of the limits a <= b."""
+    return log_ratio.clamp(log(a) if a else -inf, log(b) if b else -inf)
 
 
 class LossOutputs(NamedTuple("_LossOutputs", [("losses_B", Tensor), ("weights", Tensor), ("log_ratios", Tensor)])):
@@ -265,6 +306,9 @@ def topr_loss(
 
     This is Algorithm 1 of the paper (arXiv 2503.14286), with the division by the length |y| from Sec. 4.2.
 
+    A completion with w · R = 0 has the loss 0, also if π cannot write it (log π = -inf). The loss of a positive that π
+    cannot write is infinite, as in maximum likelihood.
+
     Example:
 
     ```python
@@ -285,12 +329,12 @@ def topr_loss(
             Log-probabilities under π of the completion tokens, shape (B, T), in nats, attached to the graph. Any float
             dtype.
         mu_logps (`torch.Tensor`):
-            Log-probabilities under μ, shape (B, T) for tokens, or (B,) for sums over completions. May be NaN if the
-            weight of the row does not depend on it.
+            Log-probabilities under μ, shape (B, T) for tokens, or (B,) for sums over completions. NaN and infinite
+            values are unknown: the loss is NaN if the weight of the row depends on them.
         rewards_B (`torch.Tensor`):
             Rewards R after the baseline, shape (B,). The sign selects the limits.
         mask_BT (`torch.Tensor`):
-            Mask, shape (B, T), 1 where a token belongs to the completion, else 0. A row without tokens has loss 0.
+            Mask, shape (B, T), non-zero where a token belongs to the completion. A row without tokens has loss 0.
         limits ([`TruncationLimits`]):
             Limits of the ratio, for instance `PRESETS["topr"]`.
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
@@ -304,8 +348,8 @@ def topr_loss(
         `LossOutputs`: losses, weights and log-ratios of the rows.
 
     Raises:
-        ValueError: `ratio_level` is unknown, `mu_logps` holds sums although `ratio_level` needs log μ per token, or
-            `segment_tokens` is below 1.
+        ValueError: `ratio_level` is unknown, `mu_logps` holds sums although `ratio_level` needs log μ per token,
+            `segment_tokens` is below 1, or a tensor has another shape.
     """
     log_ratio = log_ratios(policy_logps_BT, mu_logps, mask_BT, ratio_level, segment_tokens)
     weights = truncated_weights(log_ratio, rewards_B, limits)
@@ -326,19 +370,40 @@ def weighted_loss(
         rewards_B (`torch.Tensor`):
             Rewards R after the baseline, shape (B,).
         mask_BT (`torch.Tensor`):
-            Mask, shape (B, T), 1 where a token belongs to the completion, else 0.
+            Mask, shape (B, T), non-zero where a token belongs to the completion.
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss by the number of tokens of the completion.
 
     Returns:
         `torch.Tensor`: losses, shape (B,), in float32 or wider.
+
+    Raises:
+        ValueError: a tensor has another shape.
     """
+    rows, tokens = _batch_shape(policy_logps_BT, mask_BT)
+    _check_shape("rewards_B", rewards_B, (rows,))
+    _check_shape("weights", weights, (rows,), (rows, tokens))
     if weights.dim() == 2:
-        weighted_B = sequence_logps(weights * policy_logps_BT, mask_BT)
+        signal_BT = weights * rewards_B[:, None].to(weights.dtype)
+        loss_B = -sequence_logps(signal_BT * reachable(policy_logps_BT, signal_BT), mask_BT)
     else:
-        weighted_B = weights * sequence_logps(policy_logps_BT, mask_BT)
-    loss_B = -rewards_B.to(weighted_B.dtype) * weighted_B
-    return loss_B / mask_BT.sum(-1).clamp(min=1) if length_normalization else loss_B
+        signal_B = weights * rewards_B.to(weights.dtype)
+        loss_B = -signal_B * reachable(sequence_logps(policy_logps_BT, mask_BT), signal_B)
+    return loss_B / _counts(mask_BT) if length_normalization else loss_B
+
+
+def reachable(logps: Tensor, signal: Tensor) -> Tensor:
+    """Replace log π = -inf by 0 where w · R is 0, because 0 times infinity is NaN.
+
+    Where w · R is not 0, the value stays, so that the loss is infinite and training stops.
+
+    Args:
+        logps (`torch.Tensor`):
+            Log-probabilities under π, attached to the graph. A replaced value gets no gradient.
+        signal (`torch.Tensor`):
+            w · R, detached, in a shape that broadcasts to that of `logps`.
+    """
+    return logps.masked_fill(logps.isneginf() & (signal == 0), 0.0)
 
 
 def taper(ratio: Tensor, a: float, b: float) -> Tensor:
@@ -368,18 +433,27 @@ def taper(ratio: Tensor, a: float, b: float) -> Tensor:
     Returns:
         `torch.Tensor`: ρ, with the shape and dtype of `ratio`.
     """
-    if b == 0:
-        return ratio * 0.0
-    # Compute log(x) - log(a) instead of log(x/a), because x/a overflows for very small limits.
-    lower = ratio if a == 0 else torch.where(ratio < a, a * (1 + ratio.log() - log(a)), ratio)
-    return lower if b == inf else torch.where(ratio > b, b * (1 + ratio.log() - log(b)), lower)
+    inside = (ratio >= a) & (ratio <= b)
+    # Autograd multiplies the unused branch by 0, and the derivative of log x at 0 is infinite.
+    beyond = _tapered(torch.where(inside, 1.0, ratio).log(), torch.zeros_like(ratio), a, b)
+    return torch.where(inside, ratio, beyond)
+
+
+def _tapered(log_ratio: Tensor, log_scale: Tensor, a: float, b: float) -> Tensor:
+    """Compute `exp(log_scale) ρ(exp(log_ratio), a, b)` without an overflow of the ratio.
+
+    If c is the clipped ratio, `ρ(x, a, b) = c (1 + log(x/c))` for all x.
+    """
+    clipped = _clipped(log_ratio, a, b)
+    beyond = (log_ratio - clipped).masked_fill(clipped.isneginf(), 0.0)  # c is 0, and -inf - -inf is NaN
+    return (log_scale + clipped).exp() * (1 + beyond)
 
 
 def objective(policy_logps_B: Tensor, mu_logps_B: Tensor, rewards_B: Tensor, limits: TruncationLimits) -> Tensor:
     """Compute the objective `J = Σ_τ μ(τ) ρ(π(τ)/μ(τ), a, b) R(τ)` over a set of completions (Eq. 11).
 
     The gradient of J is Eq. 7. It equals the gradient of `-Σ_τ μ(τ) ℓ(τ)`, where ℓ is `topr_loss` without length
-    normalization.
+    normalization. A completion with R = 0 or μ = 0 contributes 0.
 
     Example:
 
@@ -404,9 +478,19 @@ def objective(policy_logps_B: Tensor, mu_logps_B: Tensor, rewards_B: Tensor, lim
 
     Returns:
         `torch.Tensor`: J, a scalar.
+
+    Raises:
+        ValueError: a tensor has another shape.
     """
-    ratio_B = (policy_logps_B - mu_logps_B).exp()
+    _check_shape("policy_logps_B", policy_logps_B, (policy_logps_B.numel(),))
+    _check_shape("mu_logps_B", mu_logps_B, (len(policy_logps_B),))
+    _check_shape("rewards_B", rewards_B, (len(policy_logps_B),))
+    absent = mu_logps_B.isneginf() | (rewards_B == 0)
+    log_ratio_B = (policy_logps_B - mu_logps_B).masked_fill(absent, 0.0)
+    mu_logps_B = mu_logps_B.masked_fill(absent, -inf)
     tapered_B = torch.where(
-        rewards_B >= 0, taper(ratio_B, limits.a_pos, limits.b_pos), taper(ratio_B, limits.a_neg, limits.b_neg)
+        rewards_B >= 0,
+        _tapered(log_ratio_B, mu_logps_B, limits.a_pos, limits.b_pos),
+        _tapered(log_ratio_B, mu_logps_B, limits.a_neg, limits.b_neg),
     )
-    return (mu_logps_B.exp() * tapered_B * rewards_B).sum()
+    return (tapered_B * rewards_B).sum()

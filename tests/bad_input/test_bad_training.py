@@ -12,13 +12,14 @@ import pytest
 import torch
 from bad_input import NO_SHARD, NOTHING_WRITTEN, NOWHERE, SETTINGS, UNCHANGED, Case, Kept, Kit, cases, kit
 from datasets import Dataset
+from peft import CPTConfig, LoraConfig, PeftConfig, PolyConfig, PrefixTuningConfig, get_peft_model
 from reference import fresh_model
 from test_bad_files import SAMPLE
 from test_bad_rows import NOT_LOADED, with_columns
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
 
-from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRTrainer
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, SamplingArguments, TOPRTrainer, sample_completions
 from topr_trl.sandbox.worker_pool import WorkerPool
 from topr_trl.tasks import arithmetic
 
@@ -85,6 +86,15 @@ def _another(kit: Kit) -> None:
     Qwen2ForCausalLM(config).save_pretrained(kit.out / "checkpoint-1")
 
 
+def adapted(kit: Kit, config: PeftConfig, **options: Any) -> Any:
+    return get_peft_model(kit["model"], config, **options)
+
+
+_CPT = CPTConfig(task_type="CAUSAL_LM", cpt_token_ids=[1, 2], cpt_mask=[1, 1], cpt_tokens_type_mask=[1, 2])
+_POLY = PolyConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], n_tasks=2)
+_PREFIX = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+_LORA = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
+
 # fmt: off
 MODELS = [
     Case("a model that is not there", lambda kit: kit.topr(SAMPLE, "--model_name_or_path", "./nowhere"),
@@ -104,6 +114,15 @@ MODELS = [
         "NaN, 1, model.layers.1.mlp.up_proj.weight, checkpoint", NOTHING_WRITTEN, FloatingPointError),
     Case("a model with NaN, for online training", lambda kit: kit.online(coin, model=with_nan(kit)),
         "NaN, 1, model.layers.1.mlp.up_proj.weight, checkpoint", NOTHING_WRITTEN, FloatingPointError),
+    Case("an adapter with a forward pass of its own", lambda kit: kit.offline(kit["rows"], adapted(kit, _CPT)),
+        "CPT, logits, LoRA", NOTHING_WRITTEN),
+    Case("an adapter that needs task ids", lambda kit: kit.online(coin, model=adapted(kit, _POLY)),
+        "POLY, task id, LoRA", NOTHING_WRITTEN),
+    Case("prefix tuning and gradient checkpointing",
+        lambda kit: kit.offline(kit["rows"], adapted(kit, _PREFIX), gradient_checkpointing=True),
+        "PREFIX_TUNING, cache, gradient_checkpointing=False", NOTHING_WRITTEN),
+    Case("mixed adapters", lambda kit: kit.offline(kit["rows"], adapted(kit, _LORA, mixed=True)),
+        "mixed, get_peft_model", NOTHING_WRITTEN),
     resumed("resuming from a folder that is not there", "no checkpoint, nowhere", lambda kit: None, resume="nowhere"),
     resumed("resuming from the last checkpoint, and there is none", "no checkpoint, out",
         lambda kit: [shutil.rmtree(path) for path in kit.out.glob("checkpoint-*")], resume=True),
@@ -279,6 +298,14 @@ MESSAGES = [{"role": "user", "content": "3 + 4 ="}]
 ANSWER = [{"role": "assistant", "content": "7"}]
 
 
+def with_token(kit: Kit, name: str = "") -> Any:
+    """Return a tokenizer with one token that the model does not have, as the token `name`."""
+    tokenizer, size = kit["tokenizer"], kit["model"].config.vocab_size
+    tokenizer.add_tokens([f"<unused{n}>" for n in range(size - len(tokenizer))])
+    tokenizer.add_special_tokens({name: "<new>"} if name else {"additional_special_tokens": ["<new>"]})
+    return tokenizer
+
+
 def dialogues(kit: Kit) -> Any:
     return with_columns(kit["rows"], prompt=[MESSAGES] * 8, completion=[ANSWER] * 8)
 
@@ -294,6 +321,26 @@ TOKENIZERS = [
     Case("a tokenizer with neither pad nor stop token, online",
         lambda kit: kit.online(coin, tokenizer=without(kit, "pad_token", "eos_token")),
         "tokenizer.pad_token, tokenizer.eos_token", NOTHING_WRITTEN),
+    Case("a pad token that the model does not have, offline",
+        lambda kit: kit.offline(kit["rows"], tokenizer=with_token(kit, "pad_token")),
+        "tokenizer.pad_token, '<new>', 409, 0 to 408, model.resize_token_embeddings", NOTHING_WRITTEN),
+    Case("a pad token that the model does not have, online",
+        lambda kit: kit.online(coin, tokenizer=with_token(kit, "pad_token")),
+        "tokenizer.pad_token, '<new>', 409, 0 to 408, model.resize_token_embeddings", NOTHING_WRITTEN),
+    Case("a stop token that the model does not have",
+        lambda kit: kit.online(coin, tokenizer=with_token(kit, "eos_token")),
+        "tokenizer.eos_token, '<new>', 409, 0 to 408, model.resize_token_embeddings", NOTHING_WRITTEN),
+    Case("rows with a token that the model does not have",
+        lambda kit: kit.offline(with_columns(kit["rows"], prompt=["<new>3 + 4 ="] * 8), tokenizer=with_token(kit)),
+        "row 0, 409, 0 to 408, model.resize_token_embeddings", NOTHING_WRITTEN),
+    Case("online, a prompt with a token that the model does not have",
+        lambda kit: kit.online(coin, {"prompt": ["<new>3 + 4 ="] * 2}, tokenizer=with_token(kit)),
+        "prompt, 409, 0 to 408, model.resize_token_embeddings", UNTRAINED),
+    Case("sampling, a prompt with a token that the model does not have",
+        lambda kit: sample_completions(
+            kit["model"], with_token(kit), Dataset.from_dict({"problem_id": [0], "prompt": ["<new>3 + 4 ="]}),
+            SamplingArguments()),
+        "prompt, 409, 0 to 408, model.resize_token_embeddings", NOTHING_WRITTEN),
     Case("messages, and no chat template, offline",
         lambda kit: kit.offline(dialogues(kit), tokenizer=without(kit, "chat_template")),
         "row 0, messages, chat template, chat_template_path, text", NOTHING_WRITTEN),

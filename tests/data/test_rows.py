@@ -7,6 +7,7 @@ from topr_trl.data.rows import (
     checked_column,
     finite_rewards,
     id_column,
+    order_column,
     problem_column,
     reward_column,
     text_column,
@@ -86,3 +87,26 @@ def test_problems_are_those_of_the_rows_whatever_their_format(form):
     found = problem_column(rows.with_format(form))
     assert found[0] != found[1]
     assert (found == problem_column(rows)).all()
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [([1.0, float("nan"), 2.0], "row 1 holds nan"), ([1, None, 2], "row 1 holds None"),
+     ([1.0, 1e18, 2.0], "1000000000000000000 in row 1.*int64 or as text")],
+)  # fmt: skip
+def test_a_missing_or_rounded_problem_id_is_refused(ids, words):
+    with pytest.raises(ValueError, match=f"`problem_id`.*{words}"):
+        problem_column(rows_with(prompt=["a"] * 3, problem_id=ids))
+
+
+def test_a_missing_prompt_is_no_problem_of_its_own():
+    with pytest.raises(ValueError, match=r"`prompt`: row 1 has no prompt.*problem_id"):
+        problem_column(rows_with(prompt=["a", None, None]))
+    rows = rows_with(prompt=[None, None], prompt_ids=[[1], [2]])
+    assert len(set(problem_column(rows))) == 2
+
+
+@pytest.mark.parametrize("ids", [["10", "9"], [0.0, float("nan")], [0, None]])
+def test_rows_are_ordered_by_numbers(ids):
+    with pytest.raises(ValueError, match=r"`sample_id` must hold numbers"):
+        order_column(rows_with(sample_id=ids), "sample_id")

@@ -100,3 +100,9 @@ def test_other_columns_are_those_of_the_first_part():
     joined = join_parts(parts(reward=[1.0, 2.0, 3.0], problem_id=["a", "b", "c"]), np.array([2, 1]))
     assert joined["reward"][:] == [1.0, 3.0]
     assert joined["problem_id"][:] == ["a", "c"]
+
+
+def test_a_rounded_rollout_id_is_refused():
+    rows = Dataset.from_dict({"rollout_id": [1.0, 2.0**60, 2.0**60], "reward": [1.0] * 3})
+    with pytest.raises(ValueError, match=r"`rollout_id` holds 1152921504606846976 in row 1.*int64 or as text"):
+        rollouts_of(rows)

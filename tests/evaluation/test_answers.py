@@ -199,3 +199,33 @@ def test_run_names(tmp_path, monkeypatch):
     assert run_names(Path("."), tmp_path.resolve() / top.name) == [top.name, tmp_path.name]
     with pytest.raises(ValueError, match="with itself"):
         run_names(tmp_path / "a", tmp_path / "." / "a")
+
+
+@pytest.mark.parametrize(
+    ("answers", "truths", "words"),
+    [
+        (["72", "81"], ["7", "8"], r"answers\[0\] must be a list of texts.*'72'"),
+        ([["7"], ["8"]], "78", "truths must be a list of texts.*'78'"),
+        ([["7"], [8]], ["7", "8"], r"answers\[1\] must be a list of texts.*8.*numbers as text"),
+        ([["7"], [float("nan")]], ["7", "8"], r"answers\[1\] must be a list of texts.*nan"),
+        ([["7"], ["8"]], ["7", None], "truths must be a list of texts.*None"),
+    ],
+)
+def test_answers_are_texts(answers, truths, words):
+    with pytest.raises(ValueError, match=words):
+        encode(answers, truths)
+
+
+@pytest.mark.parametrize("ids", [[1, 1], [1], [1.0, float("nan")], [None, 1]])
+def test_each_problem_has_an_id_of_its_own(ids):
+    with pytest.raises(ValueError, match=r"^problem_ids"):
+        encode([["7"], ["8"]], ["7", "8"], problem_ids=ids)
+
+
+@pytest.mark.parametrize("missing", [None, float("nan")])
+def test_rows_without_a_problem_or_prompt_are_refused(missing):
+    with pytest.raises(ValueError, match=r"`problem_id`.*row 2"):
+        samples_of(rows(problem_id=[3.0, 8.0, missing, missing]))
+    with pytest.raises(ValueError, match=r"`prompt`: row 2 has no prompt"):
+        samples_of(rows(problem_id=None, prompt=["a", "b", None, None]))
+    assert samples_of(rows(level=[1.0, missing] * 2)).groups["level"] == ["1.0", "none"]

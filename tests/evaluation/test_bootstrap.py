@@ -141,3 +141,15 @@ def test_shares_of_draws():
 def test_an_unknown_difference_is_shown_as_nan():
     unknown = (float("nan"),) * 4
     assert str(Difference(*unknown)) == str(RewardDifference(*unknown)) == "+nan [+nan, +nan]"
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (2, 2), (3,), (0, 2)])
+def test_runs_of_another_shape_are_not_broadcast(shape):
+    with pytest.raises(ValueError, match=r"the same shape \(P, M\)"):
+        paired_bootstrap(np.zeros((3, 2)), np.zeros(shape))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_to_compare_are_finite(value):
+    with pytest.raises(ValueError, match="must be finite"):
+        paired_bootstrap(np.zeros((2, 1)), np.array([[0.0], [value]]))

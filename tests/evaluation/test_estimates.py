@@ -276,3 +276,10 @@ def test_runs_are_compared_at_the_ks_that_all_have():
     first, second = dict.fromkeys([4, 2, 1, 8]), dict.fromkeys([1, 2, 4, 16])
     assert evaluation.shared_ks([first, second]) == [4, 2, 1]
     assert evaluation.shared_ks([second]) == [1, 2, 4, 16]
+
+
+def test_scores_of_one_problem_do_not_round_those_of_another():
+    # In the second problem, the right answer has the higher score.
+    answers, truths = [["1", "2"], ["3", "4"]], ["1", "4"]
+    samples = encode(answers, truths, scores=[[2e12, 1e12], [0.1, 0.9]])
+    assert evaluation.weighted_sc_solved(samples, np.array([[0, 1], [0, 1]])).tolist() == [True, True]

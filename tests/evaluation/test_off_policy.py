@@ -26,3 +26,15 @@ def test_ratios_beyond_floats():
     found = off_policy_values(np.array([-900.0, -1_000.0, 5_000.0]), np.array([1.0, -1.0, 0.5]), np.array([0, 0, 1]))
     assert found.values_P == pytest.approx([1.0, 0.5])
     assert found.effective_samples == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "rewards", "problems", "words"),
+    [
+        ([0.0, -np.inf], [1.0, 0.0], [0, 0], "finite"), ([0.0, 0.0], [1.0, np.nan], [0, 0], "finite"),
+        ([0.0], [1.0, 0.0], [0, 0], "same shape"), ([0.0, 0.0], [1.0, 0.0], [0, 2], "without a gap"),
+    ],
+)  # fmt: skip
+def test_bad_values(ratios, rewards, problems, words):
+    with pytest.raises(ValueError, match=words):
+        off_policy_values(np.array(ratios), np.array(rewards), np.array(problems))

@@ -37,9 +37,14 @@ def test_rows(model, tokenizer, problems):
 
 def test_sampling_is_without_cudnn_attention(model, tokenizer, problems):
     """Sampling disables cuDNN attention, which plans each new shape: the cache grows by a token per step."""
+    states = []
+    hook = model.register_forward_pre_hook(lambda *_: states.append(torch.backends.cuda.cudnn_sdp_enabled()))
     torch.backends.cuda.enable_cudnn_sdp(True)
     sample_completions(model, tokenizer, problems, SamplingArguments(num_generations=1, max_new_tokens=2))
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    hook.remove()
+    assert states
+    assert not any(states)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_global_generators_are_left_as_they_were(model, tokenizer, problems):

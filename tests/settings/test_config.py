@@ -155,6 +155,14 @@ def test_generation_kwargs_that_do_no_harm(tmp_path):
     assert args.generation_kwargs == harmless
 
 
+@pytest.mark.parametrize("config", [TOPRConfig, OfflineTOPRConfig])
+def test_uneven_batches_are_refused_in_several_processes(config, tmp_path, monkeypatch):
+    config(str(tmp_path), **CPU, accelerator_config={"even_batches": False})
+    monkeypatch.setattr(config, "world_size", 2)
+    with pytest.raises(ValueError, match=r"even_batches=False.*2 processes.*Leave even_batches out"):
+        config(str(tmp_path), **CPU, accelerator_config={"even_batches": False})
+
+
 def test_activations_are_not_offloaded_from_the_cpu_to_the_cpu(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"activation_offloading=True.*Leave it out"):
         OfflineTOPRConfig(str(tmp_path), **CPU, activation_offloading=True)

@@ -94,6 +94,9 @@ def test_scores_are_shares_of_yes():
         solution_scores(scored, 3)
     with pytest.raises(ValueError, match="name solutions 0 to 1; num_solutions is 1"):
         solution_scores(scored, 1)
+    between = scored.remove_columns("problem_id").add_column("problem_id", [1.5, *[0.0] * 5])
+    with pytest.raises(ValueError, match=r"`problem_id`.*row 0 holds 1\.5"):
+        solution_scores(between, 2)
 
 
 def test_the_bundled_author_of_checks():

@@ -3,7 +3,15 @@
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoHaConfig, LoKrConfig, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from peft import (
+    LoHaConfig,
+    LoKrConfig,
+    LoraConfig,
+    PeftModel,
+    PrefixTuningConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
 from reference import fresh_model
 from torch import nn
 from transformers import (
@@ -23,7 +31,7 @@ from transformers import (
 )
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
-from topr_trl.trainers.forward_checks import learned_positions, probes, turn_off_noise
+from topr_trl.trainers.forward_checks import count_positions_from_mask, learned_positions, probes, turn_off_noise
 
 IDS = {"pad_token_id": 1, "eos_token_id": 0, "bos_token_id": 0}
 ROPE = {
@@ -296,17 +304,56 @@ def test_the_check_runs_as_the_trainers_forward_does(make, model, tokenizer, tmp
 
 
 @pytest.mark.parametrize("make", [offline, online])
-def test_cudnn_attention_is_off(make, model, tokenizer, tmp_path):
-    """cuDNN's attention is off. Its backward pass can return NaN on an H100 (pytorch/pytorch#196678)."""
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    make(model, tokenizer, tmp_path)
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
+def test_cudnn_attention_is_off_in_all_passes_of_a_trainer_and_as_before_afterwards(make, model, tokenizer, tmp_path):
+    """The backward pass of cuDNN's attention can return NaN on an H100 (pytorch/pytorch#196678)."""
+    states = []
+    model.register_forward_pre_hook(lambda *_: states.append(torch.backends.cuda.cudnn_sdp_enabled()))
+    weight = next(model.parameters())
+    weight.register_hook(lambda _: states.append(torch.backends.cuda.cudnn_sdp_enabled()))  # in the backward pass
+    for was_on in (False, True):
+        torch.backends.cuda.enable_cudnn_sdp(was_on)
+        trainer = make(model, tokenizer, tmp_path)
+        assert torch.backends.cuda.cudnn_sdp_enabled() == was_on
+    trainer.train()
+    trainer.evaluate(trainer.train_dataset)
+    assert states
+    assert not any(states)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.parametrize("make", [offline, online])
 def test_a_tuned_prompt(make, model, tokenizer, tmp_path):
     tuned = get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
     make(tuned, tokenizer, tmp_path)
+
+
+@pytest.mark.parametrize("make", [offline, online])
+def test_a_tuned_prefix(make, model, tokenizer, tmp_path):
+    tuned = get_peft_model(model, PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
+    trainer = make(tuned, tokenizer, tmp_path, gradient_checkpointing=False)
+    before = [p.detach().clone() for p in tuned.parameters() if p.requires_grad]
+    trainer.train()
+    after = [p for p in tuned.parameters() if p.requires_grad]
+    assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_positions_from_the_mask_follow_a_prefix(tokenizer):
+    gpt2 = random_model(CONFIGS["gpt2"](), tokenizer)
+    tuned = get_peft_model(gpt2, PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
+    torch.nn.init.normal_(tuned.prompt_encoder.default.embedding.weight)
+    ids = torch.tensor([[5, 6, 7]])
+    alone = tuned(input_ids=ids).logits
+    count_positions_from_mask(tuned)
+    padded = tuned(input_ids=torch.tensor([[1, 1, 5, 6, 7]]), attention_mask=torch.tensor([[0, 0, 1, 1, 1]])).logits
+    torch.testing.assert_close(padded[:, 2:], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [offline, online])
+def test_virtual_tokens_need_room_in_the_context(make, tokenizer, tmp_path):
+    model = random_model(CONFIGS["gpt2"](), tokenizer)  # with 512 positions
+    tuned = get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=500))
+    with pytest.raises(ValueError, match=r"context.* 12\b"):
+        make(tuned, tokenizer, tmp_path).train()
 
 
 def test_a_tokenizer_that_holds_another(model, tokenizer, tmp_path):

@@ -86,6 +86,23 @@ def test_completions_that_are_cut_count_in_the_reward(model, tokenizer, tmp_path
     assert trainer.state.best_metric == max(log["eval_reward"] for log in logged)
 
 
+@pytest.mark.parametrize("scheduler", [{}, {"lr_scheduler_type": "reduce_lr_on_plateau"}])
+def test_an_evaluation_without_a_reward_is_never_the_best(scheduler, model, tokenizer, tmp_path):
+    calls = []
+
+    def sometimes(prompts, **_):
+        calls.append(prompts[0].split()[0])
+        return [None if calls.count("hard") == 1 else float(number) for number in range(len(prompts))]
+
+    trainer = online(
+        model, tokenizer, tmp_path, prompts("hard", 2), sometimes, load_best_model_at_end=True, **scheduler
+    )
+    trainer.train()
+    logged = [log["eval_reward"] for log in trainer.state.log_history if "eval_reward" in log]
+    assert logged == [None, 1.5]
+    assert (trainer.state.best_metric, trainer.state.best_global_step) == (1.5, 2)
+
+
 def test_rows_that_accelerate_repeats_are_left_out(model, tokenizer, tmp_path):
     trainer = online(model, tokenizer, tmp_path, prompts("hard", 5), eval_strategy="no")
     loader = trainer.get_eval_dataloader()
@@ -154,3 +171,18 @@ def test_the_loss_of_an_offline_set_tells_no_best_model(model, tokenizer, rows, 
     args = OfflineTOPRConfig(str(tmp_path), metric_for_best_model="eval_few_loss", **SETTINGS)
     with pytest.raises(ValueError, match=r"metric_for_best_model='eval_few_loss'.*callback"):
         OfflineTOPRTrainer(model, args, rows, {"few": rows}, processing_class=tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["offline", "online"])
+def test_each_set_is_evaluated_with_persistent_workers_too(kind, model, tokenizer, rows, tmp_path):
+    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "eval_strategy": "no"}
+    if kind == "online":
+        trainer = online(model, tokenizer, tmp_path, {"a": prompts("hard", 2), "b": prompts("easy", 2)}, **workers)
+        first, second = trainer.evaluate(prompts("hard", 1)), trainer.evaluate(prompts("easy", 1))
+        assert (first["eval_reward"], second["eval_reward"]) == (0.0, 10.0)
+    else:
+        args = OfflineTOPRConfig(str(tmp_path), **{**SETTINGS, **workers})
+        trainer = OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer)
+        losses = [trainer.evaluate(rows.select(chosen))["eval_loss"] for chosen in ([0, 1], [2, 3], [0, 1])]
+        assert losses[0] == losses[2] != losses[1]
+    assert trainer.args.dataloader_persistent_workers

@@ -286,7 +286,7 @@ def test_equal_rewards_of_a_first_batch_are_not_warned_of_beside_logged_rows_or_
     assert not warned()
     trainer.create_model_card()
     assert (
-        "; 50% of a step's rows come from earlier batches or 8 logged rows |"
+        "; up to 50% of a step's rows come from earlier batches or 8 logged rows |"
         in (tmp_path / "run/README.md").read_text()
     )
     make(max_steps=3).train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))

@@ -375,11 +375,16 @@ def test_what_the_trainer_says(tokenizer, tmp_path, capsys):
         return capsys.readouterr().out
 
     assert "only where its rows are already adjacent" in said()
-    assert "in groups of up to 4, which saves at least" in said(gradient_accumulation_steps=4)
+    assert "in groups of up to 4. Micro-batches of 16 rows save about" in said(gradient_accumulation_steps=4)
+    assert "of 1 rows save about 0%" in said(per_device_train_batch_size=1, gradient_accumulation_steps=64)
     assert "computed once" not in said(share_prompts=False)
     assert "computed once" not in said(ROWS.select([0, 3]))  # no prompt has two rows
     assert "computed once" in said(per_device_train_batch_size=1, share_prompts=True)
     assert "computed once" not in said(per_device_train_batch_size=1)
+    short = ROWS.map(lambda row: {"prompt": row["prompt"][:10]})  # 3 tokens
+    assert "computed once" not in said(short)
+    # Sharing that is asked for does not move the rows of short prompts.
+    assert "keeps the order" in said(short, share_prompts=True, gradient_accumulation_steps=4)
 
 
 @pytest.mark.skipif(not hasattr(OfflineTOPRConfig, "train_sampling_strategy"), reason="random order only")
@@ -516,7 +521,7 @@ def test_a_resumed_run_online_ends_with_the_same_weights(tokenizer, tmp_path):
 
 def test_rows_of_a_prompt_become_neighbors():
     def batch(prompts):
-        ids = torch.tensor([[0, 5, p] for p in prompts])
+        ids = torch.tensor([[0, *[5] * 8, p] for p in prompts])
         return {
             "prompt_ids": ids, "prompt_mask": (ids > 0).long(), "names": [f"{p}" for p in prompts],
             "scale": torch.tensor(2.0), "nothing": None,
@@ -524,8 +529,14 @@ def test_rows_of_a_prompt_become_neighbors():
 
     first, second = prompts_together([batch([3, 4, 3]), batch([4, 3, 4])])
     assert (first["names"], second["names"]) == (["3", "3", "3"], ["4", "4", "4"])
-    assert first["prompt_ids"].tolist() == [[0, 5, 3]] * 3
+    assert first["prompt_ids"].tolist() == [[0, *[5] * 8, 3]] * 3
     assert (second["scale"], second["nothing"]) == (2.0, None)
+
+
+def test_rows_of_short_prompts_do_not_move():
+    ids = torch.tensor([[5] * 7 + [p] for p in (4, 3, 4)])
+    batches = [{"prompt_ids": ids, "prompt_mask": torch.ones_like(ids)}]
+    assert prompts_together(batches) is batches
 
 
 def test_which_online_trainers_share(tokenizer, tmp_path, capsys):

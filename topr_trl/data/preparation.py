@@ -19,8 +19,8 @@ from topr_trl.data.rows import (
     TIMES_CHOSEN,
     after_baseline_column,
     check_finish_reasons,
-    id_column,
     named_rows,
+    order_column,
     problem_column,
     refuse_images,
     reward_column,
@@ -137,7 +137,7 @@ class ScoredRows:
                 curated = replace(curated, indices=indices, size=len(indices), chosen_positives=positives)
         else:
             has_ids = "sample_id" in self.rows.column_names
-            sample_ids = id_column(self.rows, "sample_id")[self.rollouts.firsts_R] if has_ids else None
+            sample_ids = order_column(self.rows, "sample_id")[self.rollouts.firsts_R] if has_ids else None
             rewards, curated = args.choose(self.rewards_R, self.problems_R, seed, sample_ids, **changes)
         if len(rewards) == 0 and self.after_baseline_R is not None:
             columns = [AFTER_BASELINE] if self.times_R is None else [AFTER_BASELINE, TIMES_CHOSEN]
@@ -154,6 +154,11 @@ class ScoredRows:
 
     def check_signal(self, rewards: FloatArray, args: CurationArguments) -> None:
         """Raise a ValueError if the rewards R of all chosen rows are 0."""
+        if not rewards.any() and self.after_baseline_R is not None:
+            raise ValueError(
+                f"All {len(rewards)} rows of the {self.name} dataset that {AFTER_BASELINE} chooses have 0 in this "
+                "column: there is nothing to learn. Run topr curate with other settings, or drop the column."
+            )
         if not rewards.any():
             raise ValueError(
                 f"All {len(rewards)} rewards of the {self.name} dataset are 0 after baseline={args.baseline}: there is "

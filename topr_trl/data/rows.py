@@ -9,7 +9,7 @@
 | `times_chosen` | int | with `reward_after_baseline`: how often each epoch trains on the row; default 1 |
 | `label` | bool | used if there is no `reward`, as in KTO's datasets: true is +1, false is -1 |
 | `prompt_ids`, `completion_ids` | token ids | tokens that the sampler read and wrote, including the stop token |
-| `problem_id` | int or text | id that the completions of one prompt share |
+| `problem_id` | int or text | id that the completions of one prompt share; each row needs one |
 | `sample_id` | int | position of the row in the sampling order of its problem |
 | `completion_mask` | 1 or 0, one per token of `completion_ids` | 1 for a token that the model wrote, 0 for context |
 | `rollout_id` | number or text | id that the parts of one trajectory share, see `topr_trl.data.trajectories` |
@@ -25,6 +25,8 @@ Token ids take precedence over text. Text has no stop token, and tokenizing it a
 
 A row with temperature 0 has a greedy completion. Greedy rows are for evaluation, and training refuses them.
 
+A float from 2**53 on is no id, because different ids may have been rounded to it.
+
 A wrong value in a column raises a ValueError with the column, the first wrong row and the value.
 """
 
@@ -36,6 +38,8 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
+
+from topr_trl.baseline import LARGEST_REWARD, is_missing, is_rounded
 
 
 class MalformedRow(ValueError):
@@ -96,9 +100,33 @@ def text_column(rows: Dataset, name: str, may_be_empty: bool = False) -> list[An
 
 
 def id_column(rows: Dataset, name: str) -> NDArray[np.generic]:
-    """Return the ids in a column, which are numbers or texts, shape (N,)."""
-    remedy = "Fill or drop the column."
-    return np.asarray(checked_column(rows, name, lambda v: isinstance(v, int | float | str), "numbers or text", remedy))
+    """Return the ids in a column, which are numbers or texts, shape (N,). Each row must have an id."""
+    return np.asarray(checked_ids(rows, name, may_be_missing=False))
+
+
+def checked_ids(rows: Dataset, name: str, may_be_missing: bool) -> list[Any]:
+    """Return the ids in a column. A missing id, which is None or NaN, becomes None.
+
+    Raises:
+        ValueError: an id is neither a number nor text, or is missing and must not be, or may be rounded.
+    """
+    ids = checked_column(
+        rows, name, lambda v: may_be_missing if is_missing(v) else isinstance(v, int | float | str), "numbers or text",
+        "Fill or drop the column.",
+    )  # fmt: skip
+    if rounded := [row for row, value in enumerate(ids) if is_rounded(value)]:
+        raise ValueError(
+            f"Column `{name}` holds {ids[rounded[0]]:.0f} in row {rounded[0]}. A float does not tell such a number "
+            "from its neighbors, so different ids may have become equal. Write the column as int64 or as text."
+        )
+    return [None if is_missing(value) else value for value in ids]
+
+
+def order_column(rows: Dataset, name: str) -> NDArray[np.generic]:
+    """Return a column of numbers that order the rows, shape (N,). Text is refused, because "10" comes before "9"."""
+    return np.asarray(checked_column(
+        rows, name, lambda v: isinstance(v, int | float) and not is_missing(v), "numbers", "Fix or drop the column."
+    ))  # fmt: skip
 
 
 def reward_column(rows: Dataset) -> NDArray[np.float64]:
@@ -168,9 +196,6 @@ def _is_reward(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_REWARD
 
 
-LARGEST_REWARD = float(np.finfo(np.float32).max)  # A larger reward would be infinite in the loss.
-
-
 def problem_column(rows: Dataset) -> NDArray[np.generic]:
     """Return the problem of each row, shape (N,).
 
@@ -189,9 +214,19 @@ def hash_prompts(prompts: Iterable[Any]) -> NDArray[np.str_]:
     """Return a short hash of each prompt (text, messages or token ids), which takes less memory than the prompt.
 
     The ids of tool calls are ignored, because each call has a different id.
+
+    Raises:
+        ValueError: a prompt is missing. Without the error, all rows without a prompt would be one problem.
     """
-    plain = (_without_call_ids(prompt) for prompt in prompts)
-    return np.array([hashlib.blake2b(repr(each).encode(), digest_size=8).hexdigest() for each in plain], dtype=str)
+    return np.array([_hash(row, prompt) for row, prompt in enumerate(prompts)], dtype=str)
+
+
+def _hash(row: int, prompt: Any) -> str:
+    if is_missing(prompt):
+        raise ValueError(
+            f"Column `prompt`: row {row} has no prompt. Fill or drop such rows, or add a column problem_id."
+        )
+    return hashlib.blake2b(repr(_without_call_ids(prompt)).encode(), digest_size=8).hexdigest()
 
 
 def _without_call_ids(prompt: Any) -> Any:

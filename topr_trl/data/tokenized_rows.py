@@ -15,12 +15,14 @@ Tokenized rows have these columns:
 | `part_lengths` | lengths of the parts of a rollout, which are concatenated in `input_ids` |
 """
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 from numpy.typing import NDArray
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from topr_trl.data.masks import MASK
 from topr_trl.data.trajectories import PARTS
@@ -80,7 +82,7 @@ def prompt_groups(dataset: Dataset) -> NDArray[np.int64]:
     )
 
 
-def part_saved_by_sharing(dataset: Dataset, groups_N: NDArray[np.int64], together: int) -> float:
+def part_saved_by_sharing(dataset: Dataset, groups_N: NDArray[np.int64], together: int, least: int) -> float:
     """Return the fraction of tokens saved if up to `together` rows with the same prompt compute the prompt only once.
 
     The last token of the prompt is never shared, because each row predicts the first token of its completion from it.
@@ -89,23 +91,53 @@ def part_saved_by_sharing(dataset: Dataset, groups_N: NDArray[np.int64], togethe
         dataset ([`~datasets.Dataset`]): Tokenized rows.
         groups_N (`np.ndarray`): Group number of each row, from `prompt_groups`.
         together (`int`): Maximum number of rows that share a prompt.
+        least (`int`): Minimum number of tokens that are shared.
     """
     rows_G = np.bincount(groups_N)
-    prompts_G = np.zeros(len(rows_G), dtype=np.int64)
-    prompts_G[groups_N] = column(dataset, "prompt_length").to_numpy()
+    shared_G = np.zeros(len(rows_G), dtype=np.int64)
+    shared_G[groups_N] = column(dataset, "prompt_length").to_numpy() - 1
     again_G = rows_G - -(-rows_G // together)
-    return float((again_G * np.maximum(prompts_G - 1, 0)).sum() / max(lengths_of(dataset).sum(), 1))
+    return float((again_G * shared_G)[shared_G >= least].sum() / max(lengths_of(dataset).sum(), 1))
 
 
-def check_tokens(name: str, dataset: Dataset, config: PretrainedConfig, max_length: int | None) -> None:
+_RESIZE = "If the token was added to the tokenizer, first call model.resize_token_embeddings(len(tokenizer))."
+
+
+def check_special_tokens(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
+    """Raise a ValueError if the model of this config has no embedding for the pad token or the stop token."""
+    for name in ("pad_token", "eos_token"):
+        number = getattr(tokenizer, f"{name}_id")
+        if number is not None and not 0 <= number < config.vocab_size:
+            raise ValueError(
+                f"tokenizer.{name} {getattr(tokenizer, name)!r} has the id {number}, and the model has the ids 0 to "
+                f"{config.vocab_size - 1}. {_RESIZE} Or set tokenizer.{name} to a token of the model."
+            )
+
+
+def check_ids(what: str, sequences: Iterable[Sequence[int]], config: PretrainedConfig) -> None:
+    """Raise a ValueError if the model of this config has no embedding for a token. `what` names the sequences."""
+    for ids in sequences:
+        if ids and not 0 <= min(ids) <= max(ids) < config.vocab_size:
+            wrong = next(number for number in ids if not 0 <= number < config.vocab_size)
+            raise ValueError(
+                f"{what} holds the token id {wrong}, and the model has the ids 0 to {config.vocab_size - 1}. {_RESIZE}"
+            )
+
+
+def check_tokens(
+    name: str, dataset: Dataset, config: PretrainedConfig, max_length: int | None, virtual_tokens: int = 0
+) -> None:
     """Check that a model with this config can read tokenized rows.
+
+    `virtual_tokens` is the number of tokens that an adapter adds to each row.
 
     Raises:
         ValueError: a token id is outside the vocabulary, or a row is longer than `max_length` or the model's context.
             For a row with parts, the length is that of its longest part.
     """
     vocabulary = config.vocab_size
-    limits = {"max_length": max_length, "the model's context": getattr(config, "max_position_embeddings", None)}
+    context = getattr(config, "max_position_embeddings", None)
+    limits = {"max_length": max_length, "the model's context": None if context is None else context - virtual_tokens}
     lengths, ids, rows = lengths_of(dataset), pc.list_flatten(column(dataset, "input_ids")), column(dataset, "row")
     extremes = pc.min_max(ids)
     if extremes["min"].as_py() < 0 or extremes["max"].as_py() >= vocabulary:
@@ -114,7 +146,7 @@ def check_tokens(name: str, dataset: Dataset, config: PretrainedConfig, max_leng
         raise ValueError(
             f"Row {row} of the {name} dataset holds the token id {ids[wrong]}, and the model has the ids 0 to "
             f"{vocabulary - 1}: the id is from a different tokenizer. Drop prompt_ids and completion_ids, so that text "
-            "is tokenized, or train the model that the ids are for."
+            f"is tokenized, or train the model that the ids are for. {_RESIZE}"
         )
     lengths = sequence_lengths(dataset)
     for what, limit in limits.items():

@@ -17,7 +17,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from topr_trl.data.masks import MASK, PER_TOKEN, is_list
-from topr_trl.data.rows import ROLLOUT, checked_column
+from topr_trl.data.rows import ROLLOUT, checked_ids
 from topr_trl.data.tables import from_table
 
 PARTS = "part_lengths"
@@ -87,9 +87,8 @@ def rollouts_of(rows: Dataset) -> Rollouts:
     """
     if ROLLOUT not in rows.column_names:
         return Rollouts.of([None] * len(rows))
-    ids = checked_column(rows, ROLLOUT, lambda value: isinstance(value, int | float | str | None), "numbers or text")
     # pandas stores whole numbers as floats if some are missing, and NaN marks the missing ones.
-    return Rollouts.of([None if value != value else value for value in ids])
+    return Rollouts.of(checked_ids(rows, ROLLOUT, may_be_missing=True))
 
 
 def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from datasets import Dataset
 from numpy.typing import NDArray
 
+from topr_trl.baseline import group_numbers, is_missing
 from topr_trl.data.rows import checked_column, hash_prompts, id_column, text_column
 from topr_trl.data.sampler_logps import GREEDY, TEMPERATURE
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
@@ -104,14 +105,18 @@ def encode(
 
     Raises:
         ValueError: there is no problem or no sample, the number of truths is wrong, problems differ in their number of
-            samples, a score is missing or not finite, or a group does not have one name per problem.
+            samples, an answer or truth is not text, a score is missing or not finite, a group does not have one name
+            per problem, or an id is missing or not unique.
     """
     if len(answers) == 0 or len(answers) != len(truths):
         raise ValueError(
             f"Give at least one problem, and one true answer for each: there are {len(answers)} problems and "
             f"{len(truths)} truths."
         )
+    _check_texts(answers, truths)
     ids = list(range(len(answers))) if problem_ids is None else problem_ids
+    if len(set(group_numbers("problem_ids", ids, len(answers)).tolist())) < len(answers):
+        raise ValueError("problem_ids: two problems have the same id. Give each problem its own id.")
     num_samples = max(map(len, answers))
     odd = [(ids[i], len(row)) for i, row in enumerate(answers) if len(row) != num_samples]
     if odd or num_samples == 0:
@@ -130,6 +135,21 @@ def encode(
         known: dict[str, int] = {truth: RIGHT_CODE}
         codes[row] = [INVALID_CODE if a is None else known.setdefault(a, len(known)) for a in given]
     return Samples(codes, ids, truths, _checked_scores(scores, codes.shape), dict(groups or {}))
+
+
+def _check_texts(answers: Sequence[Sequence[str | None]], truths: Sequence[str]) -> None:
+    """Raise a ValueError if an answer is neither text nor None, or a truth is not text.
+
+    A text instead of a list of answers would count as one answer per character. A number is never equal to a text.
+    """
+    for name, texts in (("truths", truths), *((f"answers[{p}]", given) for p, given in enumerate(answers))):
+        types = str if name == "truths" else str | None
+        wrong = [texts] if isinstance(texts, str) else [text for text in texts if not isinstance(text, types)]
+        if wrong:
+            raise ValueError(
+                f"{name} must be a list of texts{'' if name == 'truths' else ', or None for an invalid answer'}; "
+                f"found {wrong[0]!r}. Write numbers as text."
+            )
 
 
 def _checked_scores(scores: Sequence[Sequence[float]] | None, shape: tuple[int, ...]) -> NDArray[np.float64] | None:
@@ -258,14 +278,15 @@ def check_columns(columns: Collection[str], needed: Sequence[Sequence[str]] = NE
 
 def _named(rows: Dataset) -> list[str]:
     """Return a problem id for each row: the end and a hash of its prompt. Whole prompts would take more memory."""
-    return [f"…{str(prompt)[-60:]} ({hash_prompts([prompt])[0]})" for prompt in rows.with_format(None)["prompt"]]
+    prompts = rows.with_format(None)["prompt"][:]
+    return [f"…{str(prompt)[-60:]} ({key})" for prompt, key in zip(prompts, hash_prompts(prompts), strict=True)]
 
 
 def _names(rows: Dataset, name: str) -> list[str]:
-    """Return the subject or level of each row as text, or `"none"` if the value is null."""
+    """Return the subject or level of each row as text, or `"none"` if the value is missing."""
     types = int | float | str | None
     values = checked_column(rows, name, lambda v: isinstance(v, types), "numbers or text", _FILL_OR_DROP)
-    return [_NO_GROUP if value is None else str(value) for value in values]
+    return [_NO_GROUP if is_missing(value) else str(value) for value in values]
 
 
 def verdict_column(rows: Dataset) -> list[str]:

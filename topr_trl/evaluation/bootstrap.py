@@ -71,7 +71,14 @@ def paired_bootstrap(first_PM: NDArray[np.float64], second_PM: NDArray[np.float6
 
     Returns:
         `list[Difference]`: one difference per measure.
+
+    Raises:
+        ValueError: the runs do not have the same shape (P, M), or a value is not finite.
     """
+    if first_PM.ndim != 2 or first_PM.shape != second_PM.shape or 0 in first_PM.shape:
+        raise ValueError(f"Both runs need values of the same shape (P, M), not {first_PM.shape} and {second_PM.shape}.")
+    if not (np.isfinite(first_PM).all() and np.isfinite(second_PM).all()):
+        raise ValueError("The values of both runs must be finite. Leave out problems without a value.")
     gains_PM = second_PM - first_PM
     means_DM = _drawn_means(gains_PM, seed)
     low_M, high_M = np.percentile(means_DM, [2.5, 97.5], axis=0)

@@ -234,8 +234,9 @@ def weighted_sc_solved(samples: Samples, drawn_PK: NDArray[np.int64]) -> NDArray
     scores_PS = _scores_of(samples)
     codes_PK = np.take_along_axis(samples.codes_PS, drawn_PK, axis=1)
     # Adding the same scores in a different order can change the last digits of their sum. To detect ties, divide the
-    # scores by the largest absolute score, and round the sums to nine decimals.
-    weights_PK = np.take_along_axis(scores_PS, drawn_PK, axis=1) / (float(np.abs(scores_PS).max()) or 1.0)
+    # scores by the problem's largest absolute score, and round the sums to nine decimals.
+    largest_P1 = np.abs(scores_PS).max(axis=1, keepdims=True)
+    weights_PK = np.take_along_axis(scores_PS, drawn_PK, axis=1) / np.where(largest_P1 > 0, largest_P1, 1.0)
     width = int(codes_PK.max()) + 2  # number of codes: code c has index c + 1, so invalid samples have index 0
     cells_PK = np.arange(len(codes_PK))[:, None] * width + codes_PK + 1
     sums = np.bincount(cells_PK.ravel(), weights_PK.ravel(), minlength=len(codes_PK) * width)

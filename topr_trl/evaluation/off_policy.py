@@ -41,7 +41,16 @@ def off_policy_values(
 
     Returns:
         `OffPolicyValues`: the estimates, and the mean effective sample size.
+
+    Raises:
+        ValueError: the arrays differ in length, a value is not finite, or a problem has no completion.
     """
+    if not (log_ratios_N.shape == rewards_N.shape == problems_N.shape == (len(problems_N),)):
+        raise ValueError("log_ratios_N, rewards_N and problems_N must have the same shape (N,).")
+    if not (np.isfinite(log_ratios_N).all() and np.isfinite(rewards_N).all()):
+        raise ValueError("log π/μ and the rewards must be finite.")
+    if 0 in np.bincount(problems_N):
+        raise ValueError("problems_N must number the problems from 0 to P - 1 without a gap.")
     count = int(problems_N.max()) + 1
     largest = np.full(count, -np.inf)
     np.maximum.at(largest, problems_N, log_ratios_N)

@@ -31,10 +31,14 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
         `float`: the probability.
 
     Raises:
-        ValueError: k is not in [1, S].
+        ValueError: k is not in [1, S], or c is not in [0, S].
     """
     if not 1 <= k <= num_samples:
         raise ValueError(f"k must be between 1 and the number of samples, {num_samples}; it is {k}.")
+    if not 0 <= num_correct <= num_samples:
+        raise ValueError(
+            f"num_correct must be between 0 and the number of samples, {num_samples}; it is {num_correct}."
+        )
     return 1.0 - comb(num_samples - num_correct, k) / comb(num_samples, k)
 
 

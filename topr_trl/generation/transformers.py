@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from topr_trl.data.sampler_logps import GREEDY
+from topr_trl.data.tokenized_rows import check_ids, check_special_tokens
 from topr_trl.generation.settings import (
     SamplingArguments,
     draws_of,
@@ -28,7 +29,7 @@ from topr_trl.generation.settings import (
     stop_tokens,
 )
 from topr_trl.trainers.checkpoints import check_finite
-from topr_trl.trainers.forward_checks import avoid_cudnn_attention
+from topr_trl.trainers.forward_checks import without_cudnn_attention
 
 
 @torch.no_grad()
@@ -86,12 +87,11 @@ def sample_completions(
 
     Raises:
         ValueError: the longest prompt and `max_new_tokens` do not fit in the model's context, a prompt cannot be
-            formatted with the chat template, there are fewer problems than processes, or the tokenizer has neither a
-            pad token nor a stop token.
+            formatted with the chat template, there are fewer problems than processes, the tokenizer has neither a pad
+            token nor a stop token, or the model has no embedding for a token.
         FloatingPointError: a weight of the model is NaN or infinite.
     """
     check_finite(model, "The model to sample from")
-    avoid_cudnn_attention()
     state = PartialState()
     if len(problems) < state.num_processes:
         raise ValueError(
@@ -99,8 +99,10 @@ def sample_completions(
             "problem."
         )
     problems = problems.shard(state.num_processes, state.process_index, contiguous=True)
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    prompt_ids = encode_prompts(tokenizer, problems, args, context)
+    model_config = model.config.get_text_config()
+    check_special_tokens(tokenizer, model_config)
+    prompt_ids = encode_prompts(tokenizer, problems, args, getattr(model_config, "max_position_embeddings", None))
+    check_ids("A prompt", prompt_ids, model_config)
     draws = [
         (temperature, count, _generation_config(model, tokenizer, args, stop_strings, temperature, count))
         for temperature, count in draws_of(args)
@@ -110,7 +112,7 @@ def sample_completions(
     rows: list[list[dict[str, Any]]] = [[] for _ in prompt_ids]
     bar = {} if state.is_main_process else {"disable": True}  # `disable=None` would override TQDM_DISABLE
     total = len(order) * sum(count for _, count, _ in draws)
-    with _restored_generators(), tqdm(total=total, desc=description, **bar) as progress:
+    with without_cudnn_attention(), _restored_generators(), tqdm(total=total, desc=description, **bar) as progress:
         for temperature, count, config in draws:
             step = max(args.sampling_batch_size // count, 1)
             for start in range(0, len(order), step):

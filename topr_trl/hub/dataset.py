@@ -8,12 +8,11 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from trl import is_conversational
 
 from topr_trl.data.masks import MASK, have_masks
-from topr_trl.data.rows import ROLLOUT, problem_column
+from topr_trl.data.rows import ROLLOUT, checked_ids, problem_column
 from topr_trl.data.tables import TABLE_SUFFIXES, columns_of, from_table, read_shard, shards_of
 from topr_trl.hub.cards import dataset_card
 from topr_trl.hub.commit import README, Parcel
@@ -132,13 +131,11 @@ def counts_of(shards: list[Path]) -> Counts:
                 "the files again with the same columns."
             )
         found.rows += len(table)
-        rollouts = table[ROLLOUT] if ROLLOUT in columns else pa.nulls(len(table))
-        found.alone += rollouts.null_count
-        found.rollouts |= set(rollouts.unique().to_pylist()) - {None}
-        if "problem_id" in columns:
-            found.problems |= set(table["problem_id"].unique().to_pylist())
-        else:
-            found.problems |= set(problem_column(from_table(table)))
+        rows = from_table(table)
+        rollouts = checked_ids(rows, ROLLOUT, may_be_missing=True) if ROLLOUT in columns else [None] * len(table)
+        found.alone += rollouts.count(None)
+        found.rollouts |= set(rollouts) - {None}
+        found.problems |= set(problem_column(rows).tolist())
         for name in [name for name in _COUNTED if name in columns]:
             counted = pc.value_counts(table[name]).to_pylist()
             found.values.setdefault(name, Counter()).update({each["values"]: each["counts"] for each in counted})

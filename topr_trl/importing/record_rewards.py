@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from topr_trl.data.rows import LARGEST_REWARD
+from topr_trl.baseline import LARGEST_REWARD
 from topr_trl.importing.format import Format, NotOfFormat, Record, Unrewarded, Unusable
 from topr_trl.importing.input_settings import as_number
 from topr_trl.importing.reading_settings import ReadingArguments

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from topr_trl.data.rows import LARGEST_REWARD
+from topr_trl.baseline import LARGEST_REWARD
 from topr_trl.recording.answers import choice_of, prompt_of
 from topr_trl.recording.protection import error, read_body
 from topr_trl.recording.redaction import Redactor

@@ -33,8 +33,9 @@ from trl.trainer.utils import (
     start_event_loop_in_daemon,
 )
 
+from topr_trl.baseline import LARGEST_REWARD
 from topr_trl.data.messages import plain_messages
-from topr_trl.data.rows import LARGEST_REWARD, need_columns, problem_column, text_column
+from topr_trl.data.rows import need_columns, problem_column, text_column
 from topr_trl.data.tokenization import template_options
 from topr_trl.rewards.verdicts import CORRECT, VERDICTS, check_rewards, text_of
 

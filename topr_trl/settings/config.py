@@ -23,6 +23,7 @@ from topr_trl.settings.unsupported import (
     refuse_generation_kwargs,
     refuse_offloading_without_accelerator,
     refuse_settings,
+    refuse_uneven_batches,
     refuse_unsupported_order,
 )
 
@@ -192,6 +193,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
                 f"num_generations={self.num_generations} to at least 2, or leave share_prompts out."
             )
         refuse_offloading_without_accelerator(self)
+        refuse_uneven_batches(self)
         self.validate_replay(self.per_device_train_batch_size, self.steps_per_generation, self.world_size, self.beta)
         if self.log_mu == "sampler":
             refuse_filters(self)
@@ -377,3 +379,4 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
         self.validate_sharding()
         refuse_unsupported_order(self)
         refuse_offloading_without_accelerator(self)
+        refuse_uneven_batches(self)

@@ -136,6 +136,16 @@ def refuse_unsupported_order(args: Any) -> None:
         raise ValueError(f"accelerator_config with dispatch_batches=True {reason}. Leave dispatch_batches out.")
 
 
+def refuse_uneven_batches(args: Any) -> None:
+    """Raise a ValueError if several processes could get different numbers of rows from Accelerate."""
+    if not args.accelerator_config.even_batches and args.world_size > 1:
+        raise ValueError(
+            f"accelerator_config with even_batches=False: {args.world_size} processes could have different numbers of "
+            "rows, and a process without rows would leave the others waiting. Leave even_batches out: rows that "
+            "Accelerate adds do not count."
+        )
+
+
 def refuse_offloading_without_accelerator(args: Any) -> None:
     """Raise a ValueError if settings offload activations to the CPU while the model trains on the CPU."""
     if getattr(args, "activation_offloading", False) and args.device.type == "cpu":

@@ -7,7 +7,7 @@ from typing import NoReturn
 from datasets import Dataset, load_dataset
 from trl import is_conversational
 
-from topr_trl.data.rows import checked_column
+from topr_trl.data.rows import checked_column, id_column
 from topr_trl.data.tables import TABLE_SUFFIXES, read_table
 
 # Result columns in rows of completions. A column of prompts with one of these names would be mistaken for a result.
@@ -39,6 +39,7 @@ def prepare(dataset: Dataset, num_shots: int = 0) -> Dataset:
     refuse_results(dataset)
     checked_column(dataset, "prompt", _is_prompt, "text or messages")
     if "problem_id" in dataset.column_names:
+        id_column(dataset, "problem_id")  # raises an error now, and not after sampling
         return dataset
     return dataset.add_column("problem_id", list(range(len(dataset))))
 

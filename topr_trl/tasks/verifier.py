@@ -13,7 +13,7 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from topr_trl.data.rows import need_columns
+from topr_trl.data.rows import checked_column, need_columns
 from topr_trl.evaluation.answers import verdict_column
 from topr_trl.rewards import CORRECT, Judgement, text_of, verdict
 
@@ -132,7 +132,11 @@ def solution_scores(verifications: Dataset, num_solutions: int) -> list[float]:
     Raises:
         ValueError: a solution has no verification, or a `problem_id` does not match a solution.
     """
-    places = np.array(verifications["problem_id"][:], dtype=np.int64)
+    numbers = checked_column(
+        verifications, "problem_id", lambda value: isinstance(value, int | float) and float(value).is_integer(),
+        "row numbers of solutions",
+    )  # fmt: skip
+    places = np.array(numbers, dtype=np.int64)
     if len(places) and not 0 <= places.min() <= places.max() < num_solutions:
         raise ValueError(
             f"The verifications name solutions {places.min()} to {places.max()}; num_solutions is {num_solutions}. Set "

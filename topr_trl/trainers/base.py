@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,12 +38,13 @@ from topr_trl.trainers.checkpoints import (
 from topr_trl.trainers.completions_table import RowWeights
 from topr_trl.trainers.forward_checks import (
     LogProbs,
-    avoid_cudnn_attention,
     depends_on_batch,
     probes,
+    refuse_adapters,
     text_model,
     tolerance,
     turn_off_noise,
+    without_cudnn_attention,
 )
 from topr_trl.trainers.metrics import RowMetrics, completion_means, without_ratio
 from topr_trl.trainers.model_card import PAPER, CardSection, add_section, model_card, training_facts
@@ -51,7 +53,7 @@ from topr_trl.trainers.quantization import (
     keep_adapter_in_float32,
     keep_gradients_of_4bit_layers,
 )
-from topr_trl.trainers.shared_prompts import SharedPrompts, why_not_shared
+from topr_trl.trainers.shared_prompts import LEAST_SHARED, SharedPrompts, why_not_shared
 from topr_trl.trainers.training_warnings import advice_on_segments, warn_if_dead
 from topr_trl.user_warnings import warn_user
 
@@ -123,10 +125,9 @@ class TOPRMixin(Trainer):
         self._warned_about_dead = self._said_share = self._advised_segments = False
         self._evaluations: CardSection | None = None
         self._metric_prefix = "eval"  # metric prefix of the current evaluation
-        avoid_cudnn_attention()
         adapter = adapter_weights(args[0] if args else kwargs.get("model"))
         super().__init__(*args, **kwargs)
-        _refuse_adapted_tokens(self.model)
+        refuse_adapters(self.model, self.args.gradient_checkpointing)
         _refuse_unknown_experts(self.model, getattr(self, "aux_loss_enabled", False))
         keep_gradients_of_4bit_layers(self.model)
         keep_adapter_in_float32(self.model, adapter)
@@ -226,9 +227,10 @@ class TOPRMixin(Trainer):
         if min(map(len, sequences)) < 2:
             return False
         try:
-            return depends_on_batch(
-                self.model, model, log_probs, sequences, temperature, self._is_half, self.accelerator.autocast
-            )
+            with without_cudnn_attention():
+                return depends_on_batch(
+                    self.model, model, log_probs, sequences, temperature, self._is_half, self.accelerator.autocast
+                )
         except ValueError:
             check_finite(self.model, "The model to train")  # If weights are NaN, this check raises a clearer error.
             raise
@@ -246,7 +248,7 @@ class TOPRMixin(Trainer):
         except ValueError as error:
             self._say_not_shared(str(error))
         else:
-            say("prompts are computed once for adjacent completions.", self.args)
+            say(f"prompts of more than {LEAST_SHARED} tokens are computed once for adjacent completions.", self.args)
 
     def _check_sharing(self, model: nn.Module) -> None:
         """Stop sharing prompts if sharing fails or changes log π on any process."""
@@ -257,7 +259,7 @@ class TOPRMixin(Trainer):
         # In float32 on a CPU, rounding stays below `_EXACT`. This tight limit also finds small errors: for instance,
         # older releases of transformers ignore the softcap of Gemma 2 with "sdpa".
         is_exact = self.args.device.type == "cpu" and not self._is_half
-        with self.accelerator.autocast():
+        with self.accelerator.autocast(), without_cudnn_attention():
             limit = _EXACT if is_exact else tolerance(self._is_half)
             found = why_not_shared(self._prompts, model, self.args.device, limit)
         model.train(was_training)
@@ -308,7 +310,8 @@ class TOPRMixin(Trainer):
             )
         self._before_training(self._checked_checkpoint(resume_from_checkpoint))
         try:
-            return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+            with without_cudnn_attention():
+                return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         finally:
             if self.state.log_history:
                 with suppress(OSError):  # An error here, such as a full disk, would hide the first error.
@@ -363,19 +366,25 @@ class TOPRMixin(Trainer):
         return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the dataloader of an evaluation set. It always keeps an incomplete last batch."""
-        drop_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        """Return the dataloader of an evaluation set.
+
+        It always keeps an incomplete last batch. Its workers end with the evaluation: Trainer would keep persistent
+        workers by name, and evaluate the rows of the first set again for each other set.
+        """
+        args_before, self.args = self.args, copy(self.args)
+        self.args.dataloader_drop_last = self.args.dataloader_persistent_workers = False
         try:
             return super().get_eval_dataloader(*args, **kwargs)
         finally:
-            self.args.dataloader_drop_last = drop_last
+            self.args = args_before
 
     def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
         """Evaluate one dataset. The row metrics are logged with the same prefix as the loss."""
         self._metric_prefix = metric_key_prefix
         self._row_metrics["eval"] = RowMetrics()  # `predict` does not log, so rows of a prediction may be left over.
         self._metrics["eval"].clear()
-        return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        with without_cudnn_attention():
+            return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
 
     def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Save the model if its weights are finite. See `transformers.Trainer.save_model`.
@@ -584,17 +593,6 @@ def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
             f"The weights to train are {trained.pop()}, without a float32 copy: updates smaller than about 1/256 of a "
             "weight round to nothing, and at a learning rate like 5e-7 nearly all updates are smaller. Load the "
             "model in float32 (the computation stays in bfloat16 with bf16=True), or use DeepSpeed."
-        )
-
-
-def _refuse_adapted_tokens(model: nn.Module) -> None:
-    """Raise a ValueError if an adapter changes tokens of the output head. TRL's fused head ignores such an adapter."""
-    head = text_model(model).get_output_embeddings()
-    if hasattr(head, "token_adapter"):
-        raise ValueError(
-            "trainable_token_indices with tied embeddings also adapts the output head, and log π is computed "
-            "without this adapter. Remove trainable_token_indices, or train the embeddings in full with "
-            "modules_to_save."
         )
 
 

@@ -7,7 +7,7 @@ different output head, padding, or other rows in the batch.
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from types import MethodType
 from typing import Any
@@ -35,14 +35,20 @@ def text_model(model: Any) -> Any:
     return model.get_base_model() if is_peft_model(model) else model
 
 
-def avoid_cudnn_attention() -> None:
-    """Switch off cuDNN's attention in this process, so that torch uses its other implementations.
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """Switch off cuDNN's attention in a `with` block, so that torch uses its other implementations.
 
     With a mask, cuDNN's backward pass can return NaN on an H100 or H200 (pytorch/pytorch#196678, torch 2.11 to 2.13).
     cuDNN also makes a plan for each new shape, which takes up to a second. Flash and memory-efficient attention have
     neither problem.
     """
+    was_on = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was_on)
 
 
 def turn_off_noise(model: nn.Module) -> list[str]:
@@ -84,10 +90,61 @@ def count_positions_from_mask(model: nn.Module) -> None:
     def counted(model: Any, *args: Any, **kwargs: Any) -> Any:
         mask = kwargs.get("attention_mask")
         if mask is not None and mask.dim() == 2 and kwargs.get("position_ids") is None:
-            kwargs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
+            tokens = args[0] if args else kwargs.get("input_ids")
+            width = mask.size(1) if tokens is None else tokens.size(1)  # The mask of prefix tuning covers the prefix.
+            kwargs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -width:]
         return own(model, *args, **kwargs)
 
     inner.forward = MethodType(counted, inner)
+
+
+# Adapters of PEFT that the trainers cannot train, by type, with the reason.
+_UNSUPPORTED_ADAPTERS = {
+    "CPT": "its forward pass computes a loss of its own, from logits",
+    "ADAPTION_PROMPT": "its forward pass does not reach TRL's fused head",
+    "POLY": "each row needs a task id",
+    "MULTITASK_PROMPT_TUNING": "each row needs a task id",
+}
+_WITH_PREFIX = ("PREFIX_TUNING", "CARTRIDGE")  # adapters that pass keys and values of virtual tokens as a cache
+
+
+def refuse_adapters(model: Any, checkpointing: bool) -> None:
+    """Raise a ValueError for an adapter with which log π cannot be computed.
+
+    Args:
+        model (`torch.nn.Module`):
+            Model with or without an adapter.
+        checkpointing (`bool`):
+            Whether the trainer uses gradient checkpointing.
+    """
+    if type(model).__name__ == "PeftMixedModel":
+        raise ValueError("A model with mixed adapters cannot be trained. Use get_peft_model without mixed=True.")
+    if not is_peft_model(model):
+        return
+    kind = str(model.active_peft_config.peft_type.value)
+    if why := _UNSUPPORTED_ADAPTERS.get(kind):
+        raise ValueError(
+            f"The adapter {kind} cannot be trained with TOPR: {why}. Use an adapter in the model's layers, such as "
+            "LoRA, or prompt tuning."
+        )
+    if kind in _WITH_PREFIX and checkpointing:
+        raise ValueError(
+            f"The adapter {kind} passes its prefix as a cache, which gradient checkpointing computes wrongly. Set "
+            "gradient_checkpointing=False."
+        )
+    if hasattr(text_model(model).get_output_embeddings(), "token_adapter"):
+        raise ValueError(
+            "trainable_token_indices with tied embeddings also adapts the output head, and log π is computed "
+            "without this adapter. Remove trainable_token_indices, or train the embeddings in full with "
+            "modules_to_save."
+        )
+
+
+def virtual_tokens(model: Any) -> int:
+    """Return the number of virtual tokens that prompt tuning and similar adapters add to each sequence."""
+    if not is_peft_model(model) or not model.active_peft_config.is_prompt_learning:
+        return 0
+    return int(model.active_peft_config.num_virtual_tokens)
 
 
 def learned_positions(model: nn.Module) -> int | None:
@@ -102,7 +159,8 @@ def learned_positions(model: nn.Module) -> int | None:
 def probes(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     """Return the token ids of two short texts, the longer one first. Together they fit in the model's context."""
     context = getattr(text_model(model).config.get_text_config(), "max_position_embeddings", None)
-    longest = min(_LONGEST_PROBE, (context or 2 * _LONGEST_PROBE) // 2)
+    context = context - virtual_tokens(model) if context else 2 * _LONGEST_PROBE
+    longest = min(_LONGEST_PROBE, context // 2)
     sequences = [tokenizer(text, add_special_tokens=False)["input_ids"][:longest] for text in _PROBES]
     return sorted(sequences, key=len, reverse=True)
 

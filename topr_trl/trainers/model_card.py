@@ -11,6 +11,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers.training_args import OptimizerNames
 
 from topr_trl import __version__
+from topr_trl.loss import PRESETS
 from topr_trl.settings.shared import TOPRArguments
 
 PAPER: dict[str, str] = {
@@ -44,12 +45,13 @@ def training_facts(args: TOPRArguments, rows: str, steps: int, offline: bool) ->
             Whether the training rows existed before training.
     """
     limits, share = args.limits, args.effective_positive_share
+    changed = "" if limits == PRESETS[args.preset] else "changed from "
     return {
         "rows": rows,
         "baseline": str(args.baseline) if share is None else f"solved for an effective positive share of {share:g}",
         "curation": args.curation,
         "truncation limits": f"R >= 0: [{limits.a_pos:g}, {limits.b_pos:g}]; R < 0: [{limits.a_neg:g}, "
-        f"{limits.b_neg:g}] (`{args.preset}`)",
+        f"{limits.b_neg:g}] ({changed}`{args.preset}`)",
         "ratio": f"{describe_ratio(args)}, log μ {_whose_log_mu(args, offline)}",
         "steps": f"{steps}, learning rate {args.learning_rate:g}, {OptimizerNames(args.optim).value}",
     }

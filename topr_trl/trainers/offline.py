@@ -24,6 +24,7 @@ from topr_trl.data.sampler_logps import temperature_of
 from topr_trl.data.tokenization import tokenizer_of
 from topr_trl.data.tokenized_rows import (
     COLUMNS,
+    check_special_tokens,
     check_tokens,
     column,
     is_prepared,
@@ -36,10 +37,10 @@ from topr_trl.settings.config import OfflineTOPRConfig
 from topr_trl.trainers.base import TOPRMixin, path_as_text, say, settings_for
 from topr_trl.trainers.checkpoints import StartingModel
 from topr_trl.trainers.completions_table import LogCompletions
-from topr_trl.trainers.forward_checks import text_model
+from topr_trl.trainers.forward_checks import text_model, virtual_tokens, without_cudnn_attention
 from topr_trl.trainers.log_mu import LogMu
 from topr_trl.trainers.model_card import describe_ratio
-from topr_trl.trainers.shared_prompts import LEAST_SAVED, remove_shared_prompts
+from topr_trl.trainers.shared_prompts import LEAST_SAVED, LEAST_SHARED, remove_shared_prompts
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -149,6 +150,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         # `compute_loss` divides by the number of rows of the whole step, so Trainer must not divide by the number of
         # micro-batches.
         self.model_accepts_loss_kwargs = True
+        check_special_tokens(tokenizer_of(self.processing_class), self.model.config.get_text_config())
         self._check_tokens({"train": self.train_dataset, **_by_name(self.eval_dataset)})
         remove_shared_prompts(text_model(self.model))
         # Replace SFTTrainer's head, which also computes the entropy and the most likely token, for metrics of SFT.
@@ -178,17 +180,22 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if not self._wants_sharing:
             return
         groups = prompt_groups(rows)
-        # `together` and `saved` do not depend on the number of processes, so neither does the order of the rows.
+        # `together` and `saved` depend neither on the number of processes nor on the size of a micro-batch, so neither
+        # does the order of the rows.
         together = rows_together(self._rows_per_step)
-        saved = part_saved_by_sharing(rows, groups, together)
+        saved = part_saved_by_sharing(rows, groups, together, LEAST_SHARED)
         batch = min(args.per_device_train_batch_size, args.per_device_eval_batch_size)
-        saved_log_mu = 0.0 if "mu_logps" in rows.column_names else part_saved_by_sharing(rows, groups, batch)
+        has_log_mu = "mu_logps" in rows.column_names
+        saved_log_mu = 0.0 if has_log_mu else part_saved_by_sharing(rows, groups, batch, LEAST_SHARED)
         if args.share_prompts is None and max(saved, saved_log_mu) < LEAST_SAVED:
             return
         self._install_sharing()
         self._keep_together = self._prompts is not None and saved >= LEAST_SAVED
+        in_a_batch = min(together, args.per_device_train_batch_size)  # Only rows of a micro-batch share a prompt.
+        saved = part_saved_by_sharing(rows, groups, in_a_batch, LEAST_SHARED)
         self._said_of_training = (
-            f"rows of a prompt are read in groups of up to {together}, which saves at least {saved:.0%} of the tokens."
+            f"rows of a prompt are read in groups of up to {together}. Micro-batches of "
+            f"{args.per_device_train_batch_size} rows save about {saved:.0%} of the tokens."
             if self._keep_together
             else "training keeps the order of rows, so a prompt is shared only where its rows are already adjacent."
         )
@@ -243,7 +250,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     def _check_tokens(self, datasets: dict[str, Dataset]) -> None:
         for name, dataset in datasets.items():
-            check_tokens(name, dataset, self.model.config.get_text_config(), self.args.max_length)
+            config = self.model.config.get_text_config()
+            check_tokens(name, dataset, config, self.args.max_length, virtual_tokens(self.model))
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
@@ -372,9 +380,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self._log_mu.prompts_together = self._prompts is not None
             was_training = model.training
             model.eval()
-            self._log_mu.compute(
-                lambda batch: self._policy_logps(model, batch)[:2], self.data_collator.collate_tokens, keep_parts
-            )
+            with without_cudnn_attention():
+                self._log_mu.compute(
+                    lambda batch: self._policy_logps(model, batch)[:2], self.data_collator.collate_tokens, keep_parts
+                )
             model.train(was_training)
 
     def evaluate(

@@ -36,6 +36,7 @@ from datasets import Dataset, IterableDataset
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Sampler
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.trainer_utils import has_length
 from trl import GRPOTrainer, is_conversational
 from trl.trainer.utils import nanstd, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
@@ -44,12 +45,14 @@ from topr_trl.baseline import BASELINES
 from topr_trl.curation import Curated
 from topr_trl.data.batch_samplers import ReseededSampler
 from topr_trl.data.text_tokens import encode_prompt
+from topr_trl.data.tokenized_rows import check_ids, check_special_tokens
+from topr_trl.loss import reachable
 from topr_trl.rewards import checked
 from topr_trl.settings.config import TOPRConfig
 from topr_trl.settings.unsupported import needs_metric_for_best_model
 from topr_trl.trainers.base import path_as_text, settings_for
 from topr_trl.trainers.completions_table import WEIGHT_COLUMNS, DisplayedFloat
-from topr_trl.trainers.forward_checks import count_positions_from_mask, learned_positions, text_model
+from topr_trl.trainers.forward_checks import count_positions_from_mask, learned_positions, text_model, virtual_tokens
 from topr_trl.trainers.replay.mixin import ReplayMixin, check_replay
 from topr_trl.trainers.shared_prompts import prompts_together, remove_shared_prompts
 from topr_trl.trainers.training_warnings import SilentBatches, warn_if_far
@@ -185,11 +188,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         if isinstance(model, nn.Module):
             remove_shared_prompts(text_model(model))  # An earlier trainer may have installed shared prompts.
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, *rest, **kwargs)
-        if self._tokenizer.pad_token_id is None:
-            raise ValueError(
-                "The tokenizer has neither a pad token nor a stop token, so completions cannot be padded to a batch. "
-                "Set tokenizer.pad_token and tokenizer.eos_token."
-            )
+        _check_tokenizer(self._tokenizer, self.model.config.get_text_config())
         self.reward_funcs: list[Any] = [
             function if isinstance(function, nn.Module) else checked(function, name)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
@@ -215,13 +214,16 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         tokenized = super()._tokenize_prompts(prompts)
         if not is_conversational({"prompt": prompts[0]}):
             tokenized = ([encode_prompt(prompt, self._tokenizer) for prompt in prompts], *tokenized[1:])
-        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        config, virtual = self.model.config.get_text_config(), virtual_tokens(self.model)
+        if not self._is_vlm:  # The placeholders of images can have ids outside the vocabulary.
+            check_ids("A prompt", tokenized[0], config)
+        context = (getattr(config, "max_position_embeddings", None) or math.inf) - virtual
         longest = max(map(len, tokenized[0]), default=0)
-        if context is not None and longest >= context:
+        if longest >= context:
             raise ValueError(
                 f"A prompt has {longest} tokens; the model's context holds {context}. Drop or shorten such prompts."
             )
-        limit = self._positions or float("inf")
+        limit = (self._positions or math.inf) - virtual
         if longest + self.max_completion_length > limit:
             raise ValueError(
                 f"A prompt of {longest} tokens and max_completion_length={self.max_completion_length} do not fit in "
@@ -316,6 +318,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
     # TRL subtracts the mean of each group, but TOPR needs the raw rewards, so `_calculate_rewards` stores them.
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        if not self._is_vlm:  # Tools and a `rollout_func` can write any token.
+            check_ids("A completion", args[3], self.model.config.get_text_config())
         rewards_per_func = super()._calculate_rewards(*args, **kwargs)
         infinite = rewards_per_func.isinf().any(dim=0).nonzero().flatten().tolist()
         if infinite:
@@ -367,6 +371,22 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             counted = len(raw_rewards) if self.args.curation == "none" else len(curated.indices)
             batch = self._with_replayed_rows(batch, counted)
         return batch
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Compute loss, rewards and metrics of evaluation prompts. See `transformers.Trainer.evaluate`.
+
+        Args:
+            *args (`Any`):
+                Arguments of `transformers.Trainer.evaluate`.
+            **kwargs (`Any`):
+                Arguments of `transformers.Trainer.evaluate`.
+
+        Returns:
+            `dict[str, float]`: metrics by name. A metric without a value is NaN, such as the mean reward if no
+            completion has a reward. Trainer compares NaN with the best reward, and could not compare `None`.
+        """
+        metrics = super().evaluate(*args, **kwargs)
+        return {name: math.nan if value is None else value for name, value in metrics.items()}
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate one dataset. The reward metrics count each completion once, even if Accelerate repeats rows."""
@@ -522,10 +542,12 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         output = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if self._loss_inputs is not None:
-            self._add_computed_tokens()
-            self._write_weighted_rewards(self._loss_inputs, policy_logps_BT=output[0])
-        return output
+        if self._loss_inputs is None:
+            return output
+        self._add_computed_tokens()
+        self._write_weighted_rewards(self._loss_inputs, policy_logps_BT=output[0])
+        signal = self._loss_inputs["advantages"]
+        return reachable(output[0], signal if signal.dim() == 2 else signal.unsqueeze(-1)), *output[1:]
 
     def _write_weighted_rewards(self, inputs: dict[str, Any], policy_logps_BT: Tensor) -> None:
         """Write w · R into a micro-batch as TRL's advantages, with shape (B,), or (B, T) with a ratio per token.
@@ -596,6 +618,16 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         else:
             self._log_evaluated()
         super().log(logs, start_time)
+
+
+def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
+    """Raise a ValueError if there is no token for padding, or the model has no embedding for it."""
+    if tokenizer.pad_token_id is None:
+        raise ValueError(
+            "The tokenizer has neither a pad token nor a stop token, so completions cannot be padded to a batch. "
+            "Set tokenizer.pad_token and tokenizer.eos_token."
+        )
+    check_special_tokens(tokenizer, config)
 
 
 def _check_prompts(args: TOPRConfig, dataset: object) -> None:

@@ -41,7 +41,7 @@ _FIELDS = (
     "is_top1",
 )  # outputs of TRL's fused head with a value per token
 
-_LEAST_SHARED = 8  # minimum number of shared tokens; sharing fewer tokens costs more than it saves
+LEAST_SHARED = 8  # minimum number of shared tokens; sharing fewer tokens costs more than it saves
 LEAST_SAVED = 0.1  # minimum share of tokens that a layout must save; below it, the conversion is not worthwhile
 
 # Layout of the forward pass that is running, or None if it does not share prompts.
@@ -164,7 +164,7 @@ def build_layout(
     positions: list[int] = []
     times: list[int] = []
     groups: list[tuple[int, list[int]]] = []
-    for start, end, shared in choose_groups(rows, _LEAST_SHARED):
+    for start, end, shared in choose_groups(rows, LEAST_SHARED):
         first = len(ids)
         lengths: list[int] = []
         ids += rows[start][:shared]
@@ -301,7 +301,8 @@ def remove_shared_prompts(model: nn.Module) -> None:
 def prompts_together(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Reorder the rows of TRL's micro-batches, so that rows of a prompt are adjacent.
 
-    Rows can move from one micro-batch to another. So pass only micro-batches of the same optimizer step.
+    If all prompts are too short to be shared, the order does not change. Rows can move from one micro-batch to
+    another. So pass only micro-batches of the same optimizer step.
 
     Args:
         batches (`list[dict[str, Any]]`):
@@ -314,6 +315,8 @@ def prompts_together(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ids[mask.bool()].tolist()
         for batch in batches for ids, mask in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
     ]  # fmt: skip
+    if max(map(len, prompts), default=0) <= LEAST_SHARED:  # The last token of a prompt is not shared.
+        return batches
     order = sorted(range(len(prompts)), key=prompts.__getitem__)
     size = len(order) // len(batches)
     places = [order[start : start + size] for start in range(0, len(order), size)]

@@ -82,7 +82,9 @@ class ReplayMixin(TOPRMixin):
         own = np.random.default_rng(args.seed).permutation(len(rows))[process::processes]
         buffer.add([rows[place] for place in own])
         logged_too = f" or {len(rows):,} logged rows" if rows else ""
-        self._rows_trained_on += f"; {args.replay_share:.0%} of a step's rows come from earlier batches{logged_too}"
+        fresh = args.per_device_train_batch_size
+        share = args.rows_again(fresh) / (fresh + args.rows_again(fresh))  # `replay_share`, rounded to whole rows
+        self._rows_trained_on += f"; up to {share:.0%} of a step's rows come from earlier batches{logged_too}"
 
     def _before_training(self, checkpoint: Path | None) -> None:
         super()._before_training(checkpoint)
