@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.utils.data import Sampler
 from transformers.trainer_utils import has_length
 from trl import GRPOTrainer, is_conversational
-from trl.trainer.utils import nanstd, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
+from trl.trainer.utils import get_callable_name, nanstd, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from topr_trl.baseline import BASELINES
 from topr_trl.curation import Curated
@@ -49,6 +49,7 @@ from topr_trl.settings.config import TOPRConfig
 from topr_trl.settings.unsupported import needs_metric_for_best_model
 from topr_trl.trainers.base import path_as_text, settings_for
 from topr_trl.trainers.completions_table import WEIGHT_COLUMNS, DisplayedFloat
+from topr_trl.trainers.fingerprints import model_fingerprint, text_fingerprint
 from topr_trl.trainers.forward_checks import count_positions_from_mask, learned_positions, text_model
 from topr_trl.trainers.replay.mixin import ReplayMixin, check_replay
 from topr_trl.trainers.shared_prompts import prompts_together, remove_shared_prompts
@@ -146,6 +147,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             a prompt is too long for the model's context, or a reward is infinite.
     """
 
+    _kind = "online"
     args: TOPRConfig
     _buffered_inputs: list[dict[str, Any]] | None  # micro-batches of the current generation batch
     _rewards_per_func: Tensor  # raw rewards of the current generation batch, over all processes
@@ -170,6 +172,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             )
         model = path_as_text(model)
         args = settings_for("TOPRTrainer", model, args, TOPRConfig)
+        self._temperature = args.temperature
         logged = check_replay(args, train_dataset, replay_dataset)
         if isinstance(train_dataset, Dataset) and len(train_dataset) == 0:
             raise ValueError("The training dataset has no row. Check how it was filtered or split.")
@@ -312,6 +315,25 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         # in the middle of it. Then log μ would be computed after a step, and vLLM would keep outdated weights.
         self._step, self._buffered_inputs, self._last_loaded_step = 0, None, -1
         self._silent.had_signal |= checkpoint is not None
+        if checkpoint is not None and self.args.sync_ref_model:
+            raise ValueError(
+                "A run with sync_ref_model=True cannot be resumed: its checkpoints do not contain the reference model. "
+                f"Start a new run with {checkpoint} as the model, in another output_dir."
+            )
+
+    def _identity_values(self) -> dict[str, Any]:
+        reference = None
+        if self.ref_model is not None:
+            reference = model_fingerprint(self.ref_model)
+        elif self.args.beta != 0:  # The reference of an adapter is its base model, or a copy of an adapter that is given.
+            reference = "copy of the adapter" if "ref" in self.model.peft_config else "base model"
+        return {
+            **super()._identity_values(),
+            "reference_model": reference,
+            "reward_functions": self.reward_func_names,
+            "tools": [get_callable_name(tool) for tool in self.tools],
+            "chat_template": text_fingerprint(self._tokenizer.chat_template),
+        }
 
     # TRL subtracts the mean of each group, but TOPR needs the raw rewards, so `_calculate_rewards` stores them.
 
