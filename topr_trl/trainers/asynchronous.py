@@ -199,7 +199,6 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
     ) -> None:
         model = path_as_text(model)
         args = settings_for("AsyncTOPRTrainer", model, args, AsyncTOPRConfig)
-        self._temperature = args.temperature
         super().__init__(model, reward_funcs, args, *others, **named)
         self._rows_trained_on = "completions that a server wrote during training"
         functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]

@@ -119,7 +119,6 @@ class TOPRMixin(Trainer):
     _name = "TOPR"
     _kind: str  # name of the kind of trainer, for the identity of the run
     _run: Identity  # identity of the latest run; see `topr_trl.trainers.run_identity`
-    _temperature: float  # temperature at which log π is computed
     _paper = PAPER
     args: TOPRConfig | OfflineTOPRConfig
     _rows_trained_on: str  # description of the training rows, for the model card
@@ -352,17 +351,17 @@ class TOPRMixin(Trainer):
         """
         there = None if checkpoint is None else read_identity(checkpoint)
         first = self._run if there is None and self.state.global_step > 0 else there
-        model = mu_fingerprint(self.model, self._temperature) if first is None else first["model"]
-        self._run = run_identity(self, model, self._identity_values())
+        run = run_identity(self, self._identity_values())
+        run["model"] = mu_fingerprint(self.model, run["temperature"]) if first is None else first["model"]
         if checkpoint is not None and there is not None:
-            check_identity(checkpoint, there, self._run)
+            check_identity(checkpoint, there, run)
+        self._run = run
 
     def _identity_values(self) -> dict[str, Any]:
         """Return values that identify a run of this kind of trainer, by name. Subclasses add theirs."""
         return {
             "trainer": self._kind,
             "base_model": base_fingerprint(self.model),
-            "temperature": self._temperature,
             "rows": prompts_fingerprint(self.train_dataset),
             "rows_per_step": self._rows_per_step,
             "optimizer": self._given_optimizer,

@@ -126,8 +126,8 @@ def check_resumable(folder: str | Path) -> None:
     if missing:
         raise ValueError(
             f"{folder} has no {' and no '.join(missing)} state, so the run cannot be resumed exactly. The checkpoint "
-            "was saved with save_only_model=True, or files were removed or damaged. Resume from another checkpoint; or use this "
-            "one as the model of a new run, in another output_dir."
+            "was saved with save_only_model=True, or files were removed or damaged. Resume from another checkpoint; or "
+            "use this one as the model of a new run, in another output_dir."
         )
 
 

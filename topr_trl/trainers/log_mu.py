@@ -357,7 +357,7 @@ def _per_token_logps(
 
 
 def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:
-    """Return a short hash of the tokens, lengths, masks, parts, rewards and given log μ of all rows, and of `needs_N`."""
+    """Return a short hash of `needs_N`, and of the tokens, lengths, masks, parts, rewards and log μ of all rows."""
     digest = hashlib.sha256()
     for ids in column(dataset, "input_ids").chunks:
         digest.update(ids.flatten().to_numpy().tobytes())

@@ -116,6 +116,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     eval_dataset: Dataset | dict[str, Dataset] | None
     data_collator: Any
     _scored: dict[str, ScoredRows]  # datasets that are not tokenized yet, by name
+    _temperature: float  # sampling temperature of the training rows, at which log π is computed
     _evaluation_baseline: dict[str, float | None] = {}  # baseline settings that evaluation sets use instead of `args`
     _sampler_reported: bool  # whether training rows have `sampler_logps`
     _prepared = 0  # number of datasets tokenized so far; the next dataset gets this number in its column `dataset`
@@ -133,7 +134,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 raise ValueError(f"OfflineTOPRTrainer does not take {foreign}: rows and loss are TOPR's. Remove it.")
         datasets = {"train": train_dataset, **_by_name(eval_dataset)}
         self._scored = {name: ScoredRows.read(name, rows) for name, rows in datasets.items()}
-        self._temperature = temperature_of(datasets)  # sampling temperature of the training rows
+        self._temperature = temperature_of(datasets)
         if isinstance(eval_dataset, DatasetDict):
             eval_dataset = dict(eval_dataset)
         model = path_as_text(model)
@@ -347,9 +348,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             if self._prompts is not None:
                 say(self._said_of_training, self.args)
         super()._before_training(checkpoint)
-        self._plan_log_mu(
-            {"train": self.train_dataset, **_by_name(self.eval_dataset)}, self._run["model"], checkpoint
-        )
+        self._plan_log_mu({"train": self.train_dataset, **_by_name(self.eval_dataset)}, self._run["model"], checkpoint)
         if "train" in self._log_mu.planned and not self._sampler_reported:
             say(
                 "log μ is computed with the starting model. If another model wrote the rows, that is a proxy: "
@@ -362,6 +361,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         in_micro_batch = self._rows_per_step // self.args.gradient_accumulation_steps
         return {
             **super()._identity_values(),
+            "temperature": self._temperature,
             "rows": rows_fingerprint(rows, self._log_mu.needs(rows)),
             "rows_of_a_prompt_together": rows_together(self._rows_per_step) if is_grouped else 1,
             # An incomplete micro-batch at the end of an epoch is dropped.

@@ -172,7 +172,6 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             )
         model = path_as_text(model)
         args = settings_for("TOPRTrainer", model, args, TOPRConfig)
-        self._temperature = args.temperature
         logged = check_replay(args, train_dataset, replay_dataset)
         if isinstance(train_dataset, Dataset) and len(train_dataset) == 0:
             raise ValueError("The training dataset has no row. Check how it was filtered or split.")
@@ -325,7 +324,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         reference = None
         if self.ref_model is not None:
             reference = model_fingerprint(self.ref_model)
-        elif self.args.beta != 0:  # The reference of an adapter is its base model, or a copy of an adapter that is given.
+        elif self.args.beta != 0:  # If the script passes a model with an adapter, TRL makes the copy.
             reference = "copy of the adapter" if "ref" in self.model.peft_config else "base model"
         return {
             **super()._identity_values(),

@@ -5,6 +5,7 @@ and how fast a run computes, and what the run logs, saves or evaluates.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from accelerate.utils import is_peft_model
 
-from topr_trl.settings.shared import LossArguments
 from topr_trl.user_warnings import warn_user
 
 FILE = "topr_run.json"  # name of the document in a checkpoint
@@ -98,18 +98,20 @@ _SHOWN = {
     "attention": "attn_implementation",
 }
 _SCHEDULES_WITHOUT_END = ("constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy")
-# Entries of a peft_config that do not change the function of an adapter that a checkpoint holds. Dropout is set to 0.
-_ADAPTER_FREE = ("base_model_name_or_path", "revision", "inference_mode", "task_type", "auto_mapping", "peft_version",
-                 "ephemeral_gpu_offload")  # fmt: skip
+# Entries of a `peft_config` that do not change the function of a trained adapter. The trainers set dropout to 0.
+_ADAPTER_FREE = re.compile(
+    r"base_model_name_or_path|revision|inference_mode|task_type|auto_mapping|peft_version|ephemeral_gpu_offload"
+    r"|init_\w+|\w*dropout|\w+_config"
+)
 
 
-def compared_settings(args: LossArguments) -> Identity:
+def compared_settings(args: Any) -> Identity:
     """Return the settings in `COMPARED`. Names that these settings, or the installed libraries, lack are left out.
 
     `num_train_epochs` and `max_steps` are left out if the learning rate does not depend on the number of steps.
 
     Args:
-        args ([`LossArguments`]):
+        args ([`TOPRArguments`] or [`AsyncTOPRConfig`]):
             Settings of a trainer.
     """
     known = {field.name for field in fields(args)}
@@ -118,20 +120,17 @@ def compared_settings(args: LossArguments) -> Identity:
     return {name: getattr(args, name) for compared in COMPARED for name in compared.names if name in known}
 
 
-def run_identity(trainer: Any, model: str, values: Mapping[str, Any]) -> Identity:
-    """Return the identity of a run, as JSON.
+def run_identity(trainer: Any, values: Mapping[str, Any]) -> Identity:
+    """Return the identity of a run as JSON, without the fingerprint of the starting model.
 
     Args:
         trainer ([`~transformers.Trainer`]):
             Trainer of the run.
-        model (`str`):
-            Fingerprint of the starting model. It is stored, and not compared: the weights come from the checkpoint.
         values (`Mapping[str, Any]`):
             Values of this kind of trainer, by their names in `COMPARED`.
     """
     args = trainer.args
     identity = {
-        "model": model,
         **compared_settings(args),
         "limits": asdict(args.limits),
         "split_batches": args.accelerator_config.split_batches,
@@ -162,12 +161,9 @@ def _adapter(model: Any) -> dict[str, Any]:
     """Return the entries of a model's `peft_config` that change the function of its adapter. Empty without one."""
     if not is_peft_model(model):
         return {}
+    entries = model.peft_config[model.active_adapter].to_dict()
     # Entries that are off are left out, because another release of PEFT may not have them.
-    return {
-        name: value
-        for name, value in model.peft_config[model.active_adapter].to_dict().items()
-        if value and name not in _ADAPTER_FREE and not name.startswith("init_") and not name.endswith(("dropout", "_config"))
-    }  # fmt: skip
+    return {name: value for name, value in entries.items() if value and not _ADAPTER_FREE.fullmatch(name)}
 
 
 def _as_json(value: Any) -> Any:
@@ -178,7 +174,10 @@ def _as_json(value: Any) -> Any:
 
 
 def write_identity(checkpoint: str | Path, identity: Identity) -> None:
-    """Write the identity of a run to a checkpoint."""
+    """Write the identity of a run to a checkpoint.
+
+    Its entry `model`, the fingerprint of the starting model, is not compared: the weights come from the checkpoint.
+    """
     (Path(checkpoint) / FILE).write_text(json.dumps(identity, indent=1))
 
 
