@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import trl
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, Image, IterableDataset
 from packaging.version import Version
 from peft import IA3Config, LoraConfig
 from transformers import TrainingArguments
@@ -41,7 +41,8 @@ FREE = {
     "logs, reports and the Hub": """
         output_dir run_name project report_to disable_tqdm log_level log_level_replica log_on_each_node
         logging_first_step logging_nan_inf_filter logging_steps logging_strategy log_completions
-        num_completions_to_print log_completions_hub_repo log_multimodal log_unique_prompts include_for_metrics include_num_input_tokens_seen
+        num_completions_to_print log_completions_hub_repo log_multimodal log_unique_prompts
+        include_for_metrics include_num_input_tokens_seen
         hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token push_to_hub
         trackio_bucket_id trackio_space_id trackio_static_space_id debug skip_memory_metrics""",
     "saving and evaluation": """
@@ -182,4 +183,6 @@ def test_prompts_are_told_apart():
     others = [{**rows, "prompt": ["b", "a", "c"]}, {**rows, "answer": [1, 2, 4]}, {"prompt": rows["prompt"]},
               {"prompt": ["a", "b"], "answer": [1, 2]}]  # fmt: skip
     assert len({first, *(prompts_fingerprint(Dataset.from_dict(other)) for other in others)}) == 5
+    pictures = [{"bytes": None, "path": path} for path in ("a.png", "b.png", "c.png")]
+    assert prompts_fingerprint(Dataset.from_dict({**rows, "image": pictures}).cast_column("image", Image())) == first
     assert prompts_fingerprint(IterableDataset.from_generator(lambda: iter([{"prompt": "a"}]))) is None

@@ -40,12 +40,6 @@ class Compared(NamedTuple):
 # fmt: off
 COMPARED = (
     Compared(
-        ("rows",),
-        "Resume with the same rows and rewards, in the same order. If the chat template writes today's date, make it "
-        "write the date of the first start: with date_string in a column chat_template_kwargs (Llama 3.2), or with "
-        "chat_template_path.",
-    ),
-    Compared(
         ("rows_per_step", "rows_per_micro_batch", "rows_of_a_prompt_together", "split_batches", "seed", "data_seed",
          "shuffle_dataset", "train_sampling_strategy", "dataloader_drop_last", "generation_batch_size",
          "num_generations", "num_iterations"),
@@ -71,6 +65,12 @@ COMPARED = (
          "adam_beta2", "adam_epsilon", "max_grad_norm", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
         "The state of optimizer and schedule in the checkpoint would replace some of these values, such as the "
         "learning rate.",
+    ),
+    Compared(
+        ("rows",),
+        "Rows, rewards and their order must stay the same. If the chat template writes today's date, make it write the "
+        "date of the first start: with date_string in a column chat_template_kwargs (Llama 3.2), or with "
+        "chat_template_path.",
     ),
     Compared(
         ("num_train_epochs", "max_steps"), "The schedule ends at another step, so the learning rate jumps.", False
