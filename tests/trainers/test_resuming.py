@@ -349,6 +349,16 @@ def test_a_synchronized_reference_model_is_lost(tokenizer, tmp_path):
         other(online, tmp_path, tokenizer, **settings)
 
 
+def test_a_checkpoint_within_a_generation_batch_is_said(tokenizer, tmp_path):
+    settings = {"max_steps": 4, "steps_per_generation": 2, "num_iterations": 2}
+    online(fresh_model(), tmp_path, tokenizer, **settings).train()
+    with pytest.warns(UserWarning, match="after 3 of the 4 steps of a generation batch.*multiple of 4"):
+        online(fresh_model(), tmp_path, tokenizer, **settings).train(str(tmp_path / "checkpoint-3"))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*of a generation batch")
+        online(fresh_model(), tmp_path, tokenizer, **settings).train(str(tmp_path / "checkpoint-4"))
+
+
 def test_skipping_no_rows_is_refused(tmp_path):
     for config in (OfflineTOPRConfig, TOPRConfig):
         with pytest.raises(ValueError, match=r"ignore_data_skip=True.*again"):

@@ -36,6 +36,7 @@ from datasets import Dataset, IterableDataset
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Sampler
+from transformers import TrainerState
 from transformers.trainer_utils import has_length
 from trl import GRPOTrainer, is_conversational
 from trl.trainer.utils import get_callable_name, nanstd, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
@@ -48,12 +49,14 @@ from topr_trl.rewards import checked
 from topr_trl.settings.config import TOPRConfig
 from topr_trl.settings.unsupported import needs_metric_for_best_model
 from topr_trl.trainers.base import path_as_text, settings_for
+from topr_trl.trainers.checkpoints import STATE
 from topr_trl.trainers.completions_table import WEIGHT_COLUMNS, DisplayedFloat
 from topr_trl.trainers.fingerprints import model_fingerprint, text_fingerprint
 from topr_trl.trainers.forward_checks import count_positions_from_mask, learned_positions, text_model
 from topr_trl.trainers.replay.mixin import ReplayMixin, check_replay
 from topr_trl.trainers.shared_prompts import prompts_together, remove_shared_prompts
 from topr_trl.trainers.training_warnings import SilentBatches, warn_if_far
+from topr_trl.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -314,11 +317,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         # in the middle of it. Then log μ would be computed after a step, and vLLM would keep outdated weights.
         self._step, self._buffered_inputs, self._last_loaded_step = 0, None, -1
         self._silent.had_signal |= checkpoint is not None
-        if checkpoint is not None and self.args.sync_ref_model:
-            raise ValueError(
-                "A run with sync_ref_model=True cannot be resumed: its checkpoints do not contain the reference model. "
-                f"Start a new run with {checkpoint} as the model, in another output_dir."
-            )
+        if checkpoint is not None:
+            _check_state_is_whole(checkpoint, self.args)
 
     def _identity_values(self) -> dict[str, Any]:
         reference = None
@@ -628,6 +628,28 @@ def _check_prompts(args: TOPRConfig, dataset: object) -> None:
             f"generation_batch_size={args.generation_batch_size} completions, num_generations={args.num_generations} "
             "per prompt. Add prompts, raise num_generations, or lower generation_batch_size (if you set it), "
             "per_device_train_batch_size or gradient_accumulation_steps."
+        )
+
+
+def _check_state_is_whole(checkpoint: Path, args: TOPRConfig) -> None:
+    """Raise an error if a checkpoint lacks the reference model. Warn if it lacks a part of a generation batch.
+
+    Raises:
+        ValueError: `sync_ref_model=True`, so the reference model changes during training.
+    """
+    if args.sync_ref_model:
+        raise ValueError(
+            "A run with sync_ref_model=True cannot be resumed: its checkpoints do not contain the reference model. "
+            f"Start a new run with {checkpoint} as the model, in another output_dir."
+        )
+    micro_batches = args.steps_per_generation * args.num_iterations
+    steps = micro_batches // math.gcd(micro_batches, args.gradient_accumulation_steps)
+    done = TrainerState.load_from_json(str(checkpoint / STATE)).global_step % steps
+    if done:
+        warn_user(
+            f"{checkpoint} was saved after {done} of the {steps} steps of a generation batch, and does not contain the "
+            "batch. The run generates a new batch from these prompts, and uses it for all steps. To avoid this, set "
+            f"save_steps to a multiple of {steps}."
         )
 
 
