@@ -53,6 +53,7 @@ HOOKS = {
         "save_model": (["output_dir", ...], "saves no NaN"),
         "save_state": ([], "keeps the log of a training that failed"),
         "add_callback": (["callback"], "stops at NaN"),
+        "get_total_train_batch_size": (["args"], "rows of a step"),
         "is_world_process_zero": ([], "who writes the model card"),
     },
     SFTTrainer: {
@@ -86,7 +87,7 @@ HOOKS = {
 ATTRIBUTES = {
     GRPOTrainer: {
         "_buffered_inputs": "what an interrupted training left, rows of a prompt become neighbors", "_step": "the same",
-        "_last_loaded_step": "the weights that vLLM has",
+        "_last_loaded_step": "the weights that vLLM has", "tools": "may not change when a run is resumed",
         "_logs": "R in the table of completions", "_metrics": "metrics of rows", "accelerator": "other processes",
         "is_deepspeed_enabled": "warns of half precision", "loss_type": "the loss that carries w · R",
         "model": "context, train or eval", "num_generations": "problems of a generation batch",

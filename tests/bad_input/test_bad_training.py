@@ -73,7 +73,8 @@ def resumed(given: str, words: str, damage: Any, **settings: Any) -> Case:
         shutil.copytree(kit["run"], kit.out)
         damage(kit)
         kit.note()
-        kit.offline(Dataset.from_list(ROWS), **{"resume": str(kit.out / "checkpoint-1"), **settings})
+        same = {**STEPS, "per_device_train_batch_size": 2, "resume": str(kit.out / "checkpoint-1")}
+        kit.offline(Dataset.from_list(ROWS), **{**same, **settings})
 
     return Case(given, do, words, UNCHANGED)
 
@@ -138,8 +139,23 @@ MODELS = [
         lambda kit: (kit.out / "log_mu.parquet").unlink()),
     resumed("resuming with a log μ that was cut", "out/log_mu.parquet, damaged, restore, start again",
         lambda kit: (kit.out / "log_mu.parquet").write_bytes(b"PAR1")),
-    resumed("resuming with other limits", "out/log_mu.parquet, limits, fingerprint, another output_dir",
+    resumed("resuming with other limits", "out/checkpoint-1, limits, preset, 0.0, 1.0, another output_dir",
         lambda kit: None, preset="tis"),
+    resumed("resuming with another batch size",
+        "out/checkpoint-1, rows per step, per_device_train_batch_size, 2 in the checkpoint, 4 now, twice",
+        lambda kit: None, per_device_train_batch_size=4),
+    resumed("resuming with another seed", "out/checkpoint-1, seed, 42 in the checkpoint, 7 now", lambda kit: None,
+        seed=7),
+    resumed("resuming with another learning rate", "out/checkpoint-1, learning_rate, as the model", lambda kit: None,
+        learning_rate=1e-5),
+    resumed("resuming a checkpoint of another trainer", "out/checkpoint-1, topr_run.json, as the model",
+        lambda kit: (kit.out / "checkpoint-1" / "topr_run.json").unlink()),
+    resumed("resuming a checkpoint whose topr_run.json was cut",
+        "out/checkpoint-1/topr_run.json, damaged, another checkpoint",
+        lambda kit: (kit.out / "checkpoint-1" / "topr_run.json").write_text('{"trai')),
+    resumed("resuming a checkpoint whose trainer_state.json was cut",
+        "out/checkpoint-1, no training state, another checkpoint",
+        lambda kit: (kit.out / "checkpoint-1" / "trainer_state.json").write_text('{"trai')),
 ]
 # fmt: on
 

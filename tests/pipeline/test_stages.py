@@ -2,7 +2,6 @@ import json
 import shutil
 from collections import Counter
 from dataclasses import fields
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from accelerate import PartialState
 from datasets import load_dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -27,12 +27,11 @@ from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.pipeline.stages.score import ScoreArguments
 from topr_trl.pipeline.trainer_of_rows import (
     TrainArguments,
-    check_rows_per_step,
     last_whole_checkpoint,
     trainer_of_rows,
 )
 from topr_trl.tasks import arithmetic
-from topr_trl.trainers.fingerprints import model_fingerprint
+from topr_trl.trainers.fingerprints import model_fingerprint, mu_fingerprint
 
 PROBLEMS = {"num_train_problems": 10, "num_test_problems": 4, "num_shots": 0, "problems_per_shard": 4}
 TRAINING = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "max_steps": 2,
@@ -267,17 +266,13 @@ def test_seeds_of_stages_shards_splits_and_iterations_differ():
     assert max(seeds) < 2**31
 
 
-def test_going_on_with_another_number_of_rows_per_step_is_an_error(scored, tmp_path):
-    now = training(tmp_path / "model", scored, gradient_accumulation_steps=2)
-    trainer, rows = trainer_of_rows(now), 2 * now.per_device_train_batch_size
-
-    def on(processes):
-        return SimpleNamespace(num_processes=processes, is_main_process=True, wait_for_everyone=lambda: None)
-
-    for _ in range(2):
-        check_rows_per_step(trainer, tmp_path, on(1))
-    with pytest.raises(ValueError, match=f"started with {rows} rows per step, and now there are {8 * rows}"):
-        check_rows_per_step(trainer, tmp_path, on(8))
+def test_going_on_with_another_number_of_processes_is_an_error(scored, tmp_path, monkeypatch):
+    """The number of processes is no input of the stage, so the checkpoint has the rows per step."""
+    now = training(tmp_path / "model", scored, save_steps=1, max_steps=1)
+    trainer_of_rows(now).train()
+    monkeypatch.setattr(OfflineTOPRTrainer, "_rows_per_step", 8 * now.per_device_train_batch_size)
+    with pytest.raises(ValueError, match=rf"processes\) is {now.per_device_train_batch_size} in the checkpoint"):
+        trainer_of_rows(now).train(last_whole_checkpoint(tmp_path / "model" / "work", PartialState()))
 
 
 def test_curate_applies_baseline_and_rule(scored, tmp_path):
@@ -387,7 +382,7 @@ def test_log_mu_train_evaluate(scored, tmp_path, model):
     run("log-mu", rollouts, rollouts)
     rows = load_rows(rollouts)
     assert len(rows) == 40
-    assert set(rows["mu_fingerprint"]) == {model_fingerprint(model)}
+    assert set(rows["mu_fingerprint"]) == {mu_fingerprint(model, 1.0)}
     for row in rows:
         if row["reward_after_baseline"] is None or row["reward"] > 0:
             assert row["mu_logps"] is None
@@ -458,7 +453,7 @@ def test_every_input_is_a_setting():
     """Stages skip names that a release of TRL or transformers has dropped, so a misspelled name would go unnoticed."""
     names = {field.name for field in fields(TrainArguments)} | {field.name for field in fields(SampleArguments)}
     known_elsewhere = {"tf32", "lr_scheduler_kwargs", "train_sampling_strategy", "optim_target_modules"}
-    assert set(train._STEPS) | set(sample._INPUTS) <= names | known_elsewhere
+    assert set(train._RESULT) | set(sample._INPUTS) <= names | known_elsewhere
 
 
 def test_more_workers_than_shards(tmp_path):

@@ -287,6 +287,22 @@ def test_loops_that_are_not_known_are_refused(problems, tmp_path):
         AsyncTOPRTrainer(MODEL, args=args, train_dataset=problems, rollout_worker=worker, weight_transfer=NoTransfer())
 
 
+def test_a_run_is_resumed_with_its_settings(problems, tmp_path):
+    steps = {"save_strategy": "steps", "save_steps": 1}
+    make(tmp_path, Worker(problems), **steps).train()
+    checkpoint = str(tmp_path / "checkpoint-1")
+    resumed = make(tmp_path, Worker(problems), max_steps=2, **steps)
+    resumed.train(resume_from_checkpoint=checkpoint)
+    assert resumed.state.global_step == 2
+    others = {"baseline": 0.0, "preset": "tis", "temperature": 0.7, "num_generations": 4, "learning_rate": 1e-4,
+              "per_device_train_batch_size": 2}  # fmt: skip
+    for name, value in others.items():
+        with pytest.raises(ValueError, match=rf"checkpoint-1 is from a run with other values: .*\b{name}\b"):
+            make(tmp_path, Worker(problems), **steps, **{name: value}).train(resume_from_checkpoint=checkpoint)
+    with pytest.raises(ValueError, match="other values: rows"):
+        make(tmp_path, Worker(problems.select(range(9))), **steps).train(resume_from_checkpoint=checkpoint)
+
+
 @pytest.mark.slow
 def test_it_learns_from_rows_that_are_sixteen_versions_old(problems, tmp_path):
     worker = Worker(problems, age=16)

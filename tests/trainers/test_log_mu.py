@@ -12,10 +12,9 @@ def test_round_trip_and_mismatch(tmp_path):
         load_log_mu(path, "m", "r")
     save_log_mu(path, pa.array([[-1.0, -0.5], None], pa.list_(pa.float32())), "m", "r")
     assert load_log_mu(path, "m", "r").to_pylist() == [[-1.0, -0.5], None]
-    with pytest.raises(ValueError, match="another model or temperature: fingerprint m, expected x"):
-        load_log_mu(path, "x", "r")
-    with pytest.raises(ValueError, match="another set of rows"):
-        load_log_mu(path, "m", "x")
+    for model, rows in (("x", "r"), ("m", "x")):
+        with pytest.raises(ValueError, match=r"of another run: its model, temperature, rows.*Restore the file"):
+            load_log_mu(path, model, rows)
 
 
 def test_rows_differ_by_tokens_rewards_and_need():
@@ -28,5 +27,6 @@ def test_rows_differ_by_tokens_rewards_and_need():
 
     assert of(rows()) == of(rows())
     different = [of(rows()), of(rows(), needed=False), of(rows(reward=-1.0)), of(rows(prompt_length=2)),
-                 of(rows(input_ids=[1, 2, 4]))]  # fmt: skip
-    assert len(set(different)) == 5
+                 of(rows(input_ids=[1, 2, 4])), of(rows(mu_logps=[-1.0, -2.0])), of(rows(mu_logps=[-1.0, -3.0])),
+                 of(rows(mu_logps=-3.0))]  # fmt: skip
+    assert len(set(different)) == 8

@@ -14,7 +14,7 @@ from topr_trl.data.tokenization import tokenizer_of
 from topr_trl.loss import RATIO_LEVELS, topr_loss
 from topr_trl.tasks import arithmetic
 from topr_trl.trainers import log_mu, training_warnings
-from topr_trl.trainers.fingerprints import model_fingerprint
+from topr_trl.trainers.fingerprints import mu_fingerprint
 
 SETTINGS = {
     "per_device_train_batch_size": 4, "report_to": "none", "bf16": False, "use_cpu": True, "learning_rate": 1e-3,
@@ -103,7 +103,7 @@ def test_log_mu_is_computed_once_for_the_rows_that_need_it(make, model, tokenize
         else:
             assert mu == pytest.approx(reference, abs=1e-4)
     metadata = pq.read_schema(tmp_path / "log_mu.parquet").metadata
-    assert metadata[b"model"].decode() == model_fingerprint(fresh_model())
+    assert metadata[b"model"].decode() == mu_fingerprint(fresh_model(), 1.0)
     first = next(entry for entry in trainer.state.log_history if "loss" in entry)
     assert first["topr/log_ratio/negatives/mean"] == pytest.approx(0, abs=1e-3)  # π = μ at the first step
     assert "topr/log_ratio/positives/mean" not in first
@@ -338,7 +338,7 @@ def test_a_run_is_resumed_in_another_folder(make, rows, tmp_path):
         trainer = make(model=resumed, evaluation={"a/b": rows}, folder=tmp_path / "second", **args)
         trainer.train(resume_from_checkpoint=str(tmp_path / checkpoint))
         assert torch.equal(flat(whole), flat(resumed))
-    with pytest.raises(ValueError, match=r"first/log_mu\.parquet holds log μ of another set of rows"):
+    with pytest.raises(ValueError, match=r"first/checkpoint-1 .* rows \(fingerprint.*\bsame\b"):
         make(rows.select(range(4)), folder=tmp_path / "third", **args).train(
             resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-1")
         )
@@ -358,7 +358,7 @@ def test_resuming_takes_the_weights_of_the_checkpoint_and_refuses_other_rows(mak
         assert torch.equal(flat(trainer.model), flat(whole))
     other_rewards = replaced(rows, reward=[1.0, -1.0] * 4)
     for data, settings in ((rows.select(range(4)), {}), (other_rewards, {}), (rows, {"preset": "tis"})):
-        with pytest.raises(ValueError, match="rows, rewards or limits"):
+        with pytest.raises(ValueError, match=r"checkpoint-1 is from a run with other values: .*\brows\b"):
             make(data, model=fresh_model(), **args, **settings).train(resume_from_checkpoint=checkpoint)
 
 
@@ -487,7 +487,7 @@ def test_given_log_mu(make, model, tokenizer, rows, tmp_path):
     assert abs(ratio) > 0.5
 
     own = rows.add_column("mu_logps", [[-0.1] * n for n in lengths])
-    good = own.add_column("mu_fingerprint", [model_fingerprint(fresh_model())] * 8)
+    good = own.add_column("mu_fingerprint", [mu_fingerprint(fresh_model(), 1.0)] * 8)
     make(good, model=fresh_model(), max_steps=1).train()
 
 

@@ -17,7 +17,8 @@ from trl import SFTConfig
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
 from topr_trl.tasks import arithmetic
-from topr_trl.trainers.fingerprints import model_fingerprint
+from topr_trl.trainers.fingerprints import model_fingerprint, mu_fingerprint
+from topr_trl.trainers.run_identity import FILE
 
 ROWS = Dataset.from_list([
     {"prompt": f"{n} + 1 =", "completion": f" {n + k}." * (1 + n % 3), "reward": 1.0 - 2 * k}
@@ -85,14 +86,14 @@ def test_another_base_model_is_refused(whole, tokenizer):
     other = new_adapter(1)
     with torch.no_grad():
         next(p for name, p in other.named_parameters() if "up_proj" in name).add_(0.01)
-    with pytest.raises(ValueError, match="base model: fingerprint"):
+    with pytest.raises(ValueError, match="fingerprint of the base model"):
         trainer(other, folder, tokenizer).train(resume_from_checkpoint=str(folder / "checkpoint-1"))
 
 
 def test_rows_of_another_temperature_are_refused(whole, tokenizer):
     folder, _ = whole
     resumed = trainer(new_adapter(1), folder, tokenizer, rows=ROWS.add_column("temperature", [0.7] * len(ROWS)))
-    with pytest.raises(ValueError, match=r"at temperature 1, and the rows were sampled at 0\.7"):
+    with pytest.raises(ValueError, match=r"temperature is 1\.0 in the checkpoint and 0\.7 now"):
         resumed.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
 
 
@@ -100,7 +101,7 @@ def test_rows_that_carry_log_mu_of_the_starting_model(tokenizer, tmp_path):
     """The fingerprint of log μ is compared with that in the checkpoint, not with the model of the script."""
     start = new_adapter(1, init_lora_weights=False)
     rows = ROWS.add_column("mu_logps", [-3.0] * len(ROWS))
-    rows = rows.add_column("mu_fingerprint", [model_fingerprint(start)] * len(ROWS))
+    rows = rows.add_column("mu_fingerprint", [mu_fingerprint(start, 1.0)] * len(ROWS))
     run = trainer(start, tmp_path, tokenizer, rows=rows)
     run.train()
     resumed = trainer(new_adapter(2, init_lora_weights=False), tmp_path, tokenizer, rows=rows)
@@ -110,18 +111,17 @@ def test_rows_that_carry_log_mu_of_the_starting_model(tokenizer, tmp_path):
         trainer(new_adapter(2, init_lora_weights=False), tmp_path / "new", tokenizer, rows=rows).train()
 
 
-def test_a_checkpoint_of_version_0_2_needs_the_model_that_the_run_started_from(whole, tokenizer, tmp_path):
-    folder, expected = whole
+def test_a_checkpoint_without_the_identity_of_its_run_is_refused(whole, tokenizer, tmp_path):
+    """Another trainer writes none. Then the optimizer, the schedule and the step are unknown, too."""
+    folder, _ = whole
     shutil.copytree(folder, tmp_path / "run")
-    state = tmp_path / "run" / "checkpoint-1" / "trainer_state.json"
-    state.write_text(state.read_text().replace("StartingModel", "Other"))
-    with pytest.raises(ValueError, match="log μ of another model"):
-        trainer(new_adapter(1, init_lora_weights=False), tmp_path / "run", tokenizer).train(
-            resume_from_checkpoint=str(state.parent)
-        )
-    resumed = trainer(new_adapter(2), tmp_path / "run", tokenizer)
-    resumed.train(resume_from_checkpoint=str(state.parent))
-    assert_equal(weights(resumed.model), expected)
+    path = tmp_path / "run" / "checkpoint-1" / FILE
+    for text, message in ((path.read_text()[:-9], "is damaged"), (None, f"has no {FILE}.*another output_dir")):
+        path.unlink()
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            trainer(new_adapter(1), tmp_path / "run", tokenizer).train(resume_from_checkpoint=str(path.parent))
 
 
 @pytest.mark.parametrize("bias", ["all", "lora_only"])
@@ -192,17 +192,16 @@ def test_offline_rows_come_in_the_same_order(settings, tokenizer, tmp_path):
         assert_equal(weights(resumed.model), weights(run.model))
 
 
-def online(model, folder, tokenizer, seen=None, **settings):
+def online(model, folder, tokenizer, seen=None, numbers=range(8), name="reward", **settings):
     def reward(prompts, completions, **_):
         if seen is not None:
             seen.append(prompts)
         return [float(sum(map(ord, text)) % 7) for text in completions]
 
-    args = TOPRConfig(
-        str(folder), num_generations=2, max_completion_length=8, gradient_checkpointing=False,
-        **{**SETTINGS, "max_steps": 8, **settings},
-    )  # fmt: skip
-    prompts = Dataset.from_list([{"prompt": f"{n} + 1 ="} for n in range(8)])
+    reward.__name__ = name
+    defaults = {"num_generations": 2, "max_completion_length": 8, "gradient_checkpointing": False, "max_steps": 8}
+    args = TOPRConfig(str(folder), **{**SETTINGS, **defaults, **settings})
+    prompts = Dataset.from_list([{"prompt": f"{n} + 1 ="} for n in numbers])
     return TOPRTrainer(model, reward, args, prompts, processing_class=tokenizer)
 
 
@@ -236,7 +235,7 @@ def test_a_chat_template_that_writes_the_date(tokenizer, tmp_path, monkeypatch):
     run.train()
     day = datetime(2026, 11, 6)
     checkpoint = str(tmp_path / "checkpoint-1")
-    with pytest.raises(ValueError, match=r"set of rows.*today's date.*chat_template_kwargs"):
+    with pytest.raises(ValueError, match=r"rows .*today's date.*chat_template_kwargs"):
         trainer(fresh_model(), tmp_path, tokenizer, rows=Dataset.from_list(chats.to_list())).train(checkpoint)
     dated = chats.add_column("chat_template_kwargs", [{"date_string": "05 Nov 2026"}] * len(chats))
     with warnings.catch_warnings():
@@ -246,13 +245,186 @@ def test_a_chat_template_that_writes_the_date(tokenizer, tmp_path, monkeypatch):
     assert_equal(weights(resumed.model), weights(run.model))
 
 
-@pytest.mark.parametrize(("other", "ratio"), [({}, "sequence"), ({"ratio_level": "segment"}, "segments of 64 tokens")])
-def test_a_run_is_resumed_with_its_ratio(other, ratio, tokenizer, tmp_path):
-    segments = {"ratio_level": "segment", "segment_tokens": 3}
-    trainer(fresh_model(), tmp_path, tokenizer, **segments).train()
-    with pytest.raises(ValueError, match=rf"\(segments of 3 tokens\) than this run \({ratio}\).*ratio_level"):
-        trainer(fresh_model(), tmp_path, tokenizer, **other).train(str(tmp_path / "checkpoint-1"))
-    trainer(fresh_model(), tmp_path, tokenizer, **segments).train(str(tmp_path / "checkpoint-1"))
+def other(make, folder, tokenizer, model=None, **settings):
+    """Resume the run in `folder` from its first checkpoint with other settings."""
+    make(model or fresh_model(), folder, tokenizer, **settings).train(str(folder / "checkpoint-1"))
+
+
+@pytest.fixture(scope="module")
+def offline_run(tmp_path_factory):
+    """Return the folder of an offline run of one epoch, which has three steps."""
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("offline")
+    trainer(fresh_model(), folder, AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)).train()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def online_run(tmp_path_factory):
+    """Return the folder of an online run of two steps."""
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("online")
+    tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
+    online(fresh_model(), folder, tokenizer, max_steps=2, beta=0.1).train()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"per_device_train_batch_size": 2}, "per_device_train_batch_size"),
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps"),
+        ({"seed": 7}, "seed"),
+        ({"data_seed": 7}, "data_seed"),
+        ({"shuffle_dataset": True}, "shuffle_dataset"),
+        ({"dataloader_drop_last": True}, "dataloader_drop_last"),
+        ({"preset": "tis"}, "preset"),
+        ({"b_neg": 3.0}, "b_neg"),
+        ({"length_normalization": False}, "length_normalization"),
+        ({"ratio_level": "segment"}, "ratio_level"),
+        ({"baseline": 0.5}, "baseline"),
+        ({"effective_positive_share": 0.2}, "effective_positive_share"),
+        ({"curation": "uniform", "iteration_size": 12}, "curation"),
+        ({"rows": ROWS.select(range(11, -1, -1))}, "rows"),
+        ({"rows": ROWS.map(lambda row: {"reward": row["reward"] * 2})}, "rows"),
+        ({"rows": ROWS.add_column("mu_logps", [-3.0] * len(ROWS))}, "rows"),
+        ({"learning_rate": 1e-4}, "learning_rate"),
+        ({"optim": "sgd"}, "optim"),
+        ({"weight_decay": 0.1}, "weight_decay"),
+        ({"lr_scheduler_type": "linear"}, "lr_scheduler_type"),
+        ({"max_grad_norm": 0.1}, "max_grad_norm"),
+    ],
+)
+def test_other_values_are_refused_offline(settings, named, offline_run, tokenizer):
+    with pytest.raises(ValueError, match=rf"checkpoint-1 is from a run with other values: .*\b{named}\b.*Resume with"):
+        other(trainer, offline_run, tokenizer, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"num_generations": 4}, "num_generations"),
+        ({"num_iterations": 2, "beta": 0.0}, "num_iterations"),
+        ({"steps_per_generation": 2, "beta": 0.0}, "generation_batch_size"),
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps"),
+        ({"seed": 7}, "seed"),
+        ({"shuffle_dataset": False}, "shuffle_dataset"),
+        ({"numbers": range(1, 9)}, "rows"),
+        ({"ratio_level": "segment"}, "ratio_level"),
+        ({"preset": "tis"}, "preset"),
+        ({"length_normalization": False}, "length_normalization"),
+        ({"baseline": 0.0}, "baseline"),
+        ({"beta": 0.2}, "beta"),
+        ({"beta": 0.0, "replay_share": 0.5}, "replay_share"),
+        ({"mask_truncated_completions": True}, "mask_truncated_completions"),
+        ({"entropy_coef": 0.1}, "entropy_coef"),
+        ({"reward_weights": [2.0]}, "reward_weights"),
+        ({"name": "reward_2"}, "reward_funcs"),
+        ({"temperature": 0.7}, "temperature"),
+        ({"top_k": 5}, "top_k"),
+        ({"top_p": 0.9}, "top_p"),
+        ({"max_completion_length": 4}, "max_completion_length"),
+        ({"generation_kwargs": {"suppress_tokens": [3]}}, "generation_kwargs"),
+        ({"learning_rate": 1e-4}, "learning_rate"),
+        ({"optim": "sgd"}, "optim"),
+    ],
+)
+def test_other_values_are_refused_online(settings, named, online_run, tokenizer):
+    with pytest.raises(ValueError, match=rf"checkpoint-1 is from a run with other values: .*\b{named}\b.*Resume with"):
+        other(online, online_run, tokenizer, **{"max_steps": 2, "beta": 0.1, **settings})
+
+
+def test_kl_to_another_reference_model_is_refused(online_run, tokenizer):
+    """TRL loads the reference from the name of the model, so a run that starts from its checkpoint has another one."""
+    with pytest.raises(ValueError, match="reference model of beta"):
+        other(online, online_run, tokenizer, str(online_run / "checkpoint-2"), max_steps=2, beta=0.1)
+
+
+def test_a_synchronized_reference_model_is_lost(tokenizer, tmp_path):
+    settings = {"max_steps": 2, "beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1}
+    online(fresh_model(), tmp_path, tokenizer, **settings).train()
+    with pytest.raises(ValueError, match=r"sync_ref_model=True cannot be resumed.*as the model"):
+        other(online, tmp_path, tokenizer, **settings)
+
+
+def test_a_checkpoint_within_a_generation_batch_is_said(tokenizer, tmp_path):
+    settings = {"max_steps": 4, "steps_per_generation": 2, "num_iterations": 2}
+    online(fresh_model(), tmp_path, tokenizer, **settings).train()
+    with pytest.warns(UserWarning, match="after 3 of the 4 steps of a generation batch.*multiple of 4"):
+        online(fresh_model(), tmp_path, tokenizer, **settings).train(str(tmp_path / "checkpoint-3"))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*of a generation batch")
+        online(fresh_model(), tmp_path, tokenizer, **settings).train(str(tmp_path / "checkpoint-4"))
+
+
+def test_skipping_no_rows_is_refused(tmp_path):
+    for config in (OfflineTOPRConfig, TOPRConfig):
+        with pytest.raises(ValueError, match=r"ignore_data_skip=True.*again"):
+            config(str(tmp_path), **SETTINGS, ignore_data_skip=True)
+
+
+@pytest.mark.parametrize("changes", [{"lora_alpha": 32}, {"target_modules": ["q_proj"]}, {"use_rslora": True}])
+def test_another_adapter_is_refused(changes, whole, tokenizer):
+    folder, _ = whole
+    with pytest.raises(ValueError, match=rf"adapter \(peft_config\).*{next(iter(changes))}"):
+        other(trainer, folder, tokenizer, new_adapter(1, **changes))
+
+
+def test_the_other_trainer_is_refused(offline_run, tokenizer):
+    with pytest.raises(ValueError, match="trainer is 'offline' in the checkpoint and 'online' now"):
+        other(online, offline_run, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"num_train_epochs": 2, "lr_scheduler_type": "linear"}, "num_train_epochs"), ({"bf16": True}, "bf16")],
+)
+def test_other_values_that_only_change_the_rest_of_a_run_are_said(settings, named, offline_run, tokenizer, tmp_path):
+    folder = tmp_path / "run"
+    if "lr_scheduler_type" in settings:
+        trainer(fresh_model(), folder, tokenizer, lr_scheduler_type="linear").train()
+    else:
+        shutil.copytree(offline_run, folder)
+    with pytest.warns(UserWarning, match=rf"checkpoint-1 is resumed with other values: {named} is .* now"):
+        other(trainer, folder, tokenizer, **settings)
+
+
+def test_values_that_change_nothing_are_not_mentioned(offline_run, tokenizer, tmp_path, recwarn):
+    """Micro-batches, logs and evaluation may change, and so may the name of the loss and the folder."""
+    changes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "sort_by_length": False,
+               "save_steps": 2, "logging_steps": 7, "b_neg": 1.0}  # fmt: skip
+    for name in ("checkpoint-1", "log_mu.parquet"):
+        copy = shutil.copytree if name.startswith("checkpoint") else shutil.copy
+        copy(offline_run / name, tmp_path / name)
+    run = trainer(fresh_model(), offline_run, tokenizer)
+    run.train(resume_from_checkpoint=str(offline_run / "checkpoint-1"))
+    resumed = trainer(fresh_model(), tmp_path, tokenizer, **changes)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert not [w for w in recwarn if "other values" in str(w.message)]
+    for name, weight in weights(run.model).items():  # The sums over rows have another order.
+        torch.testing.assert_close(weights(resumed.model)[name], weight, rtol=0, atol=2e-4)
+
+
+def test_a_run_can_be_extended(tokenizer, tmp_path):
+    trainer(fresh_model(), tmp_path / "short", tokenizer).train()
+    extended = trainer(fresh_model(), tmp_path / "short", tokenizer, num_train_epochs=2)
+    extended.train(resume_from_checkpoint=True)
+    run = trainer(fresh_model(), tmp_path / "long", tokenizer, num_train_epochs=2)
+    run.train()
+    assert_equal(weights(extended.model), weights(run.model))
+
+
+@pytest.mark.parametrize("make", [trainer, online])
+def test_training_again_can_be_resumed(make, tokenizer, tmp_path):
+    """A second call of `train` goes on with the trained weights, and with log μ of the model of the first call."""
+    run = make(fresh_model(), tmp_path, tokenizer, max_steps=3)
+    run.train()
+    run.train()
+    resumed = make(fresh_model(), tmp_path, tokenizer, max_steps=3)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert_equal(weights(resumed.model), weights(run.model))
 
 
 @pytest.mark.parametrize("settings", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 0.5}])

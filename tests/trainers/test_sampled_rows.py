@@ -6,7 +6,7 @@ import torch
 from datasets import List, Value
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig
-from topr_trl.trainers.fingerprints import model_fingerprint
+from topr_trl.trainers.fingerprints import mu_fingerprint
 
 
 def settings(folder, **more):
@@ -31,8 +31,8 @@ def test_log_probabilities_are_those_at_the_temperature_of_the_rows(model, token
             logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
         expected = (logits / 0.5).log_softmax(-1).gather(1, torch.tensor(completion)[:, None]).squeeze(1)
         torch.testing.assert_close(torch.tensor(mu_logps), expected, rtol=1e-4, atol=1e-4)
-    # The fingerprint ends with the temperature, so log μ is not used at another temperature.
-    assert table.schema.metadata[b"model"].decode().endswith("@0.5")
+    # The fingerprint depends on the temperature, so log μ is not used at another temperature.
+    assert table.schema.metadata[b"model"].decode() == mu_fingerprint(model, 0.5) != mu_fingerprint(model, 1.0)
 
 
 def test_other_evaluation_rows_are_of_the_same_temperature(model, tokenizer, rows, tmp_path):
@@ -69,8 +69,8 @@ def test_who_wrote_the_rows_is_asked_where_nothing_says_so(model, tokenizer, row
 
 def test_log_mu_of_another_temperature_is_not_that_of_another_model(model, tokenizer, rows, tmp_path):
     brought = rows.add_column("mu_logps", [-3.0] * len(rows))
-    brought = brought.add_column("mu_fingerprint", [f"{model_fingerprint(model)}@0.7"] * len(rows))
-    with pytest.raises(ValueError, match=r"not computed at the temperature of log π: .* Restore the column"):
+    brought = brought.add_column("mu_fingerprint", [mu_fingerprint(model, 0.7)] * len(rows))
+    with pytest.raises(ValueError, match=r"a temperature other than that in the column `temperature`.*restore it"):
         OfflineTOPRTrainer(model, settings(tmp_path), brought, processing_class=tokenizer).train()
     warm = brought.add_column("temperature", [0.7] * len(rows))
     OfflineTOPRTrainer(model, settings(tmp_path), warm, processing_class=tokenizer).train()

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from trl import ModelConfig, get_peft_config
 
-from topr_trl.data.tables import atomic_write, read_table, shards_of
+from topr_trl.data.tables import read_table, shards_of
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.lineage import ADAPTER, lineage, older_weights, weights_of
 from topr_trl.pipeline.manifest import Json
@@ -57,29 +57,6 @@ class TrainArguments(RowsArguments, OfflineTOPRConfig, ModelConfig):
 def adapter_settings(args: TrainArguments) -> Json:
     """Return the LoRA settings as `peft`, for the inputs of a stage. The value is None without LoRA."""
     return {"peft": values_of(args, ADAPTER_SETTINGS) if args.use_peft else None}
-
-
-def check_rows_per_step(trainer: OfflineTOPRTrainer, work: Path, state: PartialState) -> None:
-    """Check that a resumed run has the same number of rows per step as when it started.
-
-    A new run writes this number to a file in `work`. All processes must call this function together.
-
-    Raises:
-        ValueError: the number of rows per step has changed.
-    """
-    args, path = trainer.args, work / "rows_per_step"
-    rows = str(args.per_device_train_batch_size * args.gradient_accumulation_steps * state.num_processes)
-    known = path.read_text() if path.is_file() else rows
-    state.wait_for_everyone()
-    if known != rows:
-        raise ValueError(
-            f"This training run started with {known} rows per step, and now there are {rows}. Use the same number of "
-            f"processes as before, or remove {work.parent} to start again."
-        )
-    if state.is_main_process and not path.is_file():
-        work.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as partial:
-            partial.write_text(rows)
 
 
 def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) -> OfflineTOPRTrainer:

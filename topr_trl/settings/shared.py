@@ -198,6 +198,8 @@ class TOPRArguments(CurationArguments, LossArguments):
         self.validate_loss()
         self.validate_curation()
         check_type("share_prompts", self.share_prompts, bool | None)
+        if getattr(self, "ignore_data_skip", False):
+            raise ValueError("ignore_data_skip=True: a resumed run would read rows of the epoch again. Remove it.")
         launched = os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION") == "2"
         offloaded = os.environ.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none") != "none"
         for deepspeed in (os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"), getattr(self, "deepspeed", None)):

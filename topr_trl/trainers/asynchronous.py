@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample, _AsyncRolloutLoop
+from trl.trainer.utils import get_callable_name
 
 from topr_trl.loss import weighted_loss
 from topr_trl.settings.shared import Baseline, LossArguments, parse_baseline
@@ -185,6 +186,7 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
             several rows.
     """
 
+    _kind = "asynchronous"
     args: AsyncTOPRConfig
 
     def __init__(
@@ -199,6 +201,8 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
         args = settings_for("AsyncTOPRTrainer", model, args, AsyncTOPRConfig)
         super().__init__(model, reward_funcs, args, *others, **named)
         self._rows_trained_on = "completions that a server wrote during training"
+        functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        self._reward_names = [get_callable_name(function) for function in functions if function is not None]
         if isinstance(self.rollout_worker, AsyncRolloutWorker):
             if self.rollout_worker._loop_cls is not _AsyncRolloutLoop:
                 raise ValueError(
@@ -207,6 +211,9 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
                     "conversations."
                 )
             self.rollout_worker._loop_cls = _WholeConversations
+
+    def _identity_values(self) -> dict[str, Any]:
+        return {**super()._identity_values(), "reward_functions": self._reward_names}
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return TRL's dataloader, with R in place of the advantages. It keeps samples of any age."""

@@ -29,13 +29,13 @@ from topr_trl.trainers.checkpoints import (
     StopAtNaN,
     check_files,
     check_finite,
-    check_log,
     check_resumable,
     from_safetensors,
     not_finite,
     refuse_adapter,
 )
 from topr_trl.trainers.completions_table import RowWeights
+from topr_trl.trainers.fingerprints import base_fingerprint, mu_fingerprint, prompts_fingerprint
 from topr_trl.trainers.forward_checks import (
     LogProbs,
     depends_on_batch,
@@ -52,6 +52,14 @@ from topr_trl.trainers.quantization import (
     adapter_weights,
     keep_adapter_in_float32,
     keep_gradients_of_4bit_layers,
+)
+from topr_trl.trainers.run_identity import (
+    Identity,
+    check_identity,
+    given_optimizer,
+    read_identity,
+    run_identity,
+    write_identity,
 )
 from topr_trl.trainers.shared_prompts import LEAST_SHARED, SharedPrompts, why_not_shared
 from topr_trl.trainers.training_warnings import advice_on_segments, warn_if_dead
@@ -111,6 +119,8 @@ class TOPRMixin(Trainer):
 
     _tag_names = ["trl", "topr"]
     _name = "TOPR"
+    _kind: str  # name of the kind of trainer, for the identity of the run
+    _run: Identity  # identity of the latest run; see `topr_trl.trainers.run_identity`
     _paper = PAPER
     args: TOPRConfig | OfflineTOPRConfig
     _rows_trained_on: str  # description of the training rows, for the model card
@@ -127,6 +137,7 @@ class TOPRMixin(Trainer):
         self._metric_prefix = "eval"  # metric prefix of the current evaluation
         adapter = adapter_weights(args[0] if args else kwargs.get("model"))
         super().__init__(*args, **kwargs)
+        self._given_optimizer = given_optimizer(self)
         refuse_adapters(self.model, self.args.gradient_checkpointing)
         _refuse_unknown_experts(self.model, getattr(self, "aux_loss_enabled", False))
         keep_gradients_of_4bit_layers(self.model)
@@ -298,9 +309,9 @@ class TOPRMixin(Trainer):
 
         Raises:
             FloatingPointError: a weight, loss or gradient is NaN or infinite.
-            ValueError: no parameter can be trained. Or the checkpoint is missing, damaged, incomplete, or from a
-                different model or kind of trainer. Or log μ of stored rows is malformed or from a different model, or
-                log μ of the resumed run is missing.
+            ValueError: no parameter can be trained. Or the checkpoint is missing, damaged, incomplete, or from a run
+                with a different model, other rows, or other settings (see `topr_trl.trainers.run_identity`). Or log μ
+                of stored rows is malformed or from a different model, or log μ of the resumed run is missing.
         """
         check_finite(self.model, "The model to train")
         if self._will_train and not any(parameter.requires_grad for parameter in self.model.parameters()):
@@ -332,12 +343,37 @@ class TOPRMixin(Trainer):
         if not Path(checkpoint).is_dir():
             raise ValueError(f"There is no checkpoint {checkpoint} to resume from.")
         check_files(checkpoint, self.model)
-        check_log(checkpoint)
         check_resumable(checkpoint)
         return Path(checkpoint)
 
     def _before_training(self, checkpoint: Path | None) -> None:
-        """Prepare training before Trainer loads the checkpoint, if there is one. Subclasses extend this method."""
+        """Prepare training before Trainer loads the checkpoint, if there is one. Subclasses extend this method.
+
+        The identity of the run is compared with that in the checkpoint. The starting model is that of the first run: a
+        checkpoint has other weights, and so has the model if `train` is called again.
+        """
+        there = None if checkpoint is None else read_identity(checkpoint)
+        first = self._run if there is None and self.state.global_step > 0 else there
+        run = run_identity(self, self._identity_values())
+        run["model"] = mu_fingerprint(self.model, run["temperature"]) if first is None else first["model"]
+        if checkpoint is not None and there is not None:
+            check_identity(checkpoint, there, run)
+        self._run = run
+
+    def _identity_values(self) -> dict[str, Any]:
+        """Return values that identify a run of this kind of trainer, by name. Subclasses add theirs."""
+        return {
+            "trainer": self._kind,
+            "base_model": base_fingerprint(self.model),
+            "rows": prompts_fingerprint(self.train_dataset),
+            "rows_per_step": self._rows_per_step,
+            "optimizer": self._given_optimizer,
+        }
+
+    @property
+    def _rows_per_step(self) -> int:
+        """Number of rows per optimizer step, over all processes and micro-batches."""
+        return int(self.get_total_train_batch_size(self.args))
 
     def _training_begins(self, model: nn.Module) -> None:
         """Run tasks that need the model on its device, sharded under FSDP and ZeRO. Subclasses override this method."""
@@ -409,11 +445,13 @@ class TOPRMixin(Trainer):
             raise OSError(f"The model cannot be written to {folder}: {error}") from error
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Save the random state, and wait until all processes have saved theirs.
+        """Save the random state and the identity of the run, and wait until all processes have saved their state.
 
         The next file that Trainer writes, `trainer_state.json`, marks the checkpoint as complete.
         """
         super()._save_rng_state(output_dir)
+        if self.args.should_save:
+            write_identity(output_dir, self._run)
         self.accelerator.wait_for_everyone()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

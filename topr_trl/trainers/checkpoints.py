@@ -1,4 +1,4 @@
-"""Check weights and checkpoints, and store the fingerprint of the starting model in checkpoints."""
+"""Check weights and checkpoints."""
 
 import json
 from collections.abc import Iterable
@@ -10,9 +10,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
-from transformers.trainer_callback import ExportableState
-
-from topr_trl.trainers.fingerprints import _at, base_fingerprint, mu_fingerprint
 
 _MAY_BE_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # torch computes no norm of float8
 
@@ -99,107 +96,21 @@ def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[s
     return loading
 
 
-class StartingModel(TrainerCallback, ExportableState):
-    """Callback that stores the starting model and the ratio of a run in `trainer_state.json` of each checkpoint.
-
-    A resumed run cannot compute the fingerprint, because its script may load a model with different weights.
-
-    Attributes:
-        model (`str`):
-            Fingerprint of the starting model. See `mu_fingerprint`.
-        base (`str`):
-            Fingerprint of the base model of an adapter. A checkpoint of an adapter does not contain the weights of the
-            base model. Empty without an adapter.
-        ratio (`str`):
-            Description of the ratio π/μ. See `describe_ratio`.
-    """
-
-    def __init__(self) -> None:
-        self.model = self.base = self.ratio = ""
-
-    def state(self) -> dict[str, Any]:
-        """Return the state that Trainer saves in a checkpoint."""
-        return {"args": {}, "attributes": {"model": self.model, "base": self.base, "ratio": self.ratio}}
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Add an entry for this callback to the training state if an older checkpoint has none.
-
-        Trainer reads the entry when it saves a checkpoint, and would fail without it.
-        """
-        state.stateful_callbacks.setdefault(type(self).__name__, self.state())
-
-    def begin(self, model: nn.Module, temperature: float, ratio: str, checkpoint: Path | None) -> None:
-        """Compute the fingerprints of the model, or read them from the checkpoint.
-
-        A checkpoint of topr_trl 0.2.0 has no fingerprints. To resume it, load the model that its run started with.
-
-        Args:
-            model (`torch.nn.Module`):
-                Model to train.
-            temperature (`float`):
-                Temperature at which log π is computed.
-            ratio (`str`):
-                Description of the ratio π/μ. See `describe_ratio`.
-            checkpoint (`Path`, *optional*):
-                Checkpoint to resume from. `None` for a new run.
-
-        Raises:
-            ValueError: the checkpoint has a different base model, temperature or ratio.
-        """
-        base, self.ratio = base_fingerprint(model), ratio
-        state = {} if checkpoint is None else _state_of(checkpoint) or {}
-        known = state.get("stateful_callbacks", {}).get(type(self).__name__)
-        if known is None:
-            self.model, self.base = mu_fingerprint(model, temperature), base
-            return
-        self.model, self.base = known["attributes"]["model"], known["attributes"]["base"]
-        if base != self.base:
-            raise ValueError(
-                f"{checkpoint} is an adapter for a different base model: fingerprint {self.base or 'none'}, and the "
-                f"model to resume with has {base or 'none'}. Resume with the base model that the run started with."
-            )
-        if (before := known["attributes"].get("ratio", ratio)) != ratio:  # Older checkpoints do not store the ratio.
-            raise ValueError(
-                f"{checkpoint} is from a run with another ratio ({before}) than this run ({ratio}). Resume with the "
-                "same ratio_level and segment_tokens, or train again from the original model, in another output_dir."
-            )
-        if (at := "".join(self.model.partition("@")[1:])) != _at(temperature):
-            raise ValueError(
-                f"{checkpoint} is from a run at temperature {at[1:] or 1}, and the rows were sampled at "
-                f"{temperature:g}. Resume with the rows that the run started with."
-            )
-
-
 # File with the state and the log of the trainer. It is the last file that Trainer writes to a checkpoint.
 STATE = "trainer_state.json"
 
 
 def is_whole_checkpoint(folder: Path) -> bool:
     """Whether a checkpoint has a readable `trainer_state.json`, and so is complete."""
-    return _state_of(folder) is not None
-
-
-def _state_of(folder: Path) -> dict[str, Any] | None:
-    """Return the training state of a checkpoint, or None if its file is missing or damaged."""
     try:
-        return json.loads((folder / STATE).read_text())
+        json.loads((folder / STATE).read_text())
     except (OSError, ValueError):
-        return None
-
-
-def check_log(folder: str | Path) -> None:
-    """Raise a ValueError if the log of a checkpoint has training steps, but no metrics of a TOPR trainer."""
-    logs = (_state_of(Path(folder)) or {}).get("log_history", [])  # Trainer raises an error for a damaged state.
-    of_training = [logged for logged in logs if "loss" in logged]
-    if of_training and not any(name.startswith("topr/") for logged in of_training for name in logged):
-        raise ValueError(
-            f"{folder} was not written by a TOPR trainer: its log has no topr/ metrics. Its optimizer, schedule and "
-            "step belong to another run. Set another output_dir. To start from its weights, use it as the model."
-        )
+        return False
+    return True
 
 
 def check_resumable(folder: str | Path) -> None:
-    """Raise a ValueError if a checkpoint lacks the state of the optimizer, the schedule or the random generators.
+    """Raise a ValueError if a checkpoint lacks the state of training, the optimizer, the schedule or random generators.
 
     Without the error, Trainer would silently continue with a new state.
     """
@@ -209,13 +120,14 @@ def check_resumable(folder: str | Path) -> None:
         "optimizer": of_deepspeed or any(folder.glob("optimizer*")),
         "schedule": of_deepspeed or (folder / "scheduler.pt").is_file(),
         "random": any(folder.glob("rng_state*")),
+        "training": is_whole_checkpoint(folder),
     }
     missing = [what for what, is_there in found.items() if not is_there]
     if missing:
         raise ValueError(
             f"{folder} has no {' and no '.join(missing)} state, so the run cannot be resumed exactly. The checkpoint "
-            "was saved with save_only_model=True, or files were removed. Resume from another checkpoint; or use this "
-            "one as the model of a new run, in another output_dir."
+            "was saved with save_only_model=True, or files were removed or damaged. Resume from another checkpoint; or "
+            "use this one as the model of a new run, in another output_dir."
         )
 
 

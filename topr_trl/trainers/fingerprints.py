@@ -1,17 +1,22 @@
-"""Compute fingerprints of models, which show whether log μ or a checkpoint belongs to a different model."""
+"""Compute fingerprints of models and prompts, which show whether log μ or a checkpoint belongs to different ones."""
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, is_peft_model
+from datasets import Dataset
+from datasets.features.features import require_decoding
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 # Maximum number of hashed elements per parameter. Training changes nearly all elements, so a sample is enough.
 _SAMPLED = 512
+_SAMPLED_ROWS = 10_000  # maximum number of hashed rows of a dataset of prompts
 
 
 def model_fingerprint(
@@ -74,13 +79,30 @@ def _new_adapters(model: nn.Module) -> set[tuple[str, str] | None]:
 
 
 def mu_fingerprint(model: nn.Module, temperature: float) -> str:
-    """Return the fingerprint of the policy μ: the fingerprint of its model, and its temperature unless that is 1."""
-    return model_fingerprint(model) + _at(temperature)
+    """Return the fingerprint of the policy μ: a short hash of the fingerprint of its model and of its temperature."""
+    return text_fingerprint(f"{model_fingerprint(model)} {temperature:g}")
 
 
-def _at(temperature: float) -> str:
-    """Return the end of a fingerprint for a temperature, for instance `@0.7`. It is empty for temperature 1."""
-    return f"@{temperature:g}" if temperature != 1 else ""
+def text_fingerprint(text: object) -> str:
+    """Return a short hash of an object as text."""
+    return hashlib.sha256(str(text).encode()).hexdigest()[:16]
+
+
+def prompts_fingerprint(dataset: object) -> str | None:
+    """Return a short hash of the number of rows and of up to 10,000 evenly spaced rows.
+
+    Columns with images, audio or video are left out, because they can hold paths, which change if files move. Return
+    None for a dataset whose rows cannot be read by number, such as an `IterableDataset`.
+    """
+    if not isinstance(dataset, Dataset):
+        return None
+    count = min(len(dataset), _SAMPLED_ROWS)
+    names = sorted(name for name, kind in dataset.features.items() if not require_decoding(kind, True))
+    some = dataset.select_columns(names).select(np.arange(count) * (len(dataset) - 1) // max(count - 1, 1))
+    digest = hashlib.sha256(str(len(dataset)).encode())
+    for rows in some.with_format("arrow").iter(batch_size=1_000):
+        digest.update(json.dumps(rows.to_pylist(), sort_keys=True, default=str).encode())
+    return digest.hexdigest()[:16]
 
 
 def base_fingerprint(model: Any) -> str:

@@ -278,20 +278,13 @@ def fingerprints(dataset: Dataset, needs_N: NDArray[np.bool_]) -> set[str]:
 
 def check_fingerprints(found: set[str], model: str) -> None:
     """Raise a ValueError if log μ was computed by a model other than `model`, or at a different temperature."""
-    if not (others := found - {model}):
-        return
-    other = sorted(others)[0]
-    if other.partition("@")[0] == model.partition("@")[0]:
+    if others := sorted(found - {model}):
         raise ValueError(
-            f"Column `mu_logps` was not computed at the temperature of log π: its mu_fingerprint is {other}, and "
-            f"the model being trained has {model}. The number after @ is the temperature, which is 1 without @. "
-            "Restore the column `temperature`, or remove mu_logps and mu_fingerprint, and log μ is computed."
+            "Column `mu_logps` was computed by another model, or at a temperature other than that in the column "
+            f"`temperature` (1 without the column): its mu_fingerprint is {others[0]}, and the model being trained has "
+            f"{model}. If the column `temperature` was lost, restore it. If that model wrote these rows, remove the "
+            "column `mu_fingerprint`. To compute log μ with the model being trained, remove both columns."
         )
-    raise ValueError(
-        f"Column `mu_logps` was computed by another model: its mu_fingerprint is {other}, and "
-        f"the model being trained has {model}. If that model wrote these rows, remove the column `mu_fingerprint`. To "
-        "compute log μ with the model being trained, remove both columns."
-    )
 
 
 def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], args: TOPRConfig | OfflineTOPRConfig) -> None:
@@ -364,13 +357,17 @@ def _per_token_logps(
 
 
 def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:
-    """Return a short hash of the tokens, lengths, masks, parts and rewards of all rows, and of `needs_N`."""
+    """Return a short hash of `needs_N`, and of the tokens, lengths, masks, parts, rewards and log μ of all rows."""
     digest = hashlib.sha256()
     for ids in column(dataset, "input_ids").chunks:
         digest.update(ids.flatten().to_numpy().tobytes())
     for name in [n for n in (MASK, PARTS) if n in dataset.column_names]:
         for lists in column(dataset, name).chunks:
             digest.update(np.asarray(lists.flatten()).tobytes() + np.asarray(lists.is_valid()).tobytes())
+    if "mu_logps" in dataset.column_names:
+        given = column(dataset, "mu_logps")
+        digest.update(given.is_valid().to_numpy().tobytes())
+        digest.update((given if pa.types.is_floating(given.type) else pc.list_flatten(given)).to_numpy().tobytes())
     prompts, rewards = (column(dataset, name).to_numpy() for name in ("prompt_length", "reward"))
     for values in (lengths_of(dataset), prompts, rewards, needs_N):
         digest.update(values.tobytes())
@@ -388,13 +385,6 @@ def read_log_mu(path: Path) -> tuple[pa.ChunkedArray, str]:
     """Read log μ and the fingerprint of its model from a file that `save_log_mu` wrote, without validation."""
     table = pq.read_table(path)
     return table["mu_logps"], table.schema.metadata[b"model"].decode()
-
-
-# With the templates of Llama 3.2 and gpt-oss, for example, the same rows have other tokens on another day.
-_OTHER_DAY = (
-    " If the chat template writes today's date, make it write the date of the first start: with date_string in a "
-    "column chat_template_kwargs (Llama 3.2), or with chat_template_path."
-)
 
 
 def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
@@ -425,13 +415,10 @@ def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
     except (pa.ArrowException, OSError) as error:
         why = " ".join(str(error).split()).rstrip(".")
         raise ValueError(f"{path} is damaged ({why}). Restore it, or start again.") from error
-    for what, expected, hint in (("model", model, ""), ("rows", rows, _OTHER_DAY)):
-        found = (table.schema.metadata or {}).get(what.encode(), b"unknown").decode()
-        if found != expected:
-            raise ValueError(
-                f"{path} holds log μ of another "
-                f"{'model or temperature' if what == 'model' else 'set of rows, rewards or limits'}: "
-                f"fingerprint {found}, expected {expected}. Resume with the model, rows and settings that the run "
-                f"started with, or start again in another output_dir.{hint}"
-            )
+    found = table.schema.metadata or {}
+    if (found.get(b"model"), found.get(b"rows")) != (model.encode(), rows.encode()):
+        raise ValueError(
+            f"{path} holds log μ of another run: its model, temperature, rows, rewards or limits differ. Restore the "
+            "file of the run to resume, with the rows of its evaluation sets, or start again in another output_dir."
+        )
     return table["mu_logps"]

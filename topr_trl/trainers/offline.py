@@ -35,11 +35,10 @@ from topr_trl.data.tokenized_rows import (
 from topr_trl.loss import TOKEN_LEVELS, weighted_loss
 from topr_trl.settings.config import OfflineTOPRConfig
 from topr_trl.trainers.base import TOPRMixin, path_as_text, say, settings_for
-from topr_trl.trainers.checkpoints import StartingModel
 from topr_trl.trainers.completions_table import LogCompletions
+from topr_trl.trainers.fingerprints import mu_fingerprint
 from topr_trl.trainers.forward_checks import text_model, virtual_tokens, without_cudnn_attention
-from topr_trl.trainers.log_mu import LogMu
-from topr_trl.trainers.model_card import describe_ratio
+from topr_trl.trainers.log_mu import LogMu, rows_fingerprint
 from topr_trl.trainers.shared_prompts import LEAST_SAVED, LEAST_SHARED, remove_shared_prompts
 
 if TYPE_CHECKING:
@@ -111,14 +110,15 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             a row depends on the other rows of its batch.
     """
 
+    _kind = "offline"
     # transformers' Trainer annotates these attributes with wider types.
     args: OfflineTOPRConfig
     train_dataset: Dataset
     eval_dataset: Dataset | dict[str, Dataset] | None
     data_collator: Any
     _scored: dict[str, ScoredRows]  # datasets that are not tokenized yet, by name
-    _evaluation_baseline: dict[str, float | None] = {}  # baseline settings that evaluation sets use instead of `args`
     _temperature: float  # sampling temperature of the training rows, at which log π is computed
+    _evaluation_baseline: dict[str, float | None] = {}  # baseline settings that evaluation sets use instead of `args`
     _sampler_reported: bool  # whether training rows have `sampler_logps`
     _prepared = 0  # number of datasets tokenized so far; the next dataset gets this number in its column `dataset`
 
@@ -161,8 +161,6 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self.data_collator = Collator(
             self.data_collator, args.ratio_level, keep_idle=self.aux_loss_enabled, log_mu=self._log_mu.values
         )
-        self._start = StartingModel()
-        self.add_callback(self._start)
         self._is_checked = self._is_ready  # Otherwise the model is checked when training begins.
         if self._is_checked:
             self._check_rows_apart(self.model)
@@ -201,11 +199,6 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         )
         if self._is_checked:
             self._check_sharing(self.model)
-
-    @property
-    def _rows_per_step(self) -> int:
-        """Number of rows per optimizer step, over all processes and micro-batches."""
-        return int(self.get_total_train_batch_size(self.args))
 
     # SFTTrainer would tokenize and truncate rows differently.
     def _prepare_dataset(
@@ -362,8 +355,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self._say_share(np.array(self.train_dataset["reward"][:]), self.args)
             if self._prompts is not None:
                 say(self._said_of_training, self.args)
-        self._start.begin(self.model, self._temperature, describe_ratio(self.args), checkpoint)
-        self._plan_log_mu({"train": self.train_dataset, **_by_name(self.eval_dataset)}, checkpoint)
+        super()._before_training(checkpoint)
+        self._plan_log_mu({"train": self.train_dataset, **_by_name(self.eval_dataset)}, self._run["model"], checkpoint)
         if "train" in self._log_mu.planned and not self._sampler_reported:
             say(
                 "log μ is computed with the starting model. If another model wrote the rows, that is a proxy: "
@@ -371,9 +364,21 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 self.args,
             )
 
-    def _plan_log_mu(self, datasets: dict[str, Dataset], checkpoint: Path | None = None) -> None:
+    def _identity_values(self) -> dict[str, Any]:
+        rows, is_grouped = self.train_dataset, self._prompts is not None and self._keep_together
+        in_micro_batch = self._rows_per_step // self.args.gradient_accumulation_steps
+        return {
+            **super()._identity_values(),
+            "temperature": self._temperature,
+            "rows": rows_fingerprint(rows, self._log_mu.needs(rows)),
+            "rows_of_a_prompt_together": rows_together(self._rows_per_step) if is_grouped else 1,
+            # An incomplete micro-batch at the end of an epoch is dropped.
+            "rows_per_micro_batch": in_micro_batch if self.args.dataloader_drop_last else None,
+        }
+
+    def _plan_log_mu(self, datasets: dict[str, Dataset], model: str, checkpoint: Path | None = None) -> None:
         for name, dataset in datasets.items():
-            self._log_mu.plan(name, dataset, self._start.model, checkpoint)
+            self._log_mu.plan(name, dataset, model, checkpoint)
 
     def _compute_log_mu(self, model: nn.Module, keep_parts: bool = False) -> None:
         if self._log_mu.planned:
@@ -421,10 +426,12 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if self.state.global_step == 0 and not self.is_in_train:
             self._cast_for_evaluation()
             own = {"train": self.train_dataset} if any(rows is self.train_dataset for rows in given.values()) else {}
-            self._start.begin(self.model, self._temperature, describe_ratio(self.args), None)
             # The prefix `given_` keeps files of new sets apart from files of the trainer's sets, which a resumed run
             # reads.
-            self._plan_log_mu({**own, **_by_name(self.eval_dataset), **{f"given_{name}": new[name] for name in new}})
+            self._plan_log_mu(
+                {**own, **_by_name(self.eval_dataset), **{f"given_{name}": new[name] for name in new}},
+                mu_fingerprint(self.model, self._temperature),
+            )
             if self._log_mu.planned and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
                 self._log_mu.planned.clear()
                 raise ValueError(

@@ -36,10 +36,10 @@ from datasets import Dataset, IterableDataset
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Sampler
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainerState
 from transformers.trainer_utils import has_length
 from trl import GRPOTrainer, is_conversational
-from trl.trainer.utils import nanstd, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
+from trl.trainer.utils import get_callable_name, nanstd, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from topr_trl.baseline import BASELINES
 from topr_trl.curation import Curated
@@ -51,11 +51,14 @@ from topr_trl.rewards import checked
 from topr_trl.settings.config import TOPRConfig
 from topr_trl.settings.unsupported import needs_metric_for_best_model
 from topr_trl.trainers.base import path_as_text, settings_for
+from topr_trl.trainers.checkpoints import STATE
 from topr_trl.trainers.completions_table import WEIGHT_COLUMNS, DisplayedFloat
+from topr_trl.trainers.fingerprints import model_fingerprint, text_fingerprint
 from topr_trl.trainers.forward_checks import count_positions_from_mask, learned_positions, text_model, virtual_tokens
 from topr_trl.trainers.replay.mixin import ReplayMixin, check_replay
 from topr_trl.trainers.shared_prompts import prompts_together, remove_shared_prompts
 from topr_trl.trainers.training_warnings import SilentBatches, warn_if_far
+from topr_trl.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -149,6 +152,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             a prompt is too long for the model's context, or a reward is infinite.
     """
 
+    _kind = "online"
     args: TOPRConfig
     _buffered_inputs: list[dict[str, Any]] | None  # micro-batches of the current generation batch
     _rewards_per_func: Tensor  # raw rewards of the current generation batch, over all processes
@@ -314,6 +318,22 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         # in the middle of it. Then log μ would be computed after a step, and vLLM would keep outdated weights.
         self._step, self._buffered_inputs, self._last_loaded_step = 0, None, -1
         self._silent.had_signal |= checkpoint is not None
+        if checkpoint is not None:
+            _check_state_is_whole(checkpoint, self.args)
+
+    def _identity_values(self) -> dict[str, Any]:
+        reference = None
+        if self.ref_model is not None:
+            reference = model_fingerprint(self.ref_model)
+        elif self.args.beta != 0:  # If the script passes a model with an adapter, TRL makes the copy.
+            reference = "copy of the adapter" if "ref" in self.model.peft_config else "base model"
+        return {
+            **super()._identity_values(),
+            "reference_model": reference,
+            "reward_functions": self.reward_func_names,
+            "tools": [get_callable_name(tool) for tool in self.tools],
+            "chat_template": text_fingerprint(self._tokenizer.chat_template),
+        }
 
     # TRL subtracts the mean of each group, but TOPR needs the raw rewards, so `_calculate_rewards` stores them.
 
@@ -639,6 +659,28 @@ def _check_prompts(args: TOPRConfig, dataset: object) -> None:
             f"generation_batch_size={args.generation_batch_size} completions, num_generations={args.num_generations} "
             "per prompt. Add prompts, raise num_generations, or lower generation_batch_size (if you set it), "
             "per_device_train_batch_size or gradient_accumulation_steps."
+        )
+
+
+def _check_state_is_whole(checkpoint: Path, args: TOPRConfig) -> None:
+    """Raise an error if a checkpoint lacks the reference model. Warn if it lacks a part of a generation batch.
+
+    Raises:
+        ValueError: `sync_ref_model=True`, so the reference model changes during training.
+    """
+    if args.sync_ref_model:
+        raise ValueError(
+            "A run with sync_ref_model=True cannot be resumed: its checkpoints do not contain the reference model. "
+            f"Start a new run with {checkpoint} as the model, in another output_dir."
+        )
+    micro_batches = args.steps_per_generation * args.num_iterations
+    steps = micro_batches // math.gcd(micro_batches, args.gradient_accumulation_steps)
+    done = TrainerState.load_from_json(str(checkpoint / STATE)).global_step % steps
+    if done:
+        warn_user(
+            f"{checkpoint} was saved after {done} of the {steps} steps of a generation batch, and does not contain the "
+            "batch. The run generates a new batch from these prompts, and uses it for all steps. To avoid this, set "
+            f"save_steps to a multiple of {steps}."
         )
 
 

@@ -9,27 +9,22 @@ from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import NOT_FOR_COMMANDS, field_names
 from topr_trl.pipeline.stage import Made, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, values_of, weights_read
-from topr_trl.pipeline.stages.curate import CHOICE
 from topr_trl.pipeline.trainer_of_rows import (
     FORWARD,
-    RATIO,
     TrainArguments,
     adapter_settings,
-    check_rows_per_step,
     last_whole_checkpoint,
     merge_adapter,
     trainer_of_rows,
 )
 from topr_trl.trainers.checkpoints import STATE
+from topr_trl.trainers.run_identity import compared_settings
 
-_STEPS = (
-    *FORWARD, *RATIO, "segment_tokens", "length_normalization", "tf32", "max_length", "padding_free", "sort_by_length",
-    "share_prompts",
-    "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps", "learning_rate",
-    "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay", "max_grad_norm", "optim", "optim_args",
-    "optim_target_modules", "adam_beta1", "adam_beta2", "adam_epsilon", "neftune_noise_alpha", "shuffle_dataset",
-    "train_sampling_strategy", "data_seed", "dataloader_drop_last", "full_determinism", "use_liger_kernel",
-    "router_aux_loss_coef", "accelerator_config",
+# Settings that determine the trained weights, besides those that a resumed run may not change.
+_RESULT = (
+    *FORWARD, "preset", "a_pos", "b_pos", "a_neg", "b_neg", "tf32", "max_length", "padding_free", "sort_by_length",
+    "share_prompts", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps",
+    "neftune_noise_alpha", "full_determinism", "use_liger_kernel", "accelerator_config", "iteration",
 )  # fmt: skip
 
 
@@ -67,12 +62,12 @@ class Train(Stage[TrainArguments]):
     def inputs(self) -> Json:
         """Return the rows, the weights and the settings.
 
-        The number of processes is not included, because the loop does not know it.
+        The number of processes is not included, because the loop does not know it. Checkpoints have the rows per step.
         """
         args = self.args
         return {
             **rows_read(args.source, self.folder), **weights_read(args), **adapter_settings(args),
-            **values_of(args, (*CHOICE, *_STEPS, "seed", "iteration")),
+            **compared_settings(args), **values_of(args, _RESULT),
         }  # fmt: skip
 
     def make(self) -> Made:
@@ -80,7 +75,6 @@ class Train(Stage[TrainArguments]):
         folder, state = self.folder, PartialState()
         work = folder / manifest.WORK
         trainer = trainer_of_rows(self.args)
-        check_rows_per_step(trainer, work, state)
         trainer.train(resume_from_checkpoint=last_whole_checkpoint(work, state))
         trainer.save_model(str(work / "final"))
         state.wait_for_everyone()

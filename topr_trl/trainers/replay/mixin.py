@@ -17,7 +17,6 @@ from topr_trl.data.rows import refuse_images
 from topr_trl.settings.config import TOPRConfig
 from topr_trl.settings.shared import REPLAYED_BATCHES
 from topr_trl.trainers.base import TOPRMixin, say
-from topr_trl.trainers.fingerprints import mu_fingerprint
 from topr_trl.trainers.log_mu import check_fingerprints
 from topr_trl.trainers.metrics import completion_means
 from topr_trl.trainers.replay import (
@@ -89,8 +88,7 @@ class ReplayMixin(TOPRMixin):
     def _before_training(self, checkpoint: Path | None) -> None:
         super()._before_training(checkpoint)
         if self._replay is not None and checkpoint is None:
-            if self._logged_fingerprints:
-                check_fingerprints(self._logged_fingerprints, mu_fingerprint(self.model, self.args.temperature))
+            check_fingerprints(self._logged_fingerprints, self._run["model"])
             self._replay.count_from_here()
 
     def _with_replayed_rows(self, batch: dict[str, Any], chosen: int) -> dict[str, Any]:
