@@ -99,6 +99,7 @@ SETTINGS = [
     setting("beams in `generation_kwargs`",
         "generation_kwargs, num_beams=4, num_return_sequences=4, remove, num_generations", TOPRConfig,
         generation_kwargs={"num_beams": 4, "num_return_sequences": 4}),
+    setting("a penalty for repetition", "repetition_penalty=1.1, remove", TOPRConfig, repetition_penalty=1.1),
     setting("no completion", "num_generations, at least 1, 0", SamplingArguments, num_generations=0),
     setting("a temperature of 0", "temperature, above 0, 0.0, greedy=True", SamplingArguments, temperature=0.0),
     setting("`top_p` above 1", "top_p, (0, 1], 1.5", SamplingArguments, top_p=1.5),

@@ -17,6 +17,7 @@ from topr_trl.generation.settings import (
     stop_tokens,
 )
 from topr_trl.settings.checks import check_types
+from topr_trl.settings.sampling import warn_of_own_settings
 
 
 @dataclass
@@ -124,6 +125,7 @@ def sample_completions_with_vllm(
         generation_config = GenerationConfig.from_pretrained(config.model, revision=config.revision)
     except OSError:  # The model has no generation config.
         generation_config = GenerationConfig()
+    warn_of_own_settings(generation_config)
     eos = stop_tokens(tokenizer, generation_config)
     pad = tokenizer.pad_token_id
     # Never sample the pad token, as in `topr_trl.sample_completions`.

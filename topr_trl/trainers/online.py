@@ -46,6 +46,7 @@ from topr_trl.data.batch_samplers import ReseededSampler
 from topr_trl.data.tokenization import without_second_bos
 from topr_trl.rewards import checked
 from topr_trl.settings.config import TOPRConfig
+from topr_trl.settings.sampling import of_policy, replaced_generation_config, warn_of_own_settings
 from topr_trl.settings.unsupported import needs_metric_for_best_model
 from topr_trl.trainers.base import path_as_text, settings_for
 from topr_trl.trainers.completions_table import WEIGHT_COLUMNS, DisplayedFloat
@@ -190,6 +191,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
                 "The tokenizer has neither a pad token nor a stop token, so completions cannot be padded to a batch. "
                 "Set tokenizer.pad_token and tokenizer.eos_token."
             )
+        warn_of_own_settings(self.model.generation_config)
         self.reward_funcs: list[Any] = [
             function if isinstance(function, nn.Module) else checked(function, name)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
@@ -334,7 +336,9 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         uses = self.num_iterations  # type: ignore[has-type]  # TRL sets it without an annotation
         self.num_iterations = 1
         try:
-            batch = super()._generate_and_score_completions(inputs)
+            # `generate` fills settings that TRL leaves out from the generation config of the model.
+            with replaced_generation_config(self.model, of_policy(self.model.generation_config)):
+                batch = super()._generate_and_score_completions(inputs)
         finally:
             self.num_iterations = uses
         self.model.train(train)  # TRL's continuous batching switches to training mode, even during evaluation.
