@@ -112,6 +112,8 @@ SETTINGS = [
     setting("drawn examples of the wrong task", "training_shots, task=math, dataset_name", ProblemArguments,
         training_shots=True),
     setting("no iteration", "iterations, at least 1, 0", IterateArguments, iterations=0),
+    setting("an adapter that vLLM cannot load", "vLLM, use_dora=True, sampling_backend='transformers', "
+        "vllm_dtype='float32'", IterateArguments, use_peft=True, use_dora=True, sampling_backend="vllm"),
     setting("an Accelerate config that is not there", "--accelerate_config, nowhere, not exist", IterateArguments,
         FileNotFoundError, accelerate_config="nowhere"),
     setting("no GPU", "gpus, at least 1, 0", PlanArguments, gpus=0),
