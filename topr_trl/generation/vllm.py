@@ -187,9 +187,7 @@ def sample_completions_with_vllm(
         for i, temperature, count in requests
     ]
     lora = None if adapter is None else LoRARequest(adapter.name, 1, str(adapter))
-    outputs = engine.generate(
-        [{"prompt_token_ids": prompt_ids[i]} for i, _, _ in requests], params, lora_request=lora
-    )
+    outputs = engine.generate([{"prompt_token_ids": prompt_ids[i]} for i, _, _ in requests], params, lora_request=lora)
     given = list(problems.with_format(None))  # another format can hide columns
     rows: list[list[dict[str, Any]]] = [[] for _ in prompt_ids]
     for (i, temperature, _), output in zip(requests, outputs, strict=True):

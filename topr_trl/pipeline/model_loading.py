@@ -1,8 +1,8 @@
 """Load the model and the tokenizer of a stage.
 
 `topr train` merges an adapter into float32 weights, and also keeps the adapter in the folder `adapter/`. Rounding the
-merged weights to bfloat16, or to 4 bits, would undo most of a small update. So only float32 models are loaded from the
-merged weights. In a coarser dtype, the base model and the adapter stay apart.
+merged weights to bfloat16, or to 4 bits, would undo most of a small update. So stages read the merged weights only in
+float32. Otherwise, and to train the adapter further, they load the base model and the adapter.
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ def adapter_of(settings: ModelConfig, dtype: str | None, quantized: bool = False
 
     Args:
         settings ([`~trl.ModelConfig`]): Settings of the model.
-        dtype (`str`, *optional*): Dtype of the weights to load.
+        dtype (`str`, *optional*): Dtype of the weights to load. In float32, merged weights are used if there are any.
         quantized (`bool`, *optional*, defaults to `False`): Whether the weights are loaded in 4 or 8 bits.
     """
     folder = Path(model_path(settings))
@@ -62,12 +62,13 @@ def load_model(settings: ModelConfig, how: Mapping[str, Any], trainable: bool = 
     Args:
         settings ([`~trl.ModelConfig`]): Settings of the model.
         how (`Mapping[str, Any]`): Arguments of `from_pretrained`, see `loading`.
-        trainable (`bool`, *optional*, defaults to `False`): Whether to train the adapter further.
+        trainable (`bool`, *optional*, defaults to `False`): Whether to load an adapter to train it further. The merged
+            weights are then not read.
 
     Raises:
         FileNotFoundError: the base model of the adapter is a local folder that does not exist.
     """
-    adapter = adapter_of(settings, how.get("dtype"), "quantization_config" in how)
+    adapter = adapter_of(settings, None if trainable else how.get("dtype"), "quantization_config" in how)
     if adapter is None:
         return AutoModelForCausalLM.from_pretrained(model_path(settings), **how)
     from peft import AutoPeftModelForCausalLM

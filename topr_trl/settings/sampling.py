@@ -1,7 +1,7 @@
 """Judge settings of generation, whether the user sets them or the model's `generation_config` has them.
 
-TOPR compares π with the policy μ that wrote a completion. So completions must be samples of the policy, perhaps after a
-filter that keeps only some tokens, as with the paper's `top_k`. A setting that is not in the lists below is not allowed.
+TOPR compares π with the policy μ that wrote a completion. So completions must be samples of the policy. A filter may
+leave tokens out, as the paper's `top_k` does. A setting that is not in the lists below is not allowed.
 """
 
 from collections.abc import Iterator, Mapping

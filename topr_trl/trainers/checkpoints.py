@@ -81,8 +81,8 @@ def read_adapter_config(adapter: Path) -> dict[str, Any]:
     base = str(config.get("base_model_name_or_path"))
     if Path(base).is_absolute() and not Path(base).is_dir():
         raise FileNotFoundError(
-            f"{adapter} is an adapter of {base}, and there is no such folder. Put the base model there. If `topr train` "
-            "wrote the adapter, --dtype float32 (or --vllm_dtype float32) reads the merged weights instead."
+            f"{adapter} is an adapter of {base}, and there is no such folder. Put the base model there. Or set --dtype "
+            "float32 (with vLLM, --vllm_dtype float32), which reads the merged weights of topr train."
         )
     return config
 

@@ -53,7 +53,7 @@ from topr_trl.trainers.completions_table import WEIGHT_COLUMNS, DisplayedFloat
 from topr_trl.trainers.forward_checks import count_positions_from_mask, learned_positions, text_model
 from topr_trl.trainers.replay.mixin import ReplayMixin, check_replay
 from topr_trl.trainers.shared_prompts import prompts_together, remove_shared_prompts
-from topr_trl.trainers.training_warnings import SilentBatches, warn_if_far
+from topr_trl.trainers.training_warnings import SilentBatches, warn_if_far, warn_if_merged_coarsely
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -192,6 +192,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
                 "Set tokenizer.pad_token and tokenizer.eos_token."
             )
         warn_of_own_settings(self.model.generation_config)
+        if args.use_vllm:
+            warn_if_merged_coarsely(self.model)
         self.reward_funcs: list[Any] = [
             function if isinstance(function, nn.Module) else checked(function, name)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)

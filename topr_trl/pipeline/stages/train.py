@@ -5,6 +5,7 @@ import shutil
 from accelerate import PartialState
 
 from topr_trl.pipeline import manifest
+from topr_trl.pipeline.adapters import adapter_settings, merge_adapter
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import ADAPTER
 from topr_trl.pipeline.settings import NOT_FOR_COMMANDS, field_names
@@ -15,10 +16,8 @@ from topr_trl.pipeline.trainer_of_rows import (
     FORWARD,
     RATIO,
     TrainArguments,
-    adapter_settings,
     check_rows_per_step,
     last_whole_checkpoint,
-    merge_adapter,
     trainer_of_rows,
 )
 from topr_trl.trainers.checkpoints import STATE
@@ -88,7 +87,7 @@ class Train(Stage[TrainArguments]):
         notes: Json = {}
         if state.is_main_process:  # The other processes do not wait, see `Stage.run`.
             if self.args.use_peft:
-                notes["unchanged_in_bfloat16"] = merge_adapter(work / "final", self.args, trainer)
+                notes["unchanged_in_bfloat16"] = merge_adapter(work / "final", self.args, trainer, folder)
             else:
                 for path in (work / "final").iterdir():
                     path.replace(folder / path.name)
