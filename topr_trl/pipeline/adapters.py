@@ -24,15 +24,15 @@ def adapter_settings(args: ModelConfig) -> Json:
 
 def check_adapter(args: ModelConfig, adapter: Path) -> None:
     """Raise a ValueError if an adapter cannot be trained further with these settings."""
-    known = manifest.read(adapter.parent)
-    before = known.stages["train"]["inputs"]["peft"] if known else None
-    now = adapter_settings(args)["peft"]
+    known, now = manifest.read(adapter.parent), adapter_settings(args)["peft"]
+    assert known is not None  # Otherwise, the folder has no merged weights, and no command trains from it.
+    before = known.stages["train"]["inputs"]["peft"]
     if now is None:
         raise ValueError(
             f"{args.model_name_or_path} has an adapter, and its merged weights would lose a part of the update if they "
             "are not loaded in float32. Set use_peft=True to train the adapter further, or dtype='float32'."
         )
-    if changed := [name for name in now if before and now[name] != before.get(name)]:
+    if changed := [name for name in now if now[name] != before.get(name)]:
         given = ", ".join(f"{name}={now[name]} (before: {before[name]})" for name in changed)
         raise ValueError(
             f"{given}: training goes on with the adapter of {args.model_name_or_path}. Use its settings, or start from "

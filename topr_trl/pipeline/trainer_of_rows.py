@@ -103,10 +103,12 @@ def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) 
         check_adapter(args, further)
         own.model_init_kwargs = None
         return OfflineTOPRTrainer(load_model(args, how, trainable=True), own, rows, processing_class=tokenizer)
-    own.model_init_kwargs, model, adapter = how, model_path(args), get_peft_config(args)
+    own.model_init_kwargs, adapter = how, get_peft_config(args)
     if adapter is not None:
-        # PEFT saves the base model and its revision with the adapter, which other commands load from anywhere.
-        model, adapter.revision = absolute(model), how.get("revision")
+        # PEFT saves this revision with the adapter. Without it, the adapter would belong to the main revision.
+        adapter.revision = how.get("revision")
+    # PEFT also saves the path of the base model. Later commands may run in another folder.
+    model = absolute(model_path(args)) if adapter else model_path(args)
     return OfflineTOPRTrainer(model, own, rows, processing_class=tokenizer, peft_config=adapter)
 
 

@@ -182,8 +182,9 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         if self.top_k is None:
             self.top_k = 0 if self.log_mu == "sampler" else 500
         # A vLLM server would replace None with the model's own settings.
-        self.top_p = 1.0 if self.top_p is None else self.top_p
-        self.repetition_penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
+        for name in ("top_p", "repetition_penalty"):
+            if getattr(self, name) is None:
+                setattr(self, name, 1.0)
         self._choose_metric_for_best_model()
         super().__post_init__()
         self.validate_sharding()

@@ -191,9 +191,6 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
                 "The tokenizer has neither a pad token nor a stop token, so completions cannot be padded to a batch. "
                 "Set tokenizer.pad_token and tokenizer.eos_token."
             )
-        warn_of_own_settings(self.model.generation_config)
-        if args.use_vllm:
-            warn_if_merged_coarsely(self.model)
         self.reward_funcs: list[Any] = [
             function if isinstance(function, nn.Module) else checked(function, name)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
@@ -312,6 +309,9 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
     def _before_training(self, checkpoint: Path | None) -> None:
         super()._before_training(checkpoint)
         _check_prompts(self.args, self.train_dataset)
+        warn_of_own_settings(self.model.generation_config)
+        if self.args.use_vllm:
+            warn_if_merged_coarsely(self.model)
         # Discard a generation batch that an earlier call of `train` left unfinished after an error. TRL would continue
         # in the middle of it. Then log μ would be computed after a step, and vLLM would keep outdated weights.
         self._step, self._buffered_inputs, self._last_loaded_step = 0, None, -1
