@@ -6,12 +6,14 @@ import shutil
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.loops import stage_of
 from topr_trl import load_rows
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.model_loading import load_model, loading
+from topr_trl.pipeline.stages import sample
 from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.pipeline.stages.train import Train
 from topr_trl.pipeline.trainer_of_rows import TrainArguments, trainer_of_rows
@@ -48,7 +50,9 @@ def base(tmp_path_factory):
 def trained(base, rows, tmp_path_factory):
     """Return the folder of a model whose adapter was trained in bfloat16, with a stop token of its own."""
     folder = tmp_path_factory.mktemp("run") / "model"
-    stage_of("train", training(folder, rows, base, eos_token="7")).run()
+    with pytest.MonkeyPatch.context() as patch:  # Later commands may run in another folder.
+        patch.chdir(base.parent)
+        stage_of("train", training(folder, rows, base.name, eos_token="7")).run()
     return folder
 
 
@@ -147,16 +151,45 @@ def test_a_merged_model_has_the_stop_token_of_training(base, trained):
     assert model.config.eos_token_id == tokenizer.eos_token_id
 
 
-def test_sampling_reads_the_adapter(trained, tmp_path):
-    args = SampleArguments(
-        output_dir=str(tmp_path), model_name_or_path=str(trained), dtype="bfloat16", use_cpu=True, num_generations=2,
-        max_new_tokens=8, num_train_problems=2, num_shots=0,
+@pytest.fixture
+def distinct(trained, tmp_path):
+    """Return the folder of a model whose adapter differs from its merged weights."""
+    folder = tmp_path / "model"
+    shutil.copytree(trained, folder)
+    path = folder / "adapter" / "adapter_model.safetensors"
+    save_file({n: w * 10_000 if "lora_B" in n else w for n, w in load_file(path).items()}, path, {"format": "pt"})
+    return folder
+
+
+def sampling(folder, model, **more):
+    return SampleArguments(
+        output_dir=str(folder), model_name_or_path=str(model), dtype="bfloat16", use_cpu=True, num_generations=2,
+        max_new_tokens=8, num_train_problems=2, num_shots=0, **more,
     )  # fmt: skip
+
+
+def test_sampling_reads_the_adapter(distinct, tmp_path):
+    args = sampling(tmp_path / "rows", distinct)
     stage_of("sample", args).run()
-    (row, *_) = load_rows(tmp_path)
-    model = load_model(args, loading(args)).eval()
+    (row, *_) = load_rows(tmp_path / "rows")
     ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
-    with torch.no_grad():
-        expected = model(ids).logits[0, :-1].float().log_softmax(-1).gather(1, ids[0, 1:, None])
-    drawn = expected[len(row["prompt_ids"]) - 1 :].squeeze(1)
-    torch.testing.assert_close(torch.tensor(row["sampler_logps"]), drawn, atol=0.05, rtol=0)
+
+    def drawn(model):
+        with torch.no_grad():
+            logps = model.eval()(ids).logits[0, :-1].float().log_softmax(-1).gather(1, ids[0, 1:, None])
+        return logps[len(row["prompt_ids"]) - 1 :].squeeze(1)
+
+    found = torch.tensor(row["sampler_logps"])
+    torch.testing.assert_close(found, drawn(load_model(args, loading(args))), atol=0.05, rtol=0)
+    merged = AutoModelForCausalLM.from_pretrained(distinct, dtype=torch.bfloat16)
+    assert (found - drawn(merged)).abs().max() > 0.2
+
+
+@pytest.mark.parametrize(("dtype", "is_apart"), [("auto", True), ("bfloat16", True), ("float32", False)])
+def test_vllm_gets_the_adapter(trained, tmp_path, monkeypatch, dtype, is_apart):
+    given = []
+    monkeypatch.setattr(sample, "start_engine", lambda *args: given.append(args[-1]))
+    monkeypatch.setattr(sample, "sample_completions_with_vllm", lambda *args: given.append(args[-1]))
+    args = sampling(tmp_path, trained, sampling_backend="vllm", vllm_dtype=dtype)
+    sample._sampler(args, ())(None, 0)
+    assert given == [trained / "adapter" if is_apart else None] * 2
