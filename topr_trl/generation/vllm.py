@@ -154,7 +154,6 @@ def sample_completions_with_vllm(
             formatted with the chat template.
     """
     from vllm import SamplingParams
-    from vllm.lora.request import LoRARequest
 
     tokenizer, config = engine.get_tokenizer(), engine.llm_engine.model_config
     prompt_ids = encode_prompts(tokenizer, problems, args, config.max_model_len)
@@ -186,8 +185,8 @@ def sample_completions_with_vllm(
         )
         for i, temperature, count in requests
     ]
-    lora = None if adapter is None else LoRARequest(adapter.name, 1, str(adapter))
-    outputs = engine.generate([{"prompt_token_ids": prompt_ids[i]} for i, _, _ in requests], params, lora_request=lora)
+    prompts = [{"prompt_token_ids": prompt_ids[i]} for i, _, _ in requests]
+    outputs = engine.generate(prompts, params, **_request_options(adapter))
     given = list(problems.with_format(None))  # another format can hide columns
     rows: list[list[dict[str, Any]]] = [[] for _ in prompt_ids]
     for (i, temperature, _), output in zip(requests, outputs, strict=True):
@@ -197,3 +196,12 @@ def sample_completions_with_vllm(
             drawn, logps = list(sample.token_ids), list(sample.logprobs.logprobs)
             rows[i].append(sampled_row(given[i], len(rows[i]), tokenizer, ids, drawn, reason, logps, args, temperature))
     return rows_as_dataset([row for problem in rows for row in problem], problems)
+
+
+def _request_options(adapter: Path | None) -> dict[str, Any]:
+    """Return the arguments of `generate` for an engine that was started with `adapter`."""
+    if adapter is None:
+        return {}
+    from vllm.lora.request import LoRARequest
+
+    return {"lora_request": LoRARequest(adapter.name, 1, str(adapter))}
