@@ -99,6 +99,7 @@ SETTINGS = [
     setting("beams in `generation_kwargs`",
         "generation_kwargs, num_beams=4, num_return_sequences=4, remove, num_generations", TOPRConfig,
         generation_kwargs={"num_beams": 4, "num_return_sequences": 4}),
+    setting("a penalty for repetition", "repetition_penalty=1.1, remove", TOPRConfig, repetition_penalty=1.1),
     setting("no completion", "num_generations, at least 1, 0", SamplingArguments, num_generations=0),
     setting("a temperature of 0", "temperature, above 0, 0.0, greedy=True", SamplingArguments, temperature=0.0),
     setting("`top_p` above 1", "top_p, (0, 1], 1.5", SamplingArguments, top_p=1.5),
@@ -111,6 +112,8 @@ SETTINGS = [
     setting("drawn examples of the wrong task", "training_shots, task=math, dataset_name", ProblemArguments,
         training_shots=True),
     setting("no iteration", "iterations, at least 1, 0", IterateArguments, iterations=0),
+    setting("an adapter that vLLM cannot load", "vLLM, use_dora=True, sampling_backend='transformers', "
+        "vllm_dtype='float32'", IterateArguments, use_peft=True, use_dora=True, sampling_backend="vllm"),
     setting("an Accelerate config that is not there", "--accelerate_config, nowhere, not exist", IterateArguments,
         FileNotFoundError, accelerate_config="nowhere"),
     setting("no GPU", "gpus, at least 1, 0", PlanArguments, gpus=0),

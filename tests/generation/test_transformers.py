@@ -139,7 +139,8 @@ def test_settings_of_the_model_do_not_leak_in(model, tokenizer, problems):
     own = model.generation_config
     own.repetition_penalty, own.no_repeat_ngram_size, own.min_p = 1.3, 2, 0.2
     own.do_sample, own.temperature = True, 2.0
-    assert sample_completions(model, tokenizer, problems, args)["completion"][:] == plain
+    with pytest.warns(UserWarning, match=r"repetition_penalty=1.3 and no_repeat_ngram_size=2"):
+        assert sample_completions(model, tokenizer, problems, args)["completion"][:] == plain
     assert model.generation_config is own
 
 

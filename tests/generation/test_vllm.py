@@ -137,6 +137,27 @@ def test_rope_settings_survive_the_round_trip(problems, tmp_path):
     assert (torch.tensor(rows[0]["sampler_logps"]) - trainers_logps(plain, rows[0])).abs().max() > 100 * TOLERANCE
 
 
+def test_the_engine_keeps_an_adapter_apart(problems, tmp_path):
+    """The engine has the policy of base model and adapter, with the tokenizer of the model's folder."""
+    peft = pytest.importorskip("peft")
+    tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
+    model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
+    torch.manual_seed(0)
+    lora = peft.LoraConfig(r=12, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    policy = peft.get_peft_model(model, lora).eval()
+    policy.save_pretrained(tmp_path / "adapter")
+    tokenizer.eos_token = "7"
+    tokenizer.save_pretrained(tmp_path)
+    engine = start_engine(str(tmp_path), FLOAT32, adapter=tmp_path / "adapter")
+    args = SamplingArguments(num_generations=2, max_new_tokens=40)
+    rows = sample_completions_with_vllm(engine, problems, args, adapter=tmp_path / "adapter")
+    assert_engine_is_the_model(rows, policy)
+    assert (torch.tensor(rows[0]["sampler_logps"]) - trainers_logps(plain, rows[0])).abs().max() > 100 * TOLERANCE
+    ended = [row["completion_ids"][-1] == tokenizer.eos_token_id for row in rows]
+    assert ended == [tokenizer.eos_token_id in row["completion_ids"] for row in rows]
+
+
 @patch.dict(os.environ)  # TRL sets variables for the engine's single process, and does not remove them.
 def test_online_trainer_with_the_engine_in_its_process(problems, tmp_path, monkeypatch):
     """The engine gets the trained weights before each generation, so its log-probabilities agree with the trainer's."""

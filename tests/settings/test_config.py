@@ -122,39 +122,6 @@ def test_an_order_that_the_trainer_cannot_use_is_refused(settings, tmp_path):
         OfflineTOPRConfig(str(tmp_path), **CPU, train_sampling_strategy="sequential")
 
 
-@pytest.mark.parametrize(
-    ("given", "remedy"),
-    [
-        ({"eos_token_id": [1, 2]}, "model.generation_config.eos_token_id"),
-        ({"stop_strings": ["\n"]}, "model.generation_config.eos_token_id"),
-        ({"pad_token_id": 0}, "tokenizer.pad_token"),
-        ({"num_return_sequences": 2}, "num_generations"),
-        ({"n": 2}, "num_generations"),
-        ({"return_dict_in_generate": True}, "token ids alone"),
-        ({"num_beams": 2}, "Remove it"),
-        ({"do_sample": False}, "Remove it"),
-        ({"forced_eos_token_id": 1}, "Remove it"),
-        ({"truncate_prompt_tokens": 5}, "Remove it"),
-        ({"max_new_tokens": 5}, "max_completion_length"),
-        ({"temperature": 0.5}, "`temperature`"),
-        ({"logprobs": 5}, "sampled token"),
-    ],
-)
-def test_generation_kwargs_by_which_trl_would_misread_completions(given, remedy, tmp_path):
-    ((name, value),) = given.items()
-    for form in (given, json.dumps(given)):  # The command line passes JSON.
-        with pytest.raises(ValueError, match=f"generation_kwargs with {name}=") as error:
-            TOPRConfig(str(tmp_path), **CPU, generation_kwargs=form)
-        assert remedy in str(error.value)
-        assert repr(value) in str(error.value)
-
-
-def test_generation_kwargs_that_do_no_harm(tmp_path):
-    harmless = {"num_beams": 1, "do_sample": True, "temperature": 0.7, "eos_token_id": None, "max_new_tokens": 9}
-    args = TOPRConfig(str(tmp_path), **CPU, temperature=0.7, max_completion_length=9, generation_kwargs=harmless)
-    assert args.generation_kwargs == harmless
-
-
 @pytest.mark.parametrize("config", [TOPRConfig, OfflineTOPRConfig])
 def test_uneven_batches_are_refused_in_several_processes(config, tmp_path, monkeypatch):
     config(str(tmp_path), **CPU, accelerator_config={"even_batches": False})

@@ -226,6 +226,12 @@ def test_importance_sampling_is_refused_as_soon_as_trl_has_it(prefix, monkeypatc
         AsyncTOPRConfig("x", **QUIET)
 
 
+def test_a_filter_of_the_model_is_off_at_the_server():
+    args = AsyncTOPRConfig("x", **QUIET)
+    assert args.min_p == 0  # TRL leaves None out of requests, and the server then uses the model's `min_p`.
+    args.__post_init__()
+
+
 def test_no_new_setting_goes_unnoticed():
     """Test that all settings of TRL are known. A new setting that only TRL's loss reads would have no effect here."""
     known = {

@@ -122,13 +122,22 @@ def test_stage_train_merges_an_adapter_under_zero3(tmp_path):
     pytest.importorskip("deepspeed")
     rows = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}", "reward": float((-1) ** n)} for n in range(8)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    launch(
-        "zero3", "-m", "topr_trl", "train", "--input", tmp_path / "rows.jsonl", "--output_dir", tmp_path / "model",
-        "--use_peft", "--lora_target_modules", "q_proj", "v_proj", "--use_cpu", "false", "--ddp_backend", "gloo",
-        "--per_device_train_batch_size", 2, "--learning_rate", "1e-2", again=True,
-    )  # fmt: skip
+
+    def train(model, out):
+        launch(
+            "zero3", "-m", "topr_trl", "train", "--input", tmp_path / "rows.jsonl", "--output_dir", tmp_path / out,
+            "--model_name_or_path", model, "--use_peft", "--lora_target_modules", "q_proj", "v_proj", "--use_cpu",
+            "false", "--ddp_backend", "gloo", "--per_device_train_batch_size", 2, "--learning_rate", "1e-2",
+            "--bf16", "false", "--optim", "adamw_torch", again=True,
+        )  # fmt: skip
+
+    train(CARELESS_MODEL, "model")
     found, start = weights(tmp_path / "model"), weights(CARELESS_MODEL)
     moved = {name for name in start if (found[name] - start[name]).abs().max() > 1e-3}
     assert moved
     assert all("q_proj" in name or "v_proj" in name for name in moved)
-    assert (tmp_path / "model" / "adapter" / "adapter_config.json").is_file()
+    train(tmp_path / "model", "second")
+    config = json.loads((tmp_path / "second" / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(CARELESS_MODEL)
+    again = weights(tmp_path / "second")
+    assert {name for name in start if not torch.equal(again[name], found[name])} == moved

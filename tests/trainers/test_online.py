@@ -95,6 +95,42 @@ def test_every_parameter_moves_and_every_metric_is_there(train):
     assert logs[-1]["topr/positive_share"] == 0.5
 
 
+OWN_SETTINGS = {
+    "no_repeat_ngram_size": 1, "min_new_tokens": 16, "suppress_tokens": [5, 6, 7, 8], "typical_p": 0.1,
+    "epsilon_cutoff": 0.4, "eta_cutoff": 0.4, "top_h": 0.1, "min_p": 0.9, "top_p": 0.1, "repetition_penalty": 3.0,
+    "sequence_bias": [[[5], 30.0]], "bad_words_ids": [[5], [6], [7], [8]], "num_beams": 2, "guidance_scale": 3.0,
+    "exponential_decay_length_penalty": (1, 3.0), "forced_bos_token_id": 5, "watermarking_config": {"bias": 9.0},
+}  # fmt: skip
+
+
+def test_settings_of_the_model_s_generation_config_do_not_change_the_samples(make, capsys):
+    """Each setting alone must leave the completions as they are, also in evaluation."""
+
+    def completions(**own):
+        model, seen = fresh_model(), []
+        for name, value in own.items():
+            setattr(model.generation_config, name, value)
+        config = model.generation_config
+
+        def reward(completion_ids, **_):
+            seen.extend(completion_ids)
+            return [float(i) for i in range(len(completion_ids))]
+
+        trainer = make(reward, model=model, max_steps=1, top_k=0, evaluation=Dataset.from_list([{"prompt": "2 + 3 ="}]))
+        trainer.train()
+        trainer.evaluate()
+        assert trainer.model.generation_config is config
+        return seen
+
+    plain = completions()
+    for name, value in OWN_SETTINGS.items():
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert completions(**{name: value}) == plain, name
+        replaced = name in ("min_p", "top_p")
+        assert any(f"generation_config has {name}=" in str(warning.message) for warning in told) != replaced, name
+
+
 def test_same_seed_same_weights(train, request):
     weights = []
     for _ in range(2):

@@ -8,8 +8,12 @@ from datasets import Dataset
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config, Qwen2ForCausalLM
 
+from tests.loops import stage_of
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
 from topr_trl.cli import main as cli
+from topr_trl.pipeline.model_loading import load_model, loading
+from topr_trl.pipeline.stages.sample import SampleArguments
+from topr_trl.pipeline.trainer_of_rows import TrainArguments
 from topr_trl.trainers.quantization import keep_gradients_of_4bit_layers
 
 pytest.importorskip("bitsandbytes")
@@ -166,6 +170,30 @@ def test_the_commands_merge_into_full_precision(base, tmp_path):
     difference = merged.model.layers[1].mlp.up_proj.weight - start.model.layers[1].mlp.up_proj.weight
     torch.testing.assert_close(difference, scale * product, rtol=1e-4, atol=1e-6)
     assert torch.equal(merged.get_input_embeddings().weight, start.get_input_embeddings().weight)
+
+
+def test_4_bit_weights_and_an_adapter_stay_apart_from_stage_to_stage(base, tmp_path):
+    """Rounding the merged weights to 4 bits would undo the update, so stages load the base model and the adapter."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\n".join(map(json.dumps, ROWS.to_list())))
+    common = {"load_in_4bit": True, "use_cpu": True, "dtype": "bfloat16"}
+    trained = []
+    for start, out in ((base, tmp_path / "first"), (tmp_path / "first", tmp_path / "second")):
+        args = TrainArguments(
+            input=str(rows), output_dir=str(out), model_name_or_path=str(start), use_peft=True, lora_r=4,
+            lora_target_modules=["q_proj", "up_proj"], max_steps=2, learning_rate=1e-3, bf16=False, report_to="none",
+            disable_tqdm=True, **common,
+        )  # fmt: skip
+        stage_of("train", args).run()
+        trained.append(load_file(out / "adapter" / "adapter_model.safetensors"))
+        sampled = SampleArguments(output_dir="out", model_name_or_path=str(out), **common)
+        model = load_model(sampled, loading(sampled))
+        assert model.get_base_model().is_loaded_in_4bit
+        loaded = peft.get_peft_model_state_dict(model)
+        assert all(torch.equal(loaded[name], value) for name, value in trained[-1].items())
+    assert all(value.dtype == torch.float32 for value in trained[1].values())
+    distance = max((trained[1][name] - value).abs().max() for name, value in trained[0].items())
+    assert 0 < distance < 0.01  # the same adapter, two steps later
 
 
 @pytest.mark.parametrize("kind", [OfflineTOPRTrainer, TOPRTrainer])

@@ -11,6 +11,7 @@ from topr_trl.trainers.training_warnings import (
     sampler_distance,
     warn_if_dead,
     warn_if_far,
+    warn_if_merged_coarsely,
 )
 
 
@@ -20,6 +21,21 @@ def said(check, *args):
         warnings.simplefilter("always")
         returned = check(*args)
     return [str(warning.message) for warning in caught], returned
+
+
+@pytest.mark.parametrize(("dtype", "is_warned"), [(torch.bfloat16, True), (torch.float32, False)])
+def test_an_adapter_that_trl_merges_into_coarse_weights(model, dtype, is_warned):
+    peft = pytest.importorskip("peft")
+    assert said(warn_if_merged_coarsely, model.to(dtype)) == ([], None)  # no adapter
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    adapted = peft.get_peft_model(model, lora)
+    name, before = next((n, p.detach().clone()) for n, p in adapted.named_parameters() if "base_layer" in n)
+    messages, _ = said(warn_if_merged_coarsely, adapted)
+    assert ["dtype='float32'" in message for message in messages] == [True] * is_warned
+    adapted.merge_adapter()
+    adapted.unmerge_adapter()  # as TRL does when it sends weights
+    after = dict(adapted.named_parameters())[name]
+    assert torch.allclose(before, after, atol=1e-6, rtol=0) != is_warned
 
 
 def test_negatives_that_are_dead_early_are_warned_about():

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import is_peft_model
 from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import (
@@ -28,6 +27,7 @@ from topr_trl.generation.settings import (
     sampled_row,
     stop_tokens,
 )
+from topr_trl.settings.sampling import replaced_generation_config, warn_of_own_settings
 from topr_trl.trainers.checkpoints import check_finite
 from topr_trl.trainers.forward_checks import without_cudnn_attention
 
@@ -92,6 +92,7 @@ def sample_completions(
         FloatingPointError: a weight of the model is NaN or infinite.
     """
     check_finite(model, "The model to sample from")
+    warn_of_own_settings(model.generation_config)
     state = PartialState()
     if len(problems) < state.num_processes:
         raise ValueError(
@@ -208,20 +209,13 @@ class _RecordLogps(LogitsProcessor):
 
 @contextmanager
 def _only_config(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
-    """Put the model in evaluation mode, and replace its generation config. Restore both at the end.
-
-    Without the replacement, `generate` would add settings of the model's own config, such as a repetition penalty.
-    """
-    # PEFT's `generate` copies the config to the base model.
-    owners = [model, model.get_base_model()] if is_peft_model(model) else [model]
-    own_configs, was_training = [owner.generation_config for owner in owners], model.training
-    model.generation_config = config
+    """Put the model in evaluation mode, and replace its generation config. Restore both at the end."""
+    was_training = model.training
     model.eval()
     try:
-        yield
+        with replaced_generation_config(model, config):
+            yield
     finally:
-        for owner, own in zip(owners, own_configs, strict=True):
-            owner.generation_config = own
         model.train(was_training)
 
 

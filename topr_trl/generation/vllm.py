@@ -1,7 +1,9 @@
 """Sample completions with vLLM's offline engine, which is faster than transformers and returns the same columns."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ from topr_trl.generation.settings import (
     stop_tokens,
 )
 from topr_trl.settings.checks import check_types
+from topr_trl.settings.sampling import warn_of_own_settings
+from topr_trl.trainers.checkpoints import read_adapter_config
 
 
 @dataclass
@@ -46,10 +50,36 @@ class VLLMArguments:
 # Chunked prefill rewinds the random generator of a request, which a CPU generator does not support. Without chunked
 # prefill, a batch must have room for a whole prompt.
 _ON_THE_CPU = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8_192}
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts as `max_lora_rank`
+
+
+def refuse_adapter_of_vllm(config: Mapping[str, Any]) -> None:
+    """Raise a ValueError if vLLM cannot load an adapter with this configuration."""
+    if wrong := [f"{name}={config[name]}" for name in ("use_dora", "modules_to_save") if config.get(name)]:
+        raise ValueError(
+            f"vLLM cannot load an adapter with {' and '.join(wrong)}. Set sampling_backend='transformers'. Or set "
+            "vllm_dtype='float32', which reads the merged weights of topr train."
+        )
+
+
+def _adapter_options(model: str, adapter: Path) -> dict[str, Any]:
+    """Return the engine's arguments for a base model with an adapter. The tokenizer is in the folder `model`."""
+    config = read_adapter_config(adapter)
+    refuse_adapter_of_vllm(config)
+    rank = max(config["r"], *(config.get("rank_pattern") or {}).values(), 1)
+    return {
+        "model": config["base_model_name_or_path"], "revision": config.get("revision"), "tokenizer": model,
+        "enable_lora": True, "max_lora_rank": next(most for most in _RANKS if most >= rank),
+    }  # fmt: skip
 
 
 def start_engine(
-    model: str, args: VLLMArguments, seed: int = 0, revision: str | None = None, trust_remote_code: bool = False
+    model: str,
+    args: VLLMArguments,
+    seed: int = 0,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    adapter: Path | None = None,
 ) -> Any:
     """Return a new `vllm.LLM` for a model in safetensors format. The engine's memory is freed when this process ends.
 
@@ -59,10 +89,15 @@ def start_engine(
         seed (`int`, *optional*, defaults to `0`): Seed of the engine.
         revision (`str`, *optional*): Revision of a model on the Hub.
         trust_remote_code (`bool`, *optional*, defaults to `False`): Whether to run code that comes with the model.
+        adapter (`Path`, *optional*): Folder of an adapter. The engine then loads its base model instead of `model`.
+            Also pass the adapter to `sample_completions_with_vllm`.
 
     Raises:
         ImportError: vLLM is not installed.
+        ValueError: vLLM cannot load the adapter.
+        FileNotFoundError: the base model of the adapter is a local folder that does not exist.
     """
+    which = {"model": model, "revision": revision} if adapter is None else _adapter_options(model, adapter)
     # The engine runs in this process, because a child process would outlive a killed parent and keep its memory.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     try:
@@ -70,14 +105,13 @@ def start_engine(
     except ImportError as error:
         raise ImportError("Sampling with vLLM needs vLLM: pip install topr_trl[vllm].") from error
     return LLM(
-        model,
+        **which,
         seed=seed,
         dtype=args.vllm_dtype,
         tensor_parallel_size=args.vllm_tensor_parallel_size,
         gpu_memory_utilization=args.vllm_gpu_memory_utilization,
         max_model_len=args.vllm_max_model_length,
         enforce_eager=args.vllm_enforce_eager,
-        revision=revision,
         trust_remote_code=trust_remote_code,
         load_format="safetensors",
         **({} if torch.accelerator.is_available() else _ON_THE_CPU),
@@ -90,6 +124,7 @@ def sample_completions_with_vllm(
     args: SamplingArguments,
     stop_strings: tuple[str, ...] = (),
     seed: int = 0,
+    adapter: Path | None = None,
 ) -> Dataset:
     """Sample completions for each problem, as `topr_trl.sample_completions` does in a single process.
 
@@ -108,6 +143,8 @@ def sample_completions_with_vllm(
         seed (`int`, *optional*, defaults to `0`):
             Seed. The same seed, settings and problems give the same completions if the engine's kernels are
             deterministic.
+        adapter (`Path`, *optional*):
+            Adapter that the engine was started with.
 
     Returns:
         [`~datasets.Dataset`]: rows as in `topr_trl.data.rows`, without a reward.
@@ -124,6 +161,7 @@ def sample_completions_with_vllm(
         generation_config = GenerationConfig.from_pretrained(config.model, revision=config.revision)
     except OSError:  # The model has no generation config.
         generation_config = GenerationConfig()
+    warn_of_own_settings(generation_config)
     eos = stop_tokens(tokenizer, generation_config)
     pad = tokenizer.pad_token_id
     # Never sample the pad token, as in `topr_trl.sample_completions`.
@@ -147,7 +185,8 @@ def sample_completions_with_vllm(
         )
         for i, temperature, count in requests
     ]
-    outputs = engine.generate([{"prompt_token_ids": prompt_ids[i]} for i, _, _ in requests], params)
+    prompts = [{"prompt_token_ids": prompt_ids[i]} for i, _, _ in requests]
+    outputs = engine.generate(prompts, params, **_request_options(adapter))
     given = list(problems.with_format(None))  # another format can hide columns
     rows: list[list[dict[str, Any]]] = [[] for _ in prompt_ids]
     for (i, temperature, _), output in zip(requests, outputs, strict=True):
@@ -157,3 +196,12 @@ def sample_completions_with_vllm(
             drawn, logps = list(sample.token_ids), list(sample.logprobs.logprobs)
             rows[i].append(sampled_row(given[i], len(rows[i]), tokenizer, ids, drawn, reason, logps, args, temperature))
     return rows_as_dataset([row for problem in rows for row in problem], problems)
+
+
+def _request_options(adapter: Path | None) -> dict[str, Any]:
+    """Return the arguments of `generate` for an engine that was started with `adapter`."""
+    if adapter is None:
+        return {}
+    from vllm.lora.request import LoRARequest
+
+    return {"lora_request": LoRARequest(adapter.name, 1, str(adapter))}

@@ -15,7 +15,6 @@ from topr_trl.hub.cards import results_metadata
 from topr_trl.hub.commit import README, Parcel
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.lineage import (
-    ADAPTER,
     facts_of_sampling,
     first_weights,
     lineage,
@@ -26,6 +25,7 @@ from topr_trl.pipeline.lineage import (
     weights_of,
 )
 from topr_trl.pipeline.manifest import Json, Stage
+from topr_trl.pipeline.model_loading import ADAPTER
 from topr_trl.pipeline.run_folders import iteration_folder, results_folder
 from topr_trl.pipeline.stages.curate import CHOICE
 from topr_trl.settings.shared import TOPRArguments

@@ -8,9 +8,7 @@ from huggingface_hub.utils import validate_repo_id
 from topr_trl.data.tables import TABLE_SUFFIXES
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json, Manifest, Stage
-from topr_trl.pipeline.model_loading import BUNDLED
-
-ADAPTER = "adapter"  # subfolder of a model's folder, with the trained adapter that was merged into the model
+from topr_trl.pipeline.model_loading import ADAPTER, BUNDLED
 
 
 def stage_folder(folder: Path) -> Path:

@@ -1,15 +1,24 @@
-"""Load the tokenizer of a stage, and prepare the arguments for loading its model."""
+"""Load the model and the tokenizer of a stage.
 
+`topr train` merges an adapter into float32 weights, and also keeps the adapter in the folder `adapter/`. Rounding the
+merged weights to bfloat16, or to 4 bits, would undo most of a small update. So stages read the merged weights only in
+float32. Otherwise, and to train the adapter further, they load the base model and the adapter.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig, get_quantization_config
 
+from topr_trl.pipeline import manifest
 from topr_trl.tasks import arithmetic
-from topr_trl.trainers.checkpoints import from_safetensors
+from topr_trl.trainers.checkpoints import ADAPTER_CONFIG, from_safetensors, read_adapter_config
 
 # Name of the bundled model in manifests. It has a version, because version 0.2 bundled a different model.
 BUNDLED = "the bundled model of 0.3"
+ADAPTER = "adapter"  # subfolder of a model's folder, with the trained adapter that was merged into the model
 
 
 def model_path(settings: ModelConfig) -> str:
@@ -30,6 +39,42 @@ def loading(settings: ModelConfig) -> dict[str, Any]:
     trust = {"trust_remote_code": bool(settings.trust_remote_code)}
     known = {name: value for name, value in given.items() if value is not None}
     return from_safetensors(model_path(settings), {**known, **trust})
+
+
+def adapter_of(settings: ModelConfig, dtype: str | None, quantized: bool = False) -> Path | None:
+    """Return the folder of an adapter that stays apart from its base model. Return None if there is none.
+
+    Args:
+        settings ([`~trl.ModelConfig`]): Settings of the model.
+        dtype (`str`, *optional*): Dtype of the weights to load. In float32, merged weights are used if there are any.
+        quantized (`bool`, *optional*, defaults to `False`): Whether the weights are loaded in 4 or 8 bits.
+    """
+    folder = Path(model_path(settings))
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
+        return folder  # The folder has an adapter and no merged weights.
+    is_merged = (folder / manifest.NAME).is_file() and (folder / ADAPTER / ADAPTER_CONFIG).is_file()
+    return folder / ADAPTER if is_merged and (dtype != "float32" or quantized) else None
+
+
+def load_model(settings: ModelConfig, how: Mapping[str, Any], trainable: bool = False) -> Any:
+    """Load a model, or its base model with the adapter.
+
+    Args:
+        settings ([`~trl.ModelConfig`]): Settings of the model.
+        how (`Mapping[str, Any]`): Arguments of `from_pretrained`, see `loading`.
+        trainable (`bool`, *optional*, defaults to `False`): Whether to load an adapter to train it further. The merged
+            weights are then not read.
+
+    Raises:
+        FileNotFoundError: the base model of the adapter is a local folder that does not exist.
+    """
+    adapter = adapter_of(settings, None if trainable else how.get("dtype"), "quantization_config" in how)
+    if adapter is None:
+        return AutoModelForCausalLM.from_pretrained(model_path(settings), **how)
+    from peft import AutoPeftModelForCausalLM
+
+    read_adapter_config(adapter)
+    return AutoPeftModelForCausalLM.from_pretrained(adapter, is_trainable=trainable, **how)
 
 
 def load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:

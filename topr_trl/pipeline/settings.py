@@ -14,7 +14,7 @@ from trl import ModelConfig
 
 from topr_trl.data.tables import TABLE_SUFFIXES
 from topr_trl.generation.settings import SamplingArguments
-from topr_trl.generation.vllm import VLLMArguments
+from topr_trl.generation.vllm import VLLMArguments, refuse_adapter_of_vllm
 from topr_trl.importing.input_settings import InputArguments
 from topr_trl.rewards.functions import check_weights
 from topr_trl.settings.checks import check_at_least, check_choice, check_types, existing
@@ -330,6 +330,8 @@ class RunArguments(SamplingArguments, LaunchArguments, OfflineTOPRConfig, ModelC
         SamplingArguments.__post_init__(self)
         LaunchArguments.__post_init__(self)
         OfflineTOPRConfig.__post_init__(self)
+        if self.use_peft and self.sampling_backend == "vllm" and self.vllm_dtype != "float32":
+            refuse_adapter_of_vllm({"use_dora": self.use_dora, "modules_to_save": self.lora_modules_to_save})
 
 
 @dataclass

@@ -7,18 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from accelerate import PartialState
-from transformers import PreTrainedTokenizerBase
-from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from trl import ModelConfig, get_peft_config
 
 from topr_trl.data.tables import read_table, shards_of
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.lineage import ADAPTER, lineage, older_weights, weights_of
+from topr_trl.pipeline.adapters import check_adapter
+from topr_trl.pipeline.lineage import lineage, older_weights, weights_of
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.model_loading import load_tokenizer, loading, model_path
-from topr_trl.pipeline.settings import ADAPTER_SETTINGS, RowsArguments, SeedArguments, seed_of, validate_model
+from topr_trl.pipeline.model_loading import adapter_of, load_model, load_tokenizer, loading, model_path
+from topr_trl.pipeline.settings import RowsArguments, SeedArguments, seed_of, validate_model
 from topr_trl.pipeline.shards import MU_COLUMNS
-from topr_trl.pipeline.stage_inputs import values_of
+from topr_trl.pipeline.stage_inputs import absolute
 from topr_trl.pipeline.stages.curate import CHOICE
 from topr_trl.settings.checks import check_at_least
 from topr_trl.settings.config import OfflineTOPRConfig
@@ -54,9 +53,6 @@ class TrainArguments(RowsArguments, OfflineTOPRConfig, ModelConfig):
             )
 
 
-def adapter_settings(args: TrainArguments) -> Json:
-    """Return the LoRA settings as `peft`, for the inputs of a stage. The value is None without LoRA."""
-    return {"peft": values_of(args, ADAPTER_SETTINGS) if args.use_peft else None}
 
 
 def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) -> OfflineTOPRTrainer:
@@ -71,7 +67,9 @@ def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) 
     """
     work, own = args.folder / manifest.WORK, copy(args)
     own.output_dir, own.seed = str(work), seed_of("train", args.seed, args.iteration)
-    own.model_init_kwargs = {**loading(args), **(args.model_init_kwargs or {})}
+    how = {**loading(args), **(args.model_init_kwargs or {})}
+    # An adapter on merged weights would have a base model that cannot be rounded, so training goes on with the old one.
+    further = adapter_of(args, None if args.use_peft else how.get("dtype"), "quantization_config" in how)
     tokenizer = load_tokenizer(args)
     with PartialState().main_process_first():
         rows = read_table(*shards_of(args.source), cache_dir=work / "cache", columns=columns)
@@ -80,11 +78,17 @@ def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) 
         # The trainer refuses the fingerprint of an older model. That model wrote the rows, so its log μ is right.
         rows = rows.remove_columns(MU_COLUMNS[1])
     _check_choice(args, done.get("curate"))
-    adapter = get_peft_config(args)
+    if further is not None:
+        check_adapter(args, further)
+        own.model_init_kwargs = None
+        return OfflineTOPRTrainer(load_model(args, how, trainable=True), own, rows, processing_class=tokenizer)
+    own.model_init_kwargs, adapter = how, get_peft_config(args)
     if adapter is not None:
-        # PEFT saves this revision with the adapter. Without it, the adapter would be merged into the main revision.
-        adapter.revision = own.model_init_kwargs.get("revision")
-    return OfflineTOPRTrainer(model_path(args), own, rows, processing_class=tokenizer, peft_config=adapter)
+        # PEFT saves this revision with the adapter. Without it, the adapter would belong to the main revision.
+        adapter.revision = how.get("revision")
+    # PEFT also saves the path of the base model. Later commands may run in another folder.
+    model = absolute(model_path(args)) if adapter else model_path(args)
+    return OfflineTOPRTrainer(model, own, rows, processing_class=tokenizer, peft_config=adapter)
 
 
 def _has_log_mu_of_writer(done: Mapping[str, Json], model: str) -> bool:
@@ -109,25 +113,6 @@ def _check_choice(args: TrainArguments, curate: Json | None) -> None:
                 f"{name}={value}, but topr curate chose the rows of {args.source} with {name}={there[name]}. Remove "
                 f"{name}, or run topr curate again."
             )
-
-
-def merge_adapter(adapter: Path, args: TrainArguments, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Merge an adapter into its model, and save the model, the tokenizer and the adapter to the folder of a stage.
-
-    Args:
-        adapter (`Path`): Folder of the adapter.
-        args (`TrainArguments`): Settings of the stage.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the trainer. Its chat template and stop
-            token can differ from those of the starting model.
-    """
-    from peft import AutoPeftModelForCausalLM
-
-    unset_hf_deepspeed_config()  # Under ZeRO-3, loading would shard the model and wait for the other processes.
-    # Merge into weights that are not quantized.
-    how = {name: value for name, value in loading(args).items() if name != "quantization_config"}
-    AutoPeftModelForCausalLM.from_pretrained(adapter, **how).merge_and_unload().save_pretrained(args.folder)
-    tokenizer.save_pretrained(args.folder)
-    shutil.copytree(adapter, args.folder / ADAPTER, dirs_exist_ok=True)
 
 
 def last_whole_checkpoint(run: Path, state: PartialState) -> str | None:

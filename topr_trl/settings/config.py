@@ -8,6 +8,7 @@ from typing import Any
 from trl import GRPOConfig, SFTConfig
 
 from topr_trl.settings.checks import check_type
+from topr_trl.settings.sampling import refuse_sampling_settings
 from topr_trl.settings.shared import (
     ReplayArguments,
     TOPRArguments,
@@ -19,8 +20,6 @@ from topr_trl.settings.unsupported import (
     SFT_ONLY,
     is_loss,
     needs_metric_for_best_model,
-    refuse_filters,
-    refuse_generation_kwargs,
     refuse_offloading_without_accelerator,
     refuse_settings,
     refuse_uneven_batches,
@@ -183,6 +182,10 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             )
         if self.top_k is None:
             self.top_k = 0 if self.log_mu == "sampler" else 500
+        # A vLLM server would replace None with the model's own settings.
+        for name in ("top_p", "repetition_penalty"):
+            if getattr(self, name) is None:
+                setattr(self, name, 1.0)
         self._choose_metric_for_best_model()
         super().__post_init__()
         self.validate_sharding()
@@ -195,9 +198,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         refuse_offloading_without_accelerator(self)
         refuse_uneven_batches(self)
         self.validate_replay(self.per_device_train_batch_size, self.steps_per_generation, self.world_size, self.beta)
-        if self.log_mu == "sampler":
-            refuse_filters(self)
-        refuse_generation_kwargs(self)
+        refuse_sampling_settings(self)
         generate_every = self.steps_per_generation * self.num_iterations
         corrected_kl = self.beta != 0 and getattr(self, "use_bias_correction_kl", False)
         if corrected_kl and self.gradient_accumulation_steps % generate_every != 0:

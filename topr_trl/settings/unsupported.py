@@ -93,30 +93,6 @@ def refuse_settings(
         )
 
 
-def refuse_generation_kwargs(args: Any) -> None:
-    """Raise a ValueError if `generation_kwargs` make TRL misread completions or change the sampling policy.
-
-    Call this function after TRL has parsed `generation_kwargs`, which can be JSON.
-    """
-    given: dict[str, Any] = getattr(args, "generation_kwargs", None) or {}
-    length = getattr(args, "max_completion_length", None)
-    harmless: dict[str, Any] = {
-        "num_return_sequences": 1, "n": 1, "best_of": 1, "return_dict_in_generate": False, "logprobs": 0,
-        "num_beams": 1, "num_beam_groups": 1, "token_healing": False, "do_sample": True,
-        "temperature": args.temperature, "max_new_tokens": length, "max_tokens": length,
-    }  # fmt: skip
-    wrong = [
-        name
-        for name, value in given.items()
-        if name in _GENERATION_ADVICE and value is not None and value != harmless.get(name)
-    ]
-    if wrong:
-        raise ValueError(
-            f"generation_kwargs with {' and '.join(f'{name}={given[name]!r}' for name in wrong)} cannot be used. "
-            f"{' '.join(dict.fromkeys(_GENERATION_ADVICE[name] for name in wrong))}"
-        )
-
-
 def refuse_unsupported_order(args: Any) -> None:
     """Raise a ValueError if settings conflict with the order in which the offline trainer reads its rows.
 
@@ -154,62 +130,6 @@ def refuse_offloading_without_accelerator(args: Any) -> None:
             "the CPU. Leave it out; gradient_checkpointing=True saves memory here."
         )
 
-
-def refuse_filters(args: Any) -> None:
-    """Raise a ValueError if sampling settings make vLLM's log-probabilities differ from those of π.
-
-    Call this function after TRL has parsed `generation_kwargs`, which override other settings in vLLM.
-    """
-    given = {name: getattr(args, name, None) for name in _UNFILTERED} | (getattr(args, "generation_kwargs", None) or {})
-    allowed = {**_UNFILTERED, "temperature": (args.temperature,)}
-    wrong = [
-        f"{name}={value!r}"
-        for name, value in given.items()
-        if value is not None and name not in _HARMLESS and value not in allowed.get(name, ())
-    ]
-    if wrong:
-        raise ValueError(
-            f"log_mu='sampler' with {' and '.join(wrong)}: the sampler's log-probabilities are then not over the "
-            "whole vocabulary at `temperature`, as the trainer's are. Over a part of the vocabulary, they are larger, "
-            "so every negative would start with a small weight. Leave these settings out, or set log_mu='trainer'."
-        )
-
-
-# With these values, only the temperature changes the distribution that vLLM samples from. Any other setting must
-# be in `_HARMLESS`, or be None, for which vLLM uses its default.
-_UNFILTERED: dict[str, tuple[float, ...]] = {
-    "top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0,), "repetition_penalty": (1.0,), "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,), "vllm_structured_outputs_regex": (),
-}  # fmt: skip
-_HARMLESS = frozenset({
-    "seed", "stop", "stop_token_ids", "max_tokens", "include_stop_str_in_output", "skip_special_tokens",
-    "spaces_between_special_tokens", "detokenize", "ignore_eos",
-})  # fmt: skip
-
-_STOP_ADVICE = (
-    "TRL recognizes only the stop tokens of the tokenizer and the model. After a different stop token, padding would "
-    "become part of the completion. Set model.generation_config.eos_token_id, which sampling also reads."
-)
-_PAD_ADVICE = "Set tokenizer.pad_token: TRL pads with it."
-_COUNT_ADVICE = "TRL expects one completion for each row. Set num_generations."
-_FORM_ADVICE = "TRL expects token ids alone. Remove it."
-_LENGTH_ADVICE = "Set max_completion_length, which is compared with the model's context."
-_BEAM_ADVICE = "Beams are not samples of the policy. Remove it."
-_FORCED_ADVICE = "A forced token is not a sample of the policy. Remove it."
-_CUT_ADVICE = "The sampler and the trainer would read different prompts. Remove it, and shorten the prompts."
-_GENERATION_ADVICE = {
-    **dict.fromkeys(("eos_token_id", "stop_strings"), _STOP_ADVICE),
-    "pad_token_id": _PAD_ADVICE,
-    **dict.fromkeys(("num_return_sequences", "n", "best_of"), _COUNT_ADVICE),
-    "return_dict_in_generate": _FORM_ADVICE,
-    **dict.fromkeys(("max_new_tokens", "max_length", "max_tokens"), _LENGTH_ADVICE),
-    "logprobs": "TRL takes the first log-probability of each position for that of the sampled token. Remove it.",
-    **dict.fromkeys(("num_beams", "num_beam_groups", "penalty_alpha", "constraints", "force_words_ids"), _BEAM_ADVICE),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), _FORCED_ADVICE),
-    **dict.fromkeys(("truncate_prompt_tokens", "token_healing"), _CUT_ADVICE),
-    "do_sample": "Without sampling, all completions of a prompt are equal. Remove it.",
-    "temperature": "Set the trainer's `temperature`, at which log π is computed.",
-}
 
 LIMITS_ADVICE = "The limits of a ratio are set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`."
 _TAPER_ADVICE = "The taper is the only correction; see `log_mu`."

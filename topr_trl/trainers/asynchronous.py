@@ -20,6 +20,7 @@ from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker,
 from trl.trainer.utils import get_callable_name
 
 from topr_trl.loss import weighted_loss
+from topr_trl.settings.sampling import FILTERS
 from topr_trl.settings.shared import Baseline, LossArguments, parse_baseline
 from topr_trl.settings.unsupported import GRPO_ONLY, LIKE_TOPR, refuse_settings
 from topr_trl.trainers.base import TOPRMixin, path_as_text, settings_for
@@ -100,7 +101,8 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
                 f"log_mu={self.log_mu!r}: older weights wrote the completions, and only the server knows their "
                 "log-probabilities under these weights. Leave log_mu out."
             )
-        refuse_settings(self, AsyncGRPOConfig, "AsyncTOPRTrainer", ASYNC_ONLY, LIKE_TOPR)
+        refuse_settings(self, AsyncGRPOConfig, "AsyncTOPRTrainer", ASYNC_ONLY, {**LIKE_TOPR, "min_p": (0.0,)})
+        self.min_p = 0.0  # With None, the server uses the `min_p` of the model's generation_config.
         if self.baseline == "group_mean" and self.num_generations < 2:
             raise ValueError(
                 "baseline='group_mean' needs num_generations of 2 or more. Raise num_generations, or set "
@@ -114,7 +116,7 @@ _FILTER = "The server's log-probabilities would belong to a different distributi
 ASYNC_ONLY = {
     **GRPO_ONLY,
     **{name.removeprefix("vllm_"): advice for name, advice in GRPO_ONLY.items()},
-    **dict.fromkeys(("top_p", "top_k", "min_p", "repetition_penalty"), _FILTER),
+    **dict.fromkeys((*FILTERS, "repetition_penalty", "generation_kwargs"), _FILTER),
 }
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
+ADAPTER_CONFIG = "adapter_config.json"
 _MAY_BE_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # torch computes no norm of float8
 
 
@@ -52,7 +53,7 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
 def refuse_adapter(name: str | Path) -> None:
     """Raise a ValueError if a folder has an adapter but no model. transformers would load the adapter frozen."""
     folder = Path(name)
-    config = folder / "adapter_config.json"
+    config = folder / ADAPTER_CONFIG
     if not config.is_file() or (folder / "config.json").is_file():
         return
     base = json.loads(config.read_text()).get("base_model_name_or_path")
@@ -62,9 +63,25 @@ def refuse_adapter(name: str | Path) -> None:
         remedy = (
             "To train it further in Python, pass the trainer this model: "
             f"AutoPeftModelForCausalLM.from_pretrained({str(folder)!r}, is_trainable=True). A command needs the merged "
-            "model: save the model that merge_and_unload() returns."
+            "model: load it with dtype='float32', and save the model that merge_and_unload() returns."
         )
     raise ValueError(f"{folder} holds an adapter{f' of {base}' if base else ''}, and no model. {remedy}")
+
+
+def read_adapter_config(adapter: Path) -> dict[str, Any]:
+    """Return the configuration of an adapter.
+
+    Raises:
+        FileNotFoundError: the base model is a local folder that does not exist.
+    """
+    config: dict[str, Any] = json.loads((adapter / ADAPTER_CONFIG).read_text())
+    base = str(config.get("base_model_name_or_path"))
+    if Path(base).is_absolute() and not Path(base).is_dir():
+        raise FileNotFoundError(
+            f"{adapter} is an adapter of {base}, and there is no such folder. Put the base model there. Or set --dtype "
+            "float32 (with vLLM, --vllm_dtype float32), which reads the merged weights of topr train."
+        )
+    return config
 
 
 def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[str, Any]:

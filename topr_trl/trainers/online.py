@@ -49,6 +49,7 @@ from topr_trl.data.tokenized_rows import check_ids, check_special_tokens
 from topr_trl.loss import reachable
 from topr_trl.rewards import checked
 from topr_trl.settings.config import TOPRConfig
+from topr_trl.settings.sampling import of_policy, replaced_generation_config, warn_of_own_settings
 from topr_trl.settings.unsupported import needs_metric_for_best_model
 from topr_trl.trainers.base import path_as_text, settings_for
 from topr_trl.trainers.checkpoints import STATE
@@ -57,7 +58,7 @@ from topr_trl.trainers.fingerprints import model_fingerprint, text_fingerprint
 from topr_trl.trainers.forward_checks import count_positions_from_mask, learned_positions, text_model, virtual_tokens
 from topr_trl.trainers.replay.mixin import ReplayMixin, check_replay
 from topr_trl.trainers.shared_prompts import prompts_together, remove_shared_prompts
-from topr_trl.trainers.training_warnings import SilentBatches, warn_if_far
+from topr_trl.trainers.training_warnings import SilentBatches, warn_if_far, warn_if_merged_coarsely
 from topr_trl.user_warnings import warn_user
 
 if TYPE_CHECKING:
@@ -314,6 +315,9 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
     def _before_training(self, checkpoint: Path | None) -> None:
         super()._before_training(checkpoint)
         _check_prompts(self.args, self.train_dataset)
+        warn_of_own_settings(self.model.generation_config)
+        if self.args.use_vllm:
+            warn_if_merged_coarsely(self.model)
         # Discard a generation batch that an earlier call of `train` left unfinished after an error. TRL would continue
         # in the middle of it. Then log μ would be computed after a step, and vLLM would keep outdated weights.
         self._step, self._buffered_inputs, self._last_loaded_step = 0, None, -1
@@ -358,7 +362,9 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         uses = self.num_iterations  # type: ignore[has-type]  # TRL sets it without an annotation
         self.num_iterations = 1
         try:
-            batch = super()._generate_and_score_completions(inputs)
+            # `generate` fills settings that TRL leaves out from the generation config of the model.
+            with replaced_generation_config(self.model, of_policy(self.model.generation_config)):
+                batch = super()._generate_and_score_completions(inputs)
         finally:
             self.num_iterations = uses
         self.model.train(train)  # TRL's continuous batching switches to training mode, even during evaluation.

@@ -1,8 +1,9 @@
-"""Warn about silent causes of poor training: dead negatives, a different sampler, equal rewards."""
+"""Warn about silent causes of poor training: dead negatives, a different sampler, equal rewards, lost updates."""
 
 import numpy as np
+from accelerate.utils import is_peft_model
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, float32, nn
 
 from topr_trl.trainers.metrics import DEAD_WEIGHT
 from topr_trl.user_warnings import warn_user
@@ -14,6 +15,22 @@ EARLY = 0.1  # "early": in this first share of the steps
 # completion (see "Long completions" on the page of results). Up to 64 tokens, a segment is the whole completion.
 LONG_NEGATIVES = 128
 LOST_WEIGHT = 0.5  # long negatives with a lower mean weight have lost too much weight
+
+
+def warn_if_merged_coarsely(model: nn.Module) -> None:
+    """Warn if weights are too coarse to add an adapter to them and to subtract it again, as TRL does for vLLM.
+
+    Args:
+        model (`torch.nn.Module`):
+            Model that TRL sends to vLLM.
+    """
+    frozen = {parameter.dtype for parameter in model.parameters() if not parameter.requires_grad}
+    if is_peft_model(model) and any(dtype.itemsize < float32.itemsize for dtype in frozen):
+        warn_user(
+            "For vLLM, TRL adds the adapter to the weights and later subtracts it, and the weights are not float32. "
+            "Rounding then loses most of a small update in what vLLM samples from, and changes the weights with each "
+            "new batch. Load the base model with dtype='float32', or use AsyncTOPRTrainer, which sends the adapter."
+        )
 
 
 def warn_if_dead(share: float, step: int, steps: int, first_log: int, use_segments: bool = False) -> bool:

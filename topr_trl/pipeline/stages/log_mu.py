@@ -8,6 +8,7 @@ from trl import ModelConfig
 from topr_trl.data.rows import ROLLOUT
 from topr_trl.data.trajectories import PARTS
 from topr_trl.pipeline import manifest
+from topr_trl.pipeline.adapters import adapter_settings
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import RowsArguments, field_names
 from topr_trl.pipeline.shards import MU_COLUMNS, columns_before, count_rows
@@ -17,7 +18,6 @@ from topr_trl.pipeline.trainer_of_rows import (
     FORWARD,
     RATIO,
     TrainArguments,
-    adapter_settings,
     trainer_of_rows,
 )
 from topr_trl.settings.shared import LossArguments

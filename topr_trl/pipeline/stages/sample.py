@@ -8,7 +8,6 @@ from pathlib import Path
 from accelerate import PartialState
 from datasets import Dataset
 from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
 from topr_trl.data.tables import shard_path
@@ -17,7 +16,7 @@ from topr_trl.generation.transformers import sample_completions
 from topr_trl.generation.vllm import sample_completions_with_vllm, start_engine
 from topr_trl.pipeline import locks, manifest
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.model_loading import load_tokenizer, loading, model_path
+from topr_trl.pipeline.model_loading import adapter_of, load_model, load_tokenizer, loading, model_path
 from topr_trl.pipeline.problems import load_problems, stop_strings_of
 from topr_trl.pipeline.settings import (
     ADAPTER_SETTINGS,
@@ -53,7 +52,7 @@ class SampleArguments(
     trust_remote_code: bool = field(default=False, metadata={"help": "Allow running code that comes with the model."})
 
     def __post_init__(self) -> None:
-        validate_model(self, whole=self.sampling_backend == "vllm")  # transformers can load an adapter, vLLM cannot.
+        validate_model(self, whole=False)
         ProblemArguments.__post_init__(self)
         SamplingArguments.__post_init__(self)
         BackendArguments.__post_init__(self)
@@ -162,8 +161,9 @@ def _shards_of_worker(worker: str | None, count: int) -> range:
 def _sampler(args: SampleArguments, stops: tuple[str, ...]) -> Callable[[Dataset, int], Dataset]:
     """Load the model, and return a function that samples completions for problems with a seed."""
     if args.sampling_backend == "vllm":
-        engine = start_engine(model_path(args), args, args.seed, args.model_revision, args.trust_remote_code)
-        return lambda problems, seed: sample_completions_with_vllm(engine, problems, args, stops, seed)
-    model = AutoModelForCausalLM.from_pretrained(model_path(args), **loading(args)).to(PartialState().device)
+        adapter, own = adapter_of(args, args.vllm_dtype), (args.model_revision, args.trust_remote_code)
+        engine = start_engine(model_path(args), args, args.seed, *own, adapter)
+        return lambda problems, seed: sample_completions_with_vllm(engine, problems, args, stops, seed, adapter)
+    model = load_model(args, loading(args)).to(PartialState().device)
     tokenizer = load_tokenizer(args)
     return lambda problems, seed: sample_completions(model, tokenizer, problems, args, stops, seed, "Sampling a shard")

@@ -5,16 +5,16 @@ import shutil
 from accelerate import PartialState
 
 from topr_trl.pipeline import manifest
+from topr_trl.pipeline.adapters import adapter_settings, merge_adapter
 from topr_trl.pipeline.manifest import Json
+from topr_trl.pipeline.model_loading import ADAPTER
 from topr_trl.pipeline.settings import NOT_FOR_COMMANDS, field_names
 from topr_trl.pipeline.stage import Made, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, values_of, weights_read
 from topr_trl.pipeline.trainer_of_rows import (
     FORWARD,
     TrainArguments,
-    adapter_settings,
     last_whole_checkpoint,
-    merge_adapter,
     trainer_of_rows,
 )
 from topr_trl.trainers.checkpoints import STATE
@@ -31,7 +31,7 @@ _RESULT = (
 class Train(Stage[TrainArguments]):
     """Stage that trains a model with offline TOPR, by default for one epoch.
 
-    With PEFT, the adapter is merged into the model on the CPU and also saved in the subfolder `adapter/`.
+    With PEFT, the adapter is merged into float32 weights on the CPU, and also saved in the subfolder `adapter/`.
     """
 
     settings = TrainArguments
@@ -78,9 +78,10 @@ class Train(Stage[TrainArguments]):
         trainer.train(resume_from_checkpoint=last_whole_checkpoint(work, state))
         trainer.save_model(str(work / "final"))
         state.wait_for_everyone()
+        notes: Json = {}
         if state.is_main_process:  # The other processes do not wait, see `Stage.run`.
             if self.args.use_peft:
-                merge_adapter(work / "final", self.args, trainer.processing_class)
+                notes["unchanged_in_bfloat16"] = merge_adapter(work / "final", self.args, trainer, folder)
             else:
                 for path in (work / "final").iterdir():
                     path.replace(folder / path.name)
@@ -88,4 +89,14 @@ class Train(Stage[TrainArguments]):
                 if (work / name).is_dir():
                     shutil.copytree(work / name, folder / name, dirs_exist_ok=True)
             shutil.copyfile(work / STATE, folder / STATE)
-        return len(trainer.train_dataset), {}
+        return len(trainer.train_dataset), notes
+
+    @classmethod
+    def summary(cls, done: Json) -> str:
+        """Return a warning if bfloat16 would lose a part of what an adapter learned."""
+        if not (share := done.get("unchanged_in_bfloat16")):
+            return ""
+        return (
+            f"The model is saved in float32. In bfloat16, {share:.0%} of the weights that the adapter changes would be "
+            f"as before. In other programs, load float32, or load the base model with the adapter in {ADAPTER}/."
+        )
