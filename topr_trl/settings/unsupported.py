@@ -114,7 +114,8 @@ def refuse_unsupported_order(args: Any) -> None:
 
 def refuse_uneven_batches(args: Any) -> None:
     """Raise a ValueError if several processes could get different numbers of rows from Accelerate."""
-    if not args.accelerator_config.even_batches and args.world_size > 1:
+    even = getattr(getattr(args, "accelerator_config", None), "even_batches", True)
+    if not even and args.world_size > 1:
         raise ValueError(
             f"accelerator_config with even_batches=False: {args.world_size} processes could have different numbers of "
             "rows, and a process without rows would leave the others waiting. Leave even_batches out: rows that "
