@@ -22,7 +22,8 @@ from topr_trl.pipeline.trainer_of_rows import (
 )
 from topr_trl.trainers.checkpoints import STATE
 
-_STEPS = (
+# Settings of the training steps, besides the model, LoRA and the choice of rows.
+STEPS = (
     *FORWARD, *RATIO, "segment_tokens", "length_normalization", "tf32", "max_length", "padding_free", "sort_by_length",
     "share_prompts",
     "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps", "learning_rate",
@@ -72,7 +73,7 @@ class Train(Stage[TrainArguments]):
         args = self.args
         return {
             **rows_read(args.source, self.folder), **weights_read(args), **adapter_settings(args),
-            **values_of(args, (*CHOICE, *_STEPS, "seed", "iteration")),
+            **values_of(args, (*CHOICE, *STEPS, "seed", "iteration")),
         }  # fmt: skip
 
     def make(self) -> Made:
