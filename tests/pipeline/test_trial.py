@@ -170,14 +170,14 @@ def test_a_missing_completion_leaves_the_test_to_the_rewards(scored, tmp_path):
 
 # A value other than the default for each setting that determines the trained weights.
 OTHER_VALUES = {
-    "ratio_level": "segment", "segment_tokens": 16, "length_normalization": False, "log_mu": "sampler", "weight_decay": 0.1,
-    "warmup_steps": 5, "max_steps": 7, "lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": 2},
-    "optim": "adamw_torch", "optim_args": "a=1", "optim_target_modules": "all-linear", "adam_beta1": 0.8, "adam_beta2": 0.9,
-    "adam_epsilon": 1e-7, "max_grad_norm": 0.5, "num_train_epochs": 2.0, "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 3, "max_length": 100, "sort_by_length": False, "share_prompts": False,
-    "shuffle_dataset": True, "train_sampling_strategy": "sequential", "data_seed": 3, "dataloader_drop_last": True,
-    "router_aux_loss_coef": 0.1, "eos_token": "<e>",
-    "pad_token": "<p>", "accelerator_config": {"even_batches": False}, "dtype": "bfloat16", "model_name_or_path": "org/model",
+    "ratio_level": "segment", "segment_tokens": 16, "length_normalization": False, "log_mu": "sampler",
+    "weight_decay": 0.1, "warmup_steps": 5, "max_steps": 7, "lr_scheduler_type": "cosine", "lr_scheduler_kwargs":
+    {"num_cycles": 2}, "optim": "adamw_torch", "optim_args": "a=1", "optim_target_modules": "all-linear",
+    "adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-7, "max_grad_norm": 0.5, "num_train_epochs": 2.0,
+    "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_length": 100, "sort_by_length": False,
+    "share_prompts": False, "shuffle_dataset": True, "train_sampling_strategy": "sequential", "data_seed": 3,
+    "dataloader_drop_last": True, "router_aux_loss_coef": 0.1, "eos_token": "<e>", "pad_token": "<p>",
+    "accelerator_config": {"even_batches": False}, "dtype": "bfloat16", "model_name_or_path": "org/model",
     "model_revision": "r1", "attn_implementation": "eager", "use_peft": True, "lora_r": 4, "lora_alpha": 8,
     "lora_dropout": 0.1, "lora_target_modules": ["q_proj", "v_proj"], "use_rslora": True, "load_in_4bit": True,
 }  # fmt: skip

@@ -207,8 +207,8 @@ class Stage(ABC, Generic[Settings]):
         removed = registry.removed_by(self.name) if in_place else known.stages
         if others := [name for name in known.stages if name in removed]:
             raise ValueError(
-                f"{self.folder} holds the results of topr {others[-1]}, which topr {self.name} would remove or mix with "
-                "its own. Use another output_dir."
+                f"{self.folder} holds the results of topr {others[-1]}, which topr {self.name} would remove or mix "
+                "with its own. Use another output_dir."
             )
 
     def check_sources(self) -> None:
