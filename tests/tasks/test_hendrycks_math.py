@@ -317,7 +317,7 @@ def test_the_hub(monkeypatch):
 
 
 def test_the_task_of_the_problems():
-    assert ProblemArguments(task="math").task_of_problems is TASKS["gsm8k"]  # the format of the built-in problems
+    assert ProblemArguments().task_of_problems is TASKS["gsm8k"]
     math = ProblemArguments(task="math", dataset_name="some/math")
     assert math.task_of_problems is TASKS["math"]
     assert (math.num_shots, ProblemArguments().num_shots) == (4, 8)
