@@ -72,7 +72,7 @@ def recognize_source(args: InputArguments, source: Path) -> str:
     """
     if args.messages_field:
         return "messages"
-    if args.prompt_field and args.completion_field:
+    if args.prompt_field or args.completion_field:
         return "table"
     return recognize(files_of(source, ""))
 
