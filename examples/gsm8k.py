@@ -10,7 +10,7 @@ The paper's setup (no baseline, 8-shot chain of thought, Adafactor at 5e-7, one 
         --dataset_name openai/gsm8k --iterations 5 --curation anna_karenina --num_generations 64 \
         --baseline 0 --per_device_train_batch_size 1
 
-The same on MATH, with 4 shots (pip install 'topr_trl[math]' for math-verify, which compares answers in `\boxed{}`):
+The same on MATH, with 4 shots (pip install ".[math]" for math-verify, which compares answers in `\boxed{}`):
 
     accelerate launch examples/gsm8k.py --model_name_or_path meta-llama/Meta-Llama-3-8B-Instruct \
         --task math --dataset_name EleutherAI/hendrycks_math --test_dataset_name HuggingFaceH4/MATH-500 \
