@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from topr_trl.settings.checks import check_model_folder
 from topr_trl.trainers.fingerprints import _at, base_fingerprint, mu_fingerprint
 
 _MAY_BE_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # torch computes no norm of float8
@@ -27,11 +28,10 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
             Model to load the weights into. If given, a weight must have the shape of the parameter with the same name.
 
     Raises:
-        FileNotFoundError: `name` starts with `.`, `/` or `~`, and there is no such folder.
+        FileNotFoundError: there is no such folder, and `name` looks like a folder, see `check_model_folder`.
         ValueError: a file is damaged, or the shape of a weight differs from `model`.
     """
-    if str(name).startswith((".", "/", "~")) and not Path(name).is_dir():
-        raise FileNotFoundError(f"There is no folder {name}. Use the folder of a model, or a model id on the Hub.")
+    check_model_folder(str(name))
     parameters = dict(model.named_parameters()) if model is not None else {}
     for path in sorted(Path(name).glob("*.safetensors")):
         try:
@@ -83,7 +83,7 @@ def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[s
         `dict[str, Any]`: the arguments with `use_safetensors`.
 
     Raises:
-        FileNotFoundError: `name` starts with `.`, `/` or `~`, and there is no such folder.
+        FileNotFoundError: there is no such folder, see `check_files`.
         ValueError: a file is damaged (see `check_files`), or the folder has only pickled weights. If a model on the
             Hub has only pickled weights, transformers raises an error when it loads them.
     """
