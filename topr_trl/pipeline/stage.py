@@ -24,6 +24,7 @@ from topr_trl.pipeline import stages as registry
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import model_path
 from topr_trl.pipeline.settings import FolderArguments, field_names
+from topr_trl.trainers.checkpoints import writing_to
 
 Made = tuple[int, Json]  # result of `make`: the number of rows, and notes for the manifest
 Settings = TypeVar("Settings", bound=FolderArguments, covariant=True)
@@ -158,7 +159,8 @@ class Stage(ABC, Generic[Settings]):
             if not finished:
                 started = time.monotonic()
                 try:
-                    rows, notes = self.make()
+                    with writing_to(self.folder):
+                        rows, notes = self.make()
                 except Exception:
                     if state.is_main_process and not self._has_results():
                         manifest.forget(self.folder, self.name)  # The user can then change the settings.

@@ -1,7 +1,9 @@
 """Check weights and checkpoints, and store the fingerprint of the starting model in checkpoints."""
 
+import errno
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +219,38 @@ def check_resumable(folder: str | Path) -> None:
             "was saved with save_only_model=True, or files were removed. Resume from another checkpoint; or use this "
             "one as the model of a new run, in another output_dir."
         )
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Parts of messages of libraries that cannot write a file: those written in Rust, and torch.
+_NOT_WRITTEN = ("(os error ", "iostream error", "inline_container")
+
+
+@contextmanager
+def writing_to(folder: str | Path) -> Iterator[None]:
+    """Turn errors of libraries that cannot write a file, for instance because the disk is full, into an OSError.
+
+    safetensors, tokenizers and torch raise errors of other types. Like Python's own error for a full disk, most of them
+    do not name the file.
+
+    Args:
+        folder (`str` or `Path`):
+            Folder that is written.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    try:
+        yield
+    except Exception as error:
+        is_full = isinstance(error, OSError) and error.errno in _FULL and error.filename is None
+        of_library = isinstance(error, SafetensorError) or any(text in str(error) for text in _NOT_WRITTEN)
+        if not (is_full or (of_library and not isinstance(error, OSError))):
+            raise
+        raise OSError(
+            f"{folder} cannot be written: {error}. The disk may be full, or the quota used up. Make room, and run the "
+            "same command again, or resume from an earlier checkpoint."
+        ) from error
 
 
 def check_finite(model: nn.Module, what: str) -> None:
