@@ -129,10 +129,9 @@ def _settings_of_arm(args: TrialArguments, arm: Arm) -> dict[str, Any]:
     rate, and those that differ from their defaults. The seed is left out.
     """
     given = json.loads(json.dumps(values_of(args, (*STEPS, *field_names(ModelConfig)))))  # Enumerations become text.
-    defaults = {each.name: each.default for each in fields(args)}
-    # transformers replaces None with this default, and removes `use_configured_state`.
-    defaults["accelerator_config"] = AcceleratorConfig().to_dict()
-    del defaults["accelerator_config"]["use_configured_state"]
+    # transformers replaces None with the default of AcceleratorConfig, and removes `use_configured_state`.
+    of_accelerator = {name: v for name, v in AcceleratorConfig().to_dict().items() if name != "use_configured_state"}
+    defaults = {each.name: each.default for each in fields(args)} | {"accelerator_config": of_accelerator}
     kept = {name: value for name, value in given.items() if name in _SETTINGS_WITH_RATE or value != defaults[name]}
     return {**kept, "learning_rate": arm.rate(args), **arm.settings}
 

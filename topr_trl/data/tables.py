@@ -266,7 +266,7 @@ def _with_dates_as_text(rows: Dataset, paths: list[Path]) -> Dataset:
     no text, and a reward function could not compare it with an answer.
     """
     features = Features({name: _without_dates(feature) for name, feature in rows.features.items()})
-    dated = {name: [] for name, feature in features.items() if feature != rows.features[name]}
+    dated: dict[str, list[Any]] = {name: [] for name, feature in features.items() if feature != rows.features[name]}
     for record in (record for path in paths if dated for record in _json_records(path)):
         for name, values in dated.items():
             values.append((record or {}).get(name))
@@ -288,15 +288,13 @@ def _without_dates(feature: Any) -> Any:
 
 def _json_records(path: Path) -> Iterator[Any]:
     """Yield the objects of a file of JSON lines, or of one JSON array."""
-    text = path.read_text(encoding="utf-8-sig")
-    start = _BLANK.match(text).end()
-    while start < len(text):
-        value, end = _DECODER.raw_decode(text, start)
+    text, end = path.read_text(encoding="utf-8-sig"), 0
+    while start := _NOT_BLANK.search(text, end):
+        value, end = _DECODER.raw_decode(text, start.start())
         yield from value if isinstance(value, list) else [value]
-        start = _BLANK.match(text, end).end()
 
 
-_BLANK, _DECODER = re.compile(r"\s*"), json.JSONDecoder()
+_NOT_BLANK, _DECODER = re.compile(r"\S"), json.JSONDecoder()
 
 # `datasets` 4.7 does not wrap all errors of its reader in a DatasetGenerationError.
 _READING = (DatasetGenerationError, ValueError, KeyError, TypeError, AttributeError)

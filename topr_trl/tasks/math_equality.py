@@ -1,7 +1,8 @@
 r"""Compare two answers in LaTeX.
 
 Tuples, intervals, lists, sets, unions and matrices are compared part by part. Numbers are compared as exact fractions,
-and text as words. Units are optional, but answers with different units differ. math-verify compares only the remaining parts, because it makes these mistakes:
+and text as words. Units are optional, but answers with different units differ. math-verify compares only the remaining
+parts, because it makes these mistakes:
 
 - It reads (2, 1) and (3, 1) as empty intervals, and so as equal.
 - It reads 34_5 and 34_6 as 34.
@@ -96,12 +97,12 @@ def normalize(text: str) -> str:
 
 
 # Words and powers after a number that make equal numbers different answers. Words of a line mean the same.
-_MEANINGS = """mm millimeter millimetre; cm centimeter centimetre; m meter metre; km kilometer kilometre; in inch inche;
-ft foot feet; yd yard; mi mile; mg milligram; g gram; kg kilogram; lb pound; oz ounce; s sec second; min minute; h hr hour;
-day; week; month; year; cent; dollar usd; ml milliliter millilitre; l liter litre; degree; radian; mph; ^2 square sq; ^3 cubic;
-yes; no; true; false; left; right; up; down; above; below; over; under; before; after; early; late; gain; loss losse; profit;
-win; boy; girl; man men; woman women; male; female; odd; even; bc bce; ad ce; heads; tails; clockwise; counterclockwise;
-increase; decrease; positive; negative; forward; backward; inside; outside"""
+_MEANINGS = """mm millimeter millimetre; cm centimeter centimetre; m meter metre; km kilometer kilometre; in inch
+inche; ft foot feet; yd yard; mi mile; mg milligram; g gram; kg kilogram; lb pound; oz ounce; s sec second; min
+minute; h hr hour; day; week; month; year; cent; dollar usd; ml milliliter millilitre; l liter litre; degree; radian;
+mph; ^2 square sq; ^3 cubic; yes; no; true; false; left; right; up; down; above; below; over; under; before; after;
+early; late; gain; loss losse; profit; win; boy; girl; man men; woman women; male; female; odd; even; bc bce; ad ce;
+heads; tails; clockwise; counterclockwise; increase; decrease; positive; negative; forward; backward; inside; outside"""
 _MEANING = {word: line.split()[0] for line in _MEANINGS.split(";") for word in line.split()}
 
 
