@@ -180,6 +180,8 @@ FOLDERS = [
         "iterate --rows rows.jsonl --output_dir out"),
     written("problems that are not there", "file or folder, nowhere.jsonl", lambda kit: (kit.folder / "a").touch(),
         f"{SAMPLE} --dataset_name nowhere.jsonl --test_dataset_name nowhere.jsonl"),
+    written("a task without built-in problems, and no dataset", "task math, --dataset_name, --task gsm8k",
+        lambda kit: (kit.folder / "a").touch(), f"{SAMPLE} --task math"),
     written("problems of another shape", "GSM8K, question, answer, found, 'problem'",
         lambda kit: (kit.folder / "problems.jsonl").write_text('{"problem": "3 + 4", "solution": "7"}'),
         f"{SAMPLE} --dataset_name problems.jsonl --test_dataset_name problems.jsonl"),

@@ -193,7 +193,7 @@ def _remedy(rows: Dataset, name: str, remedy: str) -> str:
     if not (isinstance(feature, Value) and feature.dtype.endswith("string")):
         return remedy
     return (
-        "Write numbers instead of words. Commands also read words, if you give the number of each word: --label_values "
+        "Write numbers instead of text. Commands also read words, if you give the number of each word: --label_values "
         "good=1 bad=-1. They then convert text to chat messages, unless you set --chat false."
     )
 
