@@ -10,7 +10,7 @@ The paper's setup (no baseline, 8-shot chain of thought, Adafactor at 5e-7, one 
         --dataset_name openai/gsm8k --iterations 5 --curation anna_karenina --num_generations 64 \
         --baseline 0 --per_device_train_batch_size 1
 
-The same on MATH, with 4 shots (pip install 'topr_trl[math]' for math-verify, which compares answers in `\boxed{}`):
+The same on MATH, with 4 shots (pip install ".[math]" for math-verify, which compares answers in `\boxed{}`):
 
     accelerate launch examples/gsm8k.py --model_name_or_path meta-llama/Meta-Llama-3-8B-Instruct \
         --task math --dataset_name EleutherAI/hendrycks_math --test_dataset_name HuggingFaceH4/MATH-500 \
@@ -108,7 +108,7 @@ def report_gains(before: Samples, after: Samples, label: str, ks: list[int], see
 def main(args: ScriptArguments, sampling: SamplingArguments, training_args: OfflineTOPRConfig, model_args: ModelConfig):
     out, seed, state = Path(training_args.output_dir), training_args.seed, PartialState()
     assert args.num_generations_eval >= 1, f"num_generations_eval is {args.num_generations_eval}; set at least 1."
-    task = TASKS[args.task if args.dataset_name else "gsm8k"]  # the built-in problems have GSM8K's format
+    task = TASKS[args.task]
     name = model_args.model_name_or_path or str(arithmetic.CARELESS_MODEL)
     state.print(f"{name} on {args.dataset_name or 'built-in word problems'}", flush=True)
     model, tokenizer = load_model(name, model_args, training_args.device)

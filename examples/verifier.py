@@ -83,7 +83,7 @@ def sample_and_score(model, tokenizer, problems, sampling, stop_strings, judge, 
 
 def main(args: ScriptArguments, sampling: SamplingArguments, training_args: OfflineTOPRConfig, model_args: ModelConfig):
     out, seed, n, state = Path(training_args.output_dir), training_args.seed, args.num_generations_eval, PartialState()
-    task = TASKS[args.task if args.dataset_name else "gsm8k"]  # the built-in problems have GSM8K's format
+    task = TASKS[args.task]
     solver_name = args.solver_name_or_path or str(arithmetic.CARELESS_MODEL)
     solver, tokenizer = load_model(solver_name, model_args, training_args.device)
     solutions = {}

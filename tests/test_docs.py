@@ -158,6 +158,20 @@ def files_of(page):
     return shown
 
 
+def test_messages_and_pages_install_a_clone_and_no_unpublished_package():
+    """The package is not on the package index, so `pip install topr_trl` fails or installs something else."""
+    files = [
+        ROOT / "README.md",
+        *(path for folder in ("topr_trl", "docs", "examples") for path in (ROOT / folder).rglob("*")),
+    ]
+    texts = [path.read_text() for path in files if path.suffix in (".py", ".md", ".html", ".ipynb")]
+    installed = re.findall(r"pip install (\S+)", "\n".join(texts))
+    assert len(installed) > 15
+    for package in installed:
+        assert not re.search(r"topr[_-]?trl", package), package
+        check(["pip", "install", package])
+
+
 def check(words):
     """Check that `topr` can parse a command, or that the files and names in another command exist."""
     program, *rest = words

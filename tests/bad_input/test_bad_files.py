@@ -180,6 +180,8 @@ FOLDERS = [
         "iterate --rows rows.jsonl --output_dir out"),
     written("problems that are not there", "file or folder, nowhere.jsonl", lambda kit: (kit.folder / "a").touch(),
         f"{SAMPLE} --dataset_name nowhere.jsonl --test_dataset_name nowhere.jsonl"),
+    written("a task without built-in problems, and no dataset", "task math, --dataset_name, --task gsm8k",
+        lambda kit: (kit.folder / "a").touch(), f"{SAMPLE} --task math"),
     written("problems of another shape", "GSM8K, question, answer, found, 'problem'",
         lambda kit: (kit.folder / "problems.jsonl").write_text('{"problem": "3 + 4", "solution": "7"}'),
         f"{SAMPLE} --dataset_name problems.jsonl --test_dataset_name problems.jsonl"),
@@ -209,6 +211,11 @@ def _full_of_checkpoints(kit: Kit) -> None:
     kit.offline(kit["rows"], save_strategy="steps", save_steps=1, save_only_model=True)
 
 
+def _full_of_optimizer(kit: Kit) -> None:
+    kit.small_disk("2200k")
+    kit.offline(kit["rows"], save_strategy="steps", save_steps=1, optim="adamw_torch")
+
+
 def _one_checkpoint(kit: Kit) -> None:
     checkpoint = kit.out / "checkpoint-1"
     assert not list(kit.out.glob("checkpoint-2/trainer_state.json"))
@@ -216,12 +223,19 @@ def _one_checkpoint(kit: Kit) -> None:
     assert json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] == 1
 
 
+def _no_checkpoint(kit: Kit) -> None:
+    assert list(kit.out.glob("checkpoint-1/*.safetensors"))
+    assert not list(kit.out.glob("*/trainer_state.json"))
+
+
 # fmt: off
 FULL = [
     Case("the disk is full while `topr sample` writes its second shard", _full, "No space left",
         Kept("the first shard; once there is room the same command goes on from it", _goes_on), SystemExit),
-    Case("the disk is full while the second checkpoint is written", _full_of_checkpoints, "model, out/checkpoint-2",
-        Kept("the first checkpoint, whole", _one_checkpoint), OSError),
+    Case("the disk is full while the second checkpoint is written", _full_of_checkpoints,
+        "out/checkpoint-2, disk, full, make room", Kept("the first checkpoint, whole", _one_checkpoint), OSError),
+    Case("the disk is full while the state of the optimizer is written", _full_of_optimizer,
+        "out/checkpoint-1, disk, full, make room", Kept("no checkpoint counts as whole", _no_checkpoint), OSError),
 ]
 # fmt: on
 

@@ -100,6 +100,11 @@ _LORA = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
 MODELS = [
     Case("a model that is not there", lambda kit: kit.topr(SAMPLE, "--model_name_or_path", "./nowhere"),
         "./nowhere, Hub", NO_SHARD, SystemExit),
+    Case("a misspelled folder of a model",
+        lambda kit: (a_copy(kit), kit.topr(SAMPLE, "--model_name_or_path", f"{kit.folder}/coppy")),
+        "no folder, coppy, did you mean, copy", NO_SHARD, SystemExit),
+    Case("a folder without a model", lambda kit: kit.topr(SAMPLE, "--model_name_or_path", str(a_copy(kit).parent)),
+        "holds no model, config.json, models in, copy", NO_SHARD, SystemExit),
     Case("a model whose weights were cut, for sampling",
         lambda kit: kit.topr(SAMPLE, "--model_name_or_path", cut(a_copy(kit))),
         "copy/model.safetensors, download, earlier checkpoint", NO_SHARD, SystemExit),

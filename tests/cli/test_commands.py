@@ -321,6 +321,28 @@ def test_what_users_can_fix_is_said_in_a_line(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("train --debug", "train"),
+        ("--debug train", "train"),
+        ("train --debug --seed 3", "train --seed 3"),
+        ("train --debug underflow_overflow", "train --debug underflow_overflow"),
+        ("train --debug underflow_overflow --debug", "train --debug underflow_overflow"),
+        ("train --debug=underflow_overflow", "train --debug=underflow_overflow"),
+    ],
+)
+def test_a_value_after_debug_is_a_setting_of_transformers(given, expected):
+    assert cli.without_debug(given.split()) == expected.split()
+
+
+def test_debug_with_a_value_reaches_the_trainer_and_gives_no_traceback(monkeypatch, tmp_path):
+    for words in (["--debug", "underflow_overflow"], ["--debug=underflow_overflow"]):
+        assert parse("train", [*words, *on_a_cpu("train")]).debug == ["underflow_overflow"]
+        with pytest.raises(SystemExit, match="nowhere"):
+            console(monkeypatch, "train", "--input", "nowhere", "--output_dir", str(tmp_path / "out"), *words)
+
+
 @pytest.mark.parametrize("command", ["sample", "score", "curate", "log-mu", "train", "evaluate"])
 def test_a_folder_to_write_is_asked_for_first(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

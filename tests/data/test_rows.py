@@ -7,6 +7,7 @@ from topr_trl.data.rows import (
     checked_column,
     finite_rewards,
     id_column,
+    need_columns,
     order_column,
     problem_column,
     reward_column,
@@ -53,6 +54,37 @@ def test_rewards_come_from_reward_or_label():
     labelled = reward_column(rows_with(**texts, label=[True, False, True]))
     assert labelled.dtype == np.float64
     assert labelled.tolist() == [1.0, -1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", ["reward", "label"])
+def test_words_instead_of_rewards_are_an_error_that_tells_how_to_read_them(name):
+    rows = rows_with(prompt=["p"] * 2, completion=["c"] * 2, **{name: ["good", "bad"]})
+    with pytest.raises(ValueError, match=rf"(?s)`{name}`.*'good'.*--label_values good=1 bad=-1"):
+        reward_column(rows)
+
+
+@pytest.mark.parametrize(
+    ("columns", "hints"),
+    [
+        (["promt", "completion", "reward"], ["'promt' meant to be 'prompt'"]),
+        (
+            ["prompt", "completions", "rewrd"],
+            ["'completions' meant to be 'completion'", "'rewrd' meant to be 'reward'"],
+        ),
+        (["prompt", "completion"], []),
+    ],
+)
+def test_a_misspelled_column_is_named_with_remedies_for_commands_and_scripts(columns, hints):
+    with pytest.raises(ValueError, match=r"(?s)found.*--prompt_field, --completion_field, --reward_fields") as caught:
+        reward_column(rows_with(**{name: ["a"] for name in columns}))
+    assert "rename_column" in str(caught.value)
+    assert str(caught.value).count("meant to be") == len(hints)
+    assert all(hint in str(caught.value) for hint in hints)
+
+
+def test_every_error_for_a_missing_column_names_similar_columns():
+    with pytest.raises(ValueError, match=r"Is 'awnser' meant to be 'answer'\?"):
+        need_columns(["prompt", "awnser"], ("prompt", "answer"), "Rows to test")
 
 
 def test_groups():

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from topr_trl.data.tables import atomic_write, load_rows, save_rows, shards_of
+from topr_trl.data.tables import atomic_write, load_rows, read_table, save_rows, shards_of
 
 
 def test_shards_come_back_in_order(rows, tmp_path):
@@ -102,6 +102,26 @@ def test_objects_in_a_large_json_file_keep_their_fields(tmp_path):
     loaded = load_rows(path, cache_dir=tmp_path / "cache")
     assert [list(loaded[place]["call"]) for place in (0, 11)] == [["b", "a"], ["a", "b", "c"]]
     assert loaded[0]["metadata"] == {}
+
+
+@pytest.mark.parametrize("layout", ["lines", "array", "indented array"])
+def test_text_that_looks_like_a_date_stays_text(tmp_path, layout):
+    """`datasets` converts a column if all of its texts look like dates."""
+    rows = [
+        {"prompt": "When?\u2028", "completion": f"2024-01-0{n}", "at": {"x": [f"2024-01-0{n} 10:00:00"]}, "n": n,
+         "messages": [{"role": "user", "content": "2020-02-02T10:00:00Z"}]} for n in range(1, 4)
+    ]  # fmt: skip
+    rows[1] |= {"completion": None, "at": None}
+    text = {
+        "lines": "\n".join(json.dumps(row, ensure_ascii=False) for row in rows), "array": json.dumps(rows),
+        "indented array": json.dumps(rows, indent=1),
+    }[layout]  # fmt: skip
+    (tmp_path / "a.json").write_text(text)
+    assert load_rows(tmp_path / "a.json").to_list() == rows
+    (tmp_path / "b.json").write_text(text)
+    both = read_table(tmp_path / "a.json", tmp_path / "b.json")
+    assert both.column_names == list(rows[0])
+    assert both.to_list() == 2 * rows
 
 
 def test_a_relative_path_in_a_folder_whose_name_looks_like_a_pattern(rows, tmp_path, monkeypatch):

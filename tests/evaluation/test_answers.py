@@ -197,6 +197,8 @@ def test_run_names(tmp_path, monkeypatch):
     top = Path(*tmp_path.resolve().parts[:2])
     monkeypatch.chdir(top)
     assert run_names(Path("."), tmp_path.resolve() / top.name) == [top.name, tmp_path.name]
+    assert run_names(Path("/b"), Path("/b/b")) == ["b", "b-b"]
+    assert run_names(Path("/b/a/b"), Path("/a/b")) == ["b-a-b", "a-b"]
     with pytest.raises(ValueError, match="with itself"):
         run_names(tmp_path / "a", tmp_path / "." / "a")
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from topr_trl import Evaluation, Evaluations
+from topr_trl import Evaluation, Evaluations, save_rows
+from topr_trl.cli.evaluate import check_evaluable
 from topr_trl.evaluation.answers import samples_of
 from topr_trl.evaluation.estimates import evaluate_in_full
 from topr_trl.evaluation.report import read_evaluation, write_report
@@ -14,6 +15,7 @@ from topr_trl.evaluation.rewards import (
     best_moments,
     compare_rewards,
     evaluate_rewards,
+    read_reward_samples,
     reward_samples_of,
 )
 from topr_trl.hub.cards import results_metadata
@@ -79,6 +81,16 @@ def test_rows_to_samples():
         reward_samples_of(Dataset.from_dict({"reward": [1.0]}))
     with pytest.raises(ValueError, match="no rows to evaluate"):
         reward_samples_of(Dataset.from_dict({"prompt": [], "reward": []}))
+
+
+def test_labels_are_evaluated_as_rewards(tmp_path):
+    rows = Dataset.from_dict({"prompt": ["a", "b"], "completion": ["c", "d"], "label": [True, False]})
+    np.testing.assert_equal(reward_samples_of(rows).rewards_PS, [[1.0], [-1.0]])
+    save_rows(rows, tmp_path)
+    np.testing.assert_equal(read_reward_samples(tmp_path).rewards_PS, [[1.0], [-1.0]])
+    check_evaluable(tmp_path)
+    given = rows.add_column("reward", [0.5, 2.0])
+    np.testing.assert_equal(reward_samples_of(given).rewards_PS, [[0.5], [2.0]])
 
 
 def test_a_problem_has_one_greedy_row():

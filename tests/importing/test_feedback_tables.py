@@ -117,12 +117,29 @@ def test_columns_with_each_others_names_can_be_swapped(tmp_path):
         ("1 0", "1=1 0=-1"),
         ("1.0 0.0", "1=1 0=-1"),
         ('"1.0" "0.0"', "1=1 0=-1"),
+        ('"Great" "POOR"', "great=1 poor=-1"),
+        ('"great" "poor"', "GREAT=1 Poor=-1"),
+        ('"Up" "up"', "Up=1 up=-1"),  # The given spelling comes before other cases.
     ],
 )
 def test_a_label_need_not_be_text(tmp_path, labels, given):
     lines = [f'{{"prompt": "a", "completion": "{n}", "label": {label}}}' for n, label in enumerate(labels.split())]
     rows = imported(tmp_path, "\n".join(lines), "a.jsonl", "--label_values", *given.split())
     assert rows["reward"][:] == [1.0, -1.0]
+
+
+def test_all_unknown_labels_are_listed(tmp_path):
+    content = "question,response,mood\n" + "".join(
+        f"a,{n},{mood}\n" for n, mood in enumerate(["good", "bad", "so-so", "good", "hm", "3"])
+    )
+    fields = ("--reward_fields", "mood")
+    with pytest.raises(ValueError, match=r"row 4: mood is 'so-so'.* All labels without a number: so-so, hm\."):
+        imported(tmp_path, content, "a.csv", *fields)
+    with pytest.raises(ValueError, match=r"row 3: mood is 'bad'.* All labels without a number: bad, so-so, hm\."):
+        imported(tmp_path, content, "a.csv", *fields, "--label_values", "GOOD=1")
+    free = "question,response,mood\n" + "".join(f"a,{n},word{n}\n" for n in range(30))
+    with pytest.raises(ValueError, match=r"word0, .*word19, \.\.\.\.$"):
+        imported(tmp_path, free, "a.csv", *fields)
 
 
 @pytest.mark.parametrize("completion", ['[{"name": "Bob"}]', "[{'name': 'Bob'}]", '[{"rows": [{"role": "admin"}]}]'])

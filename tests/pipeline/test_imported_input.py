@@ -124,6 +124,43 @@ def test_files_that_cannot_be_imported(tmp_path, name, content, words):
         main.main(["curate", "--input", str(tmp_path / name), "--output_dir", str(tmp_path / "out")])
 
 
+@pytest.mark.parametrize(
+    ("header", "given", "message"),
+    [
+        ("question,said,reward", ["--completion_field", "said"], None),
+        ("asked,response,reward", ["--prompt_field", "asked"], None),
+        ("asked,said,reward", ["--prompt_field", "asked", "--completion_field", "said"], None),
+        ("asked,said,reward", ["--completion_field", "said"], "no column for the prompt.*--prompt_field"),
+        ("asked,said,reward", ["--prompt_field", "asked"], "no column for the completion.*--completion_field"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_one_named_column_of_a_table_suffices_if_the_other_has_a_known_name(tmp_path, suffix, header, given, message):
+    names, values = header.split(","), ("2 + 3?", "5", "1")
+    line = ",".join(values) if suffix == "csv" else json.dumps(dict(zip(names, values, strict=True)))
+    (tmp_path / f"a.{suffix}").write_text(f"{header}\n{line}\n" if suffix == "csv" else line)
+    command = ["import", "--input", str(tmp_path / f"a.{suffix}"), "--output_dir", str(tmp_path / "rows"), *given]
+    if message:
+        with pytest.raises(ValueError, match=message):
+            main.main(command)
+        return
+    main.main(command)
+    (row,) = load_rows(tmp_path / "rows").to_list()
+    assert (row["prompt"][0]["content"], row["completion"][0]["content"], row["reward"]) == ("2 + 3?", "5", 1.0)
+
+
+def test_words_in_json_lines_are_read_with_their_numbers(tmp_path):
+    lines = [{"prompt": "a", "completion": "b", "reward": word} for word in ("good", "bad")]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    command = ["curate", "--input", str(tmp_path / "a.jsonl"), "--output_dir", str(tmp_path / "out")]
+    with pytest.raises(ValueError, match=r"`reward`.*'good'.*--label_values good=1 bad=-1"):
+        main.main(command)
+    main.main([*command, "--label_values", "good=1", "bad=-1", "--chat", "false"])
+    assert load_rows(tmp_path / "out").select_columns(["prompt", "reward"]).to_dict() == {
+        "prompt": ["a", "a"], "reward": [1.0, -1.0],
+    }  # fmt: skip
+
+
 def test_several_processes_do_not_import(tmp_path, feedback, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match=r"feedback\.csv does not contain rows.*topr import"):

@@ -6,20 +6,22 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from datasets import Dataset
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.loops import stage_of, steps_of
-from topr_trl import load_rows
+from topr_trl import load_rows, save_rows
 from topr_trl.cli.evaluate import evaluate_command
 from topr_trl.cli.parsing import parse
 from topr_trl.data.tables import shards_of
 from topr_trl.evaluation.report import EVALUATION, read_evaluation
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.launch import write_settings
-from topr_trl.pipeline.loop import check
+from topr_trl.pipeline.loop import check, check_trainable
 from topr_trl.pipeline.problems import load_problems, stop_strings_of
 from topr_trl.pipeline.settings import IterateArguments
 from topr_trl.pipeline.shards import stages_of
@@ -355,6 +357,28 @@ def test_given_rows_keep_their_rewards():
     scoring(sampled()).run()
     steps = [step.stage for step in steps_of(loop(rows="rows", iterations=2)) if step.stage.name == "score"]
     assert [stage.args.reward_funcs for stage in steps] == [None, FUNCTIONS]
+
+
+@pytest.mark.parametrize("reward_funcs", [None, FUNCTIONS])
+def test_labels_of_given_rows_are_their_rewards(tmp_path, reward_funcs):
+    texts = {"prompt": ["1 + 1 ="] * 4, "completion": [" 2", " 3"] * 2}
+    save_rows(Dataset.from_dict({**texts, "label": [True, False] * 2}), "labels")
+    given = loop(rows="labels", reward_funcs=reward_funcs, num_test_problems=0)
+    check_trainable(Path("labels"), given)
+    first = next(stage for stage in (step.stage for step in steps_of(given)) if stage.args.input == "labels")
+    first.run()
+    stage_of("curate", CurateArguments(input=str(first.folder), output_dir=str(first.folder))).run()
+    assert load_rows(first.folder)["reward_after_baseline"][:] == [1.0, -1.0] * 2
+
+
+@pytest.mark.parametrize("column", ["reward", "label"])
+@pytest.mark.parametrize("lacking", ["prompt", "completion"])
+def test_rows_with_rewards_need_the_columns_that_training_needs(column, lacking):
+    columns = {"prompt": ["a"], "completion": ["b"], column: [True]}
+    del columns[lacking]
+    save_rows(Dataset.from_dict(columns), "incomplete")
+    with pytest.raises(ValueError, match=rf"(?s)rows-00000.*{lacking}.*found"):
+        check_trainable(Path("incomplete"), loop(rows="incomplete"))
 
 
 DEADLY = """

@@ -203,6 +203,38 @@ def test_a_shard_that_is_lost_later_is_made_again_by_every_stage(scored, tmp_pat
         assert load_rows(rollouts).to_list() == before.to_list()
 
 
+@pytest.mark.parametrize(
+    ("there", "stage"),
+    [("curate", "score"), ("log-mu", "score"), ("log-mu", "curate"), ("curate", "sample"), ("score", "train"),
+     ("train", "sample")],
+)  # fmt: skip
+def test_a_stage_neither_removes_nor_mixes_results_of_other_stages(scored, tmp_path, there, stage):
+    folder = tmp_path / "there"
+    run(there, folder, scored)
+    before = manifest.fingerprint(folder)
+    source = [folder] if stage in ("curate", "train") else []
+    with pytest.raises(ValueError, match=rf"(?s)topr {there}.*output_dir"):
+        run(stage, folder, *source)
+    assert manifest.fingerprint(folder) == before
+
+
+def test_a_stage_reads_another_folder_only_into_a_folder_of_its_own(scored, tmp_path):
+    run("score", tmp_path, scored)
+    with pytest.raises(ValueError, match=r"(?s)topr score.*output_dir"):
+        run("curate", tmp_path, scored)
+    run("curate", tmp_path)
+    assert manifest.read(tmp_path).finished
+
+
+def test_a_stage_that_leaves_out_later_columns_says_so_and_they_are_not_in_the_lineage(scored, tmp_path):
+    run("curate", tmp_path / "chosen", scored, curation="positives")
+    with pytest.warns(UserWarning, match="leaves out .* topr curate"):
+        run("score", tmp_path / "again", tmp_path / "chosen")
+    assert "reward_after_baseline" not in load_rows(tmp_path / "again").column_names
+    assert set(lineage(tmp_path / "again")) == {"sample", "score"}
+    assert set(lineage(tmp_path / "chosen")) == {"sample", "score", "curate"}
+
+
 def test_a_stage_that_made_nothing_can_be_tried_again_with_other_settings(scored, tmp_path):
     rollouts = shutil.copytree(scored, tmp_path / "rollouts")
     before = manifest.fingerprint(rollouts)

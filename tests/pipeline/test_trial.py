@@ -13,6 +13,7 @@ from datasets import Value
 from tests.loops import stage_of
 from topr_trl import load_rows, save_rows
 from topr_trl.cli import main
+from topr_trl.cli.parsing import parse
 from topr_trl.cli.trial_report import (
     _describe_recommendation,
     _draw_picture,
@@ -167,10 +168,46 @@ def test_a_missing_completion_leaves_the_test_to_the_rewards(scored, tmp_path):
     assert splitting(tmp_path / "missing", tmp_path / "out").by_answers is False
 
 
-def test_the_recommended_settings_are_those_that_were_tried(tmp_path):
-    (arm,) = (arm for arm in ARMS if arm.name == "balanced")
-    settings = _settings_of_arm(trial(tmp_path, tmp_path / "out"), arm)
-    assert settings.items() >= {"curation": "balanced", "effective_positive_share": 0.5, "max_grad_norm": 1.0}.items()
+# A value other than the default for each setting that determines the trained weights.
+OTHER_VALUES = {
+    "ratio_level": "segment", "segment_tokens": 16, "length_normalization": False, "log_mu": "sampler",
+    "weight_decay": 0.1, "warmup_steps": 5, "max_steps": 7, "lr_scheduler_type": "cosine", "lr_scheduler_kwargs":
+    {"num_cycles": 2}, "optim": "adamw_torch", "optim_args": "a=1", "optim_target_modules": "all-linear",
+    "adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-7, "max_grad_norm": 0.5, "num_train_epochs": 2.0,
+    "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_length": 100, "sort_by_length": False,
+    "share_prompts": False, "shuffle_dataset": True, "train_sampling_strategy": "sequential", "data_seed": 3,
+    "dataloader_drop_last": True, "router_aux_loss_coef": 0.1, "eos_token": "<e>", "pad_token": "<p>",
+    "accelerator_config": {"even_batches": False}, "dtype": "bfloat16", "model_name_or_path": "org/model",
+    "model_revision": "r1", "attn_implementation": "eager", "use_peft": True, "lora_r": 4, "lora_alpha": 8,
+    "lora_dropout": 0.1, "lora_target_modules": ["q_proj", "v_proj"], "use_rslora": True, "load_in_4bit": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arm", [ARMS[2], ARMS[-1]], ids=lambda arm: arm.name)
+def test_the_recommended_settings_are_those_that_were_tried(tmp_path, arm):
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages }}")
+    given = {**OTHER_VALUES, "chat_template_path": str(template)}
+    settings = _settings_of_arm(trial(tmp_path, tmp_path / "out", **given), arm)
+    expected = {**given, **arm.settings}
+    assert settings.pop("accelerator_config")["even_batches"] is expected.pop("accelerator_config")["even_batches"]
+    assert {name: value for name, value in expected.items() if settings.get(name) != value} == {}
+    file = tmp_path / "recommended.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    read = parse(
+        "train", ["--config", str(file), "--use_cpu", "--report_to", "none", "--input", "x", "--output_dir", "y"]
+    )
+    assert {name: value for name, value in settings.items() if getattr(read, name) != value} == {}
+
+
+def test_settings_at_their_defaults_are_recommended_only_if_the_learning_rate_depends_on_them(tmp_path):
+    settings = _settings_of_arm(
+        TrialArguments(input="rows", output_dir=str(tmp_path), use_cpu=True, bf16=False), ARMS[2]
+    )
+    assert set(settings) == {
+        "learning_rate", "effective_positive_share", "bf16", "optim", "lr_scheduler_type", "max_grad_norm",
+        "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs",
+    }  # fmt: skip
 
 
 def test_what_cannot_be_tried_is_refused_first(scored, tmp_path):

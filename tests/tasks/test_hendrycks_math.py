@@ -85,12 +85,38 @@ def test_numbers_are_exact(text, number):
 
 # Pairs on which the judge and a person disagree, with the reason.
 KNOWN_DISAGREEMENTS = {
-    (r"5 \text{ m}", r"5 \text{ cm}"): "units are dropped, since answers leave them out as often as not",
     ("4=5", "5"): "the right side of an equation is taken for the answer",
     (r"1 \text{ in } 4", r"\frac{1}{4}"): "odds in words are not read",
     (r"2516_{\text{eight}}", "2516_8"): "a base in words is not read",
     (r"x \equiv 3 \pmod{7}", "3"): "congruences are not read, unless they are literally the truth",
 }
+
+
+@pytest.mark.parametrize(
+    ("given", "truth", "equal"),
+    [
+        ("3 PM", "3 AM", False),
+        (r"3:00 \text{ a.m.}", r"3:00 \text{ p.m.}", False),
+        (r"3\text{ PM}", "3:00 p.m.", True),
+        (r"5 \text{ yes}", r"5 \text{ no}", False),
+        (r"5, \text{Yes}", r"5, \text{No}", False),
+        (r"3 \text{ hours}", "3 minutes", False),
+        (r"3 \text{ feet}", r"3 \mathrm{~ft}", True),
+        (r"3 \text{ cm}^2", r"3 \text{ cm}^3", False),
+        (r"3 \text{ square cm}", r"3 \text{ cm}^2", True),
+        (r"\$5", "5 cents", False),
+        (r"\$5", r"5 \text{ dollars}", True),
+        (r"5 \text{ feet per second}", r"5 \text{ feet per minute}", False),
+        (r"5 \text{ minutes early}", r"5 \text{ minutes late}", False),
+        (r"2 \text{ left}", r"2 \text{ right}", False),
+        (r"5 \text{ ways}", r"5 \text{ arrangements}", True),  # names of the same thing
+        (r"5 \text{ feet}", r"5 \text{ feet per second}", True),  # A missing word is no contradiction.
+        (r"5 \text{ feet}", "5", True),
+    ],
+)
+def test_words_after_a_number_count_if_they_contradict(given, truth, equal):
+    for pair in ([given, truth], [truth, given]):
+        assert (math_equal.judge(pair)[0] == "correct") is equal
 
 
 @pytest.mark.slow
@@ -317,7 +343,7 @@ def test_the_hub(monkeypatch):
 
 
 def test_the_task_of_the_problems():
-    assert ProblemArguments(task="math").task_of_problems is TASKS["gsm8k"]  # the format of the built-in problems
+    assert ProblemArguments().task_of_problems is TASKS["gsm8k"]
     math = ProblemArguments(task="math", dataset_name="some/math")
     assert math.task_of_problems is TASKS["math"]
     assert (math.num_shots, ProblemArguments().num_shots) == (4, 8)

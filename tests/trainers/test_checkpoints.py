@@ -1,7 +1,11 @@
+import resource
 import shutil
+from contextlib import contextmanager
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
@@ -9,7 +13,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
 from topr_trl.tasks import arithmetic
-from topr_trl.trainers.checkpoints import check_files, check_finite
+from topr_trl.trainers.checkpoints import check_files, check_finite, writing_to
 from topr_trl.trainers.fingerprints import model_fingerprint
 
 
@@ -35,6 +39,37 @@ def test_weights_that_cannot_be_looked_at():
     quantized.weight = nn.Parameter(torch.zeros(2, 3, dtype=torch.uint8), requires_grad=False)
     quantized.bias = nn.Parameter(torch.zeros(0))  # empty, like a parameter that ZeRO-3 has sharded
     check_finite(quantized, "neither can be NaN")
+
+
+@contextmanager
+def short_files(limit):
+    """Let the system refuse to write more than `limit` bytes to a file, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("library", ["torch", "safetensors", "tokenizers", "python"])
+def test_a_full_disk_is_an_oserror_that_names_the_folder(library, tmp_path):
+    values = {"weight": torch.zeros(10_000)}
+    write = {
+        "torch": lambda: torch.save(values, tmp_path / "optimizer.pt"),
+        "safetensors": lambda: save_file(values, tmp_path / "model.safetensors"),
+        "tokenizers": lambda: Tokenizer.from_file(f"{arithmetic.CARELESS_MODEL}/tokenizer.json").save(f"{tmp_path}/t"),
+        "python": lambda: (tmp_path / "state.json").write_text("0" * 10_000),
+    }[library]
+    with pytest.raises(OSError, match="disk may be full") as caught, short_files(4_000), writing_to(tmp_path):
+        write()
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_other_errors_while_writing_keep_their_type():
+    for error in (RuntimeError("CUDA error"), ValueError("a setting")):
+        with pytest.raises(type(error), match=str(error)), writing_to("out"):
+            raise error
 
 
 def test_sharded_weights(monkeypatch):

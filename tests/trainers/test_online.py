@@ -712,6 +712,12 @@ def test_rewards_of_one_sign_warn(train, rewards, baseline, message):
         train(lambda completions, **_: rewards, max_steps=1, baseline=baseline)
 
 
+def test_rewards_of_another_scale_are_said_once(train):
+    with pytest.warns(UserWarning, match="magnitude of about 1") as caught:
+        train(lambda completions, **_: [0.0, 10.0] * 4)
+    assert sum("magnitude of about 1" in str(warning.message) for warning in caught) == 1
+
+
 @pytest.mark.parametrize("baseline", [0, "mean"])
 def test_completions_without_a_reward_teach_nothing_and_are_said_once(train, baseline):
     with pytest.warns(UserWarning, match="No completion has a reward") as caught:

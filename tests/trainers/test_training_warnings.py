@@ -12,6 +12,7 @@ from topr_trl.trainers.training_warnings import (
     warn_if_dead,
     warn_if_far,
     warn_if_merged_coarsely,
+    warn_of_scale,
 )
 
 
@@ -61,6 +62,27 @@ def test_segments_are_recommended_where_long_negatives_lost_their_weight(tokens,
     advice = advice_on_segments(tokens, weight, level)
     assert ("128 tokens" in advice and "0.49" in advice and "ratio_level='segment'" in advice) == is_said
     assert bool(advice) == is_said
+
+
+@pytest.mark.parametrize(
+    ("rewards", "may_be_small", "is_said"),
+    [
+        ([0, 10], False, True),
+        (range(11), False, True),
+        (range(11), True, True),
+        ([0, 0.01], False, True),
+        ([0, 0.01], True, False),
+        ([-1, 1], False, False),
+        ([1, 2, 3, 4, 5], False, False),
+        ([0] * 99 + [1], False, False),
+        ([3, 3], False, False),  # Equal rewards have another warning.
+    ],
+)
+def test_rewards_of_another_scale_are_said(rewards, may_be_small, is_said):
+    rewards = np.array(rewards, dtype=float)
+    messages, has_warned = said(warn_of_scale, rewards - rewards.mean(), may_be_small)
+    assert has_warned is is_said
+    assert ["magnitude of about 1" in message for message in messages] == [True] * is_said
 
 
 def test_a_far_sampler_is_warned_about():

@@ -24,7 +24,7 @@ from topr_trl.recording.settings import RecordArguments
 def _record_command(args: RecordArguments) -> None:
     """Run `topr record`. Raise an ImportError if aiohttp is not installed."""
     if not find_spec("aiohttp"):
-        raise ImportError("topr record needs aiohttp: pip install topr_trl[record].")
+        raise ImportError('topr record needs aiohttp: run pip install ".[record]" in the clone.')
     from topr_trl.recording.server import record_command
 
     record_command(args)
@@ -63,7 +63,7 @@ def run(command: str, given: list[str]) -> None:
     args = parse(command, given)
     wanted = [name for name in ("tensorboard", "trackio", "wandb") if name in (getattr(args, "report_to", None) or ())]
     if missing := [name for name in wanted if not find_spec(name)]:
-        raise ImportError(f"--report_to {missing[0]} needs {missing[0]}: pip install topr_trl[trackers].")
+        raise ImportError(f'--report_to {missing[0]} needs {missing[0]}: run pip install ".[trackers]" in the clone.')
     if isinstance(args, InputArguments) and command != "import":
         args = with_imported_input(args)
     if command in COMMANDS:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from topr_trl.data.rows import have_rewards
 from topr_trl.data.tables import columns_of, shards_of
 from topr_trl.evaluation.answers import NEEDED, check_columns, encode, read_samples, run_names
 from topr_trl.evaluation.bootstrap import matched
@@ -103,7 +104,7 @@ def check_evaluable(path: Path, reward_funcs: Sequence[str] | None = None, may_b
 
 
 def _is_scored(columns: Collection[str]) -> bool:
-    return {"extracted", "answer"} <= set(columns) or "reward" in columns
+    return {"extracted", "answer"} <= set(columns) or have_rewards(columns)
 
 
 def _score_if_needed(args: EvaluateArguments, source: Path, into: Path) -> Path:

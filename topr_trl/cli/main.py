@@ -18,19 +18,20 @@ from topr_trl.cli.settings_index import read_index, write_index
 def console() -> None:
     """Run the command in `sys.argv`. If the user can correct an error, print its message on one line, and exit.
 
-    With `--debug`, raise the error instead, so that Python prints a traceback.
+    With `--debug`, raise the error instead, so that Python prints a traceback. `--debug VALUE` is a setting of
+    transformers.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # some terminals cannot show μ
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    arguments = without_debug(sys.argv[1:])
     # The default format also shows the line of code that warned.
     warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
     warnings.filterwarnings("ignore", "`gradient_checkpointing` is deprecated", FutureWarning)  # TRL sets it by default
     try:
         main(arguments)
     except (ValueError, OSError, ImportError, FloatingPointError, yaml.YAMLError) as error:
-        if "--debug" in sys.argv[1:]:
+        if len(arguments) < len(sys.argv[1:]):
             raise
         message = " ".join(str(error).split())
         sys.exit(f"topr {arguments[0]}: {message} (--debug shows where)")
@@ -43,6 +44,14 @@ def console() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+def without_debug(arguments: Sequence[str]) -> list[str]:
+    """Remove `--debug`, unless a value follows it, as in `topr train --debug underflow_overflow`."""
+    after = [*arguments[1:], "--"]
+    return [
+        word for i, word in enumerate(arguments) if word != "--debug" or (i > 0 and not after[i].startswith("-"))
+    ]  # fmt: skip
 
 
 def split_config(arguments: Sequence[str]) -> list[str]:

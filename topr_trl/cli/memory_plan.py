@@ -21,7 +21,7 @@ from topr_trl.cli.memory_estimate import (
 )
 from topr_trl.curation import CURATIONS, ROWS_PER_PROBLEM
 from topr_trl.pipeline.settings import IterateArguments
-from topr_trl.settings.checks import check_at_least, check_choice, check_types
+from topr_trl.settings.checks import check_at_least, check_choice, check_model_folder, check_types
 
 GSM8K_TESTS = 1_319
 GSM8K_PROBLEMS = 7_473  # default, because the size of a dataset is unknown before it is loaded
@@ -187,6 +187,7 @@ def plan_command(args: PlanArguments) -> None:
 
     Raises:
         ValueError: the model does not exist, or its context is shorter than a row.
+        FileNotFoundError: there is no such folder.
     """
     config = _load_config(args.model_name_or_path)
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -201,8 +202,11 @@ def plan_command(args: PlanArguments) -> None:
 
 
 def _load_config(model: str) -> PretrainedConfig:
+    if model in KNOWN:
+        return KNOWN[model]
+    check_model_folder(model)
     try:
-        return KNOWN.get(model) or AutoConfig.from_pretrained(model, trust_remote_code=False)
+        return AutoConfig.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"There is no model {model!r}, or its config cannot be read. Use one of {', '.join(KNOWN)}, a folder with "

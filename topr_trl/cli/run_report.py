@@ -73,7 +73,7 @@ def plot_command(args: PlotArguments) -> None:
     """
     for package in ("matplotlib", "jinja2"):
         if find_spec(package) is None:
-            raise ImportError(f"topr plot needs {package}: pip install topr_trl[plots].")
+            raise ImportError(f'topr plot needs {package}: run pip install ".[plots]" in the clone.')
     run = read_run(Path(args.input))
     path = Path(args.output or Path(args.input) / manifest.PAGE)
     path.parent.mkdir(parents=True, exist_ok=True)

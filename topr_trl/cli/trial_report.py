@@ -1,20 +1,26 @@
 """Run `topr trial`, print a table of its results, and write them as JSON, a YAML file of settings, and an HTML page."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import yaml
 from numpy.typing import NDArray
+from transformers.trainer_pt_utils import AcceleratorConfig
+from trl import ModelConfig
 
 from topr_trl.cli import html as page
 from topr_trl.evaluation.bootstrap import Difference, paired_bootstrap, share_best
 from topr_trl.evaluation.estimates import Estimate, greedy_estimate
 from topr_trl.evaluation.report import plain_table
-from topr_trl.pipeline.settings import TrialArguments
+from topr_trl.pipeline.settings import TrialArguments, field_names
+from topr_trl.pipeline.stage_inputs import values_of
+from topr_trl.pipeline.stages.curate import CHOICE
+from topr_trl.pipeline.stages.train import RESULT
 from topr_trl.pipeline.trial import DEFAULT, Arm, Outcome, run_trial
+from topr_trl.trainers.run_identity import compared_settings
 
 _STARTING_MODEL = "before training"  # label of the starting model
 _DECIMALS = 9  # number of decimals of a mean, so that rounding errors do not rank equal arms
@@ -113,14 +119,24 @@ def trial_command(args: TrialArguments) -> None:
     print(f"\n{text}\n\n{shown}".rstrip(), flush=True)
 
 
-# The best learning rate depends on these settings, so `recommended.yaml` also contains them.
+# The best learning rate depends on these settings, so `recommended.yaml` always contains them.
 _SETTINGS_WITH_RATE = ("optim", "lr_scheduler_type", "per_device_train_batch_size", "gradient_accumulation_steps",
                        "num_train_epochs", "max_grad_norm")  # fmt: skip
 
 
 def _settings_of_arm(args: TrialArguments, arm: Arm) -> dict[str, Any]:
-    given = args.to_dict()
-    return {**{name: given[name] for name in _SETTINGS_WITH_RATE}, "learning_rate": arm.rate(args), **arm.settings}
+    """Return the settings with which `topr train` repeats the training of an arm on other rows.
+
+    Of the settings that determine the weights, these are the settings of the arm, those that interact with the learning
+    rate, and those that differ from their defaults. The seed is left out.
+    """
+    names = {*compared_settings(args), *RESULT, *field_names(ModelConfig)} - {*CHOICE, "seed", "iteration"}
+    given = json.loads(json.dumps(values_of(args, sorted(names))))  # Enumerations become text.
+    # transformers replaces None with the default of AcceleratorConfig, and removes `use_configured_state`.
+    of_accelerator = {name: v for name, v in AcceleratorConfig().to_dict().items() if name != "use_configured_state"}
+    defaults = {each.name: each.default for each in fields(args)} | {"accelerator_config": of_accelerator}
+    kept = {name: value for name, value in given.items() if name in _SETTINGS_WITH_RATE or value != defaults[name]}
+    return {**kept, "learning_rate": arm.rate(args), **arm.settings}
 
 
 def _table_rows(args: TrialArguments, outcome: Outcome, found: Recommendation) -> list[list[str]]:

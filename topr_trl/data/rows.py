@@ -33,10 +33,11 @@ A wrong value in a column raises a ValueError with the column, the first wrong r
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
+from datasets import Dataset, Value
 from numpy.typing import NDArray
 
 from topr_trl.baseline import LARGEST_REWARD, is_missing, is_rounded
@@ -70,7 +71,20 @@ TIMES_CHOSEN = "times_chosen"
 def need_columns(columns: Collection[str], needed: Sequence[str], what: str) -> None:
     """Raise a ValueError if a column is missing. `what` starts the message, for instance `"Rows to choose from"`."""
     if not set(needed) <= set(columns):
-        raise ValueError(f"{what} need the columns {', '.join(needed)}; found {list(columns)}.")
+        hint = similar_columns(needed, columns)
+        raise ValueError(f"{what} need the columns {', '.join(needed)}; found {list(columns)}.{hint}")
+
+
+def similar_columns(needed: Sequence[str], columns: Collection[str]) -> str:
+    """Return a question for each missing column that a column with a similar name may be, or `""`.
+
+    Args:
+        needed (`Sequence[str]`): Names of columns, of which some are missing.
+        columns (`Collection[str]`): Names of the columns that are there.
+    """
+    others = [name for name in columns if name not in needed]
+    similar = {name: get_close_matches(name, others, 1) for name in needed if name not in columns}
+    return "".join(f" Is {found[0]!r} meant to be {name!r}?" for name, found in similar.items() if found)
 
 
 def checked_column(
@@ -137,41 +151,79 @@ def reward_column(rows: Dataset) -> NDArray[np.float64]:
     Raises:
         ValueError: there is no row, a required column is missing, or a row has a wrong reward or label.
     """
+    check_trainable_columns(rows.column_names)
     columns = set(rows.column_names)
-    if {"chosen", "rejected"} <= columns and not {"reward", "label"} & columns:
+    if len(rows) == 0:
+        raise ValueError("there is no row to learn from.")
+    # Rows that `topr curate` left out can lack a reward.
+    return rewards_or_nan(rows) if AFTER_BASELINE in columns else finite_rewards(rows)
+
+
+def have_rewards(columns: Collection[str]) -> bool:
+    """Return whether rows with these columns have rewards: a column `reward` or `label`."""
+    return bool({"reward", "label"} & set(columns))
+
+
+def check_trainable_columns(columns: Sequence[str]) -> None:
+    """Check the columns of rows to learn from.
+
+    Raises:
+        ValueError: a required column is missing.
+    """
+    if {"chosen", "rejected"} <= set(columns) and not have_rewards(columns):
         raise ValueError(
-            f"The rows are preference pairs, with the columns {rows.column_names}. Make two rows of each pair: with "
+            f"The rows are preference pairs, with the columns {columns}. Make two rows of each pair: with "
             "topr import, or with trl.unpair_preference_dataset. If chosen and rejected start with the prompt, first "
             "split it off with dataset.map(trl.extract_prompt)."
         )
-    if "prompt" not in columns or not {"completion", "completion_ids"} & columns or not {"reward", "label"} & columns:
-        raise ValueError(
-            "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); found "
-            f"{rows.column_names}. Rename them with `dataset.rename_column`, score the rows first (topr score), split "
-            "the prompt off messages with dataset.map(trl.extract_prompt), or make rows of logs from another system "
-            "with topr import."
-        )
-    if len(rows) == 0:
-        raise ValueError("there is no row to learn from.")
-    if "reward" in columns:
-        # Rows that `topr curate` left out can lack a reward.
-        return rewards_or_nan(rows) if AFTER_BASELINE in columns else finite_rewards(rows)
-    labels = checked_column(rows, "label", lambda v: isinstance(v, bool), "true or false", "Fill or cast the column.")
-    return np.where(labels, 1.0, -1.0)
+    alternatives = (("prompt",), ("completion", "completion_ids"), ("reward", "label"))
+    missing = [names[0] for names in alternatives if not set(names) & set(columns)]
+    if not missing:
+        return
+    hint = similar_columns(missing, columns)
+    raise ValueError(
+        "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); found "
+        f"{list(columns)}.{hint} Rename the columns in the file, or in Python with `dataset.rename_column`. Commands "
+        "also take names of columns: --prompt_field, --completion_field, --reward_fields. If there are no rewards, "
+        "score the rows with topr score. If messages hold the prompt, split it off with "
+        "dataset.map(trl.extract_prompt). Import logs from another system with topr import."
+    )
 
 
 def finite_rewards(rows: Dataset) -> NDArray[np.float64]:
-    """Return the column `reward` as (N,) float64. All values must be finite in float32."""
-    rewards = checked_column(rows, "reward", _is_reward, "finite numbers (float32)", "Fill or drop such rows.")
+    """Return the rewards as (N,) float64. All values must be finite in float32."""
+    if "reward" not in rows.column_names:
+        return _labels(rows)
+    remedy = _remedy(rows, "reward", "Fill or drop such rows.")
+    rewards = checked_column(rows, "reward", _is_reward, "finite numbers (float32)", remedy)
     return np.array(rewards, dtype=np.float64)
 
 
 def rewards_or_nan(rows: Dataset) -> NDArray[np.float64]:
-    """Return the column `reward` as (N,) float64, with NaN for null. All other values must be finite in float32."""
-    rewards = checked_column(
-        rows, "reward", lambda v: v is None or _is_reward(v), "finite numbers (float32)", "Fill or drop such rows."
-    )
+    """Return the rewards as (N,) float64, with NaN for null. All other values must be finite in float32."""
+    if "reward" not in rows.column_names:
+        return _labels(rows)
+    remedy = _remedy(rows, "reward", "Fill or drop such rows.")
+    rewards = checked_column(rows, "reward", lambda v: v is None or _is_reward(v), "finite numbers (float32)", remedy)
     return np.array(rewards, dtype=np.float64)
+
+
+def _labels(rows: Dataset) -> NDArray[np.float64]:
+    """Return the column `label` as (N,) float64: 1 for true, and -1 for false."""
+    remedy = _remedy(rows, "label", "Fill or cast the column.")
+    labels = checked_column(rows, "label", lambda v: isinstance(v, bool), "true or false", remedy)
+    return np.where(labels, 1.0, -1.0)
+
+
+def _remedy(rows: Dataset, name: str, remedy: str) -> str:
+    """Return the remedy for a wrong value in a column of rewards. For a column of text, tell how to read words."""
+    feature = rows.features[name]
+    if not (isinstance(feature, Value) and feature.dtype.endswith("string")):
+        return remedy
+    return (
+        "Write numbers instead of text. Commands also read words, if you give the number of each word: --label_values "
+        "good=1 bad=-1. They then convert text to chat messages, unless you set --chat false."
+    )
 
 
 def after_baseline_column(rows: Dataset) -> NDArray[np.float64]:

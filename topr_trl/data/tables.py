@@ -4,6 +4,7 @@ A file that exists but cannot be read raises a ValueError with its name.
 """
 
 import glob
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.json as paj
 import pyarrow.parquet as pq
-from datasets import Dataset, Features, load_dataset
+from datasets import Dataset, Features, List, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from datasets.fingerprint import generate_random_fingerprint
 
@@ -247,15 +248,53 @@ def read_table(
     escaped = [glob.escape(str(path.absolute())) for path in paths]  # `datasets` reads the names of files as patterns.
     load = partial(load_dataset, kind, data_files=escaped, split="train", cache_dir=cache)
     try:
-        return load(**only)
+        rows = load(**only)
+        return _with_dates_as_text(rows, paths) if kind == "json" else rows
     except _READING as error:
         for path in paths if kind == "parquet" else ():
             read_shard(path, columns)  # raises an error that names the file, if it is damaged
         if kind == "json" and (features := _types_of_json(paths)) is not None:
             with suppress(*_READING):
-                return load(features=features)
+                return _with_dates_as_text(load(features=features), paths)
         raise unreadable(f"{paths[0]}{' and others' * (len(paths) > 1)}", error.__cause__ or error) from error
 
+
+def _with_dates_as_text(rows: Dataset, paths: list[Path]) -> Dataset:
+    """Return rows of JSON files with the text of columns in which `datasets` has read dates.
+
+    JSON has no dates, but `datasets` converts a column if all of its texts look like dates. A completion would then be
+    no text, and a reward function could not compare it with an answer.
+    """
+    features = Features({name: _without_dates(feature) for name, feature in rows.features.items()})
+    dated: dict[str, list[Any]] = {name: [] for name, feature in features.items() if feature != rows.features[name]}
+    for record in (record for path in paths if dated for record in _json_records(path)):
+        for name, values in dated.items():
+            values.append((record or {}).get(name))
+    names = rows.column_names
+    for name, values in dated.items():
+        column = pa.array(values, features.arrow_schema.field(name).type)
+        rows = rows.remove_columns(name).add_column(name, column, feature=features[name])
+    return rows.select_columns(names) if dated else rows
+
+
+def _without_dates(feature: Any) -> Any:
+    """Return the type of a column with text instead of dates, also inside of lists and objects."""
+    if isinstance(feature, dict):
+        return {name: _without_dates(inner) for name, inner in feature.items()}
+    if isinstance(feature, List):
+        return List(_without_dates(feature.feature))
+    return Value("string") if isinstance(feature, Value) and feature.dtype.startswith("timestamp") else feature
+
+
+def _json_records(path: Path) -> Iterator[Any]:
+    """Yield the objects of a file of JSON lines, or of one JSON array."""
+    text, end = path.read_text(encoding="utf-8-sig"), 0
+    while start := _NOT_BLANK.search(text, end):
+        value, end = _DECODER.raw_decode(text, start.start())
+        yield from value if isinstance(value, list) else [value]
+
+
+_NOT_BLANK, _DECODER = re.compile(r"\S"), json.JSONDecoder()
 
 # `datasets` 4.7 does not wrap all errors of its reader in a DatasetGenerationError.
 _READING = (DatasetGenerationError, ValueError, KeyError, TypeError, AttributeError)

@@ -335,11 +335,12 @@ def _read(shard: Path, names: list[str]) -> pa.Table:
 
 
 def run_names(first: Path, second: Path) -> list[str]:
-    """Return names for two runs: the last path components that differ. Equal paths raise a ValueError."""
+    """Return different names for two runs: the last path components that differ. Equal paths raise a ValueError."""
     paths = first.resolve(), second.resolve()
     if paths[0] == paths[1]:
         raise ValueError(f"A run cannot be compared with itself, but --input and --compare are both {first}.")
     backwards = zip(*(reversed(path.parts) for path in paths), strict=False)
     differ = next(names for names in backwards if names[0] != names[1])
     # If one path is a suffix of the other, its component that differs is the root. Use its last component instead.
-    return [path.name if name == path.anchor else name for name, path in zip(differ, paths, strict=True)]
+    names = [path.name if name == path.anchor else name for name, path in zip(differ, paths, strict=True)]
+    return names if names[0] != names[1] else ["-".join(path.parts[1:]) for path in paths]  # as for /b and /b/b

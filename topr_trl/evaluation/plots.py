@@ -39,7 +39,7 @@ def plot_evaluations(
             Differences between two runs by measure. See [`compare`]. `None` omits their panel.
 
     Raises:
-        ImportError: matplotlib is not installed (`pip install topr_trl[plots]`).
+        ImportError: matplotlib is not installed (`pip install ".[plots]"` in the clone).
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -170,7 +170,7 @@ def plot_progress(evaluations: Mapping[str, Evaluation], path: str | Path | IO[b
             File to write. The suffix of a path sets the format, such as PNG or SVG. A binary file gets a PNG.
 
     Raises:
-        ImportError: matplotlib is not installed (`pip install topr_trl[plots]`).
+        ImportError: matplotlib is not installed (`pip install ".[plots]"` in the clone).
     """
     from matplotlib.figure import Figure
 

@@ -218,7 +218,7 @@ def write_report(
         parts += [differences_table((names[0], names[1]), differences)]
     picture = folder / (PICTURE if differences is None else "comparison.png")
     if not find_spec("matplotlib"):
-        parts += ["There is no plot, because matplotlib is not installed: pip install topr_trl[plots]."]
+        parts += ['There is no plot, because matplotlib is not installed: run pip install ".[plots]" in the clone.']
     elif rewards:
         plot_progress(evaluations, picture)
     else:

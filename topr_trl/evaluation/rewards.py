@@ -65,7 +65,7 @@ def reward_samples_of(rows: Dataset) -> RewardSamples:
         rows ([`~datasets.Dataset`]):
             Rows with the same number of rows for each problem. Columns:
 
-            - `reward`: reward of the completion, or null if there is none.
+            - `reward`: reward of the completion, or null if there is none. Without this column, `label` is used.
             - `problem_id`: problem of the row. Without this column, rows with equal `prompt` share a problem.
             - `temperature` (optional): a row with temperature 0 is the greedy completion of its problem and not a
               sample. If all rows have temperature 0, they are also the samples.
@@ -78,7 +78,8 @@ def reward_samples_of(rows: Dataset) -> RewardSamples:
             samples or greedy rows.
     """
     by_id = "problem_id" in rows.column_names
-    need_columns(rows.column_names, ("reward", "problem_id" if by_id else "prompt"), "Rows to evaluate")
+    reward = "label" if "label" in rows.column_names and "reward" not in rows.column_names else "reward"
+    need_columns(rows.column_names, (reward, "problem_id" if by_id else "prompt"), "Rows to evaluate")
     if len(rows) == 0:
         raise ValueError("There are no rows to evaluate.")
     ids = id_column(rows, "problem_id") if by_id else hash_prompts(rows.with_format(None)["prompt"])
@@ -109,7 +110,9 @@ def read_reward_samples(path: Path) -> RewardSamples:
     tables = []
     for shard in shards_of(path):
         names = columns_of(shard)
-        tables.append(read_shard(shard, ("reward", "problem_id" if "problem_id" in names else "prompt", TEMPERATURE)))
+        tables.append(
+            read_shard(shard, ("reward", "label", "problem_id" if "problem_id" in names else "prompt", TEMPERATURE))
+        )
     try:
         return reward_samples_of(from_table(pa.concat_tables(tables)))
     except (ValueError, pa.ArrowInvalid) as error:

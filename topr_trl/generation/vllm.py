@@ -103,7 +103,7 @@ def start_engine(
     try:
         from vllm import LLM
     except ImportError as error:
-        raise ImportError("Sampling with vLLM needs vLLM: pip install topr_trl[vllm].") from error
+        raise ImportError('Sampling with vLLM needs vLLM: run pip install ".[vllm]" in the clone.') from error
     return LLM(
         **which,
         seed=seed,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from huggingface_hub import DatasetCard, DatasetCardData, EvalResult
 
+from topr_trl.data.rows import have_rewards
 from topr_trl.evaluation.estimates import Evaluation
 from topr_trl.pipeline.lineage import facts_of_sampling, problems_of, writer_of
 from topr_trl.pipeline.manifest import Json
@@ -113,7 +114,7 @@ def dataset_card(
         problems=problems_of(sampling),
         sampler=writer_of(sampling),
         split=split,
-        trainable=bool({"reward", "label"} & set(columns)) and not sampling.get("greedy"),
+        trainable=have_rewards(columns) and not sampling.get("greedy"),
         judged="verdict" in columns,
         counts=markdown_table(("property", "value"), counts.items()),
         columns=markdown_table(["column", "type", "meaning"], rows),

@@ -104,7 +104,7 @@ class InputArguments:
 
     @property
     def labels(self) -> dict[str, float | None] | None:
-        """Return the number of each label. Return None if `label_values` is not set.
+        """Return the number of each label, also under its spelling in lower case. Return None without `label_values`.
 
         The number is None for a label with an empty value, such as `skipped=`. This label means "no reward".
 
@@ -120,7 +120,7 @@ class InputArguments:
                 found[match["label"].strip()] = float(match["value"]) if match["value"].strip() else None  # type: ignore[index]
             except (TypeError, ValueError):
                 raise ValueError(f"label_values must be pairs such as great=1 poor=-1, not {pair!r}.") from None
-        return found
+        return {**{label.casefold(): number for label, number in found.items()}, **found}
 
     @property
     def reads_other_files(self) -> bool:
@@ -130,12 +130,25 @@ class InputArguments:
         return self.chat is not None or any(getattr(self, name) for name in names)
 
 
+class UnknownLabel(NotOfFormat):
+    """Error for a reward that is neither a number nor a known label.
+
+    Args:
+        label (`str`): The label.
+        message (`str`): Message of the error.
+    """
+
+    def __init__(self, label: str, message: str) -> None:
+        super().__init__(message)
+        self.label = label
+
+
 def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> Any:
     """Convert the value of a reward field to a number, or to None if it means "no reward".
 
-    If `labels` is given, each label becomes its number. Otherwise, words such as "up" become 1, and words such as
-    "down" become -1. In both cases, text such as "0.5" becomes a number, blank text becomes None, and a boolean that is
-    not a label becomes 1 or -1.
+    If `labels` is given, each label becomes its number, whatever its case. Otherwise, words such as "up" become 1, and
+    words such as "down" become -1. In both cases, text such as "0.5" becomes a number, blank text becomes None, and a
+    boolean that is not a label becomes 1 or -1.
 
     Args:
         name (`str`): Name of the field, for error messages.
@@ -144,11 +157,11 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
         labels (`dict`, *optional*): Number of each label.
 
     Raises:
-        NotOfFormat: the text is neither a label nor a number.
+        UnknownLabel: the text is neither a label nor a number.
     """
     if isinstance(value, list):
         return [as_number(name, each, labels) for each in value]
-    for spelling in spellings(value):
+    for spelling in (*spellings(value), str(value).strip().casefold()):
         if labels is not None and spelling in labels:
             return labels[spelling]
     if isinstance(value, bool):
@@ -163,9 +176,10 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
         return float(text)
     except ValueError:
         why = "which is not in --label_values" if labels else "and a reward must be a finite number"
-        raise NotOfFormat(
+        raise UnknownLabel(
+            text,
             f"{name} is {text[:40]!r}, {why}. Give each label a number, or nothing for no reward: --label_values "
-            "great=1 unsure= poor=-1"
+            "great=1 unsure= poor=-1",
         ) from None
 
 

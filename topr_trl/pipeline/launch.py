@@ -56,8 +56,8 @@ def check_launch(command: str, settings: RunArguments) -> None:
     _check_accelerate(settings)
     if settings.sampling_backend == "vllm" and not settings.sampling_python and find_spec("vllm") is None:
         raise ImportError(
-            "sampling_backend='vllm' needs vLLM: pip install topr_trl[vllm], or set --sampling_python to the Python of "
-            "an environment with vLLM and topr_trl."
+            "sampling_backend='vllm' needs vLLM: run pip install \".[vllm]\" in the clone, or set --sampling_python to "
+            "the Python of an environment with vLLM and topr_trl."
         )
     needed, gpus = settings.sampling_workers * settings.vllm_tensor_parallel_size, torch.cuda.device_count()
     gpus = len(settings.sampling_devices or ()) or gpus
@@ -82,7 +82,7 @@ def _check_accelerate(settings: RunArguments) -> None:
     offloaded = offloaded or offloads_optimizer(deepspeed.get("deepspeed_config_file"))
     refuse_adafactor(settings.optim, sharding == "FSDP" and fsdp_version == 2, offloaded)
     if sharding == "DEEPSPEED" and find_spec("deepspeed") is None:
-        raise ImportError("This accelerate_config needs DeepSpeed: pip install topr_trl[deepspeed].")
+        raise ImportError('This accelerate_config needs DeepSpeed: run pip install ".[deepspeed]" in the clone.')
     for name in PLACEHOLDERS:
         launcher = getattr(settings, name)
         words = shlex.split(launcher or "")

@@ -7,6 +7,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from topr_trl.data.tables import TABLE_SUFFIXES
 from topr_trl.pipeline import manifest
+from topr_trl.pipeline import stages as registry
 from topr_trl.pipeline.manifest import Json, Manifest, Stage
 from topr_trl.pipeline.model_loading import ADAPTER, BUNDLED
 
@@ -21,11 +22,13 @@ def stage_folder(folder: Path) -> Path:
 def lineage(folder: Path) -> dict[str, Stage]:
     """Return the manifest entries of the stages that made a folder and its inputs, by the name of the stage.
 
-    If a stage ran several times, keep its newest entry. Stop at a folder that was removed or changed.
+    If a stage ran several times, keep its newest entry. Leave out a stage whose columns a newer stage removed. Stop at
+    a folder that was removed or changed.
     """
     stages: dict[str, Stage] = {}
     for known in _walk(folder, "input"):
-        stages = {**known.stages, **stages}
+        removed = {name for newer in stages for name in registry.removed_by(newer)}
+        stages = {**{name: entry for name, entry in known.stages.items() if name not in removed}, **stages}
     return stages
 
 

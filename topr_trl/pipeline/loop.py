@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from topr_trl.data.rows import need_columns
+from topr_trl.data.rows import check_trainable_columns, have_rewards, need_columns
 from topr_trl.data.sampler_logps import TEMPERATURE, training_temperatures
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
 from topr_trl.evaluation.report import EVALUATION, Evaluations, plain_table, read_evaluation
@@ -120,8 +120,8 @@ class _StepsOfIterations:
 
 
 def _have_rewards(source: Path) -> bool:
-    """Return whether the user's rows have a column `reward`. If so, the first iteration does not compute rewards."""
-    return all("reward" in columns_of(shard) for shard in shards_of(source))
+    """Return whether the user's rows have rewards. If so, the first iteration does not compute rewards."""
+    return all(have_rewards(columns_of(shard)) for shard in shards_of(source))
 
 
 def iterate(loop: IterateArguments) -> None:
@@ -221,12 +221,14 @@ def check_trainable(path: Path, rewards: RewardArguments) -> None:
     """
     for shard in shards_of(path):
         names = columns_of(shard)
-        need_columns(names, ("prompt",), f"{shard}: rows to train on")
-        if "reward" not in names and rewards.reward_funcs is not None:
-            need_columns(names, ("completion",), f"{shard}: rows without a reward")
+        if have_rewards(names):
+            with naming(shard):
+                check_trainable_columns(names)
+        elif rewards.reward_funcs is not None:
+            need_columns(names, ("prompt", "completion"), f"{shard}: rows without a reward")
             prepare_rewards(load_reward_funcs(rewards.reward_funcs), names, load=False)
-        elif "reward" not in names:
-            need_columns(names, ("completion", "answer"), f"{shard}: rows without a reward")
+        else:
+            need_columns(names, ("prompt", "completion", "answer"), f"{shard}: rows without a reward")
         if TEMPERATURE in names:
             with naming(shard):
                 training_temperatures(from_table(read_shard(shard, (TEMPERATURE,))))

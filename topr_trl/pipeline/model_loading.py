@@ -30,8 +30,10 @@ def loading(settings: ModelConfig) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` for the settings of a stage.
 
     Raises:
-        FileNotFoundError, ValueError: the weights cannot be loaded, see `from_safetensors`.
+        FileNotFoundError, ValueError: the folder holds no model, or the weights cannot be loaded, see
+            `from_safetensors`.
     """
+    _check_holds_model(Path(model_path(settings)))
     given = {"dtype": settings.dtype, "revision": settings.model_revision,
              "attn_implementation": settings.attn_implementation,
              "quantization_config": get_quantization_config(settings)}  # fmt: skip
@@ -39,6 +41,14 @@ def loading(settings: ModelConfig) -> dict[str, Any]:
     trust = {"trust_remote_code": bool(settings.trust_remote_code)}
     known = {name: value for name, value in given.items() if value is not None}
     return from_safetensors(model_path(settings), {**known, **trust})
+
+
+def _check_holds_model(folder: Path) -> None:
+    if not folder.is_dir() or any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+        return
+    inside = sorted({str(file.parent) for depth in ("*", "*/*") for file in folder.glob(f"{depth}/config.json")})
+    hint = f" There are models in {', '.join(inside[:4])}{' and others' if inside[4:] else ''}." if inside else ""
+    raise FileNotFoundError(f"{folder} holds no model, because it has no config.json.{hint} Use the folder of a model.")
 
 
 def adapter_of(settings: ModelConfig, dtype: str | None, quantized: bool = False) -> Path | None:
@@ -78,9 +88,21 @@ def load_model(settings: ModelConfig, how: Mapping[str, Any], trainable: bool = 
 
 
 def load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the model. If it has no pad token, use its EOS token for padding."""
-    tokenizer = AutoTokenizer.from_pretrained(
-        model_path(settings), revision=settings.model_revision, trust_remote_code=bool(settings.trust_remote_code)
-    )
+    """Load the tokenizer of the model. If it has no pad token, use its EOS token for padding.
+
+    Raises:
+        OSError: there is no such model.
+    """
+    name = model_path(settings)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            name, revision=settings.model_revision, trust_remote_code=bool(settings.trust_remote_code)
+        )
+    except OSError as error:
+        if Path(name).is_dir():
+            raise
+        raise OSError(
+            f"There is no folder {name} here, and no such model could be loaded from the Hub: {error}"
+        ) from error
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return tokenizer

@@ -33,12 +33,12 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
     rows = task.first_rows(name, split, count)
     if task is OWN_PROMPTS:
         return task.prepare(rows, shots)
-    columns = set(rows.column_names)
-    if "answer" not in columns and "prompt" in columns and not {"question", "problem"} & columns:
-        return OWN_PROMPTS.prepare(rows, 0)  # No task can judge these prompts.
-    if {"prompt", "answer"} <= columns and not {"question", "problem"} & columns:  # The rows have prompts already.
+    if task.has_prompts(rows.column_names):
+        if "answer" not in rows.column_names:
+            return OWN_PROMPTS.prepare(rows, 0)  # No task can judge these prompts.
         own_prompts.refuse_results(rows)
-        return rows if "problem_id" in columns else rows.add_column("problem_id", list(range(len(rows))))
+        has_ids = "problem_id" in rows.column_names
+        return rows if has_ids else rows.add_column("problem_id", list(range(len(rows))))
     if args.training_shots and args.dataset_name is not None:
         # Draw one more than needed, because a problem cannot be its own example.
         exemplars = hendrycks_math.draw_exemplars(task.load(args.dataset_name, "train"), shots + 1)

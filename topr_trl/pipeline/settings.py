@@ -141,9 +141,7 @@ class ProblemArguments:
 
     @property
     def task_of_problems(self) -> Task:
-        """Return the task. The built-in problems always use the task gsm8k."""
-        if self.dataset_name is None:
-            return TASKS[DEFAULT_TASK]
+        """Return the task."""
         return OWN_PROMPTS if self.task == OWN_PROMPTS.name else TASKS[self.task or DEFAULT_TASK]
 
     @property

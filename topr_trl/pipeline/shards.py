@@ -21,6 +21,7 @@ from topr_trl.data.tables import (
 )
 from topr_trl.pipeline import stages as registry
 from topr_trl.pipeline.manifest import Json
+from topr_trl.user_warnings import warn_user
 
 MU_COLUMNS = ("mu_logps", "mu_fingerprint")  # log μ of each token, and the fingerprint of the model that computed it
 # Keys in the metadata of a shard.
@@ -79,10 +80,9 @@ def has_stage(stage: str, shard: Path) -> bool:
 
 def _split_at(stage: str, stages: ColumnsByStage) -> tuple[ColumnsByStage, set[str]]:
     """Return the stages before the given stage, and the columns that this stage and later stages added."""
-    first = registry.load(stage).order
-    later = {name for name in stages if registry.load(name).order >= first}
-    added = {column for name in later for column in stages[name]}
-    return {name: columns for name, columns in stages.items() if name not in later}, added
+    removed = registry.removed_by(stage)
+    added = {column for name, columns in stages.items() if name in removed for column in columns}
+    return {name: columns for name, columns in stages.items() if name not in removed}, added
 
 
 def columns_before(stage: str, source: Path) -> list[str]:
@@ -109,6 +109,9 @@ def add_columns(
     """
     shards = shards_of(source)
     same = source.resolve() == folder.resolve()
+    lost = {name for shard in shards for name in stages_of(shard)} & registry.removed_by(stage) - {stage}
+    if lost and not same:
+        warn_user(f"topr {stage} leaves out the columns that topr {' and '.join(sorted(lost))} added to {source}.")
     for k, shard in enumerate(tqdm(shards, desc=description, unit="shard")):
         path = shard if same else shard_path(folder, k, len(shards))
         if path.is_file() and stage in stages_of(path):

@@ -24,6 +24,7 @@ from topr_trl.pipeline import stages as registry
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import model_path
 from topr_trl.pipeline.settings import FolderArguments, field_names
+from topr_trl.trainers.checkpoints import writing_to
 
 Made = tuple[int, Json]  # result of `make`: the number of rows, and notes for the manifest
 Settings = TypeVar("Settings", bound=FolderArguments, covariant=True)
@@ -158,7 +159,8 @@ class Stage(ABC, Generic[Settings]):
             if not finished:
                 started = time.monotonic()
                 try:
-                    rows, notes = self.make()
+                    with writing_to(self.folder):
+                        rows, notes = self.make()
                 except Exception:
                     if state.is_main_process and not self._has_results():
                         manifest.forget(self.folder, self.name)  # The user can then change the settings.
@@ -190,8 +192,26 @@ class Stage(ABC, Generic[Settings]):
         Returns:
             Whether the stage has finished.
         """
+        self._check_earlier_stages()
         sources = {name: relpath(path.resolve(), self.folder.resolve()) for name, path in self._read_from().items()}
         return manifest.begin(self.folder, self.name, sources=sources, **self._manifest_arguments(others_work))
+
+    def _check_earlier_stages(self) -> None:
+        """Check that a new stage in the folder of other stages only adds columns to their rows, and comes after them.
+
+        Raises:
+            ValueError: the stage would remove the results of another stage, or mix with them.
+        """
+        known = manifest.read(self.folder)
+        if known is None or self.name in known.stages:
+            return
+        in_place = self.adds_columns and "input" not in self._read_from()
+        removed = registry.removed_by(self.name) if in_place else known.stages
+        if others := [name for name in known.stages if name in removed]:
+            raise ValueError(
+                f"{self.folder} holds the results of topr {others[-1]}, which topr {self.name} would remove or mix "
+                "with its own. Use another output_dir."
+            )
 
     def check_sources(self) -> None:
         """Check that the folders to read exist, are finished and have all of their files.

@@ -53,8 +53,6 @@ class TrainArguments(RowsArguments, OfflineTOPRConfig, ModelConfig):
             )
 
 
-
-
 def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) -> OfflineTOPRTrainer:
     """Make a trainer for the rows of `args.source`.
 

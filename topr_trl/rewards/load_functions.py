@@ -15,6 +15,8 @@ from typing import Any
 from transformers import AutoConfig
 from trl import rewards as of_trl
 
+from topr_trl.settings.checks import check_model_folder
+
 # Callables that return TRL's functions, by name. The functions have the arguments that `trl grpo --reward_funcs` uses.
 TRL_FUNCTIONS: dict[str, Callable[[], Callable[..., Any]]] = {
     "accuracy_reward": lambda: of_trl.accuracy_reward,
@@ -126,6 +128,7 @@ def _search_in(folder: Path) -> None:
 
 def _check_model(name: str) -> None:
     try:
+        check_model_folder(name)
         AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise OSError(

@@ -1,11 +1,16 @@
-"""Check the types, choices and lower bounds of settings."""
+"""Check the types, choices and lower bounds of settings, and that files and models exist."""
 
 import sys
 from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 
 def check_types(settings: object, of: type, but: Collection[str] = ()) -> None:
@@ -81,3 +86,42 @@ def existing(name: str, option: str) -> Path:
     if not Path(name).exists():
         raise FileNotFoundError(f"{option}: {name} does not exist.")
     return Path(name)
+
+
+def check_model_folder(name: str) -> None:
+    """Check that a model's name is no misspelled folder, for which transformers would search the Hub.
+
+    Args:
+        name (`str`): Folder of the model, or its id on the Hub.
+
+    Raises:
+        FileNotFoundError: there is no such folder, and the name cannot be an id on the Hub, or similar folders exist.
+    """
+    path = Path(name)
+    if path.is_dir():
+        return
+    similar = _similar_folder(path)
+    is_cached = Path(HF_HUB_CACHE, f"models--{name.replace('/', '--')}").is_dir()
+    if is_cached or (_can_be_on_hub(name) and not similar and not ("/" in name and path.parent.is_dir())):
+        return
+    hint = f" Did you mean {similar}?" if similar else ""
+    on_hub = f" If this is a model on the Hub, download it first: hf download {name}." if _can_be_on_hub(name) else ""
+    raise FileNotFoundError(
+        f"There is no folder {name}.{hint} Use the folder of a model, or a model id on the Hub.{on_hub}"
+    )
+
+
+def _can_be_on_hub(name: str) -> bool:
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
+def _similar_folder(path: Path) -> Path | None:
+    """Return the folder whose path differs from `path` only in the spelling of the first missing part, or None."""
+    missing = next(part for part in (*reversed(path.parents), path) if not part.exists())
+    folders = [each.name for each in missing.parent.glob("*") if each.is_dir()]
+    found = [missing.parent / name / path.relative_to(missing) for name in get_close_matches(missing.name, folders, 1)]
+    return found[0] if found and found[0].is_dir() else None

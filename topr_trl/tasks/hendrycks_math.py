@@ -122,7 +122,7 @@ def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
 def pool() -> WorkerPool:
     """Return the worker pool of `judge`, which all callers in this process share."""
     if find_spec("math_verify") is None:
-        raise ImportError("The task math needs math-verify to judge answers: pip install 'topr_trl[math]'.")
+        raise ImportError('The task math needs math-verify to judge answers: run pip install ".[math]" in the clone.')
     return WorkerPool(Path(__file__).with_name("math_equality.py"), "judge")
 
 

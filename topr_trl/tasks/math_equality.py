@@ -1,7 +1,8 @@
 r"""Compare two answers in LaTeX.
 
 Tuples, intervals, lists, sets, unions and matrices are compared part by part. Numbers are compared as exact fractions,
-and text as words. math-verify compares only the remaining parts, because it makes these mistakes:
+and text as words. Units are optional, but answers with different units differ. math-verify compares only the remaining
+parts, because it makes these mistakes:
 
 - It reads (2, 1) and (3, 1) as empty intervals, and so as equal.
 - It reads 34_5 and 34_6 as 34.
@@ -47,6 +48,11 @@ _MEANS_SOMETHING = re.compile(
     r"\b(?:(?i:and|or|hundred|thousand|million|billion|trillion|dozen|mod|base|if|when|for|more|less|fewer|least|most|pi|"
     r"factorial|squared|cubed|north|south|east|west|[ap]\.?m)|(?![mMsghlLCFNJVWK]\b)[a-zA-Z])\b(?!\^)"
 )
+# A time of day: 3 PM, 3:00 p.m. or 3 \text{pm}. Without a space, periods or capitals, as in 3am, it is a product.
+_HALF_DAY = re.compile(
+    rf"(?<=\d)(?::00)?(?:\s*{_WORD}\s*\{{\s*(?P<text>[AaPp])\.?\s?[Mm]\.?\s*\}}|\s+(?P<word>[AaPp])\.?\s?[Mm]\.?|"
+    r"(?P<capital>[AP])M|(?P<period>[AaPp])\.\s?[Mm]\.)$"
+)
 _ALL_REALS = re.compile(r"\\mathbb\s*(?:\{R\}|R)|\\(?:Reals|R)(?![a-zA-Z])|\\text\{\s*all real numbers\s*\}")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|arc|log|ln)")
 _UNICODE = str.maketrans({"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ",
@@ -68,6 +74,7 @@ def normalize(text: str) -> str:
     text = re.sub(rf"\s*{_WORD}\s*\{{\s*(?:,?\s*and|,?\s*or|,)\s*\}}\s*", ",", text)
     # Do not split at an "or" in \text{}, because "3 \text{ or more}" is not a list.
     text = re.sub(rf"({_WORD}\s*\{{[^{{}}]*\}})|\s*,?\s+(?:and|or)\s+", lambda match: match[1] or ",", text)
+    text = _HALF_DAY.sub(lambda match: rf"\text{{{match[match.lastgroup].lower()}m}}", text)  # type: ignore[index]
     text = text.removesuffix(".").strip()
     text = re.sub(rf"{_WORD}\s*\{{\s*([ie]|[-+]?[\d.,]*\d)\s*\}}", r"\1", text)
     if _SPACED_THOUSANDS.fullmatch(text):
@@ -87,6 +94,46 @@ def normalize(text: str) -> str:
     text = re.sub(r"\\varnothing|\\\{\s*\\\}", r"\\emptyset", text)
     text = re.sub(r"\s*([,;=<>+&|/()\[\]])\s*", r"\1", text).strip()
     return re.sub(r"^(?:[a-zA-Z]|\([a-zA-Z](?:,[a-zA-Z])+\))=(?=\()", "", text)  # Drops the name in "A = (8, -2)".
+
+
+# Words and powers after a number that make equal numbers different answers. Words of a line mean the same.
+_MEANINGS = """mm millimeter millimetre; cm centimeter centimetre; m meter metre; km kilometer kilometre; in inch
+inche; ft foot feet; yd yard; mi mile; mg milligram; g gram; kg kilogram; lb pound; oz ounce; s sec second; min
+minute; h hr hour; day; week; month; year; cent; dollar usd; ml milliliter millilitre; l liter litre; degree; radian;
+mph; ^2 square sq; ^3 cubic; yes; no; true; false; left; right; up; down; above; below; over; under; before; after;
+early; late; gain; loss losse; profit; win; boy; girl; man men; woman women; male; female; odd; even; bc bce; ad ce;
+heads; tails; clockwise; counterclockwise; increase; decrease; positive; negative; forward; backward; inside; outside"""
+_MEANING = {word: line.split()[0] for line in _MEANINGS.split(";") for word in line.split()}
+
+
+def meanings(text: str) -> set[str]:
+    r"""Return the units and other words with a known meaning that `normalize` removes after a number.
+
+    `normalize` removes them because most answers are also right without a unit.
+
+    Args:
+        text (`str`): Answer in LaTeX.
+    """
+    whole = rest = _SPACE.sub(" ", _LAYOUT.sub("", text)).strip()
+    for _ in range(3):
+        rest = _without_unit(rest.removesuffix(".").strip())
+    tail = re.sub(r"\\[a-zA-Z]+", "", whole[len(rest) :]).casefold() + " dollar" * (r"\$" in text)
+    words = re.findall(r"[a-z]+|\^\d", tail.replace("{", ""))
+    singular = (word if word in _MEANING else word.removesuffix("s") for word in words)
+    return {_MEANING[word] for word in singular if word in _MEANING}
+
+
+def contradict(given: str, truth: str) -> bool:
+    r"""Return whether two answers have different units or opposite words after their numbers, such as 3 m and 3 cm.
+
+    Words that only one of the answers has are no contradiction.
+
+    Args:
+        given (`str`): Answer of a completion, in LaTeX.
+        truth (`str`): Correct answer.
+    """
+    a, b = meanings(given), meanings(truth)
+    return not (a <= b or b <= a)
 
 
 def _without_unit(text: str) -> str:
@@ -480,9 +527,10 @@ def judge(pair: list[str]) -> list[str | None]:
         return ["invalid", None]
     if given == truth:
         return ["correct", None]
+    are_contrary = contradict(given, truth)
     given, truth = normalize(given), normalize(truth)
     try:
-        if same(given, truth):
+        if same(given, truth) and not are_contrary:
             return ["correct", None]
         _check_readable(given)
     except (ValueError, RecursionError, MemoryError, OverflowError):

@@ -1,12 +1,18 @@
 """Define the class `Task`, the tasks of the paper, and the task for the user's own prompts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from datasets import Dataset
 
 from topr_trl.rewards import Judge
 from topr_trl.tasks import arithmetic, gsm8k, hendrycks_math, own_prompts
+
+PREPARED = {
+    "problem_id",
+    "prompt",
+    "answer",
+}  # columns of problems that `prepare` has written and `topr trial` has kept
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,8 @@ class Task:
         num_shots (`int`): Default number of worked examples in the prompt. For tasks of the paper, the paper's number.
         stop_strings (`tuple[str, ...]`): Texts that end a completion, in addition to the stop token.
         judge (`Judge`): Function that returns a verdict and an answer for each completion.
+        columns (`tuple[str, ...]`, defaults to `()`): Columns from which `prepare` makes prompts. Rows with a column
+            `prompt` and none of these columns keep their prompts. By default, `prepare` also gets rows with prompts.
     """
 
     name: str
@@ -29,16 +37,34 @@ class Task:
     num_shots: int
     stop_strings: tuple[str, ...]
     judge: Judge
+    columns: tuple[str, ...] = ()
+
+    def has_prompts(self, columns: Collection[str]) -> bool:
+        """Return whether rows with these columns have their prompts already, so that `prepare` does not apply.
+
+        Args:
+            columns (`Collection[str]`): Names of columns.
+        """
+        needs_no_prompts = bool(self.columns) and not set(self.columns) & set(columns)
+        return "prompt" in columns and (needs_no_prompts or set(columns) == PREPARED)
 
     def first_rows(self, name_or_path: str | None, split: str, count: int | None) -> Dataset:
         """Return the first rows of a dataset, before `prepare` adds prompts.
 
         Args:
-            name_or_path (`str`, *optional*): Dataset on the Hub, or a file. Default: built-in problems in GSM8K's
-                format, whose two splits share almost no problems.
+            name_or_path (`str`, *optional*): Dataset on the Hub, or a file. Default, only for the default task:
+                built-in problems in GSM8K's format, whose two splits share almost no problems.
             split (`str`): `"train"` or `"test"`, or another split of the dataset.
             count (`int`, *optional*): Maximum number of rows. Default: all rows, or 400 built-in problems.
+
+        Raises:
+            ValueError: `name_or_path` is None, and the task has no built-in problems.
         """
+        if name_or_path is None and self.name != DEFAULT_TASK:
+            raise ValueError(
+                f"The task {self.name} has no built-in problems: set --dataset_name to a dataset or a file. The "
+                f"built-in problems are for --task {DEFAULT_TASK}."
+            )
         if name_or_path is None:
             rows = arithmetic.arithmetic_dataset(400 if count is None else count, seed=1 if split == "train" else 2)
         else:
@@ -47,9 +73,10 @@ class Task:
 
 
 TASKS = {
-    "gsm8k": Task("gsm8k", gsm8k.load, gsm8k.prepare, 8, gsm8k.STOP_STRINGS, gsm8k.judge),
+    "gsm8k": Task("gsm8k", gsm8k.load, gsm8k.prepare, 8, gsm8k.STOP_STRINGS, gsm8k.judge, ("question",)),
     "math": Task(
-        "math", hendrycks_math.load, hendrycks_math.prepare, 4, hendrycks_math.STOP_STRINGS, hendrycks_math.judge
+        "math", hendrycks_math.load, hendrycks_math.prepare, 4, hendrycks_math.STOP_STRINGS, hendrycks_math.judge,
+        ("problem",),
     ),
 }  # fmt: skip
 

@@ -14,7 +14,6 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object, is_peft_model
 from huggingface_hub import ModelCard
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
@@ -33,6 +32,7 @@ from topr_trl.trainers.checkpoints import (
     from_safetensors,
     not_finite,
     refuse_adapter,
+    writing_to,
 )
 from topr_trl.trainers.completions_table import RowWeights
 from topr_trl.trainers.fingerprints import base_fingerprint, mu_fingerprint, prompts_fingerprint
@@ -439,10 +439,12 @@ class TOPRMixin(Trainer):
         """
         folder = output_dir or self.args.output_dir
         check_finite(self.model, f"The model is not saved to {folder}")
-        try:
+        with writing_to(folder):
             super().save_model(output_dir, *args, **kwargs)
-        except SafetensorError as error:
-            raise OSError(f"The model cannot be written to {folder}: {error}") from error
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        with writing_to(Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")):
+            super()._save_checkpoint(model, trial)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save the random state and the identity of the run, and wait until all processes have saved their state.

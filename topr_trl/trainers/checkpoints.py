@@ -1,7 +1,9 @@
 """Check weights and checkpoints."""
 
+import errno
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
+
+from topr_trl.settings.checks import check_model_folder
 
 ADAPTER_CONFIG = "adapter_config.json"
 _MAY_BE_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # torch computes no norm of float8
@@ -25,11 +29,10 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
             Model to load the weights into. If given, a weight must have the shape of the parameter with the same name.
 
     Raises:
-        FileNotFoundError: `name` starts with `.`, `/` or `~`, and there is no such folder.
+        FileNotFoundError: there is no such folder, and `name` looks like a folder, see `check_model_folder`.
         ValueError: a file is damaged, or the shape of a weight differs from `model`.
     """
-    if str(name).startswith((".", "/", "~")) and not Path(name).is_dir():
-        raise FileNotFoundError(f"There is no folder {name}. Use the folder of a model, or a model id on the Hub.")
+    check_model_folder(str(name))
     parameters = dict(model.named_parameters()) if model is not None else {}
     for path in sorted(Path(name).glob("*.safetensors")):
         try:
@@ -97,7 +100,7 @@ def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[s
         `dict[str, Any]`: the arguments with `use_safetensors`.
 
     Raises:
-        FileNotFoundError: `name` starts with `.`, `/` or `~`, and there is no such folder.
+        FileNotFoundError: there is no such folder, see `check_files`.
         ValueError: a file is damaged (see `check_files`), or the folder has only pickled weights. If a model on the
             Hub has only pickled weights, transformers raises an error when it loads them.
     """
@@ -146,6 +149,38 @@ def check_resumable(folder: str | Path) -> None:
             "was saved with save_only_model=True, or files were removed or damaged. Resume from another checkpoint; or "
             "use this one as the model of a new run, in another output_dir."
         )
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Parts of messages of libraries that cannot write a file: those written in Rust, and torch.
+_NOT_WRITTEN = ("(os error ", "iostream error", "inline_container")
+
+
+@contextmanager
+def writing_to(folder: str | Path) -> Iterator[None]:
+    """Turn errors of libraries that cannot write a file, for instance because the disk is full, into an OSError.
+
+    safetensors, tokenizers and torch raise errors of other types. Like Python's own error for a full disk, most of them
+    do not name the file.
+
+    Args:
+        folder (`str` or `Path`):
+            Folder that is written.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    try:
+        yield
+    except Exception as error:
+        is_full = isinstance(error, OSError) and error.errno in _FULL and error.filename is None
+        of_library = isinstance(error, SafetensorError) or any(text in str(error) for text in _NOT_WRITTEN)
+        if not (is_full or (of_library and not isinstance(error, OSError))):
+            raise
+        raise OSError(
+            f"{folder} cannot be written: {error}. The disk may be full, or the quota used up. Make room, and run the "
+            "same command again, or resume from an earlier checkpoint."
+        ) from error
 
 
 def check_finite(model: nn.Module, what: str) -> None:

@@ -40,6 +40,7 @@ from topr_trl.trainers.fingerprints import mu_fingerprint
 from topr_trl.trainers.forward_checks import text_model, virtual_tokens, without_cudnn_attention
 from topr_trl.trainers.log_mu import LogMu, rows_fingerprint
 from topr_trl.trainers.shared_prompts import LEAST_SAVED, LEAST_SHARED, remove_shared_prompts
+from topr_trl.trainers.training_warnings import warn_of_scale
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -239,6 +240,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self._rows_trained_on += "; their column `reward_after_baseline` replaces baseline and curation"
             say("rewards come from the column reward_after_baseline, so baseline and curation do not apply.", args)
         self._warn_about_signs(curated, not scored.rewards_R.all(), args)
+        warn_of_scale(rewards)
         return rewards, curated
 
     def _check_tokens(self, datasets: dict[str, Dataset]) -> None:

@@ -58,7 +58,12 @@ from topr_trl.trainers.fingerprints import model_fingerprint, text_fingerprint
 from topr_trl.trainers.forward_checks import count_positions_from_mask, learned_positions, text_model, virtual_tokens
 from topr_trl.trainers.replay.mixin import ReplayMixin, check_replay
 from topr_trl.trainers.shared_prompts import prompts_together, remove_shared_prompts
-from topr_trl.trainers.training_warnings import SilentBatches, warn_if_far, warn_if_merged_coarsely
+from topr_trl.trainers.training_warnings import (
+    SilentBatches,
+    warn_if_far,
+    warn_if_merged_coarsely,
+    warn_of_scale,
+)
 from topr_trl.user_warnings import warn_user
 
 if TYPE_CHECKING:
@@ -185,7 +190,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._loss_inputs: dict[str, Any] | None = None  # batch of the loss that is being computed
         self._last_baseline = 0.0  # last solution for `effective_positive_share`
         self._silent = SilentBatches(had_signal=replay_dataset is not None)
-        self._warned_of_distance = False
+        self._warned_of_distance = self._warned_of_scale = False
         self._left_to_evaluate: float = math.inf  # number of completions left in the current evaluation set
         # For each evaluation batch: a column of summed rewards, then one column per reward function.
         self._evaluated: list[Tensor] = []
@@ -389,6 +394,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             # With a mean as baseline, equal rewards give R = 0 for all rows. This is normal and needs no warning.
             if rewards.any() or not len(rewards) or self.args.baseline not in BASELINES:
                 self._warn_about_signs(curated, bool((raw_rewards == 0).any()), self.args)
+            self._warned_of_scale = self._warned_of_scale or warn_of_scale(rewards, may_be_small=True)
             self._say_share(rewards, self.args)
             if self.args.curation != "none":
                 self._metrics["train"]["topr/rows_kept"].append(len(curated.indices) / len(raw_rewards))

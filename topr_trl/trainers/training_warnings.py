@@ -143,6 +143,32 @@ def warn_if_far(distance: float) -> bool:
     return distance > _FAR
 
 
+_LARGEST_R, _SMALLEST_R = 4.0, 0.1  # range of the largest |R| that needs no warning
+
+
+def warn_of_scale(rewards: NDArray[np.float64], may_be_small: bool = False) -> bool:
+    """Warn if the rewards are not of a magnitude of about 1, because their scale multiplies the gradient.
+
+    Args:
+        rewards (`np.ndarray`):
+            R of the chosen rows.
+        may_be_small (`bool`, *optional*, defaults to `False`):
+            Whether small rewards need no warning, as in a batch of completions that are equally good.
+
+    Returns:
+        `bool`: whether the function warned.
+    """
+    largest = float(np.abs(rewards).max(initial=0))
+    is_far = largest > _LARGEST_R or (0 < largest < _SMALLEST_R and not may_be_small)
+    if is_far:
+        warn_user(
+            f"After the baseline, rewards have magnitudes of up to {largest:.3g}. They multiply the gradient, and the "
+            "defaults are for rewards of about +1 and -1. Scale the rewards to a magnitude of about 1, for example by "
+            "dividing them by their largest value."
+        )
+    return is_far
+
+
 class SilentBatches:
     """Count consecutive generation batches without a signal: every R is 0, so training learns nothing from them.
 

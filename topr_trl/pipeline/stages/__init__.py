@@ -54,3 +54,17 @@ def row_stages() -> list[Any]:
     """Return the classes of the stages that write rows, sorted by `order`."""
     found = [load(command) for command in modules()]
     return sorted((stage for stage in found if stage.order is not None), key=lambda stage: stage.order)
+
+
+def removed_by(command: str) -> set[str]:
+    """Return the commands of the stages whose columns a stage removes: the stage itself, and later stages.
+
+    Return an empty set if the stage adds no columns to rows, or if there is no such stage.
+
+    Args:
+        command (`str`): Name of the command.
+    """
+    orders = {stage.name: stage.order for stage in row_stages()}
+    if command not in orders or not load(command).adds_columns:
+        return set()
+    return {name for name, order in orders.items() if order >= orders[command]}

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import chain, islice
 from pathlib import Path
@@ -14,8 +15,8 @@ from tqdm.auto import tqdm
 from topr_trl.data.rows import ROLLOUT
 from topr_trl.data.sampler_logps import TEMPERATURE
 from topr_trl.data.tables import read_shard, shard_path, shards_of
-from topr_trl.importing.format import LeftOut, Record
-from topr_trl.importing.input_settings import ALL_TURNS, LAST_TURN
+from topr_trl.importing.format import LeftOut, NotOfFormat, Record
+from topr_trl.importing.input_settings import ALL_TURNS, LAST_TURN, UnknownLabel
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.record_files import count_records, files_of, parsed, read_records
 from topr_trl.importing.record_rewards import numbers_in
@@ -32,6 +33,7 @@ from topr_trl.recording.store import recording_id, recording_in
 RECORDS_PER_SHARD = 1_000
 _RECORDS_TO_INSPECT = 100  # number of records in which to look for fields that may be the reward
 _MOST_REWARDS = 6  # maximum number of distinct rewards that the summary lists
+_MOST_LABELS = 20  # maximum number of unknown labels that an error lists
 _MOST_PLACES = 5  # maximum number of skipped records that the summary lists for each reason
 
 
@@ -93,7 +95,8 @@ class Import(Stage[ImportArguments]):
             path = shard_path(self.folder, k, shards)
             if conversational is not None and path.is_file():
                 continue
-            part = reader.read(records)
+            with _listing_unknown_labels(reader, files):
+                part = reader.read(records)
             waiting.append((path, part))
             if conversational is None and part.rows:
                 conversational = isinstance(part.rows[0]["prompt"], list)
@@ -233,6 +236,28 @@ def _describe_rewards(rewards: list[tuple[float, int]] | list[float]) -> str:
         return f"Rewards range from {rewards[0]:g} to {rewards[1]:g}."
     counts = [f"{value:g} in {n:,} {'row' if n == 1 else 'rows'}" for value, n in rewards]
     return f"Rewards: {', '.join(counts)}."
+
+
+@contextmanager
+def _listing_unknown_labels(reader: RecordReader, files: Sequence[Path]) -> Iterator[None]:
+    """Add all unknown labels of the files to the error for the first one."""
+    try:
+        yield
+    except ValueError as error:
+        if not isinstance(error.__context__, UnknownLabel):
+            raise
+        unknown: dict[str, None] = {}
+        for _, raw in chain.from_iterable(map(read_records, files)):
+            record = parsed(raw)
+            try:
+                if isinstance(record, dict):
+                    reader.rewards.of(record, 1)
+            except UnknownLabel as other:
+                unknown[other.label[:40]] = None
+            except NotOfFormat:  # The records after the first error can have other errors.
+                continue
+        shown = ", ".join(list(unknown)[:_MOST_LABELS]) + ", ..." * (len(unknown) > _MOST_LABELS)
+        raise ValueError(f"{error} All labels without a number: {shown}.") from None
 
 
 def _records_by_shard(files: Sequence[Path]) -> Iterator[Iterator[tuple[str, bytes | Record]]]:

@@ -33,6 +33,7 @@ from topr_trl.pipeline.shards import count_rows, write_shard
 from topr_trl.pipeline.stage import Made, Stage
 from topr_trl.pipeline.stage_inputs import absolute, values_of, weights_read
 from topr_trl.settings.checks import check_at_least, check_choice
+from topr_trl.trainers.checkpoints import check_files
 
 _INPUTS = ("num_generations", "greedy", "temperature", "top_p", "top_k", "max_new_tokens", "sampling_backend",
            "split", "num_shots", "training_shots", "problems_per_shard", "seed", "iteration")  # fmt: skip
@@ -161,6 +162,7 @@ def _shards_of_worker(worker: str | None, count: int) -> range:
 def _sampler(args: SampleArguments, stops: tuple[str, ...]) -> Callable[[Dataset, int], Dataset]:
     """Load the model, and return a function that samples completions for problems with a seed."""
     if args.sampling_backend == "vllm":
+        check_files(model_path(args))
         adapter, own = adapter_of(args, args.vllm_dtype), (args.model_revision, args.trust_remote_code)
         engine = start_engine(model_path(args), args, args.seed, *own, adapter)
         return lambda problems, seed: sample_completions_with_vllm(engine, problems, args, stops, seed, adapter)

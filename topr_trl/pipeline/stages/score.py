@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from topr_trl.data.rows import finite_rewards, need_columns
+from topr_trl.data.rows import finite_rewards, have_rewards, need_columns
 from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, shards_of
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import TASK_HELP, FolderArguments, RewardArguments
@@ -132,13 +132,13 @@ class Score(Stage[ScoreArguments]):
     def _judge(self) -> Callable[[pa.Table, str], pa.Table]:
         if self._task == OWN_PROMPTS.name:
             for shard in shards_of(self.args.source):
-                if "reward" not in columns_of(shard):
+                if not have_rewards(columns_of(shard)):
                     OWN_PROMPTS.judge([], [])  # This judge only raises an error.
         judge = OWN_PROMPTS.judge if self._task == OWN_PROMPTS.name else TASKS[self._task].judge
 
         def score(table: pa.Table, description: str) -> pa.Table:
             rows = from_table(table)
-            if "reward" in rows.column_names:
+            if have_rewards(rows.column_names):
                 finite_rewards(rows)
                 return table
             need_columns(rows.column_names, ("completion", "answer"), "rows without a reward")

@@ -21,7 +21,7 @@ from topr_trl.trainers.checkpoints import STATE
 from topr_trl.trainers.run_identity import compared_settings
 
 # Settings that determine the trained weights, besides those that a resumed run may not change.
-_RESULT = (
+RESULT = (
     *FORWARD, "preset", "a_pos", "b_pos", "a_neg", "b_neg", "tf32", "max_length", "padding_free", "sort_by_length",
     "share_prompts", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps",
     "neftune_noise_alpha", "full_determinism", "use_liger_kernel", "accelerator_config", "iteration",
@@ -67,7 +67,7 @@ class Train(Stage[TrainArguments]):
         args = self.args
         return {
             **rows_read(args.source, self.folder), **weights_read(args), **adapter_settings(args),
-            **compared_settings(args), **values_of(args, _RESULT),
+            **compared_settings(args), **values_of(args, RESULT),
         }  # fmt: skip
 
     def make(self) -> Made:
