@@ -177,7 +177,8 @@ def _ends_of(row: Row) -> tuple[str, str]:
     ends = []
     for name in ("prompt", "completion"):
         value = row.get(name)
-        ends.append(str(value[-1].get("content") or "") if isinstance(value, list) and value else str(value or ""))
+        last = value[-1] if isinstance(value, list) and value else value
+        ends.append(str((last.get("content") if isinstance(last, Mapping) else last) or ""))
     return _plain(ends[0]) or "\0", _plain(ends[1]) or "\0"  # No text contains a null character.
 
 
