@@ -171,5 +171,5 @@ def test_conversations_of_sharegpt():
     assert sharegpt.rows({"conversations": [{"from": "human", "value": "a"}]}) == []
     with pytest.raises(NotOfFormat, match="it has images"):
         sharegpt.rows({"conversations": [], "images": ["a.png"]})
-    with pytest.raises(NotOfFormat, match="a turn is from 'narrator'; known roles are system, human"):
+    with pytest.raises(NotOfFormat, match="a turn is from 'narrator'; known roles are system, developer, human"):
         sharegpt.rows({"conversations": [{"from": "narrator", "value": "a"}]})

@@ -88,8 +88,8 @@ def test_equal_answers_are_tied():
             "prompt differs from the prompt in the messages",
         ),
         (
-            {"question": [{"role": "human", "content": "a"}], "chosen": "7", "rejected": "8"},
-            "the role 'human'; known roles are",
+            {"question": [{"role": "narrator", "content": "a"}], "chosen": "7", "rejected": "8"},
+            "the role 'narrator'; known roles are",
         ),
         ({"chosen": 3, "rejected": {"a": 1}}, "rejected is .* must be text or messages"),
     ],

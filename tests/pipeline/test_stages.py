@@ -485,7 +485,7 @@ def test_every_input_is_a_setting():
     """Stages skip names that a release of TRL or transformers has dropped, so a misspelled name would go unnoticed."""
     names = {field.name for field in fields(TrainArguments)} | {field.name for field in fields(SampleArguments)}
     known_elsewhere = {"tf32", "lr_scheduler_kwargs", "train_sampling_strategy", "optim_target_modules"}
-    assert set(train._RESULT) | set(sample._INPUTS) <= names | known_elsewhere
+    assert set(train.RESULT) | set(sample._INPUTS) <= names | known_elsewhere
 
 
 def test_more_workers_than_shards(tmp_path):

@@ -326,7 +326,7 @@ def test_other_values_are_refused_offline(settings, named, offline_run, tokenize
         ({"top_k": 5}, "top_k"),
         ({"top_p": 0.9}, "top_p"),
         ({"max_completion_length": 4}, "max_completion_length"),
-        ({"generation_kwargs": {"suppress_tokens": [3]}}, "generation_kwargs"),
+        ({"generation_kwargs": {"top_k": 3}}, "generation_kwargs"),
         ({"learning_rate": 1e-4}, "learning_rate"),
         ({"optim": "sgd"}, "optim"),
     ],

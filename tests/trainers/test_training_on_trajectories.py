@@ -146,14 +146,15 @@ class Environment:
 @pytest.mark.parametrize("online", [{"tools": [Environment().add]}, {"environment_factory": Environment}])
 def test_messages_become_the_tokens_that_trl_trains_on_online(model, tool_tokenizer, tmp_path, online):
     pytest.importorskip("jmespath")
-    think = "<think>\n\n</think>\n\n"
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call>'
-    written = iter((f"{think}{call}<|im_end|>", f"{think}It is 4.<|im_end|>"))
+    written = iter((f"{call}<|im_end|>", "It is 4.<|im_end|>"))
+    options = {"enable_thinking": False}  # The template then writes an empty block of thinking, which is context.
     model.resize_token_embeddings(len(tool_tokenizer))
     prompt = [{"role": "user", "content": "2 + 2?"}]
     trainer = TOPRTrainer(
         model, lambda completions, **_: [1.0, -1.0] * 2,
-        TOPRConfig(str(tmp_path), num_generations=4, max_completion_length=256, **SETTINGS),
+        TOPRConfig(str(tmp_path), num_generations=4, max_completion_length=256, chat_template_kwargs=options,
+                   **SETTINGS),
         Dataset.from_dict({"prompt": [prompt] * 4}), processing_class=tool_tokenizer, **online,
     )  # fmt: skip
     trainer._generate_single_turn = lambda prompts, *_, **__: (
@@ -170,7 +171,8 @@ def test_messages_become_the_tokens_that_trl_trains_on_online(model, tool_tokeni
         {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
         {"role": "tool", "name": "add", "content": "4"}, {"role": "assistant", "content": "It is 4."},
     ]  # fmt: skip
-    row = {"prompt": prompt, "completion": completion, "tools": json.dumps([get_json_schema(Environment().add)])}
+    row = {"prompt": prompt, "completion": completion, "tools": json.dumps([get_json_schema(Environment().add)]),
+           "chat_template_kwargs": options}  # fmt: skip
     assert tokenize_row(row, tool_tokenizer) == (read, there, own)
     assert not all(own)
 
