@@ -445,6 +445,16 @@ def test_finish_reasons_inside(read, given):
     assert read({"prompt": "Legs?", "completion": "8", **given, "reward": 1})[0].rows[0]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [({"completed": 1_712_345_678}, None), ({"completed": True}, None), ({"judge": {"finish_reason": "length"}}, None),
+     ({"finish_reason": "stop", "steps": [{"finish_reason": "length"}]}, "stop")],
+)  # fmt: skip
+def test_other_fields_are_no_finish_reasons(read, given, reason):
+    record = {"prompt": "Legs?", "completion": "8", **given, "reward": 1}
+    assert read(record)[0].rows[0]["finish_reason"] == reason
+
+
 @pytest.mark.parametrize("given", [{"status": "error"}, {"is_error": True}])
 def test_error_messages_are_no_completions(read, given):
     for record in ({"prompt": "Legs?", "completion": "Rate limit"}, {"messages": HISTORY[:2]}):
@@ -457,6 +467,14 @@ def test_error_messages_are_no_completions(read, given):
 def test_other_marks_of_context(read, flag):
     record = {"messages": [USER, {**EARLIER, **flag}, AGAIN, {"role": "assistant", "content": "12"}]}
     assert read(record)[1] == [("Legs of a cat? | EARLIER 4 | And of three?", "12")]
+
+
+@pytest.mark.parametrize(
+    "field", [{"example": 1}, {"no": 1}, {"no_tools": True}, {"example_id": 1}, {"training_step": 0}, {"few": True}]
+)
+def test_other_fields_of_a_message_do_not_mark_it(read, field):
+    record = {"messages": [USER, {**EARLIER, **field}, AGAIN, {"role": "assistant", "content": "12"}]}
+    assert read(record)[1][0][0] == "Legs of a cat?"
 
 
 def test_names_of_roles(read):
