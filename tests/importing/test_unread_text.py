@@ -256,7 +256,34 @@ def test_the_reward_of_a_record_is_for_all_its_turns(read):
     assert ([row["reward"] for row in part.rows], part.noted) == ([1], {"several_turns": ["line 1"]})
 
 
+def test_ids_that_are_equal_by_chance(read):
+    for more in ({"source": "a1"}, {"tags": ["a1"], "epoch_id": 3}):
+        assert read({"messages": CHAT, "rating": 1, **more}, reward_fields=["rating"])[0].noted
+    with pytest.raises(ValueError, match=r"trace_id, message_id .*--ignore_fields"):
+        read({"messages": CHAT, "rating": 1, "trace_id": "a2", "message_id": "a1"}, reward_fields=["rating"])
+
+
+def test_a_setting_names_the_rating_of_one_message(read):
+    rated = [{**each, "note": {"score": n}} for n, each in enumerate(CHAT)]
+    assert read({"messages": rated}, reward_fields=["messages.1.note.score"])[1] == [("Legs of a cat?", "EARLIER 4")]
+    turns = [{"from": "human", "value": "Legs?"}, {"from": "gpt", "value": "4", "note": 1},
+             {"from": "human", "value": "And?"}, {"from": "gpt", "value": "12"}]  # fmt: skip
+    assert read({"conversations": turns}, reward_fields=["conversations.1.note"])[1] == [("Legs?", "4")]
+    with pytest.raises(ValueError, match=r"--reward_fields names .*\(1, 3\)"):
+        read({"messages": rated}, reward_fields=["messages.1.note.score", "messages.3.note.score"])
+
+
 # Tables.
+
+
+def test_the_answer_column_is_not_listed_as_not_read(read):
+    part, _ = read({"question": "Legs?", "response": "8", "answer": "12", "topic": "cats", "score": 1})
+    assert (part.rows[0]["answer"], part.not_read) == ("12", {"topic": 1})
+
+
+def test_text_of_a_judge_is_no_completion(read):
+    record = {"question": "Legs?", "response": "8", "judge_output": "The count is right.", "score": 1}
+    assert read(record)[0].not_read == {"judge_output": 1}
 
 
 def test_lists_of_completions_have_lists_of_rewards(read):
@@ -425,7 +452,7 @@ def test_a_turn_that_a_field_may_name_is_asked_about(read):
     ],
 )
 def test_rewards_that_are_not_clear(read, record):
-    with pytest.raises(ValueError, match=r"may all be|set --reward_fields to such a field, as in score\.right"):
+    with pytest.raises(ValueError, match=r"may all be|Set --reward_fields to .*score\.right"):
         read(record)
 
 
@@ -475,6 +502,10 @@ def test_other_marks_of_context(read, flag):
 def test_other_fields_of_a_message_do_not_mark_it(read, field):
     record = {"messages": [USER, {**EARLIER, **field}, AGAIN, {"role": "assistant", "content": "12"}]}
     assert read(record)[1][0][0] == "Legs of a cat?"
+
+
+def test_failed_can_be_a_grade(read):
+    assert len(read({"prompt": "Legs?", "completion": "5", "status": "failed", "reward": 0})[1]) == 1
 
 
 def test_names_of_roles(read):

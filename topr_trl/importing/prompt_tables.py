@@ -126,11 +126,13 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
 def is_failed(record: Record) -> bool:
     """Return whether a field of a record says that there is an error message in place of the completion.
 
+    The status `failed` does not count, because it can be the grade of a completion.
+
     Args:
         record (`Record`): Record.
     """
     status = str(record.get("status") or "").lower()
-    return status in ("error", "failed", "failure", "timeout", "cancelled") or record.get("is_error") is True
+    return status in ("error", "timeout", "cancelled") or record.get("is_error") is True
 
 
 def system_of(record: Record) -> str | None:
