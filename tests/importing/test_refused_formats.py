@@ -20,7 +20,7 @@ RECORDS = {
     "ATIF": {"schema_version": "ATIF-v1.4", "steps": []},
     "tau2": {"simulations": [], "tasks": []},
     "Anthropic": {"request": {"messages": [USER]}, "response": {"type": "message", "content": ANSWER}},
-    "Gemini": {"request": {"contents": []}, "response": {"candidates": []}},
+    "Gemini": {"request": {"contents": [{"parts": []}]}, "response": {"candidates": []}},
     "Bedrock": {"messages": [{"role": "user", "content": [{"text": "Legs?"}]}]},
     "OpenInference": {"attributes": {"llm.input_messages.0.message.content": "Legs?"}},
     "MLflow": {"info": {}, "data": {"spans": []}},
@@ -65,3 +65,18 @@ def test_formats_that_are_read_are_not_refused(name):
 )
 def test_comparisons_of_other_shapes(record):
     assert "comparison" in refused(record).name
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"sessionId": "s", "message": "Hello"}, {"metadata": {"candidates": 3}}, {"contents": "a"}, {"simulations": 3},
+     {"candidates": [{"document": "Cats have legs."}]}, {"answers": [{"text": "4", "answer_start": 3}]},
+     {"answer_a": "2", "answer_b": "4"}, {"payload": {"messages": []}, "timestamp": 1, "type": "chat"},
+     {"chat_messages": [USER]}],
+)  # fmt: skip
+def test_similar_fields_are_not_refused(more):
+    assert refused({"prompt": "Legs?", "response": "4", "score": 1, **more}) is None
+
+
+def test_choices_of_a_question_are_no_comparison():
+    assert refused({"question": "Legs?", "answer_a": "2", "answer_b": "3", "answer_c": "4", "answer_d": "5"}) is None

@@ -256,7 +256,34 @@ def test_the_reward_of_a_record_is_for_all_its_turns(read):
     assert ([row["reward"] for row in part.rows], part.noted) == ([1], {"several_turns": ["line 1"]})
 
 
+def test_ids_that_are_equal_by_chance(read):
+    for more in ({"source": "a1"}, {"tags": ["a1"], "epoch_id": 3}):
+        assert read({"messages": CHAT, "rating": 1, **more}, reward_fields=["rating"])[0].noted
+    with pytest.raises(ValueError, match=r"trace_id, message_id .*--ignore_fields"):
+        read({"messages": CHAT, "rating": 1, "trace_id": "a2", "message_id": "a1"}, reward_fields=["rating"])
+
+
+def test_a_setting_names_the_rating_of_one_message(read):
+    rated = [{**each, "note": {"score": n}} for n, each in enumerate(CHAT)]
+    assert read({"messages": rated}, reward_fields=["messages.1.note.score"])[1] == [("Legs of a cat?", "EARLIER 4")]
+    turns = [{"from": "human", "value": "Legs?"}, {"from": "gpt", "value": "4", "note": 1},
+             {"from": "human", "value": "And?"}, {"from": "gpt", "value": "12"}]  # fmt: skip
+    assert read({"conversations": turns}, reward_fields=["conversations.1.note"])[1] == [("Legs?", "4")]
+    with pytest.raises(ValueError, match=r"--reward_fields names .*\(1, 3\)"):
+        read({"messages": rated}, reward_fields=["messages.1.note.score", "messages.3.note.score"])
+
+
 # Tables.
+
+
+def test_the_answer_column_is_not_listed_as_not_read(read):
+    part, _ = read({"question": "Legs?", "response": "8", "answer": "12", "topic": "cats", "score": 1})
+    assert (part.rows[0]["answer"], part.not_read) == ("12", {"topic": 1})
+
+
+def test_text_of_a_judge_is_no_completion(read):
+    record = {"question": "Legs?", "response": "8", "judge_output": "The count is right.", "score": 1}
+    assert read(record)[0].not_read == {"judge_output": 1}
 
 
 def test_lists_of_completions_have_lists_of_rewards(read):
@@ -425,7 +452,7 @@ def test_a_turn_that_a_field_may_name_is_asked_about(read):
     ],
 )
 def test_rewards_that_are_not_clear(read, record):
-    with pytest.raises(ValueError, match=r"may all be|set --reward_fields to such a field, as in score\.right"):
+    with pytest.raises(ValueError, match=r"may all be|Set --reward_fields to .*score\.right"):
         read(record)
 
 
@@ -445,6 +472,16 @@ def test_finish_reasons_inside(read, given):
     assert read({"prompt": "Legs?", "completion": "8", **given, "reward": 1})[0].rows[0]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [({"completed": 1_712_345_678}, None), ({"completed": True}, None), ({"judge": {"finish_reason": "length"}}, None),
+     ({"finish_reason": "stop", "steps": [{"finish_reason": "length"}]}, "stop")],
+)  # fmt: skip
+def test_other_fields_are_no_finish_reasons(read, given, reason):
+    record = {"prompt": "Legs?", "completion": "8", **given, "reward": 1}
+    assert read(record)[0].rows[0]["finish_reason"] == reason
+
+
 @pytest.mark.parametrize("given", [{"status": "error"}, {"is_error": True}])
 def test_error_messages_are_no_completions(read, given):
     for record in ({"prompt": "Legs?", "completion": "Rate limit"}, {"messages": HISTORY[:2]}):
@@ -457,6 +494,18 @@ def test_error_messages_are_no_completions(read, given):
 def test_other_marks_of_context(read, flag):
     record = {"messages": [USER, {**EARLIER, **flag}, AGAIN, {"role": "assistant", "content": "12"}]}
     assert read(record)[1] == [("Legs of a cat? | EARLIER 4 | And of three?", "12")]
+
+
+@pytest.mark.parametrize(
+    "field", [{"example": 1}, {"no": 1}, {"no_tools": True}, {"example_id": 1}, {"training_step": 0}, {"few": True}]
+)
+def test_other_fields_of_a_message_do_not_mark_it(read, field):
+    record = {"messages": [USER, {**EARLIER, **field}, AGAIN, {"role": "assistant", "content": "12"}]}
+    assert read(record)[1][0][0] == "Legs of a cat?"
+
+
+def test_failed_can_be_a_grade(read):
+    assert len(read({"prompt": "Legs?", "completion": "5", "status": "failed", "reward": 0})[1]) == 1
 
 
 def test_names_of_roles(read):

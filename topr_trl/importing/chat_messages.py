@@ -79,11 +79,15 @@ def rewards(record: Record, messages: str = "messages") -> dict[str, Any]:
 
 def _rated(record: Record, given: list[Record]) -> list[int]:
     """Return the index of each message to which a reward belongs. Return [] if rewards belong to the whole record."""
-    named = {n for name, value in _references(record) if (n := _named_message(given, name, value)) is not None}
-    if len(named) > 1:
-        raise NotOfFormat(f"its fields name several messages ({', '.join(map(str, sorted(named)))}) as the rated one")
+    references = {name: _named_message(given, name, value) for name, value in _references(record)}
+    named = {name: n for name, n in references.items() if n is not None}
+    if len(set(named.values())) > 1:
+        raise NotOfFormat(
+            f"its fields {', '.join(named)} name different messages as the rated one. Set --ignore_fields to the "
+            "fields that do not name it"
+        )
     if named or "reward" in record:
-        return sorted(named)
+        return sorted(set(named.values()))
     rated = [n for n, each in enumerate(given) if _rating(each) not in (None, "")]
     own = [n for n in rated if message(given[n])["role"] == "assistant"]
     return own or [n for n in rated if _rating(given[n])]
@@ -112,8 +116,9 @@ def _named_message(messages: list[Record], name: str, value: Any) -> int | None:
     ids = [[str(each[key]) for key in _IDS if each.get(key) is not None] for each in messages]
     matches = [str(value) in each for each in ids]
     is_index = words[-1:] == ["index"]
-    # A number can equal an id by chance, unless its name says that it is the id of a message.
-    if not is_index and matches.count(True) == 1 and ("message" in words or not str(value).isdigit()):
+    # A value can equal an id by chance, so the name must be one of an id or of the rated message.
+    may_match = "message" in words or (bool({*words[-1:]} & _RATED_MESSAGE) and not str(value).isdigit())
+    if not is_index and matches.count(True) == 1 and may_match:
         return matches.index(True)
     if is_index and "message" in words and re.fullmatch(r"-?\d+", str(value)):
         if -len(messages) <= int(value) < len(messages):

@@ -67,17 +67,11 @@ _BY_LAST_WORD = {
 }  # fmt: skip
 # Words that say nothing if another word stands before them, or a field around them.
 _PLAIN = {"text", "content", "value", "message", "body", "string", "str", "raw", "part", "data", "field", "json", "txt"}
-# Words before the last one that make a field a reference, a number or an earlier version.
+# Words that make a field a reference, a number, an earlier version, or the text of a judge.
 _REFERENCE = {"reference", "ref", "gold", "golden", "gt", "ground", "truth", "expected", "target", "correct", "ideal",
-              "canonical", "true", "right", "label", "original", "raw", "seed", "num", "count"}  # fmt: skip
-_SOURCES = {
-    "context",
-    "document",
-    "doc",
-    "passage",
-    "evidence",
-    "chunk",
-}  # parts of the prompt, whatever is said of them
+              "canonical", "true", "right", "label", "original", "raw", "seed", "num", "count", "judge", "grader",
+              "evaluator", "annotator", "critic"}  # fmt: skip
+_SOURCES = {"context", "document", "doc", "passage", "evidence", "chunk"}  # parts of the prompt, with any other word
 _BY_MODEL = {"generated", "predicted", "actual", "model", "bot", "assistant", "ai", "llm", "gpt", "chatgpt", "chatbot",
              "claude", "gemini", "llama", "qwen", "mistral", "deepseek", "sampled", "our", "my"}  # fmt: skip
 # Names whose value is often an id, a number or a setting, and then says nothing about the text of the row.
@@ -106,7 +100,7 @@ def kind_of(path: Sequence[str]) -> Kind:
         path (`Sequence[str]`): Names from the outer to the inner field, such as `("choices", "message", "content")`. A
             name without a meaning of its own, such as `content` or `x`, has the meaning of the field around it.
     """
-    if normalized(path[-1]) in PROMPTS[:-1]:
+    if normalized(path[-1]) in PROMPTS[:-1]:  # `user` is often an id.
         return Kind.ASKED
     words = list[str]()
     for name in reversed(path):

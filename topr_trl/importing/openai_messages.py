@@ -2,11 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from topr_trl.data.messages import check_weight, plain_content
 from topr_trl.data.rendering import is_learned
+from topr_trl.importing.field_names import words_of
 from topr_trl.importing.format import NotOfFormat, Unusable
 from topr_trl.importing.record_files import parsed
 from topr_trl.importing.row_table import Row
@@ -64,15 +66,20 @@ def _is_marked(given: Mapping[str, Any]) -> bool:
     inner = given.get("metadata")
     flags = {**(inner if isinstance(inner, Mapping) else {}), **given}
     for name, value in flags.items():
-        words = {*re.findall(r"[a-z]+", str(name).lower())}
-        wanted = 1 if words & _CONTEXT_FLAGS else 0 if words & _LEARNED_FLAGS else None
-        if isinstance(value, int | float) and value == wanted:
+        flag = "_".join(words_of(name))
+        # Without `is`, a number can be a count or an id, as in `example: 1`.
+        says_context = value is True or (value == 1 and flag.startswith("is_"))
+        if flag.removeprefix("is_") in _CONTEXT_FLAGS and says_context:
+            return True
+        if flag.removeprefix("is_") in _LEARNED_FLAGS and isinstance(value, int | float) and value == 0:
             return True
     return given.get("name") == "example_assistant" or given.get("message_type") == "demonstration"
 
 
-_LEARNED_FLAGS = {"weight", "loss", "train", "training", "trainable", "learn", "learned"}
-_CONTEXT_FLAGS = {"demo", "demonstration", "example", "few", "masked", "no", "ignore"}  # such as few_shot and no_loss
+_LEARNED_FLAGS = {"weight", "loss", "loss_weight", "loss_mask", "compute_loss", "train", "train_on", "train_on_turn",
+                  "training", "trainable", "trained", "learn", "learned"}  # fmt: skip
+_CONTEXT_FLAGS = {"demo", "demonstration", "example", "few_shot", "fewshot", "masked", "no_loss", "no_train", "ignore",
+                  "ignored", "ignore_loss"}  # fmt: skip
 
 
 def row_of_run(messages: list[Row], **columns: Any) -> list[Row]:
@@ -186,38 +193,40 @@ _FINISHED = {
 def finish_reason_of(record: Mapping[str, Any]) -> str | None:
     """Return the finish reason in a record, as `finish_reason` does. Return None without one, or with several.
 
+    A reason in an outer field hides the reasons inside other fields.
+
     Args:
         record (`Mapping[str, Any]`): Record, perhaps with a field such as `finish_reason`, `truncated`, or
-            `response_metadata.stopReason`. Messages are not searched.
+            `response_metadata.stopReason`. Messages, and fields of a judge, are not searched.
 
     Raises:
         Unusable: see `finish_reason`.
     """
-    found = set(_finish_reasons(record))
-    return found.pop() if len(found) == 1 else None
+    level: list[Any] = [record]
+    while level:
+        fields = [(re.sub(r"[^a-z]", "", str(name).lower()), value)
+                  for each in level if isinstance(each, Mapping) for name, value in each.items()]  # fmt: skip
+        if found := set(filter(None, (_reason_in(key, value) for key, value in fields))):
+            return found.pop() if len(found) == 1 else None
+        values = [value for key, value in fields if key not in _OF_REQUEST and not key.startswith(_OF_JUDGE)]
+        level = [*values, *chain.from_iterable(each for each in level if isinstance(each, list))]
+    return None
 
 
-def _finish_reasons(value: Any) -> Iterator[str]:
-    """Yield each finish reason in a value and the values inside."""
-    if isinstance(value, list):
-        for each in value:
-            yield from _finish_reasons(each)
-    for name, given in value.items() if isinstance(value, Mapping) else ():
-        key = re.sub(r"[^a-z]", "", str(name).lower())
-        reason, inner = None, given.get("type", given) if isinstance(given, Mapping) else given
-        if key == "finishreason" and isinstance(inner, str):
-            reason = finish_reason(inner)
-        elif key in _STOP_REASONS:  # vLLM has the matched stop string or token in `stop_reason`.
-            reason = _FINISHED.get(str(inner or "").lower())
-        elif key in ("truncated", "istruncated", "wastruncated", "completed") and inner is not None:
-            reason = "length" if (str(inner).lower() in ("true", "1")) is (key != "completed") else None
-        elif key not in ("messages", "conversations", "prompt", "request"):
-            yield from _finish_reasons(given)
-        if reason:
-            yield reason
+def _reason_in(key: str, value: Any) -> str | None:
+    """Return the finish reason in a field. `key` is its name in lower case, without other characters than letters."""
+    inner = value.get("type", value) if isinstance(value, Mapping) else value
+    if key == "finishreason" and isinstance(inner, str):
+        return finish_reason(inner)
+    if key in _STOP_REASONS:  # vLLM has the matched stop string or token in `stop_reason`.
+        return _FINISHED.get(str(inner or "").lower())
+    if key in ("truncated", "istruncated", "wastruncated"):
+        return "length" if str(inner).lower() in ("true", "1") else None
+    return "length" if key == "completed" and inner is False else None
 
 
 _STOP_REASONS = ("stopreason", "stoptype", "donereason", "nativefinishreason")
+_OF_REQUEST, _OF_JUDGE = ("messages", "conversations", "prompt", "request"), ("judge", "grader", "evaluat", "critic")
 
 
 def finish_reason(given: str | None) -> str | None:

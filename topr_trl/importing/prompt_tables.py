@@ -72,15 +72,13 @@ def plain(value: Any, name: str) -> Any:
             value = objects
     if isinstance(value, int | float) and not isinstance(value, bool):
         return None if value != value else str(value)  # pandas writes NaN for an empty cell.
-    if not isinstance(value, str | list | None) or (isinstance(value, list) and not all(map(_is_object, value))):
+    if not isinstance(value, str | list | None) or (
+        isinstance(value, list) and not all(isinstance(each, Mapping) for each in value)
+    ):
         raise NotOfFormat(f"its {name} is {str(value)[:60]}, and must be text or messages")
     found = text_or_messages(value)
     check_roles(found)
     return found
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, Mapping)
 
 
 def check_roles(messages: Any) -> None:
@@ -128,11 +126,13 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
 def is_failed(record: Record) -> bool:
     """Return whether a field of a record says that there is an error message in place of the completion.
 
+    The status `failed` does not count, because it can be the grade of a completion.
+
     Args:
         record (`Record`): Record.
     """
     status = str(record.get("status") or "").lower()
-    return status in ("error", "failed", "failure", "timeout", "cancelled") or record.get("is_error") is True
+    return status in ("error", "timeout", "cancelled") or record.get("is_error") is True
 
 
 def system_of(record: Record) -> str | None:

@@ -11,6 +11,7 @@ from topr_trl.importing.format import Record
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.openai_messages import ROLE_NAMES
 from topr_trl.importing.prompt_tables import has_columns
+from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.record_files import parsed, read_records
 from topr_trl.importing.refused_formats import Refused, refused
 from topr_trl.importing.text_completions import logged_call
@@ -23,30 +24,23 @@ def _has(*names: str) -> Callable[[Record], bool]:
     return lambda record: all(name in record for name in names)
 
 
-def _inner(record: Any, *path: str) -> Any:
-    """Return the value of an inner field, or None. `path` has the names of the fields, from outer to inner."""
-    for name in path:
-        record = record.get(name) if isinstance(record, Mapping) else None
-    return record
-
-
 def _response(record: Record) -> Any:
     """Return the body of a response, or None."""
-    return _inner(record, "response", "body") or record.get("response")
+    return inner_value(record, "response", "body") or record.get("response")
 
 
 def _is_responses_api(record: Record) -> bool:
-    return isinstance(_inner(_response(record), "output"), list)
+    return isinstance(inner_value(_response(record), "output"), list)
 
 
 def _is_chat(record: Record) -> bool:
-    choices = _inner(_response(record), "choices")
-    return isinstance(choices, list) and bool(choices) and isinstance(_inner(choices[0], "message"), Mapping)
+    choices = inner_value(_response(record), "choices")
+    return isinstance(choices, list) and bool(choices) and isinstance(inner_value(choices[0], "message"), Mapping)
 
 
 def _is_text_completion(record: Record) -> bool:
-    choices = _inner(_response(record), "choices")
-    return isinstance(choices, list) and bool(choices) and isinstance(_inner(choices[0], "text"), str)
+    choices = inner_value(_response(record), "choices")
+    return isinstance(choices, list) and bool(choices) and isinstance(inner_value(choices[0], "text"), str)
 
 
 def _is_otel(record: Record) -> bool:

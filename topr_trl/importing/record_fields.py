@@ -30,6 +30,18 @@ def field_value(record: Record, path: str, error: type[NotOfFormat]) -> Any:
     return value
 
 
+def inner_value(value: Any, *path: str) -> Any:
+    """Return the value of an inner field. Return None if a field is missing.
+
+    Args:
+        value (`Any`): Record.
+        *path (`str`): Names of the fields, from outer to inner.
+    """
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
 def with_named_fields(record: Record, prompt_fields: list[str] | None, completion_field: str | None) -> Record:
     """Give the names `prompt` and `completion` to the fields that the user chose.
 

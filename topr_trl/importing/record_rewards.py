@@ -63,10 +63,8 @@ class RecordRewards:
             raise error(f"{which}: list the fields to add up in --reward_fields")
         for name, value in values.items():
             if isinstance(value, dict) and value:
-                raise NotOfFormat(
-                    f"its {name} has {', '.join(map(str, value))}: set --reward_fields to such a field, as in "
-                    f"{name}.{next(iter(value))}"
-                )
+                inner = ", ".join(f"{name}.{field}" for field in value)
+                raise NotOfFormat(f"its {name} is an object. Set --reward_fields to one or more of {inner}")
         # If there are several reward functions, some can return None for a completion.
         numbers_by_name = {name: as_number(name, value, self.labels) for name, value in values.items()}
         known = {name: value for name, value in numbers_by_name.items() if value is not None}

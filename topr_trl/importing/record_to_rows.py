@@ -281,7 +281,6 @@ class RecordReader:
 
     def _check_fields(self, record: Any) -> Record:
         """Rename and check the fields of a record, and add its request from the file of requests, if there is one."""
-        args = self.args
         if isinstance(record, dict):
             record = self._with_names_of_format(record)
             if (same := self.format.same) is not None:
@@ -295,13 +294,26 @@ class RecordReader:
         self.format.check(record, [name.partition(".")[0] for name in self._named_fields])
         if self.rewards.are_set:
             # The settings say where the reward is: in a message that they name, or in no message.
-            of_message = re.compile(rf"{self.messages_field or 'messages'}\.(\d+)\.")
-            paths = [found[1] for name in args.reward_fields or () if (found := of_message.match(name))]
-            named = {"message_index": paths[0]} if paths else {}
-            record = {"reward": None, **record, **named}
+            record = {"reward": None, **record, **self._rated_message()}
         if self.requests is None:
             return record
         return {**record, "request": value_by_id(self.requests, record, "custom_id", "--requests", NotOfFormat)}
+
+    def _rated_message(self) -> dict[str, str]:
+        """Return the index of the message that `reward_fields` names, as in `messages.1.score`, or an empty dictionary.
+
+        Raises:
+            NotOfFormat: the fields belong to several messages.
+        """
+        messages = "conversations" if self.name == "sharegpt" else self.messages_field or "messages"
+        inside = re.compile(rf"{re.escape(messages)}\.(\d+)\.")
+        found = {match[1] for name in self.args.reward_fields or () if (match := inside.match(name))}
+        if len(found) > 1:
+            raise NotOfFormat(
+                f"--reward_fields names ratings of several messages ({', '.join(sorted(found))}). Name one message, or "
+                "omit --reward_fields, if the ratings have a name such as rating"
+            )
+        return {"message_index": found.pop()} if found else {}
 
     @property
     def _named_fields(self) -> list[str]:
@@ -375,7 +387,7 @@ class RecordReader:
         if self.format.choices is None:
             return
         rewards = self.format.rewards(record) if self.format.rewards and not self.rewards.are_set else ()
-        read = [*self._named_fields, *rewards, "finish_reason", self.messages_field or "finish_reason"]
+        read = [*self._named_fields, *rewards, "finish_reason", *filter(None, [self.messages_field])]
         choices, args = self.format.choices(record), self.args
         unread = find_unread(record, rows, read, choices)
         check_unread(

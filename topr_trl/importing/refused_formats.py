@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from topr_trl.importing.format import Record
+from topr_trl.importing.prompt_tables import has_columns
+from topr_trl.importing.record_fields import inner_value
 
 _NOT_YET = "topr import does not read it yet. "
 _AS_MESSAGES = (
@@ -35,65 +37,64 @@ class Refused(NamedTuple):
     advice: str
 
 
-def _inner(value: Any, *path: str) -> Any:
-    for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
 def _objects(value: Any) -> list[Mapping[str, Any]]:
     return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
 
 
 def _parts(record: Record) -> list[Mapping[str, Any]]:
     """Return the parts of the contents of all messages in a record, or in its request."""
-    found = [*_objects(record.get("messages")), *_objects(_inner(record, "request", "messages"))]
+    found = [*_objects(record.get("messages")), *_objects(inner_value(record, "request", "messages"))]
     return [part for each in found for part in _objects(each.get("content"))]
 
 
 def _is_anthropic(record: Record) -> bool:
     is_answer = any(
-        _inner(value, "type") == "message" and isinstance(_inner(value, "content"), list) for value in record.values()
+        inner_value(value, "type") == "message" and isinstance(inner_value(value, "content"), list)
+        for value in record.values()
     )
-    kinds = {str(part.get("type")) for part in _parts(record)}
-    return is_answer or bool(kinds & {"tool_use", "tool_result"})
+    # inspect_ai has parts of the type `tool_use`, too, without an input.
+    is_call = any(part.get("type") == "tool_use" and "input" in part for part in _parts(record))
+    return is_answer or is_call or any(part.get("type") == "tool_result" for part in _parts(record))
 
 
 def _is_gemini(record: Record) -> bool:
-    return any(_inner(value, "contents") is not None or _inner(value, "candidates") is not None
-               for value in (record, *record.values()))  # fmt: skip
+    bodies = [value for value in (record, *record.values()) if isinstance(value, Mapping)]
+    turns = [turn for body in bodies for name in ("contents", "candidates") for turn in _objects(body.get(name))]
+    return any("parts" in turn or inner_value(turn, "content", "parts") is not None for turn in turns)
 
 
 def _is_bedrock(record: Record) -> bool:
     of_converse = any("text" in part and "type" not in part for part in _parts(record))
-    return of_converse or _inner(record, "input", "inputBodyJson") is not None
+    return of_converse or inner_value(record, "input", "inputBodyJson") is not None
 
 
 def _is_comparison(record: Record) -> bool:
     """Return whether a record has two completions and no prompt of a pair, such as `response_a` and `response_b`."""
     if {"chosen", "rejected"} <= set(record):
-        return _inner(record, "chosen", "from") is not None
+        return inner_value(record, "chosen", "from") is not None
     if any(str(name).startswith(("rejected_", "non_preferred_")) for name in record):
         return True
     stems = Counter(found["stem"] for name in record if (found := _ONE_OF_TWO.fullmatch(str(name).lower())))
-    return any(count == 2 for count in stems.values())
+    return any(count == 2 for count in stems.values()) and not _has_completion(record)
 
 
-# The name of one of two completions, such as `response_a`, `output_1` or `conversation_a`.
+def _has_completion(record: Record) -> bool:
+    """Return whether a record has a prompt and a single completion, apart from its lists."""
+    return has_columns({name: value for name, value in record.items() if not isinstance(value, list)})
+
+
+# The name of one of several completions, such as `response_a`, `output_1` or `conversation_a`.
 _ONE_OF_TWO = re.compile(
     r"(?P<stem>(\w*_)?(response|answer|output|completion|conversation|generation|reply|text|summary))"
-    r"_?(a|b|j|k|0|1|2|left|right)"
+    r"_?([a-k]|[0-9]|left|right)"
 )
 
 
 def _has_scored_list(record: Record) -> bool:
     """Return whether a record has a list of completions that are objects, such as a text with its scores."""
     lists = (_objects(record.get(name)) for name in ("completions", "responses", "answers", "candidates", "outputs"))
-    return any(each and not {"role", "from", "message", "type"} & set(each[0]) for each in lists)
+    is_list = any(each and not {"role", "from", "message", "type"} & set(each[0]) for each in lists)
+    return is_list and "messages" not in record and not _has_completion(record)
 
 
 def _is_spans(record: Record) -> bool:
@@ -105,52 +106,58 @@ def _is_spans(record: Record) -> bool:
 
 
 def _is_claude_code(record: Record) -> bool:
-    return "sessionId" in record and bool({"uuid", "message", "leafUuid", "summary"} & set(record))
+    return {"sessionId", "type"} <= set(record) and bool({"uuid", "leafUuid"} & set(record))
 
 
 def _is_export_of_chats(record: Record) -> bool:
-    return {"mapping", "current_node"} <= set(record) or "chat_messages" in record
+    of_claude = any("sender" in each for each in _objects(record.get("chat_messages")))
+    return {"mapping", "current_node"} <= set(record) or of_claude
 
 
 def _is_ollama(record: Record) -> bool:
-    return any({"eval_count", "done"} <= set(value) for value in (record, *record.values()) if _is_object(value))
+    return any(
+        {"eval_count", "done"} <= set(value) for value in (record, *record.values()) if isinstance(value, Mapping)
+    )
 
 
 def _is_posthog(record: Record) -> bool:
-    return any("$ai_input" in value for value in (record, *record.values()) if _is_object(value))
+    return any("$ai_input" in value for value in (record, *record.values()) if isinstance(value, Mapping))
 
 
 def _is_argilla(record: Record) -> bool:
-    return _is_object(record.get("fields")) and "responses" in record
+    return isinstance(record.get("fields"), Mapping) and "responses" in record
 
 
 def _is_label_studio(record: Record) -> bool:
-    return _is_object(record.get("data")) and isinstance(record.get("annotations"), list)
+    return isinstance(record.get("data"), Mapping) and isinstance(record.get("annotations"), list)
 
 
 def _is_mlflow(record: Record) -> bool:
-    return isinstance(_inner(record, "data", "spans"), list) or {"trace_id", "spans"} <= set(record)
+    return isinstance(inner_value(record, "data", "spans"), list) or {"trace_id", "spans"} <= set(record)
 
 
 def _is_openai_evals(record: Record) -> bool:
-    return {"run_id", "event_id", "data"} <= set(record) or isinstance(_inner(record, "spec", "completion_fns"), list)
+    return {"run_id", "event_id", "data"} <= set(record) or isinstance(
+        inner_value(record, "spec", "completion_fns"), list
+    )
 
 
 def _is_one_message(record: Record) -> bool:
     return {"role", "content"} <= set(record) and "messages" not in record
 
 
+_EVENTS_OF_CODEX = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 # The tests do not match a format that is read.
 REFUSED = (
     Refused(
         "an export of feedback of Open WebUI",
-        lambda record: _inner(record, "snapshot", "chat") is not None,
+        lambda record: inner_value(record, "snapshot", "chat") is not None,
         "To read each chat up to its rated message, set --messages_field snapshot.chat.chat.messages --reward_fields "
         "data.rating",
     ),
     Refused(
         "an export of chats of Open WebUI",
-        lambda record: _inner(record, "chat", "history", "messages") is not None,
+        lambda record: inner_value(record, "chat", "history", "messages") is not None,
         "Export the feedback, which has the ratings. To read the chats without ratings, set --messages_field "
         "chat.messages",
     ),
@@ -163,7 +170,7 @@ REFUSED = (
     Refused("a session of Claude Code", _is_claude_code, _AS_OPENAI),
     Refused(
         "a session of Codex",
-        lambda record: _is_object(record.get("payload")) and {"timestamp", "type"} <= set(record),
+        lambda record: isinstance(record.get("payload"), Mapping) and record.get("type") in _EVENTS_OF_CODEX,
         _AS_OPENAI,
     ),
     Refused(
@@ -173,7 +180,7 @@ REFUSED = (
     ),
     Refused(
         "results of tau2",
-        lambda record: "simulations" in record,
+        lambda record: isinstance(record.get("simulations"), list),
         f'{_NOT_YET}Write one JSON object per simulation: {{"messages": ..., "reward": ...}}. Leave out the calls that '
         "the simulated user makes, and their results",
     ),
@@ -196,7 +203,9 @@ REFUSED = (
         "Set --prompt_field and --completion_field to its fields, such as data.prompt and data.response, and "
         "--reward_fields to an annotation, such as annotations.0.result.0.value.rating",
     ),
-    Refused("results of promptfoo", lambda record: isinstance(_inner(record, "results", "results"), list), _AS_ROWS),
+    Refused(
+        "results of promptfoo", lambda record: isinstance(inner_value(record, "results", "results"), list), _AS_ROWS
+    ),
     Refused("a log of OpenAI's evals", _is_openai_evals, _AS_ROWS),
     Refused("a comparison of two completions", _is_comparison, _AS_PAIRS),
     Refused(

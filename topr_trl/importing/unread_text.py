@@ -22,7 +22,7 @@ class Unread(NamedTuple):
     Attributes:
         completions (`list[str]`): Fields that may hold the completion.
         prompts (`list[str]`): Fields that may be a part of the prompt.
-        others (`list[str]`): Other fields at the top of the record, none of whose text is in a row.
+        others (`list[str]`): Other fields at the top of the record that have no text in any column of the rows.
     """
 
     completions: list[str]
@@ -97,6 +97,8 @@ def find_unread(record: Record, rows: Sequence[Row], read: Collection[str], choi
         if any(each.name == path or each.name.startswith(f"{path}.") for path in paths) or known.has(each):
             tops.add(each.path[0])
             continue
+        if _plain(each.text) in known.exact:
+            tops.add(each.path[0])  # The text is in another column, such as `answer`.
         is_top, words = len(each.path) == 1, len(each.text.split())
         is_word = words == 1 and not each.is_said and is_often_short(each.path)
         longer = each.kind is Kind.ANSWER and words >= _WORDS_OF_PROSE and words > known.longest
