@@ -156,11 +156,12 @@ def curate(
 
     # Sort the rows, so that with `sample_ids` the choice does not depend on the order in which they are given.
     order = np.lexsort((position, problem))
-    order = order[_can_be_chosen(rewards, rule)[order]]
+    known = _can_be_chosen(rewards, rule)
+    order = order[known[order]]
     is_positive = rewards[order] >= 0
     asked, chosen = _choose(rule, order, is_positive, problem, size, positive_share, seed)
     indices = np.sort(np.concatenate(chosen)).astype(np.int64)
-    curated = _curated(indices, asked, rewards, problem, _can_be_chosen(rewards, rule))
+    curated = _curated(indices, asked, rewards, problem, known)
     _warn_if_short(curated, rule, positive_share)
     return curated
 

@@ -7,7 +7,7 @@ import pytest
 from datasets import Dataset
 
 from topr_trl.generation.settings import SamplingArguments, draws_of
-from topr_trl.generation.vllm import sample_completions_with_vllm
+from topr_trl.generation.vllm import refuse_adapter_of_vllm, sample_completions_with_vllm
 from topr_trl.tasks import arithmetic
 
 
@@ -18,6 +18,17 @@ def test_draws():
         SamplingArguments(temperature=0.0)
     with pytest.raises(ValueError, match="greedy must be bool"):
         SamplingArguments(greedy="yes")
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [({"peft_type": "IA3"}, "peft_type=IA3"), ({"r": 8, "rank_pattern": {"q_proj": 600}}, "rank 600 .*512"),
+     ({"r": 8, "use_dora": True}, "use_dora=True"), ({"modules_to_save": ["lm_head"]}, "modules_to_save")],
+)  # fmt: skip
+def test_an_adapter_that_vllm_cannot_load(config, found):
+    refuse_adapter_of_vllm({"peft_type": "LORA", "r": 512, "rank_pattern": {}})
+    with pytest.raises(ValueError, match=rf"{found}.*sampling_backend='transformers'"):
+        refuse_adapter_of_vllm(config)
 
 
 @pytest.mark.parametrize("greedy", [True, False])

@@ -39,10 +39,16 @@ def rows(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """Return a folder of the bundled model, with weights on the grid of bfloat16."""
+    """Return a folder of the bundled model, with weights on the grid of bfloat16.
+
+    The tokenizer has a token for which the model has no embedding.
+    """
     folder = tmp_path_factory.mktemp("base")
-    AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.bfloat16).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
+    tokenizer.add_tokens([f"<more {n}>" for n in range(model.config.vocab_size - len(tokenizer) + 1)])
+    tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -54,6 +60,14 @@ def trained(base, rows, tmp_path_factory):
         patch.chdir(base.parent)
         stage_of("train", training(folder, rows, base.name, eos_token="7")).run()
     return folder
+
+
+def test_tokens_of_the_tokenizer_alone_get_no_embedding(base, trained):
+    size = AutoModelForCausalLM.from_pretrained(base).config.vocab_size
+    assert AutoModelForCausalLM.from_pretrained(trained).config.vocab_size == size
+    for dtype in ("bfloat16", "float32"):
+        args = SampleArguments(model_name_or_path=str(trained), output_dir="out", dtype=dtype)
+        assert load_model(args, loading(args)).get_input_embeddings().weight.shape[0] == size
 
 
 def logps(model):

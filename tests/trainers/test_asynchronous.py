@@ -307,6 +307,10 @@ def test_a_run_is_resumed_with_its_settings(problems, tmp_path):
             make(tmp_path, Worker(problems), **steps, **{name: value}).train(resume_from_checkpoint=checkpoint)
     with pytest.raises(ValueError, match="other values: rows"):
         make(tmp_path, Worker(problems.select(range(9))), **steps).train(resume_from_checkpoint=checkpoint)
+    other = make(tmp_path, Worker(problems), **steps)
+    other.processing_class.chat_template = "{{ messages }}"
+    with pytest.raises(ValueError, match="other values: fingerprint of the chat template"):
+        other.train(resume_from_checkpoint=checkpoint)
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ def _visible_length(message: dict[str, Any], context: str, text: str, tokenizer:
 
 
 def _check_thinking(message: dict[str, Any], written: str, tags: Tags, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise a CannotWrite if a template writes thinking or special tokens that the content of a message already has."""
+    """Raise a CannotWrite if a template adds thinking to a message, or writes special tokens of its content twice."""
     content, closing = squeezed(message["content"]), squeezed(tags.closing)
     before = written[: rfind_between_specials(content, written, 0, tokenizer)] if content in written else ""
     if written.count(closing) > content.count(closing) + bool(thinking_of(message)):

@@ -273,8 +273,7 @@ def _by_markers(
         check_context(messages[read:place], text[previous_end:text_start], tokenizer, asked_later)
         block = _block_of_template(text[text_start:text_end], text[:text_start], completion[n], tags, tokenizer)
         text_start += len(block)
-        while start < end and spans[start][1] <= text_start:
-            start += 1
+        start = next((token for token in range(start, end) if spans[token][1] > text_start), end)
         context, own, previous_end, read = text[previous_end:text_start], text[text_start:text_end], text_end, place + 1
         said = end_of_turn(completion[n], context, own, tokenizer, tags)
         turns.append(Turn(completion[n], start, end, text[:text_start], own, said))

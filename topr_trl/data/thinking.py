@@ -39,7 +39,10 @@ class Tags(NamedTuple):
         return content.lstrip()[len(self.opening) :].removeprefix(opened[len(self.opening) :]) if opened else content
 
     def with_opening(self, content: str, opened: str) -> str:
-        """Return a content that closes thinking with the opening tag that the generation prompt ends with."""
+        """Put the opening tag of a generation prompt before a content that only closes thinking.
+
+        Return any other content unchanged.
+        """
         is_closed = self.closing in content and not content.lstrip().startswith(self.opening)
         return f"{opened}{content}" if is_closed else content
 

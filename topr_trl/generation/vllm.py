@@ -55,21 +55,30 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts as `
 
 def refuse_adapter_of_vllm(config: Mapping[str, Any]) -> None:
     """Raise a ValueError if vLLM cannot load an adapter with this configuration."""
-    if wrong := [f"{name}={config[name]}" for name in ("use_dora", "modules_to_save") if config.get(name)]:
+    wrong = [f"{name}={config[name]}" for name in ("use_dora", "modules_to_save") if config.get(name)]
+    if config.get("peft_type", "LORA") != "LORA":
+        wrong.append(f"peft_type={config['peft_type']}")
+    if (rank := _rank(config)) > _RANKS[-1]:
+        wrong.append(f"rank {rank} (at most {_RANKS[-1]})")
+    if wrong:
         raise ValueError(
             f"vLLM cannot load an adapter with {' and '.join(wrong)}. Set sampling_backend='transformers'. Or set "
             "vllm_dtype='float32', which reads the merged weights of topr train."
         )
 
 
+def _rank(config: Mapping[str, Any]) -> int:
+    """Return the largest rank in the configuration of a LoRA adapter."""
+    return max(config.get("r") or 1, *(config.get("rank_pattern") or {}).values(), 1)
+
+
 def _adapter_options(model: str, adapter: Path) -> dict[str, Any]:
     """Return the engine's arguments for a base model with an adapter. The tokenizer is in the folder `model`."""
     config = read_adapter_config(adapter)
     refuse_adapter_of_vllm(config)
-    rank = max(config["r"], *(config.get("rank_pattern") or {}).values(), 1)
     return {
         "model": config["base_model_name_or_path"], "revision": config.get("revision"), "tokenizer": model,
-        "enable_lora": True, "max_lora_rank": next(most for most in _RANKS if most >= rank),
+        "enable_lora": True, "max_lora_rank": next(most for most in _RANKS if most >= _rank(config)),
     }  # fmt: skip
 
 

@@ -137,9 +137,15 @@ def check_unread(unread: Unread, choices: Choices, record: Record, messages: str
     for names, what, remedy in questions:
         if names:
             both = sorted([*names, choices.column], key=lambda name: order.get(name.partition(".")[0], len(order)))
-            advice = remedy.format(
-                names=", ".join(names), fields=" ".join(names), joined=" ".join(both), messages=messages
-            )
+            given = {
+                "names": ", ".join(names),
+                "fields": " ".join(names),
+                "joined": " ".join(both),
+                "messages": messages,
+            }
+            advice = remedy
+            for place, text in given.items():  # Not `format`: the name of a column can have braces.
+                advice = advice.replace(f"{{{place}}}", text)
             raise NotOfFormat(f"the text of {', '.join(names)} is in no row, and may be {what}. {advice}")
 
 

@@ -10,7 +10,7 @@ from trl import ModelConfig
 
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.model_loading import ADAPTER, loading
+from topr_trl.pipeline.model_loading import ADAPTER, load_with_adapter, loading
 from topr_trl.pipeline.settings import ADAPTER_SETTINGS
 from topr_trl.pipeline.stage_inputs import values_of
 from topr_trl.trainers.checkpoints import read_adapter_config
@@ -56,12 +56,10 @@ def merge_adapter(adapter: Path, args: ModelConfig, trainer: OfflineTOPRTrainer,
     Returns:
         `float`: estimated share of the changed weights that would not change in bfloat16.
     """
-    from peft import AutoPeftModelForCausalLM
-
     unset_hf_deepspeed_config()  # Under ZeRO-3, loading would shard the model and wait for the other processes.
     # Merge into weights that are not quantized.
     how = {name: value for name, value in loading(args).items() if name != "quantization_config"}
-    model = AutoPeftModelForCausalLM.from_pretrained(adapter, **{**how, "dtype": torch.float32})
+    model = load_with_adapter(adapter, {**how, "dtype": torch.float32})
     before = _samples(model.get_base_model())
     merged = model.merge_and_unload()
     trained = trainer.model

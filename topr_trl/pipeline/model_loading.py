@@ -14,7 +14,7 @@ from trl import ModelConfig, get_quantization_config
 
 from topr_trl.pipeline import manifest
 from topr_trl.tasks import arithmetic
-from topr_trl.trainers.checkpoints import ADAPTER_CONFIG, from_safetensors, read_adapter_config
+from topr_trl.trainers.checkpoints import ADAPTER_CONFIG, from_safetensors, holds_only_adapter, read_adapter_config
 
 # Name of the bundled model in manifests. It has a version, because version 0.2 bundled a different model.
 BUNDLED = "the bundled model of 0.3"
@@ -44,7 +44,7 @@ def loading(settings: ModelConfig) -> dict[str, Any]:
 
 
 def _check_holds_model(folder: Path) -> None:
-    if not folder.is_dir() or any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+    if not folder.is_dir() or any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
         return
     inside = sorted({str(file.parent) for depth in ("*", "*/*") for file in folder.glob(f"{depth}/config.json")})
     hint = f" There are models in {', '.join(inside[:4])}{' and others' if inside[4:] else ''}." if inside else ""
@@ -60,8 +60,8 @@ def adapter_of(settings: ModelConfig, dtype: str | None, quantized: bool = False
         quantized (`bool`, *optional*, defaults to `False`): Whether the weights are loaded in 4 or 8 bits.
     """
     folder = Path(model_path(settings))
-    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
-        return folder  # The folder has an adapter and no merged weights.
+    if holds_only_adapter(folder):
+        return folder
     is_merged = (folder / manifest.NAME).is_file() and (folder / ADAPTER / ADAPTER_CONFIG).is_file()
     return folder / ADAPTER if is_merged and (dtype != "float32" or quantized) else None
 
@@ -81,10 +81,28 @@ def load_model(settings: ModelConfig, how: Mapping[str, Any], trainable: bool = 
     adapter = adapter_of(settings, None if trainable else how.get("dtype"), "quantization_config" in how)
     if adapter is None:
         return AutoModelForCausalLM.from_pretrained(model_path(settings), **how)
-    from peft import AutoPeftModelForCausalLM
+    return load_with_adapter(adapter, how, trainable)
 
-    read_adapter_config(adapter)
-    return AutoPeftModelForCausalLM.from_pretrained(adapter, is_trainable=trainable, **how)
+
+def load_with_adapter(adapter: Path, how: Mapping[str, Any], trainable: bool = False) -> Any:
+    """Load an adapter and its base model.
+
+    PEFT's `AutoPeftModelForCausalLM` would give the model a new embedding for each token that only the tokenizer has.
+
+    Args:
+        adapter (`Path`): Folder of the adapter.
+        how (`Mapping[str, Any]`): Arguments of `from_pretrained` for the base model, see `loading`.
+        trainable (`bool`, *optional*, defaults to `False`): Whether to load the adapter to train it further.
+
+    Raises:
+        FileNotFoundError: the base model of the adapter is a local folder that does not exist.
+    """
+    from peft import PeftModel
+
+    config = read_adapter_config(adapter)
+    how = {**how, "revision": config.get("revision") or "main"}
+    base = AutoModelForCausalLM.from_pretrained(config["base_model_name_or_path"], **how)
+    return PeftModel.from_pretrained(base, adapter, is_trainable=trainable)
 
 
 def load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:

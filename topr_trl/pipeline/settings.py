@@ -329,7 +329,8 @@ class RunArguments(SamplingArguments, LaunchArguments, OfflineTOPRConfig, ModelC
         LaunchArguments.__post_init__(self)
         OfflineTOPRConfig.__post_init__(self)
         if self.use_peft and self.sampling_backend == "vllm" and self.vllm_dtype != "float32":
-            refuse_adapter_of_vllm({"use_dora": self.use_dora, "modules_to_save": self.lora_modules_to_save})
+            config = {"r": self.lora_r, "use_dora": self.use_dora, "modules_to_save": self.lora_modules_to_save}
+            refuse_adapter_of_vllm(config)
 
 
 @dataclass

@@ -24,6 +24,7 @@ from topr_trl.settings.sampling import FILTERS
 from topr_trl.settings.shared import Baseline, LossArguments, parse_baseline
 from topr_trl.settings.unsupported import GRPO_ONLY, LIKE_TOPR, refuse_settings
 from topr_trl.trainers.base import TOPRMixin, path_as_text, settings_for
+from topr_trl.trainers.fingerprints import prompts_fingerprint, text_fingerprint
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_trainer import RewardFunc
@@ -215,7 +216,12 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
             self.rollout_worker._loop_cls = _WholeConversations
 
     def _identity_values(self) -> dict[str, Any]:
-        return {**super()._identity_values(), "reward_functions": self._reward_names}
+        return {
+            **super()._identity_values(),
+            "rows": prompts_fingerprint(self.train_dataset),
+            "reward_functions": self._reward_names,
+            "chat_template": text_fingerprint(self.processing_class.chat_template),
+        }
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return TRL's dataloader, with R in place of the advantages. It keeps samples of any age."""

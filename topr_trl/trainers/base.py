@@ -35,7 +35,7 @@ from topr_trl.trainers.checkpoints import (
     writing_to,
 )
 from topr_trl.trainers.completions_table import RowWeights
-from topr_trl.trainers.fingerprints import base_fingerprint, mu_fingerprint, prompts_fingerprint
+from topr_trl.trainers.fingerprints import base_fingerprint, mu_fingerprint
 from topr_trl.trainers.forward_checks import (
     LogProbs,
     depends_on_batch,
@@ -365,7 +365,6 @@ class TOPRMixin(Trainer):
         return {
             "trainer": self._kind,
             "base_model": base_fingerprint(self.model),
-            "rows": prompts_fingerprint(self.train_dataset),
             "rows_per_step": self._rows_per_step,
             "optimizer": self._given_optimizer,
         }

@@ -53,13 +53,17 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
                 )
 
 
+def holds_only_adapter(folder: Path) -> bool:
+    """Whether a folder has an adapter and no model."""
+    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
 def refuse_adapter(name: str | Path) -> None:
     """Raise a ValueError if a folder has an adapter but no model. transformers would load the adapter frozen."""
     folder = Path(name)
-    config = folder / ADAPTER_CONFIG
-    if not config.is_file() or (folder / "config.json").is_file():
+    if not holds_only_adapter(folder):
         return
-    base = json.loads(config.read_text()).get("base_model_name_or_path")
+    base = json.loads((folder / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
     if (folder.parent / "config.json").is_file():
         remedy = f"Its parent folder, {folder.parent}, holds a complete model. Use that folder."
     else:
@@ -172,7 +176,7 @@ def writing_to(folder: str | Path) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # tokenizers raises errors of this type.
         is_full = isinstance(error, OSError) and error.errno in _FULL and error.filename is None
         of_library = isinstance(error, SafetensorError) or any(text in str(error) for text in _NOT_WRITTEN)
         if not (is_full or (of_library and not isinstance(error, OSError))):

@@ -191,10 +191,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self._install_sharing()
         self._keep_together = self._prompts is not None and saved >= LEAST_SAVED
         in_a_batch = min(together, args.per_device_train_batch_size)  # Only rows of a micro-batch share a prompt.
-        saved = part_saved_by_sharing(rows, groups, in_a_batch, LEAST_SHARED)
+        saved_in_batches = part_saved_by_sharing(rows, groups, in_a_batch, LEAST_SHARED)
         self._said_of_training = (
             f"rows of a prompt are read in groups of up to {together}. Micro-batches of "
-            f"{args.per_device_train_batch_size} rows save about {saved:.0%} of the tokens."
+            f"{args.per_device_train_batch_size} rows save about {saved_in_batches:.0%} of the tokens."
             if self._keep_together
             else "training keeps the order of rows, so a prompt is shared only where its rows are already adjacent."
         )

@@ -54,7 +54,7 @@ from topr_trl.settings.unsupported import needs_metric_for_best_model
 from topr_trl.trainers.base import path_as_text, settings_for
 from topr_trl.trainers.checkpoints import STATE
 from topr_trl.trainers.completions_table import WEIGHT_COLUMNS, DisplayedFloat
-from topr_trl.trainers.fingerprints import model_fingerprint, text_fingerprint
+from topr_trl.trainers.fingerprints import model_fingerprint, prompts_fingerprint, text_fingerprint
 from topr_trl.trainers.forward_checks import count_positions_from_mask, learned_positions, text_model, virtual_tokens
 from topr_trl.trainers.replay.mixin import ReplayMixin, check_replay
 from topr_trl.trainers.shared_prompts import prompts_together, remove_shared_prompts
@@ -338,6 +338,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             reference = "copy of the adapter" if "ref" in self.model.peft_config else "base model"
         return {
             **super()._identity_values(),
+            "rows": prompts_fingerprint(self.train_dataset),
             "reference_model": reference,
             "reward_functions": self.reward_func_names,
             "tools": [get_callable_name(tool) for tool in self.tools],
@@ -359,8 +360,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._rewards_per_func = rewards_per_func
         return rewards_per_func
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        train = self.model.training
+    def _generate_for_one_use(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Generate and score completions, without TRL's extra forward pass for log μ."""
         # For a batch that is used several times, TRL computes log μ with an extra forward pass. That pass is not needed
         # if the first use is within one optimizer step, because the forward pass of that step gives log μ. So tell TRL
         # that the batch is used once.
@@ -369,9 +370,14 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         try:
             # `generate` fills settings that TRL leaves out from the generation config of the model.
             with replaced_generation_config(self.model, of_policy(self.model.generation_config)):
-                batch = super()._generate_and_score_completions(inputs)
+                batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         finally:
             self.num_iterations = uses
+        return batch
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        train = self.model.training
+        batch = self._generate_for_one_use(inputs)
         self.model.train(train)  # TRL's continuous batching switches to training mode, even during evaluation.
         # With vLLM, TRL logs the difference between the log-probabilities of vLLM and the trainer.
         distances = self._metrics[self._mode].get("sampling/sampling_logp_difference/mean")

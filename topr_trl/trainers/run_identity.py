@@ -167,7 +167,7 @@ def _adapter(model: Any) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    """Convert a value that JSON lacks: a set to a sorted list, and any other object to the name of its class."""
+    """Convert a value that JSON lacks: a dtype to text, a set to a list, any other object to the name of its class."""
     if isinstance(value, torch.dtype):
         return str(value)
     return sorted(value) if isinstance(value, set | frozenset) else type(value).__name__

@@ -213,21 +213,21 @@ def _describe(done: Json) -> str:
         found = ", ".join(f"{value:g}" for value in done["temperatures"])
         lines.append(f"The rows were sampled at temperatures {found}. The trainer needs one temperature above 0: "
                      "import files of one temperature, or set --temperature.")  # fmt: skip
-    for kind, (one, more) in _LEFT_OUT.items():
-        found = done["left_out"].get(kind, {"count": 0, "first": []})
-        count, first = found["count"], found["first"]
-        if count:
-            lines.append(f"{count} {one if count == 1 else more}: {', '.join(first)}{', ...' * (count > len(first))}.")
-    for kind, found in done["noted"].items():
-        count, first = found["count"], found["first"]
-        have = _NOTED[kind][count > 1].format(end=_TURNS[done["completion"]])
-        lines.append(f"{count:,} {have}: {', '.join(first)}{', ...' * (count > len(first))}.")
+    for texts, places in ((_LEFT_OUT, done["left_out"]), (_NOTED, done["noted"])):
+        lines += [_describe_places(texts[kind], places[kind], done["completion"]) for kind in texts if kind in places]
     if not_read := done["not_read"]:
         lines.append(f"Not read: {', '.join(not_read)}.")
     if not done["filled"].get("sampler_logps"):
         lines.append("There are no log-probabilities. The starting model will compute log μ, as if it had written the "
                      "rows.")  # fmt: skip
     return "\n".join([*lines, done["loses"]]).strip()
+
+
+def _describe_places(texts: tuple[str, str], found: Json, completion: str) -> str:
+    """Return the number of records or rows of a kind, and their first places. `texts` are singular and plural."""
+    count, first = found["count"], found["first"]
+    have = texts[count > 1].format(end=_TURNS[completion])
+    return f"{count:,} {have}: {', '.join(first)}{', ...' * (count > len(first))}."
 
 
 def _describe_rewards(rewards: list[tuple[float, int]] | list[float]) -> str:
