@@ -530,3 +530,65 @@ def test_json_of_the_model_stays_text(read, text):
 def test_messages_as_text(read):
     for name, messages in (("messages", HISTORY[:2]), ("conversations", TURNS[:2])):
         assert len(read({name: json.dumps(messages)})[1]) == 1
+
+
+@pytest.mark.parametrize("name", ["text", "parts", "output"])
+def test_a_message_with_its_text_in_another_field_is_refused(read, name):
+    with pytest.raises(ValueError, match=rf"a message has no content; it has {name}\."):
+        read({"messages": [{"role": "user", name: "Legs of a cat?"}, EARLIER]})
+
+
+def test_names_of_arguments(read):
+    for name in ("args", "input", "parameters"):
+        part, _ = read({"messages": [USER, {"role": "assistant", "tool_calls": [{"name": "legs", name: {"x": 1}}]}]})
+        (call,) = part.rows[0]["completion"][0]["tool_calls"]
+        assert call["function"]["arguments"] == '{"x": 1}'
+
+
+@pytest.mark.parametrize(
+    ("record", "field"),
+    [
+        ({"question": "How many legs?", "context": "FAQ: How many legs? A cat has 4", "response": "4"}, "context"),
+        ({"instruction": "Copy.", "sentence": "Cats have four legs.", "response": "Cats have four legs."}, "sentence"),
+        ({"question": "Legs?", "answer": "GOLD 12", "inference": "PRED 9"}, "inference"),
+        ({"question": "Legs?", "response": "HUMAN 4", "original_response": "MODEL 10"}, "original_response"),
+    ],
+)  # fmt: skip
+def test_text_that_the_row_only_seems_to_have(read, record, field):
+    with pytest.raises(ValueError, match=f"text of {field}"):
+        read({**record, "score": 1})
+
+
+def test_conversations_that_repeat_the_columns(read):
+    turns = [{"from": "human", "value": "Legs?"}, {"from": "gpt", "value": "Four."}]
+    for record in ({"conversations": turns}, {"messages": [{"role": "user", "content": "Legs?"},
+                                                           {"role": "assistant", "content": "Four."}]}):  # fmt: skip
+        assert read({**record, "instruction": "Legs?", "response": "Four.", "intent": "To count."})[1] == [
+            ("Legs?", "Four.")
+        ]
+
+
+def test_advice_keeps_tools_and_the_order_of_turns(read):
+    tools = [{"name": "legs", "description": "Count legs."}]
+    record = {"messages": HISTORY, "tools": tools, "answer": "12", "score": 1}
+    part, _ = read(record, prompt_field=["messages"], completion_field="answer")
+    assert "Count legs." in part.rows[0]["tools"]
+    history = {"question": "And three?", "history": [["Legs?", "EARLIER"]], "response": "12", "score": 1}
+    with pytest.raises(ValueError, match="--prompt_field history question"):
+        read(history)
+    turns = {"conversations": TURNS, "reply": "NEW 8", "reward": 1}
+    with pytest.raises(ValueError, match="--prompt_field conversations --completion_field reply"):
+        read(turns)
+    _, [(prompt, completion)] = read(turns, prompt_field=["conversations"], completion_field="reply")
+    assert (prompt, completion) == ("Legs? | EARLIER 4 | Two?", "NEW 8")
+
+
+@pytest.mark.parametrize("flag", [{"type": "demo"}, {"tags": ["few_shot"]}, {"isDemo": True}])
+def test_marks_as_words(read, flag):
+    record = {"messages": [USER, {**EARLIER, **flag}, AGAIN, {"role": "assistant", "content": "12"}]}
+    assert read(record)[1] == [("Legs of a cat? | EARLIER 4 | And of three?", "12")]
+
+
+def test_a_column_name_with_braces(read):
+    with pytest.raises(ValueError, match=r"text of the \{x\} context"):
+        read({"question": "Legs?", "the {x} context": "Tom is a cat.", "response": "4", "score": 1})

@@ -115,7 +115,7 @@ def _named_message(messages: list[Record], name: str, value: Any) -> int | None:
     words = words_of(name)
     ids = [[str(each[key]) for key in _IDS if each.get(key) is not None] for each in messages]
     matches = [str(value) in each for each in ids]
-    is_index = words[-1:] == ["index"]
+    is_index = words[-1:] in (["index"], ["idx"], ["position"])
     # A value can equal an id by chance, so the name must be one of an id or of the rated message.
     may_match = "message" in words or (bool({*words[-1:]} & _RATED_MESSAGE) and not str(value).isdigit())
     if not is_index and matches.count(True) == 1 and may_match:
@@ -125,7 +125,7 @@ def _named_message(messages: list[Record], name: str, value: Any) -> int | None:
             return int(value) % len(messages)
     else:
         names_message = {"message"} < {*words} <= _RATED_MESSAGE and any(ids)
-        names_turn = "turn" in words[:-1] and words[-1] in ("id", "index", "number") and len(messages) > 2
+        names_turn = bool({"turn", "rated", "message"} & {*words}) and words[-1] in _NUMBERED and len(messages) > 2
         if not (names_message or names_turn):
             return None
     raise NotOfFormat(
@@ -134,6 +134,7 @@ def _named_message(messages: list[Record], name: str, value: Any) -> int | None:
     )
 
 
+_NUMBERED = ("id", "index", "idx", "number", "position", "round")  # last words of a field that may name a turn
 _IDS = ("id", "message_id", "messageId", "uuid", "run_id")
 # Words of a field that names the rated message, such as `rated_message_id`.
 _RATED_MESSAGE = {"message", "rated", "target", "feedback", "scored", "assistant", "response", "id", "uuid", "index"}
@@ -161,16 +162,17 @@ def choices(record: Record, messages: str = "messages") -> Choices:
         record (`Record`): Record with at least one row.
         messages (`str`, defaults to `"messages"`): Field with the messages.
     """
-    last = message(parsed_json(record[messages])[-1])
-    if has_columns({name: value for name, value in record.items() if not isinstance(parsed_json(value), list)}):
-        question, answer = columns_of({name: value for name, value in record.items() if name != messages})
-        beside = f"--prompt_field {{messages}} {question} --completion_field {answer}"
-        asked, end = True, f"To read the messages as the history of {question}, set {beside}"
+    last, field = message(parsed_json(record[messages])[-1]), messages if messages != "messages" else "{messages}"
+    beside = {name: value for name, value in record.items() if not isinstance(parsed_json(value), list)}
+    names = columns_of(beside) if has_columns(beside) else None
+    if names and str(record[names[1]]).strip() != str(last["content"]).strip():
+        asked, setting = True, f"--prompt_field {field} {names[0]} --completion_field {names[1]}"
+        end = f"To read the messages as the history of {names[0]}, set {setting}"
     else:
         asked = last["role"] != "assistant"
         end = "The messages end with a turn of the user, so it may be the answer to them. " * asked
-        end += "To read it as the answer, set --prompt_field {messages} --completion_field {fields}"
-    alone = "To learn from the messages alone, set --messages_field {messages}"
+        end += "To read it as the answer, set --prompt_field " + field + " --completion_field {fields}"
+    alone = f"To learn from the messages alone, set --messages_field {field}"
     return Choices(
         frozenset({Kind.WRITTEN, Kind.ANSWER, Kind.UNKNOWN} if asked else {Kind.WRITTEN}),
         frozenset({Kind.ASKED}),

@@ -102,6 +102,8 @@ def kind_of(path: Sequence[str]) -> Kind:
     """
     if normalized(path[-1]) in PROMPTS[:-1]:  # `user` is often an id.
         return Kind.ASKED
+    if any("history" in words_of(name) for name in path[:-1]):
+        return Kind.ASKED
     words = list[str]()
     for name in reversed(path):
         words = words_of(name) + words
@@ -117,6 +119,12 @@ def _kind_of_words(words: list[str]) -> Kind:
     kind = _BY_LAST_WORD.get(last, Kind.UNKNOWN)
     if last in _SOURCES:
         return Kind.ASKED
+    if (
+        kind is Kind.WRITTEN
+        and set(words) & {"original", "raw"}
+        and not set(words) & (_REFERENCE - {"original", "raw"})
+    ):
+        return kind
     if set(words) & _REFERENCE or last == "model" or words[-2:] == ["tool", "choice"]:
         return Kind.ABOUT
     by_model = set(words) & _BY_MODEL

@@ -32,6 +32,9 @@ def message(given: Mapping[str, Any]) -> Row:
         given = {**given, "role": given["from"], "content": given.get("value", given.get("content"))}
     if "role" not in given:
         raise NotOfFormat(f"a message has no role; it has {', '.join(sorted(given))}")
+    others = [name for name in _LIKE_CONTENT if given.get(name)]
+    if others and given.get("content") is None and not any(given.get(name) for name in _BESIDE_CONTENT):
+        raise Unusable(f"a message has no content; it has {', '.join(others)}. Write its text under content")
     try:
         content = plain_content(given.get("content"))
         check_weight(given)
@@ -48,6 +51,9 @@ def message(given: Mapping[str, Any]) -> Row:
         **({"weight": 0} if _is_marked(given) else {}),
     }  # fmt: skip
 
+
+_BESIDE_CONTENT = ("tool_calls", "function_call", "refusal", "reasoning_content", "reasoning", "thinking")
+_LIKE_CONTENT = ("text", "message", "value", "parts", "output", "body")
 
 # Role of a message, by the names that programs give it. Other names are kept.
 ROLE_NAMES = {
@@ -73,9 +79,12 @@ def _is_marked(given: Mapping[str, Any]) -> bool:
             return True
         if flag.removeprefix("is_") in _LEARNED_FLAGS and isinstance(value, int | float) and value == 0:
             return True
-    return given.get("name") == "example_assistant" or given.get("message_type") == "demonstration"
+    values = {str(given.get(name)).lower() for name in ("type", "kind", "source", "origin", "label", "message_type")}
+    tags = {str(tag).lower() for tag in given["tags"]} if isinstance(given.get("tags"), list) else set()
+    return given.get("name") == "example_assistant" or bool((values | tags) & _DEMONSTRATIONS)
 
 
+_DEMONSTRATIONS = {"demo", "demonstration", "few_shot", "fewshot"}
 _LEARNED_FLAGS = {"weight", "loss", "loss_weight", "loss_mask", "compute_loss", "train", "train_on", "train_on_turn",
                   "training", "trainable", "trained", "learn", "learned"}  # fmt: skip
 _CONTEXT_FLAGS = {"demo", "demonstration", "example", "few_shot", "fewshot", "masked", "no_loss", "no_train", "ignore",
@@ -105,8 +114,11 @@ def text_or_messages(given: object) -> object:
 def _call(given: Mapping[str, Any]) -> Row:
     """Convert a tool call, whose name and arguments can be in the field `function` or next to the id."""
     function = given.get("function") or given
-    arguments = _as_json(function.get("arguments"))
+    arguments = _as_json(next((function[name] for name in _ARGUMENTS if function.get(name) is not None), None))
     return {"id": given.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+_ARGUMENTS = ("arguments", "args", "input", "parameters")
 
 
 def has_broken_call(row: Row) -> bool:

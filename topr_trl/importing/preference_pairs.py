@@ -114,6 +114,6 @@ FORMAT = Format(
     columns=("reward", "problem_id", "tools"),
     required=frozenset({"chosen", "rejected"}),
     optional=None,
-    choices=lambda record: IGNORED,
+    choices=lambda record: IGNORED._replace(completions=frozenset()),  # A pair has both completions.
     loses="Each pair is two rows: chosen with reward 1 and rejected with reward -1.",
 )

@@ -8,7 +8,7 @@ from typing import Any
 from topr_trl.importing.field_names import COMPLETIONS, PROMPTS, REWARDS, Kind, kind_of, normalized
 from topr_trl.importing.format import Choices, Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.openai_messages import finish_reason, finish_reason_of, text_or_messages
+from topr_trl.importing.openai_messages import finish_reason, finish_reason_of, template_columns, text_or_messages
 from topr_trl.importing.row_table import Row
 
 _SYSTEM = ("system", "system_prompt", "system_message", "system_instruction")
@@ -114,10 +114,11 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
         prompt = with_system(prompt, system)
     answer = record.get("answer") if completion_name != "answer" else None
     reason_of_all = finish_reason_of(record)
+    shared = template_columns(record)
     return [
         {
             "prompt": prompt, "completion": completion, "finish_reason": finish_reason(reason) or reason_of_all,
-            "answer": None if answer is None else str(answer),
+            "answer": None if answer is None else str(answer), **shared,
         } if (completion := plain(given, completion_name)) else None
         for given, reason in completions
     ]  # fmt: skip
@@ -132,7 +133,10 @@ def is_failed(record: Record) -> bool:
         record (`Record`): Record.
     """
     status = str(record.get("status") or "").lower()
-    return status in ("error", "timeout", "cancelled") or record.get("is_error") is True
+    flags = ("is_error", "aborted", "interrupted", "cancelled")
+    return status in ("error", "timeout", "cancelled", "aborted", "interrupted") or any(
+        record.get(name) is True for name in flags
+    )
 
 
 def system_of(record: Record) -> str | None:
@@ -203,7 +207,7 @@ def choices(record: Record) -> Choices:
     prompt, completion = columns_of(record)
     is_sure = kind_of((completion,)) is Kind.WRITTEN and not isinstance(record[completion], int | float)
     return Choices(
-        frozenset({Kind.WRITTEN} if is_sure else {Kind.WRITTEN, Kind.ANSWER}),
+        frozenset({Kind.WRITTEN} if is_sure else {Kind.WRITTEN, Kind.ANSWER, Kind.UNKNOWN}),
         frozenset({Kind.ASKED, Kind.UNKNOWN}),
         f"Another column, {completion}, was taken as the completion. Set --completion_field to one of {completion}, "
         "{names}",
@@ -238,7 +242,7 @@ FORMAT = Format(
     suffix="",
     rows=rows,
     rewards=rewards,
-    columns=("problem_id", "finish_reason", "answer"),
+    columns=("problem_id", "finish_reason", "answer", "tools", "chat_template_kwargs"),
     required=frozenset(),
     optional=None,
     chat=True,

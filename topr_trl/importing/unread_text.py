@@ -13,6 +13,7 @@ _LONG = 16  # characters; shorter text can occur in a row by chance
 _WORDS_OF_PROSE = 4
 _MARGIN = 40  # characters that a template adds behind a completion
 _ASSISTANT = ("assistant", "model", "ai", "bot", "gpt")
+_RENDERED = ("text", "content", "full_text", "formatted", "conversation", "transcript")  # may hold a rendered row
 _TOKENS = ("logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs")  # long lists without text of their own
 
 
@@ -47,8 +48,8 @@ class _Text(NamedTuple):
 class _Read:
     """Texts of rows, apart for the model's completions, for other messages, and for all of them."""
 
-    def __init__(self, rows: Sequence[Row], has_answer: bool) -> None:
-        self.has_answer = has_answer
+    def __init__(self, rows: Sequence[Row], choices: Choices) -> None:
+        has_answer = self.has_answer = choices.has_answer
         said = [each for row in rows for each in _said_in(row)]
         self.longest = max((len(text.split()) for is_own, text in said if is_own), default=0)
         self.ends = [_ends_of(row) for row in rows]
@@ -61,13 +62,15 @@ class _Read:
             Kind.ABOUT: _joined_set(everything),
         }
         self.exact = self.parts[Kind.ABOUT][0]
-        self.parts[Kind.ANSWER], self.parts[Kind.UNKNOWN] = self.parts[Kind.WRITTEN], self.parts[Kind.ABOUT]
+        self.parts[Kind.ANSWER] = self.parts[Kind.WRITTEN]
+        # A sentence in an unknown field can be a part of the prompt, also if the completion quotes it.
+        self.parts[Kind.UNKNOWN] = self.parts[Kind.ASKED if Kind.UNKNOWN in choices.prompts else Kind.ABOUT]
 
     def has(self, given: _Text) -> bool:
         """Return whether the rows have a text. A short text must equal a text of the rows, unless it may be asked."""
         text = _plain(given.text)
         exact, everything = self.parts[Kind.ABOUT if given.is_said and self.has_answer else given.kind]
-        if not text or text in exact or self._renders(text):
+        if not text or text in exact or (given.path[-1].lower() in _RENDERED and self._renders(text)):
             return True
         if (len(text) < _LONG and given.kind is not Kind.ASKED) or text not in everything:
             return False
@@ -91,7 +94,7 @@ def find_unread(record: Record, rows: Sequence[Row], read: Collection[str], choi
         read (`Collection[str]`): Paths of fields that count as read, because settings name them.
         choices (`Choices`): Kinds of fields that may hold the completion or a part of the prompt.
     """
-    known, paths = _Read(rows, choices.has_answer), {*read, *choices.read}
+    known, paths = _Read(rows, choices), {*read, *choices.read}
     found, tops = Unread([], [], []), set[str]()
     for each in _texts_in(record, known.exact):
         if any(each.name == path or each.name.startswith(f"{path}.") for path in paths) or known.has(each):
@@ -101,10 +104,12 @@ def find_unread(record: Record, rows: Sequence[Row], read: Collection[str], choi
             tops.add(each.path[0])  # The text is in another column, such as `answer`.
         is_top, words = len(each.path) == 1, len(each.text.split())
         is_word = words == 1 and not each.is_said and is_often_short(each.path)
+        # One word in a field of an unknown name is rarely a completion, unless the rows lack the answer.
+        is_rare = each.kind is Kind.UNKNOWN and words == 1 and choices.has_answer
         longer = each.kind is Kind.ANSWER and words >= _WORDS_OF_PROSE and words > known.longest
         if is_word or (not is_top and each.kind in (Kind.ABOUT, Kind.UNKNOWN)):
             found.others.append(each.path[0])
-        elif each.kind in choices.completions or longer:
+        elif (each.kind in choices.completions and not is_rare) or longer:
             found.completions.append(each.name)
         elif each.kind in choices.prompts and (each.kind is not Kind.UNKNOWN or words >= _WORDS_OF_PROSE):
             found.prompts.append(each.name)
@@ -133,10 +138,13 @@ def check_unread(unread: Unread, choices: Choices, record: Record, messages: str
         (unread.completions, "the completion", choices.completion),
         (unread.prompts, "a part of the prompt", choices.prompt),
     )
-    order = {name: place for place, name in enumerate(record)}
+    # A history comes before the question.
+    order = {name: (not isinstance(parsed_json(value), list), n) for n, (name, value) in enumerate(record.items())}
     for names, what, remedy in questions:
         if names:
-            both = sorted([*names, choices.column], key=lambda name: order.get(name.partition(".")[0], len(order)))
+            both = sorted(
+                [*names, choices.column], key=lambda name: order.get(name.partition(".")[0], (True, len(order)))
+            )
             given = {
                 "names": ", ".join(names),
                 "fields": " ".join(names),
