@@ -139,6 +139,9 @@ def is_failed(record: Record) -> bool:
     )
 
 
+_NAME = re.compile(r"[\w./:-]*[\d_/-][\w./:-]*")  # a word with a digit, an underscore, a slash or a hyphen
+
+
 def system_of(record: Record) -> str | None:
     """Return the system prompt in a field of a record. Return None without one.
 
@@ -146,13 +149,13 @@ def system_of(record: Record) -> str | None:
         record (`Record`): Record.
 
     Raises:
-        NotOfFormat: the field holds a single word, which is rather the name of a system.
+        NotOfFormat: the field holds a word such as `gpt-4`, which is rather the name of a system.
     """
     name = next((name for name in record if normalized(name) in _SYSTEM and record[name]), None)
     if name is None:
         return None
     text = str(record[name])
-    if len(text.split()) == 1:
+    if _NAME.fullmatch(text.strip()):
         raise NotOfFormat(
             f"its {name} is {text[:40]!r}, which may be a name and no system prompt. To leave it out, set "
             f"--ignore_fields {name}. Otherwise, write the system prompt as the first message"
