@@ -292,9 +292,6 @@ class RecordReader:
                     )
                 self.same = value
         self.format.check(record, [name.partition(".")[0] for name in self._named_fields])
-        if self.rewards.are_set:
-            # The settings say where the reward is: in a message that they name, or in no message.
-            record = {"reward": None, **record, **self._rated_message()}
         if self.requests is None:
             return record
         return {**record, "request": value_by_id(self.requests, record, "custom_id", "--requests", NotOfFormat)}
@@ -341,11 +338,15 @@ class RecordReader:
 
     def _completions(self, record: Record) -> list[Row | LeftOut]:
         """Return the rows of a record, and a reason for each completion that gives no row."""
+        given = record
+        if self.rewards.are_set:
+            # The settings say where the reward is: in a message that they name, or in no message.
+            given = {"reward": None, **record, **self._rated_message()}
         found = [
             row if isinstance(row, LeftOut)
             else LeftOut.FAILED if row and row.get("finish_reason") == FAILED
             else row if row and holds_completion(row) else LeftOut.EMPTY
-            for row in self.format.rows(record)
+            for row in self.format.rows(given)
         ]  # fmt: skip
         if not self.chat:
             return found
