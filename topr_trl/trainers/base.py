@@ -54,6 +54,7 @@ from topr_trl.trainers.quantization import (
     keep_gradients_of_4bit_layers,
 )
 from topr_trl.trainers.run_identity import (
+    RESTORES_MICRO_BATCH,
     Identity,
     check_identity,
     given_optimizer,
@@ -366,8 +367,14 @@ class TOPRMixin(Trainer):
             "trainer": self._kind,
             "base_model": base_fingerprint(self.model),
             "rows_per_step": self._rows_per_step,
+            "rows_per_micro_batch": self._rows_per_micro_batch if RESTORES_MICRO_BATCH else None,
             "optimizer": self._given_optimizer,
         }
+
+    @property
+    def _rows_per_micro_batch(self) -> int:
+        """Number of rows that all processes read for one forward pass."""
+        return self._rows_per_step // self.args.gradient_accumulation_steps
 
     @property
     def _rows_per_step(self) -> int:

@@ -368,14 +368,14 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     def _identity_values(self) -> dict[str, Any]:
         rows, is_grouped = self.train_dataset, self._prompts is not None and self._keep_together
-        in_micro_batch = self._rows_per_step // self.args.gradient_accumulation_steps
+        values = super()._identity_values()
+        if self.args.dataloader_drop_last:  # An incomplete micro-batch at the end of an epoch is dropped.
+            values["rows_per_micro_batch"] = self._rows_per_micro_batch
         return {
-            **super()._identity_values(),
+            **values,
             "temperature": self._temperature,
             "rows": rows_fingerprint(rows, self._log_mu.needs(rows)),
             "rows_of_a_prompt_together": rows_together(self._rows_per_step) if is_grouped else 1,
-            # An incomplete micro-batch at the end of an epoch is dropped.
-            "rows_per_micro_batch": in_micro_batch if self.args.dataloader_drop_last else None,
         }
 
     def _plan_log_mu(self, datasets: dict[str, Dataset], model: str, checkpoint: Path | None = None) -> None:

@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from accelerate.utils import is_peft_model
+from packaging.version import Version
 
 from topr_trl.user_warnings import warn_user
 
 FILE = "topr_run.json"  # name of the document in a checkpoint
+# Before this version, Trainer may continue with the micro-batches of the checkpoint, but with the new accumulation.
+RESTORES_MICRO_BATCH = Version(transformers.__version__) < Version("5.24")
 Identity = dict[str, Any]  # values by name, as JSON
 
 
@@ -62,7 +66,8 @@ COMPARED = (
     ),
     Compared(
         ("optimizer", "optim", "optim_args", "optim_target_modules", "learning_rate", "weight_decay", "adam_beta1",
-         "adam_beta2", "adam_epsilon", "max_grad_norm", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
+         "adam_beta2", "adam_epsilon", "max_grad_norm", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps",
+         "warmup_ratio"),
         "The state of optimizer and schedule in the checkpoint would replace some of these values, such as the "
         "learning rate.",
     ),
@@ -84,7 +89,7 @@ COMPARED = (
 _SHOWN = {
     "rows": "rows (fingerprint of the rows and rewards)",
     "rows_per_step": "rows per step (per_device_train_batch_size * gradient_accumulation_steps * processes)",
-    "rows_per_micro_batch": "rows per micro-batch (per_device_train_batch_size * processes, with dataloader_drop_last)",
+    "rows_per_micro_batch": "rows per micro-batch (per_device_train_batch_size * processes)",
     "rows_of_a_prompt_together": "rows of a prompt that stay together (share_prompts)",
     "split_batches": "split_batches in accelerator_config",
     "base_model": "fingerprint of the base model",
@@ -115,7 +120,8 @@ def compared_settings(args: Any) -> Identity:
             Settings of a trainer.
     """
     known = {field.name for field in fields(args)}
-    if args.lr_scheduler_type in _SCHEDULES_WITHOUT_END and not 0 < args.warmup_steps < 1:
+    is_share = 0 < args.warmup_steps < 1 or getattr(args, "warmup_ratio", None)  # newer versions have no ratio
+    if args.lr_scheduler_type in _SCHEDULES_WITHOUT_END and not is_share:
         known -= {"num_train_epochs", "max_steps"}
     return {name: getattr(args, name) for compared in COMPARED for name in compared.names if name in known}
 
