@@ -2,7 +2,7 @@ import json
 import re
 from base64 import b64decode
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
