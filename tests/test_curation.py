@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topr_trl.curation import CURATIONS, ROWS_PER_PROBLEM, compose, curate
+from topr_trl.curation import CURATIONS, REPEATING, ROWS_PER_PROBLEM, compose, curate
 
 # Three problems with samples 0 to 3. Samples 1 and 3 of the first problem and sample 2 of the second are right.
 REWARDS = np.array([-1, 1, -1, 1, -1, -1, 1, -1, -1, -1, -1, -1.0])
@@ -123,13 +123,14 @@ def test_fixed_share(size, share, rows, positives):
 
 
 @pytest.mark.parametrize(
-    ("size", "share", "rows", "positives"),
-    [(None, 0.5, 12, 6), (None, 1, 12, 12), (None, 0, 9, 0), (None, 0.1, 10, 1), (40, 1, 40, 40), (6, 0.5, 6, 3)],
-)
-def test_balanced_repeats_positives_and_no_negative(size, share, rows, positives):
+    ("rule", "size", "rows", "positives"),
+    [("balanced", None, 12, 6), ("balanced", 6, 6, 3), ("repeated_positives", None, 12, 12),
+     ("repeated_positives", 40, 40, 40), ("repeated_positives", 2, 2, 2)],
+)  # fmt: skip
+def test_rules_repeat_positives_and_no_negative(rule, size, rows, positives):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        curated = curate(REWARDS, PROBLEMS, "balanced", size, share)
+        curated = curate(REWARDS, PROBLEMS, rule, size)
     assert (len(curated.indices), curated.chosen_positives, curated.shortfall) == (rows, positives, 0)
     counts = np.bincount(curated.indices, minlength=12)
     assert counts[REWARDS < 0].max() <= 1
@@ -137,11 +138,11 @@ def test_balanced_repeats_positives_and_no_negative(size, share, rows, positives
     assert curated.indices.tolist() == sorted(curated.indices)
 
 
-def test_balanced_leaves_out_rows_that_teach_nothing():
+def test_rules_that_repeat_leave_out_rows_that_teach_nothing():
     # With the mean of each problem as baseline, the rows of the problem without a right answer have R = 0.
-    rewards, curated = compose(REWARDS, PROBLEMS, baseline="group_mean", rule="balanced")
+    rewards, curated = compose(REWARDS, PROBLEMS, baseline="group_mean", rule="repeated_positives")
     assert set(curated.indices) <= set(range(8))
-    assert (len(rewards), curated.chosen_positives, curated.available_positives) == (8, 4, 3)
+    assert (len(rewards), curated.chosen_positives, curated.available_positives) == (8, 8, 3)
     assert rewards.all()
     with pytest.warns(UserWarning, match="no negative"):  # rewards of 0 and 1 with the baseline 0
         assert len(curate([1.0, 0.0, 0.0], [0, 1, 2], "balanced").indices) == 0
@@ -149,7 +150,7 @@ def test_balanced_leaves_out_rows_that_teach_nothing():
 
 def test_positives_are_counted_after_the_second_baseline():
     raw = np.array([1.0, 0.6, 0.5, *np.linspace(0.0, 0.2, 9)])
-    rewards, curated = compose(raw, np.arange(12), effective_positive_share=0.5, rule="balanced")
+    rewards, curated = compose(raw, np.arange(12), effective_positive_share=0.5, rule="positive_share")
     assert curated.chosen_positives == (rewards >= 0).sum()
     assert rewards[rewards > 0].sum() == pytest.approx(-rewards[rewards < 0].sum())
     # Three rows are above the baseline of all rows, but only one is above the baseline of these three.
@@ -183,9 +184,9 @@ def test_balanced_says_how_many_rows_are_different():
 
 
 def test_balanced_chooses_other_rows_with_another_seed():
-    first, second = (curate(REWARDS, PROBLEMS, "balanced", 8, 0.5, seed=seed).indices for seed in (0, 1))
+    first, second = (curate(REWARDS, PROBLEMS, "balanced", 8, seed=seed).indices for seed in (0, 1))
     assert set(first[REWARDS[first] < 0]) != set(second[REWARDS[second] < 0])
-    extra = {tuple(np.flatnonzero(np.bincount(curate(REWARDS, PROBLEMS, "balanced", 8, 0.5, seed=s).indices) > 1))
+    extra = {tuple(np.flatnonzero(np.bincount(curate(REWARDS, PROBLEMS, "balanced", 8, seed=s).indices) > 1))
              for s in range(20)}  # fmt: skip
     assert extra == {(1,), (3,), (6,)}  # one of the three positives is repeated, and the seed decides which
 
@@ -193,9 +194,9 @@ def test_balanced_chooses_other_rows_with_another_seed():
 def test_shares_of_0_and_1_need_one_sign_only():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for rule in ("positive_share", "balanced"):
-            assert len(curate([1.0] * 4, [0] * 4, rule, positive_share=1.0).indices) == 4
-            assert len(curate([-1.0] * 4, [0] * 4, rule, positive_share=0.0).indices) == 4
+        assert len(curate([1.0] * 4, [0] * 4, "positive_share", positive_share=1.0).indices) == 4
+        assert len(curate([-1.0] * 4, [0] * 4, "positive_share", positive_share=0.0).indices) == 4
+        assert len(curate([1.0] * 4, [0] * 4, "repeated_positives").indices) == 4
 
 
 def test_too_few_positives_keep_the_share_and_give_up_size():
@@ -217,7 +218,7 @@ def test_more_problems_than_rows():
         assert len(curate(np.ones(10), np.arange(10), "anna_karenina", 4).indices) == 4
 
 
-@pytest.mark.parametrize("rule", ["positives", "positive_share", "balanced", "anna_karenina"])
+@pytest.mark.parametrize("rule", ["positives", "positive_share", "balanced", "repeated_positives", "anna_karenina"])
 def test_no_positive_at_all_warns(rule):
     with pytest.warns(UserWarning, match="no positive"):
         curated = curate([-1.0] * 8, np.repeat([0, 1], 4), rule)
@@ -248,7 +249,7 @@ def test_laws(data, rule, size, share):
         curated = curate(rewards, problems, rule, size, share)
     chosen = curated.indices
     counts = np.bincount(chosen, minlength=len(rewards))
-    if rule == "balanced":
+    if rule in REPEATING:
         repeated = counts[rewards > 0]
         assert repeated.size == 0 or np.ptp(repeated) <= 1
         counts = counts[~(rewards > 0)]
@@ -259,7 +260,8 @@ def test_laws(data, rule, size, share):
     assert curated.shortfall >= 0
     if rule == "anna_karenina":
         assert len(set(problems[chosen][rewards[chosen] >= 0])) == curated.chosen_positives
-    if rule in ("positive_share", "balanced") and len(chosen):
+    share = {"positive_share": share, "balanced": 0.5, "repeated_positives": 1.0}.get(rule)
+    if share is not None and len(chosen):
         assert abs(curated.chosen_positives - share * len(chosen)) <= 1
 
 
@@ -287,13 +289,27 @@ def test_compose_reaches_the_share_on_the_chosen_rows():
     assert curated.chosen_positives == 2
 
 
-def test_compose_reaches_the_share_on_repeated_rows():
-    rewards, curated = compose(REWARDS, PROBLEMS, effective_positive_share=0.5, rule="balanced")
-    assert len(rewards) == len(curated.indices) == 12
-    assert rewards.tolist() == pytest.approx([1.0 if raw > 0 else -1.0 for raw in REWARDS[curated.indices]])
-    # The baseline is the mean of all rows, (3 - 9) / 12.
-    rewards, _ = compose(REWARDS, PROBLEMS, baseline="mean", rule="balanced")
-    assert sorted(set(rewards)) == pytest.approx([-0.5, 1.5])
+def test_balanced_takes_the_mean_of_the_chosen_rows_as_baseline():
+    for raw, size in ((REWARDS, 1.0), ((REWARDS + 1) / 2, 0.5)):
+        rewards, curated = compose(raw, PROBLEMS, baseline="mean", rule="balanced")
+        assert len(rewards) == len(curated.indices) == 12
+        assert rewards.tolist() == [size if right else -size for right in REWARDS[curated.indices] > 0]
+        assert rewards.sum() == 0
+    # A row without a reward is no third value. With a single value, nothing says which rows are right.
+    assert len(compose([1.0, float("nan"), 0.0], [0] * 3, rule="balanced")[0]) == 2
+    with pytest.warns(UserWarning, match="no positive"):
+        assert len(compose([1.0] * 4, [0] * 4, rule="balanced")[0]) == 0
+
+
+def test_balanced_refuses_graded_rewards():
+    with pytest.raises(ValueError, match=r"balanced.* two values.* have 5: 0, 0.25, 0.5, 0.75, ….*repeated_positives"):
+        compose(np.linspace(0, 1, 5), range(5), rule="balanced")
+
+
+def test_repeated_positives_keep_the_baseline_of_all_rows():
+    rewards, curated = compose(REWARDS, PROBLEMS, baseline="mean", rule="repeated_positives")
+    assert curated.chosen_positives == len(rewards) == 12
+    assert set(rewards) == {1.5}  # The mean of all rows is (3 - 9) / 12.
 
 
 def test_a_share_that_uses_every_row_is_not_lost_to_rounding():

@@ -15,9 +15,9 @@ from topr_trl.baseline import (
 )
 from topr_trl.user_warnings import warn_user
 
-CURATIONS = ("none", "uniform", "positives", "positive_share", "balanced", "anna_karenina")
+CURATIONS = ("none", "uniform", "positives", "positive_share", "balanced", "repeated_positives", "anna_karenina")
 
-SHARE_RULES = ("positive_share", "balanced")  # rules that use `positive_share`
+REPEATING = ("balanced", "repeated_positives")  # rules that can choose a row several times
 
 # In each iteration, the paper trains on 50,000 rows for the 7,473 problems of GSM8K.
 ROWS_PER_PROBLEM = 50_000 / 7_473
@@ -27,13 +27,13 @@ ROWS_PER_PROBLEM = 50_000 / 7_473
 class Curated:
     """Result of [`curate`]: the chosen rows, and counts of the rows they were chosen from.
 
-    `print` shows the counts in one line. With the rule `"balanced"`, rows with R = 0 count neither as positives nor as
-    negatives.
+    `print` shows the counts in one line. With the rules `"balanced"` and `"repeated_positives"`, rows with R = 0 count
+    neither as positives nor as negatives.
 
     Attributes:
         indices (`np.ndarray`):
-            Positions of the chosen rows, shape (M,), int64, in ascending order. `"balanced"` can repeat a position.
-            Shuffle the rows before training.
+            Positions of the chosen rows, shape (M,), int64, in ascending order. `"balanced"` and
+            `"repeated_positives"` can repeat a position. Shuffle the rows before training.
         size (`int`):
             Number of rows that were requested.
         available_positives (`int`):
@@ -91,7 +91,8 @@ def curate(
     | `"uniform"` | `size` rows at random | all rows with a reward |
     | `"positives"` | `size` positives at random | all positives |
     | `"positive_share"` | positives and negatives at random, in the given share | as many rows as possible |
-    | `"balanced"` | as `"positive_share"`, but repeats positives if there are too few | up to all rows with R ≠ 0 |
+    | `"balanced"` | half positives, repeated if there are too few, and half negatives | up to all rows with R ≠ 0 |
+    | `"repeated_positives"` | positives only, repeated until there are `size` rows | number of rows with R ≠ 0 |
     | `"anna_karenina"` | the first positive of each problem, then random negatives | up to 6.69 rows per problem |
 
     If there are too few rows, the function returns fewer rows than `size`. `"positive_share"` and `"balanced"` then
@@ -99,9 +100,8 @@ def curate(
     positives than `size`, `"anna_karenina"` returns `size` of them at random and no negatives. The function warns if it
     returns too few rows, or if the rule needs positives or negatives and there are none.
 
-    `"balanced"` is not in the paper. It chooses each positive equally often, up to a difference of one, and never
-    repeats a negative. With `positive_share=1`, it repeats the positives until the requested number is reached. It
-    leaves out rows with R = 0, because they teach nothing.
+    `"balanced"` and `"repeated_positives"` are not in the paper. They choose each positive equally often, up to a
+    difference of one, and never repeat a negative. They leave out rows with R = 0, because they teach nothing.
 
     Example:
 
@@ -126,7 +126,7 @@ def curate(
         size (`int`, *optional*):
             Number of rows to choose. Not used by `"none"`. `None` uses the number in the last column of the table.
         positive_share (`float`, *optional*, defaults to `0.5`):
-            Share of positives, in [0, 1], for the rules `"positive_share"` and `"balanced"`.
+            Share of positives, in [0, 1], for the rule `"positive_share"`.
         sample_ids (`ArrayLike`, *optional*):
             Position of each row in the order in which the completions of its problem were sampled, shape (N,). With
             `sample_ids`, the choice does not depend on the order of the rows. `None` uses the order of the rows.
@@ -159,16 +159,17 @@ def curate(
     known = _can_be_chosen(rewards, rule)
     order = order[known[order]]
     is_positive = rewards[order] >= 0
-    asked, chosen = _choose(rule, order, is_positive, problem, size, positive_share, seed)
+    share = {"balanced": 0.5, "repeated_positives": 1.0}.get(rule, positive_share)
+    asked, chosen = _choose(rule, order, is_positive, problem, size, share, seed)
     indices = np.sort(np.concatenate(chosen)).astype(np.int64)
     curated = _curated(indices, asked, rewards, problem, known)
-    _warn_if_short(curated, rule, positive_share)
+    _warn_if_short(curated, rule, share)
     return curated
 
 
 def _can_be_chosen(rewards_N: FloatArray, rule: str) -> NDArray[np.bool_]:
-    """Return the rows that a rule can choose: those with a reward, and with `"balanced"`, a reward other than 0."""
-    return ~np.isnan(rewards_N) & ((rewards_N != 0) | (rule != "balanced"))
+    """Return the rows that a rule can choose: rows with a reward, and if the rule repeats rows, with R other than 0."""
+    return ~np.isnan(rewards_N) & ((rewards_N != 0) | (rule not in REPEATING))
 
 
 def _curated(
@@ -218,8 +219,8 @@ def _choose(
         rows = order if rule == "uniform" else positives
         asked = len(rows) if size is None else size
         return asked, [draw(rows, asked)]
-    if rule in SHARE_RULES:
-        repeats = rule == "balanced" and len(positives) > 0
+    if rule in (*REPEATING, "positive_share"):
+        repeats = rule in REPEATING and len(positives) > 0
         limits: list[float] = [len(order) if size is None else size]
         if positive_share < 1:
             limits.append(len(negatives) / (1 - positive_share))
@@ -239,7 +240,7 @@ def _choose(
 
 
 def _warn_if_short(curated: Curated, rule: str, positive_share: float) -> None:
-    by_share = rule in SHARE_RULES
+    by_share = rule in (*REPEATING, "positive_share")
     missing = []
     if not curated.available_positives and (
         rule in ("positives", "anna_karenina") or (by_share and positive_share > 0)
@@ -251,6 +252,23 @@ def _warn_if_short(curated: Curated, rule: str, positive_share: float) -> None:
         warn_user(f"curation={rule!r}: there is no {' and no '.join(missing)} row. Chosen: {curated}.")
     elif curated.shortfall:
         warn_user(f"curation={rule!r}: too few rows. Chosen: {curated}.")
+
+
+def _middle_of_two(rewards_N: FloatArray) -> float:
+    """Return the middle between the two values of the rewards, or their only value.
+
+    Raises:
+        ValueError: there are more than two values.
+    """
+    values = np.unique(rewards_N[~np.isnan(rewards_N)])
+    if len(values) > 2:
+        raise ValueError(
+            f"curation='balanced' chooses half right and half wrong rows, and needs rewards with two values. Here they "
+            f"have {len(values):,}: {', '.join(f'{value:g}' for value in values[:4])}{', …' * (len(values) > 4)}. Give "
+            "each row one of two rewards, or choose rows by the sign of R with curation='repeated_positives' or "
+            "'positive_share'."
+        )
+    return float(values.mean()) if len(values) else 0.0
 
 
 def compose(
@@ -273,6 +291,9 @@ def compose(
     different rewards, the second baseline can change the sign of R of some rows. The counts of the result are for the
     second baseline.
 
+    The rule `"balanced"` needs rewards with two values, such as 0 and 1. Rows with the larger value are positives. The
+    baseline is the mean reward of the chosen rows, which is the middle between the two values.
+
     Args:
         rewards (`ArrayLike`):
             Raw rewards R0, shape (N,). See [`subtract_baseline`].
@@ -281,13 +302,14 @@ def compose(
         baseline (`float` or `str`, *optional*, defaults to `0.0`):
             Baseline c: a number, `"mean"` or `"group_mean"`.
         effective_positive_share (`float`, *optional*):
-            Target p~ for the effective share of positives, in (0, 1]. If given, `baseline` is not used.
+            Target p~ for the effective share of positives, in (0, 1]. If given, `baseline` is not used. The rule
+            `"balanced"` uses neither of them.
         rule (`str`, *optional*, defaults to `"none"`):
             Rule that chooses the rows. See [`curate`].
         size (`int`, *optional*):
             Number of rows to choose. See [`curate`].
         positive_share (`float`, *optional*, defaults to `0.5`):
-            Share of positives for the rules `"positive_share"` and `"balanced"`.
+            Share of positives for the rule `"positive_share"`.
         sample_ids (`ArrayLike`, *optional*):
             Position of each row in the sampling order of its problem, shape (N,). See [`curate`].
         seed (`int`, *optional*, defaults to `0`):
@@ -297,9 +319,12 @@ def compose(
         `tuple`: rewards R of the chosen rows, shape (M,) in float64, and the [`Curated`] choice.
 
     Raises:
-        ValueError: see [`subtract_baseline`] and [`curate`].
+        ValueError: `rule="balanced"`, and the rewards have more than two values. See also [`subtract_baseline`] and
+            [`curate`].
     """
     rewards = as_rewards(rewards)
+    if rule == "balanced":
+        baseline, effective_positive_share = _middle_of_two(rewards), None
     after_baseline = subtract_baseline(rewards, baseline, problem_ids, effective_positive_share)
     curated = curate(after_baseline, problem_ids, rule, size, positive_share, sample_ids, seed)
     one_sided = len(np.unique(rewards[curated.indices])) < 2  # then no baseline reaches the share

@@ -27,7 +27,7 @@ from topr_trl.baseline import BASELINES, baseline_for_positive_share, effective_
 from topr_trl.cli import main as cli
 from topr_trl.cli.command_names import commands
 from topr_trl.cli.parsing import settings_of
-from topr_trl.curation import CURATIONS, compose
+from topr_trl.curation import CURATIONS, REPEATING, compose
 from topr_trl.data.rows import problem_column, reward_column
 from topr_trl.data.tables import from_table, read_table
 from topr_trl.data.tokenization import tokenize, tokenize_row
@@ -345,14 +345,14 @@ def test_curation_of_any_rewards(data):
         chosen = curated.indices
         assert found.shape == chosen.shape
         assert np.isfinite(found).all()
-        assert (np.diff(chosen) >= (0 if rule == "balanced" else 1)).all()
+        assert (np.diff(chosen) >= (0 if rule in REPEATING else 1)).all()
         assert not np.isnan(np.array(rewards)[chosen]).any()
         assert len(chosen) <= curated.size
         assert curated.shortfall == curated.size - len(chosen)
         assert curated.chosen_positives == (found >= 0).sum()
         assert 0 <= curated.problems_without_positive <= curated.problems <= 4
-        if rule == "balanced":
-            assert (np.bincount(chosen[found < 0]) <= 1).all() or target is not None
+        if rule in REPEATING:
+            assert (np.bincount(chosen[found < 0]) <= 1).all()
         if rule == "anna_karenina" and target is None:
             assert curated.chosen_positives <= curated.problems - curated.problems_without_positive
         if rule == "positives" and target is None:
@@ -413,7 +413,7 @@ def test_metrics_of_any_rows_are_finite(rows):
 OF_TOPR = [*LossArguments.__dataclass_fields__, *CurationArguments.__dataclass_fields__]
 VALUES = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
-    | st.sampled_from(["topr", "mean", "none", "uniform", "positive_share", "balanced", "token", "sampler", 0, 1,
+    | st.sampled_from(["topr", "mean", "none", "uniform", "positive_share", "balanced", "repeated_positives", "token", "sampler", 0, 1,
                        0.5, "0.5", 10])
 )  # fmt: skip
 

@@ -322,15 +322,14 @@ def test_curate_applies_baseline_and_rule(scored, tmp_path):
 
 
 def test_balanced_rows_are_trained_on_as_often_as_they_were_chosen(scored, tmp_path, model):
-    how = {"curation": "balanced", "curation_positive_share": 0.75, "effective_positive_share": 0.5}
     folder = shutil.copytree(scored, tmp_path / "rows")
-    run("curate", folder, **how)
+    run("curate", folder, curation="balanced")
     rows = chosen(folder)
     positives = rows.filter(lambda reward: reward > 0, input_columns="reward")
     assert sum(positives["times_chosen"]) > len(positives)
     assert max(rows["times_chosen"]) - min(positives["times_chosen"]) <= 1
     total = sum(rows["times_chosen"])
-    assert sum(positives["times_chosen"]) / total == pytest.approx(0.75, abs=0.02)
+    assert sum(positives["times_chosen"]) / total == pytest.approx(0.5, abs=0.02)
     weights = np.array(rows["reward_after_baseline"]) * rows["times_chosen"]
     assert weights[weights > 0].sum() / np.abs(weights).sum() == pytest.approx(0.5)
     assert manifest.read(folder).stages["curate"]["chosen"] == total
@@ -367,8 +366,7 @@ def test_rollouts_of_several_rows_are_repeated_whole(scored, tmp_path):
     (tmp_path / "rows").mkdir()
     for k in range(2):
         pq.write_table(halves, tmp_path / "rows" / f"part-{k}.parquet")
-    run("curate", tmp_path / "curated", tmp_path / "rows", curation="balanced", iteration_size=60,
-        curation_positive_share=0.9, effective_positive_share=0.5)  # fmt: skip
+    run("curate", tmp_path / "curated", tmp_path / "rows", curation="repeated_positives", iteration_size=60)
     rows = load_rows(tmp_path / "curated")
     times = np.array(rows["times_chosen"])
     assert times[:40].tolist() == times[40:].tolist()
@@ -379,7 +377,7 @@ def test_rollouts_of_several_rows_are_repeated_whole(scored, tmp_path):
 
 def test_log_mu_of_repeated_rows(scored, tmp_path):
     folder = shutil.copytree(scored, tmp_path / "rows")
-    run("curate", folder, curation="balanced", curation_positive_share=0.9, effective_positive_share=0.5)
+    run("curate", folder, curation="balanced")
     run("log-mu", folder, folder, preset="opr")  # The preset also needs log μ of positives.
     for row in load_rows(folder):
         assert (row["mu_logps"] is None) == (row["times_chosen"] == 0)

@@ -15,6 +15,7 @@ from transformers.trainer_utils import SaveStrategy
 from trl import GRPOConfig, SFTConfig, TrlParser
 
 from topr_trl import OfflineTOPRConfig, TOPRConfig, TruncationLimits
+from topr_trl.curation import REPEATING
 from topr_trl.settings.shared import CurationArguments
 from topr_trl.settings.unsupported import GRPO_ONLY, LIKE_TOPR, SFT_ONLY, offloads_optimizer, refuse_settings
 
@@ -284,22 +285,36 @@ def test_a_share_of_1_leaves_no_negatives_to_choose(tmp_path):
     with pytest.raises(ValueError, match="makes every completion a positive"):
         TOPRConfig(str(tmp_path), **share, **CPU)
     TOPRConfig(str(tmp_path), **share, **CPU, curation_positive_share=1.0)
-    with pytest.raises(ValueError, match="curation='balanced' needs negatives"):
-        OfflineTOPRConfig(str(tmp_path), **{**share, "curation": "balanced"}, **CPU)
 
 
-@pytest.mark.parametrize("curation", ["positive_share", "balanced"])
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_rows_of_one_sign_have_no_share(tmp_path, curation, share):
-    how = {"curation": curation, "curation_positive_share": share}
+def test_rows_of_one_sign_have_no_share(tmp_path, share):
+    how = {"curation": "positive_share", "curation_positive_share": share}
     with pytest.raises(ValueError, match=f"curation_positive_share={share:g} .*effective_positive_share=0.2"):
         OfflineTOPRConfig(str(tmp_path), effective_positive_share=0.2, **how, **CPU)
     OfflineTOPRConfig(str(tmp_path), **how, **CPU)
 
 
-def test_online_batches_are_not_balanced(tmp_path):
-    with pytest.raises(ValueError, match=r"curation='balanced'.* replay_rule='positives' and replay_share"):
-        TOPRConfig(str(tmp_path), curation="balanced", **CPU)
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"curation": "balanced", "effective_positive_share": 0.5}, "effective_positive_share=0.5.*'balanced' alone"),
+        ({"curation": "balanced", "baseline": 0}, "baseline=0.*'balanced' alone"),
+        ({"curation": "balanced", "curation_positive_share": 1.0}, "curation_positive_share=1.*'repeated_positives'"),
+        ({"curation": "balanced", "curation_positive_share": 0.8}, "curation_positive_share=0.8.*'positive_share'"),
+        ({"curation": "repeated_positives", "effective_positive_share": 0.5}, "repeated_positives.*no negatives"),
+    ],
+)
+def test_a_recipe_is_one_setting(tmp_path, settings, advice):
+    with pytest.raises(ValueError, match=advice):
+        OfflineTOPRConfig(str(tmp_path), **settings, **CPU)
+    OfflineTOPRConfig(str(tmp_path), curation=settings["curation"], **CPU)
+
+
+@pytest.mark.parametrize("curation", REPEATING)
+def test_online_batches_repeat_no_rows(tmp_path, curation):
+    with pytest.raises(ValueError, match=rf"curation='{curation}'.* replay_rule='positives' and replay_share"):
+        TOPRConfig(str(tmp_path), curation=curation, **CPU)
 
 
 @pytest.mark.parametrize("config", [TOPRConfig, OfflineTOPRConfig])

@@ -601,6 +601,46 @@ def test_an_evaluation_set_gets_the_baseline_of_the_training_set(make, rows):
     assert trainer.eval_dataset["reward"][:] == [pytest.approx(1.5)] * 2
 
 
+@pytest.mark.parametrize("right", [1.0, 0.5])
+def test_balanced_rows_are_half_right_and_half_wrong(make, rows, right):
+    """`curation="balanced"` alone gives R of one size to both halves, for any two rewards, and to an evaluation set."""
+    rows = rows.map(lambda row: {"reward": right if row["reward"] > 0 else 0.0})
+    trainer = make(rows, evaluation=rows, curation="balanced", baseline="mean")
+    assert sorted(trainer.train_dataset["reward"][:]) == [-right / 2] * 4 + [right / 2] * 4
+    assert set(trainer.eval_dataset["reward"][:]) == {-right / 2, right / 2}
+    chosen = trainer.curated.indices
+    assert len(set(chosen)) == 6  # two right rows twice, and four of six wrong rows
+    graded = rows.map(lambda row, n: {"reward": float(n)}, with_indices=True)
+    with pytest.raises(ValueError, match=r"curation='balanced'.* two values"):
+        make(graded, curation="balanced", baseline="mean")
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({}, True), ({"curation": "repeated_positives"}, False), ({"baseline": -1.0}, False),
+     ({"preset": "positives_only"}, False), ({"effective_positive_share": 0.5}, False)],
+)  # fmt: skip
+def test_few_right_answers_name_the_recipes(make, capsys, settings, named):
+    make(**{"baseline": "mean", "disable_tqdm": False, **settings})
+    said = capsys.readouterr().out
+    assert ("25% of the rows are right" in said and "curation='repeated_positives'" in said) == named
+
+
+@pytest.mark.parametrize(
+    ("settings", "reads"),
+    [({"num_train_epochs": 8}, None), ({"num_train_epochs": 9}, 9), ({"max_steps": 18}, 9),
+     ({"curation": "repeated_positives", "num_train_epochs": 2}, None),
+     ({"curation": "repeated_positives", "num_train_epochs": 3}, 12)],
+)  # fmt: skip
+def test_many_readings_of_a_right_answer_are_warned_about(make, settings, reads):
+    """Two of eight rows are right. `repeated_positives` reads each of them four times per epoch."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        make(**settings)
+    said = [str(each.message) for each in warned if "reads a right answer" in str(each.message)]
+    assert [f"up to {reads} times" in text and "iteration_size" in text for text in said] == [True] * (reads is not None)
+
+
 def test_an_evaluation_set_gets_a_known_baseline(make, rows):
     """With `reward_after_baseline`, raw rewards can be missing. The baseline then comes from rows that have both."""
     raw = [None, *rows["reward"][1:]]

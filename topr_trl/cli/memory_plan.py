@@ -19,7 +19,7 @@ from topr_trl.cli.memory_estimate import (
     memory,
     training_flops,
 )
-from topr_trl.curation import CURATIONS, ROWS_PER_PROBLEM
+from topr_trl.curation import CURATIONS, REPEATING, ROWS_PER_PROBLEM
 from topr_trl.pipeline.settings import IterateArguments
 from topr_trl.settings.checks import check_at_least, check_choice, check_model_folder, check_types
 
@@ -171,7 +171,7 @@ class PlanArguments:
     def trained_rows(self) -> int:
         """Return the maximum number of trained rows per iteration. The exact number depends on the rewards."""
         sampled = self.problems * self.num_generations
-        if self.curation == "balanced":  # repeats rows
+        if self.curation in REPEATING:
             return self.iteration_size or sampled
         largest = round(ROWS_PER_PROBLEM * self.problems) if self.curation == "anna_karenina" else sampled
         return min(self.iteration_size or largest, sampled)

@@ -73,10 +73,10 @@ ARMS = (
     ),
     Arm("group-mean", "group mean", {"baseline": "group_mean"}),
     Arm("positives-only", "positives only", {"preset": "positives_only"}),
-    # The rule `balanced` repeats positives, so these two arms train on as many rows as the other arms. There is one
+    # These rules repeat positives, so these two arms train on as many rows as the other arms. There is one
     # exception: if most rows are positives, the arm `balanced` trains on fewer rows.
-    Arm("positives-repeated", "positives, repeated", {"curation": "balanced", "curation_positive_share": 1.0}),
-    Arm("balanced", "balanced, p~ 50%", {"curation": "balanced", "effective_positive_share": 0.5}),
+    Arm("positives-repeated", "positives, repeated", {"curation": "repeated_positives"}),
+    Arm("balanced", "balanced, p~ 50%", {"curation": "balanced"}),
 )
 # Name of the arm for the default baseline. Subtracting the mean reward gives p~ (effective positive share) = 50%.
 DEFAULT = "share-50"

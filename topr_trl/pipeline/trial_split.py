@@ -143,6 +143,8 @@ def _is_worth_trying(settings: Mapping[str, Any], rewards: FloatArray, problems:
     # Without negative rewards, a baseline of 0 leaves only positives, so the arm resembles `positives-only`.
     if settings.get("baseline") == "0":
         return bool((rewards < 0).any())
+    if settings.get("curation") == "balanced":
+        return len(np.unique(rewards)) == 2
     share = settings.get("effective_positive_share")
     if share is not None and len(np.unique(rewards)) == 1:
         return False  # With equal rewards, no baseline reaches the share.

@@ -7,6 +7,7 @@ from typing import Any
 
 from trl import GRPOConfig, SFTConfig
 
+from topr_trl.curation import REPEATING
 from topr_trl.settings.checks import check_type
 from topr_trl.settings.sampling import refuse_sampling_settings
 from topr_trl.settings.shared import (
@@ -171,9 +172,9 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         self.validate_topr()
         refuse_settings(self, GRPOConfig, "TOPRTrainer", GRPO_ONLY, LIKE_TOPR)
         self.loss_type = "topr"
-        if self.curation == "balanced":
+        if self.curation in REPEATING:
             raise ValueError(
-                "curation='balanced' repeats rows of a dataset, and a generation batch has each row once. To train on "
+                f"curation={self.curation!r} repeats rows of a dataset, and a generation batch has each row once. To train on "
                 "right answers again, set replay_rule='positives' and replay_share."
             )
         if self.log_mu == "sampler" and not self.use_vllm:
@@ -299,11 +300,13 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             its default. The paper's best values are 0.1 to 0.2.
         curation (`str`, *optional*, defaults to `"none"`):
             Rule that chooses the rows to train on from the dataset (Sec. 4.3). Can be `"none"` (all rows), `"uniform"`,
-            `"positives"`, `"positive_share"`, `"balanced"` or `"anna_karenina"`. See [`curate`].
+            `"positives"`, `"positive_share"`, `"balanced"` (half right and half wrong rows, with the mean of the chosen
+            rows as baseline; needs rewards with two values), `"repeated_positives"` (right answers only, repeated to
+            the number of rows) or `"anna_karenina"`. See [`curate`].
         iteration_size (`int`, *optional*):
             Number of rows to choose. Needs a `curation` other than `"none"`. See [`curate`] for the meaning of `None`.
         curation_positive_share (`float`, *optional*, defaults to `0.5`):
-            Share of positives, in [0, 1], among the rows that `"positive_share"` and `"balanced"` choose.
+            Share of positives, in [0, 1], among the rows that `curation="positive_share"` chooses.
 
         > Parameters that control training
 

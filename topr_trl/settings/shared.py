@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import ArrayLike
 
 from topr_trl.baseline import BASELINES, FloatArray
-from topr_trl.curation import CURATIONS, SHARE_RULES, Curated, compose
+from topr_trl.curation import CURATIONS, Curated, compose
 from topr_trl.loss import PRESETS, RATIO_LEVELS, SEGMENT_TOKENS, TruncationLimits
 from topr_trl.settings.checks import check_at_least, check_choice, check_type, check_types
 from topr_trl.settings.unsupported import (
@@ -120,7 +120,7 @@ class CurationArguments:
     )
     iteration_size: int | None = field(default=None, metadata={"help": "Number of rows to choose."})
     curation_positive_share: float = field(
-        default=0.5, metadata={"help": "Share of positives that 'positive_share' and 'balanced' choose."}
+        default=0.5, metadata={"help": "Share of positives that curation='positive_share' chooses."}
     )
 
     def choose(
@@ -150,29 +150,44 @@ class CurationArguments:
                 f"baseline={self.baseline} and effective_positive_share={share} both set the baseline. Remove one "
                 "of the two settings."
             )
-        by_share = self.curation in SHARE_RULES
-        if share is not None and self.curation == "positives":
-            raise ValueError(
-                "curation='positives' leaves no negatives, so effective_positive_share cannot be reached. Remove one "
-                "of the two settings."
-            )
-        if share == 1 and by_share and self.curation_positive_share < 1:
-            raise ValueError(
-                f"effective_positive_share=1 makes every completion a positive, and curation={self.curation!r} needs "
-                "negatives too. Remove one of the two settings."
-            )
-        one_sign = by_share and self.curation_positive_share in (0, 1)
-        if share is not None and share < 1 and one_sign:
-            raise ValueError(
-                f"curation={self.curation!r} with curation_positive_share={self.curation_positive_share:g} chooses "
-                f"rows of one sign, so effective_positive_share={share:g} cannot be reached. Remove one of the two "
-                "settings."
-            )
         check_at_least(1, self, "iteration_size")
         if self.iteration_size is not None and self.curation == "none":
             raise ValueError("iteration_size needs a curation rule; set curation='uniform' to draw rows at random.")
-        if not 0 <= self.curation_positive_share <= 1:
-            raise ValueError(f"curation_positive_share must be in [0, 1], not {self.curation_positive_share}.")
+        self._check_shares()
+
+    def _check_shares(self) -> None:
+        """Raise a ValueError if the rule contradicts one of the shares or the baseline."""
+        rule, share, of_rows = self.curation, self.effective_positive_share, self.curation_positive_share
+        if not 0 <= of_rows <= 1:
+            raise ValueError(f"curation_positive_share must be in [0, 1], not {of_rows}.")
+        if of_rows != CurationArguments.curation_positive_share and rule != "positive_share":
+            instead = "curation='repeated_positives'" if of_rows == 1 else "curation='positive_share'"
+            raise ValueError(
+                f"curation_positive_share={of_rows:g} has no effect with curation={rule!r}. Remove it, or set {instead}."
+            )
+        if rule == "balanced" and (share is not None or self.baseline != "mean"):
+            name, value = ("baseline", self.baseline) if share is None else ("effective_positive_share", share)
+            raise ValueError(
+                f"curation='balanced' sets the baseline to the mean of the rows that it chooses. Remove {name}={value}: "
+                "curation='balanced' alone trains on half right and half wrong rows."
+            )
+        if share is not None and rule in ("positives", "repeated_positives"):
+            raise ValueError(
+                f"curation={rule!r} leaves no negatives, so effective_positive_share cannot be reached. Remove one of "
+                "the two settings."
+            )
+        if share is None or rule != "positive_share":
+            return
+        if share == 1 and of_rows < 1:
+            raise ValueError(
+                "effective_positive_share=1 makes every completion a positive, and curation='positive_share' needs "
+                "negatives too. Remove one of the two settings."
+            )
+        if share < 1 and of_rows in (0, 1):
+            raise ValueError(
+                f"curation='positive_share' with curation_positive_share={of_rows:g} chooses rows of one sign, so "
+                f"effective_positive_share={share:g} cannot be reached. Remove one of the two settings."
+            )
 
 
 @dataclass

@@ -45,10 +45,11 @@ def training_facts(args: TOPRArguments, rows: str, steps: int, offline: bool) ->
             Whether the training rows existed before training.
     """
     limits, share = args.limits, args.effective_positive_share
+    baseline = "mean of the chosen rows" if args.curation == "balanced" else str(args.baseline)
     changed = "" if limits == PRESETS[args.preset] else "changed from "
     return {
         "rows": rows,
-        "baseline": str(args.baseline) if share is None else f"solved for an effective positive share of {share:g}",
+        "baseline": baseline if share is None else f"solved for an effective positive share of {share:g}",
         "curation": args.curation,
         "truncation limits": f"R >= 0: [{limits.a_pos:g}, {limits.b_pos:g}]; R < 0: [{limits.a_neg:g}, "
         f"{limits.b_neg:g}] ({changed}`{args.preset}`)",

@@ -40,7 +40,7 @@ from topr_trl.trainers.fingerprints import mu_fingerprint
 from topr_trl.trainers.forward_checks import text_model, virtual_tokens, without_cudnn_attention
 from topr_trl.trainers.log_mu import LogMu, rows_fingerprint
 from topr_trl.trainers.shared_prompts import LEAST_SAVED, LEAST_SHARED, remove_shared_prompts
-from topr_trl.trainers.training_warnings import warn_of_scale
+from topr_trl.trainers.training_warnings import warn_of_many_reads, warn_of_scale
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -229,8 +229,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         rewards, curated = scored.choose(args, args.seed)
         scored.check_signal(rewards, args)
         self.curated, self._rows_trained_on = curated, str(curated)
-        if args.effective_positive_share is not None:
-            # The target share is for the training set, so evaluation sets use the baseline solved for the training set.
+        if args.effective_positive_share is not None or args.curation == "balanced":
+            # The baseline is computed from the chosen rows of the training set, and evaluation sets use the same one.
             # With `reward_after_baseline`, raw rewards can be missing.
             baselines = scored.rewards_R[curated.indices] - rewards
             known = baselines[~np.isnan(baselines)]
@@ -241,7 +241,26 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             say("rewards come from the column reward_after_baseline, so baseline and curation do not apply.", args)
         self._warn_about_signs(curated, not scored.rewards_R.all(), args)
         warn_of_scale(rewards)
+        rows_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        epochs = args.max_steps * rows_per_step / len(rewards) if args.max_steps > 0 else args.num_train_epochs
+        warn_of_many_reads(curated, rewards, epochs)
+        self._name_recipe(scored, args)
         return rewards, curated
+
+    def _name_recipe(self, scored: ScoredRows, args: OfflineTOPRConfig) -> None:
+        """Print the recipe for few right answers, if rewards have two values and the user has made no choice."""
+        defaults = OfflineTOPRConfig.__dataclass_fields__
+        choices = ("baseline", "effective_positive_share", "curation")
+        is_chosen = any(getattr(args, name) != defaults[name].default for name in choices) or args.limits.b_neg == 0
+        values, counts = np.unique(scored.rewards_R[~np.isnan(scored.rewards_R)], return_counts=True)
+        if is_chosen or scored.after_baseline_R is not None or len(values) != 2 or counts[1] >= counts[0]:
+            return
+        say(
+            f"{counts[1] / counts.sum():.0%} of the rows are right. Repeating them with curation='repeated_positives', "
+            "or until they are half of the rows with curation='balanced', may train a better model. See \"Which "
+            'method?" in the documentation.',
+            args,
+        )
 
     def _check_tokens(self, datasets: dict[str, Dataset]) -> None:
         for name, dataset in datasets.items():

@@ -5,6 +5,7 @@ from accelerate.utils import is_peft_model
 from numpy.typing import NDArray
 from torch import Tensor, float32, nn
 
+from topr_trl.curation import Curated
 from topr_trl.trainers.metrics import DEAD_WEIGHT
 from topr_trl.user_warnings import warn_user
 
@@ -14,6 +15,7 @@ EARLY = 0.1  # "early": in this first share of the steps
 # Negatives are long from this mean number of tokens on. With 160 tokens, a ratio per segment was better than one per
 # completion (see "Long completions" on the page of results). Up to 64 tokens, a segment is the whole completion.
 LONG_NEGATIVES = 128
+MOST_READS = 8  # readings of a right answer that were measured (see "A pretrained model" on the page of results)
 LOST_WEIGHT = 0.5  # long negatives with a lower mean weight have lost too much weight
 
 
@@ -167,6 +169,26 @@ def warn_of_scale(rewards: NDArray[np.float64], may_be_small: bool = False) -> b
             "dividing them by their largest value."
         )
     return is_far
+
+
+def warn_of_many_reads(curated: Curated, rewards: NDArray[np.float64], epochs: float) -> None:
+    """Warn if training reads a positive more often than was measured.
+
+    Args:
+        curated ([`Curated`]):
+            Choice of the rows.
+        rewards (`np.ndarray`):
+            R of the chosen rows.
+        epochs (`float`):
+            Number of epochs over the chosen rows.
+    """
+    reads = epochs * np.bincount(curated.indices[rewards > 0], minlength=1).max()
+    if reads > MOST_READS:
+        warn_user(
+            f"Training reads a right answer up to {reads:.0f} times. More than {MOST_READS} readings were not measured, "
+            "and the model may only memorize these answers. Set a smaller iteration_size with a curation rule that "
+            "repeats rows, fewer epochs, or add right answers."
+        )
 
 
 class SilentBatches:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from topr_trl.curation import REPEATING
 from topr_trl.data.preparation import CHOICE_COLUMNS, ScoredRows
 from topr_trl.data.rows import AFTER_BASELINE, TIMES_CHOSEN
 from topr_trl.data.tables import read_table, shards_of
@@ -69,7 +70,7 @@ class Curate(Stage[CurateArguments]):
         after_baseline_N = np.full(len(rows), np.nan)
         after_baseline_N[kept] = scored.rollouts.of_each_row(after_baseline_R)
         added = {AFTER_BASELINE: pa.array(after_baseline_N, from_pandas=True)}
-        if args.curation == "balanced" or TIMES_CHOSEN in names:  # Replace the column of an earlier choice.
+        if args.curation in REPEATING or TIMES_CHOSEN in names:  # Replace the column of an earlier choice.
             times_N = np.zeros(len(rows), dtype=np.int64)
             times_N[kept] = scored.rollouts.of_each_row(np.bincount(curated.indices, minlength=len(scored.rewards_R)))
             added[TIMES_CHOSEN] = pa.array(times_N)
