@@ -111,6 +111,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
             learning_rate=cell["learning_rate"], lr_scheduler_type="constant", optim="adamw_torch",
             per_device_train_batch_size=32, per_device_eval_batch_size=128, max_new_tokens=longest, use_cpu=True,
             bf16=False, gradient_checkpointing=False, dtype="float32", report_to="none", disable_tqdm=True,
+            decode="sample",
         )  # fmt: skip
         outcome = trial.run_trial(args)
     found = recommend(outcome.values, cell["seed"])
@@ -118,7 +119,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     return {
         "recommended": list(of_arms[found.recommended]),
         "best_in_draws": found.shares[found.recommended],
-        "ties": "default",
+        "ties": "recipes",
         "rows": outcome.trained_rows,
         "by_answers": outcome.by_answers,
         "means": {f"{name}, {rate:g}": found.means[arm] for arm, (name, rate) in of_arms.items()},
@@ -141,4 +142,4 @@ def _rows_and_model(cell: Cell, profile: Profile, folder: Path) -> tuple[Path, P
 
 def _names(arm: trial.Arm, args: TrialArguments) -> tuple[str, float]:
     """Return an arm's name without the suffix of its rate, and the rate."""
-    return arm.name.removesuffix("-low-rate").removesuffix("-high-rate"), arm.rate(args)
+    return arm.recipe, arm.rate(args)

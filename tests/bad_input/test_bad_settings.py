@@ -56,8 +56,8 @@ SETTINGS = [
         effective_positive_share=0.2),
     of_both("positives alone, and a share", "curation='positives', effective_positive_share, remove one",
         curation="positives", effective_positive_share=0.2),
-    of_both("an unknown curation", "curation, none, uniform, positives, positive_share, balanced, repeated_positives, anna_karenina,"
-        " 'best'", curation="best"),
+    of_both("an unknown curation", "curation, none, uniform, positives, positive_share, balanced, repeated_positives,"
+        " anna_karenina, 'best'", curation="best"),
     of_both("no row to keep", "iteration_size, at least 1, 0", curation="uniform", iteration_size=0),
     of_both("a number of rows, and no curation", "iteration_size, curation='uniform'", iteration_size=10),
     of_both("a share of positives above 1", "curation_positive_share, [0, 1], 2.0", curation="positive_share",

@@ -413,8 +413,8 @@ def test_metrics_of_any_rows_are_finite(rows):
 OF_TOPR = [*LossArguments.__dataclass_fields__, *CurationArguments.__dataclass_fields__]
 VALUES = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
-    | st.sampled_from(["topr", "mean", "none", "uniform", "positive_share", "balanced", "repeated_positives", "token", "sampler", 0, 1,
-                       0.5, "0.5", 10])
+    | st.sampled_from(["topr", "mean", "none", "uniform", "positive_share", "balanced", "repeated_positives", "token",
+                       "sampler", 0, 1, 0.5, "0.5", 10])
 )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.settings import TrialArguments
 from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.pipeline.stages.score import ScoreArguments
-from topr_trl.pipeline.trial import ARMS, DEFAULT, Outcome, run_trial
+from topr_trl.pipeline.trial import ARMS, RECIPES, Outcome, run_trial
 from topr_trl.pipeline.trial_split import GIVEN_LOG_MU, Split, split
 from topr_trl.settings.shared import CurationArguments
 
@@ -129,12 +129,12 @@ def test_labels_are_rewards(scored, tmp_path):
 
 @pytest.mark.parametrize(
     ("rewards", "left_out"),
-    [([1.0, -1.0], set()), ([1.0, 0.0], {"paper"}), ([-1.0, -2.0], set()),
-     ([0.2, 0.7], {"paper"})],
+    [([1.0, -1.0], set()), ([1.0, 0.0], {"paper"}), ([-1.0, -2.0], set()), ([0.2, 0.7], {"paper"}),
+     ([0.2, 0.7, 0.4], {"paper", "balanced"})],
 )  # fmt: skip
 def test_settings_that_are_the_same_on_these_rows_are_not_tried(scored, tmp_path, rewards, left_out):
     rows = load_rows(scored).remove_columns("reward")
-    save_rows(rows.add_column("reward", rewards * 24), tmp_path / "logged")
+    save_rows(rows.add_column("reward", (rewards * 24)[:48]), tmp_path / "logged")
     found = splitting(tmp_path / "logged", tmp_path / "out", test_by="rewards").settings
     assert set(found) == {arm.name for arm in ARMS} - left_out
 
@@ -266,16 +266,21 @@ def test_arms_that_differ_by_rounding_are_equal():
     found = recommend(values)
     assert found.best == ARMS[0]
     assert found.level == [ARMS[1], ARMS[2]]
-    assert found.recommended.name == DEFAULT
+    assert found.recommended.name == "share-50"
     assert [found.shares[arm] for arm in ARMS[:3]] == pytest.approx([1 / 3] * 3)
 
 
-def test_on_ties_the_default_is_recommended():
-    """Eight problems are too few to tell a lucky setting from the default."""
+def test_on_ties_the_first_recipe_is_recommended():
+    """Eight problems are too few to tell a lucky setting from the recipes."""
     start, lucky = np.linspace(0.2, 0.6, 8), ARMS[0].at(3.0)
-    found = recommend({None: start, lucky: start + np.tile([0.4, -0.1], 4), ARMS[2]: start + 0.1})
-    assert (found.best, found.recommended) == (lucky, ARMS[2])
-    assert found.better_than_none
+    values = {None: start, lucky: start + np.tile([0.4, -0.1], 4)}
+    named = {arm.name: arm for arm in ARMS}
+    for name in reversed(RECIPES):
+        arm = named[name].at(1 / 3)
+        values[arm] = start + 0.1
+        found = recommend(values)
+        assert (found.best, found.recommended) == (lucky, arm)
+        assert found.better_than_none
 
 
 def test_a_default_that_does_not_improve_on_the_starting_model_is_not_recommended():
@@ -289,32 +294,32 @@ def test_a_default_that_does_not_improve_on_the_starting_model_is_not_recommende
 def test_only_a_recommended_arm_is_red(tmp_path, gain):
     start = np.linspace(0.2, 0.6, 8)
     values = {None: start, ARMS[0]: start + gain}
-    picture = _draw_picture(trial(tmp_path, tmp_path), Outcome(values, True, {}, 16, {}), recommend(values))
+    picture = _draw_picture(trial(tmp_path, tmp_path), Outcome(values, True, {}, 16, {}, "greedy"), recommend(values))
     assert ("#d1495b" in b64decode(picture.partition(",")[2]).decode()) == (gain > 0)
 
 
 # Greedy answers.
 
 
-def outcome_of(greedy):
+def outcome_of(greedy, decode="greedy"):
     values = {None: np.array([0.5, 0.0, 1.0, 0.5]), ARMS[0]: np.array([0.5, 0.5, 1.0, 1.0])}
-    return Outcome(values, True, {}, 16, greedy)
+    return Outcome(values, True, {}, 16, greedy, decode)
 
 
 def test_greedy_accuracy_is_beside_that_of_samples(tmp_path):
     args = trial(tmp_path, tmp_path, temperature=0.7)
     right = {None: np.array([True, True, True, False]), ARMS[0]: np.array([True, False, False, False])}
     outcome = outcome_of(right)
+    assert recommend(outcome.values).arms == [None, ARMS[0]]
+    outcome = outcome_of(right, "sample")
     found = recommend(outcome.values)
-    assert found.best == ARMS[0]  # ranked by the samples
+    assert found.arms == [ARMS[0], None]
     header, _, best, before = _format_table(args, outcome, found).splitlines()
     assert re.split(r" {2,}", header)[-3] == "correct answers at T=0.7 (%)"
     assert "correct answers at T=0 (%)" in header
     assert "  25.0 ± 43.3  " in best  # sqrt(0.25 · 0.75 / 4) = 0.2165
     assert "  75.0 ± 43.3  " in before
-    assert "ranked by the answers that were sampled at temperature 0.7" in _describe_recommendation(
-        args, outcome, found
-    )
+    assert "--decode sample" in _describe_recommendation(args, outcome, found)
     plain = _results_as_json(args, outcome, found)["arms"]
     assert [arm["greedy"]["value"] for arm in plain] == [0.25, 0.75]
     without = outcome_of({})
@@ -330,12 +335,14 @@ def test_greedy_answers_are_in_the_order_of_the_problems(scored, tmp_path, monke
         parts = trials._StepsOfTrial(trial(scored, tmp_path), tmp_path, Split(True, 16, []))
         parts.found[None] = parts._values_of(None)
         outcome = parts.outcome()
-        assert outcome.values[None].tolist() == [0.0, 1.0, 1.0]
+        assert outcome.sampled[None].tolist() == [0.0, 1.0, 1.0]
         assert outcome.greedy == {} if expected is None else outcome.greedy[None].tolist() == expected
 
 
 def test_held_out_problems_get_a_greedy_completion(scored, tmp_path):
-    for more, expected in (({}, True), ({"greedy": False}, False)):
+    with pytest.raises(ValueError, match="decode='sample'"):
+        trial(scored, tmp_path, greedy=False)
+    for more, expected in (({}, True), ({"greedy": False, "decode": "sample"}, False)):
         parts = trials._StepsOfTrial(trial(scored, tmp_path, **more), tmp_path, Split(True, 16, []))
         assert next(parts.steps()).stage.args.greedy == expected
 
@@ -362,7 +369,7 @@ def test_a_trial(scored, tmp_path, here, capsys, test_by):
     main.main(command)
     said = capsys.readouterr().out
     best = json.loads((out / "trial.json").read_text())["arms"]
-    assert len(best) == 1 + len(ARMS) + 4
+    assert len(best) == 1 + len(ARMS) + 2 * len(RECIPES)
     assert sum(arm["best_in_draws"] or 0 for arm in best) == pytest.approx(1)
     assert {arm["settings"]["learning_rate"] for arm in best if arm["settings"]} == {3.33e-4, 1e-3, 3e-3}
     assert {arm["settings"]["per_device_train_batch_size"] for arm in best if arm["settings"]} == {8}
@@ -380,7 +387,8 @@ def test_a_trial(scored, tmp_path, here, capsys, test_by):
         manifest.check_whole(out / "paper" / "model")
     main.main(command)
     again = capsys.readouterr().out
-    steps_of_it = (2 if test_by == "answers" else 1) + (len(ARMS) + 4) * (3 if test_by == "answers" else 2)
+    test_steps = 2 if test_by == "answers" else 1
+    steps_of_it = test_steps + (len(ARMS) + 2 * len(RECIPES)) * (1 + test_steps)
     assert again.count(f"/{steps_of_it}] ") == said.count(f"/{steps_of_it}] ") == steps_of_it
     assert again.count("done before") == steps_of_it
     assert json.loads((out / "trial.json").read_text())["arms"] == best

@@ -19,10 +19,11 @@ from topr_trl.pipeline.settings import TrialArguments, field_names
 from topr_trl.pipeline.stage_inputs import values_of
 from topr_trl.pipeline.stages.curate import CHOICE
 from topr_trl.pipeline.stages.train import RESULT
-from topr_trl.pipeline.trial import DEFAULT, Arm, Outcome, run_trial
+from topr_trl.pipeline.trial import RECIPES, Arm, Outcome, run_trial
 from topr_trl.trainers.run_identity import compared_settings
 
 _STARTING_MODEL = "before training"  # label of the starting model
+_GREEDY_LABEL = "correct answers at T=0 (%)"
 _DECIMALS = 9  # number of decimals of a mean, so that rounding errors do not rank equal arms
 _MIN_EFFECTIVE_SAMPLES = 2.0  # effective samples per problem that a reliable estimate from rewards needs
 
@@ -54,8 +55,10 @@ class Recommendation:
 
     @property
     def recommended(self) -> Arm:
-        """Return the default arm if it is in `level`. Otherwise, return the best trained arm."""
-        return next((arm for arm in self.level if arm.name == DEFAULT), self.best)
+        """Return the first of `RECIPES` that is the best trained arm or in `level`. Otherwise, return the best arm."""
+        candidates = [self.best, *self.level]
+        preferred = (arm for name in RECIPES for arm in candidates if arm.recipe == name)
+        return next(preferred, self.best)
 
     @property
     def better_than_none(self) -> bool:
@@ -147,11 +150,16 @@ def _table_rows(args: TrialArguments, outcome: Outcome, found: Recommendation) -
             arm.label if arm else _STARTING_MODEL,
             f"{arm.rate(args):g}" if arm else "",
             *([_format_percent(greedy_estimate(outcome.greedy[arm]))] if outcome.greedy else []),
-            _format_percent(Estimate(found.means[arm], found.errors[arm])),
+            _format_percent(_sampled_estimate(outcome, arm)),
             "" if arm == found.best else str(gap),
             f"{100 * found.shares[arm]:.0f}%" if arm else "",
         ])  # fmt: skip
     return rows
+
+
+def _sampled_estimate(outcome: Outcome, arm: Arm | None) -> Estimate:
+    values_P = outcome.sampled[arm]
+    return Estimate(float(values_P.mean()), float(values_P.std(ddof=1)) / len(values_P) ** 0.5)
 
 
 def _format_percent(estimate: Estimate) -> str:
@@ -159,11 +167,11 @@ def _format_percent(estimate: Estimate) -> str:
 
 
 def _table_header(args: TrialArguments, outcome: Outcome) -> list[str]:
-    greedy = ["correct answers at T=0 (%)"] if outcome.greedy else []
-    return ["", "learning rate", *greedy, _label_of_results(args, outcome), "vs. best [95% CI]", "best in bootstrap"]
+    greedy = [_GREEDY_LABEL] if outcome.greedy else []
+    return ["", "learning rate", *greedy, _label_of_samples(args, outcome), "vs. best [95% CI]", "best in bootstrap"]
 
 
-def _label_of_results(args: TrialArguments, outcome: Outcome) -> str:
+def _label_of_samples(args: TrialArguments, outcome: Outcome) -> str:
     return f"correct answers at T={args.temperature:g} (%)" if outcome.by_answers else "mean reward x 100"
 
 
@@ -181,8 +189,8 @@ def _describe_recommendation(args: TrialArguments, outcome: Outcome, found: Reco
     ]
     if outcome.greedy:
         lines.append(
-            f"Settings are ranked by the answers that were sampled at temperature {args.temperature:g}. At temperature "
-            "0, each problem has one greedy answer."
+            f"Settings are ranked by {'the greedy answers (T=0)' if outcome.by_greedy else 'the sampled answers'}, as "
+            f"--decode {outcome.decode} says. At T=0, each problem has one answer."
         )
     best, recommended = (f"{arm.label}, learning rate {arm.rate(args):g}" for arm in (found.best, found.recommended))
     if not found.better_than_none:
@@ -194,8 +202,8 @@ def _describe_recommendation(args: TrialArguments, outcome: Outcome, found: Reco
         lines.append(f"Recommended: {best}.")
     else:
         lines.append(
-            f"Recommended: {recommended}, the default. The best setting was {best}, but the 95% interval of the "
-            "difference contains 0."
+            f"Recommended: {recommended}. The best setting was {best}, but the 95% interval of the difference contains "
+            "0. Among such settings, a trial prefers repeated positives, then balanced rows, then the default."
         )
     if found.level:
         names = ", ".join(f"{arm.label} at {arm.rate(args):g}" for arm in found.level)
@@ -224,6 +232,7 @@ def _describe_recommendation(args: TrialArguments, outcome: Outcome, found: Reco
 def _results_as_json(args: TrialArguments, outcome: Outcome, found: Recommendation) -> dict[str, Any]:
     return {
         "by_answers": outcome.by_answers,
+        "decode": outcome.decode,
         "held_out_problems": len(outcome.values[None]),
         "trained_rows": outcome.trained_rows,
         "arms": [
@@ -231,6 +240,7 @@ def _results_as_json(args: TrialArguments, outcome: Outcome, found: Recommendati
                 "label": arm.label if arm else _STARTING_MODEL,
                 "settings": _settings_of_arm(args, arm) if arm else None,
                 "mean": found.means[arm],
+                "sampled": asdict(_sampled_estimate(outcome, arm)),
                 "standard_error": found.errors[arm],
                 "to_the_best": found.behind[arm].to_dict(),
                 "best_in_draws": found.shares.get(arm),
@@ -271,6 +281,6 @@ def _draw_picture(args: TrialArguments, outcome: Outcome, found: Recommendation)
         panel.errorbar(100 * found.means[arm], place, xerr=200 * found.errors[arm], fmt="o", capsize=3, color=color)
     names = [f"{arm.label}, {arm.rate(args):g}" if arm else _STARTING_MODEL for arm in reversed(found.arms)]
     panel.set_yticks(range(len(names)), names)
-    panel.set_xlabel(_label_of_results(args, outcome))
+    panel.set_xlabel(_GREEDY_LABEL if outcome.by_greedy else _label_of_samples(args, outcome))
     panel.grid(axis="x", alpha=0.3)
     return page.figure_source(figure)

@@ -413,10 +413,23 @@ class TrialArguments(RowsArguments, RunArguments):
         },
     )
     num_generations_eval: int = field(default=8, metadata={"help": "Number of completions per held-out problem."})
+    decode: str = field(
+        default="greedy",
+        metadata={
+            "help": "How you will decode, which ranks the settings. 'greedy': by one greedy answer per held-out "
+            "problem. 'sample': by the completions sampled at the setting `temperature`. No effect with "
+            "test_by='rewards'."
+        },
+    )
 
     def __post_init__(self) -> None:
         RunArguments.__post_init__(self)
-        check_choice(self, task=tuple(TASKS), test_by=TESTS)
+        check_choice(self, task=tuple(TASKS), test_by=TESTS, decode=("greedy", "sample"))
+        if self.decode == "greedy" and not self.greedy:
+            raise ValueError(
+                "decode='greedy' ranks settings by greedy answers, and greedy=False draws none. Set decode='sample', "
+                "or remove greedy=False."
+            )
         check_at_least(1, self, "trial_rows", "num_generations_eval")
         check_at_least(2, self, "held_out_problems")
 

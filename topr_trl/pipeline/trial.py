@@ -1,7 +1,7 @@
 """Run a trial: short training runs with several settings on some of the rows, tested on held-out problems.
 
-The settings of one training run are an *arm*. The first round tries each arm at the given learning rate. The second
-round tries the two best arms at a third of the learning rate and at three times the learning rate.
+The settings of one training run are an *arm*. A trial tries each arm at the given learning rate, and the recipes
+also at a third of the learning rate and at three times the learning rate.
 """
 
 from collections.abc import Iterator
@@ -32,8 +32,7 @@ from topr_trl.pipeline.trainer_of_rows import TrainArguments
 from topr_trl.pipeline.trial_split import GIVEN_LOG_MU, HELD_OUT, PROBLEMS, TRAINING_ROWS, Split, split
 from topr_trl.trainers.checkpoints import check_files
 
-_FACTORS = (1 / 3, 3.0)  # factors of the learning rate in the second round
-_ARMS_IN_SECOND_ROUND = 2
+_FACTORS = (1 / 3, 3.0)  # further factors of the learning rate, for the recipes
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,11 @@ class Arm:
     settings: dict[str, Any] = field(hash=False)
     factor: float = 1.0
 
+    @property
+    def recipe(self) -> str:
+        """Return the name of the arm at the given learning rate."""
+        return self.name.removesuffix("-low-rate").removesuffix("-high-rate")
+
     def rate(self, trial: TrialArguments) -> float:
         """Return the learning rate of the arm.
 
@@ -60,7 +64,7 @@ class Arm:
         return float(f"{trial.learning_rate * self.factor:.3g}")
 
     def at(self, factor: float) -> "Arm":
-        """Return this arm for the second round: under a new name, and with `factor` for the learning rate."""
+        """Return this arm under a new name, with `factor` for the learning rate."""
         word = "low" if factor < 1 else "high"
         return Arm(f"{self.name}-{word}-rate", self.label, self.settings, factor)
 
@@ -78,8 +82,9 @@ ARMS = (
     Arm("positives-repeated", "positives, repeated", {"curation": "repeated_positives"}),
     Arm("balanced", "balanced, p~ 50%", {"curation": "balanced"}),
 )
-# Name of the arm for the default baseline. Subtracting the mean reward gives p~ (effective positive share) = 50%.
-DEFAULT = "share-50"
+# Arms that a trial tries at three rates. If several arms cannot be distinguished from the best one, a trial recommends
+# the first of these. The last is the default: subtracting the mean reward gives p~ (effective positive share) = 50%.
+RECIPES = ("positives-repeated", "balanced", "share-50")
 
 
 @dataclass(frozen=True)
@@ -87,20 +92,32 @@ class Outcome:
     """Results of a trial. In each dictionary, the key None stands for the model before training.
 
     Attributes:
-        values (`dict`): Accuracy or mean reward on each held-out problem, by arm.
-        by_answers (`bool`): Whether `values` are accuracies of sampled completions. Otherwise, they are mean rewards,
+        sampled (`dict`): Accuracy or mean reward on each held-out problem, by arm.
+        by_answers (`bool`): Whether `sampled` are accuracies of sampled completions. Otherwise, they are mean rewards,
             estimated from the logged rows.
         effective_samples (`dict`): Effective sample size by arm, see `OffPolicyValues`. Empty if `by_answers`.
         trained_rows (`int`): Number of rows that each training run read.
         greedy (`dict`): Whether the greedy answer to each held-out problem is correct, by arm. Empty without
             greedy answers.
+        decode (`str`): The setting `decode`.
     """
 
-    values: dict[Arm | None, NDArray[np.float64]]
+    sampled: dict[Arm | None, NDArray[np.float64]]
     by_answers: bool
     effective_samples: dict[Arm | None, float]
     trained_rows: int
     greedy: dict[Arm | None, NDArray[np.bool_]]
+    decode: str
+
+    @property
+    def by_greedy(self) -> bool:
+        """Whether greedy answers rank the arms. Trials that are tested by rewards have no greedy answers."""
+        return self.decode == "greedy" and bool(self.greedy)
+
+    @property
+    def values(self) -> dict[Arm | None, NDArray[np.float64]]:
+        """Return the results that rank the arms, on each held-out problem, by arm."""
+        return {arm: right_P.astype(float) for arm, right_P in self.greedy.items()} if self.by_greedy else self.sampled
 
 
 def run_trial(trial: TrialArguments) -> Outcome:
@@ -143,24 +160,24 @@ class _Tested(NamedTuple):
 
 
 class _StepsOfTrial:
-    """Make the steps of a trial. The second round depends on the results of the first."""
+    """Make the steps of a trial, and collect the results."""
 
     def __init__(self, trial: TrialArguments, out: Path, rows: Split) -> None:
         self.trial, self.out, self.rows = trial, out, rows
-        self.first = [arm for arm in ARMS if arm.name in rows.settings]
+        self.arms = [
+            arm.at(factor) if factor else arm
+            for arm in ARMS
+            for factor in (None, *(_FACTORS if arm.name in RECIPES else ()))
+            if arm.name in rows.settings
+        ]
         self.found: dict[Arm | None, _Tested] = {}
         test_steps = 2 if rows.by_answers else 1
-        arms = len(self.first) + _ARMS_IN_SECOND_ROUND * len(_FACTORS)
-        self.count = test_steps + arms * (1 + test_steps)
+        self.count = test_steps + len(self.arms) * (1 + test_steps)
 
     def steps(self) -> Iterator[Step]:
         yield from self._testing(None)
-        for arm in self.first:
+        for arm in self.arms:
             yield from self._arm(arm)
-        best = sorted(self.first, key=lambda arm: -float(self.found[arm].values_P.mean()))[:_ARMS_IN_SECOND_ROUND]
-        for arm in best:
-            for factor in _FACTORS:
-                yield from self._arm(arm.at(factor))
 
     def _arm(self, arm: Arm) -> Iterator[Step]:
         model = str(self._folder(arm) / "model")
@@ -203,7 +220,7 @@ class _StepsOfTrial:
         values = {arm: tested.values_P for arm, tested in found}
         samples = {} if by_answers else {arm: tested.effective_samples for arm, tested in found}
         greedy = {arm: tested.greedy_P for arm, tested in found if tested.greedy_P is not None}
-        return Outcome(values, by_answers, samples, self.rows.rows, greedy)
+        return Outcome(values, by_answers, samples, self.rows.rows, greedy, self.trial.decode)
 
     def _values_of(self, arm: Arm | None) -> "_Tested":
         rows = self._folder(arm) / ROLLOUTS

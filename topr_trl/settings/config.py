@@ -174,8 +174,8 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         self.loss_type = "topr"
         if self.curation in REPEATING:
             raise ValueError(
-                f"curation={self.curation!r} repeats rows of a dataset, and a generation batch has each row once. To train on "
-                "right answers again, set replay_rule='positives' and replay_share."
+                f"curation={self.curation!r} repeats rows of a dataset, and a generation batch has each row once. To "
+                "train on right answers again, set replay_rule='positives' and replay_share."
             )
         if self.log_mu == "sampler" and not self.use_vllm:
             raise ValueError(

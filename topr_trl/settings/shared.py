@@ -163,13 +163,14 @@ class CurationArguments:
         if of_rows != CurationArguments.curation_positive_share and rule != "positive_share":
             instead = "curation='repeated_positives'" if of_rows == 1 else "curation='positive_share'"
             raise ValueError(
-                f"curation_positive_share={of_rows:g} has no effect with curation={rule!r}. Remove it, or set {instead}."
+                f"curation_positive_share={of_rows:g} has no effect with curation={rule!r}. Remove it, or set "
+                f"{instead}."
             )
         if rule == "balanced" and (share is not None or self.baseline != "mean"):
             name, value = ("baseline", self.baseline) if share is None else ("effective_positive_share", share)
             raise ValueError(
-                f"curation='balanced' sets the baseline to the mean of the rows that it chooses. Remove {name}={value}: "
-                "curation='balanced' alone trains on half right and half wrong rows."
+                f"curation='balanced' sets the baseline to the mean of the rows that it chooses. Remove "
+                f"{name}={value}: curation='balanced' alone trains on half right and half wrong rows."
             )
         if share is not None and rule in ("positives", "repeated_positives"):
             raise ValueError(

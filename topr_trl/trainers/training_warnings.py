@@ -185,9 +185,9 @@ def warn_of_many_reads(curated: Curated, rewards: NDArray[np.float64], epochs: f
     reads = epochs * np.bincount(curated.indices[rewards > 0], minlength=1).max()
     if reads > MOST_READS:
         warn_user(
-            f"Training reads a right answer up to {reads:.0f} times. More than {MOST_READS} readings were not measured, "
-            "and the model may only memorize these answers. Set a smaller iteration_size with a curation rule that "
-            "repeats rows, fewer epochs, or add right answers."
+            f"Training reads a right answer up to {reads:.0f} times. More than {MOST_READS} readings were not "
+            "measured, and the model may only memorize these answers. Set a smaller iteration_size with a curation rule "
+            "that repeats rows, fewer epochs, or add right answers."
         )
 
 
