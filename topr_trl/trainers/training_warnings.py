@@ -186,8 +186,8 @@ def warn_of_many_reads(curated: Curated, rewards: NDArray[np.float64], epochs: f
     if reads > MOST_READS:
         warn_user(
             f"Training reads a right answer up to {reads:.0f} times. More than {MOST_READS} readings were not "
-            "measured, and the model may only memorize these answers. Set a smaller iteration_size with a curation rule "
-            "that repeats rows, fewer epochs, or add right answers."
+            "measured, and the model may only memorize these answers. Set a smaller iteration_size with a curation "
+            "rule that repeats rows, fewer epochs, or add right answers."
         )
 
 
