@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from benchmarks.experiments import (
 )
 from benchmarks.experiments.controls import BASES, METHODS, SEEDS, TOPR
 from benchmarks.experiments.long_completions import LENGTHS, OTHERS, Setting
-from benchmarks.report import fill_page, marked, percent, points, table
+from benchmarks.report import Found, counted, fill_page, marked, percent, table, texts
 from benchmarks.setting import HERE, PROFILES
 from benchmarks.statistics import Interval, difference, interval, over_problems, over_seeds
 
@@ -51,13 +52,12 @@ def write(store: Store, page: Path = PAGE, real: Store | None = None) -> Path:
         "long": lambda: long_table(store, LENGTHS),
         "long_greedy": lambda: long_table(store, LENGTHS, "greedy"),
         "long_others": lambda: long_table(store, OTHERS),
-        "long_others_greedy": lambda: long_table(store, OTHERS, "greedy"),
         "run": lambda: what_was_run(store),
         "real": lambda: real_section(pretrained),
     }
-    numbers = {name: lambda number=number: number(store) for name, number in NUMBERS.items()}  # type: ignore[misc]
-    numbers |= {name: lambda number=number: number(pretrained) for name, number in REAL_NUMBERS.items()}  # type: ignore[misc]
-    return fill_page(PAGE, page, tables, numbers)
+    numbers = {name: partial(number, store) for name, number in NUMBERS.items()}
+    numbers |= {name: partial(number, pretrained) for name, number in REAL_NUMBERS.items()}
+    return fill_page(PAGE, page, tables, texts(numbers))
 
 
 def write_real_page(page: Path, real: Store | None = None) -> Path:
@@ -97,17 +97,11 @@ def against_table(store: Store) -> str:
 
 
 def _said(gaps: list[Interval]) -> str:
-    parts = {
-        "ahead": [gap.mean for gap in gaps if gap.low > 0],
-        "behind": [gap.mean for gap in gaps if gap.high < 0],
-        "no significant difference": [gap.mean for gap in gaps if gap.low <= 0 <= gap.high],
-    }
     said = []
-    for word, means in parts.items():
-        if means:
-            ends = sorted({f"{100 * abs(mean):.0f}" for mean in means}, key=float)
-            by = f", by {' to '.join([ends[0], ends[-1]][: len(ends)])}" if word in ("ahead", "behind") else ""
-            said.append(f"{word} on {len(means)}{by}")
+    for kind, of_kind in counted(gaps).items():
+        ends = sorted({f"{100 * abs(gap.mean):.0f}" for gap in of_kind}, key=float)
+        by = "" if kind == "level" else f", by {' to '.join([ends[0], ends[-1]][: len(ends)])}"
+        said.append(f"{kind} on {len(of_kind)}{by}")
     return "; ".join(said)
 
 
@@ -217,18 +211,15 @@ def _gap(
     return difference(*found)
 
 
-def _range(store: Store, method: str, at_32: bool = False, other: str = protocols.TOPR) -> str:
-    """Return the range, over base models, of `other` minus `method`, in points."""
-    gaps = []
-    for base in protocols.BASES:
-        experiment = protocols.at_32(base) if at_32 else protocols.of_base(base)
-        gaps.append(_gap(store, (experiment, other), (experiment, method)).mean)
-    return f"{100 * min(gaps):+.1f} to {100 * max(gaps):+.1f}"
+def _of_bases(store: Store, first: str, second: str, at_32: bool = False) -> list[Interval]:
+    """Return `first` minus `second` on each base model."""
+    experiments = [protocols.at_32(base) if at_32 else protocols.of_base(base) for base in protocols.BASES]
+    return [_gap(store, (one, first), (one, second)) for one in experiments]
 
 
-def _fig4(store: Store, shown: str) -> str:
+def _fig4(store: Store, shown: str) -> Interval:
     experiment = against_positives.experiments(store)[-1]
-    return points(_gap(store, (experiment, against_positives.MAIN), (experiment, "positives, once"), shown))
+    return _gap(store, (experiment, against_positives.MAIN), (experiment, "positives, once"), shown)
 
 
 def _percent(store: Store, experiment: Experiment, method: str) -> str:
@@ -238,49 +229,69 @@ def _percent(store: Store, experiment: Experiment, method: str) -> str:
     return over_seeds(found).percent()
 
 
-def _stale(store: Store, method: str) -> str:
-    return points(_gap(store, (staleness.STALE, method), (staleness.FRESH, method)))
+def _stale(store: Store, method: str) -> Interval:
+    return _gap(store, (staleness.STALE, method), (staleness.FRESH, method))
 
 
-def _lower(store: Store, run: str, shown: str) -> str:
+def _lower(store: Store, run: str, shown: str) -> Interval:
     base = long_run.BASES[0]
-    return points(_gap(store, (long_run.at_lower(base, 1), run), (long_run.at_best(base), run), shown))
+    return _gap(store, (long_run.at_lower(base, 1), run), (long_run.at_best(base), run), shown)
 
 
-def _long(store: Store, base: int, first: str, second: str, shown: str) -> str:
+def _long(store: Store, base: int, first: str, second: str, shown: str) -> Interval:
     experiment = long_run.at_best(long_run.BASES[base])
-    return points(_gap(store, (experiment, first), (experiment, second), shown))
+    return _gap(store, (experiment, first), (experiment, second), shown)
 
 
-def _online(store: Store, base: str, completions: int = online.COMPLETIONS) -> str:
-    """Return the final accuracy of TOPR with replay minus that of TRL's default with four uses."""
-    names = online.label(online.REPLAY, 1, 0.75), online.label(online.REFERENCE, 4)
-    ours, theirs = (online.find(store, base, name, completions)[1] for name in names)
-    return points(interval((ours[:, -1] - theirs[:, -1]).tolist()))
+_ONLINE = online.label(online.REPLAY, 1, 0.75), online.label(online.REFERENCE, 4)
 
 
-def _online_share(store: Store, base: str, completions: int = online.COMPLETIONS) -> str:
-    names = online.label(online.REPLAY, 1, 0.75), online.label(online.REFERENCE, 4)
-    share, low, high = online.share_needed(store, base, *names, completions)
+def _online(store: Store, base: str, completions: int = online.COMPLETIONS, shown: str = online.END) -> Interval:
+    """Return TOPR with replay minus TRL's default with four uses, after all completions."""
+    return _gap(store, *((online.of_method(base, name, completions), name) for name in _ONLINE), shown)
+
+
+def _online_share(store: Store, base: str) -> str:
+    share, low, high = online.share_needed(store, base, *_ONLINE)
     return f"{share:.0%} ({low:.0%} to {high:.0%})"
 
 
-def _segments(store: Store, parts: int, shown: str) -> str:
-    """Return the measure `shown` of segments minus that of TOPR's ratio, for sessions of `parts` answers."""
-    experiment = long_completions.of_setting(Setting(parts))
-    path = long_completions.measure(long_completions.MEASURED_AT[-1], shown)
-    return points(_gap(store, (experiment, "segment"), (experiment, "sequence (TOPR)"), path))
+def _without_replay(store: Store) -> list[Interval]:
+    """Return TOPR minus TRL's default on each base model, both with four uses."""
+    names = [online.label(method, 4) for method in (online.REPLAY, online.REFERENCE)]
+    return [_gap(store, *((online.of_method(base, name), name) for name in names)) for base in online.BASES]
 
 
-def _trial(store: Store, which: int) -> str:
-    return f"{100 * float(np.mean([lost[which] for lost in trials.lost(store).values()])):.2f}"
+def _segments(
+    store: Store, setting: Setting, first: str = "segment", second: str = "sequence (TOPR)", shown: str = "pass@1",
+    updates: int = long_completions.MEASURED_AT[-1], second_updates: int = 0,
+) -> Interval:  # fmt: skip
+    """Return a measure of one ratio minus that of another one, after some updates."""
+    measured = []
+    for name, after in ((first, updates), (second, second_updates or updates)):
+        experiment = long_completions.of_setting(setting, after)
+        measured.append(experiment.measured(store, name, long_completions.measure(after, shown)))
+    if not all(measured):
+        raise Unfinished(f"{first} or {second} has not been run")
+    return difference(*measured)
 
 
-NUMBERS: dict[str, Callable[[Store], str]] = {
-    "once": lambda store: _range(store, protocols.REMOVED),
-    "steps": lambda store: _range(store, protocols.STEPS, at_32=True),
-    "repeated": lambda store: _range(store, protocols.REPEATED),
-    "paper_baseline": lambda store: _range(store, "TOPR, c = 0"),
+_LONG = [Setting(parts) for parts in (4, 16, 64)]  # at least 160 tokens
+
+
+def _lost(store: Store, name: str) -> str:
+    return f"{100 * float(np.mean([lost[name] for lost in trials.lost(store).values()])):.1f}"
+
+
+NUMBERS: dict[str, Callable[[Store], Found]] = {
+    "once": lambda store: _of_bases(store, protocols.TOPR, protocols.REMOVED),
+    "steps": lambda store: _of_bases(store, protocols.TOPR, protocols.STEPS, at_32=True),
+    "repeated": lambda store: _of_bases(store, protocols.TOPR, protocols.REPEATED),
+    "repeated_first": lambda store: _of_bases(store, protocols.REPEATED, protocols.TOPR),
+    "half_the_steps": lambda store: _of_bases(store, protocols.HALF, protocols.TOPR),
+    "balanced": lambda store: _of_bases(store, protocols.BALANCED, protocols.TOPR),
+    "repeated_balanced": lambda store: _of_bases(store, protocols.REPEATED, protocols.BALANCED),
+    "paper_baseline": lambda store: _of_bases(store, protocols.TOPR, "TOPR, c = 0"),
     "fig4": lambda store: _fig4(store, "pass@1"),
     "fig4_vote": lambda store: _fig4(store, "maj/32"),
     "stale_topr": lambda store: _stale(store, staleness.TOPR),
@@ -295,12 +306,30 @@ NUMBERS: dict[str, Callable[[Store], str]] = {
     "online_main": lambda store: _online_share(store, "main"),
     "online_hard": lambda store: _online(store, "hard"),
     "online_hard_long": lambda store: _online(store, "hard", online.LONG),
-    "segment_160": lambda store: _segments(store, 4, "pass@1"),
-    "segment_640": lambda store: _segments(store, 16, "pass@1"),
-    "segment_2560": lambda store: _segments(store, 64, "pass@1"),
-    "segment_greedy": lambda store: _segments(store, 16, "greedy"),
-    "trial": lambda store: _trial(store, 0),
-    "always_repeated": lambda store: _trial(store, 1),
+    "pass32_sure": lambda store: _online(store, "sure-17", shown=online.PASS_32),
+    "pass32_main": lambda store: _online(store, "main", shown=online.PASS_32),
+    "pass32_hard": lambda store: _online(store, "hard", shown=online.PASS_32),
+    "pass32_hard_long": lambda store: _online(store, "hard", online.LONG, online.PASS_32),
+    "without_replay": _without_replay,
+    "segment": lambda store: [_segments(store, one) for one in _LONG],
+    "segment_positives": lambda store: [_segments(store, one, second="positives only") for one in _LONG],
+    "segment_main": lambda store: _segments(store, long_completions.NOISY),
+    "segment_mistakes": lambda store: [
+        _segments(store, one) for one in (long_completions.EARLY, long_completions.LATE)
+    ],
+    "segment_stopped": lambda store: _segments(store, Setting(4), second_updates=long_completions.MEASURED_AT[0]),
+    "sequence_positives": lambda store: [
+        _segments(store, one, "sequence (TOPR)", "positives only") for one in _LONG[1:]
+    ],
+    "segment_16": lambda store: [_segments(store, one, "segment of 16", "segment") for one in _LONG],
+    "segment_16_short": lambda store: _segments(store, Setting(1), "segment of 16", "segment"),
+    "segment_16_main": lambda store: _segments(store, long_completions.NOISY, "segment of 16", "segment"),
+    "segment_16_mistakes": lambda store: [
+        _segments(store, one, "segment of 16") for one in (long_completions.EARLY, long_completions.LATE)
+    ],
+    "trial_count": lambda store: trials.recommended(store),
+    "trial_default": lambda store: _lost(store, trials.DEFAULT),
+    "trial_repeated": lambda store: _lost(store, trials.REPEATED),
 }
 
 
@@ -434,21 +463,31 @@ def _real_ends(store: Store) -> dict[str, dict[int, dict[str, Any]]]:
     return enough
 
 
-def _gain(store: Store, method: str, measure: str, at: str) -> str:
-    """Return a method's gain over the untrained model at a temperature, in points."""
+def _gain(store: Store, method: str, measure: str, at: str) -> Interval:
+    """Return a method's gain over the untrained model at a temperature."""
     before = np.array(_by_problem(_untrained(store)[at], measure))
     ends = _real_ends(store).get(method, {})
     if not ends:
         raise Unfinished(f"{method} has not been run")
-    return points(over_problems([np.subtract(_by_problem(one, measure), before).tolist() for one in ends.values()]))
+    return over_problems([np.subtract(_by_problem(one, measure), before).tolist() for one in ends.values()])
 
 
-def _ahead(store: Store, first: str, second: str, measure: str) -> str:
-    """Return by how many points the first method is ahead of the second."""
+def _votes(store: Store) -> list[Interval]:
+    """Return each method's gain in maj@4 and pass@4 over the untrained model at temperature 0.3, over seeds."""
+    before = _untrained(store)["0.3"]
+    return [
+        interval([one[name] - before[name] for one in ends.values()])
+        for ends in _real_ends(store).values()
+        for name in ("maj@4", "pass@4")
+    ]
+
+
+def _ahead(store: Store, first: str, second: str, measure: str) -> Interval:
+    """Return the first method's accuracy minus the second's."""
     ends = _real_ends(store)
     if not {first, second} <= set(ends):
         raise Unfinished(f"{first} or {second} has not been run")
-    return points(_difference(ends[first], ends[second], measure))
+    return _difference(ends[first], ends[second], measure)
 
 
 def _difference(first: dict[int, dict[str, Any]], second: dict[int, dict[str, Any]], measure: str) -> Interval:
@@ -458,12 +497,16 @@ def _difference(first: dict[int, dict[str, Any]], second: dict[int, dict[str, An
 
 
 BALANCED, REPEATED = "TOPR, balanced rows, 50%", "positives repeated"
-REAL_NUMBERS: dict[str, Callable[[Store], str]] = {
+REAL_NUMBERS: dict[str, Callable[[Store], Found]] = {
     "real_balanced": lambda store: _gain(store, BALANCED, "greedy", "1"),
     "real_repeated": lambda store: _gain(store, REPEATED, "greedy", "1"),
     "real_gap": lambda store: _ahead(store, BALANCED, REPEATED, "greedy"),
+    "real_default": lambda store: _ahead(store, BALANCED, TOPR, "greedy"),
+    "real_once": lambda store: _ahead(store, BALANCED, "positives once", "greedy"),
+    "real_default_once": lambda store: _ahead(store, TOPR, "positives once", "greedy"),
     "real_sampled": lambda store: _gain(store, REPEATED, "pass@1", "1"),
     "real_sharpened": lambda store: _gain(store, REPEATED, "pass@1", "0.3"),
+    "real_votes": _votes,
 }
 
 

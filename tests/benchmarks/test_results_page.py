@@ -10,6 +10,7 @@ from benchmarks.cells import Store, Unfinished
 from benchmarks.experiment import TUNING_SEED
 from benchmarks.experiments import controls, long_completions, temperatures
 from benchmarks.results_page import PAGE
+from benchmarks.statistics import Interval
 
 RATE = {"learning_rate": 3e-4}
 FROZEN = ("evidence.md", "wrong_answers.md", "gsm8k.md")  # pages of version 0.2
@@ -24,8 +25,35 @@ def test_the_pages_show_the_results(tmp_path):
     assert results_page.write_real_page(tmp_path / "real.md").read_text() == real.read_text()
 
 
+def by_hand() -> str:
+    """Return the text of the page without its tables, numbers and words that follow from results."""
+    return re.sub(r"<!-- table .*?<!-- end -->|<!--[\w:]+-->.*?<!--/-->", "", PAGE.read_text(), flags=re.DOTALL)
+
+
+def test_comparative_words_follow_from_an_interval():
+    """A word of a comparison has a marker, `<!--word:NAME-->`. The definitions of the words are in italics."""
+    assert "<!--word:" in PAGE.read_text()
+    assert re.findall(r"(?<!\*)\b(?:ahead|behind|level|beats?)\b", by_hand(), re.IGNORECASE) == []
+
+
+@pytest.mark.parametrize(("mean", "word"), [(0.03, "ahead"), (-0.03, "behind"), (0.01, "level"), (-0.01, "level")])
+def test_a_word_follows_from_the_interval(mean, word):
+    gap = Interval(mean, 0.02)
+    assert report.word(gap) == word
+    page = "<!--gap-->+9.9 ± 9.9<!--/--> <!--word:gap-->ahead<!--/-->"
+    filled = report.fill(page, {}, report.texts({"gap": lambda: gap}))
+    assert filled == f"<!--gap-->{100 * mean:+.1f} ± 2.0<!--/--> <!--word:gap-->{word}<!--/-->"
+    assert report.word([gap] * 3) == f"{word} on all 3"
+
+
+def test_words_of_several_differences_are_counted():
+    gaps = [Interval(mean, 0.02) for mean in (0.01, 0.03, 0.05, -0.04)]
+    assert report.word(gaps) == "ahead on 2, behind on 1, level on 1"
+    assert report.number(gaps) == "-4.0 to +5.0"
+
+
 def test_numbers_that_are_written_by_hand_are_in_the_appendix():
-    text = re.sub(r"<!-- table .*?<!-- end -->|<!--\w+-->.*?<!--/-->", "", PAGE.read_text(), flags=re.DOTALL)
+    text = by_hand()
     found = re.findall(r"[+-]?\d+\.\d ± \d+\.\d", text)
     frozen = "".join((TABLES.parent / name).read_text() for name in FROZEN)
     assert found
@@ -71,7 +99,7 @@ def test_tables_of_a_store(store):
     assert header[2:] == ["greedy", "T = 0.3", "T = 0.7", "T = 1", "maj@32"]
     assert rows[1][1:] == ["wrong mode", "10.0", "20.0", "**30.0**", "25.0", "25.0"]
     compared = report.compare(store, controls.of_base(store, "main"))
-    assert "| KTO | 0.0003, 0.0003 | 60.0 ± 0.0 | 60.0 ± 1.2 | 60.0 ± 1.2 | **+20.0 ± 0.0** |" in compared
+    assert "| KTO | 0.0003, 0.0003 | 60.0 ± 2.0 | 60.0 ± 1.2 | 60.0 ± 1.2 | **+20.0 ± 2.8** |" in compared
 
 
 def test_a_method_below_the_base_models_best_temperature_is_not_bold(store):
@@ -86,7 +114,7 @@ def test_without_results_the_page_says_so(tmp_path):
     nothing = Store(tmp_path / "nothing")
     text = results_page.write(nothing, tmp_path / "page.md", nothing).read_text()
     assert text.count(f"-->{report.NOT_YET}<!--/-->") == PAGE.read_text().count("<!--/-->")
-    assert text.count(f"\n\n{report.NOT_YET}\n\n<!-- end -->") == 8
+    assert text.count(f"\n\n{report.NOT_YET}\n\n<!-- end -->") == 7
     assert text.count(results_page.IN_PROGRESS) == 1
     assert report.NOT_YET in report.appendix(nothing)
 
@@ -149,9 +177,9 @@ def test_tables_of_a_pretrained_model(real):
 
 def test_gains_on_a_pretrained_model(real):
     repeated = results_page.REPEATED
-    assert results_page._gain(real, repeated, "greedy", "1").startswith("+33.3 ± ")
-    assert results_page._gain(real, repeated, "pass@1", "0.3").startswith("+25.0 ± ")
-    assert results_page._ahead(real, repeated, "TOPR (default)", "greedy").startswith("+16.7 ± ")
+    assert results_page._gain(real, repeated, "greedy", "1").mean == pytest.approx(2 / 6)
+    assert results_page._gain(real, repeated, "pass@1", "0.3").mean == pytest.approx(0.25)
+    assert results_page._ahead(real, repeated, "TOPR (default)", "greedy").mean == pytest.approx(1 / 6)
     with pytest.raises(Unfinished):
         results_page._gain(real, results_page.BALANCED, "greedy", "1")
     with pytest.raises(Unfinished):
