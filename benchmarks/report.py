@@ -91,8 +91,8 @@ def counted(gaps: Iterable[Interval]) -> dict[str, list[Interval]]:
 
 def texts(found: Mapping[str, Callable[[], Found]]) -> Texts:
     """Return the text of each number, and under `word:NAME` its word."""
-    numbers = {name: lambda make=make: number(make()) for name, make in found.items()}  # type: ignore[misc]
-    return numbers | {f"word:{name}": lambda make=make: word(make()) for name, make in found.items()}  # type: ignore[misc]
+    numbers = {name: lambda make=make: number(make()) for name, make in found.items()}
+    return numbers | {f"word:{name}": lambda make=make: word(make()) for name, make in found.items()}
 
 
 def marked(gap: Interval) -> str:

@@ -85,15 +85,14 @@ def against_table(store: Store) -> str:
     for method in METHODS:
         if method == TOPR:
             continue
-        row = [method]
-        for measure in controls.MEASURES:
-            gaps = []
-            for base in controls.WRONG_MODE:
-                experiment = _finished_controls(store, base)
-                gaps.append(difference(*(experiment.measured(store, one, measure) for one in (TOPR, method))))
-            row.append(_said(gaps))
-        rows.append(row)
+        rows.append([method, *(_said(_wrong_mode(store, TOPR, method, measure)) for measure in controls.MEASURES)])
     return table(["TOPR's default against", "greedy", "sampled at temperature 1"], rows)
+
+
+def _wrong_mode(store: Store, first: str, second: str, measure: str) -> list[Interval]:
+    """Return `first` minus `second` on each model with mostly wrong greedy answers."""
+    experiments = [_finished_controls(store, base) for base in controls.WRONG_MODE]
+    return [difference(*(one.measured(store, name, measure) for name in (first, second))) for one in experiments]
 
 
 def _said(gaps: list[Interval]) -> str:
@@ -277,6 +276,7 @@ def _segments(
 
 
 _LONG = [Setting(parts) for parts in (4, 16, 64)]  # at least 160 tokens
+_MISTAKES = (long_completions.EARLY, long_completions.LATE)
 
 
 def _lost(store: Store, name: str) -> str:
@@ -288,6 +288,7 @@ NUMBERS: dict[str, Callable[[Store], Found]] = {
     "steps": lambda store: _of_bases(store, protocols.TOPR, protocols.STEPS, at_32=True),
     "repeated": lambda store: _of_bases(store, protocols.TOPR, protocols.REPEATED),
     "repeated_first": lambda store: _of_bases(store, protocols.REPEATED, protocols.TOPR),
+    "repeated_greedy": lambda store: _wrong_mode(store, "positives repeated", TOPR, GREEDY),
     "half_the_steps": lambda store: _of_bases(store, protocols.HALF, protocols.TOPR),
     "balanced": lambda store: _of_bases(store, protocols.BALANCED, protocols.TOPR),
     "repeated_balanced": lambda store: _of_bases(store, protocols.REPEATED, protocols.BALANCED),
@@ -314,9 +315,7 @@ NUMBERS: dict[str, Callable[[Store], Found]] = {
     "segment": lambda store: [_segments(store, one) for one in _LONG],
     "segment_positives": lambda store: [_segments(store, one, second="positives only") for one in _LONG],
     "segment_main": lambda store: _segments(store, long_completions.NOISY),
-    "segment_mistakes": lambda store: [
-        _segments(store, one) for one in (long_completions.EARLY, long_completions.LATE)
-    ],
+    "segment_mistakes": lambda store: [_segments(store, one) for one in _MISTAKES],
     "segment_stopped": lambda store: _segments(store, Setting(4), second_updates=long_completions.MEASURED_AT[0]),
     "sequence_positives": lambda store: [
         _segments(store, one, "sequence (TOPR)", "positives only") for one in _LONG[1:]
@@ -324,10 +323,8 @@ NUMBERS: dict[str, Callable[[Store], Found]] = {
     "segment_16": lambda store: [_segments(store, one, "segment of 16", "segment") for one in _LONG],
     "segment_16_short": lambda store: _segments(store, Setting(1), "segment of 16", "segment"),
     "segment_16_main": lambda store: _segments(store, long_completions.NOISY, "segment of 16", "segment"),
-    "segment_16_mistakes": lambda store: [
-        _segments(store, one, "segment of 16") for one in (long_completions.EARLY, long_completions.LATE)
-    ],
-    "trial_count": lambda store: trials.recommended(store),
+    "segment_16_mistakes": lambda store: [_segments(store, one, "segment of 16") for one in _MISTAKES],
+    "trial_count": trials.recommended,
     "trial_default": lambda store: _lost(store, trials.DEFAULT),
     "trial_repeated": lambda store: _lost(store, trials.REPEATED),
 }
