@@ -75,6 +75,7 @@ def main() -> None:
     tables.write_text(report.appendix(store), encoding="utf-8")
     page = results_page.write(store, results_page.PAGE if args.published else results / "results.md")
     if args.published:
+        results_page.write(store, results_page.CHOICE_PAGE, template=results_page.CHOICE_PAGE)
         results_page.write_real_page(results_page.REAL_PAGE)
         with suppress(cells.Unfinished):
             pictures.draw_long_completions(store, results_page.LONG_PICTURE)

@@ -76,7 +76,9 @@ def word(found: Found) -> str:
     """Return whether a difference is above 0 by its interval: ahead, level or behind. Count several differences."""
     if isinstance(found, list):
         kinds = counted(found)
-        return ", ".join(f"{kind} on {'all ' if len(kinds) == 1 else ''}{len(gaps)}" for kind, gaps in kinds.items())
+        if len(kinds) == 1:
+            return f"{word(found[0])} on {'both' if len(found) == 2 else f'all {len(found)}'}"
+        return ", ".join(f"{kind} on {len(gaps)}" for kind, gaps in kinds.items())
     assert isinstance(found, Interval)
     return "ahead" if found.low > 0 else "behind" if found.high < 0 else "level"
 

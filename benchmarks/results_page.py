@@ -1,4 +1,4 @@
-"""Fill in the tables and numbers of docs/results.md. The text is written by hand."""
+"""Fill in the tables, numbers and comparative words of docs/results.md and docs/which_method.md."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -31,18 +31,19 @@ from benchmarks.report import Found, counted, fill_page, marked, percent, table,
 from benchmarks.setting import HERE, PROFILES
 from benchmarks.statistics import Interval, difference, interval, over_problems, over_seeds
 
-PAGE = HERE.parent / "docs" / "results.md"
+PAGE, CHOICE_PAGE = (HERE.parent / "docs" / name for name in ("results.md", "which_method.md"))
 REAL_PAGE = HERE / "real_model.md"
 LONG_PICTURE = HERE.parent / "docs" / "results" / "long_completions.png"
 
 
-def write(store: Store, page: Path = PAGE, real: Store | None = None) -> Path:
-    """Write the page with the tables and numbers of the results.
+def write(store: Store, page: Path = PAGE, real: Store | None = None, template: Path = PAGE) -> Path:
+    """Write a page with the tables, numbers and comparative words of the results.
 
     Args:
         store: results on small models.
         page: page to write.
         real: results on a pretrained model. Default: the published results.
+        template: page with the text and the markers.
     """
     pretrained = real or real_model.open_store(HERE / "results")
     tables: dict[str, Callable[[], str]] = {
@@ -57,7 +58,7 @@ def write(store: Store, page: Path = PAGE, real: Store | None = None) -> Path:
     }
     numbers = {name: partial(number, store) for name, number in NUMBERS.items()}
     numbers |= {name: partial(number, pretrained) for name, number in REAL_NUMBERS.items()}
-    return fill_page(PAGE, page, tables, texts(numbers))
+    return fill_page(template, page, tables, texts(numbers))
 
 
 def write_real_page(page: Path, real: Store | None = None) -> Path:
@@ -501,6 +502,7 @@ REAL_NUMBERS: dict[str, Callable[[Store], Found]] = {
     "real_default": lambda store: _ahead(store, BALANCED, TOPR, "greedy"),
     "real_once": lambda store: _ahead(store, BALANCED, "positives once", "greedy"),
     "real_default_once": lambda store: _ahead(store, TOPR, "positives once", "greedy"),
+    "real_sampled_default": lambda store: _ahead(store, REPEATED, TOPR, "pass@1"),
     "real_sampled": lambda store: _gain(store, REPEATED, "pass@1", "1"),
     "real_sharpened": lambda store: _gain(store, REPEATED, "pass@1", "0.3"),
     "real_votes": _votes,

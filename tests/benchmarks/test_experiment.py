@@ -6,7 +6,7 @@ import pytest
 from benchmarks.__main__ import published
 from benchmarks.cells import Store
 from benchmarks.experiment import TUNING_SEED, Experiment, error, next_rate, rates, tune, value
-from benchmarks.experiments import ALL, compared, planned
+from benchmarks.experiments import ALL, compared, online, planned
 from benchmarks.experiments.online import needed
 from benchmarks.setting import PROFILES
 from benchmarks.statistics import over_seeds
@@ -140,3 +140,11 @@ def test_completions_until_an_accuracy():
     assert needed(tested, np.array([0.1, 0.3, 0.5]), 0.4) == pytest.approx(150)
     assert needed(tested, np.array([0.4, 0.5, 0.5]), 0.4) == 0
     assert needed(tested, np.array([0.1, 0.3, 0.3]), 0.4) == np.inf
+
+
+def test_the_share_of_completions_counts_those_that_the_target_needs_itself(monkeypatch):
+    """The target reaches its final accuracy after 200 of 400 completions, and the method after 150."""
+    curves = {"ours": [0.1, 0.3, 0.5, 0.5, 0.5], "theirs": [0.1, 0.2, 0.4, 0.4, 0.4]}
+    tested = np.array([0, 100, 200, 300, 400])
+    monkeypatch.setattr(online, "find", lambda store, base, method, *_: (tested, np.array([curves[method]] * 2)))
+    assert online.share_needed(None, "main", "ours", "theirs") == pytest.approx([0.75] * 3)

@@ -1,6 +1,7 @@
 """docs/results.md matches the stored results, and the appendix has all numbers that were written by hand."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -9,9 +10,10 @@ from benchmarks.__main__ import TABLES, published
 from benchmarks.cells import Store, Unfinished
 from benchmarks.experiment import TUNING_SEED
 from benchmarks.experiments import controls, long_completions, temperatures
-from benchmarks.results_page import PAGE
+from benchmarks.results_page import CHOICE_PAGE, PAGE
 from benchmarks.statistics import Interval
 
+PAGES = (PAGE, CHOICE_PAGE)
 RATE = {"learning_rate": 3e-4}
 FROZEN = ("evidence.md", "wrong_answers.md", "gsm8k.md")  # pages of version 0.2
 
@@ -19,21 +21,23 @@ FROZEN = ("evidence.md", "wrong_answers.md", "gsm8k.md")  # pages of version 0.2
 def test_the_pages_show_the_results(tmp_path):
     """The pages match the published results. If this test fails, run `python -m benchmarks --published --report`."""
     store = published()
-    assert results_page.write(store, tmp_path / "results.md").read_text() == PAGE.read_text()
+    for page in PAGES:
+        assert results_page.write(store, tmp_path / page.name, template=page).read_text() == page.read_text()
     assert report.appendix(store) == TABLES.read_text()
     real = results_page.REAL_PAGE
     assert results_page.write_real_page(tmp_path / "real.md").read_text() == real.read_text()
 
 
-def by_hand() -> str:
-    """Return the text of the page without its tables, numbers and words that follow from results."""
-    return re.sub(r"<!-- table .*?<!-- end -->|<!--[\w:]+-->.*?<!--/-->", "", PAGE.read_text(), flags=re.DOTALL)
+def by_hand(page: Path = PAGE) -> str:
+    """Return the text of a page without its tables, numbers and words that follow from results."""
+    return re.sub(r"<!-- table .*?<!-- end -->|<!--[\w:]+-->.*?<!--/-->", "", page.read_text(), flags=re.DOTALL)
 
 
-def test_comparative_words_follow_from_an_interval():
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_comparative_words_follow_from_an_interval(page):
     """A word of a comparison has a marker, `<!--word:NAME-->`. The definitions of the words are in italics."""
-    assert "<!--word:" in PAGE.read_text()
-    assert re.findall(r"(?<!\*)\b(?:ahead|behind|level|beats?)\b", by_hand(), re.IGNORECASE) == []
+    assert "<!--word:" in page.read_text()
+    assert re.findall(r"(?<!\*)\b(?:ahead|behind|level|beats?)\b", by_hand(page), re.IGNORECASE) == []
 
 
 @pytest.mark.parametrize(("mean", "word"), [(0.03, "ahead"), (-0.03, "behind"), (0.01, "level"), (-0.01, "level")])
@@ -43,7 +47,7 @@ def test_a_word_follows_from_the_interval(mean, word):
     page = "<!--gap-->+9.9 ± 9.9<!--/--> <!--word:gap-->ahead<!--/-->"
     filled = report.fill(page, {}, report.texts({"gap": lambda: gap}))
     assert filled == f"<!--gap-->{100 * mean:+.1f} ± 2.0<!--/--> <!--word:gap-->{word}<!--/-->"
-    assert report.word([gap] * 3) == f"{word} on all 3"
+    assert [report.word([gap] * n) for n in (2, 3)] == [f"{word} on both", f"{word} on all 3"]
 
 
 def test_words_of_several_differences_are_counted():
