@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import pictures, real_model, report, results_page
+from benchmarks import pictures, real_model, real_page, report, results_page
 from benchmarks.__main__ import TABLES, published
 from benchmarks.cells import Store, Unfinished
 from benchmarks.experiment import TUNING_SEED
@@ -24,8 +24,8 @@ def test_the_pages_show_the_results(tmp_path):
     for page in PAGES:
         assert results_page.write(store, tmp_path / page.name, template=page).read_text() == page.read_text()
     assert report.appendix(store) == TABLES.read_text()
-    real = results_page.REAL_PAGE
-    assert results_page.write_real_page(tmp_path / "real.md").read_text() == real.read_text()
+    real = real_page.PAGE
+    assert real_page.write(tmp_path / "real.md").read_text() == real.read_text()
 
 
 def by_hand(page: Path = PAGE) -> str:
@@ -119,7 +119,7 @@ def test_without_results_the_page_says_so(tmp_path):
     text = results_page.write(nothing, tmp_path / "page.md", nothing).read_text()
     assert text.count(f"-->{report.NOT_YET}<!--/-->") == PAGE.read_text().count("<!--/-->")
     assert text.count(f"\n\n{report.NOT_YET}\n\n<!-- end -->") == 7
-    assert text.count(results_page.IN_PROGRESS) == 1
+    assert text.count(real_page.IN_PROGRESS) == 1
     assert report.NOT_YET in report.appendix(nothing)
 
 
@@ -143,8 +143,8 @@ def real(tmp_path) -> Store:
     untrained = {
         "1": ended([1, 0, 0, 0, 0, 0], [8, 4, 1, 2, 0, 0], 8), "0.3": ended([1, 0, 0, 0, 0, 0], [4, 2, 0, 0, 0, 0])
     }  # fmt: skip
-    store.add(real_model.untrained_cell(results_page.REAL), untrained, 60.0, "")
-    experiment = real_model.experiment(results_page.REAL)
+    store.add(real_model.untrained_cell(real_page.REAL), untrained, 60.0, "")
+    experiment = real_model.experiment(real_page.REAL)
     for method, greedy in (("TOPR (default)", [1, 1, 0, 0, 0, 0]), ("positives repeated", [1, 1, 1, 0, 0, 0])):
         for rate in real_model.RATES:
             cell = experiment.cell(method, {"learning_rate": rate}, TUNING_SEED)
@@ -157,22 +157,22 @@ def real(tmp_path) -> Store:
 
 
 def test_tables_of_a_pretrained_model(real):
-    table = results_page.real_table(real)
+    table = real_page.main_table(real)
     assert "| untrained, T = 1 | 16.7 | 31.2 | 50.0 | 75.0 | 10.0 |  |" in table
     # Two of six greedy answers are right: 1.96 · sqrt(6/5 · 1/3 · 2/3 / 6) = 0.413.
     assert "| TOPR (default) | 33.3 ± 41.3 | 50.0 ± 35.8 | 50.0 ± 0.0 | 75.0 ± 0.0 | 10.0 ± 0.0 | 5 |" in table
     assert "c = 0" not in table
-    assert "| positives repeated | -16.7 ± 32.7 | +0.0 ± 0.0 |" in results_page.real_differences(real)
-    section = results_page.real_section(real)
-    assert results_page.IN_PROGRESS not in section
+    assert "| positives repeated | -16.7 ± 32.7 | +0.0 ± 0.0 |" in real_page.differences(real)
+    section = real_page.section(real)
+    assert real_page.IN_PROGRESS not in section
     assert section.count("TOPR (default)") == 2  # a row in one table, and the header of another
-    assert "| TOPR (default) | 25.0, 25.0 | **50.0, 50.0** | 25.0, 25.0 |" in results_page.real_rates(real)
-    strata = results_page.real_strata(real)
+    assert "| TOPR (default) | 25.0, 25.0 | **50.0, 50.0** | 25.0, 25.0 |" in real_page.rates(real)
+    strata = real_page.strata(real)
     assert "0 of 8 (problems: 2) | 1 or 2 of 8 (problems: 2) | 3 or more of 8 (problems: 2)" in strata
     assert "| untrained | 0.0 | 18.8 | 75.0 |" in strata
     assert "| TOPR (default) | 0.0 ± 0.0 | 50.0 ± 0.0 | 100.0 ± 0.0 |" in strata
     # Before training, one greedy answer of six is right. TOPR solves another problem, which 4 of 8 samples solved.
-    greedy = results_page.real_greedy_strata(real)
+    greedy = real_page.greedy_strata(real)
     assert "| before training | problems | positives repeated | TOPR (default) |" in greedy
     assert "| greedy answer right | 1 | +0.0 | +0.0 |" in greedy
     assert "| greedy answer wrong, 3 or more of 8 samples right | 1 | +16.7 | +16.7 |" in greedy
@@ -180,14 +180,14 @@ def test_tables_of_a_pretrained_model(real):
 
 
 def test_gains_on_a_pretrained_model(real):
-    repeated = results_page.REPEATED
-    assert results_page._gain(real, repeated, "greedy", "1").mean == pytest.approx(2 / 6)
-    assert results_page._gain(real, repeated, "pass@1", "0.3").mean == pytest.approx(0.25)
-    assert results_page._ahead(real, repeated, "TOPR (default)", "greedy").mean == pytest.approx(1 / 6)
+    repeated = real_page.REPEATED
+    assert real_page._gain(real, repeated, "greedy", "1").mean == pytest.approx(2 / 6)
+    assert real_page._gain(real, repeated, "pass@1", "0.3").mean == pytest.approx(0.25)
+    assert real_page._ahead(real, repeated, "TOPR (default)", "greedy").mean == pytest.approx(1 / 6)
     with pytest.raises(Unfinished):
-        results_page._gain(real, results_page.BALANCED, "greedy", "1")
+        real_page._gain(real, real_page.BALANCED, "greedy", "1")
     with pytest.raises(Unfinished):
-        results_page._ahead(real, repeated, results_page.BALANCED, "greedy")
+        real_page._ahead(real, repeated, real_page.BALANCED, "greedy")
 
 
 def add_long_completions(store, settings):
