@@ -20,5 +20,6 @@ Models, problems and rows:
 - `rows.py`: rows for training. `decoding.py` samples completions. `decoded.py` computes accuracies.
 
 Results: `results/` has one line per cell. `report.py` and `statistics.py` make tables. `results_page.py` and
-`real_page.py` fill in docs/results.md, docs/which_method.md and real_model.md. `appendix/` has the tables of all experiments, and pages of version 0.2.
+`real_page.py` fill in docs/results.md, docs/which_method.md and real_model.md. `appendix/` has the tables of all
+experiments, and pages of version 0.2.
 """
