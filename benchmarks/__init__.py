@@ -19,6 +19,7 @@ Models, problems and rows:
   `models/`. `code_task.py`: the rows of `examples/code_generation.py`.
 - `rows.py`: rows for training. `decoding.py` samples completions. `decoded.py` computes accuracies.
 
-Results: `results/` has one line per cell. `report.py` and `statistics.py` make tables, and `results_page.py` fills in
-docs/results.md. `appendix/` has the tables of all experiments, and pages of version 0.2.
+Results: `results/` has one line per cell. `report.py` and `statistics.py` make tables. `results_page.py` and
+`real_page.py` fill in docs/results.md, docs/which_method.md and real_model.md. `appendix/` has the tables of all
+experiments, and pages of version 0.2.
 """

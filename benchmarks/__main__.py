@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from benchmarks import cells, pictures, report, results_page
+from benchmarks import cells, pictures, real_page, report, results_page
 from benchmarks.experiments import ALL, planned, work
 from benchmarks.setting import HERE, PROFILES, Profile, model_hash
 
@@ -75,7 +75,8 @@ def main() -> None:
     tables.write_text(report.appendix(store), encoding="utf-8")
     page = results_page.write(store, results_page.PAGE if args.published else results / "results.md")
     if args.published:
-        results_page.write_real_page(results_page.REAL_PAGE)
+        results_page.write(store, results_page.CHOICE_PAGE, template=results_page.CHOICE_PAGE)
+        real_page.write(real_page.PAGE)
         with suppress(cells.Unfinished):
             pictures.draw_long_completions(store, results_page.LONG_PICTURE)
     print(f"Written: {os.path.relpath(tables)}, {os.path.relpath(page)}")

@@ -6,6 +6,8 @@ can be continued. The reported cells of a method are planned after its choices h
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,8 @@ class Experiment:
         methods: fields of the cells of each method, by name.
         choices: choices that are tried first.
         seeds: seeds that are reported. Choices are tried with `TUNING_SEED`.
-        measures: measures for choosing, as paths for `value`. Each method has a best choice per measure.
+        measures: measures for choosing, as paths for `value`. Each method has a best choice per measure, among the
+            choices that any measure has tried.
         title: title of the table. An experiment without a title has no table.
         fields: fields of all cells, such as the base model and its weights.
         reported_fields: further fields of the cells of the reported seeds.
@@ -99,7 +102,9 @@ class Experiment:
         """Return the values of `shown` by seed, with errors, for the best choice for a measure."""
         shown = shown or self.measures[0]
         found = self.ends(store, method, measure or (shown if shown in self.measures else self.measures[-1]))
-        return {seed: (value(result, shown), error(result, shown)) for seed, result in found.items()}
+        # The error of greedy answers is over problems. All seeds have the same ones, so more seeds do not narrow it.
+        shared = sqrt(len(found)) if shown.rpartition("/")[2] == "greedy" else 1.0
+        return {seed: (value(result, shown), shared * error(result, shown)) for seed, result in found.items()}
 
     def has_all_seeds(self, store: Store, method: str) -> bool:
         """Return whether all seeds of a method have been run with its best choice."""
@@ -119,22 +124,32 @@ class Experiment:
             best = self.tuned(store, method, measure)
             return [], [best] if best else []
 
-        def end(choice: Choice) -> float | None:
-            found = store.get(self.cell(method, choice, TUNING_SEED))
-            return None if found is None else value(found, measure)
-
-        first = store.get(self.cell(method, self.choices[0], TUNING_SEED))
-        untrained = self.untrained.get(measure, 0.0)
-        if isinstance(untrained, str):
-            untrained = value(first, untrained) if first else 0.0
-        tried, best = tune(self.choices, self.further, end, untrained)
-        if best is None:
+        tried, end = self._tried(store, method), partial(self._end, store, method, measure)
+        if any(end(choice) is None for choice in tried):
             return tried, []
+        best = max(tried, key=lambda choice: end(choice) or 0.0)
         by_end = sorted(tried, key=lambda choice: -(end(choice) or 0.0))
         highest = end(best) or 0.0
         level = sum((end(choice) or 0.0) > highest - self.level for choice in tried)
         finalists = [choice for choice in by_end if choice != best][: max(self.finalists.get(method, 1), level) - 1]
         return tried, [best, *finalists]
+
+    def _end(self, store: Store, method: str, measure: str, choice: Choice) -> float | None:
+        """Return the value of a choice on the problems that choose, or None if it has not been tried."""
+        result = store.get(self.cell(method, choice, TUNING_SEED))
+        return None if result is None else value(result, measure)
+
+    def _tried(self, store: Store, method: str) -> list[Choice]:
+        """Return the choices to try for all measures. A search can stop at a local optimum that another one passes."""
+        first = store.get(self.cell(method, self.choices[0], TUNING_SEED))
+        found: list[Choice] = []
+        for measure in self.measures:
+            untrained = self.untrained.get(measure, 0.0)
+            if isinstance(untrained, str):
+                untrained = value(first, untrained) if first else 0.0
+            tried, _ = tune(self.choices, self.further, partial(self._end, store, method, measure), untrained)
+            found += [choice for choice in tried if choice not in found]
+        return found
 
 
 def value(result: dict[str, Any], path: str) -> float:
@@ -148,18 +163,13 @@ def value(result: dict[str, Any], path: str) -> float:
 
 
 def error(result: dict[str, Any], path: str) -> float:
-    """Return the standard error of a number of a result, or NaN if the run failed or the number has no error.
-
-    For greedy accuracy, return NaN: its error is over problems, which are the same for all seeds.
-    """
+    """Return the standard error of a number of a result, or NaN if the run failed or the number has no error."""
     if result.get("failed"):
         return float("nan")
     folder, _, name = path.rpartition("/")
     found: Any = result
     for part in folder.split("/") if folder else ():
         found = found[int(part)] if isinstance(found, list) else found[part]
-    if name == "greedy":
-        return float("nan")
     return float(found.get(f"{name} error", found.get("error", np.nan) if name == "pass@1" else np.nan))
 
 

@@ -1,9 +1,11 @@
 """Write tables of results, and fill in tables and numbers of pages.
 
-The text of a page is written by hand. A page has markers for tables and for single numbers, by name:
+The text of a page is written by hand. A page has markers for tables, single numbers and comparative words, by name:
 
-    <!-- table NAME -->            <!--NAME-->+4.6 ± 2.4<!--/-->
+    <!-- table NAME -->            <!--NAME-->+4.6 ± 2.4<!--/-->            <!--word:NAME-->ahead<!--/-->
     <!-- end -->
+
+A word follows from the same intervals as the number of its name.
 """
 
 import re
@@ -17,7 +19,7 @@ from benchmarks.statistics import Interval, difference, over_seeds
 
 NOT_YET = "Not measured yet."
 _TABLE = re.compile(r"<!-- table (\w+) -->\n.*?<!-- end -->", re.DOTALL)
-_NUMBER = re.compile(r"<!--(\w+)-->.*?<!--/-->")
+_NUMBER = re.compile(r"<!--((?:word:)?\w+)-->.*?<!--/-->")
 
 Texts = Mapping[str, Callable[[], str]]
 
@@ -55,6 +57,44 @@ def percent(value: float) -> str:
 def points(gap: Interval) -> str:
     """Return a difference in points."""
     return gap.percent(signed=True)
+
+
+Found = Interval | list[Interval] | str
+
+
+def number(found: Found) -> str:
+    """Return a difference, or the range of several differences, in points. A text is returned as it is."""
+    if isinstance(found, str):
+        return found
+    if isinstance(found, Interval):
+        return points(found)
+    means = [gap.mean for gap in found]
+    return f"{100 * min(means):+.1f} to {100 * max(means):+.1f}"
+
+
+def word(found: Found) -> str:
+    """Return whether a difference is above 0 by its interval: ahead, level or behind. Count several differences."""
+    if isinstance(found, list):
+        kinds = counted(found)
+        if len(kinds) == 1:
+            return f"{word(found[0])} on {'both' if len(found) == 2 else f'all {len(found)}'}"
+        return ", ".join(f"{kind} on {len(gaps)}" for kind, gaps in kinds.items())
+    assert isinstance(found, Interval)
+    return "ahead" if found.low > 0 else "behind" if found.high < 0 else "level"
+
+
+def counted(gaps: Iterable[Interval]) -> dict[str, list[Interval]]:
+    """Return differences by their word, without the words that no difference has."""
+    kinds: dict[str, list[Interval]] = {"ahead": [], "behind": [], "level": []}
+    for gap in gaps:
+        kinds[word(gap)].append(gap)
+    return {kind: found for kind, found in kinds.items() if found}
+
+
+def texts(found: Mapping[str, Callable[[], Found]]) -> Texts:
+    """Return the text of each number, and under `word:NAME` its word."""
+    numbers = {name: lambda make=make: number(make()) for name, make in found.items()}
+    return numbers | {f"word:{name}": lambda make=make: word(make()) for name, make in found.items()}
 
 
 def marked(gap: Interval) -> str:

@@ -1,16 +1,16 @@
-"""Fill in the tables and numbers of docs/results.md. The text is written by hand."""
+"""Fill in the tables, numbers and comparative words of docs/results.md and docs/which_method.md."""
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from benchmarks import real_model
+from benchmarks import real_model, real_page
 from benchmarks.cells import Store, Unfinished
 from benchmarks.decoded import GREEDY
-from benchmarks.experiment import TUNING_SEED, Experiment
+from benchmarks.experiment import Experiment
 from benchmarks.experiments import (
     ALL,
     against_positives,
@@ -26,22 +26,22 @@ from benchmarks.experiments import (
 )
 from benchmarks.experiments.controls import BASES, METHODS, SEEDS, TOPR
 from benchmarks.experiments.long_completions import LENGTHS, OTHERS, Setting
-from benchmarks.report import fill_page, marked, percent, points, table
+from benchmarks.report import Found, counted, fill_page, percent, table, texts
 from benchmarks.setting import HERE, PROFILES
-from benchmarks.statistics import Interval, difference, interval, over_problems, over_seeds
+from benchmarks.statistics import Interval, difference, over_seeds
 
-PAGE = HERE.parent / "docs" / "results.md"
-REAL_PAGE = HERE / "real_model.md"
+PAGE, CHOICE_PAGE = (HERE.parent / "docs" / name for name in ("results.md", "which_method.md"))
 LONG_PICTURE = HERE.parent / "docs" / "results" / "long_completions.png"
 
 
-def write(store: Store, page: Path = PAGE, real: Store | None = None) -> Path:
-    """Write the page with the tables and numbers of the results.
+def write(store: Store, page: Path = PAGE, real: Store | None = None, template: Path = PAGE) -> Path:
+    """Write a page with the tables, numbers and comparative words of the results.
 
     Args:
         store: results on small models.
         page: page to write.
         real: results on a pretrained model. Default: the published results.
+        template: page with the text and the markers.
     """
     pretrained = real or real_model.open_store(HERE / "results")
     tables: dict[str, Callable[[], str]] = {
@@ -51,29 +51,12 @@ def write(store: Store, page: Path = PAGE, real: Store | None = None) -> Path:
         "long": lambda: long_table(store, LENGTHS),
         "long_greedy": lambda: long_table(store, LENGTHS, "greedy"),
         "long_others": lambda: long_table(store, OTHERS),
-        "long_others_greedy": lambda: long_table(store, OTHERS, "greedy"),
         "run": lambda: what_was_run(store),
-        "real": lambda: real_section(pretrained),
+        "real": lambda: real_page.section(pretrained),
     }
-    numbers = {name: lambda number=number: number(store) for name, number in NUMBERS.items()}  # type: ignore[misc]
-    numbers |= {name: lambda number=number: number(pretrained) for name, number in REAL_NUMBERS.items()}  # type: ignore[misc]
-    return fill_page(PAGE, page, tables, numbers)
-
-
-def write_real_page(page: Path, real: Store | None = None) -> Path:
-    """Write the page of the pretrained model with further tables.
-
-    Args:
-        page: page to write.
-        real: results on a pretrained model. Default: the published results.
-    """
-    store = real or real_model.open_store(HERE / "results")
-    tables: dict[str, Callable[[], str]] = {
-        "strata": lambda: real_strata(store),
-        "rates": lambda: real_rates(store),
-        "greedy": lambda: real_greedy_strata(store),
-    }
-    return fill_page(REAL_PAGE, page, tables, {})
+    numbers = {name: partial(number, store) for name, number in NUMBERS.items()}
+    numbers |= {name: partial(number, pretrained) for name, number in real_page.NUMBERS.items()}
+    return fill_page(template, page, tables, texts(numbers))
 
 
 # Tables of small models.
@@ -85,29 +68,22 @@ def against_table(store: Store) -> str:
     for method in METHODS:
         if method == TOPR:
             continue
-        row = [method]
-        for measure in controls.MEASURES:
-            gaps = []
-            for base in controls.WRONG_MODE:
-                experiment = _finished_controls(store, base)
-                gaps.append(difference(*(experiment.measured(store, one, measure) for one in (TOPR, method))))
-            row.append(_said(gaps))
-        rows.append(row)
+        rows.append([method, *(_said(_wrong_mode(store, TOPR, method, measure)) for measure in controls.MEASURES)])
     return table(["TOPR's default against", "greedy", "sampled at temperature 1"], rows)
 
 
+def _wrong_mode(store: Store, first: str, second: str, measure: str) -> list[Interval]:
+    """Return `first` minus `second` on each model with mostly wrong greedy answers."""
+    experiments = [_finished_controls(store, base) for base in controls.WRONG_MODE]
+    return [difference(*(one.measured(store, name, measure) for name in (first, second))) for one in experiments]
+
+
 def _said(gaps: list[Interval]) -> str:
-    parts = {
-        "ahead": [gap.mean for gap in gaps if gap.low > 0],
-        "behind": [gap.mean for gap in gaps if gap.high < 0],
-        "no significant difference": [gap.mean for gap in gaps if gap.low <= 0 <= gap.high],
-    }
     said = []
-    for word, means in parts.items():
-        if means:
-            ends = sorted({f"{100 * abs(mean):.0f}" for mean in means}, key=float)
-            by = f", by {' to '.join([ends[0], ends[-1]][: len(ends)])}" if word in ("ahead", "behind") else ""
-            said.append(f"{word} on {len(means)}{by}")
+    for kind, of_kind in counted(gaps).items():
+        ends = sorted({f"{100 * abs(gap.mean):.0f}" for gap in of_kind}, key=float)
+        by = "" if kind == "level" else f", by {' to '.join([ends[0], ends[-1]][: len(ends)])}"
+        said.append(f"{kind} on {len(of_kind)}{by}")
     return "; ".join(said)
 
 
@@ -217,18 +193,15 @@ def _gap(
     return difference(*found)
 
 
-def _range(store: Store, method: str, at_32: bool = False, other: str = protocols.TOPR) -> str:
-    """Return the range, over base models, of `other` minus `method`, in points."""
-    gaps = []
-    for base in protocols.BASES:
-        experiment = protocols.at_32(base) if at_32 else protocols.of_base(base)
-        gaps.append(_gap(store, (experiment, other), (experiment, method)).mean)
-    return f"{100 * min(gaps):+.1f} to {100 * max(gaps):+.1f}"
+def _of_bases(store: Store, first: str, second: str, at_32: bool = False) -> list[Interval]:
+    """Return `first` minus `second` on each base model."""
+    experiments = [protocols.at_32(base) if at_32 else protocols.of_base(base) for base in protocols.BASES]
+    return [_gap(store, (one, first), (one, second)) for one in experiments]
 
 
-def _fig4(store: Store, shown: str) -> str:
+def _fig4(store: Store, shown: str) -> Interval:
     experiment = against_positives.experiments(store)[-1]
-    return points(_gap(store, (experiment, against_positives.MAIN), (experiment, "positives, once"), shown))
+    return _gap(store, (experiment, against_positives.MAIN), (experiment, "positives, once"), shown)
 
 
 def _percent(store: Store, experiment: Experiment, method: str) -> str:
@@ -238,49 +211,71 @@ def _percent(store: Store, experiment: Experiment, method: str) -> str:
     return over_seeds(found).percent()
 
 
-def _stale(store: Store, method: str) -> str:
-    return points(_gap(store, (staleness.STALE, method), (staleness.FRESH, method)))
+def _stale(store: Store, method: str) -> Interval:
+    return _gap(store, (staleness.STALE, method), (staleness.FRESH, method))
 
 
-def _lower(store: Store, run: str, shown: str) -> str:
+def _lower(store: Store, run: str, shown: str) -> Interval:
     base = long_run.BASES[0]
-    return points(_gap(store, (long_run.at_lower(base, 1), run), (long_run.at_best(base), run), shown))
+    return _gap(store, (long_run.at_lower(base, 1), run), (long_run.at_best(base), run), shown)
 
 
-def _long(store: Store, base: int, first: str, second: str, shown: str) -> str:
+def _long(store: Store, base: int, first: str, second: str, shown: str) -> Interval:
     experiment = long_run.at_best(long_run.BASES[base])
-    return points(_gap(store, (experiment, first), (experiment, second), shown))
+    return _gap(store, (experiment, first), (experiment, second), shown)
 
 
-def _online(store: Store, base: str, completions: int = online.COMPLETIONS) -> str:
-    """Return the final accuracy of TOPR with replay minus that of TRL's default with four uses."""
-    names = online.label(online.REPLAY, 1, 0.75), online.label(online.REFERENCE, 4)
-    ours, theirs = (online.find(store, base, name, completions)[1] for name in names)
-    return points(interval((ours[:, -1] - theirs[:, -1]).tolist()))
+_ONLINE = online.label(online.REPLAY, 1, 0.75), online.label(online.REFERENCE, 4)
 
 
-def _online_share(store: Store, base: str, completions: int = online.COMPLETIONS) -> str:
-    names = online.label(online.REPLAY, 1, 0.75), online.label(online.REFERENCE, 4)
-    share, low, high = online.share_needed(store, base, *names, completions)
+def _online(store: Store, base: str, completions: int = online.COMPLETIONS, shown: str = online.END) -> Interval:
+    """Return TOPR with replay minus TRL's default with four uses, after all completions."""
+    return _gap(store, *((online.of_method(base, name, completions), name) for name in _ONLINE), shown)
+
+
+def _online_share(store: Store, base: str) -> str:
+    share, low, high = online.share_needed(store, base, *_ONLINE)
     return f"{share:.0%} ({low:.0%} to {high:.0%})"
 
 
-def _segments(store: Store, parts: int, shown: str) -> str:
-    """Return the measure `shown` of segments minus that of TOPR's ratio, for sessions of `parts` answers."""
-    experiment = long_completions.of_setting(Setting(parts))
-    path = long_completions.measure(long_completions.MEASURED_AT[-1], shown)
-    return points(_gap(store, (experiment, "segment"), (experiment, "sequence (TOPR)"), path))
+def _without_replay(store: Store) -> list[Interval]:
+    """Return TOPR minus TRL's default on each base model, both with four uses."""
+    names = [online.label(method, 4) for method in (online.REPLAY, online.REFERENCE)]
+    return [_gap(store, *((online.of_method(base, name), name) for name in names)) for base in online.BASES]
 
 
-def _trial(store: Store, which: int) -> str:
-    return f"{100 * float(np.mean([lost[which] for lost in trials.lost(store).values()])):.2f}"
+def _segments(
+    store: Store, setting: Setting, first: str = "segment", second: str = "sequence (TOPR)", shown: str = "pass@1",
+    updates: int = long_completions.MEASURED_AT[-1], second_updates: int = 0,
+) -> Interval:  # fmt: skip
+    """Return a measure of one ratio minus that of another one, after some updates."""
+    measured = []
+    for name, after in ((first, updates), (second, second_updates or updates)):
+        experiment = long_completions.of_setting(setting, after)
+        measured.append(experiment.measured(store, name, long_completions.measure(after, shown)))
+    if not all(measured):
+        raise Unfinished(f"{first} or {second} has not been run")
+    return difference(*measured)
 
 
-NUMBERS: dict[str, Callable[[Store], str]] = {
-    "once": lambda store: _range(store, protocols.REMOVED),
-    "steps": lambda store: _range(store, protocols.STEPS, at_32=True),
-    "repeated": lambda store: _range(store, protocols.REPEATED),
-    "paper_baseline": lambda store: _range(store, "TOPR, c = 0"),
+_LONG = [Setting(parts) for parts in (4, 16, 64)]  # at least 160 tokens
+_MISTAKES = (long_completions.EARLY, long_completions.LATE)
+
+
+def _lost(store: Store, name: str) -> str:
+    return f"{100 * float(np.mean([lost[name] for lost in trials.lost(store).values()])):.1f}"
+
+
+NUMBERS: dict[str, Callable[[Store], Found]] = {
+    "once": lambda store: _of_bases(store, protocols.TOPR, protocols.REMOVED),
+    "steps": lambda store: _of_bases(store, protocols.TOPR, protocols.STEPS, at_32=True),
+    "repeated": lambda store: _of_bases(store, protocols.TOPR, protocols.REPEATED),
+    "repeated_first": lambda store: _of_bases(store, protocols.REPEATED, protocols.TOPR),
+    "repeated_greedy": lambda store: _wrong_mode(store, "positives repeated", TOPR, GREEDY),
+    "half_the_steps": lambda store: _of_bases(store, protocols.HALF, protocols.TOPR),
+    "balanced": lambda store: _of_bases(store, protocols.BALANCED, protocols.TOPR),
+    "repeated_balanced": lambda store: _of_bases(store, protocols.REPEATED, protocols.BALANCED),
+    "paper_baseline": lambda store: _of_bases(store, protocols.TOPR, "TOPR, c = 0"),
     "fig4": lambda store: _fig4(store, "pass@1"),
     "fig4_vote": lambda store: _fig4(store, "maj/32"),
     "stale_topr": lambda store: _stale(store, staleness.TOPR),
@@ -295,180 +290,24 @@ NUMBERS: dict[str, Callable[[Store], str]] = {
     "online_main": lambda store: _online_share(store, "main"),
     "online_hard": lambda store: _online(store, "hard"),
     "online_hard_long": lambda store: _online(store, "hard", online.LONG),
-    "segment_160": lambda store: _segments(store, 4, "pass@1"),
-    "segment_640": lambda store: _segments(store, 16, "pass@1"),
-    "segment_2560": lambda store: _segments(store, 64, "pass@1"),
-    "segment_greedy": lambda store: _segments(store, 16, "greedy"),
-    "trial": lambda store: _trial(store, 0),
-    "always_repeated": lambda store: _trial(store, 1),
+    "pass32_sure": lambda store: _online(store, "sure-17", shown=online.PASS_32),
+    "pass32_main": lambda store: _online(store, "main", shown=online.PASS_32),
+    "pass32_hard": lambda store: _online(store, "hard", shown=online.PASS_32),
+    "pass32_hard_long": lambda store: _online(store, "hard", online.LONG, online.PASS_32),
+    "without_replay": _without_replay,
+    "segment": lambda store: [_segments(store, one) for one in _LONG],
+    "segment_positives": lambda store: [_segments(store, one, second="positives only") for one in _LONG],
+    "segment_main": lambda store: _segments(store, long_completions.NOISY),
+    "segment_mistakes": lambda store: [_segments(store, one) for one in _MISTAKES],
+    "segment_stopped": lambda store: _segments(store, Setting(4), second_updates=long_completions.MEASURED_AT[0]),
+    "sequence_positives": lambda store: [
+        _segments(store, one, "sequence (TOPR)", "positives only") for one in _LONG[1:]
+    ],
+    "segment_16": lambda store: [_segments(store, one, "segment of 16", "segment") for one in _LONG],
+    "segment_16_short": lambda store: _segments(store, Setting(1), "segment of 16", "segment"),
+    "segment_16_main": lambda store: _segments(store, long_completions.NOISY, "segment of 16", "segment"),
+    "segment_16_mistakes": lambda store: [_segments(store, one, "segment of 16") for one in _MISTAKES],
+    "trial_count": trials.recommended,
+    "trial_default": lambda store: _lost(store, trials.DEFAULT),
+    "trial_repeated": lambda store: _lost(store, trials.REPEATED),
 }
-
-
-# A pretrained model.
-
-REAL = "qwen2.5-coder-0.5b"
-IN_PROGRESS = "A run of a 0.5B model on GSM8K is in progress; expectations: `benchmarks/real_model.md`."
-_STRATA = {"0 of 8": (0, 0), "1 or 2 of 8": (1, 2), "3 or more of 8": (3, 8)}  # correct answers of the untrained model
-
-
-def real_section(store: Store) -> str:
-    """Return the tables of the pretrained model that have results, or one sentence if there are none."""
-    found = []
-    for lead, made in (
-        ("Accuracy on the test problems, in percent. Bold: the interval is above the untrained model at its best "
-         "temperature.", real_table),
-        ("TOPR's default minus each method, in points, paired by seed and problem:", real_differences),
-    ):  # fmt: skip
-        try:
-            found += [lead, made(store)]
-        except Unfinished:
-            continue
-    return "\n\n".join(found) or IN_PROGRESS
-
-
-def real_table(store: Store) -> str:
-    """Return a table of the pretrained model's accuracy, untrained and by method.
-
-    A value is bold if its interval is above the untrained model's accuracy at each temperature.
-    """
-    untrained = _untrained(store)
-    measures = ("greedy", "pass@1", "maj@4", "pass@4", "invalid")
-    best = max(untrained["1"]["greedy"], *(found["pass@1"] for found in untrained.values()))
-    rows = [
-        [f"untrained, T = {at}", *(percent(found[name]) if name in found else "" for name in measures), ""]
-        for at, found in untrained.items()
-    ]
-    try:
-        methods = _real_ends(store)
-    except Unfinished:
-        methods = {}
-    for method, ends in methods.items():
-        shown = []
-        for name in measures:
-            if name in ("greedy", "pass@1"):
-                found = over_problems([_by_problem(one, name) for one in ends.values()])
-                shown.append(f"**{found.percent()}**" if found.low > best else found.percent())
-            else:
-                shown.append(interval([one[name] for one in ends.values()]).percent())
-        rows.append([method, *shown, str(len(ends))])
-    return table(["", *measures, "runs"], rows)
-
-
-def real_differences(store: Store) -> str:
-    """Return a table of TOPR's default minus each other method on the pretrained model, paired by seed and problem."""
-    rows, ends = [], _real_ends(store)
-    for method, others in ends.items():
-        if method == TOPR:
-            continue
-        gaps = [marked(_difference(ends[TOPR], others, name)) for name in ("greedy", "pass@1")]
-        rows.append([method, *gaps])
-    return table(["TOPR (default) minus", "greedy", "pass@1"], rows)
-
-
-def real_greedy_strata(store: Store) -> str:
-    """Return a table of changes in greedy accuracy by the untrained model's answers, in points of all problems."""
-    untrained, ends = _untrained(store)["1"], _real_ends(store)
-    greedy, right = (np.array(_by_problem(untrained, "greedy")), np.array(untrained["right_by_problem"]))
-    parts = {"right": greedy > 0}
-    parts |= {
-        f"wrong, {name} samples right": (greedy == 0) & (right >= low) & (right <= high)
-        for name, (low, high) in _STRATA.items()
-    }
-    rows = []
-    for name, part in parts.items():
-        changes = [np.mean([_by_problem(one, "greedy") for one in of.values()], 0) - greedy for of in ends.values()]
-        shown = (f"{100 * float(change[part].sum()) / len(greedy):+.1f}" for change in changes)
-        rows.append([f"greedy answer {name}", str(part.sum()), *shown])
-    return table(["before training", "problems", *ends], rows)
-
-
-def real_strata(store: Store) -> str:
-    """Return a table of pass@1 by the number of correct answers among the untrained model's eight samples."""
-    right = np.array(_untrained(store)["1"]["right_by_problem"])
-    parts = {name: (right >= low) & (right <= high) for name, (low, high) in _STRATA.items()}
-    rows = [["untrained", *(percent(float(right[part].mean()) / 8) for part in parts.values())]]
-    for method, ends in _real_ends(store).items():
-        values = np.array([_by_problem(one, "pass@1") for one in ends.values()])
-        rows.append([method, *(over_problems(values[:, part].tolist()).percent() for part in parts.values())])
-    columns = [f"{name} (problems: {part.sum()})" for name, part in parts.items()]
-    return table(["", *columns], rows)
-
-
-def real_rates(store: Store) -> str:
-    """Return a table of greedy accuracy and pass@1 of the runs that choose a learning rate, by method and rate."""
-    experiment, found = real_model.experiment(REAL), {}
-    for cell, result in store.results(experiment.cells(store)):
-        if cell["seed"] == TUNING_SEED:
-            found[cell["method"], cell["learning_rate"]] = f"{percent(result['greedy'])}, {percent(result['pass@1'])}"
-    if not found:
-        raise Unfinished("no rates have been tried")
-    tried = sorted({rate for _, rate in found})
-    rows = []
-    for method in dict.fromkeys(method for method, _ in found):
-        best = experiment.best(store, method) or {}
-        shown = [found.get((method, rate), "") for rate in tried]
-        rows.append([method, *(f"**{text}**" if rate == best.get("learning_rate") else text
-                               for rate, text in zip(tried, shown, strict=True))])  # fmt: skip
-    return table(["", *(f"{rate:g}" for rate in tried)], rows)
-
-
-def _untrained(store: Store) -> dict[str, dict[str, Any]]:
-    """Return the results of the untrained pretrained model by temperature."""
-    found = store.get(real_model.untrained_cell(REAL))
-    if found is None:
-        raise Unfinished(f"{REAL} has not been measured before training")
-    return found
-
-
-def _real_ends(store: Store) -> dict[str, dict[int, dict[str, Any]]]:
-    """Return the results by seed of each method with enough results.
-
-    Raises:
-        Unfinished: TOPR's default lacks results.
-    """
-    experiment = real_model.experiment(REAL)
-    ends = {method: experiment.ends(store, method, real_model.SCORE) for method in experiment.methods}
-    enough = {method: found for method, found in ends.items() if len(found) >= real_model.FIRST}
-    if TOPR not in enough:
-        raise Unfinished(f"{TOPR} has not been run")
-    return enough
-
-
-def _gain(store: Store, method: str, measure: str, at: str) -> str:
-    """Return a method's gain over the untrained model at a temperature, in points."""
-    before = np.array(_by_problem(_untrained(store)[at], measure))
-    ends = _real_ends(store).get(method, {})
-    if not ends:
-        raise Unfinished(f"{method} has not been run")
-    return points(over_problems([np.subtract(_by_problem(one, measure), before).tolist() for one in ends.values()]))
-
-
-def _ahead(store: Store, first: str, second: str, measure: str) -> str:
-    """Return by how many points the first method is ahead of the second."""
-    ends = _real_ends(store)
-    if not {first, second} <= set(ends):
-        raise Unfinished(f"{first} or {second} has not been run")
-    return points(_difference(ends[first], ends[second], measure))
-
-
-def _difference(first: dict[int, dict[str, Any]], second: dict[int, dict[str, Any]], measure: str) -> Interval:
-    """Return `first - second` of results by seed, paired by seed and problem."""
-    pairs = [(first[seed], second[seed]) for seed in first.keys() & second.keys()]
-    return over_problems([np.subtract(*(_by_problem(one, measure) for one in pair)).tolist() for pair in pairs])
-
-
-BALANCED, REPEATED = "TOPR, balanced rows, 50%", "positives repeated"
-REAL_NUMBERS: dict[str, Callable[[Store], str]] = {
-    "real_balanced": lambda store: _gain(store, BALANCED, "greedy", "1"),
-    "real_repeated": lambda store: _gain(store, REPEATED, "greedy", "1"),
-    "real_gap": lambda store: _ahead(store, BALANCED, REPEATED, "greedy"),
-    "real_sampled": lambda store: _gain(store, REPEATED, "pass@1", "1"),
-    "real_sharpened": lambda store: _gain(store, REPEATED, "pass@1", "0.3"),
-}
-
-
-def _by_problem(result: dict[str, Any], measure: str) -> list[float]:
-    """Return the accuracy on each test problem."""
-    if measure == "greedy":
-        return [float(count) for count in result["greedy_by_problem"]]
-    return [count / result["samples"] for count in result["right_by_problem"]]

@@ -84,16 +84,22 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
 # Completions that a method needs to reach the accuracy of a different method.
 
 
+def of_method(base: str, method: str, completions: int = COMPLETIONS) -> Experiment:
+    """Return the comparison with a method."""
+    (experiment,) = (
+        one for one in _EXPERIMENTS
+        if method in one.methods and one.fields["base"] == base and one.fields["completions"] == completions
+    )  # fmt: skip
+    return experiment
+
+
 def find(store: Store, base: str, method: str, completions: int = COMPLETIONS) -> tuple[np.ndarray, np.ndarray]:
     """Return numbers of completions, and pass@1 by seed at each number. A failed run keeps its last value.
 
     Raises:
         Unfinished: the method has not been run.
     """
-    (experiment,) = (
-        one for one in _EXPERIMENTS
-        if method in one.methods and one.fields["base"] == base and one.fields["completions"] == completions
-    )  # fmt: skip
+    experiment = of_method(base, method, completions)
     best, results = experiment.best(store, method), list(experiment.ends(store, method).values())
     if best is None or not results:
         raise Unfinished(f"{method} has not been run online on {base}")
@@ -115,14 +121,16 @@ def needed(tested_after: np.ndarray, curve: np.ndarray, accuracy: float) -> floa
 
 
 def share_needed(store: Store, base: str, method: str, target: str, completions: int = COMPLETIONS) -> list[float]:
-    """Return the share of the target's completions that a method needs for the target's final accuracy.
+    """Return the completions that a method needs for the target's final accuracy, as a share of those the target needs.
 
     Also return its 95% bounds, from a bootstrap over seeds, with the same seeds for both methods.
     """
     (at, ours), (_, theirs) = (find(store, base, one, completions) for one in (method, target))
     drawn = np.random.default_rng(0).integers(len(ours), size=(2_000, len(ours)))
-    counts = [
-        needed(at, ours[seeds].mean(0), theirs[seeds, -1].mean()) for seeds in (np.arange(len(ours)), *drawn)
-    ]  # fmt: skip
-    low, high = np.quantile(counts[1:], (0.025, 0.975), method="nearest")
-    return [count / completions for count in (counts[0], float(low), float(high))]
+    shares = []
+    for seeds in (np.arange(len(ours)), *drawn):
+        end = theirs[seeds, -1].mean()
+        ours_needed, theirs_needed = (needed(at, curve[seeds].mean(0), end) for curve in (ours, theirs))
+        shares.append(ours_needed / theirs_needed)
+    low, high = np.quantile(shares[1:], (0.025, 0.975), method="nearest")
+    return [shares[0], float(low), float(high)]

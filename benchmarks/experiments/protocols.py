@@ -15,16 +15,17 @@ from benchmarks.setting import Profile, evaluate, model_hash, summary
 BASES = ("slips-30", "slips-3", "misconception-10", "misconception-3", "sure-17", "sure-3", "wanders-10", "wanders-3")
 END = "end/pass@1"
 TOPR, REMOVED, STEPS, REPEATED = "TOPR, p~ 50%", "positives, once", "positives, as many steps", "positives, repeated"
+BALANCED, HALF = "TOPR, balanced rows", "positives, repeated, half the steps"
 ARMS: dict[str, Cell] = {
     TOPR: {"share": 0.5, "protocol": "steps"},
     "TOPR, c = 0": {"share": "p", "protocol": "steps"},
     "TOPR, p~ 20%": {"share": 0.2, "protocol": "steps"},
     "TOPR, group mean": {"share": "group_mean", "protocol": "steps"},
-    "TOPR, balanced rows": {"share": 0.5, "protocol": "balanced"},
+    BALANCED: {"share": 0.5, "protocol": "balanced"},
     REMOVED: {"share": 1.0, "protocol": "removed"},
     STEPS: {"share": 1.0, "protocol": "steps"},
     REPEATED: {"share": 1.0, "protocol": "rows"},
-    "positives, repeated, half the steps": {"share": 1.0, "protocol": "half"},
+    HALF: {"share": 1.0, "protocol": "half"},
 }
 AT_32 = [{**choice, "batch_rows": 32} for choice in rates(1e-4, 3e-4, 1e-3)]
 AT_8 = [{**choice, "batch_rows": 8} for choice in AT_32]

@@ -6,9 +6,10 @@ import pytest
 from benchmarks.__main__ import published
 from benchmarks.cells import Store
 from benchmarks.experiment import TUNING_SEED, Experiment, error, next_rate, rates, tune, value
-from benchmarks.experiments import ALL, compared, planned
+from benchmarks.experiments import ALL, compared, online, planned
 from benchmarks.experiments.online import needed
 from benchmarks.setting import PROFILES
+from benchmarks.statistics import over_seeds
 
 FULL = PROFILES["full"]
 
@@ -46,6 +47,21 @@ def test_each_measure_has_its_own_choice(tmp_path):
     assert [one.best(store, "a", measure)["learning_rate"] for measure in one.measures] == [3e-4, 1e-4]
 
 
+def test_a_measure_can_choose_a_rate_that_another_measure_tried(tmp_path):
+    """Greedy accuracy has a local optimum at 1e-4. The search by pass@1 goes on to lower rates."""
+    one, store = experiment(measures=("greedy", "pass@1"), further=2), Store(tmp_path)
+    greedy = {3e-4: 0.2, 1e-4: 0.4, 3e-5: 0.3, 1e-5: 0.8}
+    run(one, store, lambda cell: {"greedy": greedy[cell["learning_rate"]], "pass@1": -cell["learning_rate"]})
+    assert one.best(store, "a", "greedy") == {"learning_rate": 1e-5}
+
+
+def test_more_seeds_do_not_narrow_the_error_over_problems(tmp_path):
+    one, store = experiment(measures=("greedy", "pass@1")), Store(tmp_path)
+    run(one, store, lambda cell: {"greedy": 0.5, "greedy error": 0.1, "pass@1": 0.5, "pass@1 error": 0.1})
+    assert over_seeds(one.measured(store, "a", "greedy")).half == pytest.approx(2 * 0.1)
+    assert over_seeds(one.measured(store, "a", "pass@1")).half == pytest.approx(2 * 0.1 / 2**0.5)
+
+
 def test_finalists_are_run_with_all_seeds_and_the_higher_end_counts(tmp_path):
     one, store = experiment(finalists={"a": 2}), Store(tmp_path)
 
@@ -71,7 +87,8 @@ def test_values_and_errors_of_a_result():
     assert value(result, "curve/-1/pass@1") == 0.2
     assert error(result, "curve/-1/pass@1") == 0.01
     assert value(result, "maj/32") == 0.5
-    assert np.isnan([error(result, "maj/32"), error({"greedy": 1.0, "greedy error": 0.1}, "greedy")]).all()
+    assert np.isnan(error(result, "maj/32"))
+    assert error({"greedy": 1.0, "greedy error": 0.1}, "greedy") == 0.1
     assert error({"maj@8": 0.5, "maj@8 error": 0.2}, "maj@8") == 0.2
     assert np.isnan(error({"failed": True, "curve": []}, "end/pass@32"))
     assert value({**result, "failed": True}, "curve/-1/pass@1") == 0
@@ -123,3 +140,11 @@ def test_completions_until_an_accuracy():
     assert needed(tested, np.array([0.1, 0.3, 0.5]), 0.4) == pytest.approx(150)
     assert needed(tested, np.array([0.4, 0.5, 0.5]), 0.4) == 0
     assert needed(tested, np.array([0.1, 0.3, 0.3]), 0.4) == np.inf
+
+
+def test_the_share_of_completions_counts_those_that_the_target_needs_itself(monkeypatch):
+    """The target reaches its final accuracy after 200 of 400 completions, and the method after 150."""
+    curves = {"ours": [0.1, 0.3, 0.5, 0.5, 0.5], "theirs": [0.1, 0.2, 0.4, 0.4, 0.4]}
+    tested = np.array([0, 100, 200, 300, 400])
+    monkeypatch.setattr(online, "find", lambda store, base, method, *_: (tested, np.array([curves[method]] * 2)))
+    assert online.share_needed(None, "main", "ours", "theirs") == pytest.approx([0.75] * 3)

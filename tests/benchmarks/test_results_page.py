@@ -1,16 +1,19 @@
 """docs/results.md matches the stored results, and the appendix has all numbers that were written by hand."""
 
 import re
+from pathlib import Path
 
 import pytest
 
-from benchmarks import pictures, real_model, report, results_page
+from benchmarks import pictures, real_model, real_page, report, results_page
 from benchmarks.__main__ import TABLES, published
 from benchmarks.cells import Store, Unfinished
 from benchmarks.experiment import TUNING_SEED
 from benchmarks.experiments import controls, long_completions, temperatures
-from benchmarks.results_page import PAGE
+from benchmarks.results_page import CHOICE_PAGE, PAGE
+from benchmarks.statistics import Interval
 
+PAGES = (PAGE, CHOICE_PAGE)
 RATE = {"learning_rate": 3e-4}
 FROZEN = ("evidence.md", "wrong_answers.md", "gsm8k.md")  # pages of version 0.2
 
@@ -18,14 +21,43 @@ FROZEN = ("evidence.md", "wrong_answers.md", "gsm8k.md")  # pages of version 0.2
 def test_the_pages_show_the_results(tmp_path):
     """The pages match the published results. If this test fails, run `python -m benchmarks --published --report`."""
     store = published()
-    assert results_page.write(store, tmp_path / "results.md").read_text() == PAGE.read_text()
+    for page in PAGES:
+        assert results_page.write(store, tmp_path / page.name, template=page).read_text() == page.read_text()
     assert report.appendix(store) == TABLES.read_text()
-    real = results_page.REAL_PAGE
-    assert results_page.write_real_page(tmp_path / "real.md").read_text() == real.read_text()
+    real = real_page.PAGE
+    assert real_page.write(tmp_path / "real.md").read_text() == real.read_text()
+
+
+def by_hand(page: Path = PAGE) -> str:
+    """Return the text of a page without its tables, numbers and words that follow from results."""
+    return re.sub(r"<!-- table .*?<!-- end -->|<!--[\w:]+-->.*?<!--/-->", "", page.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_comparative_words_follow_from_an_interval(page):
+    """A word of a comparison has a marker, `<!--word:NAME-->`. The definitions of the words are in italics."""
+    assert "<!--word:" in page.read_text()
+    assert re.findall(r"(?<!\*)\b(?:ahead|behind|level|beats?)\b", by_hand(page), re.IGNORECASE) == []
+
+
+@pytest.mark.parametrize(("mean", "word"), [(0.03, "ahead"), (-0.03, "behind"), (0.01, "level"), (-0.01, "level")])
+def test_a_word_follows_from_the_interval(mean, word):
+    gap = Interval(mean, 0.02)
+    assert report.word(gap) == word
+    page = "<!--gap-->+9.9 ± 9.9<!--/--> <!--word:gap-->ahead<!--/-->"
+    filled = report.fill(page, {}, report.texts({"gap": lambda: gap}))
+    assert filled == f"<!--gap-->{100 * mean:+.1f} ± 2.0<!--/--> <!--word:gap-->{word}<!--/-->"
+    assert [report.word([gap] * n) for n in (2, 3)] == [f"{word} on both", f"{word} on all 3"]
+
+
+def test_words_of_several_differences_are_counted():
+    gaps = [Interval(mean, 0.02) for mean in (0.01, 0.03, 0.05, -0.04)]
+    assert report.word(gaps) == "ahead on 2, behind on 1, level on 1"
+    assert report.number(gaps) == "-4.0 to +5.0"
 
 
 def test_numbers_that_are_written_by_hand_are_in_the_appendix():
-    text = re.sub(r"<!-- table .*?<!-- end -->|<!--\w+-->.*?<!--/-->", "", PAGE.read_text(), flags=re.DOTALL)
+    text = by_hand()
     found = re.findall(r"[+-]?\d+\.\d ± \d+\.\d", text)
     frozen = "".join((TABLES.parent / name).read_text() for name in FROZEN)
     assert found
@@ -71,7 +103,7 @@ def test_tables_of_a_store(store):
     assert header[2:] == ["greedy", "T = 0.3", "T = 0.7", "T = 1", "maj@32"]
     assert rows[1][1:] == ["wrong mode", "10.0", "20.0", "**30.0**", "25.0", "25.0"]
     compared = report.compare(store, controls.of_base(store, "main"))
-    assert "| KTO | 0.0003, 0.0003 | 60.0 ± 0.0 | 60.0 ± 1.2 | 60.0 ± 1.2 | **+20.0 ± 0.0** |" in compared
+    assert "| KTO | 0.0003, 0.0003 | 60.0 ± 2.0 | 60.0 ± 1.2 | 60.0 ± 1.2 | **+20.0 ± 2.8** |" in compared
 
 
 def test_a_method_below_the_base_models_best_temperature_is_not_bold(store):
@@ -86,8 +118,8 @@ def test_without_results_the_page_says_so(tmp_path):
     nothing = Store(tmp_path / "nothing")
     text = results_page.write(nothing, tmp_path / "page.md", nothing).read_text()
     assert text.count(f"-->{report.NOT_YET}<!--/-->") == PAGE.read_text().count("<!--/-->")
-    assert text.count(f"\n\n{report.NOT_YET}\n\n<!-- end -->") == 8
-    assert text.count(results_page.IN_PROGRESS) == 1
+    assert text.count(f"\n\n{report.NOT_YET}\n\n<!-- end -->") == 7
+    assert text.count(real_page.IN_PROGRESS) == 1
     assert report.NOT_YET in report.appendix(nothing)
 
 
@@ -111,8 +143,8 @@ def real(tmp_path) -> Store:
     untrained = {
         "1": ended([1, 0, 0, 0, 0, 0], [8, 4, 1, 2, 0, 0], 8), "0.3": ended([1, 0, 0, 0, 0, 0], [4, 2, 0, 0, 0, 0])
     }  # fmt: skip
-    store.add(real_model.untrained_cell(results_page.REAL), untrained, 60.0, "")
-    experiment = real_model.experiment(results_page.REAL)
+    store.add(real_model.untrained_cell(real_page.REAL), untrained, 60.0, "")
+    experiment = real_model.experiment(real_page.REAL)
     for method, greedy in (("TOPR (default)", [1, 1, 0, 0, 0, 0]), ("positives repeated", [1, 1, 1, 0, 0, 0])):
         for rate in real_model.RATES:
             cell = experiment.cell(method, {"learning_rate": rate}, TUNING_SEED)
@@ -125,22 +157,22 @@ def real(tmp_path) -> Store:
 
 
 def test_tables_of_a_pretrained_model(real):
-    table = results_page.real_table(real)
+    table = real_page.main_table(real)
     assert "| untrained, T = 1 | 16.7 | 31.2 | 50.0 | 75.0 | 10.0 |  |" in table
     # Two of six greedy answers are right: 1.96 · sqrt(6/5 · 1/3 · 2/3 / 6) = 0.413.
     assert "| TOPR (default) | 33.3 ± 41.3 | 50.0 ± 35.8 | 50.0 ± 0.0 | 75.0 ± 0.0 | 10.0 ± 0.0 | 5 |" in table
     assert "c = 0" not in table
-    assert "| positives repeated | -16.7 ± 32.7 | +0.0 ± 0.0 |" in results_page.real_differences(real)
-    section = results_page.real_section(real)
-    assert results_page.IN_PROGRESS not in section
+    assert "| positives repeated | -16.7 ± 32.7 | +0.0 ± 0.0 |" in real_page.differences(real)
+    section = real_page.section(real)
+    assert real_page.IN_PROGRESS not in section
     assert section.count("TOPR (default)") == 2  # a row in one table, and the header of another
-    assert "| TOPR (default) | 25.0, 25.0 | **50.0, 50.0** | 25.0, 25.0 |" in results_page.real_rates(real)
-    strata = results_page.real_strata(real)
+    assert "| TOPR (default) | 25.0, 25.0 | **50.0, 50.0** | 25.0, 25.0 |" in real_page.rates(real)
+    strata = real_page.strata(real)
     assert "0 of 8 (problems: 2) | 1 or 2 of 8 (problems: 2) | 3 or more of 8 (problems: 2)" in strata
     assert "| untrained | 0.0 | 18.8 | 75.0 |" in strata
     assert "| TOPR (default) | 0.0 ± 0.0 | 50.0 ± 0.0 | 100.0 ± 0.0 |" in strata
     # Before training, one greedy answer of six is right. TOPR solves another problem, which 4 of 8 samples solved.
-    greedy = results_page.real_greedy_strata(real)
+    greedy = real_page.greedy_strata(real)
     assert "| before training | problems | positives repeated | TOPR (default) |" in greedy
     assert "| greedy answer right | 1 | +0.0 | +0.0 |" in greedy
     assert "| greedy answer wrong, 3 or more of 8 samples right | 1 | +16.7 | +16.7 |" in greedy
@@ -148,14 +180,14 @@ def test_tables_of_a_pretrained_model(real):
 
 
 def test_gains_on_a_pretrained_model(real):
-    repeated = results_page.REPEATED
-    assert results_page._gain(real, repeated, "greedy", "1").startswith("+33.3 ± ")
-    assert results_page._gain(real, repeated, "pass@1", "0.3").startswith("+25.0 ± ")
-    assert results_page._ahead(real, repeated, "TOPR (default)", "greedy").startswith("+16.7 ± ")
+    repeated = real_page.REPEATED
+    assert real_page._gain(real, repeated, "greedy", "1").mean == pytest.approx(2 / 6)
+    assert real_page._gain(real, repeated, "pass@1", "0.3").mean == pytest.approx(0.25)
+    assert real_page._ahead(real, repeated, "TOPR (default)", "greedy").mean == pytest.approx(1 / 6)
     with pytest.raises(Unfinished):
-        results_page._gain(real, results_page.BALANCED, "greedy", "1")
+        real_page._gain(real, real_page.BALANCED, "greedy", "1")
     with pytest.raises(Unfinished):
-        results_page._ahead(real, repeated, results_page.BALANCED, "greedy")
+        real_page._ahead(real, repeated, real_page.BALANCED, "greedy")
 
 
 def add_long_completions(store, settings):
