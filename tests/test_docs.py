@@ -75,7 +75,7 @@ def world(sampled, tokenizer, tmp_path, monkeypatch):
 
     monkeypatch.setattr(topr_trl.TOPRTrainer, "train", two_steps)
     model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype="float32")
-    for name in ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B-Instruct", "my-assistant"):
+    for name in ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct", "my-assistant"):
         model.save_pretrained(name)
         tokenizer.save_pretrained(name)
     rows = load_rows(sampled)
@@ -170,6 +170,15 @@ def test_messages_and_pages_install_a_clone_and_no_unpublished_package():
     for package in installed:
         assert not re.search(r"topr[_-]?trl", package), package
         check(["pip", "install", package])
+
+
+def test_the_address_of_the_repository_is_that_of_the_package():
+    """pyproject.toml holds the address. The other places follow it."""
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    files = [*PAGES, *(ROOT / "examples" / "notebooks").glob("*.ipynb")]
+    cloned = [url for page in files for url in re.findall(r"git clone (?:--\S+ )*([^\s;\"\\]+)", page.read_text())]
+    assert cloned
+    assert set(cloned) == {address}
 
 
 def check(words):
