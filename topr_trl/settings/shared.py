@@ -116,7 +116,12 @@ class CurationArguments:
         default=None, metadata={"help": "Target effective share of positives in (0, 1]; the baseline is solved for it."}
     )
     curation: str = field(
-        default="none", metadata={"help": f"Rule that chooses the rows to train on: {', '.join(CURATIONS)}."}
+        default="none",
+        metadata={
+            "help": "Rule that chooses the rows to train on. If rewards say right or wrong: 'repeated_positives' "
+            "(right answers alone, repeated) or 'balanced' (half right, half wrong). "
+            f"All rules: {', '.join(CURATIONS)}."
+        },
     )
     iteration_size: int | None = field(default=None, metadata={"help": "Number of rows to choose."})
     curation_positive_share: float = field(
