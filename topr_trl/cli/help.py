@@ -16,9 +16,9 @@ _IMPORTANT = (
     "iterations", "trial_rows", "held_out_problems", "decode", "compare", "model_name_or_path", "use_peft",
     "load_in_4bit", "ratio_level", "baseline", "effective_positive_share", "curation", "learning_rate",
     "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations",
-    "num_generations_eval", "temperature", "max_new_tokens", "sampling_backend", "sampling_workers", "accelerate_config",
-    "report_to", "format", "reward_fields", "label_values", "skip_unrewarded", "rewards", "problem_field", "gpus", "nodes",
-    "gpu_memory", "prompt_tokens", "optim", "lora_parameters",
+    "num_generations_eval", "temperature", "max_new_tokens", "sampling_backend", "sampling_workers",
+    "accelerate_config", "report_to", "format", "reward_fields", "label_values", "skip_unrewarded", "rewards",
+    "problem_field", "gpus", "nodes", "gpu_memory", "prompt_tokens", "optim", "lora_parameters",
 )  # fmt: skip
 _FIRST = ("input", "output_dir")
 # Settings of `_IMPORTANT` that the short help of a command leaves out.

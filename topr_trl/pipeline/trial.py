@@ -80,7 +80,7 @@ ARMS = (
     # These rules repeat positives, so these two arms train on as many rows as the other arms. There is one
     # exception: if most rows are positives, the arm `balanced` trains on fewer rows.
     Arm("positives-repeated", "positives, repeated", {"curation": "repeated_positives"}),
-    Arm("balanced", "balanced, p~ 50%", {"curation": "balanced"}),
+    Arm("balanced", "balanced", {"curation": "balanced"}),
 )
 # Arms that a trial tries at three rates. If several arms cannot be distinguished from the best one, a trial recommends
 # the first of these. The last is the default: subtracting the mean reward gives p~ (effective positive share) = 50%.
