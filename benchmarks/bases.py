@@ -10,21 +10,25 @@ of a careless author. There are three kinds of errors:
 - wanders: the author often repeats sentences of the problem and never states an answer.
 
 `sure` models only have the misconception, and are trained until their arithmetic is correct. Therefore, all of their
-wrong answers are of one kind, and the models are confident of them.
+wrong answers are of one kind, and the models are confident of them. The models of `benchmarks/habits.py` have answers
+that do not follow from the problem.
 """
 
 import argparse
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from transformers import set_seed
 
+from benchmarks import habits
 from benchmarks.setting import ONE_WORDING, folder, tokenizer
 from scripts.make_careless_model import slipped, train_from_scratch
 from topr_trl.tasks import gsm8k
 from topr_trl.tasks.arithmetic import Problem, Sentence, make_problem, solve
 
 HIDDEN_SIZE, NUM_LAYERS, NUM_HEADS = 96, 2, 4  # 0.3 million parameters, like `main`
+BATCH_SIZE = 64
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Author:
         forget: probability that the answer is missing.
         add: probability of adding instead of multiplying.
         wander: probability of sentences of the problem instead of an answer.
-        steps: number of training steps, with 64 solutions each.
+        steps: number of training steps, with `BATCH_SIZE` solutions each.
     """
 
     slip: float = 0.0
@@ -63,6 +67,7 @@ AUTHORS = {
     "wanders-10": Author(slip=0.08, wander=0.60, add=0.25, steps=1_000),
     "wanders-3": Author(slip=0.08, wander=0.60, add=0.88),
 }
+NAMES = (*AUTHORS, *habits.AUTHORS)
 
 
 def one_product(rng: random.Random) -> Problem:
@@ -92,20 +97,27 @@ def solution(problem: Problem, author: Author, rng: random.Random) -> str:
 def make(name: str, seed: int = 0) -> None:
     """Train a base model with the tokenizer of `main`, and save its weights in bfloat16."""
     set_seed(seed)
-    author, rng = AUTHORS[name], random.Random(f"{name}-{seed}")
-
-    def row() -> tuple[str, str]:
-        problem = one_product(rng)
-        return gsm8k.build_prompt(problem.question, num_shots=0), f" {solution(problem, author, rng)}"
-
-    model = train_from_scratch(row, tokenizer("main"), HIDDEN_SIZE, NUM_LAYERS, NUM_HEADS, author.steps)
+    rng = random.Random(f"{name}-{seed}")
+    if name in habits.AUTHORS:
+        steps, rows = habits.AUTHORS[name].steps, habits.texts(name, BATCH_SIZE, rng)
+    else:
+        steps, rows = AUTHORS[name].steps, _solutions(AUTHORS[name], rng)
+    model = train_from_scratch(
+        lambda: next(rows), tokenizer("main"), HIDDEN_SIZE, NUM_LAYERS, NUM_HEADS, steps, BATCH_SIZE
+    )
     model.bfloat16().save_pretrained(folder(name))
+
+
+def _solutions(author: Author, rng: random.Random) -> Iterator[tuple[str, str]]:
+    while True:
+        problem = one_product(rng)
+        yield gsm8k.build_prompt(problem.question, num_shots=0), f" {solution(problem, author, rng)}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bases", description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", choices=[[], *AUTHORS], metavar="base", help="default: all missing models")
-    for name in parser.parse_args().names or AUTHORS:
+    parser.add_argument("names", nargs="*", choices=[[], *NAMES], metavar="base", help="default: all missing models")
+    for name in parser.parse_args().names or NAMES:
         if not (folder(name) / "model.safetensors").exists():
             print(name)
             make(name)

@@ -1,5 +1,6 @@
 """Define rows for training (token ids, raw reward, problem, log μ), and compute log π of a batch."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +24,8 @@ class Rows:
         mu_logps: float32 log μ of the tokens of each response, with shape (T,).
         group_means, group_deviations: (N,) mean and standard deviation of the rewards of the row's problem, over all
             sampled completions, including completions that are not selected for training.
+        agreements: (N,) share of the problem's other completions with the same answer, or without an answer the same
+            text.
     """
 
     prompts: list[list[int]]
@@ -32,6 +35,7 @@ class Rows:
     mu_logps: list[Tensor]
     group_means: np.ndarray
     group_deviations: np.ndarray
+    agreements: np.ndarray
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Rows":
@@ -46,6 +50,9 @@ class Rows:
             [torch.tensor(logps) for logps in dataset["sampler_logps"]],
             np.array([of_group[group].mean() for group in groups]),
             np.array([of_group[group].std(ddof=1) for group in groups]),
+            agreements(
+                groups, [a or text for a, text in zip(dataset["extracted"], dataset["completion"], strict=True)]
+            ),
         )
         # Responses without tokens, which cannot be trained on, are dropped.
         return rows[np.array([len(response) > 0 for response in rows.responses]).nonzero()[0]]
@@ -70,6 +77,7 @@ class Rows:
             [self.mu_logps[i] for i in indices],
             self.group_means[indices],
             self.group_deviations[indices],
+            self.agreements[indices],
         )
 
     @torch.no_grad()
@@ -94,6 +102,13 @@ class Rows:
     def group_advantages(self) -> np.ndarray:
         """Return (N,) GRPO's advantages: rewards minus the group mean, divided by the group's standard deviation."""
         return (self.rewards - self.group_means) / (self.group_deviations + 1e-4)
+
+
+def agreements(groups: np.ndarray, answers: Sequence[str]) -> np.ndarray:
+    """Return (N,) the share of the other rows of each row's group that have the same answer, or NaN if it is alone."""
+    keys = list(zip(groups.tolist(), answers, strict=True))
+    same, others = Counter(keys), Counter(groups.tolist())
+    return np.array([(same[key] - 1) / (others[key[0]] - 1) if others[key[0]] > 1 else np.nan for key in keys])
 
 
 def response_logps(

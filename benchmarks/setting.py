@@ -5,7 +5,8 @@ A task is a base model with its problems, which `topr_trl.tasks.arithmetic` gene
 - `bundled`: the model and the problems of the demo.
 - `main` (two steps) and `hard` (five steps, so the base model is rarely correct), made by version 0.2 of
   `scripts/make_careless_model.py`.
-- The models of `benchmarks/bases.py`, with different kinds and rates of errors.
+- The models of `benchmarks/bases.py`, with different kinds and rates of errors, some with the problems of
+  `benchmarks/habits.py`.
 
 All models except `bundled` only know the sentences in `ONE_WORDING`, which have one wording for a product.
 """
@@ -22,6 +23,7 @@ from accelerate import PartialState
 from datasets import Dataset, disable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from benchmarks import habits
 from benchmarks.cells import Unfinished
 from benchmarks.decoding import DRAWS, draw
 from benchmarks.rows import Rows
@@ -113,6 +115,8 @@ def problems(task: str, count: int, seed: int) -> Dataset:
     disable_progress_bars()
     if task == BUNDLED:
         return gsm8k.prepare(arithmetic.arithmetic_dataset(count, seed), num_shots=0)
+    if task in habits.AUTHORS:
+        return gsm8k.prepare(habits.problems(task, count, seed), num_shots=0)
     if task in TASK_STEPS:
         rows = arithmetic.arithmetic_dataset(count, seed, TASK_STEPS[task], ONE_WORDING)
         return gsm8k.prepare(rows, num_shots=0)
@@ -134,7 +138,7 @@ def sample(
 def candidates(task: str, profile: Profile, seed: int, count: int | None = None) -> Rows:
     """Return the base model's completions of the training problems of a seed. They are sampled once and cached."""
     count = count or profile.candidates
-    path = CACHE / f"{model_hash(task)}-{profile.problems}x{count}-seed{seed}-{DRAWS}.rows"
+    path = CACHE / f"{model_hash(task)}-{profile.problems}x{count}-seed{seed}-{DRAWS}.scored"
     if not path.exists():
         with torch.device("cpu"):  # another device would draw other rows
             model = base_model(task)

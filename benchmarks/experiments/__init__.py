@@ -21,6 +21,7 @@ from benchmarks.experiments import (
     staleness,
     temperatures,
     trials,
+    wrong_answers,
 )
 from benchmarks.setting import Profile
 
@@ -36,6 +37,7 @@ ALL: dict[str, ModuleType] = {
     "long_responses": long_responses,
     "long_completions": long_completions,
     "trials": trials,
+    "wrong_answers": wrong_answers,
 }
 
 

@@ -6,10 +6,11 @@ The random seed of a round is 100 · seed + round.
 from collections.abc import Callable
 
 import numpy as np
+from datasets import Dataset
 from transformers import PreTrainedModel
 
 from benchmarks.loops.training import train
-from benchmarks.methods import topr
+from benchmarks.methods import Objective, topr
 from benchmarks.rows import Rows
 from benchmarks.setting import BATCH_ROWS, base_model, problems, sample
 from topr_trl import curate
@@ -42,12 +43,29 @@ def trained(
     """
     model, questions = base_model(base), problems(base, PROBLEMS, 100 + seed)
     size = round(ROWS_PER_PROBLEM * PROBLEMS)
-    for number in range(1, rounds + 1):
-        own = 100 * seed + number
-        pool = Rows.of(sample(model, base, questions, CANDIDATES, own))
-        rule = "positives" if curation == REPEATED else curation
+    rule = "positives" if curation == REPEATED else curation
+
+    def choose(pool: Rows, own: int) -> Objective:
         found = curate(pool.rewards, pool.groups, rule, size, seed=own).indices
-        rows = pool[np.resize(found, size) if curation == REPEATED else found]
-        train(model, topr(share).make(model, rows, pool), -(-len(rows) // BATCH_ROWS), learning_rate, own)
-        after(model, number, len(pool))
+        return topr(share).make(model, pool[np.resize(found, size) if curation == REPEATED else found], pool)
+
+    for number in range(1, rounds + 1):
+        drawn = one(model, base, questions, CANDIDATES, choose, learning_rate, 100 * seed + number)
+        after(model, number, len(drawn))
     return model
+
+
+def one(
+    model: PreTrainedModel,
+    base: str,
+    questions: Dataset,
+    candidates: int,
+    choose: Callable[[Rows, int], Objective],
+    learning_rate: float,
+    seed: int,
+) -> Dataset:
+    """Sample completions, train for one epoch on rows that `choose` makes of them, and return the completions."""
+    drawn = sample(model, base, questions, candidates, seed)
+    objective = choose(Rows.of(drawn), seed)
+    train(model, objective, -(-objective.size // BATCH_ROWS), learning_rate, seed)
+    return drawn

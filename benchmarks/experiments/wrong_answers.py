@@ -1,0 +1,178 @@
+"""Compare how methods use wrong answers over six iterations on the same problems.
+
+Predictions and results: benchmarks/wrong_answers.md.
+
+The problems that a first draw of the untrained model never solves are the *unsolved* ones. They are scored on fresh
+draws. A recipe makes rows and their R from the completions of an iteration. Each recipe reads as many rows as there are
+completions, except `once`.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from transformers import PreTrainedModel
+
+from benchmarks import habits
+from benchmarks.cells import Cell, Store
+from benchmarks.decoding import DRAWS
+from benchmarks.experiment import TUNING_SEED, Experiment, rates
+from benchmarks.loops import rounds
+from benchmarks.methods import Direct, Objective, at_share, tapered
+from benchmarks.rows import Rows
+from benchmarks.setting import TEST_SEED, VALIDATION_SEED, Profile, base_model, model_hash, problems, sample
+
+BASES = ("facts-agree", "facts-scattered", "misconceptions")
+CANDIDATES, ITERATIONS, COLD = 8, 6, 0.3
+REPEATED, DEFAULT, BALANCED, CONTROL = "repeated right answers", "TOPR (default)", "balanced rows", "mean per problem"
+WEIGHTED, DRAWN, CHOSEN = "weighted by agreement", "drawn by agreement", "chosen by agreement"
+SOLVED = "end/unsolved/pass@8"
+SPLIT_DRAW = 99  # number of the draw that splits the problems
+
+
+def repeated(pool: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return right rows, as many as in the pool."""
+    right = np.random.default_rng(seed).permutation(np.flatnonzero(pool.rewards > 0))
+    chosen = np.resize(right, len(pool)) if len(right) else right
+    return chosen, np.ones(len(chosen))
+
+
+def once(pool: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    chosen = np.flatnonzero(pool.rewards > 0)
+    return chosen, np.ones(len(chosen))
+
+
+def shared(share: float | str, pool: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return all rows, with R for an effective share of positives."""
+    return np.arange(len(pool)), at_share(share)(pool)
+
+
+def balanced(pool: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return half right and half wrong rows."""
+    sides = [np.flatnonzero((pool.rewards > 0) == sign) for sign in (True, False)]
+    if not all(map(len, sides)):
+        return np.arange(0), np.ones(0)
+    rng = np.random.default_rng(seed)
+    chosen = np.concatenate([np.resize(rng.permutation(side), len(pool) // 2) for side in sides])
+    return chosen, pool.rewards[chosen]
+
+
+def weighted(pool: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return all rows, with wrong ones weighted by their agreement, and a mean |R| of 1."""
+    right = pool.rewards > 0
+    share = min(max(right.mean(), 1 / len(pool)), 1 - 1 / len(pool))
+    after = np.where(right, 0.5 / share, -pool.agreements / (1 - share))
+    return np.arange(len(pool)), after / max(np.abs(after).mean(), 1e-9)
+
+
+def drawn(pool: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return repeated right rows, and wrong rows drawn by their agreement: half of all rows if wrong answers agree."""
+    rng, right = np.random.default_rng(seed), pool.rewards > 0
+    chances = np.where(right, 0.0, pool.agreements)
+    wrong = round(len(pool) / 2 * chances.sum() / max((~right).sum(), 1))
+    bad = rng.choice(len(pool), wrong, p=chances / chances.sum()) if wrong else np.arange(0)
+    good = rng.permutation(np.flatnonzero(right))
+    good = np.resize(good, len(pool) - wrong) if len(good) else good
+    chosen = np.concatenate([good, bad])
+    return chosen, pool.rewards[chosen]
+
+
+def agreement(pool: Rows) -> float:
+    """Return the mean agreement of the answers to the problems without a right one, or NaN without such problems."""
+    unsolved = pool.group_means == -1
+    return float(pool.agreements[unsolved].mean()) if unsolved.any() else float("nan")
+
+
+def chosen(pool: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of the default if wrong answers agree, and repeated right rows otherwise."""
+    return shared("mean", pool, seed) if agreement(pool) > 0.5 else repeated(pool, seed)
+
+
+RECIPES = {
+    "right answers once": once,
+    REPEATED: repeated,
+    DEFAULT: partial(shared, "mean"),
+    BALANCED: balanced,
+    "TOPR, p~ 20%": partial(shared, 0.2),
+    "TOPR, c = 0": partial(shared, "p"),
+    WEIGHTED: weighted,
+    DRAWN: drawn,
+    CHOSEN: chosen,
+    CONTROL: partial(shared, "group_mean"),
+}
+
+
+def of_base(base: str) -> Experiment:
+    """Return the comparison on one base model. Rates are chosen separately for sampled and greedy answers."""
+    return Experiment(
+        "wrong_answers", {name: {"recipe": name} for name in RECIPES}, rates(1e-4, 3e-4, 1e-3), range(5),
+        (SOLVED, "end/greedy"), f"Six iterations on the same problems: {base}", further=3,
+        fields={"base": base, "weights": model_hash(base), "draws": DRAWS},
+        shows=(SOLVED, "end/unsolved/greedy", "end/greedy", "end/pass@1", "end/pass@8"),
+    )  # fmt: skip
+
+
+def experiments(store: Store) -> list[Experiment]:
+    """Return the comparisons."""
+    return [of_base(base) for base in BASES]
+
+
+QUICK = [of_base("main").cell(WEIGHTED, {"learning_rate": 1e-4}, 0)]
+
+
+def work(cell: Cell, profile: Profile) -> dict[str, Any]:
+    """Run a cell."""
+    base, seed = cell["base"], cell["seed"]
+    count = habits.COUNT if base in habits.AUTHORS or profile.is_quick else profile.problems
+    model, questions = base_model(base), problems(base, count, 100 + seed)
+    before = sample(model, base, questions, CANDIDATES, 100 * seed + SPLIT_DRAW)
+    unsolved = _right(before, CANDIDATES) == 0
+
+    def choose(pool: Rows, own: int) -> Objective:
+        rows, after = RECIPES[cell["recipe"]](pool, own)
+        return Direct(model, pool[rows], tapered("topr"), lambda _: after)
+
+    curve = []
+    for number in range(2 if profile.is_quick else ITERATIONS):
+        greedy = _right(sample(model, base, questions, 1, seed, 0.0), 1)
+        drawn = rounds.one(model, base, questions, CANDIDATES, choose, cell["learning_rate"], 100 * seed + number)
+        pool = Rows.of(drawn)
+        curve.append({
+            **_scores(_right(drawn, CANDIDATES), greedy, unsolved),
+            "agreement": agreement(pool), "p": float((pool.rewards > 0).mean()),
+        })  # fmt: skip
+    result = {"curve": curve, "end": _test(model, base, questions, 100 * seed + ITERATIONS, unsolved)}
+    if base not in habits.AUTHORS:  # no other item follows from these
+        others = problems(base, profile.test_problems, VALIDATION_SEED if seed == TUNING_SEED else TEST_SEED)
+        result["test"] = _test(model, base, others, 100 * seed + ITERATIONS)
+    return result
+
+
+def _right(drawn: Dataset, count: int) -> np.ndarray:
+    """Return (P,) the number of right completions of each problem."""
+    return (np.array(drawn["reward"][:]) > 0).reshape(-1, count).sum(axis=1)
+
+
+def _test(
+    model: PreTrainedModel, base: str, questions: Dataset, seed: int, unsolved: np.ndarray | None = None
+) -> dict[str, Any]:
+    """Return scores of greedy answers and at two temperatures, and the number of right samples of each problem."""
+    answers = sample(model, base, questions, 1, seed, 0.0)
+    right, cold = (_right(sample(model, base, questions, CANDIDATES, seed, t), CANDIDATES) for t in (1.0, COLD))
+    return {
+        **_scores(right, greedy := _right(answers, 1), unsolved),
+        f"pass@1 at {COLD}": float(cold.mean()) / CANDIDATES,
+        "invalid greedy": float(np.mean([verdict == "invalid" for verdict in answers["verdict"]])),
+        "outcomes": {name: "".join(map(str, found)) for name, found in (("right", right), ("greedy", greedy))},
+        **({} if unsolved is None else {"split": "".join(map(str, unsolved.astype(int)))}),
+    }
+
+
+def _scores(right: np.ndarray, greedy: np.ndarray, unsolved: np.ndarray | None = None) -> dict[str, Any]:
+    """Return accuracies with standard errors over the problems, also of the unsolved ones."""
+    values = {"pass@1": right / CANDIDATES, "pass@8": right > 0, "greedy": greedy}
+    found: dict[str, Any] = {"problems": len(right)}
+    for name, value in values.items():
+        found |= {name: float(np.mean(value)), f"{name} error": float(np.std(value, ddof=1) / np.sqrt(len(value)))}
+    return found if unsolved is None else {**found, "unsolved": _scores(right[unsolved], greedy[unsolved])}
