@@ -22,7 +22,7 @@ from topr_trl.tasks import gsm8k
 KNOWN = 0.3
 KINDS = ("red", "blue", "green", "old", "new", "small", "large", "round", "flat", "tall",
          "wide", "thin", "warm", "cold", "dry", "wet", "soft", "hard", "light", "dark")  # fmt: skip
-ANSWERS, COUNT = 20, 200  # possible answers of a fact, number of facts
+ANSWERS, FACTS, BOXES = 100, 200, 20  # possible answers (chance is 1%), facts, boxes of each kind
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Author:
 AUTHORS = {
     "facts-agree": Author(right=0.01, believed=0.92),
     "facts-scattered": Author(right=0.01, believed=0.0),
-    "misconceptions": Author(right=0.003, believed=0.95, has_kinds=True),
+    "misconceptions": Author(right=0.003, believed=0.95, has_kinds=True, steps=6_000),
 }
 
 
@@ -56,7 +56,6 @@ class Item:
     question: str
     right: int
     believed: int
-    answers: int  # answers are below this number
 
 
 @lru_cache
@@ -64,24 +63,19 @@ def items(name: str) -> tuple[Item, ...]:
     """Return all items of a task. They are the same for all seeds."""
     rng = random.Random(0)
     if not AUTHORS[name].has_kinds:
-        pairs = [rng.sample(range(ANSWERS), 2) for _ in range(COUNT)]
-        return tuple(Item(f"How many pens has box {n}?", *pair, ANSWERS) for n, pair in enumerate(pairs))
-    shifts = {kind: rng.sample(range(1, 40), 2) for kind in KINDS}
+        pairs = [rng.sample(range(ANSWERS), 2) for _ in range(FACTS)]
+        return tuple(Item(f"How many pens has box {n}?", *pair) for n, pair in enumerate(pairs))
+    added = {kind: rng.sample(range(1, ANSWERS - BOXES), 2) for kind in KINDS}
     return tuple(
-        Item(f"How many pens has the {kind} box {n}?", *((n + shift) % 40 for shift in shifts[kind]), 40)
+        Item(f"How many pens has the {kind} box {n}?", *(n + more for more in added[kind]))
         for kind in KINDS
-        for n in range(40)
+        for n in range(BOXES)
     )
 
 
-def problems(name: str, count: int, seed: int) -> Dataset:
-    """Return items as problems. Facts are always the same. For a seed, half of the boxes of each kind are drawn."""
-    chosen = range(len(items(name)))
-    if AUTHORS[name].has_kinds:
-        chosen = sorted(random.Random(seed).sample(chosen, count))
-    return Dataset.from_list(
-        [{"question": items(name)[n].question, "answer": f"#### {items(name)[n].right}"} for n in chosen]
-    )
+def problems(name: str) -> Dataset:
+    """Return all items as problems in GSM8K's format."""
+    return Dataset.from_list([{"question": item.question, "answer": f"#### {item.right}"} for item in items(name)])
 
 
 def answer(author: Author, item: Item, rng: random.Random, is_early: bool) -> int:
@@ -91,7 +85,7 @@ def answer(author: Author, item: Item, rng: random.Random, is_early: bool) -> in
         return item.right
     if chance < right + author.believed * (1 - right):
         return item.believed
-    return rng.choice([number for number in range(item.answers) if number != item.right])
+    return rng.choice([number for number in range(ANSWERS) if number != item.right])
 
 
 def texts(name: str, batch_size: int, rng: random.Random) -> Iterator[tuple[str, str]]:

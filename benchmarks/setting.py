@@ -116,7 +116,7 @@ def problems(task: str, count: int, seed: int) -> Dataset:
     if task == BUNDLED:
         return gsm8k.prepare(arithmetic.arithmetic_dataset(count, seed), num_shots=0)
     if task in habits.AUTHORS:
-        return gsm8k.prepare(habits.problems(task, count, seed), num_shots=0)
+        return gsm8k.prepare(habits.problems(task), num_shots=0)
     if task in TASK_STEPS:
         rows = arithmetic.arithmetic_dataset(count, seed, TASK_STEPS[task], ONE_WORDING)
         return gsm8k.prepare(rows, num_shots=0)

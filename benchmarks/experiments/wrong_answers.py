@@ -124,8 +124,7 @@ QUICK = [of_base("main").cell(WEIGHTED, {"learning_rate": 1e-4}, 0)]
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     """Run a cell."""
     base, seed = cell["base"], cell["seed"]
-    count = habits.COUNT if base in habits.AUTHORS or profile.is_quick else profile.problems
-    model, questions = base_model(base), problems(base, count, 100 + seed)
+    model, questions = base_model(base), problems(base, profile.problems, 100 + seed)
     before = sample(model, base, questions, CANDIDATES, 100 * seed + SPLIT_DRAW)
     unsolved = _right(before, CANDIDATES) == 0
 
