@@ -246,6 +246,14 @@ def test_links_lead_somewhere(page):
             assert path.is_relative_to(home), f"{target} is not on the site"
 
 
+def test_comments_do_not_break_paragraphs():
+    """Markdown ends a paragraph at a line that starts with a comment, and shows the rest of the line as it is."""
+    for page in [*PAGES, *sorted((ROOT / "benchmarks").rglob("*.md"))]:
+        lines = page.read_text().splitlines()
+        broken = [line for line in lines if re.match(r"\s*<!--", line) and not re.fullmatch(r"<!--[^>]*-->", line)]
+        assert not broken, f"{page.relative_to(ROOT)}: join these lines with the line before: {broken}"
+
+
 def directives():
     return re.findall(r"^::: (\S+)", "\n".join(page.read_text() for page in PAGES), re.MULTILINE)
 
