@@ -6,7 +6,7 @@ for (const table of document.querySelectorAll(".md-typeset table:not([class])"))
   }
 }
 
-// Browsers break a line after a hyphen. In commands, style.css keeps words with hyphens, such as --settings, on one line.
-for (const code of document.querySelectorAll(".language-bash code")) {
-  code.innerHTML = code.innerHTML.replace(/(?<=[\s>])[\w./-]*-[\w./-]+/g, '<span class="whole">$&</span>');
+// Browsers break a line after a hyphen. In code, style.css keeps words with hyphens, such as --settings, on one line.
+for (const code of document.querySelectorAll(".language-bash code, :not(pre) > code:not(:has(*))")) {
+  code.innerHTML = code.innerHTML.replace(/(?<![^\s>])[\w./-]*-[\w./-]+/g, '<span class="whole">$&</span>');
 }
