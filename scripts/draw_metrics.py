@@ -30,7 +30,7 @@ from topr_trl import (
     sample_completions,
     score_completions,
 )
-from topr_trl.evaluation.figure_style import DPI, GRAY, INVALID, LOOK, NEGATIVE, POSITIVE, WIDTH
+from topr_trl.evaluation.figure_style import DPI, GRAY, LOOK, NEGATIVE, NEITHER, POSITIVE, WIDTH
 from topr_trl.tasks import arithmetic, gsm8k
 
 ROOT = Path(__file__).parent.parent
@@ -45,7 +45,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "learning_rate": ("learning_rate=1e-3: ten times too high", {"learning_rate": 1e-3}),
     "recomputed": ("log μ computed again before each epoch", {"recomputed": True}),
 }
-COLORS = {"correct": POSITIVE, "incorrect": NEGATIVE, "invalid": INVALID}
+COLORS = {"correct": POSITIVE, "incorrect": NEGATIVE, "invalid": NEITHER}
 rcParams.update({**LOOK, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True})
 
 

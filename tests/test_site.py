@@ -14,6 +14,7 @@ pytest.importorskip("zensical", reason="the extra docs is not installed")
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
 
 ROOT = Path(__file__).parent.parent
+PAGES = [str(page.relative_to(ROOT / "docs").with_suffix(".html")) for page in sorted((ROOT / "docs").rglob("*.md"))]
 CHROMIUM = Path("/usr/bin/chromium")
 pytestmark = [
     pytest.mark.slow,
@@ -33,7 +34,8 @@ def address(tmp_path_factory):
         host = f"localhost:{free.getsockname()[1]}"
     with subprocess.Popen([sys.executable, "-m", "zensical", "serve", "--dev-addr", host], cwd=folder) as server:
         try:
-            wait_for(f"http://{host}/search.json")  # written after the pages
+            for name in (*PAGES, "search.json"):
+                wait_for(f"http://{host}/{name}")
             yield f"http://{host}"
         finally:
             server.terminate()
@@ -68,9 +70,8 @@ def test_searching_finds_a_setting(browser, address):
 
 def test_pages_fit_on_a_phone(browser, address):
     page = browser.new_page(viewport={"width": 390, "height": 844})
-    for path in sorted((ROOT / "docs").rglob("*.md")):
-        name = path.relative_to(ROOT / "docs").with_suffix(".html")
-        assert page.goto(f"{address}/{name}").ok, name
+    for name in PAGES:
+        page.goto(f"{address}/{name}")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
         commands = page.locator(".language-bash code")
         assert commands.evaluate_all("all => all.every(code => code.scrollWidth <= code.clientWidth)"), name

@@ -9,9 +9,11 @@ import numpy as np
 from topr_trl.evaluation.answers import GROUPINGS
 from topr_trl.evaluation.bootstrap import Difference
 from topr_trl.evaluation.estimates import Estimate, Evaluation, shared_ks
-from topr_trl.evaluation.figure_style import DPI, GRAY, INVALID, LOOK, NEGATIVE, POSITIVE, PREFIX, RUNS, SEGMENT, WIDTH
+from topr_trl.evaluation.figure_style import DPI, GRAY, LOOK, NEGATIVE, NEITHER, POSITIVE, RUNS, WIDTH
+from topr_trl.evaluation.rewards import NOT_PASSED, PASSED
+from topr_trl.rewards.verdicts import CORRECT, INCORRECT
 
-_SHARE_COLORS = (POSITIVE, NEGATIVE, INVALID, SEGMENT, PREFIX, "#cccccc")  # one per kind of share
+_SHARE_COLORS = dict.fromkeys((CORRECT, PASSED), POSITIVE) | dict.fromkeys((INCORRECT, NOT_PASSED), NEGATIVE)
 _MARKS = ("o", "s", "^", "D")
 _MOST_BARS = 32  # with more samples per problem, bars of several runs would be too thin
 _GREEDY = (0, (1, 3))  # dotted line
@@ -245,8 +247,8 @@ def _draw_shares(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
     names, runs = list(evaluations), list(evaluations.values())
     kinds = dict.fromkeys(share for run in runs for share in run.shares)
     bottom = [0.0] * len(runs)
-    for share, color in zip(kinds, _SHARE_COLORS, strict=False):
+    for share in kinds:
         values = [100 * run.shares.get(share, 0.0) for run in runs]
-        panel.bar(names, values, bottom=bottom, color=color, label=share, width=0.5)
+        panel.bar(names, values, bottom=bottom, color=_SHARE_COLORS.get(share, NEITHER), label=share, width=0.5)
         bottom = [b + v for b, v in zip(bottom, values, strict=True)]
     panel.set(ylabel="samples (%)", ylim=(0, 100), title="Answers")
