@@ -1,4 +1,6 @@
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,6 +41,13 @@ def test_pictures_can_be_read_on_dark_pages(tmp_path):
         opaque = pixels[..., 3] > 250
         assert not opaque[0, 0]
         assert pixels[opaque][:, :3].max(axis=1).min() > 0x70
+
+
+def test_colors_are_defined_in_one_place():
+    root = Path(__file__).parents[2]
+    files = [path for folder in ("topr_trl", "scripts", "benchmarks") for path in (root / folder).rglob("*.py")]
+    colored = [path.name for path in files if re.search(r"[\"']#[0-9a-fA-F]{6}", path.read_text())]
+    assert colored == ["figure_style.py"]
 
 
 def test_greedy_accuracy_is_drawn(tmp_path):

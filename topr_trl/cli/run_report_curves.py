@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from topr_trl.evaluation.figure_style import NEGATIVE, POSITIVE, TOPR
+from topr_trl.evaluation.figure_style import GRAY, NEGATIVE, POSITIVE, TOPR
 
 _MAX_POINTS = 200  # a line with more points is drawn pale, under its running mean
 _SMOOTHING_POINTS = 25  # number of points in the running mean
@@ -136,8 +136,8 @@ def draw_panel(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]
                 color = _color(panel.band[0])
                 axes.fill_between(low[0] + start, low[1], high[1], color=color, alpha=0.15, linewidth=0)
         if len(histories) > 1:
-            axes.axvline(start, color="#bbbbbb", linewidth=0.8)
-            axes.annotate(name, (start, 1), xycoords=("data", "axes fraction"), fontsize=8, color="#777777",
+            axes.axvline(start, color=GRAY, linewidth=0.8)
+            axes.annotate(name, (start, 1), xycoords=("data", "axes fraction"), fontsize=8, color=GRAY,
                           xytext=(0, 2), textcoords="offset points")  # fmt: skip
         start += last_step(history)
     if panel.scale == "share":

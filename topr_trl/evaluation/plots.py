@@ -11,7 +11,7 @@ from topr_trl.evaluation.bootstrap import Difference
 from topr_trl.evaluation.estimates import Estimate, Evaluation, shared_ks
 from topr_trl.evaluation.figure_style import DPI, GRAY, LOOK, NEGATIVE, NEITHER, POSITIVE, RUNS, WIDTH
 from topr_trl.evaluation.rewards import NOT_PASSED, PASSED
-from topr_trl.rewards.verdicts import CORRECT, INCORRECT
+from topr_trl.rewards import CORRECT, INCORRECT
 
 _SHARE_COLORS = dict.fromkeys((CORRECT, PASSED), POSITIVE) | dict.fromkeys((INCORRECT, NOT_PASSED), NEGATIVE)
 _MARKS = ("o", "s", "^", "D")
