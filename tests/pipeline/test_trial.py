@@ -24,6 +24,7 @@ from topr_trl.cli.trial_report import (
 )
 from topr_trl.data.tables import read_table
 from topr_trl.evaluation.answers import encode
+from topr_trl.evaluation.figure_style import POSITIVE
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline import trial as trials
 from topr_trl.pipeline.lineage import lineage
@@ -294,11 +295,11 @@ def test_a_setting_that_does_not_improve_on_the_starting_model_is_not_recommende
 
 
 @pytest.mark.parametrize("gain", [0.1, -0.1])
-def test_only_a_recommended_arm_is_red(tmp_path, gain):
+def test_only_a_recommended_arm_is_green(tmp_path, gain):
     start = np.linspace(0.2, 0.6, 8)
     values = {None: start, ARMS[0]: start + gain}
     picture = _draw_picture(trial(tmp_path, tmp_path), Outcome(values, True, {}, 16, {}, "greedy"), recommend(values))
-    assert ("#d1495b" in b64decode(picture.partition(",")[2]).decode()) == (gain > 0)
+    assert (POSITIVE in b64decode(picture.partition(",")[2]).decode()) == (gain > 0)
 
 
 # Greedy answers.

@@ -14,6 +14,7 @@ from trl import ModelConfig
 from topr_trl.cli import html as page
 from topr_trl.evaluation.bootstrap import Difference, paired_bootstrap, share_best
 from topr_trl.evaluation.estimates import Estimate, greedy_estimate
+from topr_trl.evaluation.figure_style import GRAY, POSITIVE, TOPR
 from topr_trl.evaluation.report import plain_table
 from topr_trl.pipeline.settings import TrialArguments, field_names
 from topr_trl.pipeline.stage_inputs import values_of
@@ -273,15 +274,15 @@ def _render_page(args: TrialArguments, outcome: Outcome, found: Recommendation) 
 def _draw_picture(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
     """Return a picture of the mean ± two standard errors of each arm, as a data URI.
 
-    The best arm is at the top. The recommended arm is red, if there is one.
+    The best arm is at the top. The recommended arm is green, if there is one.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 0.8 + 0.32 * len(found.arms)), layout="constrained")
     panel = figure.subplots()
-    red = found.recommended if found.better_than_none else None
+    green = found.recommended if found.better_than_none else None
     for place, arm in enumerate(reversed(found.arms)):
-        color = "#888888" if arm is None else "#d1495b" if arm == red else "#30638e"
+        color = GRAY if arm is None else POSITIVE if arm == green else TOPR
         panel.errorbar(100 * found.means[arm], place, xerr=200 * found.errors[arm], fmt="o", capsize=3, color=color)
     names = [f"{arm.label}, {arm.rate(args):g}" if arm else _STARTING_MODEL for arm in reversed(found.arms)]
     panel.set_yticks(range(len(names)), names)
