@@ -1,4 +1,4 @@
-"""Run the Python code of README.md and docs/, and check their commands and links.
+"""Run the Python code of README.md, SKILL.md and docs/, and check their commands and links.
 
 The fixture `world` provides small models, datasets and files under the names that the pages use.
 """
@@ -33,7 +33,8 @@ from topr_trl.tasks import arithmetic, gsm8k
 from topr_trl.trainers.metrics import row_metrics
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ON_THE_SITE = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "SKILL.md", *ON_THE_SITE]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 _FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
@@ -160,11 +161,8 @@ def files_of(page):
 
 def test_messages_and_pages_install_a_clone_and_no_unpublished_package():
     """The package is not on the package index, so `pip install topr_trl` fails or installs something else."""
-    files = [
-        ROOT / "README.md",
-        *(path for folder in ("topr_trl", "docs", "examples") for path in (ROOT / folder).rglob("*")),
-    ]
-    texts = [path.read_text() for path in files if path.suffix in (".py", ".md", ".html", ".ipynb")]
+    files = [*PAGES, *(path for folder in ("topr_trl", "docs", "examples") for path in (ROOT / folder).rglob("*"))]
+    texts = [path.read_text() for path in files if path.suffix in (".py", ".md", ".html", ".ipynb", ".txt")]
     installed = re.findall(r"pip install (\S+)", "\n".join(texts))
     assert len(installed) > 15
     for package in installed:
@@ -237,7 +235,7 @@ def test_blocks_are_of_a_kind_that_is_tried(page):
 def test_links_lead_somewhere(page):
     """All links lead to existing files. Pages in docs/ link only to files in docs/."""
     text = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", page.read_text()))
-    home = ROOT if page.name == "README.md" else ROOT / "docs"
+    home = ROOT / "docs" if page in ON_THE_SITE else ROOT
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)|(?:src|href)=\"([^\"#]+)\"", text):
         target = "".join(target)
         if not re.match(r"https?://|mailto:", target):
@@ -281,7 +279,14 @@ def test_docstrings_are_read_without_a_warning(caplog):
 
 def test_every_page_is_in_the_navigation_once():
     nav = re.findall(r'"([\w/]+\.md)"', (ROOT / "zensical.toml").read_text())
-    assert sorted(nav) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES[1:])
+    assert sorted(nav) == sorted(str(page.relative_to(ROOT / "docs")) for page in ON_THE_SITE)
+
+
+def test_llms_txt_lists_the_pages_of_the_site():
+    """All pages but Home, and of the API only the overview."""
+    linked = re.findall(r"\]\(([\w/]+)\.html\)", (ROOT / "docs" / "llms.txt").read_text())
+    pages = [page.relative_to(ROOT / "docs").with_suffix("").as_posix() for page in ON_THE_SITE]
+    assert sorted(linked) == [page for page in pages if page == "api/index" or ("/" not in page and page != "index")]
 
 
 def test_every_folder_of_the_package_has_an_api_page():

@@ -13,17 +13,18 @@ WIDTH = 100
 _MAX_IN_SHORT_HELP = 26  # if a command has more settings, its short help shows only settings in _IMPORTANT
 _IMPORTANT = (
     "input", "output_dir", "task", "dataset_name", "test_dataset_name", "reward_funcs", "reward_weights", "rows",
-    "iterations", "trial_rows", "held_out_problems", "compare", "model_name_or_path", "use_peft", "load_in_4bit",
-    "ratio_level", "baseline", "effective_positive_share", "curation", "learning_rate", "num_train_epochs",
-    "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "num_generations_eval",
-    "temperature", "max_new_tokens", "sampling_backend", "sampling_workers", "accelerate_config", "report_to",
-    "format", "reward_fields", "label_values", "skip_unrewarded", "rewards", "problem_field", "gpus", "nodes",
-    "gpu_memory", "prompt_tokens", "optim", "lora_parameters",
+    "iterations", "trial_rows", "held_out_problems", "decode", "compare", "model_name_or_path", "use_peft",
+    "load_in_4bit", "ratio_level", "baseline", "effective_positive_share", "curation", "learning_rate",
+    "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations",
+    "num_generations_eval", "temperature", "max_new_tokens", "sampling_backend", "sampling_workers",
+    "accelerate_config", "report_to", "format", "reward_fields", "label_values", "skip_unrewarded", "rewards",
+    "problem_field", "gpus", "nodes", "gpu_memory", "prompt_tokens", "optim", "lora_parameters",
 )  # fmt: skip
 _FIRST = ("input", "output_dir")
 # Settings of `_IMPORTANT` that the short help of a command leaves out.
 _LESS_IMPORTANT = {
     "iterate": ("format", "reward_fields", "label_values", "skip_unrewarded", "load_in_4bit", "ratio_level"),
+    "trial": ("sampling_workers",),
 }
 # Groups of settings, by title, with the dataclasses that define them. Settings of `_FIRST`, and settings of all other
 # dataclasses, are in the group Data.

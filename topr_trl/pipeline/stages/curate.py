@@ -37,7 +37,7 @@ class CurateArguments(RowsArguments, SeedArguments, CurationArguments):
 class Curate(Stage[CurateArguments]):
     """Stage that writes `reward_after_baseline` for the chosen rows, and null for all others.
 
-    The rule `balanced` also writes `times_chosen`.
+    The rules `balanced` and `repeated_positives` also write `times_chosen`.
     """
 
     settings = CurateArguments
