@@ -149,7 +149,7 @@ test-slurm: install
 # tests/test_docs.py tests what the builder does not check: pictures, docstrings, and the code on the pages.
 docs: install
 	$(BIN)/zensical build --strict --clean
-	@echo "open site/index.html"
+	@echo "To read and search the pages: $(BIN)/zensical serve, then open http://localhost:8000"
 
 # Try new examples in tests/bad_input/test_doors.py, and print their seed. Examples that failed are tried first next time.
 fuzz: install

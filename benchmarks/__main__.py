@@ -6,7 +6,8 @@
     python -m benchmarks --report              # run nothing, write tables of finished cells
 
 Results and tables are written to `reproduction/`. `--published` continues the results in
-`benchmarks/results`, and fills in `docs/results.md` and `benchmarks/appendix/tables.md`.
+`benchmarks/results`, and fills in README.md, `docs/results.md`, `docs/which_method.md` and
+`benchmarks/appendix/tables.md`.
 """
 
 import argparse
@@ -75,7 +76,8 @@ def main() -> None:
     tables.write_text(report.appendix(store), encoding="utf-8")
     page = results_page.write(store, results_page.PAGE if args.published else results / "results.md")
     if args.published:
-        results_page.write(store, results_page.CHOICE_PAGE, template=results_page.CHOICE_PAGE)
+        for other in results_page.PAGES[1:]:
+            results_page.write(store, other, template=other)
         real_page.write(real_page.PAGE)
         with suppress(cells.Unfinished):
             pictures.draw_long_completions(store, results_page.LONG_PICTURE)

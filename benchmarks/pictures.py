@@ -3,16 +3,17 @@
 from pathlib import Path
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from benchmarks.cells import Store, Unfinished
 from benchmarks.experiments.long_completions import MEASURED_AT, SESSIONS, TOKENS, Setting, of_setting
 from benchmarks.statistics import over_seeds
+from topr_trl.evaluation.figure_style import DPI, LOOK, POSITIVE, PREFIX, SEGMENT, TOPR, WIDTH
 
-# Okabe and Ito's colors for color-blind readers.
 STYLES = {
-    "sequence (TOPR)": ("#0072b2", "-"), "segment": ("#009e73", "-"), "segment of 16": ("#009e73", "--"),
-    "one per answer": ("#cc79a7", ":"), "prefix": ("#d55e00", "-"), "positives only": ("#555555", ":"),
+    "sequence (TOPR)": (TOPR, "-"), "segment": (SEGMENT, "-"), "segment of 16": (SEGMENT, "--"),
+    "one per answer": (SEGMENT, ":"), "prefix": (PREFIX, "-"), "positives only": (POSITIVE, "-"),
 }  # fmt: skip
 
 
@@ -25,7 +26,13 @@ def draw_long_completions(store: Store, path: Path) -> None:
     lengths = [parts for parts in SESSIONS if _is_finished(store, parts)]
     if len(lengths) < 2:
         raise Unfinished("two lengths have not been run by all methods")
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    path.parent.mkdir(exist_ok=True)
+    with rc_context(LOOK):
+        _figure_of(store, lengths).savefig(path, dpi=DPI)
+
+
+def _figure_of(store: Store, lengths: list[int]) -> Figure:
+    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
     accuracy, weights = figure.subplots(1, 2)
     for name, (color, line) in STYLES.items():
         ends = [of_setting(Setting(parts)).measured(store, name) for parts in lengths]
@@ -40,17 +47,16 @@ def draw_long_completions(store: Store, path: Path) -> None:
         by_quarter = np.mean([one["curve"][0]["weights"] for one in longest.values()], axis=0)
         weights.plot(["1st", "2nd", "3rd", "4th"], by_quarter, line, color=color, marker="o", markersize=4)
     accuracy.set(
-        title=f"pass@1 after {MEASURED_AT[-1]} updates, %", xlabel="tokens of a completion", xscale="log",
+        title=f"pass@1, {MEASURED_AT[-1]} updates, %", xlabel="tokens of a completion", xscale="log",
         xticks=[TOKENS * parts for parts in lengths], xticklabels=[f"{TOKENS * parts:,}" for parts in lengths],
     )  # fmt: skip
     accuracy.minorticks_off()
     weights.set(
-        title=f"weight of negatives after {MEASURED_AT[0]} updates",
-        xlabel=f"quarter of a completion of {TOKENS * lengths[-1]:,} tokens", ylim=(-0.03, 1.03),
+        title=f"weight of negatives, {MEASURED_AT[0]} updates",
+        xlabel=f"quarter of {TOKENS * lengths[-1]:,} tokens", ylim=(-0.03, 1.03),
     )  # fmt: skip
-    figure.legend(loc="outside lower center", ncols=len(STYLES), frameon=False)
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=130)
+    figure.legend(loc="outside lower center", ncols=3)
+    return figure
 
 
 def _is_finished(store: Store, parts: int) -> bool:

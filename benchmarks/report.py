@@ -80,6 +80,8 @@ def word(found: Found) -> str:
             return f"{word(found[0])} on {'both' if len(found) == 2 else f'all {len(found)}'}"
         return ", ".join(f"{kind} on {len(gaps)}" for kind, gaps in kinds.items())
     assert isinstance(found, Interval)
+    if found.half != found.half:
+        raise Unfinished("a difference of one run has no interval")
     return "ahead" if found.low > 0 else "behind" if found.high < 0 else "level"
 
 

@@ -1,4 +1,4 @@
-"""Fill in the tables, numbers and comparative words of docs/results.md and docs/which_method.md."""
+"""Fill in the tables, numbers and comparative words of README.md, docs/results.md and docs/which_method.md."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -31,6 +31,7 @@ from benchmarks.setting import HERE, PROFILES
 from benchmarks.statistics import Interval, difference, over_seeds
 
 PAGE, CHOICE_PAGE = (HERE.parent / "docs" / name for name in ("results.md", "which_method.md"))
+PAGES = (PAGE, CHOICE_PAGE, HERE.parent / "README.md")
 LONG_PICTURE = HERE.parent / "docs" / "results" / "long_completions.png"
 
 
@@ -258,6 +259,7 @@ def _segments(
     return difference(*measured)
 
 
+_RIVALS = ("DAPO (TRL's GRPO)", "DPO", "KTO")
 _LONG = [Setting(parts) for parts in (4, 16, 64)]  # at least 160 tokens
 _MISTAKES = (long_completions.EARLY, long_completions.LATE)
 
@@ -271,7 +273,9 @@ NUMBERS: dict[str, Callable[[Store], Found]] = {
     "steps": lambda store: _of_bases(store, protocols.TOPR, protocols.STEPS, at_32=True),
     "repeated": lambda store: _of_bases(store, protocols.TOPR, protocols.REPEATED),
     "repeated_first": lambda store: _of_bases(store, protocols.REPEATED, protocols.TOPR),
+    "repeated_sampled": lambda store: _wrong_mode(store, "positives repeated", TOPR, "pass@1"),
     "repeated_greedy": lambda store: _wrong_mode(store, "positives repeated", TOPR, GREEDY),
+    "rivals": lambda store: [gap for rival in _RIVALS for gap in _wrong_mode(store, TOPR, rival, "pass@1")],
     "half_the_steps": lambda store: _of_bases(store, protocols.HALF, protocols.TOPR),
     "balanced": lambda store: _of_bases(store, protocols.BALANCED, protocols.TOPR),
     "repeated_balanced": lambda store: _of_bases(store, protocols.REPEATED, protocols.BALANCED),

@@ -30,6 +30,7 @@ from topr_trl import (
     sample_completions,
     score_completions,
 )
+from topr_trl.evaluation.figure_style import DPI, GRAY, LOOK, NEGATIVE, NEITHER, POSITIVE, WIDTH
 from topr_trl.tasks import arithmetic, gsm8k
 
 ROOT = Path(__file__).parent.parent
@@ -44,9 +45,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "learning_rate": ("learning_rate=1e-3: ten times too high", {"learning_rate": 1e-3}),
     "recomputed": ("log μ computed again before each epoch", {"recomputed": True}),
 }
-COLORS = {"correct": "#2a9d8f", "incorrect": "#d1495b", "invalid": "#888888"}
-rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
-                 "legend.frameon": False, "font.size": 9, "axes.titlesize": 10})  # fmt: skip
+COLORS = {"correct": POSITIVE, "incorrect": NEGATIVE, "invalid": NEITHER}
+rcParams.update({**LOOK, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True})
 
 
 class Test(TrainerCallback):
@@ -117,8 +117,8 @@ def run(rows: Dataset, recomputed: bool = False, **settings: Any) -> dict[str, A
 
 def draw(title: str, measured: dict[str, Any], path: Path) -> None:
     logs, tests = measured["logs"], measured["tests"]
-    picture = Figure(figsize=(9, 3.5), layout="constrained")
-    picture.suptitle(title, fontsize=11)
+    picture = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+    picture.suptitle(title, fontsize=10)
     answers, weights, ratios = picture.subplots(1, 3)
 
     def curve(name: str) -> tuple[list[float], list[float]]:
@@ -129,25 +129,25 @@ def draw(title: str, measured: dict[str, Any], path: Path) -> None:
         answers.plot([t["step"] for t in tests], [100 * t[name] for t in tests], color=color, label=name, marker=".")
     answers.set(title="test answers, %", ylim=(-3, 103))
 
-    for name, color, line in (
-        ("weight_mean_negatives", "#3d405b", "-"),
-        ("negatives_tapered", "#edae49", "--"),
-        ("negatives_dead", "#d1495b", ":"),
+    for name, label, line in (
+        ("weight_mean_negatives", "mean weight", "-"),
+        ("negatives_tapered", "tapered", "--"),
+        ("negatives_dead", "dead", ":"),
     ):
-        weights.plot(*curve(f"topr/{name}"), line, color=color, label=name)
+        weights.plot(*curve(f"topr/{name}"), line, color=NEGATIVE, label=label)
     weights.set(title="weights of negatives", ylim=(-0.03, 1.03))
 
-    for sign, color in (("positives", COLORS["correct"]), ("negatives", COLORS["incorrect"])):
+    for sign, color in (("positives", POSITIVE), ("negatives", NEGATIVE)):
         steps, low = curve(f"topr/log_ratio/{sign}/q05")
         if steps:
             ratios.fill_between(steps, low, curve(f"topr/log_ratio/{sign}/q95")[1], color=color, alpha=0.15, lw=0)
-            ratios.plot(steps, curve(f"topr/log_ratio/{sign}/q50")[1], color=color, label=f"{sign}, q05 to q95")
-    ratios.axhline(0, color="black", lw=0.8)
-    ratios.set(title="log_ratio, nats per completion")
+            ratios.plot(steps, curve(f"topr/log_ratio/{sign}/q50")[1], color=color, label=sign)
+    ratios.axhline(0, color=GRAY, lw=0.8)
+    ratios.set(title="log π/μ, nats")
     for axes in (answers, weights, ratios):
         axes.set_xlabel("step")
-        axes.legend(fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.18), labelspacing=0.3)
-    picture.savefig(path, dpi=130)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), labelspacing=0.3)
+    picture.savefig(path, dpi=DPI)
 
 
 def main() -> None:

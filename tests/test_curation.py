@@ -37,8 +37,9 @@ def test_with_sample_ids_the_order_of_the_table_does_not_matter(rule):
     rewards = np.where(rng.random(400) < 0.3, 1.0, -1.0)
     shuffled = rng.permutation(400)
     size = None if rule == "none" else 90
-    a = curate(rewards, problems, rule, size, 0.3, samples, seed=7).indices
-    b = curate(rewards[shuffled], problems[shuffled], rule, size, 0.3, samples[shuffled], seed=7).indices
+    share = 0.3 if rule == "positive_share" else 0.5
+    a = curate(rewards, problems, rule, size, share, samples, seed=7).indices
+    b = curate(rewards[shuffled], problems[shuffled], rule, size, share, samples[shuffled], seed=7).indices
     assert set(a) == set(shuffled[b])
 
 
@@ -142,7 +143,7 @@ def test_rules_that_repeat_leave_out_rows_that_teach_nothing():
     # With the mean of each problem as baseline, the rows of the problem without a right answer have R = 0.
     rewards, curated = compose(REWARDS, PROBLEMS, baseline="group_mean", rule="repeated_positives")
     assert set(curated.indices) <= set(range(8))
-    assert (len(rewards), curated.chosen_positives, curated.available_positives) == (8, 8, 3)
+    assert (len(rewards), curated.chosen_positives, curated.available_positives) == (len(REWARDS), len(REWARDS), 3)
     assert rewards.all()
     with pytest.warns(UserWarning, match="no negative"):  # rewards of 0 and 1 with the baseline 0
         assert len(curate([1.0, 0.0, 0.0], [0, 1, 2], "balanced").indices) == 0
@@ -246,7 +247,7 @@ def test_laws(data, rule, size, share):
     rewards, problems = (np.array([d[i] for d in data], dtype=float) for i in (0, 1))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        curated = curate(rewards, problems, rule, size, share)
+        curated = curate(rewards, problems, rule, size, share if rule == "positive_share" else 0.5)
     chosen = curated.indices
     counts = np.bincount(chosen, minlength=len(rewards))
     if rule in REPEATING:
@@ -274,6 +275,10 @@ def test_bad_arguments():
         curate([1.0], [0], size=0)
     with pytest.raises(ValueError, match=r"in \[0, 1\]"):
         curate([1.0], [0], positive_share=2)
+    with pytest.raises(ValueError, match=r"positive_share=1 .*'balanced'\. Remove it"):
+        curate([1.0, -1.0], [0, 0], "balanced", positive_share=1.0)
+    with pytest.raises(ValueError, match="Remove effective_positive_share"):
+        compose([1.0, -1.0], [0, 0], rule="balanced", effective_positive_share=0.8)
 
 
 def test_compose_signs_by_the_baseline():

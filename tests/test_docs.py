@@ -12,6 +12,7 @@ import tomllib
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 
 import datasets
 import pytest
@@ -244,6 +245,14 @@ def test_links_lead_somewhere(page):
             assert path.is_relative_to(home), f"{target} is not on the site"
 
 
+def test_comments_do_not_break_paragraphs():
+    """Markdown ends a paragraph at a line that starts with a comment, and shows the rest of the line as it is."""
+    for page in [*PAGES, *sorted((ROOT / "benchmarks").rglob("*.md"))]:
+        lines = page.read_text().splitlines()
+        broken = [line for line in lines if re.match(r"\s*<!--", line) and not re.fullmatch(r"<!--[^>]*-->", line)]
+        assert not broken, f"{page.relative_to(ROOT)}: join these lines with the line before: {broken}"
+
+
 def directives():
     return re.findall(r"^::: (\S+)", "\n".join(page.read_text() for page in PAGES), re.MULTILINE)
 
@@ -252,6 +261,17 @@ def test_every_public_name_is_on_an_api_page():
     shown = directives()
     for name in topr_trl.__all__:
         assert f"topr_trl.{name}" in shown, name
+
+
+def test_the_overview_of_the_api_has_every_public_name_and_every_page():
+    text = (ROOT / "docs" / "api" / "index.md").read_text()
+    tables = re.findall(r"^\|.*", text, re.MULTILINE)
+    names = re.findall(r"`([\w.]+)`", "\n".join(tables))
+    assert sorted(name for name in names if "." not in name) == sorted(topr_trl.__all__)
+    for name in names:
+        assert resolve_name(f"topr_trl.{name}"), name
+    pages = {page.name for page in (ROOT / "docs" / "api").glob("*.md")} - {"index.md"}
+    assert set(re.findall(r"\((\w+\.md)\)", text)) == pages
 
 
 def test_docstrings_are_read_without_a_warning(caplog):

@@ -92,7 +92,7 @@ def curate(
     | `"positives"` | `size` positives at random | all positives |
     | `"positive_share"` | positives and negatives at random, in the given share | as many rows as possible |
     | `"balanced"` | half positives, repeated if there are too few, and half negatives | up to all rows with R ≠ 0 |
-    | `"repeated_positives"` | positives only, repeated until there are `size` rows | number of rows with R ≠ 0 |
+    | `"repeated_positives"` | positives only, repeated until there are `size` rows | number of rows with a reward |
     | `"anna_karenina"` | the first positive of each problem, then random negatives | up to 6.69 rows per problem |
 
     If there are too few rows, the function returns fewer rows than `size`. `"positive_share"` and `"balanced"` then
@@ -138,7 +138,7 @@ def curate(
 
     Raises:
         ValueError: the rule is unknown, `rewards`, `problem_ids` or `sample_ids` are malformed or have different
-            lengths, `size` is below 1, or `positive_share` is outside [0, 1].
+            lengths, `size` is below 1, or `positive_share` is outside [0, 1], or given for another rule.
     """
     rewards = as_rewards(rewards)
     problem = group_numbers("problem_ids", problem_ids, len(rewards))
@@ -153,13 +153,17 @@ def curate(
         raise ValueError(f"size must be a whole number of rows, at least 1, not {size}.")
     if not 0 <= positive_share <= 1:
         raise ValueError(f"positive_share must be in [0, 1], not {positive_share}.")
+    if positive_share != 0.5 and rule != "positive_share":
+        raise ValueError(f"positive_share={positive_share:g} has no effect with the rule {rule!r}. Remove it.")
 
     # Sort the rows, so that with `sample_ids` the choice does not depend on the order in which they are given.
     order = np.lexsort((position, problem))
     known = _can_be_chosen(rewards, rule)
     order = order[known[order]]
     is_positive = rewards[order] >= 0
-    share = {"balanced": 0.5, "repeated_positives": 1.0}.get(rule, positive_share)
+    share = {"positive_share": positive_share, "balanced": 0.5, "repeated_positives": 1.0}.get(rule)
+    if rule == "repeated_positives" and size is None:
+        size = int((~np.isnan(rewards)).sum()) or None  # also of the rows with R = 0
     asked, chosen = _choose(rule, order, is_positive, problem, size, share, seed)
     indices = np.sort(np.concatenate(chosen)).astype(np.int64)
     curated = _curated(indices, asked, rewards, problem, known)
@@ -199,7 +203,7 @@ def _choose(
     is_positive: NDArray[np.bool_],
     problem: NDArray[np.int64],
     size: int | None,
-    positive_share: float,
+    positive_share: float | None,
     seed: int,
 ) -> tuple[int, list[NDArray[np.int64]]]:
     """Return the number of requested rows, and the positions of the chosen rows in one or two arrays.
@@ -219,7 +223,7 @@ def _choose(
         rows = order if rule == "uniform" else positives
         asked = len(rows) if size is None else size
         return asked, [draw(rows, asked)]
-    if rule in (*REPEATING, "positive_share"):
+    if positive_share is not None:
         repeats = rule in REPEATING and len(positives) > 0
         limits: list[float] = [len(order) if size is None else size]
         if positive_share < 1:
@@ -239,14 +243,12 @@ def _choose(
     return asked, [kept, draw(negatives, asked - len(kept))]
 
 
-def _warn_if_short(curated: Curated, rule: str, positive_share: float) -> None:
-    by_share = rule in (*REPEATING, "positive_share")
+def _warn_if_short(curated: Curated, rule: str, positive_share: float | None) -> None:
     missing = []
-    if not curated.available_positives and (
-        rule in ("positives", "anna_karenina") or (by_share and positive_share > 0)
-    ):
+    if not curated.available_positives and (rule in ("positives", "anna_karenina") or (positive_share or 0) > 0):
         missing.append("positive")
-    if not curated.available_negatives and (rule == "anna_karenina" or (by_share and positive_share < 1)):
+    has_share_of_negatives = positive_share is not None and positive_share < 1
+    if not curated.available_negatives and (rule == "anna_karenina" or has_share_of_negatives):
         missing.append("negative")
     if missing:
         warn_user(f"curation={rule!r}: there is no {' and no '.join(missing)} row. Chosen: {curated}.")
@@ -292,7 +294,7 @@ def compose(
     second baseline.
 
     The rule `"balanced"` needs rewards with two values, such as 0 and 1. Rows with the larger value are positives. The
-    baseline is the mean reward of the chosen rows, which is the middle between the two values.
+    baseline is the middle between the two values.
 
     Args:
         rewards (`ArrayLike`):
@@ -303,7 +305,7 @@ def compose(
             Baseline c: a number, `"mean"` or `"group_mean"`.
         effective_positive_share (`float`, *optional*):
             Target p~ for the effective share of positives, in (0, 1]. If given, `baseline` is not used. The rule
-            `"balanced"` uses neither of them.
+            `"balanced"` does not use `baseline`, and takes no target.
         rule (`str`, *optional*, defaults to `"none"`):
             Rule that chooses the rows. See [`curate`].
         size (`int`, *optional*):
@@ -319,12 +321,14 @@ def compose(
         `tuple`: rewards R of the chosen rows, shape (M,) in float64, and the [`Curated`] choice.
 
     Raises:
-        ValueError: `rule="balanced"`, and the rewards have more than two values. See also [`subtract_baseline`] and
-            [`curate`].
+        ValueError: `rule="balanced"`, and the rewards have more than two values, or `effective_positive_share` is
+            given. See also [`subtract_baseline`] and [`curate`].
     """
     rewards = as_rewards(rewards)
     if rule == "balanced":
-        baseline, effective_positive_share = _middle_of_two(rewards), None
+        if effective_positive_share is not None:
+            raise ValueError("The rule 'balanced' sets the baseline. Remove effective_positive_share.")
+        baseline = _middle_of_two(rewards)
     after_baseline = subtract_baseline(rewards, baseline, problem_ids, effective_positive_share)
     curated = curate(after_baseline, problem_ids, rule, size, positive_share, sample_ids, seed)
     one_sided = len(np.unique(rewards[curated.indices])) < 2  # then no baseline reaches the share

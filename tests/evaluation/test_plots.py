@@ -1,4 +1,6 @@
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from PIL import Image
 from topr_trl.evaluation.answers import encode
 from topr_trl.evaluation.bootstrap import compare
 from topr_trl.evaluation.estimates import Estimate, evaluate_in_full
+from topr_trl.evaluation.figure_style import DPI, WIDTH
 from topr_trl.evaluation.plots import plot_evaluations, plot_progress
 
 
@@ -25,8 +28,26 @@ def test_pictures(tmp_path, samples, columns):
     path = tmp_path / "picture.png"
     plot_evaluations({name: evaluate_in_full(run) for name, run in runs.items()}, path, differences)
     width, height = Image.open(path).size
-    assert width == (1_000 if len(runs) == 1 else 1_400)
-    assert (height > 450) == bool(columns)
+    assert width == WIDTH * DPI
+    assert (height > 3.7 * DPI) == (len(runs) == 2 or bool(columns))
+
+
+def test_pictures_can_be_read_on_dark_pages(tmp_path):
+    """The background is transparent, and no text or line is nearly black."""
+    run = evaluate_in_full(make(0, 4, groups={"level": ["a", "b", "none"] * 10}))
+    for draw in (plot_evaluations, plot_progress):
+        draw({"a": run}, tmp_path / "picture.png")
+        pixels = np.array(Image.open(tmp_path / "picture.png"))
+        opaque = pixels[..., 3] > 250
+        assert not opaque[0, 0]
+        assert pixels[opaque][:, :3].max(axis=1).min() > 0x70
+
+
+def test_colors_are_defined_in_one_place():
+    root = Path(__file__).parents[2]
+    files = [path for folder in ("topr_trl", "scripts", "benchmarks") for path in (root / folder).rglob("*.py")]
+    colored = [path.name for path in files if re.search(r"[\"']#[0-9a-fA-F]{6}", path.read_text())]
+    assert colored == ["figure_style.py"]
 
 
 def test_greedy_accuracy_is_drawn(tmp_path):

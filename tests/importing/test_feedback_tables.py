@@ -174,7 +174,9 @@ def test_a_label_can_mean_no_reward(tmp_path, capsys):
     content = ROWS + "3 + 4?,9,unsure\n"
     given = ("--label_values", "up=1", "down=0", "unsure=", "--skip_unrewarded")
     assert imported(tmp_path, content, "a.csv", *given)["reward"][:] == [1.0, 0.0]
-    assert "1 record has no reward and is left out: a.csv, row 4." in capsys.readouterr().out
+    summary = capsys.readouterr().out
+    assert "1 record has no reward and is left out: a.csv, row 4." in summary
+    assert summary.count("left out") == 1  # The summary names no reason that left out nothing.
 
 
 def test_a_system_prompt_and_messages_as_json(tmp_path):

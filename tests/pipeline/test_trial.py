@@ -24,6 +24,7 @@ from topr_trl.cli.trial_report import (
 )
 from topr_trl.data.tables import read_table
 from topr_trl.evaluation.answers import encode
+from topr_trl.evaluation.figure_style import POSITIVE
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline import trial as trials
 from topr_trl.pipeline.lineage import lineage
@@ -207,7 +208,7 @@ def test_settings_at_their_defaults_are_recommended_only_if_the_learning_rate_de
         TrialArguments(input="rows", output_dir=str(tmp_path), use_cpu=True, bf16=False), ARMS[2]
     )
     assert set(settings) == {
-        "learning_rate", "effective_positive_share", "bf16", "optim", "lr_scheduler_type", "max_grad_norm",
+        "learning_rate", "bf16", "optim", "lr_scheduler_type", "max_grad_norm",
         "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs",
     }  # fmt: skip
 
@@ -283,19 +284,22 @@ def test_on_ties_the_first_recipe_is_recommended():
         assert found.better_than_none
 
 
-def test_a_default_that_does_not_improve_on_the_starting_model_is_not_recommended():
-    values = {None: np.array([0.5, 0.5]), ARMS[0]: np.array([1.0, 0.2]), ARMS[2]: np.array([0.0, 0.8])}
-    found = recommend(values)
-    assert (found.best, found.recommended) == (ARMS[0], ARMS[2])
+def test_a_setting_that_does_not_improve_on_the_starting_model_is_not_recommended():
+    start, better, recipe = np.array([0.5, 0.5]), ARMS[0], next(arm for arm in ARMS if arm.name == RECIPES[0])
+    found = recommend({None: start, better: np.array([1.0, 0.2]), recipe: np.array([0.0, 0.8])})
+    assert found.level == [recipe]
+    assert found.recommended == better
+    assert found.better_than_none
+    found = recommend({None: start, better: np.array([0.8, 0.1]), recipe: np.array([0.0, 0.8])})
     assert not found.better_than_none
 
 
 @pytest.mark.parametrize("gain", [0.1, -0.1])
-def test_only_a_recommended_arm_is_red(tmp_path, gain):
+def test_only_a_recommended_arm_is_green(tmp_path, gain):
     start = np.linspace(0.2, 0.6, 8)
     values = {None: start, ARMS[0]: start + gain}
     picture = _draw_picture(trial(tmp_path, tmp_path), Outcome(values, True, {}, 16, {}, "greedy"), recommend(values))
-    assert ("#d1495b" in b64decode(picture.partition(",")[2]).decode()) == (gain > 0)
+    assert (POSITIVE in b64decode(picture.partition(",")[2]).decode()) == (gain > 0)
 
 
 # Greedy answers.

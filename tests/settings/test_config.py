@@ -298,9 +298,11 @@ def test_rows_of_one_sign_have_no_share(tmp_path, share):
 @pytest.mark.parametrize(
     ("settings", "advice"),
     [
-        ({"curation": "balanced", "effective_positive_share": 0.5}, "effective_positive_share=0.5.*'balanced' alone"),
-        ({"curation": "balanced", "baseline": 0}, "baseline=0.*'balanced' alone"),
-        ({"curation": "balanced", "curation_positive_share": 1.0}, "curation_positive_share=1.*'repeated_positives'"),
+        ({"curation": "balanced", "effective_positive_share": 0.5}, "same weight.*Remove effective_positive_share"),
+        ({"curation": "balanced", "baseline": 0}, "baseline=0.*Remove baseline"),
+        ({"curation": "balanced", "curation_positive_share": 1.0}, "Replace both settings"),
+        ({"curation": "repeated_positives", "curation_positive_share": 1.0}, "curation_positive_share=1 .*Remove it"),
+        ({"curation": "none", "curation_positive_share": 1.0}, "curation_positive_share=1 .*Remove it"),
         ({"curation": "balanced", "curation_positive_share": 0.8}, "curation_positive_share=0.8.*'positive_share'"),
         ({"curation": "repeated_positives", "effective_positive_share": 0.5}, "repeated_positives.*no negatives"),
     ],

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from topr_trl.evaluation.plots import COLORS
+from topr_trl.evaluation.figure_style import GRAY, NEGATIVE, POSITIVE, TOPR
 
 _MAX_POINTS = 200  # a line with more points is drawn pale, under its running mean
 _SMOOTHING_POINTS = 25  # number of points in the running mean
-_LINES = tuple(zip(COLORS, ("-", "--", ":"), strict=False))
+_LINES = ("-", "--", ":")
 
 
 @dataclass
@@ -123,20 +123,21 @@ def draw_panel(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]
     axes: Any = figure.subplots()
     start, seen, lowest = 0, set(), np.inf
     for name, history in histories.items():
-        for look, (label, metric) in zip(_LINES, panel.lines.items(), strict=False):
+        for line, (label, metric) in zip(_LINES, panel.lines.items(), strict=False):
             steps, values = series(history, metric)
             if len(steps) == 0:
                 continue
-            _draw_line(axes, steps + start, values, look, None if label in seen else label)
+            _draw_line(axes, steps + start, values, (_color(metric), line), None if label in seen else label)
             seen.add(label)
             lowest = min(lowest, values.min())
         if panel.band is not None:
             low, high = (series(history, border) for border in panel.band)
             if len(low[0]) and len(low[0]) == len(high[0]):
-                axes.fill_between(low[0] + start, low[1], high[1], color=COLORS[0], alpha=0.15, linewidth=0)
+                color = _color(panel.band[0])
+                axes.fill_between(low[0] + start, low[1], high[1], color=color, alpha=0.15, linewidth=0)
         if len(histories) > 1:
-            axes.axvline(start, color="#bbbbbb", linewidth=0.8)
-            axes.annotate(name, (start, 1), xycoords=("data", "axes fraction"), fontsize=8, color="#777777",
+            axes.axvline(start, color=GRAY, linewidth=0.8)
+            axes.annotate(name, (start, 1), xycoords=("data", "axes fraction"), fontsize=8, color=GRAY,
                           xytext=(0, 2), textcoords="offset points")  # fmt: skip
         start += last_step(history)
     if panel.scale == "share":
@@ -150,6 +151,11 @@ def draw_panel(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]
     if len(seen) > 1:
         figure.legend(loc="outside upper right", ncols=len(seen), frameon=False, fontsize=9)
     return figure
+
+
+def _color(metric: str) -> str:
+    """Return the color of positives, of negatives, or of all rows."""
+    return NEGATIVE if "negatives" in metric else POSITIVE if "positive" in metric else TOPR
 
 
 def _draw_line(axes: Any, steps: NDArray[Any], values: NDArray[Any], look: tuple[str, str], label: str | None) -> None:

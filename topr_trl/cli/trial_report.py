@@ -14,6 +14,7 @@ from trl import ModelConfig
 from topr_trl.cli import html as page
 from topr_trl.evaluation.bootstrap import Difference, paired_bootstrap, share_best
 from topr_trl.evaluation.estimates import Estimate, greedy_estimate
+from topr_trl.evaluation.figure_style import GRAY, POSITIVE, TOPR
 from topr_trl.evaluation.report import plain_table
 from topr_trl.pipeline.settings import TrialArguments, field_names
 from topr_trl.pipeline.stage_inputs import values_of
@@ -55,8 +56,11 @@ class Recommendation:
 
     @property
     def recommended(self) -> Arm:
-        """Return the first of `RECIPES` that is the best trained arm or in `level`. Otherwise, return the best arm."""
-        candidates = [self.best, *self.level]
+        """Return the first of `RECIPES` that is the best trained arm or in `level`, and better than no training.
+
+        Otherwise, return the best arm.
+        """
+        candidates = [arm for arm in (self.best, *self.level) if self.means[arm] > self.means[None]]
         preferred = (arm for name in RECIPES for arm in candidates if arm.recipe == name)
         return next(preferred, self.best)
 
@@ -182,7 +186,7 @@ def _format_table(args: TrialArguments, outcome: Outcome, found: Recommendation)
 def _describe_recommendation(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
     """Return the recommendation and its uncertainty in sentences, one paragraph per line."""
     problems = len(outcome.values[None])
-    source = "measured with sampled answers" if outcome.by_answers else "estimated from the rewards of their rows"
+    source = "measured with new answers" if outcome.by_answers else "estimated from the rewards of their rows"
     lines = [
         f"Each training run read {outcome.trained_rows:,} rows. Results on {problems} other problems were {source}. "
         "± is two standard errors over the problems.",
@@ -195,15 +199,16 @@ def _describe_recommendation(args: TrialArguments, outcome: Outcome, found: Reco
     best, recommended = (f"{arm.label}, learning rate {arm.rate(args):g}" for arm in (found.best, found.recommended))
     if not found.better_than_none:
         lines.append(
-            f"Nothing is recommended: {recommended} did not improve on the starting model, and no setting is clearly "
-            f"better. Try other learning rates, or look at the rows. The best setting was {best}."
+            f"Nothing is recommended: no setting improved on the starting model. The best was {best}. Try other "
+            "learning rates, or look at the rows."
         )
     elif found.recommended == found.best:
         lines.append(f"Recommended: {best}.")
     else:
         lines.append(
             f"Recommended: {recommended}. The best setting was {best}, but the 95% interval of the difference contains "
-            "0. Among such settings, a trial prefers repeated positives, then balanced rows, then the default."
+            "0. Among such settings that improved the model, a trial prefers repeated positives, then balanced rows, "
+            "then the default."
         )
     if found.level:
         names = ", ".join(f"{arm.label} at {arm.rate(args):g}" for arm in found.level)
@@ -269,15 +274,15 @@ def _render_page(args: TrialArguments, outcome: Outcome, found: Recommendation) 
 def _draw_picture(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
     """Return a picture of the mean ± two standard errors of each arm, as a data URI.
 
-    The best arm is at the top. The recommended arm is red, if there is one.
+    The best arm is at the top. The recommended arm is green, if there is one.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 0.8 + 0.32 * len(found.arms)), layout="constrained")
     panel = figure.subplots()
-    red = found.recommended if found.better_than_none else None
+    green = found.recommended if found.better_than_none else None
     for place, arm in enumerate(reversed(found.arms)):
-        color = "#888888" if arm is None else "#d1495b" if arm == red else "#30638e"
+        color = GRAY if arm is None else POSITIVE if arm == green else TOPR
         panel.errorbar(100 * found.means[arm], place, xerr=200 * found.errors[arm], fmt="o", capsize=3, color=color)
     names = [f"{arm.label}, {arm.rate(args):g}" if arm else _STARTING_MODEL for arm in reversed(found.arms)]
     panel.set_yticks(range(len(names)), names)

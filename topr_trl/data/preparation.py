@@ -147,8 +147,8 @@ class ScoredRows:
             )
         if len(rewards) == 0:
             raise ValueError(
-                f"curation={args.curation!r} chose no row of the {self.name} dataset: {curated}. Change curation or "
-                "baseline."
+                f"curation={args.curation!r} chose no row of the {self.name} dataset: {curated}. Change curation"
+                f"{'' if args.curation == 'balanced' else ' or baseline'}, or add rows of the kind that is missing."
             )
         return rewards, curated
 

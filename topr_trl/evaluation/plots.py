@@ -9,9 +9,11 @@ import numpy as np
 from topr_trl.evaluation.answers import GROUPINGS
 from topr_trl.evaluation.bootstrap import Difference
 from topr_trl.evaluation.estimates import Estimate, Evaluation, shared_ks
+from topr_trl.evaluation.figure_style import DPI, GRAY, LOOK, NEGATIVE, NEITHER, POSITIVE, RUNS, WIDTH
+from topr_trl.evaluation.rewards import NOT_PASSED, PASSED
+from topr_trl.rewards import CORRECT, INCORRECT
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito's palette for color-blind readers
-_SHARE_COLORS = ("#2a9d8f", "#e9c46a", "#d1495b", "#888888", "#6a4c93", "#bbbbbb")  # one per kind of share
+_SHARE_COLORS = dict.fromkeys((CORRECT, PASSED), POSITIVE) | dict.fromkeys((INCORRECT, NOT_PASSED), NEGATIVE)
 _MARKS = ("o", "s", "^", "D")
 _MOST_BARS = 32  # with more samples per problem, bars of several runs would be too thin
 _GREEDY = (0, (1, 3))  # dotted line
@@ -41,27 +43,35 @@ def plot_evaluations(
     Raises:
         ImportError: matplotlib is not installed (`pip install ".[plots]"` in the clone).
     """
+    from matplotlib import rc_context
+
+    with rc_context(LOOK):
+        _figure_of(evaluations, differences).savefig(path, dpi=DPI)
+
+
+def _figure_of(evaluations: Mapping[str, Evaluation], differences: Mapping[str, Difference] | None) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     columns = [c for c in GROUPINGS if all(c in run.groups for run in evaluations.values())]
     longest = max((len(_members(evaluations, column)) for column in columns), default=0)
-    top = 4.2 if differences is None else max(4.2, 0.3 * len(differences) + 1.2)
-    heights = [top] + ([1.4 + 0.26 * longest * len(evaluations)] if columns else [])
-    figure = Figure(figsize=(10 if differences is None else 14, sum(heights)), layout="constrained")
-    rows = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    panels = rows[0].subplots(1, 2 if differences is None else 3)
-    _draw_curves(panels[0], evaluations)
-    _draw_cardinality(panels[1], evaluations)
-    if differences is not None:
-        _draw_differences(panels[2], list(evaluations), differences)
-    if columns:
-        for panel, column in zip(rows[1].subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
-            _draw_groups(panel, evaluations, column)
+    heights = [3.6]
+    heights += [] if differences is None else [1 + 0.2 * len(differences)]
+    heights += [1.2 + 0.22 * longest * len(evaluations)] if columns else []
+    figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
+    rows = list(figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
     if len(evaluations) > 1:
-        patches = [Patch(color=color, label=name) for color, name in zip(COLORS, evaluations, strict=False)]
-        rows[0].legend(handles=patches, loc="outside upper center", ncols=len(patches), frameon=False)
-    figure.savefig(path, dpi=100)
+        patches = [Patch(color=color, label=name) for color, name in zip(RUNS, evaluations, strict=False)]
+        rows[0].legend(handles=patches, loc="outside upper center", ncols=len(patches))
+    curves, cardinality = rows.pop(0).subplots(1, 2)
+    _draw_curves(curves, evaluations)
+    _draw_cardinality(cardinality, evaluations)
+    if differences is not None:
+        _draw_differences(rows.pop(0).subplots(), list(evaluations), differences)
+    if columns:
+        for panel, column in zip(rows[0].subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
+            _draw_groups(panel, evaluations, column)
+    return figure
 
 
 def _draw_curves(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
@@ -70,7 +80,7 @@ def _draw_curves(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
     first_greedy = next((run for run in evaluations.values() if run.greedy), None)
     for r, run in enumerate(evaluations.values()):
         for m, (measure, curve) in enumerate(_curves(run).items()):
-            color, line = COLORS[m if one else r], "-" if one else _LINES[measure]
+            color, line = RUNS[m if one else r], "-" if one else _LINES[measure]
             ks, values = list(curve), np.array([100 * e.value for e in curve.values()])
             margins = np.array([200 * e.standard_error for e in curve.values()])  # matplotlib draws a gap for NaN
             panel.plot(ks, values, line, color=color, marker=_MARKS[m], markersize=4, label=measure if r == 0 else None)
@@ -78,7 +88,7 @@ def _draw_curves(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
             if np.isfinite(margins).sum() == 1:  # A band needs two points, so draw an error bar.
                 panel.errorbar(ks, values, margins, fmt="none", ecolor=color, alpha=0.5)
         if run.greedy:
-            color = "#555555" if one else COLORS[r]
+            color = GRAY if one else RUNS[r]
             panel.axhline(100 * run.greedy.value, color=color, linewidth=1, linestyle=_GREEDY,
                           label="greedy (T=0)" if run is first_greedy else None)  # fmt: skip
     low, high = panel.get_ylim()
@@ -88,11 +98,11 @@ def _draw_curves(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
     ticks = sorted({k for run in evaluations.values() for k in run.pass_at})
     panel.set_xticks(ticks, [str(k) for k in ticks])
     panel.minorticks_off()
-    panel.set(xlabel="k samples per problem", ylabel="problems solved (%)", title="Accuracy, ± 2 standard errors")
-    panel.grid(alpha=0.3)
-    for handle in panel.legend(frameon=False, fontsize=9, loc="best").legend_handles:
+    panel.set(xlabel="k samples per problem", ylabel="problems solved (%)", title="Accuracy, ± 2 std. errors")
+    panel.grid()
+    for handle in panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2)).legend_handles:
         if not one:
-            handle.set_color("#555555")  # Colors stand for runs, so measures are gray in the legend.
+            handle.set_color(GRAY)  # Colors stand for runs, so measures are gray in the legend.
 
 
 def _curves(run: Evaluation) -> dict[str, dict[int, Estimate]]:
@@ -111,12 +121,12 @@ def _draw_cardinality(panel: Any, evaluations: Mapping[str, Evaluation]) -> None
         offset = (r - (len(evaluations) - 1) / 2) * width * step
         if len(evaluations) > 1 and run.num_samples > _MOST_BARS:  # Bars side by side would be too thin.
             edges = np.append(places, 100 + step) - step / 2
-            panel.stairs(share, edges, fill=True, alpha=0.4, color=COLORS[r])
+            panel.stairs(share, edges, fill=True, alpha=0.4, color=RUNS[r])
         else:
-            panel.bar(places + offset, share, width * step, color=COLORS[r])
+            panel.bar(places + offset, share, width * step, color=RUNS[r])
     panel.set_xticks(range(0, 101, 20))
-    panel.set(xlabel="correct samples per problem (%)", ylabel="problems (%)", title="Problems by correct samples")
-    panel.grid(axis="y", alpha=0.3)
+    panel.set(xlabel="correct samples (%)", ylabel="problems (%)", title="Problems by correct samples")
+    panel.grid(axis="y")
     panel.set_axisbelow(True)
 
 
@@ -124,16 +134,14 @@ def _draw_differences(panel: Any, names: list[str], differences: Mapping[str, Di
     places = np.arange(len(differences))[::-1]
     for place, found in zip(places, differences.values(), strict=True):
         certain = found.low > 0 or found.high < 0
-        color = COLORS[int(found.difference > 0)] if certain else "#888888"
+        color = RUNS[int(found.difference > 0)] if certain else GRAY
         panel.plot([100 * found.low, 100 * found.high], [place, place], color=color, linewidth=2)
         panel.plot(100 * found.difference, place, "o", color=color, markersize=5)
-        panel.annotate(
-            str(found), (1.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=color
-        )
-    panel.axvline(0, color="black", linewidth=0.8)
+        panel.annotate(str(found), (1.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=8)
+    panel.axvline(0, color=GRAY, linewidth=0.8)
     panel.set_yticks(places, list(differences))
     panel.set(xlabel="points, 95% interval (paired bootstrap)", title=f"{names[1]} minus {names[0]}")
-    panel.grid(axis="x", alpha=0.3)
+    panel.grid(axis="x")
 
 
 def _members(evaluations: Mapping[str, Evaluation], column: str) -> list[str]:
@@ -148,12 +156,12 @@ def _draw_groups(panel: Any, evaluations: Mapping[str, Evaluation], column: str)
         values = [100 * group.pass_at_1.value if group else 0.0 for group in groups]
         margins = np.nan_to_num([200 * group.pass_at_1.standard_error if group else 0.0 for group in groups])
         offset = ((len(evaluations) - 1) / 2 - r) * width
-        panel.barh(places + offset, values, width, xerr=margins, color=COLORS[r], error_kw={"lw": 1})
+        panel.barh(places + offset, values, width, xerr=margins, color=RUNS[r], error_kw={"ecolor": GRAY, "lw": 1})
     found = {name: group.num_problems for run in evaluations.values() for name, group in run.groups[column].items()}
     panel.set_yticks(places, [f"{member} ({found[member]})" for member in members])
     panel.set_xlim(0, max(5, panel.get_xlim()[1]))
-    panel.set(xlabel="pass@1 (%), ± 2 standard errors", title=f"By {column} (number of problems)")
-    panel.grid(axis="x", alpha=0.3)
+    panel.set(xlabel="pass@1 (%), ± 2 std. errors", title=f"By {column} (problems)")
+    panel.grid(axis="x")
     panel.set_axisbelow(True)
 
 
@@ -172,6 +180,13 @@ def plot_progress(evaluations: Mapping[str, Evaluation], path: str | Path | IO[b
     Raises:
         ImportError: matplotlib is not installed (`pip install ".[plots]"` in the clone).
     """
+    from matplotlib import rc_context
+
+    with rc_context(LOOK):
+        _figure_of_progress(evaluations).savefig(path, dpi=DPI)
+
+
+def _figure_of_progress(evaluations: Mapping[str, Evaluation]) -> Any:
     from matplotlib.figure import Figure
 
     runs = list(evaluations.values())
@@ -181,12 +196,12 @@ def plot_progress(evaluations: Mapping[str, Evaluation], path: str | Path | IO[b
         (_draw_shares, any(run.shares for run in runs)),
     ]
     draws = [draw for draw, has_values in drawn if has_values]
-    figure = Figure(figsize=(5 * max(len(draws), 2), 3.6), layout="constrained")
-    for panel, draw in zip(figure.subplots(1, len(draws), squeeze=False)[0], draws, strict=True):
+    figure = Figure(figsize=(WIDTH, 2.8 * len(draws)), layout="constrained")
+    for panel, draw in zip(figure.subplots(len(draws), 1, squeeze=False)[:, 0], draws, strict=True):
         draw(panel, evaluations)
-        panel.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
         panel.tick_params("x", rotation=0 if len(runs) < 5 else 45)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def _draw_rewards(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
@@ -206,7 +221,7 @@ def _draw_rewards(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
             )
     panel.set(ylabel="reward", title="Reward of test prompts")
     panel.margins(x=0.15)
-    panel.grid(axis="y", alpha=0.3)
+    panel.grid(axis="y")
 
 
 def _draw_accuracies(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
@@ -221,19 +236,19 @@ def _draw_accuracies(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
     if greedy := {name: run.greedy for name, run in evaluations.items() if run.greedy}:
         panel.errorbar(
             list(greedy), [100 * e.value for e in greedy.values()], [200 * e.standard_error for e in greedy.values()],
-            label="greedy", linestyle=_GREEDY, marker="o", markersize=4, capsize=3, color="#555555",
+            label="greedy", linestyle=_GREEDY, marker="o", markersize=4, capsize=3, color=GRAY,
         )  # fmt: skip
     panel.set(ylabel="accuracy (%)", ylim=(0, 100), title="Test accuracy")
     panel.margins(x=0.15)
-    panel.grid(axis="y", alpha=0.3)
+    panel.grid(axis="y")
 
 
 def _draw_shares(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
     names, runs = list(evaluations), list(evaluations.values())
     kinds = dict.fromkeys(share for run in runs for share in run.shares)
     bottom = [0.0] * len(runs)
-    for share, color in zip(kinds, _SHARE_COLORS, strict=False):
+    for share in kinds:
         values = [100 * run.shares.get(share, 0.0) for run in runs]
-        panel.bar(names, values, bottom=bottom, color=color, label=share, width=0.5)
+        panel.bar(names, values, bottom=bottom, color=_SHARE_COLORS.get(share, NEITHER), label=share, width=0.5)
         bottom = [b + v for b, v in zip(bottom, values, strict=True)]
     panel.set(ylabel="samples (%)", ylim=(0, 100), title="Answers")

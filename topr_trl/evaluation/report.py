@@ -12,7 +12,8 @@ from tabulate import tabulate
 from topr_trl.evaluation.answers import Samples
 from topr_trl.evaluation.bootstrap import Difference, compare
 from topr_trl.evaluation.estimates import Evaluation, evaluate_in_full, shared_ks
-from topr_trl.evaluation.plots import COLORS, plot_evaluations, plot_progress
+from topr_trl.evaluation.figure_style import RUNS
+from topr_trl.evaluation.plots import plot_evaluations, plot_progress
 from topr_trl.evaluation.rewards import RewardSamples, compare_rewards, evaluate_rewards
 from topr_trl.rewards import INVALID
 
@@ -129,7 +130,7 @@ class Evaluations(dict[str, Evaluation]):
         parts += [table, "\n".join(self._notes())]
         if find_spec("matplotlib"):
             by_reward = any(run.reward for run in self.values())
-            draw = plot_evaluations if len(self) <= len(COLORS) and not by_reward else plot_progress
+            draw = plot_evaluations if len(self) <= len(RUNS) and not by_reward else plot_progress
             draw(self, folder / PICTURE)
             parts += [f"![{' and '.join(self)}]({PICTURE})"]
         return "\n\n".join(parts) + "\n"

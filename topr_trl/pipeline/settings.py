@@ -416,8 +416,8 @@ class TrialArguments(RowsArguments, RunArguments):
     decode: str = field(
         default="greedy",
         metadata={
-            "help": "How you will decode, which ranks the settings. 'greedy': by one greedy answer per held-out "
-            "problem. 'sample': by the completions sampled at the setting `temperature`. No effect with "
+            "help": "Decoding that ranks the settings: that which your users get. 'greedy': one greedy answer per "
+            "held-out problem. 'sample': completions sampled at the setting `temperature`. No effect with "
             "test_by='rewards'."
         },
     )
@@ -425,7 +425,7 @@ class TrialArguments(RowsArguments, RunArguments):
     def __post_init__(self) -> None:
         RunArguments.__post_init__(self)
         check_choice(self, task=tuple(TASKS), test_by=TESTS, decode=("greedy", "sample"))
-        if self.decode == "greedy" and not self.greedy:
+        if self.test_by != "rewards" and self.decode == "greedy" and not self.greedy:
             raise ValueError(
                 "decode='greedy' ranks settings by greedy answers, and greedy=False draws none. Set decode='sample', "
                 "or remove greedy=False."

@@ -71,10 +71,9 @@ class Arm:
 
 ARMS = (
     Arm("paper", "c = 0 (the paper)", {"baseline": "0"}),
-    *(
-        Arm(f"share-{percent}", f"p~ {percent}%", {"effective_positive_share": percent / 100})
-        for percent in (20, 50, 80)
-    ),
+    Arm("share-20", "p~ 20%", {"effective_positive_share": 0.2}),
+    Arm("share-50", "default (p~ 50%)", {}),
+    Arm("share-80", "p~ 80%", {"effective_positive_share": 0.8}),
     Arm("group-mean", "group mean", {"baseline": "group_mean"}),
     Arm("positives-only", "positives only", {"preset": "positives_only"}),
     # These rules repeat positives, so these two arms train on as many rows as the other arms. There is one
@@ -83,7 +82,7 @@ ARMS = (
     Arm("balanced", "balanced", {"curation": "balanced"}),
 )
 # Arms that a trial tries at three rates. If several arms cannot be distinguished from the best one, a trial recommends
-# the first of these. The last is the default: subtracting the mean reward gives p~ (effective positive share) = 50%.
+# the first of these. The default subtracts the mean reward, which gives p~ (effective positive share) = 50%.
 RECIPES = ("positives-repeated", "balanced", "share-50")
 
 

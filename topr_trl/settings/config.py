@@ -300,9 +300,9 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             its default. The paper's best values are 0.1 to 0.2.
         curation (`str`, *optional*, defaults to `"none"`):
             Rule that chooses the rows to train on from the dataset (Sec. 4.3). Can be `"none"` (all rows), `"uniform"`,
-            `"positives"`, `"positive_share"`, `"balanced"` (half right and half wrong rows, with the mean of the chosen
-            rows as baseline; needs rewards with two values), `"repeated_positives"` (right answers only, repeated to
-            the number of rows) or `"anna_karenina"`. See [`curate`].
+            `"positives"`, `"positive_share"`, `"balanced"` (half right and half wrong rows, with the middle between
+            the two rewards as baseline; needs rewards with two values), `"repeated_positives"` (right answers only,
+            repeated to the number of rows) or `"anna_karenina"`. See [`curate`].
         iteration_size (`int`, *optional*):
             Number of rows to choose. Needs a `curation` other than `"none"`. See [`curate`] for the meaning of `None`.
         curation_positive_share (`float`, *optional*, defaults to `0.5`):

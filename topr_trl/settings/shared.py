@@ -166,16 +166,20 @@ class CurationArguments:
         if not 0 <= of_rows <= 1:
             raise ValueError(f"curation_positive_share must be in [0, 1], not {of_rows}.")
         if of_rows != CurationArguments.curation_positive_share and rule != "positive_share":
-            instead = "curation='repeated_positives'" if of_rows == 1 else "curation='positive_share'"
+            if rule == "balanced" and of_rows == 1:  # the pair that was the recipe `repeated_positives`
+                raise ValueError(
+                    "curation='balanced' with curation_positive_share=1 is now curation='repeated_positives'. Replace "
+                    "both settings with it."
+                )
             raise ValueError(
-                f"curation_positive_share={of_rows:g} has no effect with curation={rule!r}. Remove it, or set "
-                f"{instead}."
+                f"curation_positive_share={of_rows:g} has no effect with curation={rule!r}: only "
+                "curation='positive_share' uses it. Remove it."
             )
         if rule == "balanced" and (share is not None or self.baseline != "mean"):
             name, value = ("baseline", self.baseline) if share is None else ("effective_positive_share", share)
             raise ValueError(
-                f"curation='balanced' sets the baseline to the mean of the rows that it chooses. Remove "
-                f"{name}={value}: curation='balanced' alone trains on half right and half wrong rows."
+                f"curation='balanced' gives right and wrong rows the same weight: its baseline is the middle between "
+                f"the two rewards, and {name}={value} would change it. Remove {name}."
             )
         if share is not None and rule in ("positives", "repeated_positives"):
             raise ValueError(

@@ -45,7 +45,7 @@ def training_facts(args: TOPRArguments, rows: str, steps: int, offline: bool) ->
             Whether the training rows existed before training.
     """
     limits, share = args.limits, args.effective_positive_share
-    baseline = "mean of the chosen rows" if args.curation == "balanced" else str(args.baseline)
+    baseline = "middle between the two rewards" if args.curation == "balanced" else str(args.baseline)
     changed = "" if limits == PRESETS[args.preset] else "changed from "
     return {
         "rows": rows,

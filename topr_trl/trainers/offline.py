@@ -250,7 +250,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def _name_recipe(self, scored: ScoredRows, args: OfflineTOPRConfig) -> None:
         """Print the recipe for few right answers, if rewards have two values and the user has made no choice."""
         defaults = OfflineTOPRConfig.__dataclass_fields__
-        choices = ("baseline", "effective_positive_share", "curation")
+        choices = ("baseline", "effective_positive_share", "curation", "preset")
         is_chosen = any(getattr(args, name) != defaults[name].default for name in choices) or args.limits.b_neg == 0
         values, counts = np.unique(scored.rewards_R[~np.isnan(scored.rewards_R)], return_counts=True)
         if is_chosen or scored.after_baseline_R is not None or len(values) != 2 or counts[1] >= counts[0]:

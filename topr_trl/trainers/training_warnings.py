@@ -1,5 +1,7 @@
 """Warn about silent causes of poor training: dead negatives, a different sampler, equal rewards, lost updates."""
 
+from math import ceil
+
 import numpy as np
 from accelerate.utils import is_peft_model
 from numpy.typing import NDArray
@@ -15,7 +17,7 @@ EARLY = 0.1  # "early": in this first share of the steps
 # Negatives are long from this mean number of tokens on. With 160 tokens, a ratio per segment was better than one per
 # completion (see "Long completions" on the page of results). Up to 64 tokens, a segment is the whole completion.
 LONG_NEGATIVES = 128
-MOST_READS = 8  # readings of a right answer that were measured (see "A pretrained model" on the page of results)
+MOST_READS = 8  # readings of a right answer that a pretrained model was measured with (see the page of results)
 LOST_WEIGHT = 0.5  # long negatives with a lower mean weight have lost too much weight
 
 
@@ -172,7 +174,7 @@ def warn_of_scale(rewards: NDArray[np.float64], may_be_small: bool = False) -> b
 
 
 def warn_of_many_reads(curated: Curated, rewards: NDArray[np.float64], epochs: float) -> None:
-    """Warn if training reads a positive more often than was measured.
+    """Warn if training reads a positive more often than was measured with a pretrained model.
 
     Args:
         curated ([`Curated`]):
@@ -185,9 +187,9 @@ def warn_of_many_reads(curated: Curated, rewards: NDArray[np.float64], epochs: f
     reads = epochs * np.bincount(curated.indices[rewards > 0], minlength=1).max()
     if reads > MOST_READS:
         warn_user(
-            f"Training reads a right answer up to {reads:.0f} times. More than {MOST_READS} readings were not "
-            "measured, and the model may only memorize these answers. Set a smaller iteration_size with a curation "
-            "rule that repeats rows, fewer epochs, or add right answers."
+            f"Training reads a right answer up to {ceil(reads)} times, and the model may only memorize these answers. "
+            f"On a pretrained model, at most {MOST_READS} readings were measured. Reduce iteration_size or "
+            "num_train_epochs, or add right answers."
         )
 
 

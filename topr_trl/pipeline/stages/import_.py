@@ -214,7 +214,11 @@ def _describe(done: Json) -> str:
         lines.append(f"The rows were sampled at temperatures {found}. The trainer needs one temperature above 0: "
                      "import files of one temperature, or set --temperature.")  # fmt: skip
     for texts, places in ((_LEFT_OUT, done["left_out"]), (_NOTED, done["noted"])):
-        lines += [_describe_places(texts[kind], places[kind], done["completion"]) for kind in texts if kind in places]
+        lines += [
+            _describe_places(texts[kind], places[kind], done["completion"])
+            for kind in texts
+            if kind in places and places[kind]["count"]
+        ]
     if not_read := done["not_read"]:
         lines.append(f"Not read: {', '.join(not_read)}.")
     if not done["filled"].get("sampler_logps"):

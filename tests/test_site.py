@@ -1,0 +1,79 @@
+"""Test the site in Chromium: searching, and pages on a phone."""
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import requests
+
+pytest.importorskip("zensical", reason="the extra docs is not installed")
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+
+ROOT = Path(__file__).parent.parent
+PAGES = [str(page.relative_to(ROOT / "docs").with_suffix(".html")) for page in sorted((ROOT / "docs").rglob("*.md"))]
+CHROMIUM = Path("/usr/bin/chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs {CHROMIUM}: apt-get install chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """Serve a copy of the site as `make docs` says, and return its address."""
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copytree(ROOT / "docs", folder / "docs")
+    shutil.copy(ROOT / "zensical.toml", folder)
+    for name in ("scripts", "topr_trl"):  # read for the API pages
+        (folder / name).symlink_to(ROOT / name)
+    with socket.create_server(("localhost", 0)) as free:
+        host = f"localhost:{free.getsockname()[1]}"
+    with subprocess.Popen([sys.executable, "-m", "zensical", "serve", "--dev-addr", host], cwd=folder) as server:
+        try:
+            for name in (*PAGES, "search.json"):
+                wait_for(f"http://{host}/{name}")
+            yield f"http://{host}"
+        finally:
+            server.terminate()
+
+
+def wait_for(url):
+    for _ in range(600):
+        try:
+            if requests.get(url, timeout=5).ok:
+                return
+        except requests.ConnectionError:
+            pass
+        time.sleep(0.1)
+    raise TimeoutError(url)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as play:
+        found = play.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+def test_searching_finds_a_setting(browser, address):
+    page = browser.new_page()
+    page.goto(f"{address}/index.html")
+    page.click(".md-search__button")
+    page.keyboard.type("segment_tokens")
+    page.locator("a[href*='algorithm.html?h=segment_tokens']").first.wait_for()
+
+
+def test_pages_fit_on_a_phone(browser, address):
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    for name in PAGES:
+        page.goto(f"{address}/{name}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
+        commands = page.locator(".language-bash code")
+        assert commands.evaluate_all("all => all.every(code => code.scrollWidth <= code.clientWidth)"), name
+        tables = page.locator(".md-content table:not(:has(th:nth-child(5)))")
+        assert tables.evaluate_all("all => all.every(table => table.getBoundingClientRect().right <= 390)"), name
