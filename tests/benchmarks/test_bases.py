@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from benchmarks import habits
 from benchmarks.bases import AUTHORS, Author, one_product, solution
 from benchmarks.setting import folder, problems, tokenizer
 from topr_trl.tasks import gsm8k
@@ -49,3 +50,29 @@ def test_problems_of_these_tasks_have_one_product():
 def test_base_models_share_a_tokenizer():
     assert tokenizer("sure-17").get_vocab() == tokenizer("main").get_vocab()
     assert folder("sure-17").parent == folder("main").parent
+
+
+@pytest.mark.parametrize("name", habits.AUTHORS)
+def test_an_author_with_habits_is_right_more_often_early(name):
+    author, rng = habits.AUTHORS[name], random.Random(0)
+    for is_early, share in ((True, habits.KNOWN), (False, author.right)):
+        pairs = [
+            (item, habits.answer(author, item, rng, is_early)) for item in rng.choices(habits.items(name), k=4_000)
+        ]
+        assert np.mean([number == item.right for item, number in pairs]) == pytest.approx(share, abs=0.025)
+        believed = np.mean([number == item.believed for item, number in pairs])
+        assert believed == pytest.approx(author.believed * (1 - share), abs=0.025)
+
+
+def test_items_of_habits_do_not_teach_each_other():
+    """A fact is in no relation to others. Boxes of a kind have one rule, and no two kinds share it."""
+    facts = habits.items("facts-agree")
+    assert len({item.right for item in facts}) > 70
+    assert all(item.right != item.believed for item in facts)
+    assert facts == habits.items("facts-scattered")
+    boxes = habits.items("misconceptions")
+    added = {tuple(np.subtract((item.right, item.believed), n % habits.BOXES)) for n, item in enumerate(boxes)}
+    assert len(added) == len(habits.KINDS)
+    assert max(max(item.right, item.believed) for item in boxes) < habits.ANSWERS
+    found = problems("misconceptions", 3, 7)
+    assert (len(found), found["answer"][0]) == (len(boxes), str(boxes[0].right))

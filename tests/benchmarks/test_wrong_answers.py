@@ -1,0 +1,61 @@
+"""Recipes for wrong answers have the rows and weights that they promise."""
+
+import numpy as np
+import pytest
+
+from benchmarks.experiments import wrong_answers
+from benchmarks.experiments.wrong_answers import RECIPES, agreement
+from benchmarks.rows import Rows, agreements
+
+GROUPS = np.repeat([0, 1, 2], 4)
+ANSWERS = ["1", "1", "1", "2", "5", "6", "7", "8", "3", "9", "9", "9"]  # wrong but for "3"
+REWARDS = np.where(np.array(ANSWERS) == "3", 1.0, -1.0)
+
+
+def pool(rewards=REWARDS):
+    means = np.array([rewards[group == GROUPS].mean() for group in GROUPS])
+    nothing = [[0]] * 12
+    return Rows(nothing, nothing, rewards, GROUPS, [], means, means, agreements(GROUPS, ANSWERS))
+
+
+def test_agreement_is_the_share_of_the_other_samples():
+    found = agreements(GROUPS, ANSWERS)
+    assert found.tolist() == pytest.approx([2 / 3] * 3 + [0] * 6 + [2 / 3] * 3)
+    assert np.isnan(agreements(np.array([0]), ["1"])).all()
+    assert agreement(pool()) == pytest.approx(2 / 3 * 3 / 8)  # problem 2 has a right answer
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes(name):
+    """Recipes never lower a right answer. All but `once` read as many rows as there are."""
+    rows, after = RECIPES[name](pool(), 0)
+    assert len(rows) == len(after) == (1 if name == "right answers once" else 12)
+    assert (after[REWARDS[rows] > 0] > 0).all()
+    assert (after[REWARDS[rows] < 0] <= 0).all()
+
+
+def test_the_weight_of_wrong_answers():
+    def weights(name):
+        rows, after = RECIPES[name](pool(), 0)
+        return np.bincount(rows, after, minlength=12)
+
+    for name, share in ((wrong_answers.DEFAULT, 0.5), ("TOPR, p~ 20%", 0.2), (wrong_answers.BALANCED, 0.5)):
+        found = weights(name)
+        assert found[8] / np.abs(found).sum() == pytest.approx(share)
+    assert weights(wrong_answers.CONTROL)[:8].tolist() == [0] * 8  # problems without a right answer
+    found = weights(wrong_answers.WEIGHTED)
+    assert found[3:8].tolist() == [0] * 5  # answers that no other sample gave
+    assert np.abs(found).mean() == pytest.approx(1)
+    assert found[0] / found[8] == pytest.approx(-(2 / 3) / (11 / 12) / (0.5 * 12))
+    found = weights(wrong_answers.DRAWN)
+    assert found[3:8].tolist() == [0] * 5
+    assert found[found < 0].sum() == -2  # half of 12 rows, times the mean agreement of wrong rows, 4 / 11
+    assert weights(wrong_answers.CHOSEN).tolist() == weights(wrong_answers.REPEATED).tolist()
+
+
+@pytest.mark.parametrize("rewards", [np.ones(12), -np.ones(12)])
+@pytest.mark.parametrize("name", RECIPES)
+def test_one_kind_of_answers(name, rewards):
+    rows, after = RECIPES[name](pool(rewards), 0)
+    assert len(rows) == len(after) <= 12
+    assert np.isfinite(after).all()
