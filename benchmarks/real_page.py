@@ -55,11 +55,13 @@ def section(store: Store) -> str:
 def main_table(store: Store) -> str:
     """Return a table of the pretrained model's accuracy, untrained and by method.
 
-    A value is bold if its interval is above the untrained model's accuracy at each temperature.
+    A value is bold if its interval is above the untrained model's at each temperature. In greedy answers and pass@1,
+    this is the better of the two.
     """
     untrained = _untrained(store)
     measures = ("greedy", "pass@1", "maj@4", "pass@4", "invalid")
-    best = max(untrained["1"]["greedy"], *(found["pass@1"] for found in untrained.values()))
+    best = {name: max(found.get(name, 0.0) for found in untrained.values()) for name in measures}
+    best["greedy"] = best["pass@1"] = max(best["greedy"], best["pass@1"])
     rows = [
         [f"untrained, T = {at}", *(percent(found[name]) if name in found else "" for name in measures), ""]
         for at, found in untrained.items()
@@ -73,7 +75,7 @@ def main_table(store: Store) -> str:
         for name in measures:
             if name in ("greedy", "pass@1", "pass@4"):
                 found = over_problems([_by_problem(one, name) for one in ends.values()])
-                shown.append(f"**{found.percent()}**" if found.low > best else found.percent())
+                shown.append(f"**{found.percent()}**" if found.low > best[name] else found.percent())
             else:
                 shown.append(interval([one[name] for one in ends.values()]).percent())
         rows.append([method, *shown, str(len(ends))])

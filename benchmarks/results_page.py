@@ -259,6 +259,11 @@ def _segments(
     return difference(*measured)
 
 
+def _rivals(store: Store, measure: str) -> list[Interval]:
+    """Return TOPR's default minus each method of TRL, on each model with mostly wrong greedy answers."""
+    return [gap for rival in _RIVALS for gap in _wrong_mode(store, TOPR, rival, measure)]
+
+
 _RIVALS = ("DAPO (TRL's GRPO)", "DPO", "KTO")
 _LONG = [Setting(parts) for parts in (4, 16, 64)]  # at least 160 tokens
 _MISTAKES = (long_completions.EARLY, long_completions.LATE)
@@ -275,7 +280,8 @@ NUMBERS: dict[str, Callable[[Store], Found]] = {
     "repeated_first": lambda store: _of_bases(store, protocols.REPEATED, protocols.TOPR),
     "repeated_sampled": lambda store: _wrong_mode(store, "positives repeated", TOPR, "pass@1"),
     "repeated_greedy": lambda store: _wrong_mode(store, "positives repeated", TOPR, GREEDY),
-    "rivals": lambda store: [gap for rival in _RIVALS for gap in _wrong_mode(store, TOPR, rival, "pass@1")],
+    "rivals": lambda store: _rivals(store, "pass@1"),
+    "rivals_greedy": lambda store: _rivals(store, GREEDY),
     "half_the_steps": lambda store: _of_bases(store, protocols.HALF, protocols.TOPR),
     "balanced": lambda store: _of_bases(store, protocols.BALANCED, protocols.TOPR),
     "repeated_balanced": lambda store: _of_bases(store, protocols.REPEATED, protocols.BALANCED),

@@ -139,6 +139,14 @@ def test_rules_repeat_positives_and_no_negative(rule, size, rows, positives):
     assert curated.indices.tolist() == sorted(curated.indices)
 
 
+def test_balanced_says_that_it_leaves_out_right_rows():
+    with pytest.warns(UserWarning, match="leaves out 5 of 6 right rows, because there are fewer wrong rows: 1"):
+        curate([1.0] * 6 + [-1.0], range(7), "balanced")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        curate([1.0] + [-1.0] * 6, range(7), "balanced")
+
+
 def test_rules_that_repeat_leave_out_rows_that_teach_nothing():
     # With the mean of each problem as baseline, the rows of the problem without a right answer have R = 0.
     rewards, curated = compose(REWARDS, PROBLEMS, baseline="group_mean", rule="repeated_positives")

@@ -254,6 +254,12 @@ def _warn_if_short(curated: Curated, rule: str, positive_share: float | None) ->
         warn_user(f"curation={rule!r}: there is no {' and no '.join(missing)} row. Chosen: {curated}.")
     elif curated.shortfall:
         warn_user(f"curation={rule!r}: too few rows. Chosen: {curated}.")
+    elif rule == "balanced" and curated.size == 2 * curated.available_negatives < 2 * curated.available_positives:
+        warn_user(
+            f"curation='balanced' leaves out {curated.available_positives - curated.chosen_positives:,} of "
+            f"{curated.available_positives:,} right rows, because there are fewer wrong rows: "
+            f"{curated.available_negatives:,}. Balanced rows are meant for few right answers."
+        )
 
 
 def _middle_of_two(rewards_N: FloatArray) -> float:
@@ -267,8 +273,8 @@ def _middle_of_two(rewards_N: FloatArray) -> float:
         raise ValueError(
             f"curation='balanced' chooses half right and half wrong rows, and needs rewards with two values. Here they "
             f"have {len(values):,}: {', '.join(f'{value:g}' for value in values[:4])}{', …' * (len(values) > 4)}. Give "
-            "each row one of two rewards, or choose rows by the sign of R with curation='repeated_positives' or "
-            "'positive_share'."
+            "each row one of two rewards (imported stars: --label_values 1=-1 2=-1 3= 4=1 5=1 --skip_unrewarded true), "
+            "or choose the rows above the baseline with curation='repeated_positives'."
         )
     return float(values.mean()) if len(values) else 0.0
 

@@ -284,6 +284,20 @@ def test_on_ties_the_first_recipe_is_recommended():
         assert found.better_than_none
 
 
+def test_a_trial_says_how_sure_it_is(tmp_path):
+    start = np.linspace(0.2, 0.6, 40)
+    args = trial(tmp_path, tmp_path)
+
+    def said(gain, count):
+        values = {None: start[:count], ARMS[0]: start[:count] + gain[:count]}
+        return _describe_recommendation(args, Outcome(values, True, {}, 16, {}, "sample"), recommend(values))
+
+    unsure, sure = np.tile([0.4, -0.3], 20), np.full(40, 0.1)
+    assert "cannot be distinguished from the starting model" in said(unsure, 40)
+    assert "With 8 held-out problems, the ranking is mostly chance" in said(sure, 8)
+    assert not re.search("starting model|mostly chance", said(sure, 40))
+
+
 def test_a_setting_that_does_not_improve_on_the_starting_model_is_not_recommended():
     start, better, recipe = np.array([0.5, 0.5]), ARMS[0], next(arm for arm in ARMS if arm.name == RECIPES[0])
     found = recommend({None: start, better: np.array([1.0, 0.2]), recipe: np.array([0.0, 0.8])})

@@ -26,6 +26,7 @@ from topr_trl.trainers.run_identity import compared_settings
 _STARTING_MODEL = "before training"  # label of the starting model
 _GREEDY_LABEL = "correct answers at T=0 (%)"
 _DECIMALS = 9  # number of decimals of a mean, so that rounding errors do not rank equal arms
+_FEW_PROBLEMS = 30  # with fewer held-out problems, a trial says that its ranking is mostly chance
 _MIN_EFFECTIVE_SAMPLES = 2.0  # effective samples per problem that a reliable estimate from rewards needs
 
 
@@ -210,6 +211,10 @@ def _describe_recommendation(args: TrialArguments, outcome: Outcome, found: Reco
             "0. Among such settings that improved the model, a trial prefers repeated positives, then balanced rows, "
             "then the default."
         )
+    if found.behind[None].high >= 0:
+        lines.append(f"{best} cannot be distinguished from the starting model: the 95% interval contains 0.")
+    if problems < _FEW_PROBLEMS:
+        lines.append(f"With {problems} held-out problems, the ranking is mostly chance. Use rows of more problems.")
     if found.level:
         names = ", ".join(f"{arm.label} at {arm.rate(args):g}" for arm in found.level)
         lines.append(f"These settings cannot be distinguished from {best}: {names}.")

@@ -152,6 +152,21 @@ class ScoredRows:
             )
         return rewards, curated
 
+    def check_values(self, args: CurationArguments) -> None:
+        """Raise a ValueError if all raw rewards are equal, and the baseline is a mean of them."""
+        values, counts = np.unique(self.rewards_R[~np.isnan(self.rewards_R)], return_counts=True)
+        has_target = args.effective_positive_share is not None
+        if len(values) != 1 or has_target or self.after_baseline_R is not None or isinstance(args.baseline, float):
+            return
+        if values[0] > 0:
+            way_out = "Add rows with other rewards. To imitate all rows, set baseline=0 and curation='none'."
+        else:
+            way_out = "There is no good row to learn from. Add rows with other rewards."
+        raise ValueError(
+            f"All {counts[0]:,} rewards of the {self.name} dataset are {values[0]:g}, so no row is better than "
+            f"another. {way_out}"
+        )
+
     def check_signal(self, rewards: FloatArray, args: CurationArguments) -> None:
         """Raise a ValueError if the rewards R of all chosen rows are 0."""
         if not rewards.any() and self.after_baseline_R is not None:

@@ -155,7 +155,8 @@ def _need_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
     if not tokenizer.chat_template:
         raise ValueError(
             "it holds messages, and the tokenizer has no chat template for them. Set chat_template_path "
-            "(or tokenizer.chat_template), or give prompts and completions as text (imported files: --chat false)"
+            "(or tokenizer.chat_template), or give prompts and completions as text (imported files: remove the folder "
+            "`imported` of the output, and add --chat false)"
         )
 
 

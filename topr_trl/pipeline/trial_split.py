@@ -123,7 +123,8 @@ def _choose_rows(
     elif len(tested) < 2 * held_out:
         raise ValueError(
             f"The {held_out} held-out problems have {len(tested)} rows: to estimate rewards, a trial needs several "
-            "completions of each problem. Add rows, or use --test_by answers."
+            "completions of each problem. Add rows of the same problems. With right answers in a column `answer`, a "
+            "trial can use --test_by answers instead."
         )
     else:
         kept = _prepare_held_out(rows.select(tested), numbers)

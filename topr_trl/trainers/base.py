@@ -567,9 +567,10 @@ class TOPRMixin(Trainer):
             more = "; topr trial compares several shares on your rows"
         elif abs(share - 0.5) < 1e-6:
             more = "; the loss is 0 while all weights are 1"
+        sets = "" if args.curation == "balanced" else f" effective_positive_share sets this share{more}."
         say(
-            f"the effective share of positives is {share:.0%}, so negatives have {1 - share:.0%} of the weight{until}. "
-            f"effective_positive_share sets this share{more}.",
+            f"the effective share of positives is {share:.0%}, so negatives have {1 - share:.0%} of the weight{until}."
+            f"{sets}",
             args,
         )
 

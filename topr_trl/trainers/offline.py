@@ -16,7 +16,7 @@ from trl import SFTTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from topr_trl.baseline import FloatArray
-from topr_trl.curation import Curated
+from topr_trl.curation import REPEATING, Curated
 from topr_trl.data.batch_samplers import FilledRows, FilledSampler, StepsOfGroups, StepsSortedByLength, rows_together
 from topr_trl.data.collator import Collator, join_sequences, unflatten
 from topr_trl.data.preparation import ScoredRows
@@ -226,7 +226,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     def _choose(self, scored: ScoredRows, args: OfflineTOPRConfig) -> tuple[FloatArray, Curated]:
         """Choose the rollouts to train on. Return their rewards R and the choice, and keep the choice in `curated`."""
+        scored.check_values(args)
         rewards, curated = scored.choose(args, args.seed)
+        if args.curation in REPEATING:
+            say(f"curation={args.curation!r}: {curated}.", args)
         scored.check_signal(rewards, args)
         self.curated, self._rows_trained_on = curated, str(curated)
         if args.effective_positive_share is not None or args.curation == "balanced":

@@ -194,12 +194,14 @@ def _describe(done: Json) -> str:
         lines.append("Text was converted to chat messages, so the chat template of the model applies. For plain text, "
                      "set --chat false.")  # fmt: skip
     if done["lacking"]:
-        lines.append(f"Not in these files: {', '.join(done['lacking'])}.")
+        lacking = ("right answers" if name == "answer" else name for name in done["lacking"])
+        lines.append(f"Not in these files: {', '.join(lacking)}.")
     runs = f"{rollouts:,} run{'s' * (rollouts != 1)}" if rollouts < rows else f"{rows:,} row{'s' * (rows != 1)}"
     if 1 < rollouts == problems:
-        lines.append(f"{runs}, each for a different problem. If some of them share a problem, set --problem_field to "
-                     'the field with its id. topr trial, baseline="group_mean" and some curation rules group '
-                     "rows by problem.")  # fmt: skip
+        lines.append(
+            f"{runs}, each for a different problem. If some of them share a problem, give topr import --problem_field, "
+            "the field with its id. topr trial, baseline='group_mean' and some curation rules group rows by problem."
+        )
     else:
         lines.append(f"{runs} of {problems:,} problem{'s' * (problems != 1)}.")
     if rewards := done.get("rewards"):  # Version 0.2 did not write rewards.
@@ -222,8 +224,8 @@ def _describe(done: Json) -> str:
     if not_read := done["not_read"]:
         lines.append(f"Not read: {', '.join(not_read)}.")
     if not done["filled"].get("sampler_logps"):
-        lines.append("There are no log-probabilities. The starting model will compute log μ, as if it had written the "
-                     "rows.")  # fmt: skip
+        lines.append("There are no log-probabilities. Where log μ is needed, the starting model will compute it, as if "
+                     "it had written the rows.")  # fmt: skip
     return "\n".join([*lines, done["loses"]]).strip()
 
 

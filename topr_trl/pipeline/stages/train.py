@@ -55,7 +55,7 @@ class Train(Stage[TrainArguments]):
             f"Plot the training curves: topr plot --input {self.folder}\n"
             f"Test the model with reward functions: topr evaluate --model_name_or_path {self.folder} "
             "--test_dataset_name PROMPTS.jsonl --reward_funcs FILE.py:FUNCTION --output_dir results\n"
-            f"Compare settings by the rewards of held-out rows (of 6 or more problems): topr trial {options}"
+            f"If 6 or more problems have several rows each, compare settings by rewards: topr trial {options}"
             f"--input {self.args.input} --test_by rewards"
         )
 
