@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import os
 import platform
+import subprocess
 import threading
 import time
 import warnings
@@ -62,7 +63,7 @@ class Store:
         """Save a result."""
         entry = {
             "cell": cell, "setting": self.setting, "result": result, "seconds": round(seconds, 1), "command": command,
-            "date": time.strftime("%Y-%m-%d"), "machine": machine(), "versions": versions(),
+            "date": time.strftime("%Y-%m-%d"), "machine": machine(), "versions": versions(), "commit": commit(),
         }  # fmt: skip
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / f"{cell['claim']}.jsonl"
@@ -80,6 +81,13 @@ def _key(cell: Cell) -> str:
 def versions() -> dict[str, str]:
     """Return the versions of packages that can affect results."""
     return {name: version(name) for name in ("topr_trl", "torch", "transformers", "trl")}
+
+
+@cache
+def commit() -> str:
+    """Return the commit of this checkout, or "" outside a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 @cache

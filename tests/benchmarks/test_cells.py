@@ -18,7 +18,7 @@ def test_store_survives_a_killed_run(tmp_path):
     assert again.get(other) is None
     again.add(other, {"x": 2.5}, 2.0, "command")
     assert Store(tmp_path).get(other) == {"x": 2.5}
-    assert {"command", "date", "machine", "versions", "seconds"} <= set(
+    assert {"command", "commit", "date", "machine", "versions", "seconds"} <= set(
         json.loads((tmp_path / "a.jsonl").read_text().splitlines()[0])
     )
 
