@@ -1,6 +1,5 @@
 """Define rows for training (token ids, raw reward, problem, log μ), and compute log π of a batch."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +10,8 @@ from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
+
+from topr_trl.diagnosis import agreements
 
 
 @dataclass(frozen=True)
@@ -102,13 +103,6 @@ class Rows:
     def group_advantages(self) -> np.ndarray:
         """Return (N,) GRPO's advantages: rewards minus the group mean, divided by the group's standard deviation."""
         return (self.rewards - self.group_means) / (self.group_deviations + 1e-4)
-
-
-def agreements(groups: np.ndarray, answers: Sequence[str]) -> np.ndarray:
-    """Return (N,) the share of the other rows of each row's group that have the same answer, or NaN if it is alone."""
-    keys = list(zip(groups.tolist(), answers, strict=True))
-    same, others = Counter(keys), Counter(groups.tolist())
-    return np.array([(same[key] - 1) / (others[key[0]] - 1) if others[key[0]] > 1 else np.nan for key in keys])
 
 
 def response_logps(

@@ -1,0 +1,71 @@
+"""Problems are counted by kind, and agreement is the share of a problem's other answers that are the same."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topr_trl.diagnosis import KINDS, agreements, diagnose
+
+# One problem of each kind, in the order of `KINDS`: rewards and answers.
+PROBLEMS = [
+    ([1, 1, 1], "aaa"),
+    ([1, 1, 0], "aab"),
+    ([1, 0, 0], "abb"),
+    ([0, 0, 0], "aab"),
+    ([0, 0, 0], "abc"),
+    ([1], "a"),
+]
+
+
+def columns(problems):
+    ids = [n for n, (rewards, _) in enumerate(problems) for _ in rewards]
+    return [float(r) for rewards, _ in problems for r in rewards], ids, [a for _, answers in problems for a in answers]
+
+
+def test_agreement_is_the_share_of_the_other_completions():
+    found = agreements([0, 0, 0, 1, 1, 2], ["x", "x", "y", "x", "x", "x"])
+    assert found[:5].tolist() == [0.5, 0.5, 0.0, 1.0, 1.0]
+    assert np.isnan(found[5])
+
+
+def test_a_problem_of_each_kind():
+    found = diagnose(*columns([PROBLEMS[n] for n in (0, 1, 2, 4, 5)]))
+    assert list(found.counts.values()) == [1, 1, 1, 0, 1, 1]
+    assert found.agreement == 0
+    found = diagnose(*columns([*PROBLEMS, ([0, 0], "cc")]))
+    assert list(found.counts.values()) == [1, 1, 1, 1, 2, 1]
+    assert found.agreement == pytest.approx((1 / 2 + 1 / 2 + 0 + 0 * 3 + 1 + 1) / 8)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.sampled_from("abc")), min_size=2, max_size=40))
+def test_the_order_of_rows_does_not_matter(rows):
+    if len({right for _, right, _ in rows}) < 2:
+        return
+    ids, rights, answers = zip(*rows, strict=True)
+    found = diagnose(np.array(rights, dtype=float), ids, answers)
+    back = diagnose(np.array(rights[::-1], dtype=float), ids[::-1], answers[::-1])
+    assert found.counts == back.counts
+    assert found.agreement == pytest.approx(back.agreement, nan_ok=True)
+    assert sum(found.counts.values()) == len(set(ids))
+    assert set(found.counts) == set(KINDS)
+
+
+def test_rows_without_a_reward_are_left_out():
+    found = diagnose([1.0, None, 0.0, 0.0, 0.0], [0, 0, 0, 1, 1], "abbcc")
+    assert found == diagnose([1.0, 0.0, 0.0, 0.0], [0, 0, 1, 1], "abcc")
+    assert found.agreement == 1
+
+
+@pytest.mark.parametrize(
+    ("rewards", "answers", "message"),
+    [
+        ([1.0, 1.0], "ab", "two values"),
+        ([1.0, 0.5, 0.0], "abc", "two values.*3"),
+        ([1.0, 0.0], "a", "answers.* 2 rewards, not 1"),
+    ],
+)
+def test_what_cannot_be_diagnosed(rewards, answers, message):
+    with pytest.raises(ValueError, match=message):
+        diagnose(rewards, [0] * len(rewards), answers)

@@ -1,0 +1,123 @@
+"""Say from stored rows which problems need what: no training, repeated right answers, wrong answers, or other data."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from topr_trl.baseline import FloatArray, as_rewards, group_numbers
+
+AGREE = 0.5  # agreement from which the wrong answers of a problem count as agreeing
+# Kinds of problems, and what helps.
+KINDS = {
+    "always right": "nothing to learn",
+    "most common answer right": "a lower temperature, or a vote",
+    "a rare right answer": "repeat right answers: curation='repeated_positives'",
+    "no right answer, wrong ones agree": "wrong answers, over several iterations",
+    "no right answer, wrong ones scattered": "more samples, a better prompt, or easier problems",
+    "one completion": "several samples tell: topr sample --num_generations 8",
+}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Result of [`diagnose`]. `print` shows a table.
+
+    Attributes:
+        counts (`dict[str, int]`):
+            Number of problems of each kind in `KINDS`.
+        agreement (`float`):
+            Mean agreement of the completions of problems without a right one, or NaN without such problems. The
+            *agreement* of a completion is the share of the problem's other completions with the same answer.
+    """
+
+    counts: dict[str, int]
+    agreement: float
+
+    def __str__(self) -> str:
+        problems, width = sum(self.counts.values()), max(map(len, KINDS))
+        found = {kind: count for kind, count in self.counts.items() if count}
+        lines = [f"{kind:<{width}}  {count / problems:>6.1%}  {KINDS[kind]}" for kind, count in found.items()]
+        if self.agreement == self.agreement:
+            lines.append(f"Problems without a right answer: their wrong answers agree in {self.agreement:.0%}.")
+        return "\n".join([f"{problems:,} problems:", *lines])
+
+
+def agreements(problem_ids: ArrayLike, answers: Sequence[str]) -> FloatArray:
+    """Return the share of the problem's other completions that have the same answer.
+
+    Args:
+        problem_ids (`ArrayLike`):
+            Problem of each completion, shape (N,).
+        answers (`Sequence[str]`):
+            Answer of each completion, or its text if answers are not known, length N.
+
+    Returns:
+        `np.ndarray`: shape (N,), in [0, 1]. NaN if the problem has one completion.
+    """
+    problem_N = group_numbers("problem_ids", problem_ids, len(answers))
+    size_P = np.bincount(problem_N)
+    keys = list(zip(problem_N.tolist(), answers, strict=True))
+    same = Counter(keys)
+    same_N, others_N = np.array([same[key] - 1 for key in keys], dtype=float), size_P[problem_N] - 1.0
+    return np.divide(same_N, others_N, out=np.full(len(keys), np.nan), where=others_N > 0)
+
+
+def diagnose(rewards: ArrayLike, problem_ids: ArrayLike, answers: Sequence[str]) -> Diagnosis:
+    """Count the kinds of problems that need different things, before any training.
+
+    Rows without a reward (NaN) are left out.
+
+    Example:
+
+    ```python
+    >>> from topr_trl.diagnosis import diagnose
+
+    >>> print(diagnose([1, 1, 0, 0, 0, 0], ["a", "a", "b", "b", "c", "c"], ["7", "7", "3", "3", "4", "5"]))
+    3 problems:
+    always right                            33.3%  nothing to learn
+    no right answer, wrong ones agree       33.3%  wrong answers, over several iterations
+    no right answer, wrong ones scattered   33.3%  more samples, a better prompt, or easier problems
+    Problems without a right answer: their wrong answers agree in 50%.
+    ```
+
+    Args:
+        rewards (`ArrayLike`):
+            Rewards with two values, shape (N,). The larger value means that the completion is right.
+        problem_ids (`ArrayLike`):
+            Problem of each completion, shape (N,).
+        answers (`Sequence[str]`):
+            Answer of each completion, or its text if answers are not known, length N.
+
+    Returns:
+        [`Diagnosis`]: number of problems of each kind, and agreement.
+
+    Raises:
+        ValueError: rewards do not have two values, or the arguments have different lengths.
+    """
+    rewards_N = as_rewards(rewards)
+    problem_N = group_numbers("problem_ids", problem_ids, len(rewards_N))
+    if len(answers) != len(rewards_N):
+        raise ValueError(f"answers must have one answer for each of {len(rewards_N)} rewards, not {len(answers)}.")
+    known = ~np.isnan(rewards_N)
+    values = np.unique(rewards_N[known])
+    if len(values) != 2:
+        raise ValueError(f"A diagnosis needs rewards with two values, right and wrong; these have {len(values):,}.")
+    right_N, problem_N = rewards_N[known] == values[1], np.unique(problem_N[known], return_inverse=True)[1]
+    agreement_N = agreements(problem_N, [answers[i] for i in np.flatnonzero(known).tolist()])
+    size_P = np.bincount(problem_N)
+    right_P = np.bincount(problem_N, right_N)
+    # The largest agreement among right and among wrong answers tells whether the most common answer is right.
+    most_P = np.full((2, len(size_P)), -1.0)
+    np.fmax.at(most_P, (right_N.astype(int), problem_N), agreement_N)
+    mean_P = np.bincount(problem_N, np.nan_to_num(agreement_N)) / size_P
+    kind_P = np.select(
+        [size_P == 1, right_P == size_P, most_P[1] > most_P[0], right_P > 0, mean_P >= AGREE], [5, 0, 1, 2, 3], 4
+    )
+    unsolved_N = (right_P == 0)[problem_N] & ~np.isnan(agreement_N)
+    return Diagnosis(
+        {kind: int((kind_P == number).sum()) for number, kind in enumerate(KINDS)},
+        float(agreement_N[unsolved_N].mean()) if unsolved_N.any() else float("nan"),
+    )
