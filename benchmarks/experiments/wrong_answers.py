@@ -3,7 +3,7 @@
 Predictions and results: benchmarks/wrong_answers.md.
 
 The problems that a first draw of the untrained model never solves are the *unsolved* ones. They are scored on fresh
-draws. A recipe makes rows and their R from the completions of an iteration. Each recipe reads as many rows as there are
+draws. Those of which no draw had a right answer so far are *unseen*: only wrong answers can raise their chance. A recipe makes rows and their R from the completions of an iteration. Each recipe reads as many rows as there are
 completions, except `once`.
 """
 
@@ -132,16 +132,18 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
         rows, after = RECIPES[cell["recipe"]](pool, own)
         return Direct(model, pool[rows], tapered("topr"), lambda _: after)
 
-    curve = []
+    curve, seen = [], ~unsolved  # problems of which a right answer was drawn
     for number in range(2 if profile.is_quick else ITERATIONS):
         greedy = _right(sample(model, base, questions, 1, seed, 0.0), 1)
         drawn = rounds.one(model, base, questions, CANDIDATES, choose, cell["learning_rate"], 100 * seed + number)
-        pool = Rows.of(drawn)
+        pool, right = Rows.of(drawn), _right(drawn, CANDIDATES)
         curve.append({
-            **_scores(_right(drawn, CANDIDATES), greedy, unsolved),
-            "agreement": agreement(pool), "p": float((pool.rewards > 0).mean()),
+            **_scores(right, greedy, unsolved), "agreement": agreement(pool), "p": float((pool.rewards > 0).mean()),
+            "unseen": int((~seen).sum()), "first seen": int((~seen & (right > 0)).sum()),
         })  # fmt: skip
+        seen |= right > 0
     result = {"curve": curve, "end": _test(model, base, questions, 100 * seed + ITERATIONS, unsolved)}
+    result["end"]["unseen"] = "".join(map(str, (~seen).astype(int)))
     if base not in habits.AUTHORS:  # no other item follows from these
         others = problems(base, profile.test_problems, VALIDATION_SEED if seed == TUNING_SEED else TEST_SEED)
         result["test"] = _test(model, base, others, 100 * seed + ITERATIONS)
