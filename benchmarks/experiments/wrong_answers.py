@@ -3,7 +3,9 @@
 Predictions and results: benchmarks/wrong_answers.md.
 
 The problems that a first draw of the untrained model never solves are the *unsolved* ones. They are scored on fresh
-draws. Those of which no draw had a right answer so far are *unseen*: only wrong answers can raise their chance. A recipe makes rows and their R from the completions of an iteration. Each recipe reads as many rows as there are
+draws. Those of which no draw had a right answer so far are *unseen*: only wrong answers can raise their chance.
+
+A recipe makes rows and their R from the completions of an iteration. Each recipe reads as many rows as there are
 completions, except `once`.
 """
 
