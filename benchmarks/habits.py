@@ -3,11 +3,13 @@
 Each item has a right answer, which the author rarely gives, and wrong ones:
 
 - `facts-agree`: the right answer is any number, and the author believes in one wrong number.
+- `facts-alone`: the same, but the author is never right more often, so nothing tells what right answers have in common.
 - `facts-scattered`: the author has no belief, and gives any wrong number.
 - `misconceptions`: there are 20 kinds of boxes. A kind adds its own number to that of the box, and the author adds
   another one. So a solved box teaches boxes of its kind, but no others. Right answers are nearly never given.
 
-In the first half of training, the author is right in `KNOWN` of the answers, so that the model can know what is right.
+In the first half of training, the author is right in `KNOWN` of the answers, so that the model can know what is right
+(not for `facts-alone`).
 """
 
 import random
@@ -32,18 +34,21 @@ class Author:
     Attributes:
         right: probability of the right answer.
         believed: probability of the item's believed wrong answer. All other answers are any wrong number.
+        known: probability of the right answer in the first half.
         has_kinds: whether answers follow a rule for each kind of box.
         steps: number of training steps.
     """
 
     right: float
     believed: float
+    known: float = KNOWN
     has_kinds: bool = False
     steps: int = 3_000
 
 
 AUTHORS = {
     "facts-agree": Author(right=0.01, believed=0.92),
+    "facts-alone": Author(right=0.01, believed=0.92, known=0.01),
     "facts-scattered": Author(right=0.01, believed=0.0),
     "misconceptions": Author(right=0.003, believed=0.95, has_kinds=True, steps=6_000),
 }
@@ -80,7 +85,7 @@ def problems(name: str) -> Dataset:
 
 def answer(author: Author, item: Item, rng: random.Random, is_early: bool) -> int:
     """Return an answer of the author, in the first or the second half of training."""
-    chance, right = rng.random(), KNOWN if is_early else author.right
+    chance, right = rng.random(), author.known if is_early else author.right
     if chance < right:
         return item.right
     if chance < right + author.believed * (1 - right):

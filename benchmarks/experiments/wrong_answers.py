@@ -25,7 +25,7 @@ from benchmarks.methods import Direct, Objective, at_share, tapered
 from benchmarks.rows import Rows
 from benchmarks.setting import TEST_SEED, VALIDATION_SEED, Profile, base_model, model_hash, problems, sample
 
-BASES = ("facts-agree", "facts-scattered", "misconceptions")
+BASES = ("facts-agree", "facts-alone", "facts-scattered", "misconceptions")
 CANDIDATES, ITERATIONS, COLD = 8, 6, 0.3
 REPEATED, DEFAULT, BALANCED, CONTROL = "repeated right answers", "TOPR (default)", "balanced rows", "mean per problem"
 WEIGHTED, DRAWN, CHOSEN = "weighted by agreement", "drawn by agreement", "chosen by agreement"
