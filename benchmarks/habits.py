@@ -48,7 +48,7 @@ class Author:
 
 AUTHORS = {
     "facts-agree": Author(right=0.01, believed=0.92),
-    "facts-alone": Author(right=0.01, believed=0.92, known=0.01),
+    "facts-alone": Author(right=0.03, believed=0.92, known=0.03, steps=6_000),
     "facts-scattered": Author(right=0.01, believed=0.0),
     "misconceptions": Author(right=0.003, believed=0.95, has_kinds=True, steps=6_000),
 }
