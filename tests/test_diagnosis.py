@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from topr_trl.data.preparation import ScoredRows
 from topr_trl.diagnosis import KINDS, agreements, diagnose
 
 # One problem of each kind, in the order of `KINDS`: rewards and answers.
@@ -69,3 +71,36 @@ def test_rows_without_a_reward_are_left_out():
 def test_what_cannot_be_diagnosed(rewards, answers, message):
     with pytest.raises(ValueError, match=message):
         diagnose(rewards, [0] * len(rewards), answers)
+
+
+MESSAGES = [[{"role": "assistant", "content": text}] for text in "xyxxrw"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "agreement"),
+    [
+        ({"completion": list("xyxxrw")}, 1 / 2),
+        ({"completion": MESSAGES}, 1 / 2),
+        ({"completion_ids": [[n] for n in (1, 2, 1, 1, 3, 4)], "prompt_ids": [[1]] * 4 + [[2]] * 2}, 1 / 2),
+        ({"completion": list("xyxxrw"), "extracted": ["1", "1", "1", "1", "2", "3"]}, 1),
+        # Without an extracted answer, null or empty, the text is compared.
+        ({"completion": list("xyxxrw"), "extracted": ["1", "", "1", None, "2", "3"]}, 1 / 6),
+        ({"completion": list("xyxxrw"), "extracted": [None] * 6}, 1 / 2),
+    ],
+)
+def test_the_answer_of_a_row(columns, agreement):
+    rows = Dataset.from_dict({"prompt": [*"aaaabb"], "reward": [0.0, 0.0, 0.0, 0.0, 1.0, 0.0], **columns})
+    assert ScoredRows.read("train", rows).diagnose().agreement == pytest.approx(agreement)
+
+
+def test_the_answer_of_a_rollout_is_in_its_last_row():
+    rows = Dataset.from_dict({
+        "prompt": [*"aaaa"], "problem_id": [0] * 4, "rollout_id": [0, 0, 1, 2], "completion": [*"xyyz"],
+        "reward": [0.0, 0.0, 0.0, 1.0],
+    })  # fmt: skip
+    assert ScoredRows.read("train", rows).diagnose().counts["a rare right answer"] == 1
+
+
+def test_graded_rewards_have_no_diagnosis():
+    rows = Dataset.from_dict({"prompt": [*"aab"], "completion": [*"xyz"], "reward": [0.0, 0.5, 1.0]})
+    assert ScoredRows.read("train", rows).diagnose() is None

@@ -36,7 +36,7 @@ DOCUMENTED = {name: value for name, value in OBJECTS.items() if inspect.isclass(
 # Arguments of TRL's trainers that our trainers refuse or ignore.
 WITHOUT = {"data_collator", "formatting_func", "compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics"}
 # Results of functions. They need no example of their own.
-NO_EXAMPLE = {"Curated", "Difference", "Evaluation", "ReplayRow", "Samples"}
+NO_EXAMPLE = {"Curated", "Diagnosis", "Difference", "Evaluation", "ReplayRow", "Samples"}
 _ENTRY = re.compile(r"^ {4}(\w+) \((.*)\):$", re.MULTILINE)
 
 

@@ -1,6 +1,7 @@
 from .baseline import baseline_for_positive_share, effective_positive_share, subtract_baseline
 from .curation import Curated, curate
 from .data.tables import load_rows, save_rows
+from .diagnosis import Diagnosis, diagnose
 from .evaluation.answers import Samples, samples_of
 from .evaluation.bootstrap import Difference, compare
 from .evaluation.estimates import Evaluation, evaluate_rows, evaluate_samples
@@ -18,6 +19,7 @@ __version__: str
 __all__ = [
     "PRESETS",
     "Curated",
+    "Diagnosis",
     "Difference",
     "Evaluation",
     "Evaluations",
@@ -31,6 +33,7 @@ __all__ = [
     "baseline_for_positive_share",
     "compare",
     "curate",
+    "diagnose",
     "effective_positive_share",
     "evaluate_rows",
     "evaluate_samples",

@@ -45,14 +45,15 @@ class Diagnosis:
         return "\n".join([f"{problems:,} problems:", *lines])
 
 
-def agreements(problem_ids: ArrayLike, answers: Sequence[str]) -> FloatArray:
+def agreements(problem_ids: ArrayLike, answers: Sequence[object]) -> FloatArray:
     """Return the share of the problem's other completions that have the same answer.
 
     Args:
         problem_ids (`ArrayLike`):
             Problem of each completion, shape (N,).
-        answers (`Sequence[str]`):
-            Answer of each completion, or its text if answers are not known, length N.
+        answers (`Sequence[object]`):
+            Answer of each completion, or its text if answers are not known, length N. Equal values count as the same
+            answer.
 
     Returns:
         `np.ndarray`: shape (N,), in [0, 1]. NaN if the problem has one completion.
@@ -65,7 +66,7 @@ def agreements(problem_ids: ArrayLike, answers: Sequence[str]) -> FloatArray:
     return np.divide(same_N, others_N, out=np.full(len(keys), np.nan), where=others_N > 0)
 
 
-def diagnose(rewards: ArrayLike, problem_ids: ArrayLike, answers: Sequence[str]) -> Diagnosis:
+def diagnose(rewards: ArrayLike, problem_ids: ArrayLike, answers: Sequence[object]) -> Diagnosis:
     """Count the kinds of problems that need different things, before any training.
 
     Rows without a reward (NaN) are left out.
@@ -73,7 +74,7 @@ def diagnose(rewards: ArrayLike, problem_ids: ArrayLike, answers: Sequence[str])
     Example:
 
     ```python
-    >>> from topr_trl.diagnosis import diagnose
+    >>> from topr_trl import diagnose
 
     >>> print(diagnose([1, 1, 0, 0, 0, 0], ["a", "a", "b", "b", "c", "c"], ["7", "7", "3", "3", "4", "5"]))
     3 problems:
@@ -88,8 +89,9 @@ def diagnose(rewards: ArrayLike, problem_ids: ArrayLike, answers: Sequence[str])
             Rewards with two values, shape (N,). The larger value means that the completion is right.
         problem_ids (`ArrayLike`):
             Problem of each completion, shape (N,).
-        answers (`Sequence[str]`):
-            Answer of each completion, or its text if answers are not known, length N.
+        answers (`Sequence[object]`):
+            Answer of each completion, or its text if answers are not known, length N. Equal values count as the same
+            answer.
 
     Returns:
         [`Diagnosis`]: number of problems of each kind, and agreement.

@@ -384,6 +384,7 @@ def test_each_command_ends_with_what_came_out(run, tmp_path):
     assert printed == f"{found}.\nRows with rewards in rollouts/: 12.\n"
     printed = run("curate", *here, "--curation", "uniform", "--iteration_size", 8)
     assert printed.startswith("Chosen: 8 rows, ")
+    assert "\n3 problems:\n" in printed
     assert "Rows in rollouts/: 12. The column reward_after_baseline is set" in printed
     printed = run("log-mu", *here)
     assert "log-probabilities of sampler and trainer differ by " in printed

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
@@ -15,6 +17,7 @@ from topr_trl.baseline import FloatArray
 from topr_trl.curation import Curated, compose
 from topr_trl.data.rows import (
     AFTER_BASELINE,
+    ANSWER,
     ROLLOUT,
     TIMES_CHOSEN,
     after_baseline_column,
@@ -29,13 +32,14 @@ from topr_trl.data.rows import (
 from topr_trl.data.sampler_logps import TEMPERATURE, training_temperatures, why_incomparable
 from topr_trl.data.tokenization import tokenize, writes_todays_date
 from topr_trl.data.trajectories import Rollouts, join_parts, rollouts_of
+from topr_trl.diagnosis import Diagnosis, diagnose
 from topr_trl.settings.shared import CurationArguments, TOPRArguments
 from topr_trl.user_warnings import warn_user
 
 # `topr curate` reads only these columns, which suffice to validate and choose rows.
 CHOICE_COLUMNS = (
     "prompt", "prompt_ids", "completion", "completion_ids", "reward", "label", "problem_id", "sample_id", ROLLOUT,
-    "finish_reason", TEMPERATURE,
+    "finish_reason", TEMPERATURE, ANSWER,
 )  # fmt: skip
 _SAME_IN_A_ROLLOUT = ("problem_id", "mu_fingerprint", AFTER_BASELINE)
 
@@ -151,6 +155,27 @@ class ScoredRows:
                 f"{'' if args.curation == 'balanced' else ' or baseline'}, or add rows of the kind that is missing."
             )
         return rewards, curated
+
+    def diagnose(self) -> Diagnosis | None:
+        """Return the kinds of problems, or None if the rewards do not have two values. See [`diagnose`].
+
+        The answer of a rollout is `extracted` of its last row if a judge found one, and the completion otherwise.
+        """
+        if len(np.unique(self.rewards_R[~np.isnan(self.rewards_R)])) != 2:
+            return None
+        last_R = self.rollouts.order_N[self.rollouts.counts_R.cumsum() - 1]
+        names = [name for name in (ANSWER, "completion", "completion_ids") if name in self.rows.column_names]
+        table = self.rows.select_columns(names[:2]).select(last_R).with_format("arrow")[:]
+        texts = [
+            pa.array([value and str(value) for value in column.to_pylist()])
+            if pa.types.is_nested(column.type)
+            else column.cast(pa.string())
+            for column in table.columns
+        ]
+        known = [pc.if_else(pc.equal(text, ""), None, text) for text in texts]  # judges also write "" for no answer
+        encoded = pa.chunked_array(pc.coalesce(*known, "")).dictionary_encode().combine_chunks()
+        answers = encoded.indices.to_pylist()
+        return diagnose(self.rewards_R, self.problems_R, answers)
 
     def check_values(self, args: CurationArguments) -> None:
         """Raise a ValueError if all raw rewards are equal, and the baseline is a mean of them."""

@@ -19,6 +19,7 @@
 | `mu_fingerprint` | text | fingerprint of the model that computed `mu_logps` |
 | `temperature`, `top_p`, `top_k` | numbers | sampling settings, see `topr_trl.data.sampler_logps` |
 | `logprobs_mode` | `"raw_logprobs"` or `"processed_logprobs"` | kind of `sampler_logps`, in vLLM's terms |
+| `extracted` | text | answer that a judge found in the completion; answers are compared for a diagnosis only |
 | `tools`, `chat_template_kwargs` | as in TRL, or as JSON | arguments of the chat template |
 
 Token ids take precedence over text. Text has no stop token, and tokenizing it again can give different tokens.
@@ -65,6 +66,7 @@ def named_rows(dataset: str, rows_N: Sequence[int] | NDArray[np.int64]) -> Itera
 
 ROLLOUT = "rollout_id"
 AFTER_BASELINE = "reward_after_baseline"
+ANSWER = "extracted"  # answer that a judge found in a completion
 TIMES_CHOSEN = "times_chosen"
 
 

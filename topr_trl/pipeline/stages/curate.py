@@ -75,9 +75,9 @@ class Curate(Stage[CurateArguments]):
             times_N[kept] = scored.rollouts.of_each_row(np.bincount(curated.indices, minlength=len(scored.rewards_R)))
             added[TIMES_CHOSEN] = pa.array(times_N)
         self.add_arrays(added, "Curating")
-        return len(rows), {"chosen": len(rewards), "curated": str(curated)}
+        return len(rows), {"chosen": len(rewards), "curated": str(curated), "diagnosis": str(scored.diagnose() or "")}
 
     @classmethod
     def summary(cls, done: Json) -> str:
-        """Return a description of the chosen rows."""
-        return f"Chosen: {done['curated']}."
+        """Return a description of the chosen rows, and of the kinds of problems."""
+        return f"Chosen: {done['curated']}.\n{done['diagnosis']}".rstrip()
