@@ -49,9 +49,14 @@ class Direct:
     rows_per_item = 1
 
     def __init__(
-        self, model: PreTrainedModel, rows: Rows, loss: Callable[..., Tensor], rewards: Callable[[Rows], np.ndarray]
+        self,
+        model: PreTrainedModel,
+        rows: Rows,
+        loss: Callable[..., Tensor],
+        rewards: Callable[[Rows], np.ndarray],
+        temperature: float = 1.0,
     ) -> None:
-        self.model, self.function, self.reward_function = model, loss, rewards
+        self.model, self.function, self.reward_function, self.temperature = model, loss, rewards, temperature
         self.renew(rows)
 
     def renew(self, rows: Rows) -> None:
@@ -61,7 +66,7 @@ class Direct:
 
     def loss(self, indices: np.ndarray) -> Tensor:
         rows = self.rows[indices]
-        logps_BT, mask_BT = response_logps(self.model, rows.prompts, rows.responses)
+        logps_BT, mask_BT = response_logps(self.model, rows.prompts, rows.responses, temperature=self.temperature)
         return self.function(logps_BT, rows.mu_BT(mask_BT), mask_BT, self.rewards[indices])
 
 
@@ -218,7 +223,7 @@ class TRLPreference:
         return self.trainer.compute_loss(self.model, batch)
 
 
-def dpo(model: PreTrainedModel, rows: Rows, pool: Rows, pairs_a_problem: int = 16) -> TRLPreference:
+def dpo(model: PreTrainedModel, rows: Rows, pool: Rows, pairs_a_problem: int = 16, beta: float = 0.1) -> TRLPreference:
     """Return DPO on pairs of a correct and a wrong completion, with up to 16 pairs per problem as in the paper.
 
     The pairs come from the whole pool. One epoch has at most as many rows as for the other methods.
@@ -238,12 +243,14 @@ def dpo(model: PreTrainedModel, rows: Rows, pool: Rows, pairs_a_problem: int = 1
         "chosen": [tokenizer.decode(pool.responses[i]) for i, _ in pairs],
         "rejected": [tokenizer.decode(pool.responses[j]) for _, j in pairs],
     })  # fmt: skip
-    args = DPOConfig(**SMALL, output_dir=_scratch(), per_device_train_batch_size=32, precompute_ref_log_probs=True)
+    args = DPOConfig(
+        **SMALL, beta=beta, output_dir=_scratch(), per_device_train_batch_size=32, precompute_ref_log_probs=True
+    )
     trainer = DPOTrainer(model, args=args, train_dataset=dataset, processing_class=tokenizer)
     return TRLPreference(model, trainer, rows_per_item=2)
 
 
-def kto(model: PreTrainedModel, rows: Rows, pool: Rows) -> TRLPreference:
+def kto(model: PreTrainedModel, rows: Rows, pool: Rows, beta: float = 0.1) -> TRLPreference:
     """Return KTO with balanced classes, as TRL's warning recommends.
 
     TRL takes the mismatched answers of the KL term from the same block of 32 consecutive rows. Therefore, rows are
@@ -260,7 +267,7 @@ def kto(model: PreTrainedModel, rows: Rows, pool: Rows) -> TRLPreference:
         "label": [bool(reward > 0) for reward in rows.rewards],
     })  # fmt: skip
     args = KTOConfig(
-        **SMALL, output_dir=_scratch(), per_device_train_batch_size=block, precompute_ref_log_probs=True,
+        **SMALL, beta=beta, output_dir=_scratch(), per_device_train_batch_size=block, precompute_ref_log_probs=True,
         desirable_weight=float((rows.rewards < 0).sum() / max((rows.rewards > 0).sum(), 1)),
     )  # fmt: skip
     trainer = KTOTrainer(model, args=args, train_dataset=dataset, processing_class=tokenizer)

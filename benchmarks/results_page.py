@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks import real_model, real_page
 from benchmarks.cells import Store, Unfinished
 from benchmarks.decoded import GREEDY
-from benchmarks.experiment import Experiment
+from benchmarks.experiment import Experiment, value
 from benchmarks.experiments import (
     ALL,
     against_positives,
@@ -23,6 +23,7 @@ from benchmarks.experiments import (
     staleness,
     temperatures,
     trials,
+    wrong_answers,
 )
 from benchmarks.experiments.controls import BASES, METHODS, SEEDS, TOPR
 from benchmarks.experiments.long_completions import LENGTHS, OTHERS, Setting
@@ -52,6 +53,7 @@ def write(store: Store, page: Path = PAGE, real: Store | None = None, template: 
         "long": lambda: long_table(store, LENGTHS),
         "long_greedy": lambda: long_table(store, LENGTHS, "greedy"),
         "long_others": lambda: long_table(store, OTHERS),
+        "wrong_answers": lambda: wrong_answers_table(store),
         "run": lambda: what_was_run(store),
         "real": lambda: real_page.section(pretrained),
     }
@@ -170,6 +172,34 @@ def long_table(store: Store, compared: Sequence[tuple[Setting, int]], shown: str
     return table(header, [*untrained, *rows])
 
 
+def wrong_answers_table(store: Store) -> str:
+    """Return a table of the problems solved after six iterations, among those that the base model never solved.
+
+    A value is bold if its difference from repeated right answers is above 0.
+    """
+    experiments = [wrong_answers.of_base(base) for base in wrong_answers.BASES]
+    experiments = [one for one in experiments if one.is_finished(store)]
+    if not experiments:
+        raise Unfinished("wrong_answers has not been run")
+    begins = [list(one.ends(store, wrong_answers.REPEATED).values()) for one in experiments]
+    agreement, unsolved = (
+        [float(np.mean([value(result, path) for result in results])) for results in begins]
+        for path in ("curve/0/agreement", "curve/0/unsolved/problems")
+    )
+    rows = [
+        ["wrong answers agree, before training (%)", *map(percent, agreement)],
+        ["unsolved problems", *(f"{count:.0f}" for count in unsolved)],
+    ]
+    for method in wrong_answers.RECIPES:
+        cells = []
+        for one in experiments:
+            found = one.measured(store, method)
+            gap, text = difference(found, one.measured(store, wrong_answers.REPEATED)), over_seeds(found).percent()
+            cells.append(f"**{text}**" if gap.low > 0 else text)
+        rows.append([method, *cells])
+    return table(["", *(one.fields["base"] for one in experiments)], rows)
+
+
 def what_was_run(store: Store) -> str:
     """Return the number of cells, their time, machines and versions."""
     cells = [cell for name in ALL for cell in planned(name, PROFILES["full"], store)]
@@ -257,6 +287,12 @@ def _segments(
     if not all(measured):
         raise Unfinished(f"{first} or {second} has not been run")
     return difference(*measured)
+
+
+def _solved(store: Store, base: str, first: str, second: str = wrong_answers.REPEATED) -> Interval:
+    """Return `first` minus `second`, in the share of unsolved problems that are solved after six iterations."""
+    experiment = wrong_answers.of_base(base)
+    return _gap(store, (experiment, first), (experiment, second))
 
 
 def _rivals(store: Store, measure: str) -> list[Interval]:

@@ -9,9 +9,11 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from topr_trl.diagnosis import agreements
+
+WORTH_SHARING = 64  # tokens that all prompts share
 
 
 @dataclass(frozen=True)
@@ -106,19 +108,34 @@ class Rows:
 
 
 def response_logps(
-    model: PreTrainedModel, prompts: list[list[int]], responses: list[list[int]], top_k: int | None = None
+    model: PreTrainedModel,
+    prompts: list[list[int]],
+    responses: list[list[int]],
+    top_k: int | None = None,
+    temperature: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Return (B, T) log π of each token except the first, and the mask of the completion's tokens.
 
-    With `top_k`, π is the distribution after top-k. Tokens outside the top k keep their original log π.
+    With `top_k`, π is the distribution after top-k. Tokens outside the top k keep their original log π. A long
+    beginning that all prompts share is computed once, and T does not count it.
     """
-    ids = [torch.tensor(prompt + response) for prompt, response in zip(prompts, responses, strict=True)]
+    differs = [len(set(tokens)) > 1 for tokens in zip(*prompts, strict=False)]
+    shared = min([*np.flatnonzero(differs), len(min(prompts, key=len)) - 1])
+    shared = int(shared) if shared >= WORTH_SHARING and len(prompts) > 1 else 0
+    ids = [torch.tensor(prompt[shared:] + response) for prompt, response in zip(prompts, responses, strict=True)]
     input_ids = pad_sequence(ids, batch_first=True)
     lengths = torch.tensor([len(row) for row in ids])[:, None]
-    starts = torch.tensor([len(prompt) for prompt in prompts])[:, None]
+    starts = torch.tensor([len(prompt) - shared for prompt in prompts])[:, None]
     position = torch.arange(input_ids.size(1))
     mask = (position >= starts) & (position < lengths)
-    logits = model(input_ids=input_ids, attention_mask=(position < lengths).long()).logits[:, :-1].float()
+    attention, cache = (position < lengths).long(), None
+    if shared:
+        cache = DynamicCache(config=model.config)
+        model(input_ids=torch.tensor([prompts[0][:shared]]), past_key_values=cache, logits_to_keep=1)
+        cache.batch_repeat_interleave(len(ids))
+        attention = torch.cat([attention.new_ones(len(ids), shared), attention], dim=1)
+    logits = model(input_ids=input_ids, attention_mask=attention, past_key_values=cache).logits[:, :-1].float()
+    logits = logits / temperature
     chosen = logits.gather(-1, input_ids[:, 1:, None]).squeeze(-1)
     total = logits.logsumexp(-1)
     if top_k is not None:

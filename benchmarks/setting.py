@@ -23,7 +23,7 @@ from accelerate import PartialState
 from datasets import Dataset, disable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from benchmarks import habits
+from benchmarks import habits, pretrained
 from benchmarks.cells import Unfinished
 from benchmarks.decoding import DRAWS, draw
 from benchmarks.rows import Rows
@@ -41,7 +41,7 @@ BUNDLED = "bundled"
 ONE_WORDING = (arithmetic.OF, arithmetic.FINDS, arithmetic.GIVES)
 TASK_STEPS = {"main": 2, "hard": 5}
 TEST_SEED, VALIDATION_SEED = 2, 3  # learning rates are chosen on the validation problems
-MAX_NEW_TOKENS = {"main": 80, "hard": 170}
+MAX_NEW_TOKENS = {"main": 80, "hard": 170, **dict.fromkeys(pretrained.BASES, pretrained.LONGEST)}
 OF_OTHER_TASKS = 120  # a correct answer has about 40 tokens
 
 
@@ -78,7 +78,9 @@ BATCH_ROWS = 32
 
 def folder(task: str) -> Path:
     """Return the folder of a base model."""
-    return arithmetic.CARELESS_MODEL if task == BUNDLED else HERE / "models" / task
+    if task == BUNDLED:
+        return arithmetic.CARELESS_MODEL
+    return CACHE / task if task in pretrained.BASES else HERE / "models" / task
 
 
 @lru_cache
@@ -86,12 +88,14 @@ def tokenizer(task: str) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a task."""
     PartialState(cpu=True)
     disable_progress_bars()
-    return AutoTokenizer.from_pretrained(folder(task if task in (BUNDLED, *TASK_STEPS) else "main"))
+    return AutoTokenizer.from_pretrained(folder(task if task in (BUNDLED, *TASK_STEPS, *pretrained.BASES) else "main"))
 
 
 def base_model(task: str) -> PreTrainedModel:
-    """Return a fresh copy of the base model in float32, on the default device."""
+    """Return a fresh copy of the base model in float32, on the default device. Pretrained models have an adapter."""
     PartialState(cpu=True)
+    if task in pretrained.BASES:
+        return pretrained.load(folder(task), tokenizer(task))
     model = AutoModelForCausalLM.from_pretrained(folder(task), dtype=torch.float32)
     return model.to(torch.get_default_device())
 
@@ -115,6 +119,8 @@ def problems(task: str, count: int, seed: int) -> Dataset:
     disable_progress_bars()
     if task == BUNDLED:
         return gsm8k.prepare(arithmetic.arithmetic_dataset(count, seed), num_shots=0)
+    if task in pretrained.BASES:
+        return pretrained.problems(count, seed)
     if task in habits.AUTHORS:
         return gsm8k.prepare(habits.problems(task), num_shots=0)
     if task in TASK_STEPS:

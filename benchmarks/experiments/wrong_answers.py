@@ -6,7 +6,8 @@ The problems that a first draw of the untrained model never solves are the *unso
 draws. Those of which no draw had a right answer so far are *unseen*: only wrong answers can raise their chance.
 
 A recipe makes rows and their R from the completions of an iteration. Each recipe reads as many rows as there are
-completions, except `once`.
+completions, except `once`. On the pretrained model of `benchmarks.pretrained`, recipes are also compared with TRL's
+trainers in one iteration.
 """
 
 from functools import partial
@@ -16,12 +17,12 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from benchmarks import habits
+from benchmarks import habits, pretrained
 from benchmarks.cells import Cell, Store
 from benchmarks.decoding import DRAWS
 from benchmarks.experiment import TUNING_SEED, Experiment, rates
 from benchmarks.loops import rounds
-from benchmarks.methods import Direct, Objective, at_share, tapered
+from benchmarks.methods import METHODS, Direct, Objective, at_share, dpo, kto, tapered
 from benchmarks.rows import Rows
 from benchmarks.setting import TEST_SEED, VALIDATION_SEED, Profile, base_model, model_hash, problems, sample
 
@@ -30,6 +31,8 @@ CANDIDATES, ITERATIONS, COLD = 8, 6, 0.3
 REPEATED, DEFAULT, BALANCED, CONTROL = "repeated right answers", "TOPR (default)", "balanced rows", "mean per problem"
 WEIGHTED, DRAWN, CHOSEN = "weighted by agreement", "drawn by agreement", "chosen by agreement"
 SOLVED = "end/unsolved/pass@8"
+SHOWS = (SOLVED, "end/unsolved/greedy", "end/greedy", "end/pass@1", "end/pass@8")
+PRETRAINED_PROBLEMS, WARM = 96, 0.4  # training and test problems; temperature at which wrong answers agree more
 SPLIT_DRAW = 99  # number of the draw that splits the problems
 
 
@@ -105,13 +108,43 @@ RECIPES = {
 }
 
 
+RIVALS = {
+    "KTO, β 0.1": partial(kto, beta=0.1),
+    "KTO, β 0.5": partial(kto, beta=0.5),
+    "DPO, β 0.1": partial(dpo, beta=0.1),
+    "DPO, β 0.5": partial(dpo, beta=0.5),
+    "GRPO (TRL's default loss)": METHODS["trl_dapo"].make,
+}
+
+
 def of_base(base: str) -> Experiment:
     """Return the comparison on one base model. Rates are chosen separately for sampled and greedy answers."""
     return Experiment(
         "wrong_answers", {name: {"recipe": name} for name in RECIPES}, rates(1e-4, 3e-4, 1e-3), range(5),
         (SOLVED, "end/greedy"), f"Six iterations on the same problems: {base}", further=3,
-        fields={"base": base, "weights": model_hash(base), "draws": DRAWS},
-        shows=(SOLVED, "end/unsolved/greedy", "end/greedy", "end/pass@1", "end/pass@8"),
+        fields={"base": base, "weights": model_hash(base), "draws": DRAWS}, shows=SHOWS,
+    )  # fmt: skip
+
+
+def of_pretrained(base: str, temperature: float, seeds: int) -> Experiment:
+    """Return the comparison on a pretrained model with rows of a temperature, over five iterations."""
+    names = (REPEATED, WEIGHTED, DEFAULT, BALANCED, "TOPR, c = 0")
+    return Experiment(
+        "wrong_answers", {name: {"recipe": name} for name in names}, rates(3e-5, 1e-4, 3e-4), range(seeds),
+        (SOLVED, "end/greedy"), f"Five iterations on the same problems: {base}, rows at temperature {temperature:g}",
+        further=3, shows=SHOWS,
+        fields={"base": base, "weights": model_hash(base), "draws": DRAWS, "temperature": temperature, "iterations": 5},
+    )  # fmt: skip
+
+
+def one_pass(base: str) -> Experiment:
+    """Return the comparison with rivals on a pretrained model, in one pass over the rows."""
+    names = (BALANCED, "KTO, β 0.1", REPEATED, DEFAULT, "right answers once", WEIGHTED, *RIVALS)
+    return Experiment(
+        "wrong_answers", {name: {"recipe": name} for name in names}, rates(3e-5, 1e-4, 3e-4), range(8),
+        ("test/greedy", "test/pass@1"), f"One pass: {base}", further=3,
+        fields={"base": base, "weights": model_hash(base), "draws": DRAWS, "iterations": 1},
+        shows=("test/greedy", "test/pass@1", "test/pass@8", f"test/pass@1 at {COLD}", "test/invalid greedy"),
     )  # fmt: skip
 
 
@@ -125,30 +158,39 @@ QUICK = [of_base("main").cell(WEIGHTED, {"learning_rate": 1e-4}, 0)]
 
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     """Run a cell."""
-    base, seed = cell["base"], cell["seed"]
-    model, questions = base_model(base), problems(base, profile.problems, 100 + seed)
-    before = sample(model, base, questions, CANDIDATES, 100 * seed + SPLIT_DRAW)
+    base, seed, recipe = cell["base"], cell["seed"], cell["recipe"]
+    iterations, temperature = cell.get("iterations", ITERATIONS), cell.get("temperature", 1.0)
+    is_pretrained = base in pretrained.BASES
+    model = base_model(base)
+    questions = problems(base, PRETRAINED_PROBLEMS if is_pretrained else profile.problems, 100 + seed)
+    before = sample(model, base, questions, CANDIDATES, 100 * seed + SPLIT_DRAW, temperature)
     unsolved = _right(before, CANDIDATES) == 0
 
     def choose(pool: Rows, own: int) -> Objective:
-        rows, after = RECIPES[cell["recipe"]](pool, own)
-        return Direct(model, pool[rows], tapered("topr"), lambda _: after)
+        if recipe in RIVALS:
+            return RIVALS[recipe](model, pool, pool)
+        rows, after = RECIPES[recipe](pool, own)
+        return Direct(model, pool[rows], tapered("topr"), lambda _: after, temperature)
 
     curve, seen = [], ~unsolved  # problems of which a right answer was drawn
-    for number in range(2 if profile.is_quick else ITERATIONS):
+    for number in range(min(2, iterations) if profile.is_quick else iterations):
         greedy = _right(sample(model, base, questions, 1, seed, 0.0), 1)
-        drawn = rounds.one(model, base, questions, CANDIDATES, choose, cell["learning_rate"], 100 * seed + number)
+        drawn = rounds.one(
+            model, base, questions, CANDIDATES, choose, cell["learning_rate"], 100 * seed + number, temperature
+        )
         pool, right = Rows.of(drawn), _right(drawn, CANDIDATES)
         curve.append({
             **_scores(right, greedy, unsolved), "agreement": agreement(pool), "p": float((pool.rewards > 0).mean()),
             "unseen": int((~seen).sum()), "first seen": int((~seen & (right > 0)).sum()),
         })  # fmt: skip
         seen |= right > 0
-    result = {"curve": curve, "end": _test(model, base, questions, 100 * seed + ITERATIONS, unsolved)}
+    draw = 100 * seed + iterations
+    result = {"curve": curve, "end": _test(model, base, questions, draw, temperature, unsolved)}
     result["end"]["unseen"] = "".join(map(str, (~seen).astype(int)))
     if base not in habits.AUTHORS:  # no other item follows from these
-        others = problems(base, profile.test_problems, VALIDATION_SEED if seed == TUNING_SEED else TEST_SEED)
-        result["test"] = _test(model, base, others, 100 * seed + ITERATIONS)
+        count = PRETRAINED_PROBLEMS if is_pretrained else profile.test_problems
+        others = problems(base, count, VALIDATION_SEED if seed == TUNING_SEED else TEST_SEED)
+        result["test"] = _test(model, base, others, draw, temperature)
     return result
 
 
@@ -158,11 +200,16 @@ def _right(drawn: Dataset, count: int) -> np.ndarray:
 
 
 def _test(
-    model: PreTrainedModel, base: str, questions: Dataset, seed: int, unsolved: np.ndarray | None = None
+    model: PreTrainedModel,
+    base: str,
+    questions: Dataset,
+    seed: int,
+    temperature: float,
+    unsolved: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Return scores of greedy answers and at two temperatures, and the number of right samples of each problem."""
     answers = sample(model, base, questions, 1, seed, 0.0)
-    right, cold = (_right(sample(model, base, questions, CANDIDATES, seed, t), CANDIDATES) for t in (1.0, COLD))
+    right, cold = (_right(sample(model, base, questions, CANDIDATES, seed, t), CANDIDATES) for t in (temperature, COLD))
     return {
         **_scores(right, greedy := _right(answers, 1), unsolved),
         f"pass@1 at {COLD}": float(cold.mean()) / CANDIDATES,

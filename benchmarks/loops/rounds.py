@@ -63,9 +63,10 @@ def one(
     choose: Callable[[Rows, int], Objective],
     learning_rate: float,
     seed: int,
+    temperature: float = 1.0,
 ) -> Dataset:
     """Sample completions, train for one epoch on rows that `choose` makes of them, and return the completions."""
-    drawn = sample(model, base, questions, candidates, seed)
+    drawn = sample(model, base, questions, candidates, seed, temperature)
     objective = choose(Rows.of(drawn), seed)
     train(model, objective, -(-objective.size // BATCH_ROWS), learning_rate, seed)
     return drawn

@@ -178,3 +178,15 @@ def test_balanced_rows_repeat_right_answers(rows):
         answers = [tuple(r) for r, reward in zip(rows.responses, rows.rewards, strict=True) if reward == sign]
         seen = [tuple(r) for r, reward in zip(found.responses, found.rewards, strict=True) if reward == sign]
         assert set(seen) == set(answers) if sign == 1 else set(seen) <= set(answers)
+
+
+def test_a_shared_beginning_changes_no_log_probability(rows):
+    model, beginning = base_model("main").eval(), rows.prompts[0] * 8
+    prompts = [beginning + prompt for prompt in rows.prompts]
+    with torch.no_grad():
+        logps, mask = response_logps(model, prompts, rows.responses, temperature=0.5)
+        # A single row shares nothing.
+        alone = [response_logps(model, [p], [r], temperature=0.5) for p, r in zip(prompts, rows.responses, strict=True)]
+    assert logps.size(1) < len(prompts[0])  # T does not count the beginning
+    expected = torch.cat([logps[mask] for logps, mask in alone])
+    torch.testing.assert_close(logps[mask], expected, atol=1e-5, rtol=1e-5)

@@ -1,12 +1,19 @@
 """Recipes for wrong answers have the rows and weights that they promise."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
+from benchmarks import pretrained, setting
 from benchmarks.experiments import wrong_answers
 from benchmarks.experiments.wrong_answers import RECIPES, agreement
 from benchmarks.rows import Rows
+from benchmarks.setting import PROFILES, base_model, tokenizer
+from tests.benchmarks.test_methods import newest
 from topr_trl.diagnosis import agreements
+from topr_trl.tasks import gsm8k
 
 GROUPS = np.repeat([0, 1, 2], 4)
 ANSWERS = ["1", "1", "1", "2", "5", "6", "7", "8", "3", "9", "9", "9"]  # wrong but for "3"
@@ -57,3 +64,32 @@ def test_one_kind_of_answers(name, rewards):
     rows, after = RECIPES[name](pool(rewards), 0)
     assert len(rows) == len(after) <= 12
     assert np.isfinite(after).all()
+
+
+def test_a_temperature_of_the_rows_is_that_of_the_loss(monkeypatch):
+    """At the first step π is μ, if both are at the temperature of the rows."""
+    seen = []
+    monkeypatch.setattr(wrong_answers, "tapered", lambda _: lambda *args: seen.append(args) or args[0].sum())
+    cell = wrong_answers.of_base("main").cell(wrong_answers.DEFAULT, {"learning_rate": 1e-4}, 0)
+    small = replace(PROFILES["quick"], problems=4, test_problems=2)
+    wrong_answers.work({**cell, "temperature": 0.5, "iterations": 1}, small)
+    logps_BT, mu_BT, mask_BT, _ = seen[0]
+    torch.testing.assert_close(logps_BT[mask_BT], mu_BT[mask_BT], atol=1e-4, rtol=1e-4)
+
+
+@newest
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [wrong_answers.WEIGHTED, "KTO, β 0.1", "DPO, β 0.1", "GRPO (TRL's default loss)"])
+def test_a_pretrained_model_is_trained_with_an_adapter(recipe, monkeypatch, tmp_path):
+    """The model of the experiment is not in the repository, so a small one takes its place."""
+    base_model("main").save_pretrained(tmp_path / "small")
+    tokenizer("main").save_pretrained(tmp_path / "small")
+    monkeypatch.setattr(setting, "CACHE", tmp_path)
+    monkeypatch.setattr(pretrained, "BASES", ("small",))
+    monkeypatch.setattr(wrong_answers, "PRETRAINED_PROBLEMS", 6)
+    # Half of the answers count as right.
+    monkeypatch.setattr(gsm8k, "judge", lambda texts, _: [("correct" if len(t) % 2 else "incorrect", t) for t in texts])
+    cell = {"base": "small", "recipe": recipe, "learning_rate": 1e-3, "seed": 0, "iterations": 1}
+    found = wrong_answers.work(cell, PROFILES["quick"])
+    assert found["curve"][0]["problems"] == found["test"]["problems"] == 6
+    assert "split" in found["end"]

@@ -1,0 +1,71 @@
+"""SmolLM2-135M-Instruct with LoRA, and one-step word problems of mixed difficulty.
+
+The weights are not in the repository. `BASES` has the name of the folder in `benchmarks/.cache`, where a copy of
+HuggingFaceTB/SmolLM2-135M-Instruct has to be.
+
+Prompts have three worked examples, and a completion ends at the first line break. Frozen weights are in bfloat16 and
+the adapter is in float32, apart from them, in training and sampling.
+"""
+
+import random
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from topr_trl.tasks import gsm8k
+
+BASES = ("smollm2-135m",)
+LONGEST = 40  # tokens of a completion; right ones have about 20
+KINDS = (
+    ("{name} has {x} {things} and finds {y} more. How many {things} does {name} have now?", "+"),
+    ("{name} has {x} {things} and gives {y} of them away. How many {things} does {name} have now?", "-"),
+    ("{name} fills {x} boxes with {y} {things} each. How many {things} are in the boxes?", "*"),
+    ("{name} has {x} times as many {things} as Mira. Mira has {y} {things}. How many {things} does {name} have?", "*"),
+    ("{name} divides {x} {things} among {y} friends. How many {things} does each friend get?", "/"),
+)
+NAMES, THINGS = ("Ana", "Ben", "Dan", "Eva", "Finn", "Hana"), ("pens", "cards", "coins", "shells", "stamps", "books")
+SHOTS = "\n\n".join(
+    f"Question: {question}\nAnswer: {line}. The answer is {answer}."
+    for question, line, answer in (
+        ("Otto has 5 apples and buys 4 more. How many apples does Otto have now?", "5 + 4 = 9", 9),
+        ("A shelf has 3 rows of 7 jars. How many jars are on the shelf?", "3 * 7 = 21", 21),
+        ("A rope of 12 meters is cut into 4 equal pieces. How many meters has each piece?", "12 / 4 = 3", 3),
+    )
+)
+
+
+def problems(count: int, seed: int) -> Dataset:
+    """Return problems as `topr_trl.tasks.gsm8k` prepares them, with numbers of one to three digits."""
+    rng = random.Random(seed)
+    rows = [_problem(rng) for _ in range(count)]
+    prepared = gsm8k.prepare(Dataset.from_list(rows), num_shots=0)
+    return prepared.map(lambda row: {"prompt": f"{SHOTS}\n\n{row['prompt']}"})
+
+
+def _problem(rng: random.Random) -> dict[str, str]:
+    text, sign = rng.choice(KINDS)
+    largest = rng.choice((9, 30, 99))
+    x, y = rng.randint(2, largest), rng.randint(2, largest if sign == "+" else 9)
+    if sign == "-":
+        x += y
+    elif sign == "/":
+        x *= y
+    answer = {"+": x + y, "-": x - y, "*": x * y, "/": x // y}[sign]
+    question = text.format(name=rng.choice(NAMES), things=rng.choice(THINGS), x=x, y=y)
+    return {"question": question, "answer": f"#### {answer}"}
+
+
+def load(folder: Path, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """Return the model with a new adapter. Its forward pass runs under autocast."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    breaks = [token for word, token in tokenizer.get_vocab().items() if word.startswith("Ċ")]
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, *breaks]
+    model = get_peft_model(model, LoraConfig(r=32, lora_alpha=64, target_modules="all-linear"))
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+    return model
