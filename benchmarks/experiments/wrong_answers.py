@@ -25,11 +25,13 @@ from benchmarks.loops import rounds
 from benchmarks.methods import METHODS, Direct, Objective, at_share, dpo, kto, tapered
 from benchmarks.rows import Rows
 from benchmarks.setting import TEST_SEED, VALIDATION_SEED, Profile, base_model, model_hash, problems, sample
+from topr_trl.diagnosis import AGREE
 
 BASES = ("facts-agree", "facts-alone", "facts-scattered", "misconceptions")
 CANDIDATES, ITERATIONS, COLD = 8, 6, 0.3
 REPEATED, DEFAULT, BALANCED, CONTROL = "repeated right answers", "TOPR (default)", "balanced rows", "mean per problem"
 WEIGHTED, DRAWN, CHOSEN = "weighted by agreement", "drawn by agreement", "chosen by agreement"
+WHERE_AGREED = "weighted where they agree"
 SOLVED = "end/unsolved/pass@8"
 SHOWS = (SOLVED, "end/unsolved/greedy", "end/greedy", "end/pass@1", "end/pass@8")
 PRETRAINED_PROBLEMS, WARM = 96, 0.4  # training and test problems; temperature at which wrong answers agree more
@@ -91,7 +93,12 @@ def agreement(pool: Rows) -> float:
 
 def chosen(pool: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of the default if wrong answers agree, and repeated right rows otherwise."""
-    return shared("mean", pool, seed) if agreement(pool) > 0.5 else repeated(pool, seed)
+    return shared("mean", pool, seed) if agreement(pool) > AGREE else repeated(pool, seed)
+
+
+def where_agreed(pool: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return all rows, weighted by agreement, if wrong answers agree, and repeated right rows otherwise."""
+    return weighted(pool, seed) if agreement(pool) > AGREE else repeated(pool, seed)
 
 
 RECIPES = {
@@ -104,6 +111,7 @@ RECIPES = {
     WEIGHTED: weighted,
     DRAWN: drawn,
     CHOSEN: chosen,
+    WHERE_AGREED: where_agreed,
     CONTROL: partial(shared, "group_mean"),
 }
 
