@@ -301,6 +301,7 @@ def _rivals(store: Store, measure: str) -> list[Interval]:
 
 
 _RIVALS = ("DAPO (TRL's GRPO)", "DPO", "KTO")
+_AGREEING = ("facts-agree", "facts-alone")
 _LONG = [Setting(parts) for parts in (4, 16, 64)]  # at least 160 tokens
 _MISTAKES = (long_completions.EARLY, long_completions.LATE)
 
@@ -353,6 +354,10 @@ NUMBERS: dict[str, Callable[[Store], Found]] = {
     "segment_16_short": lambda store: _segments(store, Setting(1), "segment of 16", "segment"),
     "segment_16_main": lambda store: _segments(store, long_completions.NOISY, "segment of 16", "segment"),
     "segment_16_mistakes": lambda store: [_segments(store, one, "segment of 16") for one in _MISTAKES],
+    "solved_default": lambda store: [_solved(store, base, wrong_answers.DEFAULT) for base in _AGREEING],
+    "solved_default_scattered": lambda store: _solved(store, "facts-scattered", wrong_answers.DEFAULT),
+    "solved_weighted": lambda store: [_solved(store, base, wrong_answers.WEIGHTED) for base in _AGREEING],
+    "solved_weighted_scattered": lambda store: _solved(store, "facts-scattered", wrong_answers.WEIGHTED),
     "trial_count": trials.recommended,
     "trial_default": lambda store: _lost(store, trials.DEFAULT),
     "trial_repeated": lambda store: _lost(store, trials.REPEATED),
