@@ -121,3 +121,16 @@ def rows():
         "problem_id": [0] * 4 + [1] * 4,
         "sample_id": [0, 1, 2, 3] * 2,
     })  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium for the tests of pages."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    chromium = Path("/usr/bin/chromium")
+    if not chromium.exists():
+        pytest.skip(f"needs {chromium}: apt-get install chromium")
+    with sync_api.sync_playwright() as play:
+        found = play.chromium.launch(executable_path=str(chromium), args=["--no-sandbox"])
+        yield found
+        found.close()

@@ -11,15 +11,10 @@ import pytest
 import requests
 
 pytest.importorskip("zensical", reason="the extra docs is not installed")
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
 
 ROOT = Path(__file__).parent.parent
 PAGES = [str(page.relative_to(ROOT / "docs").with_suffix(".html")) for page in sorted((ROOT / "docs").rglob("*.md"))]
-CHROMIUM = Path("/usr/bin/chromium")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs {CHROMIUM}: apt-get install chromium"),
-]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +45,6 @@ def wait_for(url):
             pass
         time.sleep(0.1)
     raise TimeoutError(url)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as play:
-        found = play.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 def test_searching_finds_a_setting(browser, address):
