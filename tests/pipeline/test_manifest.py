@@ -61,16 +61,6 @@ def test_what_other_programs_leave_beside_files_is_no_input(tmp_path):
     assert manifest.fingerprint(tmp_path) != before
 
 
-def test_settings_that_a_version_did_not_have_were_at_their_defaults(tmp_path):
-    defaults, checkpoint = {"new": 1, "seed": 42}, tmp_path / manifest.WORK / "checkpoint-1"
-    manifest.begin(tmp_path, "train", {"seed": 7})
-    checkpoint.mkdir(parents=True)
-    manifest.begin(tmp_path, "train", {"seed": 7, "new": 1}, defaults=defaults)
-    assert checkpoint.is_dir()  # The unfinished stage can resume.
-    with pytest.raises(ValueError, match=r"other settings \(new: 1 there, 2 now\)"):
-        manifest.begin(tmp_path, "train", {"seed": 7, "new": 2}, defaults=defaults)
-
-
 def test_results_for_other_settings_are_an_error_that_names_them(tmp_path):
     manifest.begin(tmp_path, "sample", {"seed": 3, "top_p": 1.0})
     manifest.begin(tmp_path, "sample", {"seed": 1, "top_p": 1.0}, made=False)
@@ -139,15 +129,6 @@ def test_what_stages_write_inside_of_what_they_read_is_not_its_content(tmp_path)
     assert manifest.fingerprint(tmp_path / "logs") != before
 
 
-def test_a_baseline_that_version_0_2_wrote_as_text_is_the_same_number(tmp_path):
-    manifest.begin(tmp_path, "curate", {"baseline": "0.5", "curation": "none"})
-    assert not manifest.begin(tmp_path, "curate", {"baseline": 0.5, "curation": "none"})
-    with pytest.raises(ValueError, match=r"'0\.5' there, 0\.25 now"):
-        manifest.begin(tmp_path, "curate", {"baseline": 0.25, "curation": "none"})
-    with pytest.raises(ValueError, match=r"'0\.5' there, 'mean' now"):
-        manifest.begin(tmp_path, "curate", {"baseline": "mean", "curation": "none"})
-
-
 def test_the_page_of_topr_plot_is_no_result(tmp_path):
     manifest.begin(tmp_path, "train", {"seed": 1})
     (tmp_path / "report.html").write_text("2 steps")  # The user can plot a running stage.
@@ -159,7 +140,3 @@ def test_the_page_of_topr_plot_is_no_result(tmp_path):
     assert manifest.begin(tmp_path, "train", {"seed": 1}) is True
     assert (tmp_path / "report.html").is_file()
     assert manifest.fingerprint(tmp_path) == before
-    known = manifest.read(tmp_path)
-    known.files["report.html"] = {"bytes": 7, "sha256": ""}  # Version 0.2 listed the page.
-    (tmp_path / manifest.NAME).write_text(json.dumps({"stages": known.stages, "files": known.files}))
-    manifest.check_whole(tmp_path)

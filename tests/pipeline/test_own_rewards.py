@@ -19,7 +19,6 @@ from topr_trl.cli.evaluate import evaluate_command
 from topr_trl.cli.parsing import parse
 from topr_trl.data.tables import shards_of
 from topr_trl.evaluation.report import EVALUATION, read_evaluation
-from topr_trl.pipeline import manifest
 from topr_trl.pipeline.launch import write_settings
 from topr_trl.pipeline.loop import check, check_trainable
 from topr_trl.pipeline.problems import load_problems, stop_strings_of
@@ -267,27 +266,6 @@ def test_equal_models_by_other_paths_are_equal(tmp_path):
     for name in ("./model", "link", f"../{tmp_path.name}/model", str(tmp_path / "model")):
         given = {"dataset_name": f"../{tmp_path.name}/prompts.jsonl", "task": "prompts", **SAMPLING}
         assert stage_of("sample", SampleArguments(output_dir="rows", model_name_or_path=name, **given)).is_finished()
-    # A manifest of an older version can have an absolute path with a symlink.
-    known = manifest.read(tmp_path / "rows")
-    known.stages["sample"]["inputs"]["model"] = str(tmp_path / "link")
-    (tmp_path / "rows" / manifest.NAME).write_text(json.dumps({"stages": known.stages, "files": known.files}))
-    assert stage_of("sample", SampleArguments(output_dir="rows", model_name_or_path="model", **given)).is_finished()
-
-
-def test_runs_of_older_versions_still_match():
-    """Manifests of older versions have no settings for reward functions and the pass threshold."""
-    sampled(dataset_name=None, task=None, num_train_problems=4)
-    score = Score(ScoreArguments(input="rows", output_dir="rows"))
-    score.run()
-    evaluate = Evaluate(EvaluateArguments(input="rows", output_dir="results"))
-    evaluate.run()
-    for stage, new in ((score, ("reward_funcs", "reward_weights")), (evaluate, ("pass_threshold",))):
-        known = manifest.read(stage.folder)
-        for name in new:
-            assert known.stages[stage.name]["inputs"].pop(name) is None
-        plain = {"stages": known.stages, "files": known.files}
-        (stage.folder / manifest.NAME).write_text(json.dumps(plain))
-        assert stage.is_finished()
 
 
 def loop(**more):

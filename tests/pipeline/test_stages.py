@@ -169,15 +169,6 @@ def test_greedy_rows_are_in_the_shards_of_their_problems(scored, tmp_path):
     run("sample", tmp_path, **how)
     assert load_rows(tmp_path).to_list() == rows.to_list()
     assert facts_of_sampling(sampling_of(tmp_path))["completions per prompt"] == "4, and one greedy completion"
-    # Manifests of version 0.2 lack the setting `greedy`, and their folders have no greedy rows.
-    now = sampling(tmp_path / "older", num_generations=4)
-    known, defaults = stage_of("sample", now).inputs(), stage_of("sample", now).defaults({})
-    manifest.begin(tmp_path / "older", "sample", {name: known[name] for name in known if name != "greedy"})
-    manifest.begin(tmp_path / "older", "sample", known, defaults=defaults)
-    with pytest.raises(ValueError, match="greedy: False there, True now"):
-        manifest.begin(
-            tmp_path / "older", "sample", {**known, "greedy": True}, defaults=stage_of("sample", now).defaults(known)
-        )
     # Greedy rows are scored and evaluated, but not trained on.
     run("score", tmp_path)
     for use in (lambda: run("curate", tmp_path), lambda: run("log-mu", tmp_path, tmp_path),
@@ -617,13 +608,10 @@ def test_a_file_of_problems_is_known_by_its_content(tmp_path):
     args = sampling(tmp_path / "out", dataset_name=str(file), test_dataset_name=str(file))
     known = stage_of("sample", args).inputs()
     manifest.begin(tmp_path / "out", "sample", known)
-    older = {name: value for name, value in known.items() if name not in ("problems", "top_p")}
-    manifest.begin(tmp_path / "older", "sample", older)
-    manifest.begin(tmp_path / "older", "sample", known, defaults=stage_of("sample", args).defaults(known))
     file.write_text('{"question": "1 + 2?", "answer": "#### 3"}\n')
     now = stage_of("sample", args).inputs()
     with pytest.raises(ValueError, match=r"other settings \(problems: not the same files\)"):
-        manifest.begin(tmp_path / "out", "sample", now, defaults=stage_of("sample", args).defaults(now))
+        manifest.begin(tmp_path / "out", "sample", now)
 
 
 def test_a_second_worker_with_other_settings_is_refused_before_the_first_shard(tmp_path):

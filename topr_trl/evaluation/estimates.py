@@ -140,7 +140,7 @@ class Evaluation:
             }
             for column, members in plain.get("groups", {}).items()
         }
-        greedy = plain.get("greedy")  # files of version 0.2 lack this key
+        greedy = plain.get("greedy")
         rewards = {name: _reward_estimate(plain.get(name)) for name in ("reward", "greedy_reward")}
         best = {int(k): _reward_estimate(estimate) for k, estimate in plain.get("best_reward_at", {}).items()}
         return cls(

@@ -139,7 +139,7 @@ def facts_of_sampling(sampling: Json) -> dict[str, str]:
     if not sampling:
         return {}
     backend, shots = sampling["sampling_backend"], sampling["num_shots"]
-    greedy = ", and one greedy completion" if sampling.get("greedy") else ""  # Manifests of version 0.2 lack `greedy`.
+    greedy = ", and one greedy completion" if sampling["greedy"] else ""
     return {
         "problems": f"{problems_of(sampling)}, split `{sampling['split']}`",
         "prompt": f"{shots or 'no'} worked example{'s' * (shots != 1)} before the problem",

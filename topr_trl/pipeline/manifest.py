@@ -55,7 +55,7 @@ class Manifest:
 NEW, RESTART, BEGUN, DAMAGED, FINISHED = "new", "restart", "begun", "damaged", "finished"
 
 
-def state(folder: Path, stage: str, inputs: Json, made: bool = True, defaults: Mapping[str, Any] | None = None) -> str:
+def state(folder: Path, stage: str, inputs: Json, made: bool = True) -> str:
     """Return the state of a stage in its folder, without changing a file.
 
     Args:
@@ -64,7 +64,6 @@ def state(folder: Path, stage: str, inputs: Json, made: bool = True, defaults: M
         inputs (`dict`): Settings and files that determine the result, as JSON.
         made (`bool`, defaults to `True`): Whether the stage has written results to the folder. A stage without results
             can restart with other inputs.
-        defaults (`dict`, *optional*): Values for inputs that an older manifest lacks.
 
     Returns:
         `NEW`, `RESTART` (started with other inputs, no results), `BEGUN` (started, not finished), `DAMAGED` (finished,
@@ -84,7 +83,7 @@ def state(folder: Path, stage: str, inputs: Json, made: bool = True, defaults: M
         if not known.finished:
             raise ValueError(_NOT_FINISHED.format(folder))
         return NEW
-    if changed := _describe_changes(there["inputs"], json.loads(json.dumps(inputs)), defaults or {}):
+    if changed := _describe_changes(there["inputs"], json.loads(json.dumps(inputs))):
         if made or "finished" in there:
             raise ValueError(
                 f"{folder} holds results for other settings ({'; '.join(changed)}). Use another output_dir, or remove "
@@ -102,7 +101,6 @@ def begin(
     inputs: Json,
     sources: Mapping[str, str] | None = None,
     made: bool = True,
-    defaults: Mapping[str, Any] | None = None,
 ) -> bool:
     """Prepare the folder of a stage: add the stage to its manifest, or remove damaged and temporary files.
 
@@ -112,7 +110,6 @@ def begin(
         inputs (`dict`): Settings and files that determine the result, as JSON.
         sources (`dict`, *optional*): Folders and files that the stage reads, by name, as paths relative to `folder`.
         made (`bool`, defaults to `True`): Whether the stage has written results to the folder.
-        defaults (`dict`, *optional*): Values for inputs that an older manifest lacks.
 
     Returns:
         Whether the stage has finished.
@@ -121,7 +118,7 @@ def begin(
         ValueError: the folder holds results for other inputs, another unfinished stage, a damaged manifest, or files
             that topr did not write.
     """
-    found, known = state(folder, stage, inputs, made, defaults), read(folder) or Manifest()
+    found, known = state(folder, stage, inputs, made), read(folder) or Manifest()
     if found == RESTART or (found == FINISHED and known.finished):
         clean(folder)
     if found in (NEW, RESTART):
@@ -143,30 +140,13 @@ _FINGERPRINTS = {
 }
 
 
-def _describe_changes(there: Json, now: Json, defaults: Mapping[str, Any]) -> list[str]:
-    """Return a description of each input that differs. A missing input has its value in `defaults`."""
-    found = []
-    for name in sorted({**there, **now}):
-        before, after = there.get(name, defaults.get(name)), now.get(name, defaults.get(name))
-        if not same_value(before, after):
-            found.append(f"{name}: " + _FINGERPRINTS.get(name, f"{before!r} there, {after!r} now"))
-    return found
-
-
-def same_value(one: object, other: object) -> bool:
-    """Return whether two values of a setting are the same.
-
-    A number equals its text, because version 0.2 wrote a baseline of 0 as "0". Absolute paths are resolved before the
-    comparison, because older manifests have paths with symlinks and "..".
-    """
-    if isinstance(one, str) and isinstance(other, str) and Path(one).is_absolute() and Path(other).is_absolute():
-        return Path(one).resolve() == Path(other).resolve()
-    if isinstance(one, str) != isinstance(other, str):
-        try:
-            return float(one) == float(other)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            return False
-    return one == other
+def _describe_changes(there: Json, now: Json) -> list[str]:
+    """Return a description of each input that differs."""
+    return [
+        f"{name}: " + _FINGERPRINTS.get(name, f"{there.get(name)!r} there, {now.get(name)!r} now")
+        for name in sorted({**there, **now})
+        if there.get(name) != now.get(name)
+    ]
 
 
 def forget(folder: Path, stage: str) -> None:
@@ -255,9 +235,7 @@ def _damaged(folder: Path, known: Manifest) -> list[str]:
 
     if not known.finished or known.discarded:
         return []
-    # Version 0.2 listed the page of `topr plot`.
-    files = {name: entry["bytes"] for name, entry in known.files.items() if _is_result(Path(name))}
-    return [name for name, size in files.items() if not whole(folder / name, size)]
+    return [name for name, entry in known.files.items() if not whole(folder / name, entry["bytes"])]
 
 
 def results(folder: Path) -> list[Path]:

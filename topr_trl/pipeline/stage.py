@@ -8,7 +8,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import MISSING, fields
 from os.path import relpath
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -240,20 +239,7 @@ class Stage(ABC, Generic[Settings]):
         self.add_columns(with_arrays, description)
 
     def _manifest_arguments(self, others_work: bool = False) -> dict[str, Any]:
-        now = self.inputs()
-        return {"inputs": now, "made": others_work or self._has_results(), "defaults": self.defaults(now)}
-
-    def defaults(self, now: Mapping[str, Any]) -> Json:
-        """Return values for inputs that a manifest of an older version lacks.
-
-        A missing setting gets its default. If the fingerprint `problems` is missing, it gets its current value, because
-        the old value is unknown.
-
-        Args:
-            now (`Mapping`): Current inputs.
-        """
-        known = {f.name: f.default for f in fields(self.args) if f.default is not MISSING}
-        return {**known, "problems": now.get("problems")}
+        return {"inputs": self.inputs(), "made": others_work or self._has_results()}
 
     def _has_results(self) -> bool:
         """Return whether the folder has results of this stage.

@@ -106,7 +106,7 @@ def _check_choice(args: TrainArguments, curate: Json | None) -> None:
     there = curate["inputs"] if curate else {}
     for name in CHOICE if there else ():
         value = getattr(args, name)
-        if not any(manifest.same_value(value, other) for other in (there[name], getattr(defaults, name))):
+        if value not in (there[name], getattr(defaults, name)):
             raise ValueError(
                 f"{name}={value}, but topr curate chose the rows of {args.source} with {name}={there[name]}. Remove "
                 f"{name}, or run topr curate again."

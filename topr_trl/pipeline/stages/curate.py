@@ -1,6 +1,6 @@
 """Choose the rows to train on."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -62,8 +62,6 @@ class Curate(Stage[CurateArguments]):
         if by_score and "reward" in columns:
             kept = np.flatnonzero(rows.data["reward"].is_valid())  # Reward functions can leave rows without a reward.
         scored = ScoredRows.read(str(args.source), rows if len(kept) == len(rows) else rows.select(kept))
-        # The choice depends on the order of the problems. Sort ids as text, so that runs of version 0.2 can continue.
-        scored = replace(scored, problems_R=scored.problems_R.astype(str))
         rewards, curated = scored.choose(args, seed_of("curate", args.seed, args.iteration))
         after_baseline_R = np.full(len(scored.rewards_R), np.nan)
         after_baseline_R[curated.indices] = rewards

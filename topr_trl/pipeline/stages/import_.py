@@ -204,7 +204,7 @@ def _describe(done: Json) -> str:
         )
     else:
         lines.append(f"{runs} of {problems:,} problem{'s' * (problems != 1)}.")
-    if rewards := done.get("rewards"):  # Version 0.2 did not write rewards.
+    if rewards := done["rewards"]:
         lines.append(_describe_rewards(rewards))
     elif not done["filled"].get("reward"):
         found = done.get("numbers")

@@ -188,7 +188,7 @@ class Score(Stage[ScoreArguments]):
         counts = {**done["scored"]}
         kept = counts.pop("kept", 0)
         parts = [f"{n:,} {verdict}" for verdict, n in counts.items() if n]
-        rewards = done.get("rewards") or {}  # Version 0.2 did not write mean rewards.
+        rewards = done["rewards"]
         for name, found in rewards.items():
             if found["mean"] is not None:
                 parts.append(f"mean {name.removeprefix(OF_FUNCTION)} {found['mean']:.3f}")
