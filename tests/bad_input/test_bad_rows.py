@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from bad_input import NO_SHARD, NOTHING_WRITTEN, NOWHERE, Case, Kept, Kit, cases, kit
+from bad_input import NOWHERE, Case, Kit, cases, kit, no_shard, nothing_written
 from datasets import Dataset, DatasetDict
 from records import EXAMPLES
 
@@ -20,23 +20,20 @@ def with_columns(rows: Dataset, **columns: Any) -> Dataset:
     return rows
 
 
-def _not_loaded(kit: Kit) -> None:
+def not_loaded(kit: Kit) -> None:
     assert kit.trainer is None
     assert not kit.out.exists()
 
 
-NOT_LOADED = Kept("no model is loaded, nothing is written", _not_loaded)
-
-
 def at_once(given: str, words: str, error: type[BaseException] = ValueError, **columns: Any) -> Case:
     """Rows with changed columns, refused before a model is loaded."""
-    return Case(given, lambda kit: kit.offline(with_columns(kit["rows"], **columns), NOWHERE), words, NOT_LOADED, error)
+    return Case(given, lambda kit: kit.offline(with_columns(kit["rows"], **columns), NOWHERE), words, not_loaded, error)
 
 
 def tokenized(given: str, words: str, settings: dict[str, Any] | None = None, **columns: Any) -> Case:
     """Rows with changed columns, refused before anything is written."""
     return Case(
-        given, lambda kit: kit.offline(with_columns(kit["rows"], **columns), **settings or {}), words, NOTHING_WRITTEN
+        given, lambda kit: kit.offline(with_columns(kit["rows"], **columns), **settings or {}), words, nothing_written
     )
 
 
@@ -56,7 +53,7 @@ def turns(given: str, words: str, template: str, role: str = "user", **of_first:
         completion = [[{**messages[0], **of_first}, *messages[1:]]] * 8
         kit.offline(with_columns(kit["rows"], prompt=prompt, completion=completion))
 
-    return Case(given, do, words, NOTHING_WRITTEN)
+    return Case(given, do, words, nothing_written)
 
 
 def rendered(given: str, words: str, template: str = "", **columns: Any) -> Case:
@@ -70,7 +67,7 @@ def rendered(given: str, words: str, template: str = "", **columns: Any) -> Case
         row = {"prompt": [{"role": "user", "content": "1"}], "completion": [{"role": "assistant", "content": "7"}]}
         kit.offline(with_columns(kit["rows"], **{name: [value] * 8 for name, value in {**row, **columns}.items()}))
 
-    return Case(given, do, words, NOTHING_WRITTEN)
+    return Case(given, do, words, nothing_written)
 
 
 def ones(wrong: Any, at: int = 1, rest: Any = 1.0) -> list[Any]:
@@ -90,7 +87,7 @@ ROWS = [
     at_once("no column `prompt`", "prompt, found, 'completion', rename_column, topr import", prompt=None),
     at_once("no column `completion` or `completion_ids`", "completion_ids, found, 'prompt', rename_column, topr import",
         completion=None),
-    Case("no row", lambda kit: kit.offline(kit["rows"].select([]), NOWHERE), "dataset, no row", NOT_LOADED),
+    Case("no row", lambda kit: kit.offline(kit["rows"].select([]), NOWHERE), "dataset, no row", not_loaded),
     at_once("a reward is missing", "reward, row 1, None, drop", reward=ones(None)),
     at_once("a reward is NaN", "reward, row 1, nan, drop", reward=ones(float("nan"))),
     at_once("a reward is infinite", "reward, row 1, inf, drop", reward=ones(float("inf"))),
@@ -105,16 +102,16 @@ ROWS = [
         truncated=ones(True, 3, rest=False)),
     at_once("rows with images", "images, TOPRTrainer", image=[None] * 8),
     Case("a stream", lambda kit: kit.offline(kit["rows"].to_iterable_dataset(), NOWHERE),
-        "datasets.Dataset, IterableDataset, load", NOT_LOADED, TypeError),
+        "datasets.Dataset, IterableDataset, load", not_loaded, TypeError),
     Case("all splits of a dataset", lambda kit: kit.offline(DatasetDict({"train": kit["rows"]}), NOWHERE),
-        "datasets.Dataset, DatasetDict, one split", NOT_LOADED, TypeError),
+        "datasets.Dataset, DatasetDict, one split", not_loaded, TypeError),
     Case("an evaluation set that is called train",
         lambda kit: kit.offline(kit["rows"], NOWHERE, eval_dataset={"train": kit["rows"]}),
-        "'train', evaluation, another name", NOT_LOADED),
+        "'train', evaluation, another name", not_loaded),
     Case("a custom collator", lambda kit: kit.offline(kit["rows"], NOWHERE, data_collator=list),
-        "data_collator, remove", NOT_LOADED),
+        "data_collator, remove", not_loaded),
     Case("metrics that need logits", lambda kit: kit.offline(kit["rows"], NOWHERE, compute_metrics=dict),
-        "compute_metrics, remove", NOT_LOADED),
+        "compute_metrics, remove", not_loaded),
     tokenized("a completion is empty", "row 1, train, completion, empty, drop", completion=ones("", rest=" 7")),
     tokenized("a completion is missing", "row 1, train, completion, empty, drop", completion=ones(None, rest=" 7")),
     tokenized("a prompt is empty", "row 0, train, prompt, empty, drop", prompt=ones("", 0, "3 + 4 =")),
@@ -225,7 +222,7 @@ def brought(given: str, words: str, mu: list[Any], settings: dict[str, Any] | No
         rows = with_columns(kit["rows"], reward=[1.0, 1.0] + [-1.0] * 6, mu_logps=mu, **columns)
         kit.offline(rows, curation="positive_share", curation_positive_share=0.0, **settings or {})
 
-    return Case(given, do, words, NOTHING_WRITTEN)
+    return Case(given, do, words, nothing_written)
 
 
 # fmt: off
@@ -241,7 +238,7 @@ LOG_MU = [
     Case("rows for `evaluate()` that need log μ, once the weights have moved",
         lambda kit: (kit.offline(kit["rows"], max_steps=1), kit.trainer.evaluate(kit["rows"])),
         "eval, log μ, eval_dataset, mu_logps",
-        Kept("the trainer, which can go on", lambda kit: kit.trainer.train() and None)),
+        lambda kit: kit.trainer.train() and None),
 ]
 # fmt: on
 
@@ -253,7 +250,7 @@ def scored(kit: Kit, stage: str, columns: dict[str, list[Any]], *arguments: Any)
 
 
 def stage(given: str, words: str, stage: str, *arguments: Any, **columns: list[Any]) -> Case:
-    return Case(given, lambda kit: scored(kit, stage, columns, *arguments), words, NO_SHARD, SystemExit)
+    return Case(given, lambda kit: scored(kit, stage, columns, *arguments), words, no_shard, SystemExit)
 
 
 TWO = {"prompt": ["a", "b"], "completion": ["7", "8"]}
@@ -328,7 +325,7 @@ def imported(given: str, words: str, *lines: Any, also: dict[str, str] | None = 
         more = [part for name, value in settings.items() for part in (f"--{name}", value)]
         kit.topr("import --format verl --input log --output_dir out", *more)
 
-    return Case(given, do, words, NO_SHARD, SystemExit)
+    return Case(given, do, words, no_shard, SystemExit)
 
 
 # fmt: off
@@ -383,7 +380,7 @@ def foreign(
         more = [part for setting, value in settings.items() for part in (f"--{setting}", value)]
         kit.topr(f"{command} --input {name} --output_dir out", *more)
 
-    return Case(given, do, words, NO_SHARD, SystemExit)
+    return Case(given, do, words, no_shard, SystemExit)
 
 
 def example(name: str, **changes: Any) -> Any:
@@ -471,12 +468,7 @@ RECOGNIZED = [
 ]
 # fmt: on
 
-DOORS = {
-    "Rows": ROWS, "log μ that rows bring": LOG_MU, "Rows of the stages": STAGES, "Files of other systems": IMPORTED,
-    "Formats of other systems": RECOGNIZED,
-}  # fmt: skip
 
-
-@cases([case for door in DOORS.values() for case in door])
+@cases([*ROWS, *LOG_MU, *STAGES, *IMPORTED, *RECOGNIZED])
 def test_case(case: Case, kit: Kit) -> None:
     case.run(kit)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bad_input import Case, Kept, Kit, cases, kit
+from bad_input import Case, Kit, cases, kit
 from transformers import TrainingArguments
 
 from topr_trl import OfflineTOPRConfig, SamplingArguments, TOPRConfig
@@ -13,12 +13,9 @@ from topr_trl.pipeline.stages.sample import SampleArguments
 __all__ = ["kit"]
 
 
-def _nothing_begun(kit: Kit) -> None:
+def nothing_begun(kit: Kit) -> None:
     assert kit.trainer is None
     assert not kit.out.exists()
-
-
-NOTHING_BEGUN = Kept("nothing has begun", _nothing_begun)
 
 
 def setting(given: str, words: str, of: type = OfflineTOPRConfig, error: Any = ValueError, **settings: Any) -> Case:
@@ -28,7 +25,7 @@ def setting(given: str, words: str, of: type = OfflineTOPRConfig, error: Any = V
         on_a_cpu = {"output_dir": str(kit.out), "use_cpu": True, "bf16": False}
         of(**{**(on_a_cpu if issubclass(of, TrainingArguments) else {}), **settings})
 
-    return Case(given, do, words, NOTHING_BEGUN, error)
+    return Case(given, do, words, nothing_begun, error)
 
 
 def of_both(given: str, words: str, error: Any = ValueError, **settings: Any) -> Case:
@@ -37,7 +34,7 @@ def of_both(given: str, words: str, error: Any = ValueError, **settings: Any) ->
         cases[0].run(kit)
         cases[1].do(kit)
 
-    return Case(given, do, words, NOTHING_BEGUN, error)
+    return Case(given, do, words, nothing_begun, error)
 
 
 # fmt: off
@@ -130,7 +127,7 @@ def command(given: str, words: str, *arguments: Any, file: str | None = None) ->
             (kit.folder / "own.yaml").write_text(file)
         kit.topr(*arguments)
 
-    return Case(given, do, words, NOTHING_BEGUN, SystemExit)
+    return Case(given, do, words, nothing_begun, SystemExit)
 
 
 CONFIG = ("--config", "own.yaml")
@@ -172,9 +169,7 @@ COMMANDS = [
 ]
 # fmt: on
 
-DOORS = {"Settings": SETTINGS, "Command line": COMMANDS}
 
-
-@cases([case for door in DOORS.values() for case in door])
+@cases([*SETTINGS, *COMMANDS])
 def test_case(case: Case, kit: Kit) -> None:
     case.run(kit)
