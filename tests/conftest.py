@@ -1,18 +1,11 @@
 import atexit
 import gc
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
 # No test needs the network. huggingface_hub reads these variables at import. A look-up then fails at once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-# DeepSpeed compiles an operation under a lock that stays if the process is killed, and later runs wait for it forever.
-# A folder for this run alone has no such lock. The workers of pytest-xdist inherit the variable.
-if "TORCH_EXTENSIONS_DIR" not in os.environ:
-    os.environ["TORCH_EXTENSIONS_DIR"] = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, os.environ["TORCH_EXTENSIONS_DIR"], ignore_errors=True)
 
 import pytest
 import torch
