@@ -1,5 +1,6 @@
 import atexit
 import gc
+import logging
 import os
 from pathlib import Path
 
@@ -7,8 +8,10 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
+import datasets
 import pytest
 import torch
+import transformers
 import trl
 from datasets import Dataset
 from hypothesis import settings
@@ -52,6 +55,20 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if m['role'] == 'assistant' %}<|end|>{% endif %}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+
+
+LOGGINGS = (transformers.utils.logging, datasets.utils.logging)
+
+
+@pytest.fixture(autouse=True)
+def verbosity():
+    """Restore the verbosity of libraries after each test. Benchmarks set it for the whole process."""
+    levels, logger = [each.get_verbosity() for each in LOGGINGS], logging.getLogger("trl")
+    own = logger.level
+    yield
+    for each, level in zip(LOGGINGS, levels, strict=True):
+        each.set_verbosity(level)
+    logger.setLevel(own)
 
 
 @pytest.fixture

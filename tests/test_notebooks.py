@@ -26,8 +26,10 @@ BETTER = {  # code of a cell that the test appends
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [
+    pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem == "first_run" else pytest.mark.weekly)
+    for path in sorted(NOTEBOOKS.glob("*.ipynb"))
+])  # fmt: skip
 def test_notebook(path, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     notebook = nbformat.read(path, 4)

@@ -6,7 +6,7 @@ from benchmarks import gpu
 from benchmarks.cells import Store
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_tiny_steps(capsys):
     gpu.main(["--tiny"])
     said = capsys.readouterr().out

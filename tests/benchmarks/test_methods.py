@@ -33,7 +33,7 @@ def gradient(model):
 
 
 @newest
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_learns_right_from_wrong(name, rows):
     """A few small steps raise the log-probability of right answers relative to wrong answers."""

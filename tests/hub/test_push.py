@@ -76,7 +76,7 @@ def start(hub, script, *folders):
     return done
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.processes
 def test_rows_of_every_format_are_trained_on_and_come_back(tmp_path):
     with serve() as hub:

@@ -197,7 +197,7 @@ def log_of(out):
     return (out.parent / f"{out.name}.log").read_text()[-4_000:]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.processes
 @pytest.mark.xdist_group("whole")
 def test_sampling_workers_and_a_launcher_make_the_same(whole, tmp_path):
@@ -272,7 +272,7 @@ def test_a_loop_that_is_killed_ends_as_one_that_is_not(whole, tmp_path):
     check_that_kills_change_nothing(whole, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.processes
 @KILLABLE
 def test_an_overlapped_loop_that_is_killed_ends_as_one_that_is_not(tmp_path):

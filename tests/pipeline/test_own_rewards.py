@@ -372,7 +372,7 @@ def vowels(completions, target, **kwargs):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL on Windows")
 def test_a_loop_that_is_killed_while_scoring_ends_as_one_that_is_not(tmp_path):

@@ -185,7 +185,7 @@ HOSTILE = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_hostile_answers_are_judged_in_bounded_time():
     start = time.monotonic()
     judged = hendrycks_math.judge(list(HOSTILE), ["5"] * len(HOSTILE))

@@ -126,7 +126,7 @@ def test_what_the_author_of_checks_writes():
     assert np.mean([verdict == "yes" for verdict in wrong]) == pytest.approx(0.6 * 0.7**2 * 0.8, abs=0.04)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_the_example_runs_the_whole_path(tmp_path):
     example = Path(__file__).parents[2] / "examples" / "verifier.py"
     command = [

@@ -313,7 +313,7 @@ def test_a_run_is_resumed_with_its_settings(problems, tmp_path):
         other.train(resume_from_checkpoint=checkpoint)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_it_learns_from_rows_that_are_sixteen_versions_old(problems, tmp_path):
     worker = Worker(problems, age=16)
     trainer = make(tmp_path, worker, max_steps=32, learning_rate=3e-4, optim="adamw_torch", weight_decay=0.0,

@@ -103,6 +103,7 @@ OWN_SETTINGS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_settings_of_the_model_s_generation_config_do_not_change_the_samples(make, capsys):
     """Each setting alone must leave the completions as they are, also in evaluation."""
 
