@@ -108,7 +108,7 @@ def test_the_bundled_author_of_checks():
         assert extract_verdict(check(problem, solution)) == ("yes" if right else "no")
 
 
-def test_what_the_author_of_checks_writes():
+def test_checks_of_an_author():
     problem = Problem("", 1, (Step(OF, 3, 4),), 13)
     assert check(problem, "3 * 4 = 13. 1 + 13 = 14. The answer is 14.") == "3 * 4 = 12, not 13. Verdict: no."
     assert check(problem, "3 + 4 = 7. 1 + 7 = 8. The answer is 8.") == "3 * 4, not 3 + 4. Verdict: no."
