@@ -369,6 +369,7 @@ def run(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_each_command_ends_with_what_came_out(run, tmp_path):
     few = ["--num_train_problems", 3, "--num_generations", 4, "--problems_per_shard", 2]
     printed = run("sample", "--output_dir", "rollouts", *few)

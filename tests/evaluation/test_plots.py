@@ -49,6 +49,7 @@ def test_colors_are_defined_in_one_place():
     assert colored == ["figure_style.py"]
 
 
+@pytest.mark.slow
 def test_greedy_accuracy_is_drawn(tmp_path):
     runs = {name: evaluate_in_full(make(0, 4)) for name in ("a", "b")}
     drawn = replace(runs["b"], greedy=Estimate(0.5, 0.1))

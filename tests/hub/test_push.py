@@ -142,6 +142,7 @@ def test_topr_push_sends_no_pickle_and_replaces_shards(pushed, loop):
     assert {path for path in replaced.files if path.endswith(".parquet")} == shards
 
 
+@pytest.mark.slow
 def test_card_of_a_loop_s_model(loop):
     model = loop / "iteration-1" / "model"
     parcel = pack(model, "me/solver")
@@ -272,6 +273,7 @@ def test_a_card_that_somebody_wrote_is_kept(loop, tmp_path):
     assert "| measure | before |" in card.text
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_its_own_step_on_its_card(model, tokenizer, rows, tmp_path):
     trainer = OfflineTOPRTrainer(model, config(tmp_path, save_steps=1), rows, processing_class=tokenizer)
     trainer.train()

@@ -342,6 +342,7 @@ def test_the_hub(monkeypatch):
         hendrycks_math.load("some/math", "train")
 
 
+@pytest.mark.slow
 def test_the_task_of_the_problems():
     assert ProblemArguments().task_of_problems is TASKS["gsm8k"]
     math = ProblemArguments(task="math", dataset_name="some/math")

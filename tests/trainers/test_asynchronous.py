@@ -143,6 +143,7 @@ def test_the_parts_of_trl_that_are_used():
     assert "staleness > self.max_staleness" in dataset
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("accumulation", "level"), [(1, "segment"), (4, "sequence")])
 def test_a_step_is_that_of_the_pure_function(problems, tmp_path, accumulation, level):
     """A step follows the gradient of the mean loss, computed for each completion alone and without packing."""
@@ -293,6 +294,7 @@ def test_loops_that_are_not_known_are_refused(problems, tmp_path):
         AsyncTOPRTrainer(MODEL, args=args, train_dataset=problems, rollout_worker=worker, weight_transfer=NoTransfer())
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_its_settings(problems, tmp_path):
     steps = {"save_strategy": "steps", "save_steps": 1}
     make(tmp_path, Worker(problems), **steps).train()

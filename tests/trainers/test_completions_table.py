@@ -48,6 +48,7 @@ def check(folder):
     return without
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "without"),
     [
