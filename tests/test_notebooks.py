@@ -26,10 +26,8 @@ BETTER = {  # code of a cell that the test appends
 }
 
 
-@pytest.mark.parametrize("path", [
-    pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem == "first_run" else pytest.mark.weekly)
-    for path in sorted(NOTEBOOKS.glob("*.ipynb"))
-])  # fmt: skip
+@pytest.mark.weekly
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_notebook(path, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     notebook = nbformat.read(path, 4)

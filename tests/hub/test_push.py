@@ -84,14 +84,14 @@ def test_rows_of_every_format_are_trained_on_and_come_back(tmp_path):
     assert [name for name in FORMATS if f"came back: {name}\n" in said] == list(FORMATS)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.processes
 def test_what_was_pushed_is_loaded_without_this_package(pushed, loop):
     hub, out = pushed
     start(hub, "loaded.py", out, loop)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.processes
 def test_trainers_push_their_checkpoints(pushed):
     hub, _ = pushed
@@ -108,7 +108,7 @@ def test_trainers_push_their_checkpoints(pushed):
     assert "commit a data file" not in hub.messages
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.processes
 def test_cards_of_the_trainers(pushed):
     hub, _ = pushed
@@ -124,7 +124,7 @@ def test_cards_of_the_trainers(pushed):
         assert PAPER["citation"] in hub.repos["model", f"me/{repo}"].files["README.md"].decode()
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.processes
 def test_topr_push_sends_no_pickle_and_replaces_shards(pushed, loop):
     hub, out = pushed

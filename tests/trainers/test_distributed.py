@@ -58,7 +58,7 @@ def one_process(tmp_path_factory):
         ("ddp", "MULTI_CPU", ["offline", "online", "curated", "replayed"]),
         pytest.param("fsdp2", "FSDP", ["offline", "online", "replayed"], marks=pytest.mark.weekly),
         pytest.param("zero2", "DEEPSPEED", ["offline", "online"], marks=pytest.mark.weekly),
-        ("zero3", "DEEPSPEED", ["offline", "online", "replayed"]),
+        pytest.param("zero3", "DEEPSPEED", ["offline", "online", "replayed"], marks=pytest.mark.weekly),
     ],
 )
 def test_two_processes_train_like_one(config, distributed, kinds, one_process, tmp_path):
