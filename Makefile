@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install install-min demo docs bench gpu reproduce reproduce-quick pages notebooks test test-all coverage test-min test-matrix test-trackers test-quantized test-vllm test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
+.PHONY: install install-min demo docs bench gpu reproduce reproduce-quick pages notebooks test test-ci test-all coverage test-min test-versions test-matrix test-extras test-vllm test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
 
 help:
 	@echo "make install          create the environment in .venv, and install the package"
@@ -17,15 +17,16 @@ help:
 	@echo "make notebooks        run examples/notebooks, and save their outputs"
 	@echo
 	@echo "make test             fast tests, two at a time (JOBS=8: eight at a time)"
-	@echo "make test-all         all tests (KILLS=20: kill each loop 20 times, not 3)"
+	@echo "make test-ci          the tests of .ci/run: also training runs, one loop that is killed, and a browser"
+	@echo "make test-all         all tests: run them once a week (KILLS=20: kill each loop 20 times, not 3)"
 	@echo "make coverage         all tests, with the branches of the package that they run"
-	@echo "make test-min         fast tests on the oldest supported versions"
+	@echo "make test-versions    tests that depend on versions, on the oldest supported versions"
+	@echo "make test-min         all tests in one process, on the oldest supported versions: run them once a week"
 	@echo "make test-next        fast tests on the newest TRL; changes are written to next-trl.md (TRL=git+https://...)"
 	@echo "make test-matrix      tests that depend on versions, with Python 3.11 to 3.13 and the oldest and newest versions"
 	@echo "                      (PYTHONS=\"3.11 3.12\" VERSIONS=oldest: fewer runs)"
 	@echo "make test-vllm        tests with vLLM's engine, on the CPU"
-	@echo "make test-trackers    tests with tensorboard, wandb and trackio"
-	@echo "make test-quantized   tests with bitsandbytes and torchao"
+	@echo "make test-extras      tests with tensorboard, wandb, trackio, bitsandbytes and torchao"
 	@echo "make test-slurm       tests of the loop on a Slurm cluster of two nodes on this machine, as root"
 	@echo "make fuzz             try new examples of bad input (MINUTES=30)"
 	@echo "make mutate           mutation testing of the pure modules (40 minutes)"
@@ -86,7 +87,10 @@ bench: install
 JOBS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup
 test: install
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not weekly"
+
+test-ci: install
+	$(PYTEST) -m "not weekly" --durations 30
 
 test-all: install
 	$(PYTEST) --durations 30
@@ -99,10 +103,19 @@ coverage: install
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 
+# Files of tests that depend on versions: the parts of TRL and transformers that the trainers use, their training loops,
+# settings that belong to TRL, chat templates, tokens, generation, and tables of `datasets`.
+VERSIONS_CHANGE = tests/test_contract.py tests/settings tests/generation/test_settings.py tests/generation/test_transformers.py \
+	tests/trainers/test_offline.py tests/trainers/test_online.py \
+	$(patsubst %,tests/data/test_%.py,messages rendered_parts rendering tables text_tokens thinking tokenization)
 # TRL 1.15 computes log-probabilities only with Triton kernels. Triton's interpreter runs them on a CPU.
+PYTEST_MIN = TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-min/bin/python -m pytest --numprocesses $(JOBS) --dist loadgroup
+test-versions: install-min
+	$(PYTEST_MIN) -m "not slow and not weekly and not processes" $(VERSIONS_CHANGE)
+
 test-min: install-min
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-min/bin/python -m pytest --numprocesses $(JOBS) --dist loadgroup \
-		-m "not slow and not processes" --ignore=tests/benchmarks --ignore=tests/test_docs.py
+	$(PYTEST_MIN) -m "not weekly and not processes" --ignore=tests/benchmarks --ignore=tests/test_docs.py \
+		--ignore=tests/test_notebooks.py --ignore=tests/recording/test_page.py
 
 install-min:
 	$(MAKE) install VENV=.venv-min CONSTRAINTS=constraints-min.txt EXTRAS=dev
@@ -120,15 +133,11 @@ test-next:
 	.venv-next/bin/python -m pip install --quiet --upgrade $(TRL)
 	OMP_NUM_THREADS=1 .venv-next/bin/python scripts/next_trl.py $(JOBS)
 
-# The other tests run without these packages: TRL imports wandb and trackio if it finds them, in 0.5 s per process.
-test-trackers: install
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[trackers]"
-	$(BIN)/python -m pytest tests/test_trackers.py
-
-# bitsandbytes, too, is imported if it is installed.
-test-quantized: install
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[quantization]" torchao
-	$(BIN)/python -m pytest tests/trainers/test_quantized.py
+# The other tests run without these packages: TRL imports them if it finds them, wandb and trackio in 0.5 s per process.
+test-extras: install
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[trackers,quantization]" torchao
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile \
+		tests/test_trackers.py tests/trainers/test_quantized.py
 
 # vLLM pins its dependencies, so it has its own environment. Its CPU build installs three GPU packages that break it.
 test-vllm: .venv-vllm/.installed

@@ -2,9 +2,9 @@
 
     make test-matrix PYTHONS="3.12 3.13" VERSIONS=oldest
 
-A cell of the matrix runs all tests that versions can break: no tests marked `slow` or `processes`, and no tests of
-`benchmarks/`. Each Python has one environment (5 GB with PyTorch's CUDA build), where a cell replaces the versions of
-the previous cell. PyTorch has the same version in both cells.
+A cell of the matrix runs the tests that versions can break (`TESTS` in `next_trl.py`). Each Python has one environment
+(5 GB with PyTorch's CUDA build), where a cell replaces the versions of the previous cell. PyTorch has the same version
+in both cells.
 """
 
 import os
@@ -15,10 +15,11 @@ import time
 from pathlib import Path
 from xml.etree import ElementTree
 
+from next_trl import TESTS
+
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".venv-matrix"
 CONSTRAINTS = {"newest": "constraints.txt", "oldest": "constraints-min.txt"}
-TESTS = ["-m", "not slow and not processes", "--ignore=tests/benchmarks"]  # fmt: skip
 COUNTS = ("passed", "failed", "skipped")
 
 

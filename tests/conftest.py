@@ -1,21 +1,17 @@
 import atexit
 import gc
+import logging
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
 # No test needs the network. huggingface_hub reads these variables at import. A look-up then fails at once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-# DeepSpeed compiles an operation under a lock that stays if the process is killed, and later runs wait for it forever.
-# A folder for this run alone has no such lock. The workers of pytest-xdist inherit the variable.
-if "TORCH_EXTENSIONS_DIR" not in os.environ:
-    os.environ["TORCH_EXTENSIONS_DIR"] = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, os.environ["TORCH_EXTENSIONS_DIR"], ignore_errors=True)
 
+import datasets
 import pytest
 import torch
+import transformers
 import trl
 from datasets import Dataset
 from hypothesis import settings
@@ -59,6 +55,20 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if m['role'] == 'assistant' %}<|end|>{% endif %}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+
+
+LOGGINGS = (transformers.utils.logging, datasets.utils.logging)
+
+
+@pytest.fixture(autouse=True)
+def verbosity():
+    """Restore the verbosity of libraries after each test. Benchmarks set it for the whole process."""
+    levels, logger = [each.get_verbosity() for each in LOGGINGS], logging.getLogger("trl")
+    own = logger.level
+    yield
+    for each, level in zip(LOGGINGS, levels, strict=True):
+        each.set_verbosity(level)
+    logger.setLevel(own)
 
 
 @pytest.fixture

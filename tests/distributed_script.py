@@ -9,6 +9,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from datasets import Dataset
+from topr_on_gloo import messages_over_gloo
 from transformers import AutoTokenizer
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
@@ -127,6 +128,8 @@ def main(kinds: list[str], out: Path) -> None:
 
 
 if __name__ == "__main__":
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        messages_over_gloo()
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         # Accelerate only uses FSDP2 with accelerators. If Accelerate assumes GPUs, FSDP2 also runs on the CPU.
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"

@@ -22,6 +22,7 @@ class Upstream:
     def __init__(self):
         self.requests, self.headers, self.fault, self.delay, self.left = [], [], None, 0.0, 0
         self.words, self.calls, self.owner, self.raw = WORDS, None, "vllm", None
+        self.gate = None  # event; a stream waits for it after its first word
 
     def application(self):
         app = web.Application(client_max_size=2**26)
@@ -120,6 +121,8 @@ class Upstream:
                     return response
                 if self.fault == "stall" and k == 1:
                     await asyncio.sleep(60)
+                if self.gate is not None:
+                    await asyncio.to_thread(self.gate.wait, 60)
                 await asyncio.sleep(self.delay)
         except (asyncio.CancelledError, ConnectionError):
             self.left += 1

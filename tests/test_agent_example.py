@@ -10,7 +10,7 @@ from topr_trl import load_rows
 SIZES = "DEMONSTRATIONS, LOGGED_SHOPS, HELD_OUT_SHOPS, RUNS, MOST_TURNS = 12_000, 150, 100, 8, 4"
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_the_example_in_miniature(tmp_path):
     said = run_in_miniature("agent.py", SIZES, "640, 4, 3, 2, 4", tmp_path)
     assert re.search(r"before +TOPR +TOPR, without the mask\n[- ]+\npass@1 ", said)

@@ -95,7 +95,7 @@ def test_warnings_name_the_line_that_called():
         assert caught[0].filename == __file__
 
 
-def test_who_wants_any_rows_is_not_warned_that_all_are_negative():
+def test_uniform_curation_of_negatives_does_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(curate([-1.0] * 8, [0] * 8, "uniform", 4).indices) == 4

@@ -274,6 +274,7 @@ def test_the_overview_of_the_api_has_every_public_name_and_every_page():
     assert set(re.findall(r"\((\w+\.md)\)", text)) == pages
 
 
+@pytest.mark.slow
 def test_docstrings_are_read_without_a_warning(caplog):
     griffe = pytest.importorskip("griffe", reason="the extra docs is not installed")
     extensions = griffe.load_extensions(str(ROOT / "scripts" / "griffe_docstrings.py"))
@@ -333,6 +334,7 @@ def test_every_metric_is_on_its_page():
         assert name in text, name
 
 
+@pytest.mark.slow
 def test_datasets_are_not_fetched(world):
     """A dataset that is not in `world` cannot be loaded, because the tests do not reach the Hub."""
     assert os.environ["HF_HUB_OFFLINE"] == "1"

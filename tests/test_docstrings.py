@@ -98,6 +98,7 @@ def world(tokenizer, tmp_path, monkeypatch):
     tokenizer.save_pretrained(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(DOCUMENTED) - NO_EXAMPLE))
 def test_examples(name, world):
     parsed = doctest.DocTestParser().get_examples(docstring(DOCUMENTED[name]).replace("\n```", "\n\n```"))

@@ -66,7 +66,7 @@ def test_rows_of_an_earlier_run_are_replaced(name, tmp_path, monkeypatch):
     assert len(sample_and_score(**{name: arguments.get(name) for name in wanted})) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["gsm8k", "verifier"])
 def test_the_help_lists_the_settings(name, tmp_path):

@@ -175,7 +175,7 @@ def test_rows_that_learn_nothing_need_no_log_mu(name, level):
     assert (policy.grad == 0).all()
 
 
-def test_what_the_loss_was_computed_from_comes_with_it():
+def test_the_loss_comes_with_its_weights_and_log_ratios():
     policy, mu, rewards, mask = batch()
     losses_B, weights, log_ratio = topr_loss(policy, mu, rewards, mask, PRESETS["tis"])
     assert torch.equal(log_ratio, log_ratios(policy, mu, mask))
@@ -409,7 +409,7 @@ def test_presets_are_table_1():
     assert len(PRESETS) == 5
 
 
-def test_which_rows_need_log_mu():
+def test_rows_that_need_log_mu():
     assert (PRESETS["topr"].ratio_matters_pos, PRESETS["topr"].ratio_matters_neg) == (False, True)
     assert (PRESETS["tis"].ratio_matters_pos, PRESETS["tis"].ratio_matters_neg) == (True, True)
     assert (PRESETS["reinforce"].ratio_matters_pos, PRESETS["reinforce"].ratio_matters_neg) == (False, False)

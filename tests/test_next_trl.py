@@ -7,7 +7,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 import next_trl
 
 
-def test_what_moved_in_trl_comes_first(tmp_path, monkeypatch):
+def test_moved_parts_of_trl_come_first(tmp_path, monkeypatch):
     monkeypatch.setattr(next_trl, "RESULTS", tmp_path / "results.xml")
     assert "pytest ends with 2, 0 tests fail" in next_trl.report(2)  # there is no file of results
     next_trl.RESULTS.write_text(

@@ -26,7 +26,7 @@ BETTER = {  # code of a cell that the test appends
 }
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_notebook(path, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

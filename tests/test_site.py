@@ -14,7 +14,7 @@ pytest.importorskip("zensical", reason="the extra docs is not installed")
 
 ROOT = Path(__file__).parent.parent
 PAGES = [str(page.relative_to(ROOT / "docs").with_suffix(".html")) for page in sorted((ROOT / "docs").rglob("*.md"))]
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.weekly
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from bad_input import NO_SHARD, NOTHING_WRITTEN, UNCHANGED, Case, Kept, Kit, cases, kit
+from bad_input import Case, Kit, cases, kit, no_shard, nothing_written, unchanged
 from transformers import AutoModelForCausalLM
 
 from topr_trl import load_rows
@@ -33,7 +33,7 @@ def read(given: str, words: str, name: str, content: bytes | None = None) -> Cas
         kit.note()
         kit.topr("curate --output_dir out --input", name)
 
-    return Case(given, do, words, NO_SHARD, SystemExit)
+    return Case(given, do, words, no_shard, SystemExit)
 
 
 def finished(kit: Kit, name: str = "rows") -> Any:
@@ -46,7 +46,7 @@ def finished(kit: Kit, name: str = "rows") -> Any:
     return folder
 
 
-def damaged(given: str, words: str, damage: Any, kept: Kept = UNCHANGED) -> Case:
+def damaged(given: str, words: str, damage: Any, kept: Any = unchanged) -> Case:
     """`topr curate` reads the folder of a finished stage after `damage` has changed it."""
 
     def do(kit: Kit) -> None:
@@ -115,18 +115,14 @@ READ = [
     damaged("the folder of a stage that has not ended", "rows, not finished, run the stage", _begun),
     damaged("a manifest that was cut", "rows/_manifest.json, damaged, remove rows",
         lambda folder: (folder / manifest.NAME).write_text('{"inputs": {')),
-    damaged("a manifest that is something else", "rows/_manifest.json, damaged, remove rows",
-        lambda folder: (folder / manifest.NAME).write_text('["a"]')),
     damaged("a manifest that names a file outside its folder", "rows/_manifest.json, outside, ../precious, remove",
         _names("../precious")),
-    damaged("a manifest that names a file by its whole path", "rows/_manifest.json, outside, precious, remove",
-        _names("{}/precious")),
     Case("a manifest of a task that there is not",
         lambda kit: [_of_another_task(finished(kit)), kit.topr("score --input rows --output_dir out")],
-        "rows/_manifest.json, 'gsm9k', gsm8k, math, version", NO_SHARD, SystemExit),
+        "rows/_manifest.json, 'gsm9k', gsm8k, math, version", no_shard, SystemExit),
     Case("`--compare` with itself",
         _compared_with_itself,
-        "--input, --compare, itself, rows.parquet", NOTHING_WRITTEN, SystemExit),
+        "--input, --compare, itself, rows.parquet", nothing_written, SystemExit),
 ]
 # fmt: on
 
@@ -139,7 +135,7 @@ def written(given: str, words: str, before: Any, arguments: str) -> Case:
         kit.note()
         kit.topr(arguments)
 
-    return Case(given, do, words, UNCHANGED, SystemExit)
+    return Case(given, do, words, unchanged, SystemExit)
 
 
 def _thesis(kit: Kit) -> None:
@@ -202,7 +198,7 @@ def _goes_on(kit: Kit) -> None:
     kit.before = {path: path.read_bytes() for path in first}
     kit.small_disk("1m")
     kit.topr(SAMPLE)
-    UNCHANGED.check(kit)
+    unchanged(kit)
     assert len(load_rows(kit.out)) == 8
 
 
@@ -231,17 +227,15 @@ def _no_checkpoint(kit: Kit) -> None:
 # fmt: off
 FULL = [
     Case("the disk is full while `topr sample` writes its second shard", _full, "No space left",
-        Kept("the first shard; once there is room the same command goes on from it", _goes_on), SystemExit),
+        _goes_on, SystemExit),
     Case("the disk is full while the second checkpoint is written", _full_of_checkpoints,
-        "out/checkpoint-2, disk, full, make room", Kept("the first checkpoint, whole", _one_checkpoint), OSError),
+        "out/checkpoint-2, disk, full, make room", _one_checkpoint, OSError),
     Case("the disk is full while the state of the optimizer is written", _full_of_optimizer,
-        "out/checkpoint-1, disk, full, make room", Kept("no checkpoint counts as whole", _no_checkpoint), OSError),
+        "out/checkpoint-1, disk, full, make room", _no_checkpoint, OSError),
 ]
 # fmt: on
 
-DOORS = {"Files and folders that are read": READ, "Files and folders that are written": [*FOLDERS, *FULL]}
 
-
-@cases([case for door in DOORS.values() for case in door])
+@cases([*READ, *FOLDERS, *FULL])
 def test_case(case: Case, kit: Kit) -> None:
     case.run(kit)

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from bad_input import NO_SHARD, Case, Kit, cases, kit
+from bad_input import Case, Kit, cases, kit, no_shard
 from datasets import Dataset
 
 from topr_trl.data.tables import save_rows
@@ -44,7 +44,7 @@ def looped(given: str, words: str, arguments: str, prompt: Any = PROMPT, code: s
         kit.note()
         kit.topr(f"iterate --use_cpu true --bf16 false --dataset_name prompts.jsonl --output_dir out {arguments}")
 
-    return Case(given, do, words, NO_SHARD, SystemExit)
+    return Case(given, do, words, no_shard, SystemExit)
 
 
 def scored(given: str, words: str, function: str, columns: Any = None, command: str = "score") -> Case:
@@ -57,7 +57,7 @@ def scored(given: str, words: str, function: str, columns: Any = None, command: 
         kit.note()
         kit.topr(f"{command} --input rows --output_dir out --reward_funcs rewards.py:{function}")
 
-    return Case(given, do, words, NO_SHARD, SystemExit)
+    return Case(given, do, words, no_shard, SystemExit)
 
 
 # fmt: off
@@ -115,8 +115,6 @@ WHILE_SCORING = [
         {"answer": ["7", "7"], "extracted": ["7", "8"]}, "evaluate"),
 ]
 # fmt: on
-
-DOORS = {"Own prompts and rewards": BEFORE_SAMPLING, "Scoring with reward functions": WHILE_SCORING}
 
 
 @cases(BEFORE_SAMPLING)

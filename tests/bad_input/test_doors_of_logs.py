@@ -301,7 +301,7 @@ ENTRY = st.fixed_dictionaries(
 
 @fewer
 @given(st.fixed_dictionaries({"log_history": st.lists(ENTRY | JSON, max_size=3) | JSON}) | JSON, st.none() | JSON)
-def test_what_a_run_has_left(state, evaluation):
+def test_files_of_a_run(state, evaluation):
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         (Path(folder) / "trainer_state.json").write_text(json.dumps(state))

@@ -8,6 +8,7 @@ from benchmarks.rows import Rows
 from benchmarks.setting import base_model, problems, tokenizer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_rows", [512, 24])
 def test_log_probabilities_are_those_of_the_model(monkeypatch, batch_rows):
     """Log-probabilities equal the model's, also after finished rows leave the batch and after the cache grows."""
@@ -30,6 +31,7 @@ def test_log_probabilities_are_those_of_the_model(monkeypatch, batch_rows):
         torch.testing.assert_close(drawn, computed, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_tokens_come_with_their_probabilities():
     model, questions = base_model("main"), problems("main", 2, 5)
     count = 4_000

@@ -6,7 +6,7 @@ from benchmarks import gpu
 from benchmarks.cells import Store
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_tiny_steps(capsys):
     gpu.main(["--tiny"])
     said = capsys.readouterr().out
@@ -33,7 +33,7 @@ def test_a_shared_step_is_compared_with_one_that_is_not_shared(tmp_path):
     assert failed.count("|") == row.count("|")
 
 
-def test_what_is_missing_is_named_before_anything_runs(monkeypatch):
+def test_missing_settings_are_named_before_anything_runs(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(SystemExit, match=r"no GPU.*--tiny"):
         gpu.main([])

@@ -14,6 +14,7 @@ def problems():
     return gsm8k.prepare(arithmetic.arithmetic_dataset(5, seed=3), num_shots=0)
 
 
+@pytest.mark.slow
 def test_greedy_tokens_and_log_probabilities_are_those_of_transformers(model, tokenizer, problems, monkeypatch):
     args = SamplingArguments(num_generations=1, max_new_tokens=48, greedy=True, sampling_batch_size=5)
     stops = (" is",)

@@ -50,6 +50,7 @@ def test_the_loop_is_the_offline_trainer(rows, tmp_path):
     assert max((a - b).abs().max() for a, b in zip(ours.parameters(), start.parameters(), strict=True)) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_changes_nothing(rows):
     model = base_model("main")
     before = copy.deepcopy(model.state_dict())
@@ -72,6 +73,7 @@ def test_batches_are_shuffled_epochs():
     assert not np.array_equal(drawn[:10], drawn[10:])
 
 
+@pytest.mark.slow
 def test_a_run_of_several_epochs_is_tested_along_the_way(rows, monkeypatch):
     monkeypatch.setattr(offline, "epoch_rows", lambda *_: (rows, rows))
     monkeypatch.setattr(offline, "evaluate", lambda *_: None)
@@ -82,6 +84,7 @@ def test_a_run_of_several_epochs_is_tested_along_the_way(rows, monkeypatch):
     assert found["p"] == (rows.rewards > 0).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("curation", ["positives", rounds.REPEATED])
 def test_rounds(monkeypatch, curation):
     """A round trains on right answers with its own seed. `REPEATED` repeats them up to the paper's number of rows."""

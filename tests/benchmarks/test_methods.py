@@ -33,7 +33,7 @@ def gradient(model):
 
 
 @newest
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_learns_right_from_wrong(name, rows):
     """A few small steps raise the log-probability of right answers relative to wrong answers."""
@@ -46,6 +46,7 @@ def test_every_method_learns_right_from_wrong(name, rows):
     assert change[rows.rewards > 0].mean() > change[rows.rewards < 0].mean() + 1e-4
 
 
+@pytest.mark.slow
 def test_log_mu_is_the_models_own_log_probability(rows):
     model = base_model("main").eval()
     row = rows[[5]]

@@ -29,11 +29,13 @@ def test_candidates_have_gsm8ks_lengths():
     assert len({tuple(row["prompt"]) for row in rows}) == 4_000 / SAMPLES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_runs(variant):
     assert 0 < seconds_per_step(VARIANTS[variant], case()) < 60
 
 
+@pytest.mark.slow
 def test_memory_and_scoring():
     weights = sum(p.numel() * p.element_size() for p in case().fresh_model().parameters())
     peaks = {name: peak_memory(VARIANTS[name], case()) for name in ("topr", "topr, frozen copy")}

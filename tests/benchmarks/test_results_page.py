@@ -17,6 +17,7 @@ RATE = {"learning_rate": 3e-4}
 FROZEN = ("evidence.md", "wrong_answers.md", "gsm8k.md")  # pages of version 0.2
 
 
+@pytest.mark.slow
 def test_the_pages_show_the_results(tmp_path):
     """The pages match the published results. If this test fails, run `python -m benchmarks --published --report`."""
     store = published()

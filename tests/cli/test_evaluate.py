@@ -12,6 +12,8 @@ from topr_trl.pipeline.stages.evaluate import Evaluate
 from topr_trl.pipeline.stages.sample import Sample
 from topr_trl.pipeline.stages.score import Score
 
+pytestmark = pytest.mark.slow
+
 # Two problems with four samples each. Three samples of the first are right, and one of the second.
 ROWS = {
     "problem_id": [0] * 4 + [1] * 4,

@@ -39,6 +39,7 @@ def log_rows(folder, step, **columns):
     pq.write_table(pa.table(table), folder / f"completions/completions_{step:05d}.parquet")
 
 
+@pytest.mark.slow
 def test_a_run_as_a_page(run, capsys):
     log_rows(run, 3, prompt=["<script>alert(1)</script>"] * 4)
     cli.main(["plot", "--input", str(run)])
@@ -62,6 +63,7 @@ def test_a_run_as_a_page(run, capsys):
     assert "No rows were logged" not in page
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_finished(run):
     (run / "trainer_state.json").unlink()
     assert [entry["step"] for entry in read_run(run).histories["run"] if "loss" in entry] == [1, 2, 3, 4]
@@ -99,6 +101,7 @@ def test_a_training_that_fails_leaves_its_log(model, tokenizer, rows, tmp_path, 
     assert [entry["step"] for entry in read_run(tmp_path).histories[tmp_path.name]] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_loop(run, tmp_path):
     loop = tmp_path / "loop"
     for iteration, rate in ((1, 0.5), (2, 0.9), (10, 0.7)):
@@ -127,6 +130,7 @@ def test_a_loop(run, tmp_path):
     assert drawn == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
 
 
+@pytest.mark.slow
 def test_the_newest_log_is_shown(model, tokenizer, rows, run):
     """The page shows the newest log, even that of a shorter second training in the same folder."""
     args = OfflineTOPRConfig(
@@ -154,6 +158,7 @@ def test_a_row_that_was_logged_twice_is_shown_once_as_it_was_last(run):
     ]
 
 
+@pytest.mark.slow
 def test_rows_that_are_messages(run):
     """Rows of messages, as TRL 1.16 logs them, can be shown. Repeated rows are shown once."""
     said = [[{"role": "assistant", "content": text}] for text in ("2", "3", "2", "5")]
@@ -190,6 +195,7 @@ def test_rows_without_a_weight_yet_are_not_shown():
     assert kinds == {"Negatives with the highest weights": list("iahgf"), "Negatives with the lowest weights": ["d"]}
 
 
+@pytest.mark.slow
 def test_an_earlier_log_outlives_a_training_that_does_not_begin(run, rows):
     before = (run / "trainer_state.json").read_text()
     shutil.rmtree(run / "checkpoint-2")

@@ -36,7 +36,7 @@ def test_steps_hold_the_same_rows_longest_first():
         assert list(lengths[step]) == sorted(lengths[step], reverse=True)
 
 
-def test_what_does_not_fill_a_step_is_left_alone():
+def test_rows_that_do_not_fill_a_step_are_left_alone():
     # With drop_last, Accelerate drops the same rows with and without sorting.
     _lengths, plain, in_order = orders(epoch=0, count=14)
     assert in_order[12:] == plain[12:]

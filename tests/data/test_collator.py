@@ -76,7 +76,7 @@ def test_log_mu_of_tokens_follows_the_completions():
     assert collate(rows)["mu_logps"].tolist() == pytest.approx(expected, nan_ok=True)
 
 
-def test_what_the_model_did_not_write_has_no_labels_and_no_log_mu():
+def test_context_has_no_labels_and_no_log_mu():
     masked = {"ids": (1, 2, 3, 4), "completion_mask": [True, False, True]}
     batch = collator("token")([row(0, mu_logps=[-1.0, -2.0], **masked), row(1, mu_logps=[-1.0, -2.0, -3.0], **masked)])
     assert batch["labels"].tolist() == [[-100, 2, -100, 4]] * 2

@@ -40,7 +40,7 @@ CALLED = '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": 3}}\n</to
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_what_the_assistant_wrote_is_the_models(tokenizer, known):
+def test_turns_of_the_assistant_are_the_models(tokenizer, known):
     """Only the assistant's turns are learned, with Qwen2.5's template and with a template that TRL does not know."""
     use(tokenizer, "qwen2_5")
     if not known:

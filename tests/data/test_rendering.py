@@ -66,7 +66,7 @@ def check_turn(tokenizer, message, written):
 
 
 @pytest.mark.parametrize("name", ALL_TEMPLATES)
-def test_what_is_learned_is_what_the_model_wrote(name):
+def test_only_text_of_the_model_is_learned(name):
     tokenizer, refused = tokenizer_of(name), {}
     for case, completion in COMPLETIONS.items():
         try:

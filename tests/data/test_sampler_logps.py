@@ -57,7 +57,7 @@ def test_temperatures_are_compared_after_rounding():
         (0.7, {}, "may be for temperature 1 .* add a column logprobs_mode"),
     ],
 )
-def test_which_log_probabilities_can_be_log_mu(temperature, columns, wrong):
+def test_log_probabilities_that_can_be_log_mu(temperature, columns, wrong):
     why = why_incomparable(sampled(**columns), temperature, VOCABULARY)
     assert why is None if wrong is None else re.search(wrong, why)
 

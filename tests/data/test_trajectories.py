@@ -90,7 +90,7 @@ def test_values_per_token_and_their_sums():
 
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.list_(pa.float64())])
-def test_what_a_part_does_not_know_its_rollout_does_not_know(kind):
+def test_an_unknown_value_of_a_part_is_unknown_for_its_rollout(kind):
     known = [-1.0, -2.0] if pa.types.is_list(kind) else -3.0
     joined = join_parts(parts(mu_logps=pa.array([known, None, known], kind)), np.array([2, 1]))
     assert joined["mu_logps"][:] == [None, known]

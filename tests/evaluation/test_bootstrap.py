@@ -56,6 +56,7 @@ def test_planted_differences():
     assert (itself.difference, itself.low, itself.high, itself.share_better) == (0, 0, 0, 0)
 
 
+@pytest.mark.slow
 def test_intervals_hold_what_they_promise():
     """Nearly all 95% intervals of 60 pairs of runs contain the true difference. Each pair has new problems."""
     held = 0
@@ -126,6 +127,7 @@ def test_draws_are_those_of_the_seed():
     assert compare(first, second, seed=7) == compare(first, second, seed=7) != compare(first, second)
 
 
+@pytest.mark.slow
 def test_shares_of_draws():
     assert share_best(np.array([[1.0, 1.0, 0.0]] * 5)).tolist() == [0.5, 0.5, 0.0]
     rounded = np.array([[0.1 + 0.2, 0.3]] * 5)  # equal but for rounding

@@ -19,8 +19,7 @@ def make(seed, samples, scored=True, groups=None):
     return encode(answers, ["7"] * 30, rng.random((30, samples)).tolist() if scored else None, groups=groups)
 
 
-@pytest.mark.parametrize("samples", [(1,), (2,), (8,), (8, 8), (4, 16)])
-@pytest.mark.parametrize("columns", [(), ("level",), ("subject", "level")])
+@pytest.mark.parametrize(("samples", "columns"), [((1,), ()), ((2,), ("level",)), ((4, 16), ("subject", "level"))])
 def test_pictures(tmp_path, samples, columns):
     groups = {column: ["a", "b", "none"] * 10 for column in columns}
     runs = {f"run {i}": make(i, size, i == 0, groups) for i, size in enumerate(samples)}
@@ -50,6 +49,7 @@ def test_colors_are_defined_in_one_place():
     assert colored == ["figure_style.py"]
 
 
+@pytest.mark.slow
 def test_greedy_accuracy_is_drawn(tmp_path):
     runs = {name: evaluate_in_full(make(0, 4)) for name in ("a", "b")}
     drawn = replace(runs["b"], greedy=Estimate(0.5, 0.1))

@@ -125,6 +125,7 @@ def test_two_runs_are_paired_by_problem(tmp_path):
         compare_rewards(first, samples([[0.0, 1.0]]))
 
 
+@pytest.mark.slow
 def test_with_a_threshold_answers_are_not_used(tmp_path):
     rows = {"problem_id": [0] * 3, "answer": ["7"] * 3, "extracted": ["7"] * 3, "temperature": [1.0, 1.0, 0.0],
             "level": ["1"] * 3}  # fmt: skip

@@ -113,6 +113,7 @@ def test_a_tokenizer_without_any_token_to_pad_with(model, tokenizer, problems):
         sample_completions(model, tokenizer, problems, SamplingArguments(max_new_tokens=8))
 
 
+@pytest.mark.slow
 def test_greedy_completions_beside_samples(model, tokenizer, problems):
     args = SamplingArguments(num_generations=3, max_new_tokens=40, sampling_batch_size=7, temperature=0.9)
     rows = sample_completions(model, tokenizer, problems, replace(args, greedy=True), seed=5)
@@ -133,6 +134,7 @@ def test_greedy_completions_beside_samples(model, tokenizer, problems):
     assert again["completion"][3::4] == rows["completion"][3::4] != again["completion"][2::4]
 
 
+@pytest.mark.slow
 def test_settings_of_the_model_do_not_leak_in(model, tokenizer, problems):
     args = SamplingArguments(num_generations=3, max_new_tokens=40, greedy=True)
     plain = sample_completions(model, tokenizer, problems, args)["completion"][:]

@@ -76,7 +76,7 @@ def start(hub, script, *folders):
     return done
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.processes
 def test_rows_of_every_format_are_trained_on_and_come_back(tmp_path):
     with serve() as hub:
@@ -84,14 +84,14 @@ def test_rows_of_every_format_are_trained_on_and_come_back(tmp_path):
     assert [name for name in FORMATS if f"came back: {name}\n" in said] == list(FORMATS)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.processes
 def test_what_was_pushed_is_loaded_without_this_package(pushed, loop):
     hub, out = pushed
     start(hub, "loaded.py", out, loop)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.processes
 def test_trainers_push_their_checkpoints(pushed):
     hub, _ = pushed
@@ -108,7 +108,7 @@ def test_trainers_push_their_checkpoints(pushed):
     assert "commit a data file" not in hub.messages
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.processes
 def test_cards_of_the_trainers(pushed):
     hub, _ = pushed
@@ -124,7 +124,7 @@ def test_cards_of_the_trainers(pushed):
         assert PAPER["citation"] in hub.repos["model", f"me/{repo}"].files["README.md"].decode()
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.processes
 def test_topr_push_sends_no_pickle_and_replaces_shards(pushed, loop):
     hub, out = pushed
@@ -142,6 +142,7 @@ def test_topr_push_sends_no_pickle_and_replaces_shards(pushed, loop):
     assert {path for path in replaced.files if path.endswith(".parquet")} == shards
 
 
+@pytest.mark.slow
 def test_card_of_a_loop_s_model(loop):
     model = loop / "iteration-1" / "model"
     parcel = pack(model, "me/solver")
@@ -272,6 +273,7 @@ def test_a_card_that_somebody_wrote_is_kept(loop, tmp_path):
     assert "| measure | before |" in card.text
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_its_own_step_on_its_card(model, tokenizer, rows, tmp_path):
     trainer = OfflineTOPRTrainer(model, config(tmp_path, save_steps=1), rows, processing_class=tokenizer)
     trainer.train()

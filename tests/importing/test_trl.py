@@ -30,6 +30,7 @@ def short(completions, **_):
     return [0.5] * len(completions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("conversational", [False, True])
 def test_what_trl_logs_can_be_trained_on(model, tokenizer, tmp_path, capsys, conversational):
     prompts = [f"{n} + 1 =" for n in range(4)]

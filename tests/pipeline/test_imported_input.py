@@ -32,6 +32,7 @@ def chat_model(tmp_path, model, tokenizer):
     return str(tmp_path / "chat-model")
 
 
+@pytest.mark.slow
 def test_one_command_trains_a_model_from_a_csv_of_thumbs(tmp_path, feedback, chat_model, capsys):
     """The trained model can be loaded and answers. A second run of the command trains nothing."""
     out = tmp_path / "trained"

@@ -27,7 +27,8 @@ CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate_configs"
 SETTINGS = {
     "num_train_problems": 24, "num_test_problems": 4, "num_shots": 0, "problems_per_shard": 4, "num_generations": 4,
     "num_generations_eval": 2, "max_new_tokens": 60, "curation": "uniform", "iteration_size": 64, "learning_rate": 1e-3,
-    "optim": "adamw_torch", "per_device_train_batch_size": 4, "save_steps": 2, "bf16": False, "report_to": "none",
+    "optim": "adamw_torch", "adam_epsilon": 1e-5,  # Otherwise, Adam's first steps magnify rounding in tiny gradients.
+    "per_device_train_batch_size": 4, "save_steps": 2, "bf16": False, "report_to": "none",
     "gradient_checkpointing": False, "use_cpu": True, "dtype": "float32", "disable_tqdm": True,
 }  # fmt: skip
 
@@ -197,7 +198,7 @@ def log_of(out):
     return (out.parent / f"{out.name}.log").read_text()[-4_000:]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.processes
 @pytest.mark.xdist_group("whole")
 def test_sampling_workers_and_a_launcher_make_the_same(whole, tmp_path):
@@ -226,7 +227,7 @@ def test_sampling_workers_and_a_launcher_make_the_same(whole, tmp_path):
         json.loads((run / "iteration-1/model/trainer_state.json").read_text())["log_history"] for run in (whole, out)
     )
     assert other[-1]["epoch"] == history[-1]["epoch"]
-    # Sums have another order. Adam's first steps magnify the difference where gradients are tiny.
+    # Sums have another order.
     assert difference_of_weights(whole, out) < 2e-4
 
 
@@ -272,7 +273,7 @@ def test_a_loop_that_is_killed_ends_as_one_that_is_not(whole, tmp_path):
     check_that_kills_change_nothing(whole, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.processes
 @KILLABLE
 def test_an_overlapped_loop_that_is_killed_ends_as_one_that_is_not(tmp_path):

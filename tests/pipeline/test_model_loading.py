@@ -115,6 +115,7 @@ def test_a_coarse_dtype_keeps_the_update(base, trained, dtype):
     assert (rounded - exact).square().sum() > 0.3 * moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_next_training_goes_on_with_the_adapter(base, rows, trained, tmp_path, dtype):
     trainer = trainer_of_rows(training(tmp_path / "second", rows, trained, dtype=dtype))

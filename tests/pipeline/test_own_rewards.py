@@ -200,6 +200,7 @@ def test_a_killed_stage_keeps_its_shards(monkeypatch):
     assert None not in load_rows("rows")["rewards/target_in"][:]
 
 
+@pytest.mark.slow
 def test_rewards_of_others_are_not_replaced_without_a_word():
     sampled()
     scoring().run()
@@ -215,6 +216,7 @@ def test_rewards_of_others_are_not_replaced_without_a_word():
         Score(ScoreArguments(input=sampled("others"), output_dir="others")).run()
 
 
+@pytest.mark.slow
 def test_evaluation_by_rewards(capsys):
     sampled(greedy=True)
     scoring().run()
@@ -372,7 +374,7 @@ def vowels(completions, target, **kwargs):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL on Windows")
 def test_a_loop_that_is_killed_while_scoring_ends_as_one_that_is_not(tmp_path):

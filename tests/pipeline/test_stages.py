@@ -33,6 +33,8 @@ from topr_trl.pipeline.trainer_of_rows import (
 from topr_trl.tasks import arithmetic
 from topr_trl.trainers.fingerprints import model_fingerprint, mu_fingerprint
 
+pytestmark = pytest.mark.slow
+
 PROBLEMS = {"num_train_problems": 10, "num_test_problems": 4, "num_shots": 0, "problems_per_shard": 4}
 TRAINING = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "max_steps": 2,
             "learning_rate": 1e-3, "disable_tqdm": True, "per_device_train_batch_size": 8}  # fmt: skip

@@ -376,7 +376,7 @@ def here(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("test_by", ["answers", "rewards"])
+@pytest.mark.parametrize("test_by", ["answers", pytest.param("rewards", marks=pytest.mark.weekly)])
 def test_a_trial(scored, tmp_path, here, capsys, test_by):
     out = tmp_path / "out"
     given = vars(trial(scored, out, test_by=test_by))

@@ -11,6 +11,7 @@ from contextlib import suppress
 import aiohttp
 import httpx2 as httpx
 import openai
+import psutil
 import pytest
 from recorders import WORDS, recorder
 
@@ -56,7 +57,7 @@ def call_of(running):
 
 
 def until(condition):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -269,8 +270,8 @@ def test_a_full_disk_passes_calls_on(tmp_path, stream):
 @pytest.mark.parametrize("on_full", ["refuse", "pass"])
 def test_a_disk_that_is_full_during_a_stream(tmp_path, on_full):
     with recorder(tmp_path, on_full=on_full) as running:
-        running.upstream.words, running.upstream.delay = ["w" * 5_000] * 6, 0.1
-        words, error = received(running, running.fill)
+        running.upstream.words, running.upstream.gate = ["w" * 5_000] * 6, threading.Event()
+        words, error = received(running, lambda: (running.fill(), running.upstream.gate.set()))
         if on_full == "pass":
             assert (len(words), error) == (6, None)
         else:
@@ -357,6 +358,7 @@ def test_a_request_that_arrives_too_slowly(tmp_path, path):
         assert running.rollouts() == []
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read(tmp_path):
     with recorder(tmp_path, client_timeout=0.3) as running:
         running.upstream.words = ["w" * 1_000_000] * 50
@@ -372,7 +374,7 @@ def test_a_client_that_does_not_read(tmp_path):
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_is_too_large(tmp_path, stream):
     with recorder(tmp_path, max_answer_mb=1) as running:
-        running.upstream.words, running.upstream.delay = ["w" * 400_000] * 2, 0.2  # The logprobs repeat the words.
+        running.upstream.words = ["w" * 400_000] * 2  # The logprobs repeat the words.
         if stream:
             words, error = received(running)
             assert (len(words), "max_answer_mb" in str(error)) == (1, True)
@@ -472,9 +474,9 @@ def test_events_do_not_depend_on_the_pieces(size):
 
 
 def test_the_time_for_an_event_is_linear_in_its_size():
-    started = time.monotonic()
+    started = time.process_time()  # CPU time: a busy machine does not change it
     assert events([b"x" * 2**16] * 400) == [[b"x" * 2**16 * 400]]
-    assert time.monotonic() - started < 5  # 26 s if each piece copies the earlier ones
+    assert time.process_time() - started < 5  # 26 s if each piece copies the earlier ones
 
 
 @pytest.mark.parametrize("answer", [
@@ -536,13 +538,14 @@ def test_a_connection_that_takes_too_long(running, monkeypatch):
 def test_chunks_after_a_full_disk_are_not_stored(tmp_path):
     """Recovery joins the chunks, so a gap would change the text."""
     with recorder(tmp_path, on_full="pass") as running:
-        running.upstream.words, running.upstream.delay = ["w" * 5_000, "x" * 5_000, "y", "z"], 0.2
+        running.upstream.words, running.upstream.gate = ["w" * 5_000, "x" * 5_000, "y", "z"], threading.Event()
         stored = []
 
         def fill():
             running.fill()
             add = running.store.add_chunk
             running.store.add_chunk = lambda call, data: (add(call, data), stored.append(data))
+            running.upstream.gate.set()
 
         words, _ = received(running, fill)
         assert (len(words), stored) == (4, [])
@@ -553,7 +556,6 @@ def test_a_failure_of_the_recorder_is_not_blamed_on_the_client(running, monkeypa
         raise ZeroDivisionError
 
     monkeypatch.setattr("topr_trl.recording.recorded_answer.without_token_ids", fail)
-    running.upstream.delay = 0.1
     with pytest.raises(httpx.RemoteProtocolError):
         httpx.post(f"{running.address}/v1/chat/completions", json={"model": "m", "messages": HI, "stream": True})
     call = call_of(running)
@@ -587,6 +589,7 @@ def test_secrets_of_a_request_are_not_stored_and_not_shown(tmp_path, monkeypatch
     assert all(b"SECRET" not in file.read_bytes() for file in tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_requests_that_are_not_recorded_are_said_once_and_counted(tmp_path, capsys):
     with recorder(tmp_path, redact=["unused"]) as running:
         for path in ("responses?key=SECRET", "responses", "embeddings", *(f"files/{n}/%1b[31m" for n in range(30))):
@@ -670,6 +673,7 @@ def test_large_bodies_do_not_hold_up_other_calls(running, of):
     assert chat(running, messages=[*later, *HI]).headers["x-topr-rollout"] == first
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_a_whole_answer(tmp_path):
     with recorder(tmp_path, client_timeout=0.3) as running:
         running.upstream.words = ["w" * 20_000_000]
@@ -678,8 +682,12 @@ def test_a_client_that_does_not_read_a_whole_answer(tmp_path):
             body = json.dumps({"model": "m", "messages": HI})
             head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}"
             connection.sendall(f"{head}\r\n\r\n{body}".encode())
+            own = connection.getsockname()[1]
             until(lambda: running.rollouts() and call_of(running)["state"] == "finished")
-            time.sleep(1)
+            until(lambda: not [  # The recorder closes its end after `client_timeout`.
+                each for each in psutil.Process().net_connections("tcp")
+                if each.raddr and each.raddr.port == own and each.status == psutil.CONN_ESTABLISHED
+            ])  # fmt: skip
             received = 0
             with suppress(ConnectionResetError):
                 while piece := connection.recv(1 << 20):

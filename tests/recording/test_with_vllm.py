@@ -33,7 +33,8 @@ def server(tmp_path_factory):
 def compared(answer):
     """Return the text of each choice, and the distinct events of an answer without their text.
 
-    vLLM joins events for a client that reads slowly, so their number differs from call to call.
+    vLLM joins events for a client that reads slowly, so their number differs from call to call. Events of several
+    choices come in any order.
     """
     texts, events = {}, []
     for line in filter(None, answer.split("\n\n")):
@@ -47,7 +48,7 @@ def compared(answer):
             texts[choice["index"]] = texts.get(choice["index"], "") + text
         if event not in events:
             events.append(event)
-    return texts, events
+    return texts, sorted(events, key=json.dumps)
 
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"n": 2, "temperature": 1.0, "seed": 3}, {"logprobs": 1}])

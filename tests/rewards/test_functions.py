@@ -172,7 +172,7 @@ def test_a_reward_model_is_not_read_from_pickles(rows, reward_model):
         (3, "functions, models or names"),
     ],
 )
-def test_what_a_function_must_not_do(rows, function, words):
+def test_results_that_a_function_must_not_return(rows, function, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         reward_completions(rows, function)
 

@@ -10,7 +10,7 @@ from topr_trl.sandbox.unit_tests import parse_tests, run_tests
 SIZES = "WARM_UP_ROWS, LOGGED_TASKS, HELD_OUT_TASKS, COMPLETIONS = 24_000, 300, 200, 16"
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 def test_the_example_in_miniature(tmp_path):
     said = run_in_miniature("code_generation.py", SIZES, "64, 4, 3, 2", tmp_path)

@@ -118,7 +118,7 @@ def test_leaving_early_is_not_passing(how, place):
         ("f = lambda: len(str(7 ** 7 ** 9))", "!Timeout"),
     ],
 )
-def test_what_comes_back(program, what):
+def test_returned_values_and_errors(program, what):
     assert found(program, seconds=1.0) == what
 
 

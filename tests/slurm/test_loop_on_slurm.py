@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from topr_trl import load_rows
 from topr_trl.tasks.arithmetic import CARELESS_MODEL
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = [pytest.mark.weekly, pytest.mark.processes, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate_configs"
 SETTINGS = {
     "num_train_problems": 48, "num_test_problems": 4, "num_shots": 0, "problems_per_shard": 4, "num_generations": 4,

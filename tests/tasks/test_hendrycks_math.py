@@ -185,7 +185,7 @@ HOSTILE = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_hostile_answers_are_judged_in_bounded_time():
     start = time.monotonic()
     judged = hendrycks_math.judge(list(HOSTILE), ["5"] * len(HOSTILE))
@@ -342,6 +342,7 @@ def test_the_hub(monkeypatch):
         hendrycks_math.load("some/math", "train")
 
 
+@pytest.mark.slow
 def test_the_task_of_the_problems():
     assert ProblemArguments().task_of_problems is TASKS["gsm8k"]
     math = ProblemArguments(task="math", dataset_name="some/math")

@@ -108,7 +108,7 @@ def test_the_bundled_author_of_checks():
         assert extract_verdict(check(problem, solution)) == ("yes" if right else "no")
 
 
-def test_what_the_author_of_checks_writes():
+def test_checks_of_an_author():
     problem = Problem("", 1, (Step(OF, 3, 4),), 13)
     assert check(problem, "3 * 4 = 13. 1 + 13 = 14. The answer is 14.") == "3 * 4 = 12, not 13. Verdict: no."
     assert check(problem, "3 + 4 = 7. 1 + 7 = 8. The answer is 8.") == "3 * 4, not 3 + 4. Verdict: no."
@@ -126,7 +126,7 @@ def test_what_the_author_of_checks_writes():
     assert np.mean([verdict == "yes" for verdict in wrong]) == pytest.approx(0.6 * 0.7**2 * 0.8, abs=0.04)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_the_example_runs_the_whole_path(tmp_path):
     example = Path(__file__).parents[2] / "examples" / "verifier.py"
     command = [

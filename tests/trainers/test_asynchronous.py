@@ -143,6 +143,7 @@ def test_the_parts_of_trl_that_are_used():
     assert "staleness > self.max_staleness" in dataset
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("accumulation", "level"), [(1, "segment"), (4, "sequence")])
 def test_a_step_is_that_of_the_pure_function(problems, tmp_path, accumulation, level):
     """A step follows the gradient of the mean loss, computed for each completion alone and without packing."""
@@ -293,6 +294,7 @@ def test_loops_that_are_not_known_are_refused(problems, tmp_path):
         AsyncTOPRTrainer(MODEL, args=args, train_dataset=problems, rollout_worker=worker, weight_transfer=NoTransfer())
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_its_settings(problems, tmp_path):
     steps = {"save_strategy": "steps", "save_steps": 1}
     make(tmp_path, Worker(problems), **steps).train()
@@ -313,7 +315,7 @@ def test_a_run_is_resumed_with_its_settings(problems, tmp_path):
         other.train(resume_from_checkpoint=checkpoint)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_it_learns_from_rows_that_are_sixteen_versions_old(problems, tmp_path):
     worker = Worker(problems, age=16)
     trainer = make(tmp_path, worker, max_steps=32, learning_rate=3e-4, optim="adamw_torch", weight_decay=0.0,

@@ -108,6 +108,7 @@ def test_a_plain_dictionary_of_evaluations_is_refused(model, tokenizer, rows, tm
     assert isinstance(Measured(), CardSection)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("preset", "warns"), [("topr", True), ("positives_only", False)])
 def test_negatives_that_are_dead_from_the_start_are_warned_about(model, tokenizer, rows, tmp_path, preset, warns):
     settings = {**SETTINGS, "preset": preset, "max_steps": 10, "logging_steps": 1, "learning_rate": 0.0}

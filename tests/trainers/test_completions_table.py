@@ -48,6 +48,7 @@ def check(folder):
     return without
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "without"),
     [
@@ -86,7 +87,7 @@ def test_offline_rows_have_their_own_weight(tmp_path, more):
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_rows_of_two_processes_have_their_own_weight(tmp_path):
     kinds = {"online": ACCUMULATION, "offline": {"gradient_accumulation_steps": 2}}
     launch("ddp", Path(__file__).parents[1] / "completions_tables.py", tmp_path, json.dumps(kinds), again=True)

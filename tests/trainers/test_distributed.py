@@ -56,9 +56,9 @@ def one_process(tmp_path_factory):
     ("config", "distributed", "kinds"),
     [
         ("ddp", "MULTI_CPU", ["offline", "online", "curated", "replayed"]),
-        ("fsdp2", "FSDP", ["offline", "online", "replayed"]),
-        ("zero2", "DEEPSPEED", ["offline", "online"]),
-        ("zero3", "DEEPSPEED", ["offline", "online", "replayed"]),
+        pytest.param("fsdp2", "FSDP", ["offline", "online", "replayed"], marks=pytest.mark.weekly),
+        pytest.param("zero2", "DEEPSPEED", ["offline", "online"], marks=pytest.mark.weekly),
+        pytest.param("zero3", "DEEPSPEED", ["offline", "online", "replayed"], marks=pytest.mark.weekly),
     ],
 )
 def test_two_processes_train_like_one(config, distributed, kinds, one_process, tmp_path):
@@ -97,7 +97,7 @@ def weights(folder):
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_gsm8k_example_in_two_processes(tmp_path):
     printed = launch(
         "ddp", ROOT / "examples" / "gsm8k.py", "--output_dir", tmp_path, "--num_train_problems", 8,
@@ -117,7 +117,7 @@ def test_gsm8k_example_in_two_processes(tmp_path):
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_stage_train_merges_an_adapter_under_zero3(tmp_path):
     pytest.importorskip("deepspeed")
     rows = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}", "reward": float((-1) ** n)} for n in range(8)]
@@ -125,7 +125,8 @@ def test_stage_train_merges_an_adapter_under_zero3(tmp_path):
 
     def train(model, out):
         launch(
-            "zero3", "-m", "topr_trl", "train", "--input", tmp_path / "rows.jsonl", "--output_dir", tmp_path / out,
+            "zero3", ROOT / "tests" / "topr_on_gloo.py", "train", "--input", tmp_path / "rows.jsonl",
+            "--output_dir", tmp_path / out,
             "--model_name_or_path", model, "--use_peft", "--lora_target_modules", "q_proj", "v_proj", "--use_cpu",
             "false", "--ddp_backend", "gloo", "--per_device_train_batch_size", 2, "--learning_rate", "1e-2",
             "--bf16", "false", "--optim", "adamw_torch", again=True,

@@ -5,6 +5,8 @@ from datasets import Dataset
 
 from topr_trl.tasks import arithmetic
 
+pytestmark = pytest.mark.slow
+
 # These scripts follow TRL's quickstart and its page on GRPO: reward function, config, trainer, train.
 MINIMAL = """
 dataset = load_dataset("trl-lib/ultrafeedback-prompt", split="train")

@@ -121,6 +121,7 @@ def test_log_mu_is_the_same_computed_in_several_parts(make, tmp_path, monkeypatc
         assert whole == pytest.approx(parts, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_computing_log_mu_alone_trains_nothing_and_leaves_no_trace(make, rows, tmp_path, capsys):
     settings = {"eval_on_start": True, "lr_scheduler_type": "polynomial", "max_steps": 1}
     whole, model = fresh_model(), fresh_model()
@@ -198,6 +199,7 @@ def test_rows_may_be_shuffled_before_training(make, tmp_path):
     assert len(computed[0]) == 6
 
 
+@pytest.mark.slow
 def test_computing_that_was_killed_goes_on(make, rows, tmp_path, monkeypatch):
     monkeypatch.setattr(log_mu, "_AT_ONCE", 2)
     forward, calls = OfflineTOPRTrainer._policy_logps, []
@@ -253,6 +255,7 @@ def test_accumulation_weighs_rows_like_one_big_batch(make, rows):
     torch.testing.assert_close(*weights, rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [3, 8])
 def test_rows_with_no_gradient_are_left_out_and_count(make, rows, share):
     # With share=3, 3 of 8 rows have R = 0, and with share=8, 7 of them. If all rows of a micro-batch have R = 0, one of
@@ -281,6 +284,7 @@ def test_rows_with_no_gradient_are_left_out_and_count(make, rows, share):
     assert (len(batch["input_ids"]), batch["idle"]) == ((5, 3) if share == 3 else (1, 7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio_level", ["sequence", "segment", "prefix", "token"])
 def test_fast_paths_train_the_same_weights(make, tmp_path, ratio_level):
     # The plain, the sorted and the padding-free path use the same rows in each step. Each path computes its own log μ.
@@ -329,6 +333,7 @@ def test_same_seed_same_weights_and_resume_equals_uninterrupted(make, tmp_path):
     assert torch.equal(flat(whole), flat(resumed))
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_in_another_folder(make, rows, tmp_path):
     args = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "optim": "adamw_torch"}
     whole = fresh_model()
@@ -344,6 +349,7 @@ def test_a_run_is_resumed_in_another_folder(make, rows, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_resuming_takes_the_weights_of_the_checkpoint_and_refuses_other_rows(make, rows, tmp_path):
     args = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "optim": "adamw_torch"}
     whole = fresh_model()
@@ -534,6 +540,7 @@ def test_groups_without_a_difference_are_no_trouble(make, model, rows):
     assert trainer.state.log_history[0]["grad_norm"] > 0
 
 
+@pytest.mark.slow
 def test_sampler_log_mu(make, model, tokenizer, rows, tmp_path):
     lengths = [len(plain_logps(model, tokenizer, row)) for row in rows]
     sampled = rows.add_column("sampler_logps", [[-0.2] * n for n in lengths])
@@ -570,6 +577,7 @@ def test_evaluation_before_and_after_training(make, rows):
         trainer.evaluate(rows.select(range(2)))
 
 
+@pytest.mark.slow
 def test_other_rows_to_evaluate_leave_the_files_of_the_trainers_own(make, rows, tmp_path):
     own, args = rows.select(range(4)), {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     trainer = make(evaluation=own, model=fresh_model(), **args)
@@ -697,6 +705,7 @@ def test_a_column_named_labels_is_nothing_special(make, rows):
     trainer.train()
 
 
+@pytest.mark.slow
 def test_another_runs_log_mu_is_not_replaced_in_silence(make, rows, tmp_path):
     def train(rows):
         make(rows, model=str(arithmetic.CARELESS_MODEL), save_strategy="steps", save_steps=1, max_steps=1).train()
@@ -713,6 +722,7 @@ def test_another_runs_log_mu_is_not_replaced_in_silence(make, rows, tmp_path):
         assert pq.read_table(tmp_path / f"old_{k}_log_mu.parquet").num_rows == count
 
 
+@pytest.mark.slow
 def test_a_step_is_the_same_in_several_batches_whatever_the_model_takes(make, tmp_path):
     """Four micro-batches give the same loss as one batch, even if the model sets `accepts_loss_kwargs=False`.
 

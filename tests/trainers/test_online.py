@@ -103,6 +103,7 @@ OWN_SETTINGS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_settings_of_the_model_s_generation_config_do_not_change_the_samples(make, capsys):
     """Each setting alone must leave the completions as they are, also in evaluation."""
 
@@ -261,6 +262,7 @@ def test_filler_rows_of_a_curated_batch_have_no_weight(make, model):
     assert [e for e in trainer.state.log_history if "topr/reward" in e]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -315,6 +317,7 @@ def test_log_mu_of_a_batch_that_is_used_again_costs_no_forward(make, model, tmp_
         torch.testing.assert_close(inputs["topr_mu_logps"][there], plain_logps(at_first, inputs).detach()[there])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uses", [1, 2])
 def test_a_training_after_an_interrupted_one_begins_with_a_new_batch(make, model, tmp_path, uses):
     """TRL would continue in the middle of the old batch, and compute its log μ after an optimizer step."""
@@ -409,6 +412,7 @@ def test_reward_model(train, tokenizer, tmp_path):
     train(scorer, reward_processing_classes=tokenizer)
 
 
+@pytest.mark.slow
 def test_the_first_line_says_how_much_negatives_weigh(train, capsys):
     train(disable_tqdm=False, baseline=-0.5)
     said = capsys.readouterr().out
@@ -743,6 +747,7 @@ def test_completions_of_an_evaluation_do_not_silence_the_warning(train, problems
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_rewards_that_become_all_the_same_warn_after_a_while(train):
     batches = iter([[1.0, 0.0] * 4] + [[1.0] * 8] * 12)
 

@@ -9,6 +9,8 @@ from datasets import Dataset
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {
     "use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "max_steps": 2, "save_strategy": "steps",
     "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "per_device_train_batch_size": 4,

@@ -13,6 +13,8 @@ from topr_trl import TOPRConfig, TOPRTrainer
 from topr_trl.tasks import arithmetic, gsm8k
 from topr_trl.trainers.replay import ReplayBuffer
 
+pytestmark = pytest.mark.slow
+
 
 def config(tmp_path, **settings):
     defaults = {

@@ -20,6 +20,8 @@ from topr_trl.tasks import arithmetic
 from topr_trl.trainers.fingerprints import model_fingerprint, mu_fingerprint
 from topr_trl.trainers.run_identity import FILE, RESTORES_MICRO_BATCH
 
+pytestmark = pytest.mark.slow
+
 ROWS = Dataset.from_list([
     {"prompt": f"{n} + 1 =", "completion": f" {n + k}." * (1 + n % 3), "reward": 1.0 - 2 * k}
     for n in range(1, 7) for k in (0, 1)

@@ -8,6 +8,8 @@ from datasets import List, Value
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig
 from topr_trl.trainers.fingerprints import mu_fingerprint
 
+pytestmark = pytest.mark.slow
+
 
 def settings(folder, **more):
     return OfflineTOPRConfig(

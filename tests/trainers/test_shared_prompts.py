@@ -43,6 +43,8 @@ from topr_trl.trainers.shared_prompts import (
     why_not_shared,
 )
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY, CPU = 64, torch.device("cpu")
 SMALL = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,

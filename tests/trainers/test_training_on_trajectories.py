@@ -15,6 +15,8 @@ from transformers.utils import get_json_schema
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
 from topr_trl.data.tokenization import tokenize_row
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {"report_to": "none", "bf16": False, "use_cpu": True, "gradient_checkpointing": False,
             "save_strategy": "no", "disable_tqdm": True, "per_device_train_batch_size": 4, "baseline": 0}  # fmt: skip
 ROWS = {
