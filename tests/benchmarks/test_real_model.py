@@ -74,7 +74,7 @@ def test_workers_run_each_cell_once_and_rates_before_repetitions(setup, tmp_path
     assert len(order) == len(store.finished)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_run_and_its_continuation(setup, monkeypatch):
     cell = experiment(setup.name, 8).cell("TOPR, balanced rows, 80%", {"learning_rate": 1e-4}, 0)
     found = work(cell, setup)
@@ -89,7 +89,7 @@ def test_a_run_and_its_continuation(setup, monkeypatch):
     assert not commands
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.trl])
 def test_trainers_of_trl_read_the_same_rows(method, setup):
     found = work(experiment(setup.name, 8).cell(method, {"learning_rate": 1e-4}, 0), setup)

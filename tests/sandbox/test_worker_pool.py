@@ -59,9 +59,7 @@ def test_order_is_kept_and_what_goes_wrong_is_none(file):
     bad = ["hang", "die", "raise", "recurse", "eat", "hang in C"]
     items = [part for i, what in enumerate(bad) for part in (["sleep", 0.1 - i / 100], [what, i], ["print", i])]
     counted = []
-    start = time.monotonic()
     results = pool.map(items, counted.append)
-    assert time.monotonic() - start < 30
     assert results == [v for i in range(len(bad)) for v in (0.1 - i / 100, None, i)]
     assert sum(counted) == len(items)
     assert pool.map([["", 7]]) == [7]  # The pool still works.
