@@ -17,7 +17,11 @@ _WITHOUT_STAGE = {
     "push": "Upload a model or rows to the Hugging Face Hub, with a card.",
 }
 _ORDER = ("iterate", "trial", "import", "sample", "score", "curate", "log-mu", "train", "evaluate")
+_SRUN = "Let srun choose the machines in sampling_launcher and training_launcher, as in examples/slurm."
 _HINTS = {
+    "sampling_hosts": _SRUN,
+    "training_hosts": _SRUN,
+    "retries": "Run a stopped command again, and it continues. On Slurm, #SBATCH --requeue does this.",
     "resume_from_checkpoint": "Run a stopped command again, and it continues from its last checkpoint.",
 }
 

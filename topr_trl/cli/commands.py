@@ -13,9 +13,9 @@ from topr_trl.cli.trial_report import trial_command
 from topr_trl.hub import push_command
 from topr_trl.importing.input_settings import InputArguments
 from topr_trl.pipeline import stages
-from topr_trl.pipeline.child_processes import end_processes_on_signals, end_with_the_loop
 from topr_trl.pipeline.imported_input import with_imported_input
 from topr_trl.pipeline.loop import iterate
+from topr_trl.pipeline.parent_process import end_processes_on_signals, end_with_the_loop
 from topr_trl.pipeline.settings import LaunchArguments
 from topr_trl.pipeline.stage import Stage
 from topr_trl.recording.settings import RecordArguments

@@ -13,6 +13,7 @@ import yaml
 from topr_trl import __version__
 from topr_trl.cli.command_names import commands, settings_given, unknown_setting
 from topr_trl.cli.settings_index import read_index, write_index
+from topr_trl.pipeline.child_processes import start_server
 
 
 def console() -> None:
@@ -95,6 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := sorted(settings_given(given) - {*names, *index["flags"][command]}):
         others = [other for other in known if unknown[0] in index["settings"][other]]
         raise ValueError(unknown_setting(command, unknown[0], where="", names=names, others=others))
+    if command in ("iterate", "trial"):
+        start_server()  # It imports the libraries at the same time as this process.
     from topr_trl.cli.commands import run  # takes seconds, because it imports torch and TRL
 
     run(command, given)

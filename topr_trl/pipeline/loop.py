@@ -235,11 +235,6 @@ def check_trainable(path: Path, rewards: RewardArguments) -> None:
 
 
 def _check_overlap(loop: IterateArguments) -> None:
-    if loop.overlap and loop.training_launcher and not (loop.sampling_hosts and loop.training_hosts):
-        raise ValueError(
-            "overlap computes log μ while another iteration trains. Set --sampling_hosts and --training_hosts, "
-            "and put {host} into training_launcher."
-        )
     is_here = not (loop.sampling_launcher or loop.training_launcher)
     if loop.overlap and is_here and torch.cuda.device_count() and not (loop.sampling_devices and loop.training_devices):
         raise ValueError(
