@@ -360,7 +360,7 @@ def test_the_server_has_one_thread_and_no_device():
         "import os, topr_trl.pipeline.fork_server, torch\n"
         "def fails(*_): raise AssertionError('a CUDA context')\n"
         "torch.cuda._lazy_init = fails\n"
-        "import topr_trl.cli.commands\n"
+        "import topr_trl.pipeline.loop, topr_trl.cli.commands\n"
         "threads = [int(thread) for thread in os.listdir('/proc/self/task')]\n"
         "print(*(open(f'/proc/self/task/{n}/comm').read() for n in threads if n != os.getpid()))\n"
         "assert os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'] == '1'\n"

@@ -23,6 +23,7 @@ from topr_trl.pipeline.parent_process import KILL, LOOP, end_with_parent
 
 _LINES = 30  # number of log lines to show after a failure
 _GRACE = 60.0  # seconds between SIGTERM and SIGKILL
+_PRELOADED = ["topr_trl.pipeline.fork_server", "topr_trl.pipeline.loop", "topr_trl.cli.commands"]
 _FORKS = sys.platform == "linux"
 _CONTEXT = multiprocessing.get_context("forkserver") if _FORKS else multiprocessing.get_context("spawn")
 
@@ -57,7 +58,7 @@ class Program:
 def start_server() -> None:
     """Start the server, which imports the libraries while this process does other work. Do nothing outside Linux."""
     if _FORKS:
-        _CONTEXT.set_forkserver_preload(["topr_trl.pipeline.fork_server", "topr_trl.cli.commands"])
+        _CONTEXT.set_forkserver_preload(_PRELOADED)
         forkserver.ensure_running()
 
 

@@ -18,6 +18,7 @@ from trl import ModelConfig
 from topr_trl.pipeline.child_processes import Program, describe_failure, run_processes
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import model_path
+from topr_trl.pipeline.parent_process import is_one_of_several
 from topr_trl.pipeline.settings import LAUNCHERS, FolderArguments, LaunchArguments, RunArguments
 from topr_trl.pipeline.stage import Stage
 from topr_trl.pipeline.stages.sample import Sample
@@ -38,7 +39,7 @@ def check_launch(command: str, settings: RunArguments) -> None:
     """
     if settings.save_only_model:
         raise ValueError("save_only_model=True saves checkpoints from which training cannot resume: remove it.")
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if is_one_of_several():
         raise ValueError(
             f"Start topr {command} in one process. For several training processes, set --accelerate_config to a config "
             "file of Accelerate."

@@ -38,6 +38,11 @@ def end_with_the_loop() -> None:
         sys.exit("The loop that started this stage has ended.")
 
 
+def is_one_of_several() -> bool:
+    """Return whether a launcher such as `accelerate launch` started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", 1)) > 1
+
+
 def end_processes_on_signals() -> None:
     """Make SIGTERM and SIGHUP (a closed terminal) raise `SystemExit`, so that the loop can end its processes.
 
