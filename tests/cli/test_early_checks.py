@@ -70,7 +70,7 @@ def test_what_may_be_right_passes(tmp_path):
     check(
         "iterate", "--dataset_name", "openai/gsm8k", "--sampling_backend", "vllm", "--sampling_python", sys.executable
     )
-    check("evaluate", "--input", "rows.jsonl", "--reward_funcs", "accuracy_reward", "--model_name_or_path", "./nowhere")
+    check("evaluate", "--input", "rows.jsonl", "--reward_funcs", "f", "--model_name_or_path", "./nowhere")
     (tmp_path / "log.jsonl").write_text('{"input": "1 + 1 =", "output": "2"}\n')  # `topr train` may import this file.
     check("train", "--input", "log.jsonl")
     (tmp_path / "folder" / manifest.NAME).touch()
