@@ -174,7 +174,8 @@ FOLDERS = [
     written("`--rows` without answers", "rows.jsonl, completion, answer, found, 'prompt'",
         lambda kit: (kit.folder / "rows.jsonl").write_text('{"prompt": "3 + 4 =", "completion": "7"}'),
         "iterate --rows rows.jsonl --output_dir out"),
-    written("problems that are not there", "file or folder, nowhere.jsonl", lambda kit: (kit.folder / "a").touch(),
+    written("problems that are not there", "dataset_name, nowhere.jsonl, does not exist",
+        lambda kit: (kit.folder / "a").touch(),
         f"{SAMPLE} --dataset_name nowhere.jsonl --test_dataset_name nowhere.jsonl"),
     written("a task without built-in problems, and no dataset", "task math, --dataset_name, --task gsm8k",
         lambda kit: (kit.folder / "a").touch(), f"{SAMPLE} --task math"),
@@ -182,7 +183,7 @@ FOLDERS = [
         lambda kit: (kit.folder / "problems.jsonl").write_text('{"problem": "3 + 4", "solution": "7"}'),
         f"{SAMPLE} --dataset_name problems.jsonl --test_dataset_name problems.jsonl"),
     written("problems in a file, and no test problems", "test split, --test_dataset_name",
-        lambda kit: (kit.folder / "a").touch(), f"{SAMPLE} --split test --dataset_name problems.jsonl"),
+        lambda kit: (kit.folder / "problems.jsonl").touch(), f"{SAMPLE} --split test --dataset_name problems.jsonl"),
 ]
 # fmt: on
 

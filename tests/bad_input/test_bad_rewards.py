@@ -109,7 +109,7 @@ WHILE_SCORING = [
         "rows-00000-of-00001.parquet, 'infinite', inf for completion 0, finite", "infinite"),
     scored("a reward function that fails",
         "rows-00000-of-00001.parquet, 'divided', ZeroDivisionError, rewards.py, line 21", "divided"),
-    scored("reward functions for rows with a reward", "rows, `reward` already, remove", "short",
+    scored("reward functions for rows with a reward", "rows, scored already, remove, reward", "short",
         {"reward": [1.0, 0.0]}),
     scored("reward functions for rows with verdicts, in an evaluation", "scored already, remove", "short",
         {"answer": ["7", "7"], "extracted": ["7", "8"]}, "evaluate"),

@@ -14,7 +14,7 @@ from trl import get_peft_config
 
 import topr_trl
 from tests.loops import stage_of, steps_of
-from topr_trl.cli import commands
+from topr_trl.cli import command_names, commands
 from topr_trl.cli import main as cli
 from topr_trl.cli import parsing as settings
 from topr_trl.cli.parsing import parse, settings_of
@@ -135,10 +135,10 @@ def test_a_config_file(own):
 
 
 def test_config_and_its_file_in_one_word(own, monkeypatch):
-    seen, config = [], own(input="rows", output_dir="out")
+    seen, config = [], own(input=".", output_dir="out")
     monkeypatch.setattr(commands, "run_stage", lambda stage: seen.append(stage.args))
     cli.main(["score", f"--config={config[1]}"])
-    assert seen[0].input == "rows"
+    assert seen[0].input == "."
 
 
 UNQUOTED = "YAML reads no, off, yes and on as a bool: quote them."
@@ -249,7 +249,7 @@ def test_stages_of_the_loop_take_what_it_gives_them(training, tmp_path, monkeypa
 
 def defaults(command, *given):
     said = {word[2:].partition("=")[0] for word in given if word.startswith("--")} - {"config"}
-    return settings._settings_of_the_bundled_model(command, said, settings.read_config(list(given)))
+    return settings._settings_of_the_bundled_model(command, said, command_names.read_config(list(given)))
 
 
 def test_settings_of_the_bundled_model(own, capsys):
@@ -295,7 +295,7 @@ def test_the_version(capsys):
 
 
 def test_every_command_has_help_and_settings():
-    assert set(COMMANDS) == set(commands.COMMANDS) | set(stages.descriptions())
+    assert set(COMMANDS) == set(command_names.COMMANDS) | set(stages.descriptions())
 
 
 def console(monkeypatch, *given):

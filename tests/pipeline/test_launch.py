@@ -1,7 +1,7 @@
 """Test how processes of stages are started, on this machine and on others, and what happens if one fails."""
 
 import json
-import shutil
+import os
 import subprocess
 import sys
 import time
@@ -9,14 +9,18 @@ from pathlib import Path
 from threading import Event, Timer
 
 import psutil
+import pyarrow as pa
 import pytest
 import yaml
 
 from tests.loops import stage_of
+from topr_trl.data.tables import shard_path
 from topr_trl.pipeline import child_processes as processes
-from topr_trl.pipeline import launch, manifest
-from topr_trl.pipeline.launch import check_launch, devices, worker_devices
+from topr_trl.pipeline import launch, manifest, parent_process
+from topr_trl.pipeline.child_processes import Program
+from topr_trl.pipeline.launch import check_launch, devices, programs_of, worker_devices
 from topr_trl.pipeline.settings import IterateArguments
+from topr_trl.pipeline.shards import write_shard
 from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.pipeline.trainer_of_rows import TrainArguments
 
@@ -50,41 +54,71 @@ def test_each_side_has_the_gpus_that_are_named_for_it(tmp_path):
             loop(tmp_path, sampling_devices=wrong)
 
 
-# Other machines.
+# Programs.
 
 
-@pytest.fixture
-def started(monkeypatch):
-    """Return the list of the commands that would be started."""
-    found = []
-    monkeypatch.setattr(launch, "start", lambda command, gpus, output, is_launcher=False: found.append(command))
-    return found
+def stage(name, tmp_path):
+    """Return a stage with few settings."""
+    if name == "sample":
+        return stage_of(name, SampleArguments(output_dir=str(tmp_path / "rows"), use_cpu=True))
+    return stage_of(name, TrainArguments(output_dir=str(tmp_path / name), use_cpu=True, bf16=False))
 
 
-def test_sampling_processes_on_other_machines(tmp_path, started):
-    settings = loop(tmp_path, sampling_workers=3, sampling_hosts=["a", "b"],
-                    sampling_launcher="ssh {host} env 'NAME=worker {worker}'")  # fmt: skip
-    for k in range(3):
-        command = ["python", "-m", "topr_trl", "sample", "--worker", f"{k}/3"]
-        launch._start_worker(command, k, settings, None)
-    assert started == [
-        ["ssh", host, "env", f"NAME=worker {k}", "python", "-m", "topr_trl", "sample", "--worker", f"{k}/3"]
-        for k, host in enumerate("aba")
+def arguments(name, tmp_path):
+    return [name, "--config", str(tmp_path / f"{name}.yaml")]
+
+
+def test_a_stage_of_one_process_is_forked(tmp_path):
+    for name in ("sample", "log-mu", "train"):
+        (program,) = programs_of(stage(name, tmp_path), loop(tmp_path))
+        assert program.arguments == arguments(name, tmp_path)
+        assert program.command == []
+
+
+def test_programs_on_this_machine(tmp_path):
+    settings = loop(tmp_path, sampling_workers=3, sampling_python=sys.executable, training_devices=["4", "5"],
+                    sampling_devices=["0", "1"], accelerate_config=str(CONFIGS / "ddp.yaml"))  # fmt: skip
+    words = ["-m", "topr_trl", *arguments("sample", tmp_path), "--worker"]
+    programs = programs_of(stage("sample", tmp_path), settings)
+    assert [(program.command, program.gpus) for program in programs] == [
+        ([sys.executable, *words, f"{k}/3"], [gpu]) for k, gpu in enumerate("010")
     ]
+    for name, gpus in (("train", ["4", "5"]), ("log-mu", ["0", "1"])):
+        (program,) = programs_of(stage(name, tmp_path), settings)
+        assert program.gpus == gpus
+        assert program.command == [
+            sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / "ddp.yaml"),
+            "--main_process_port", "0", "--num_processes", "2", "-m", "topr_trl", *arguments(name, tmp_path),
+        ]  # fmt: skip
+
+
+def test_launchers_come_before_the_command(tmp_path):
+    config = str(CONFIGS / "zero3_nodes.yaml")
+    settings = loop(tmp_path, accelerate_config=config, training_launcher="srun --nodes 4 'my node.sh'",
+                    sampling_launcher="srun sample.sh")  # fmt: skip
+    (program,) = programs_of(stage("sample", tmp_path), settings)
+    assert program.command == ["srun", "sample.sh", sys.executable, "-m", "topr_trl", *arguments("sample", tmp_path)]
+    (program,) = programs_of(stage("train", tmp_path), settings)
+    # examples/slurm/train_on_node.sh adds the machine's rank behind the first five words.
+    launched = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config]
+    assert program.command == ["srun", "--nodes", "4", "my node.sh", *launched, "-m", "topr_trl", "train", "--config",
+                               str(tmp_path / "train.yaml")]  # fmt: skip
 
 
 def test_a_stage_has_taken_the_time_of_its_sampling_workers(tmp_path, monkeypatch):
     now = [0.0]
 
-    def run_process_groups(groups, stage, retries, log, stop):
+    def run_processes(programs, stage, log, stop):
         now[0] += 3.0  # to start the processes
-        if len(groups) > 1:
+        if len(programs) > 1:
             now[0] += 40.0
+            stage_of("sample", args).begin()
+            write_shard(pa.table({"problem_id": ["a"]}), shard_path(Path(args.output_dir), 0, 1), {"sample": []})
         else:
             manifest.begin(args.folder, stage, {}, {})
             manifest.finish(args.folder, stage, 1, seconds=0.5)
 
-    monkeypatch.setattr(launch, "run_process_groups", run_process_groups)
+    monkeypatch.setattr(launch, "run_processes", run_processes)
     monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
     for workers, seconds in ((1, 0.5), (2, 43.0)):
         settings = loop(tmp_path, sampling_workers=workers)
@@ -93,38 +127,16 @@ def test_a_stage_has_taken_the_time_of_its_sampling_workers(tmp_path, monkeypatc
         assert launch.run_apart(stage_of("sample", args), settings, None, Event())["seconds"] == seconds
 
 
-def test_training_on_other_machines(tmp_path, started):
-    config = str(CONFIGS / "zero3_nodes.yaml")
-    hosts = ["a", "b", "c", "d"]
-    settings = loop(tmp_path, accelerate_config=config, training_launcher="srun --nodelist {host} --label {node}",
-                    training_hosts=hosts)  # fmt: skip
-    list(launch._start_nodes(["-m", "topr_trl", "train"], "train", settings, None))
-    ports = {command[command.index("--main_process_port") + 1] for command in started}
-    assert len(ports) == 1
-    for node, (host, command) in enumerate(zip(hosts, started, strict=True)):
-        assert command[:6] == ["srun", "--nodelist", host, "--label", str(node), sys.executable]
-        rest = command[6:]
-        assert rest[rest.index("--machine_rank") + 1] == str(node)
-        assert rest[rest.index("--main_process_ip") + 1] == "a"
-        assert rest[-3:] == ["-m", "topr_trl", "train"]
-    # If sampling runs on other machines than training, log μ is computed there, too.
-    aside = loop(tmp_path, accelerate_config=config, training_launcher="srun --nodelist {host}", training_hosts=hosts,
-                 sampling_hosts=["e", "f", "g", "h"])  # fmt: skip
-    started.clear()
-    list(launch._start_nodes(["-m", "topr_trl", "log-mu"], "log-mu", aside, None))
-    assert [command[2] for command in started] == ["e", "f", "g", "h"]
-    assert started[1][started[1].index("--main_process_ip") + 1] == "e"
-
-
 def test_launchers_that_lack_something_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"training_launcher accepts .*{host}, {node}, {port}, not {rank}"):
-        loop(tmp_path, training_launcher="srun --relative {rank}")
-    with pytest.raises(ValueError, match=r"sampling_launcher has {host}: set sampling_hosts to the machines"):
-        loop(tmp_path, sampling_launcher="ssh {host}")
+    for name in ("sampling_launcher", "training_launcher"):
+        with pytest.raises(ValueError, match=rf"{name} has {{host}}, .*no placeholders\. Let srun choose"):
+            loop(tmp_path, **{name: "srun --nodelist {host}"})
     with pytest.raises(ValueError, match="training_launcher: No closing quotation"):
         loop(tmp_path, training_launcher="srun --comment 'a")
     with pytest.raises(ValueError, match="sampling_devices are GPUs of this machine, and sampling_launcher starts"):
         loop(tmp_path, sampling_launcher="srun", sampling_devices=["0"])
+    with pytest.raises(ValueError, match="Remove sampling_workers, and let the launcher start the workers"):
+        loop(tmp_path, sampling_launcher="srun", sampling_workers=2)
     with pytest.raises(FileNotFoundError, match="sampling_launcher: there is no program nowhere-here"):
         check_launch("iterate", loop(tmp_path, sampling_launcher="nowhere-here -n 1"))
     with pytest.raises(ValueError, match="training_launcher is empty: set it to a command, or remove it"):
@@ -137,151 +149,110 @@ def test_launchers_that_lack_something_are_refused(tmp_path):
         check_launch("iterate", loop(tmp_path, accelerate_config=str(tmp_path / "named.yaml")))
     config = yaml.safe_load((CONFIGS / "ddp.yaml").read_text()) | {"num_machines": 2, "num_processes": 2}
     (tmp_path / "two.yaml").write_text(yaml.safe_dump(config))
-    two = {"accelerate_config": str(tmp_path / "two.yaml")}
     with pytest.raises(ValueError, match="num_machines=2: set --training_launcher"):
-        check_launch("iterate", loop(tmp_path, **two))
-    with pytest.raises(ValueError, match="num_machines=2, and training_hosts has 1"):
-        check_launch("iterate", loop(tmp_path, **two, training_launcher="env H={host}", training_hosts=["a"]))
-    with pytest.raises(ValueError, match="num_machines=2: set --training_launcher"):
-        check_launch("iterate", loop(tmp_path, **two, training_launcher="env H=1", training_hosts=["a", "b"]))
-    enough = {"training_launcher": "env H={host}", "training_hosts": ["a", "b"]}
-    check_launch("iterate", loop(tmp_path, **two, **enough))
-    with pytest.raises(ValueError, match="num_machines=2, and sampling_hosts has 1"):
-        check_launch("iterate", loop(tmp_path, **two, **enough, sampling_hosts=["c"]))
+        check_launch("iterate", loop(tmp_path, accelerate_config=str(tmp_path / "two.yaml")))
+    check_launch("iterate", loop(tmp_path, accelerate_config=str(tmp_path / "two.yaml"), training_launcher="env"))
 
 
 # Failures.
 
 
 def python(code):
-    return subprocess.Popen([sys.executable, "-c", code])
+    """Return a program that runs some code."""
+    return Program([], python=[sys.executable, "-c", code])
 
 
-def run(starts, retries=0, log=None, stop=None):
-    groups = [start if isinstance(start, processes.ProcessGroup) else processes.ProcessGroup(start) for start in starts]
-    processes.run_process_groups(groups, "sample", retries, log, stop or Event())
+def run(*programs, log=None, stop=None):
+    processes.run_processes(programs, "sample", log, stop or Event())
 
 
-def failing(times, path):
-    """Return a start function whose process fails the given number of times."""
-
-    def start():
-        code = f"from pathlib import Path; p = Path({str(path)!r}); n = len(p.read_text()) if p.exists() else 0; "
-        return [python(f"{code} p.write_text('x' * (n + 1)); raise SystemExit(3 if n < {times} else 0)")]
-
-    return start
+SLEEP = "import time; time.sleep(3600)"
 
 
-def test_a_process_that_fails_is_started_again(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(processes, "_PAUSE", 0.0)
-    done = []
-    run([failing(2, tmp_path / "a"), lambda: [done.append(1) or python("")]], retries=2)
-    assert len((tmp_path / "a").read_text()) == 3
-    assert done == [1]  # The other process is not restarted.
-    said = capfd.readouterr().out
-    assert "A process of the stage sample failed with exit status 3; starting it again (retry 1 of 2)." in said
+def test_a_process_that_fails_ends_the_others(started):
     with pytest.raises(ChildProcessError, match="The stage sample failed with exit status 3; its output is above"):
-        run([failing(2, tmp_path / "b")], retries=1)
-    assert len((tmp_path / "b").read_text()) == 2
+        run(python(SLEEP), python("raise SystemExit(3)"), python(""))
+    assert [process.exitcode for process in started][:2] == [-15, 3]
 
 
-def test_exit_status_0_alone_is_not_trusted(monkeypatch, capfd):
-    """srun can exit with 0 after losing its node."""
-    monkeypatch.setattr(processes, "_PAUSE", 0.0)
-    answers = [False, True]
-    run([processes.ProcessGroup(lambda: [python("")], lambda: answers.pop(0))], retries=1)
-    assert "A process of the stage sample ended before its work was done; starting it again" in capfd.readouterr().out
-    with pytest.raises(ChildProcessError, match="The stage sample ended before its work was done"):
-        run([processes.ProcessGroup(lambda: [python("")], lambda: False)])
+@pytest.fixture
+def started(monkeypatch):
+    """Return the list of the started processes."""
+    found, start = [], processes.start
+    monkeypatch.setattr(processes, "start", lambda *given: found.append(start(*given)) or found[-1])
+    return found
 
 
-def test_processes_of_one_training_end_and_start_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "_PAUSE", 0.0)
-    first_fails, others = failing(1, tmp_path / "a"), []
-
-    def start():
-        # The second process would run for an hour after the first one has failed.
-        others.append(python("import time; time.sleep(3600)" if not others else ""))
-        return [*first_fails(), others[-1]]
-
-    run([start], retries=1)
-    assert len(others) == 2
-    assert others[0].returncode == -15
+@pytest.mark.parametrize("name", ["log-mu", "sample"])
+def test_exit_status_0_alone_is_not_trusted(name, tmp_path, monkeypatch):
+    """srun can exit with 0 after losing its node, before or after the stage has begun."""
+    monkeypatch.setattr(launch, "run_processes", lambda *_: None)
+    with pytest.raises(ChildProcessError, match=f"The stage {name} ended before its work was done"):
+        launch.run_apart(stage(name, tmp_path), loop(tmp_path), None, Event())
 
 
-def test_a_machine_that_cannot_start_ends_those_that_have(tmp_path, monkeypatch):
-    started = []
+def test_a_process_that_cannot_start_ends_those_that_have(started, monkeypatch):
+    start = processes.start
 
-    def start(*_, **__):
+    def fails_second(*given):
         if started:
             raise OSError("too many processes")
-        started.append(python("import time; time.sleep(3600)"))
-        return started[0]
+        return start(*given)
 
-    monkeypatch.setattr(launch, "start", start)
-    settings = loop(tmp_path, accelerate_config=str(CONFIGS / "zero3_nodes.yaml"),
-                    training_launcher="srun --nodelist {host}", training_hosts=["a", "b", "c", "d"])  # fmt: skip
+    monkeypatch.setattr(processes, "start", fails_second)
     with pytest.raises(OSError, match="too many processes"):
-        run([lambda: launch._start_nodes([], "train", settings, None)])
-    assert started[0].poll() == -15
+        run(python(SLEEP), python(SLEEP))
+    assert started[0].exitcode == -15
 
 
-def test_a_stage_can_be_stopped_and_its_log_is_shown(tmp_path, capfd):
-    stop, started = Event(), []
+def test_a_stage_can_be_stopped_and_its_log_is_shown(tmp_path, capfd, started):
+    stop = Event()
     Timer(0.5, stop.set).start()
     begin = time.monotonic()
     with pytest.raises(ChildProcessError, match="The stage sample was stopped"):
-        run([lambda: [started.append(python("import time; time.sleep(3600)")) or started[-1]]], stop=stop)
+        run(python(SLEEP), stop=stop)
     assert time.monotonic() - begin < 60
-    assert started[0].returncode == -15
+    assert started[0].exitcode == -15
     log = tmp_path / "train.log"
-    log.write_text("\n".join(f"line {n}" for n in range(100)))
     with pytest.raises(ChildProcessError, match=r"its output is in .*train\.log"):
-        run([failing(1, tmp_path / "a")], log=log)
+        run(python("for n in range(100): print('line', n, flush=True)\nraise SystemExit(1)"), log=log)
     said = capfd.readouterr().out
     assert "line 99" in said
     assert "line 10\n" not in said
 
 
-def test_a_stage_that_never_began_is_started_again_and_then_named(tmp_path, monkeypatch):
-    """srun can exit with 0 if it loses a node before the stage has written its manifest."""
-    monkeypatch.setattr(processes, "_PAUSE", 0.0)
-    monkeypatch.setattr(launch.sys, "executable", shutil.which("true"))
-    manifest.begin(tmp_path / "rows", "sample", {})
-    manifest.finish(tmp_path / "rows", "sample", 0)
-    args = TrainArguments(input=str(tmp_path / "rows"), output_dir=str(tmp_path / "rows"), use_cpu=True, bf16=False)
-    with pytest.raises(ChildProcessError, match="The stage log-mu ended before its work was done"):
-        launch.run_apart(stage_of("log-mu", args), loop(tmp_path / "run"), None, Event())
-
-
-def test_a_process_that_does_not_end_is_killed(monkeypatch):
+def test_a_process_that_does_not_end_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "_GRACE", 0.5)
-    stubborn = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(99)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
-    process.stdout.readline()
-    processes.ProcessGroup(list, processes=[process]).end()
-    assert process.returncode == -9
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(9)"
+    process = processes.start(python(stubborn), log := tmp_path / "log")
+    wait_for(log)
+    processes.end([process])
+    assert process.exitcode == -9
+
+
+def wait_for(log):
+    """Wait until a file has text, and return it."""
+    while not (log.exists() and log.read_text()):
+        time.sleep(0.01)
+    return log.read_text()
 
 
 def test_a_loop_that_is_asked_to_end_ends_what_it_has_started(tmp_path):
     """The processes of a launcher on this machine also end, although the launcher passes no signal on."""
-    launcher, program = tmp_path / "launcher.py", tmp_path / "loop.py"
-    stage = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
-    launcher.write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {stage!r}])\n")
+    launcher, program, log = (tmp_path / name for name in ("launcher.py", "loop.py", "log"))
+    sleeps = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
+    launcher.write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {sleeps!r}])\n")
     program.write_text(
-        "import signal, sys, threading\nfrom topr_trl.pipeline import child_processes as processes\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"  # removes the handler of coverage.py
-        f"processes.end_processes_on_signals()\nlog = open({str(tmp_path / 'log')!r}, 'wb')\n"
-        f"start = lambda: [processes.start([sys.executable, {str(launcher)!r}], [], log, is_launcher=True)]\n"
-        "processes.run_process_groups([processes.ProcessGroup(start)], 'train', 0, None, threading.Event())\n"
+        "import pathlib, signal, sys, threading\nfrom topr_trl.pipeline import child_processes, parent_process\n"
+        "if __name__ == '__main__':\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"  # removes the handler of coverage.py
+        "    parent_process.end_processes_on_signals()\n"
+        f"    program = child_processes.Program([], launcher=[sys.executable, {str(launcher)!r}])\n"
+        f"    log = pathlib.Path({str(log)!r})\n"
+        "    child_processes.run_processes([program], 'train', log, threading.Event())\n"
     )
     loop_process = subprocess.Popen([sys.executable, str(program)])
-    log = tmp_path / "log"
-    while loop_process.poll() is None and not (log.exists() and log.read_text()):
-        time.sleep(0.01)
-    child = psutil.Process(int(log.read_text()))
+    child = psutil.Process(int(wait_for(log)))
     loop_process.terminate()
     assert loop_process.wait(30) == 128 + 15
     child.wait(10)
@@ -289,11 +260,11 @@ def test_a_loop_that_is_asked_to_end_ends_what_it_has_started(tmp_path):
 
 def test_a_stage_on_windows_does_not_signal_its_loop(monkeypatch):
     sent = []
-    monkeypatch.setenv(processes._LOOP, "1")
-    monkeypatch.setattr(processes.os, "kill", lambda *signal: sent.append(signal))
-    monkeypatch.setattr(processes, "_PRCTL", None)
-    monkeypatch.setattr(processes.sys, "platform", "win32")
-    processes.end_with_the_loop()
+    monkeypatch.setenv(parent_process.LOOP, "1")
+    monkeypatch.setattr(parent_process.os, "kill", lambda *signal: sent.append(signal))
+    monkeypatch.setattr(parent_process, "_PRCTL", None)
+    monkeypatch.setattr(parent_process.sys, "platform", "win32")
+    parent_process.end_with_the_loop()
     assert sent == []
 
 
@@ -301,11 +272,100 @@ def test_what_a_process_has_started_ends_with_it(tmp_path):
     """`accelerate launch` with one process starts a child and does not pass SIGTERM on."""
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
     launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}])"
-    with (tmp_path / "log").open("wb") as log:
-        process = processes.start([sys.executable, "-c", launcher], [], log)
-    while not (said := (tmp_path / "log").read_text()):
-        assert process.poll() is None
-        time.sleep(0.01)
-    child = psutil.Process(int(said))
-    processes.ProcessGroup(list, processes=[process]).end()
+    process = processes.start(python(launcher), log := tmp_path / "log")
+    child = psutil.Process(int(wait_for(log)))
+    processes.end([process])
     child.wait(10)
+
+
+# The server.
+
+REWARDS = """
+import json, multiprocessing, os, sys, threading, time, torch
+
+def report(completions, **_):
+    seen = {"threads": torch.get_num_threads(), "gpus": os.environ["CUDA_VISIBLE_DEVICES"], "pid": os.getpid(),
+            "server": os.getppid(), "method": multiprocessing.get_start_method(), "word": os.environ["WORD"]}
+    with open("seen.json.partial", "w") as file:
+        json.dump(seen, file)
+    os.replace("seen.json.partial", "seen.json")
+    time.sleep(float(os.environ["SECONDS"]))
+    return [1.0] * len(completions)
+"""
+LOOP = """
+import sys, threading
+from topr_trl.pipeline.child_processes import Program, run_processes
+if __name__ == "__main__":
+    arguments = "score --input rows.jsonl --output_dir scored --reward_funcs rewards.py:report".split()
+    run_processes([Program(arguments, ["3"])], "score", None, threading.Event())
+"""
+
+
+@pytest.fixture
+def scoring(tmp_path, monkeypatch):
+    """Return a function that starts a small loop, whose only stage reports what it sees."""
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"prompt": "1 + 1 =", "completion": " 2"}\n')
+    Path("rewards.py").write_text(REWARDS)
+    Path("loop.py").write_text(LOOP)
+
+    def start(seconds, **environment):
+        Path("seen.json").unlink(missing_ok=True)
+        own = {"SECONDS": str(seconds), "WORD": "of the loop", "PYTHONPATH": str(CONFIGS.parents[1]), **environment}
+        return subprocess.Popen([sys.executable, "loop.py"], env={**os.environ, **own})
+
+    return start
+
+
+def seen_by(process):
+    while not Path("seen.json").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    return json.loads(Path("seen.json").read_text())
+
+
+@pytest.mark.processes
+def test_a_forked_stage_has_its_own_threads_and_gpus(scoring):
+    process = scoring(0, OMP_NUM_THREADS="3", CUDA_VISIBLE_DEVICES="0,1,2,3")
+    seen = seen_by(process)
+    assert process.wait(60) == 0
+    default = "forkserver" if sys.version_info >= (3, 14) else "fork"
+    assert [seen[name] for name in ("threads", "gpus", "word", "method")] == [3, "3", "of the loop", default]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="stages end with a killed loop on Linux alone")
+@pytest.mark.parametrize("killed", ["pid", "server", "loop"])
+def test_nothing_runs_and_nothing_is_damaged_after_a_kill(scoring, killed):
+    process = scoring(600)
+    seen = seen_by(process) | {"loop": process.pid}
+    family = [psutil.Process(seen[name]) for name in ("pid", "server", "loop")]
+    assert family[1] in family[2].children()
+    family = [*family, *family[2].children(recursive=True)]
+    psutil.Process(seen[killed]).kill()
+    assert process.wait(60) != 0
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert alive == []
+    again = scoring(0)
+    assert again.wait(120) == 0
+    assert manifest.read(Path("scored")).finished
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="stages are forked on Linux alone")
+def test_the_server_has_one_thread_and_no_device():
+    """A forked process has only the thread that forks, and cannot use the CUDA context of its parent."""
+    code = (
+        "import os, topr_trl.pipeline.fork_server, torch\n"
+        "def fails(*_): raise AssertionError('a CUDA context')\n"
+        "torch.cuda._lazy_init = fails\n"
+        "import topr_trl.pipeline.loop, topr_trl.cli.commands\n"
+        "threads = [int(thread) for thread in os.listdir('/proc/self/task')]\n"
+        "print(*(open(f'/proc/self/task/{n}/comm').read() for n in threads if n != os.getpid()))\n"
+        "assert os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'] == '1'\n"
+    )
+    # These threads end before a fork: those of OpenBLAS, which this setting avoids, and the one of PyArrow's allocator.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert set(run.stdout.split()) <= {"jemalloc_bg_thd"}

@@ -210,7 +210,7 @@ def test_rewards_of_others_are_not_replaced_without_a_word():
     for shard in shards_of("rows"):
         table = load_rows(shard)
         table.to_parquet(manifest_free / shard.name)
-    with pytest.raises(ValueError, match="`reward` already"):
+    with pytest.raises(ValueError, match="scored already"):
         Score(ScoreArguments(input="given", output_dir="new", reward_funcs=FUNCTIONS)).run()
     with pytest.raises(ValueError, match="no judge"):
         Score(ScoreArguments(input=sampled("others"), output_dir="others")).run()

@@ -1,31 +1,107 @@
-"""List the commands, and write the error message for an unknown setting.
+"""List the commands, read the names of given settings, and refuse unknown settings.
 
 Help should be fast, so this module imports neither torch nor TRL.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
 
 from topr_trl.pipeline import stages
 
-_WITHOUT_STAGE = {
-    "iterate": "Run sample, score, curate, log-mu, train and evaluate in a loop that can be killed and continued.",
-    "trial": "Train with several settings on some of the rows, test on held-out problems, and recommend a setting.",
-    "plan": "Estimate GPU memory and the times of sampling and training before you start.",
-    "plot": "Plot a finished or running run on one HTML page with evaluations, curves and rows.",
-    "record": "Pass calls on to a model server, and record them with rewards for training.",
-    "push": "Upload a model or rows to the Hugging Face Hub, with a card.",
-}
+
+class Command(NamedTuple):
+    """Command that is no stage, or that does more than its stage.
+
+    Attributes:
+        function (`str`): Function that runs the command, as `MODULE:NAME` in the package.
+        settings (`str`, defaults to `""`): Dataclass of its settings, as `MODULE:NAME`. Default: that of the stage.
+        description (`str`, defaults to `""`): One-line help. Default: that of the stage.
+    """
+
+    function: str
+    settings: str = ""
+    description: str = ""
+
+
+COMMANDS = {
+    "iterate": Command(
+        "pipeline.loop:iterate", "pipeline.settings:IterateArguments",
+        "Run sample, score, curate, log-mu, train and evaluate in a loop that can be killed and continued.",
+    ),
+    "trial": Command(
+        "cli.trial_report:trial_command", "pipeline.settings:TrialArguments",
+        "Train with several settings on some of the rows, test on held-out problems, and recommend a setting.",
+    ),
+    "plan": Command(
+        "cli.memory_plan:plan_command", "cli.memory_plan:PlanArguments",
+        "Estimate GPU memory and the times of sampling and training before you start.",
+    ),
+    "plot": Command(
+        "cli.run_report:plot_command", "cli.run_report:PlotArguments",
+        "Plot a finished or running run on one HTML page with evaluations, curves and rows.",
+    ),
+    "record": Command(
+        "recording.server:record_command", "recording.settings:RecordArguments",
+        "Pass calls on to a model server, and record them with rewards for training.",
+    ),
+    "push": Command(
+        "hub:push_command", "hub:PushArguments",
+        "Upload a model or rows to the Hugging Face Hub, with a card.",
+    ),
+    "evaluate": Command("cli.evaluate:evaluate_command"),  # It may have to sample and score before the stage.
+}  # fmt: skip
 _ORDER = ("iterate", "trial", "import", "sample", "score", "curate", "log-mu", "train", "evaluate")
+_SRUN = "Let srun choose the machines in sampling_launcher and training_launcher, as in examples/slurm."
 _HINTS = {
+    "sampling_hosts": _SRUN,
+    "training_hosts": _SRUN,
+    "retries": "Run a stopped command again, and it continues. On Slurm, #SBATCH --requeue does this.",
     "resume_from_checkpoint": "Run a stopped command again, and it continues from its last checkpoint.",
 }
 
 
 def commands() -> dict[str, str]:
     """Return a one-line description of each command, by name. The order is the order of `topr --help`."""
-    found = {**stages.descriptions(), **_WITHOUT_STAGE}
+    found = {**stages.descriptions(), **{name: each.description for name, each in COMMANDS.items() if each.settings}}
     return {name: found[name] for name in dict.fromkeys((*_ORDER, *found))}
+
+
+def load_object(name: str) -> Any:
+    """Import a function or class of the package by its name `MODULE:NAME`."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(f"topr_trl.{module}"), attribute)
+
+
+def read_config(given: Sequence[str]) -> dict[str, Any]:
+    """Return the settings in the YAML file after `--config`. Return {} without `--config`.
+
+    Args:
+        given (`Sequence[str]`): Arguments of the command.
+
+    Raises:
+        ValueError: no file follows `--config`, or the file does not hold settings.
+        FileNotFoundError: the file does not exist.
+        IsADirectoryError: the path is a folder.
+    """
+    if "--config" not in given:
+        return {}
+    if given[-1] == "--config":
+        raise ValueError("--config needs the name of a YAML file.")
+    file = Path(given[given.index("--config") + 1])
+    if not file.exists():
+        raise FileNotFoundError(f"--config: {file} does not exist.")
+    if file.is_dir():
+        raise IsADirectoryError(f"--config {file} is a folder, and must be a YAML file.")
+    with file.open(encoding="utf-8") as stream:  # With a stream, a YAML error names the file.
+        config = yaml.safe_load(stream)
+    if not isinstance(config, dict):
+        raise ValueError(f"{file} must hold settings, one per line, as in `learning_rate: 1.0e-6`.")
+    return config
 
 
 def settings_given(arguments: Sequence[str]) -> set[str]:
@@ -38,22 +114,40 @@ def settings_given(arguments: Sequence[str]) -> set[str]:
     return {word.replace("-", "_") for word in words} - {"config"}
 
 
-def unknown_setting(command: str, name: str, where: str, names: Collection[str], others: Sequence[str]) -> str:
-    """Return the error message for a setting that a command does not take, with a hint.
+def refuse_unknown(command: str, given: Sequence[str], index: Mapping[str, Any]) -> None:
+    """Check that a command takes all settings on the command line and in the YAML file.
 
     Args:
         command (`str`): Name of the command.
-        name (`str`): Name of the setting.
-        where (`str`): Text after the name of the setting, such as `" (in FILE)"`, or `""` for the command line.
-        names (`Collection[str]`): Names of the command's settings.
-        others (`Sequence[str]`): Names of the commands that take the setting.
+        given (`Sequence[str]`): Arguments of the command.
+        index (`Mapping`): Names of settings and options of all commands, see `settings_index.read_index`.
+
+    Raises:
+        ValueError: the command does not take one of the settings. The message suggests a similar setting, or another
+            command.
+        OSError, yaml.YAMLError: the YAML file cannot be read.
     """
+    settings = index["settings"]
+    unknown = settings_given(given) - {*settings[command], *index["flags"][command]}
+    where = ""
+    if not unknown:
+        unknown = set(read_config(given)) - {*settings[command], "env"}  # TrlParser sets environment variables of `env`
+        if command not in ("plot", "push", "record"):  # Other commands can read the YAML file of `topr iterate`.
+            unknown -= set(settings["iterate"])
+        where = f" (in {given[given.index('--config') + 1]})" if unknown else ""
+    if unknown:
+        name = min(unknown)
+        others = [other for other in commands() if name in settings[other]]
+        hint = _hint(command, name, settings[command], others)
+        raise ValueError(f"This command has no setting --{name}{where}. {hint}")
+
+
+def _hint(command: str, name: str, names: Collection[str], others: Sequence[str]) -> str:
+    """Return a hint about a setting that a command does not take. `others` are the commands that take it."""
     if name in _HINTS:
-        hint = _HINTS[name]
-    elif others:
-        hint = f"It is a setting of topr {', '.join(others)}."
-    elif similar := get_close_matches(name, names, 1):
-        hint = f"Did you mean --{similar[0]}?"
-    else:
-        hint = f"topr {command} --help lists its settings."
-    return f"This command has no setting --{name}{where}. {hint}"
+        return _HINTS[name]
+    if others:
+        return f"It is a setting of topr {', '.join(others)}."
+    if similar := get_close_matches(name, names, 1):
+        return f"Did you mean --{similar[0]}?"
+    return f"topr {command} --help lists its settings."

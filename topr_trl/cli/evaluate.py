@@ -1,11 +1,11 @@
 """Run `topr evaluate`: sample and score where needed, then run the stage `evaluate`."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from topr_trl.data.rows import have_rewards
 from topr_trl.data.tables import columns_of, shards_of
-from topr_trl.evaluation.answers import NEEDED, check_columns, encode, read_samples, run_names
+from topr_trl.data.usable_rows import check_usable, is_scored
+from topr_trl.evaluation.answers import encode, read_samples, run_names
 from topr_trl.evaluation.bootstrap import matched
 from topr_trl.evaluation.rewards import read_reward_samples
 from topr_trl.pipeline import manifest
@@ -42,7 +42,8 @@ def evaluate_command(args: EvaluateArguments) -> None:
     for path in (source, second):
         if path is not None:
             manifest.check_whole(path)
-            check_evaluable(path, args.reward_funcs, may_be_scored=path is second or not args.reward_funcs)
+            scored = path is second and all(is_scored(columns_of(shard)) for shard in shards_of(path))
+            check_evaluable(path, None if scored else args.reward_funcs)
     if source is None:
         check_rewards(load_problems(args, "test"), args)
     if second is not None:
@@ -75,13 +76,12 @@ def _names_of_runs(args: EvaluateArguments, source: Path | None, second: Path) -
     return [model, second.name if second.name != model else f"compared-{model}"]
 
 
-def check_evaluable(path: Path, reward_funcs: Sequence[str] | None = None, may_be_scored: bool = True) -> None:
+def check_evaluable(path: Path, reward_funcs: Sequence[str] | None = None) -> None:
     """Check that rows can be evaluated, or can be scored first.
 
     Args:
         path (`Path`): File or folder of the rows.
-        reward_funcs (`Sequence[str]`, *optional*): Names of reward functions, see `load_reward_funcs`.
-        may_be_scored (`bool`, defaults to `True`): Whether rows may have rewards or extracted answers already.
+        reward_funcs (`Sequence[str]`, *optional*): Names of reward functions that score the rows.
 
     Raises:
         FileNotFoundError: the file does not exist, or the folder has no complete set of shards.
@@ -90,26 +90,14 @@ def check_evaluable(path: Path, reward_funcs: Sequence[str] | None = None, may_b
     for shard in shards_of(path):
         columns = columns_of(shard)
         with naming(shard):
-            if _is_scored(columns):
-                check_columns(columns, NEEDED[:1])
-                if not may_be_scored:
-                    raise ValueError(
-                        "the rows are scored already. Remove the columns `reward`, `verdict` and `extracted` to score "
-                        "with reward_funcs, or remove reward_funcs."
-                    )
-            else:
-                answer = [] if reward_funcs else [NEEDED[1]]
-                check_columns(columns, (NEEDED[0], *answer, ("extracted", "reward", "completion")))
+            check_usable(columns, "evaluate", bool(reward_funcs))
+            if not is_scored(columns):
                 prepare_rewards(load_reward_funcs(reward_funcs or []), columns, load=False)
-
-
-def _is_scored(columns: Collection[str]) -> bool:
-    return {"extracted", "answer"} <= set(columns) or have_rewards(columns)
 
 
 def _score_if_needed(args: EvaluateArguments, source: Path, into: Path) -> Path:
     """Return `source` if its rows have extracted answers or rewards. Otherwise, score them, and return `into`."""
-    if all(_is_scored(columns_of(shard)) for shard in shards_of(source)):
+    if all(is_scored(columns_of(shard)) for shard in shards_of(source)):
         return source
     _score(args, source, into)
     return into

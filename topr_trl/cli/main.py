@@ -11,8 +11,11 @@ from difflib import get_close_matches
 import yaml
 
 from topr_trl import __version__
-from topr_trl.cli.command_names import commands, settings_given, unknown_setting
+from topr_trl.cli.command_names import commands, read_config, refuse_unknown
+from topr_trl.cli.early_checks import check_early
 from topr_trl.cli.settings_index import read_index, write_index
+from topr_trl.pipeline.child_processes import start_server
+from topr_trl.pipeline.parent_process import is_one_of_several
 
 
 def console() -> None:
@@ -38,7 +41,7 @@ def console() -> None:
     except KeyboardInterrupt:
         print(f"\ntopr {arguments[0]}: stopped. Run the same command again to continue.", file=sys.stderr)
         sys.exit(130)
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if is_one_of_several():
         # All files are written, so exit without shutting gloo down. If gloo shuts down while another process is still
         # running, it sometimes aborts or hangs (torch 2.13). The launcher would then stop the other processes.
         sys.stdout.flush()
@@ -91,10 +94,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         short, full = index["help"][command]
         print(full if "--help_all" in given else short, end="")
         return
-    names = index["settings"][command]
-    if unknown := sorted(settings_given(given) - {*names, *index["flags"][command]}):
-        others = [other for other in known if unknown[0] in index["settings"][other]]
-        raise ValueError(unknown_setting(command, unknown[0], where="", names=names, others=others))
+    refuse_unknown(command, given, index)
+    config = read_config(given)
+    check_early(command, given, config, index["settings"][command])
+    if isinstance(config.get("env"), dict):  # Libraries read some of these variables when they are imported.
+        os.environ.update({name: str(value) for name, value in config["env"].items()})
+    if command in ("iterate", "trial"):
+        start_server()  # It imports the libraries at the same time as this process.
     from topr_trl.cli.commands import run  # takes seconds, because it imports torch and TRL
 
     run(command, given)

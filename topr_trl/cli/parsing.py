@@ -7,45 +7,36 @@ from types import NoneType
 from typing import Any, get_type_hints
 
 import torch
-import yaml
 from trl import TrlParser
 
-from topr_trl.cli.command_names import commands, settings_given, unknown_setting
-from topr_trl.cli.memory_plan import PlanArguments
-from topr_trl.cli.run_report import PlotArguments
-from topr_trl.hub import PushArguments
+from topr_trl.cli.command_names import COMMANDS, load_object, read_config, settings_given
 from topr_trl.pipeline import stages
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.settings import (
-    LOOP_SETTINGS,
-    TRIAL_SETTINGS,
-    IterateArguments,
-    TrialArguments,
-    field_names,
-)
-from topr_trl.recording.settings import RecordArguments
-from topr_trl.settings.checks import check_type, existing
+from topr_trl.pipeline.settings import LOOP_SETTINGS, TRIAL_SETTINGS, field_names
+from topr_trl.settings.checks import check_type
 from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
 
-_WITHOUT_STAGE: dict[str, type] = {
-    "iterate": IterateArguments, "trial": TrialArguments, "plan": PlanArguments, "plot": PlotArguments,
-    "push": PushArguments, "record": RecordArguments,
-}  # fmt: skip
 _SUBSETS = {"iterate": LOOP_SETTINGS, "trial": TRIAL_SETTINGS}  # commands that take only some fields of their dataclass
 _UNDECLARED_TYPES = {"debug": NoneType, "fsdp": bool}  # types that transformers accepts but does not declare
 
 
 def settings_of(command: str) -> tuple[str, ...]:
     """Return the names of the settings that a command takes."""
-    if command in _WITHOUT_STAGE:
-        return _SUBSETS.get(command) or field_names(_WITHOUT_STAGE[command])
+    if _has_own_settings(command):
+        return _SUBSETS.get(command) or field_names(settings_class(command))
     found: tuple[str, ...] = stages.load(command).setting_names()
     return found
 
 
 def settings_class(command: str) -> type:
     """Return the dataclass of a command's settings."""
-    return _WITHOUT_STAGE[command] if command in _WITHOUT_STAGE else stages.load(command).settings
+    if _has_own_settings(command):
+        return load_object(COMMANDS[command].settings)
+    return stages.load(command).settings
+
+
+def _has_own_settings(command: str) -> bool:
+    return command in COMMANDS and bool(COMMANDS[command].settings)
 
 
 def parse(command: str, given: list[str]) -> Any:
@@ -59,19 +50,13 @@ def parse(command: str, given: list[str]) -> Any:
         An instance of `settings_class(command)`.
 
     Raises:
-        ValueError: the command does not take a setting, or does not accept its value.
+        ValueError: the command does not accept the value of a setting. Other settings are refused before, see
+            `command_names.refuse_unknown`.
         OSError: the YAML file does not exist, or is a folder.
         SystemExit: a value on the command line, or text in the YAML file, cannot be converted to the setting's type.
     """
     kind, names = settings_class(command), settings_of(command)
     config = read_config(given)
-    in_arguments = settings_given(given)
-    flags = flags_of(command)
-    refuse_unknown(command, in_arguments - flags, "")
-    in_yaml = set(config) - {"env"}  # TrlParser sets environment variables from `env`
-    if command not in ("plot", "push", "record"):  # Other commands can read the YAML file of `topr iterate`.
-        in_yaml -= set(settings_of("iterate"))
-    refuse_unknown(command, in_yaml, f" (in {given[given.index('--config') + 1]})" if config else "")
     for name, hint in get_type_hints(kind).items():
         value = config.get(name)
         # The parser checks text, as on the command line. YAML can have a number for a str setting such as baseline.
@@ -79,57 +64,13 @@ def parse(command: str, given: list[str]) -> Any:
         if name in names and name in config and not is_text:
             check_type(name, value, hint | _UNDECLARED_TYPES[name] if name in _UNDECLARED_TYPES else hint)
     parser = make_parser(command, names)
-    parser.set_defaults(**_settings_of_the_bundled_model(command, in_arguments, config))
+    parser.set_defaults(**_settings_of_the_bundled_model(command, settings_given(given), config))
     parsed, _, more = parser.parse_args_and_config(
         given, return_remaining_strings=True, separate_remaining_strings=True
     )
     if more:
         raise ValueError(f"Unexpected argument {more[0]!r}. topr {command} --help lists its settings.")
     return kind(**{name: getattr(parsed, name) for name in names})
-
-
-def read_config(given: Sequence[str]) -> Json:
-    """Return the settings in the YAML file after `--config`. Return {} without `--config`.
-
-    Args:
-        given (`Sequence[str]`): Arguments of the command.
-
-    Raises:
-        ValueError: no file follows `--config`, or the file does not hold settings.
-        FileNotFoundError: the file does not exist.
-        IsADirectoryError: the path is a folder.
-    """
-    if "--config" not in given:
-        return {}
-    if given[-1] == "--config":
-        raise ValueError("--config needs the name of a YAML file.")
-    file = existing(given[given.index("--config") + 1], "--config")
-    if file.is_dir():
-        raise IsADirectoryError(f"--config {file} is a folder, and must be a YAML file.")
-    with file.open(encoding="utf-8") as stream:  # With a stream, a YAML error names the file.
-        config = yaml.safe_load(stream)
-    if not isinstance(config, dict):
-        raise ValueError(f"{file} must hold settings, one per line, as in `learning_rate: 1.0e-6`.")
-    return config
-
-
-def refuse_unknown(command: str, names: set[str], where: str) -> None:
-    """Check that a command takes all given settings.
-
-    Args:
-        command (`str`): Name of the command.
-        names (`set[str]`): Names of settings.
-        where (`str`): Text after the name of the setting in the message, such as `" (in FILE)"`, or `""` for the
-            command line.
-
-    Raises:
-        ValueError: the command does not take one of the settings. The message suggests a similar setting, or another
-            command.
-    """
-    unknown = sorted(names - set(settings_of(command)))
-    if unknown:
-        others = [other for other in commands() if unknown[0] in settings_of(other)]
-        raise ValueError(unknown_setting(command, unknown[0], where, settings_of(command), others))
 
 
 def flags_of(command: str) -> set[str]:

@@ -1,6 +1,6 @@
 """Read the final answers of completions as arrays of P problems and S samples per problem."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -14,12 +14,12 @@ from topr_trl.baseline import group_numbers, is_missing
 from topr_trl.data.rows import checked_column, hash_prompts, id_column, text_column
 from topr_trl.data.sampler_logps import GREEDY, TEMPERATURE
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
+from topr_trl.data.usable_rows import check_usable
 from topr_trl.rewards import CORRECT, INVALID, VERDICTS
 
 ProblemId = int | float | str
 
 INVALID_CODE, RIGHT_CODE = -1, 0
-NEEDED = (("problem_id", "prompt"), ("answer",), ("extracted",))  # at least one column from each group is required
 OPTIONAL = ("problem_id", "verdict", "score", "subject", "level", TEMPERATURE)
 GROUPINGS = ("subject", "level")
 _NO_GROUP = "none"  # name for problems without a subject or level
@@ -198,7 +198,7 @@ def samples_of(rows: Dataset) -> Samples:
             subject or level, or the problems differ in their number of samples or greedy rows.
     """
     columns = rows.column_names
-    check_columns(columns)
+    check_usable(columns, "answers")
     if len(rows) == 0:
         raise ValueError("There is no row to evaluate.")
     by_id, rows_of = "problem_id" in columns, dict[ProblemId, list[int]]()
@@ -268,14 +268,6 @@ def without_greedy(
     return (sampled if any(sampled) else list(rows_of.values())), [place[0] for place in greedy]
 
 
-def check_columns(columns: Collection[str], needed: Sequence[Sequence[str]] = NEEDED) -> None:
-    """Raise a ValueError unless `columns` includes at least one column from each group in `needed`."""
-    if missing := [" or ".join(names) for names in needed if not set(names) & set(columns)]:
-        raise ValueError(
-            f"Rows to evaluate need the columns {', '.join(map(' or '.join, needed))}; missing: {', '.join(missing)}."
-        )
-
-
 def _named(rows: Dataset) -> list[str]:
     """Return a problem id for each row: the end and a hash of its prompt. Whole prompts would take more memory."""
     prompts = rows.with_format(None)["prompt"][:]
@@ -318,7 +310,7 @@ def read_samples(path: Path) -> Samples:
             raise ValueError(f"{path}: only {count} of {len(shards)} files have the column {name!r}.")
     of_all = set.intersection(*columns)
     try:
-        check_columns(of_all)
+        check_usable(list(of_all), "answers")
         names = [name for name in ("answer", "extracted", *OPTIONAL) if name in of_all]
         return samples_of(from_table(pa.concat_tables([_read(shard, names) for shard in shards])))
     except (ValueError, pa.ArrowInvalid) as error:

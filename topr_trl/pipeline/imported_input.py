@@ -1,6 +1,5 @@
 """Import the input of a command if it is a file from another system, such as a CSV of feedback."""
 
-import os
 from copy import copy
 from dataclasses import fields
 from pathlib import Path
@@ -11,6 +10,7 @@ from topr_trl.importing.input_settings import InputArguments
 from topr_trl.importing.recognition import format_of
 from topr_trl.importing.record_files import files_of, parsed, read_records
 from topr_trl.pipeline import manifest
+from topr_trl.pipeline.parent_process import is_one_of_several
 from topr_trl.pipeline.run_folders import IMPORTED
 from topr_trl.pipeline.stages.import_ import Import, ImportArguments
 
@@ -44,7 +44,7 @@ def with_imported_input(args: Settings) -> Settings:
     if given is None or _holds_rows(Path(given), args):
         _check_without_import(args, name, given)
         return _with_rows(args, name, given)
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if is_one_of_several():
         raise ValueError(
             f"{given} does not contain rows, and only a single process can import it. Run topr import first, and set "
             "--input to its output folder."

@@ -1,34 +1,25 @@
 """Start the stages that run in their own processes, such as `sample` and `train`, on their machines and GPUs."""
 
 import os
-import random
 import shlex
 import sys
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import fields
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 from threading import Event
-from typing import IO, Any
+from typing import Any
 
 import torch
 import yaml
 from trl import ModelConfig
 
-from topr_trl.pipeline.child_processes import Process, ProcessGroup, run_process_groups, start
+from topr_trl.pipeline.child_processes import Program, describe_failure, run_processes
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import model_path
-from topr_trl.pipeline.problems import load_problems
-from topr_trl.pipeline.settings import (
-    PLACEHOLDERS,
-    FolderArguments,
-    LaunchArguments,
-    RunArguments,
-)
+from topr_trl.pipeline.parent_process import is_one_of_several
+from topr_trl.pipeline.settings import LAUNCHERS, FolderArguments, LaunchArguments, RunArguments
 from topr_trl.pipeline.stage import Stage
 from topr_trl.pipeline.stages.sample import Sample
 from topr_trl.settings.unsupported import offloads_optimizer, refuse_adafactor
@@ -48,7 +39,7 @@ def check_launch(command: str, settings: RunArguments) -> None:
     """
     if settings.save_only_model:
         raise ValueError("save_only_model=True saves checkpoints from which training cannot resume: remove it.")
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if is_one_of_several():
         raise ValueError(
             f"Start topr {command} in one process. For several training processes, set --accelerate_config to a config "
             "file of Accelerate."
@@ -83,26 +74,19 @@ def _check_accelerate(settings: RunArguments) -> None:
     refuse_adafactor(settings.optim, sharding == "FSDP" and fsdp_version == 2, offloaded)
     if sharding == "DEEPSPEED" and find_spec("deepspeed") is None:
         raise ImportError('This accelerate_config needs DeepSpeed: run pip install ".[deepspeed]" in the clone.')
-    for name in PLACEHOLDERS:
+    for name in LAUNCHERS:
         launcher = getattr(settings, name)
         words = shlex.split(launcher or "")
         if launcher and not words:
             raise ValueError(f"{name} is empty: set it to a command, or remove it.")
         if words and which(words[0]) is None:
             raise FileNotFoundError(f"{name}: there is no program {words[0]}.")
-    machines = num_machines(settings.accelerate_config)
-    if machines > 1 and "{host}" not in (settings.training_launcher or ""):
+    if (machines := num_machines(settings.accelerate_config)) > 1 and not settings.training_launcher:
         raise ValueError(
             f"{settings.accelerate_config} has num_machines={machines}: set --training_launcher to a command that "
-            "starts a process on a machine, such as 'srun --nodes 1 --ntasks 1 --nodelist {host}', and set "
-            "--training_hosts to the machines."
+            "starts a process on each machine, such as 'srun --nodes 2 --ntasks-per-node 1 "
+            "examples/slurm/train_on_node.sh'."
         )
-    for stage, name in (("train", "training_hosts"), ("log-mu", "sampling_hosts")):
-        if (found := len(settings.hosts_of(stage))) < machines > 1:
-            raise ValueError(
-                f"{settings.accelerate_config} has num_machines={machines}, and {name} has {found}. Set --{name} to "
-                "one host per machine."
-            )
 
 
 def run_apart(stage: Stage[Any], launch: LaunchArguments, log: Path | None, stop: Event) -> Json:
@@ -119,88 +103,50 @@ def run_apart(stage: Stage[Any], launch: LaunchArguments, log: Path | None, stop
         The stage's entry in the manifest. Its `seconds` include the time of the sampling workers.
 
     Raises:
-        ChildProcessError: a process failed more than `launch.retries` times, or `stop` was set.
+        ChildProcessError: a process failed or ended before its work was done, or `stop` was set.
     """
-    program = ["-m", "topr_trl", stage.name, "--config", str(write_settings(stage))]
-    with ExitStack() as opened:
-        output = None if log is None else opened.enter_context(log.open("ab"))
-        if isinstance(stage, Sample):
-            program = [launch.sampling_python or sys.executable, *program]
-            if launch.sampling_workers > 1 or launch.sampling_launcher:
-                return _run_workers(stage, program, launch, log, output, stop)
-            started = partial(_start_local, program, stage.name, launch, output)
-        elif not stage.on_several_processes:
-            started = partial(_start_local, [sys.executable, *program], stage.name, launch, output)
-        else:
-            started = partial(_start_nodes, program, stage.name, launch, output)
-        group = ProcessGroup(started, lambda: "finished" in stage.entry())
-        run_process_groups([group], stage.name, launch.retries, log, stop)
-    return stage.entry()
-
-
-def _run_workers(
-    stage: Sample, program: list[str], launch: LaunchArguments, log: Path | None, output: IO[bytes] | None, stop: Event
-) -> Json:
-    """Sample the shards in worker processes, and finish the stage in this process."""
-    began, workers = time.monotonic(), []
-    count = stage.count_shards(load_problems(stage.args, stage.args.split))
-    for k in range(launch.sampling_workers):
-        worker = f"{k}/{launch.sampling_workers}"
-        started = partial(_start_worker, [*program, "--worker", worker], k, launch, output)
-        workers.append(ProcessGroup(started, lambda w=worker: not stage.missing_shards(w, count)))  # type: ignore[misc]
-    run_process_groups(workers, stage.name, launch.retries, log, stop)
+    began = time.monotonic()
+    run_processes(programs_of(stage, launch), stage.name, log, stop)
+    if "finished" in stage.entry():
+        return stage.entry()
+    # Exit status 0 is not enough, because a launcher can exit with 0 after losing a machine.
+    if not isinstance(stage, Sample) or stage.has_missing_shards():
+        raise ChildProcessError(describe_failure(stage.name, "ended before its work was done", log))
     sampled = time.monotonic() - began
-    done = stage.run()
+    done = stage.run()  # The workers have sampled all shards, and none of them finishes the stage.
     return done | {"seconds": done["seconds"] + sampled}
 
 
-def _start_local(
-    command: list[str], stage: str, launch: LaunchArguments, output: IO[bytes] | None
-) -> Iterable[Process]:
-    return [start(command, devices(stage, launch), output)]
+def programs_of(stage: Stage[Any], launch: LaunchArguments) -> list[Program]:
+    """Return the programs that run a stage at the same time, and write the stage's settings for them.
 
-
-def _start_worker(command: list[str], k: int, launch: LaunchArguments, output: IO[bytes] | None) -> list[Process]:
-    if launch.sampling_launcher:
-        launcher = _fill_placeholders(launch.sampling_launcher, host=_host("sample", launch, k), worker=k)
-        return [start(launcher + command, [], output, is_launcher=True)]
-    return [start(command, worker_devices(devices("sample", launch), k, launch.vllm_tensor_parallel_size), output)]
-
-
-def _start_nodes(
-    program: list[str], stage: str, launch: LaunchArguments, output: IO[bytes] | None
-) -> Iterable[Process]:
-    """Start the stage `train` or `log-mu` on each of its machines, and yield the processes."""
-    config, port, first = launch.accelerate_config, random.randrange(*_PORTS), _host(stage, launch, 0)
-    accelerate = ["-m", "accelerate.commands.launch", "--config_file", config] if config else []
-    if config and launch.devices_of(stage):
-        accelerate += ["--num_processes", str(len(devices(stage, launch)))]
-    machines = num_machines(config)
-    for node in range(machines):
-        # Two stages may start on one machine at the same time. With port 0, Accelerate picks a free port.
-        where = ["--machine_rank", node, "--main_process_ip", first, "--main_process_port", port]
-        place = (where if machines > 1 else ["--main_process_port", 0]) if config else []
-        command = [sys.executable, *accelerate, *map(str, place), *program]
-        if launch.training_launcher:
-            host = _host(stage, launch, node)
-            command = _fill_placeholders(launch.training_launcher, host=host, node=node, port=port) + command
-        yield start(command, devices(stage, launch), output, is_launcher=bool(launch.training_launcher))
-
-
-def _host(stage: str, launch: LaunchArguments, number: int) -> str:
-    """Return the host of a worker or node. Return "" if the settings name no hosts."""
-    hosts = launch.hosts_of(stage)
-    return hosts[number % len(hosts)] if hosts else ""
-
-
-_PORTS = (20_000, 32_000)  # range to draw the main port from; Linux gives ports from 32,768 to other connections
-
-
-def _fill_placeholders(launcher: str, **places: str | int) -> list[str]:
-    """Return the words of a launcher command, with its placeholders filled in."""
-    for name, value in places.items():
-        launcher = launcher.replace(f"{{{name}}}", str(value))
-    return shlex.split(launcher)
+    Args:
+        stage (`Stage`): The stage.
+        launch (`LaunchArguments`): Settings for starting processes.
+    """
+    arguments, gpus = [stage.name, "--config", str(write_settings(stage))], devices(stage.name, launch)
+    if isinstance(stage, Sample):
+        python, workers = [launch.sampling_python] if launch.sampling_python else [], launch.sampling_workers
+        if launch.sampling_launcher:
+            return [Program(arguments, [], python, shlex.split(launch.sampling_launcher))]
+        if workers == 1:
+            return [Program(arguments, gpus, python)]
+        each = launch.vllm_tensor_parallel_size
+        return [
+            Program([*arguments, "--worker", f"{k}/{workers}"], worker_devices(gpus, k, each), python)
+            for k in range(workers)
+        ]
+    if not stage.on_several_processes:
+        return [Program(arguments, gpus)]
+    python = []
+    if config := launch.accelerate_config:
+        python = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config]
+        if num_machines(config) == 1:
+            # Two stages may start on one machine at the same time. With port 0, Accelerate picks a free port.
+            python += ["--main_process_port", "0"]
+        if launch.devices_of(stage.name):
+            python += ["--num_processes", str(len(gpus))]
+    return [Program(arguments, gpus, python, shlex.split(launch.training_launcher or ""))]
 
 
 def num_machines(accelerate_config: str | None) -> int:

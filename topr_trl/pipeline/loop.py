@@ -9,9 +9,10 @@ from pathlib import Path
 
 import torch
 
-from topr_trl.data.rows import check_trainable_columns, have_rewards, need_columns
+from topr_trl.data.rows import have_rewards
 from topr_trl.data.sampler_logps import TEMPERATURE, training_temperatures
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
+from topr_trl.data.usable_rows import check_usable
 from topr_trl.evaluation.report import EVALUATION, Evaluations, plain_table, read_evaluation
 from topr_trl.pipeline import locks, stages
 from topr_trl.pipeline import run_folders as layout
@@ -221,25 +222,17 @@ def check_trainable(path: Path, rewards: RewardArguments) -> None:
     """
     for shard in shards_of(path):
         names = columns_of(shard)
-        if have_rewards(names):
-            with naming(shard):
-                check_trainable_columns(names)
-        elif rewards.reward_funcs is not None:
-            need_columns(names, ("prompt", "completion"), f"{shard}: rows without a reward")
-            prepare_rewards(load_reward_funcs(rewards.reward_funcs), names, load=False)
-        else:
-            need_columns(names, ("prompt", "completion", "answer"), f"{shard}: rows without a reward")
+        with naming(shard):
+            by_functions = rewards.reward_funcs is not None and not have_rewards(names)
+            check_usable(names, "loop", by_functions)
+        if by_functions:
+            prepare_rewards(load_reward_funcs(rewards.reward_funcs or ()), names, load=False)
         if TEMPERATURE in names:
             with naming(shard):
                 training_temperatures(from_table(read_shard(shard, (TEMPERATURE,))))
 
 
 def _check_overlap(loop: IterateArguments) -> None:
-    if loop.overlap and loop.training_launcher and not (loop.sampling_hosts and loop.training_hosts):
-        raise ValueError(
-            "overlap computes log μ while another iteration trains. Set --sampling_hosts and --training_hosts, "
-            "and put {host} into training_launcher."
-        )
     is_here = not (loop.sampling_launcher or loop.training_launcher)
     if loop.overlap and is_here and torch.cuda.device_count() and not (loop.sampling_devices and loop.training_devices):
         raise ValueError(

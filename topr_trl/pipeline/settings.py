@@ -216,8 +216,7 @@ class BackendArguments(VLLMArguments):
         check_choice(self, sampling_backend=BACKENDS)
 
 
-# Placeholders allowed in launcher templates.
-PLACEHOLDERS = {"sampling_launcher": ("host", "worker"), "training_launcher": ("host", "node", "port")}
+LAUNCHERS = ("sampling_launcher", "training_launcher")
 
 
 @dataclass
@@ -237,41 +236,24 @@ class LaunchArguments(BackendArguments):
     training_devices: list[str] | None = field(default=None, metadata={"help": "GPUs for training. Default: all."})
     sampling_launcher: str | None = field(
         default=None,
-        metadata={"help": "Command that starts a sampling process, such as srun. Placeholders: {host} {worker}."},
+        metadata={"help": "Command that starts sampling on other machines, such as srun with a script."},
     )
     training_launcher: str | None = field(
         default=None,
-        metadata={"help": "Command that starts training or log μ on a machine. Placeholders: {host} {node} {port}."},
+        metadata={"help": "Command that starts training and log μ on other machines, such as srun with a script."},
     )
-    sampling_hosts: list[str] | None = field(
-        default=None, metadata={"help": "Machines for sampling and log μ. They replace {host} in the launchers."}
-    )
-    training_hosts: list[str] | None = field(
-        default=None, metadata={"help": "Machines for training. They also compute log μ if sampling_hosts is not set."}
-    )
-    retries: int = field(default=0, metadata={"help": "Maximum number of restarts after a failure."})
 
     def __post_init__(self) -> None:
         check_types(self, LaunchArguments)  # Check first: the code below would split a str into characters.
         super().__post_init__()
         check_at_least(1, self, "sampling_workers")
-        check_at_least(0, self, "retries")
-        for name, places in PLACEHOLDERS.items():
-            if unknown := set(re.findall(r"{(\w*)}", getattr(self, name) or "")) - set(places):
-                allowed = ", ".join(f"{{{place}}}" for place in places)
-                raise ValueError(f"{name} accepts the placeholders {allowed}, not {{{sorted(unknown)[0]}}}.")
-            hosts, gpus = name.replace("launcher", "hosts"), name.replace("launcher", "devices")
-            if "{host}" in (getattr(self, name) or "") and not getattr(self, hosts):
-                raise ValueError(f"{name} has {{host}}: set {hosts} to the machines.")
-            if getattr(self, name) and getattr(self, gpus):
-                raise ValueError(
-                    f"{gpus} are GPUs of this machine, and {name} starts processes on other machines. Keep only one of "
-                    "the two."
-                )
-            try:
-                shlex.split(getattr(self, name) or "")
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}.") from error
+        for name in LAUNCHERS:
+            self._check_launcher(name)
+        if self.sampling_launcher and self.sampling_workers > 1:
+            raise ValueError(
+                "sampling_workers starts processes on this machine, and sampling_launcher on others. Remove "
+                "sampling_workers, and let the launcher start the workers, as examples/slurm/sample_on_node.sh does."
+            )
         for name in ("sampling_devices", "training_devices"):
             if (devices := getattr(self, name)) is not None and len(set(devices)) < max(len(devices), 1):
                 raise ValueError(f"{name} must list GPUs, each once, not {' '.join(devices) or 'none'}.")
@@ -279,14 +261,26 @@ class LaunchArguments(BackendArguments):
             if getattr(self, name) is not None:
                 existing(getattr(self, name), f"--{name}")
 
+    def _check_launcher(self, name: str) -> None:
+        launcher, gpus = getattr(self, name) or "", name.replace("launcher", "devices")
+        if placeholder := re.search(r"{\w*}", launcher):
+            raise ValueError(
+                f"{name} has {placeholder[0]}, and launchers have no placeholders. Let srun choose the machines, and "
+                "read its variables in a script, as in examples/slurm."
+            )
+        if launcher and getattr(self, gpus):
+            raise ValueError(
+                f"{gpus} are GPUs of this machine, and {name} starts processes on other machines. Keep only one of "
+                "the two."
+            )
+        try:
+            shlex.split(launcher)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}.") from error
+
     def devices_of(self, stage: str) -> list[str] | None:
         """Return the GPUs that the settings name for a stage, or None."""
         return self.training_devices if stage == "train" else self.sampling_devices
-
-    def hosts_of(self, stage: str) -> list[str]:
-        """Return the machines that the settings name for a stage, or []."""
-        own = {"train": self.training_hosts, "log-mu": self.sampling_hosts or self.training_hosts}
-        return own.get(stage, self.sampling_hosts) or []
 
 
 _PLAIN_NAME = re.compile(r"\w+(\.\w+)*")  # name of a module, not a regular expression

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from topr_trl.data.tables import columns_of, read_shard, shards_of
+from topr_trl.data.usable_rows import have_answers
 from topr_trl.evaluation.answers import read_samples, run_names
 from topr_trl.evaluation.report import EVALUATION, read_evaluation, write_report
 from topr_trl.evaluation.rewards import read_reward_samples
@@ -67,7 +68,7 @@ class Evaluate(Stage[EvaluateArguments]):
         args, sources = self.args, self.sources()
         names = run_names(*sources) if len(sources) == 2 else ["estimate"]
         places = dict(zip(names, sources, strict=True))
-        judged = all(has_answers(source) for source in sources)
+        judged = all(map(has_answers, sources))
         by_reward = not judged or args.pass_threshold is not None or any(map(_has_other_rewards, sources))
         runs = {name: read_samples(source) for name, source in places.items()} if judged else {}
         rewards = {name: read_reward_samples(source) for name, source in places.items()} if by_reward else {}
@@ -87,8 +88,8 @@ class Evaluate(Stage[EvaluateArguments]):
 
 
 def has_answers(source: Path) -> bool:
-    """Return whether all rows have the columns `extracted` and `answer`, as judged rows do."""
-    return all({"extracted", "answer"} <= set(columns_of(shard)) for shard in shards_of(source))
+    """Return whether all rows have the answers that a judge extracted."""
+    return all(have_answers(columns_of(shard)) for shard in shards_of(source))
 
 
 def _has_other_rewards(source: Path) -> bool:

@@ -126,11 +126,11 @@ class Sample(Stage[SampleArguments]):
         self._sample_shards()
         return count_rows(self.folder), {}
 
-    def count_shards(self, problems: Dataset) -> int:
+    def _count_shards(self, problems: Dataset) -> int:
         """Return the number of shards that hold the completions of these problems."""
         return -(-len(problems) // self.args.problems_per_shard)
 
-    def missing_shards(self, worker: str | None, count: int) -> list[int]:
+    def _missing_shards(self, worker: str | None, count: int) -> list[int]:
         """Return the numbers of the missing shards.
 
         Args:
@@ -139,10 +139,15 @@ class Sample(Stage[SampleArguments]):
         """
         return [k for k in _shards_of_worker(worker, count) if not shard_path(self.folder, k, count).is_file()]
 
+    def has_missing_shards(self) -> bool:
+        """Return whether the completions of any problem are missing."""
+        count = self._count_shards(load_problems(self.args, self.args.split))
+        return bool(self._missing_shards(None, count))
+
     def _sample_shards(self) -> None:
         args, problems = self.args, load_problems(self.args, self.args.split)
-        count, size = self.count_shards(problems), args.problems_per_shard
-        missing = self.missing_shards(args.worker, count)
+        count, size = self._count_shards(problems), args.problems_per_shard
+        missing = self._missing_shards(args.worker, count)
         if not missing:
             return
         draw = _sampler(args, stop_strings_of(args, problems))

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from topr_trl.data.rows import finite_rewards, have_rewards, need_columns
+from topr_trl.data.rows import finite_rewards, have_rewards
 from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, shards_of
+from topr_trl.data.usable_rows import check_usable
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import TASK_HELP, FolderArguments, RewardArguments
 from topr_trl.pipeline.shards import columns_before, count_rows, naming, remove_columns, stages_of
@@ -141,19 +142,15 @@ class Score(Stage[ScoreArguments]):
             if have_rewards(rows.column_names):
                 finite_rewards(rows)
                 return table
-            need_columns(rows.column_names, ("completion", "answer"), "rows without a reward")
+            check_usable(rows.column_names, "score")
             return score_completions(rows, judge, description).with_format("arrow")[:]
 
         return score
 
     def _reward(self, names: Sequence[str]) -> Callable[[pa.Table, str], pa.Table]:
         columns = columns_before(self.name, self.args.source)
-        need_columns(columns, ("prompt", "completion"), f"{self.args.source}: rows to score")
-        if "reward" in columns:
-            raise ValueError(
-                f"{self.args.source}: the rows have a column `reward` already. Remove this column to score with "
-                "reward_funcs, or remove reward_funcs to keep the rewards."
-            )
+        with naming(self.args.source):
+            check_usable(columns, "score", by_functions=True)
         rewards = prepare_rewards(load_reward_funcs(names), columns)
         weights = self.args.reward_weights
 

@@ -1,0 +1,93 @@
+"""Test that errors about paths, packages and columns come before the imports of PyTorch and TRL."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+from datasets import Dataset
+
+from topr_trl import save_rows
+from topr_trl.cli import early_checks
+from topr_trl.cli.main import main
+from topr_trl.cli.parsing import settings_of
+from topr_trl.pipeline import manifest
+
+ROW = '{"prompt": "1 + 1 =", "completion": " 2", "rewrd": 1}\n'
+CASES = [
+    (["train", "--input", "nowhere"], "--input: nowhere"),
+    (["iterate", "--rows=nowhere"], "--rows: nowhere"),
+    (["evaluate", "--input", "rows.jsonl", "--compare", "nowhere"], "--compare: nowhere"),
+    (["sample", "--dataset_name", "nowhere.jsonl"], "--dataset_name: nowhere.jsonl"),
+    (["train", "--config", "nowhere.yaml"], "--config: nowhere.yaml"),
+    (["score", "--input", "rows.jsonl", "--reward_funcs", "nowhere.py:f"], "reward_funcs: there is no file nowhere.py"),
+    (["train", "--input", "rows.jsonl", "--model_name_or_path", "./nowhere"], "There is no folder ./nowhere"),
+    (["train", "--input", "rows.jsonl"], "reward"),
+    (["iterate", "--rows", "rows.jsonl"], "answer"),
+    (["score", "--input", "rows.jsonl"], "answer"),
+    (["evaluate", "--input", "rows.jsonl"], "answer"),
+    (["curate", "--input", "folder"], "Is 'rewrd' meant to be 'reward'?"),
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text(ROW)
+    save_rows(Dataset.from_dict({"prompt": ["a"], "completion": ["b"], "rewrd": [1.0]}), "folder")
+
+
+def check(command, *given):
+    early_checks.check_early(command, given, {}, settings_of(command))
+
+
+@pytest.mark.parametrize(("given", "words"), CASES, ids=[" ".join(given) for given, _ in CASES])
+def test_errors_come_before_anything_is_imported(given, words, monkeypatch):
+    monkeypatch.setattr("topr_trl.cli.main.start_server", lambda: pytest.fail("the server starts"))
+    monkeypatch.setitem(sys.modules, "topr_trl.cli.commands", None)  # An import would fail.
+    with pytest.raises((ValueError, FileNotFoundError)) as raised:
+        main(given)
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "extra"),
+    [
+        (["sample", "--sampling_backend", "vllm"], "vllm"),
+        (["train", "--report_to", "tensorboard", "wandb"], "trackers"),
+        (["iterate", "--task", "math"], "math"),
+        (["plot"], "plots"),
+        (["record"], "record"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(given, extra, monkeypatch):
+    monkeypatch.setattr(early_checks, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=rf"needs .*: run pip install \"\.\[{extra}\]\""):
+        check(*given)
+
+
+def test_what_may_be_right_passes(tmp_path):
+    check(
+        "iterate", "--dataset_name", "openai/gsm8k", "--sampling_backend", "vllm", "--sampling_python", sys.executable
+    )
+    check("evaluate", "--input", "rows.jsonl", "--reward_funcs", "f", "--model_name_or_path", "./nowhere")
+    (tmp_path / "log.jsonl").write_text('{"input": "1 + 1 =", "output": "2"}\n')  # `topr train` may import this file.
+    check("train", "--input", "log.jsonl")
+    (tmp_path / "folder" / manifest.NAME).touch()
+    check("score", "--input", "folder")
+    (tmp_path / "damaged.jsonl").write_text('{"prompt": ')  # The command names the damaged file.
+    check("score", "--input", "damaged.jsonl")
+    (tmp_path / "damaged.parquet").write_text("no parquet")
+    check("score", "--input", "damaged.parquet")
+
+
+def test_the_checks_import_no_pytorch():
+    assert find_spec("torch")
+    code = (
+        "import sys\nfrom topr_trl.cli.early_checks import check_early\n"
+        "try:\n    check_early('score', ['--input', 'folder'], {}, ['input'])\n"
+        "except ValueError as error:\n    assert 'answer' in str(error)\n"
+        "print({'torch', 'transformers', 'trl'} & set(sys.modules))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "set()\n"

@@ -1,0 +1,135 @@
+"""Check paths, packages and columns before the imports of PyTorch and TRL, which take seconds.
+
+Commands check again what Python users can also get wrong.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from topr_trl.settings.checks import check_model_folder
+
+_PATHS = ("input", "rows", "compare", "accelerate_config", "sampling_python", "rewards", "requests")
+_TABLES = ("dataset_name", "test_dataset_name")  # names of datasets on the Hub, or files with these endings
+_ENDINGS = (".parquet", ".json", ".jsonl")
+_TRACKERS = ("tensorboard", "trackio", "wandb")
+_OF_COMMANDS = {"record": [("aiohttp", "record")], "plot": [("matplotlib", "plots"), ("jinja2", "plots")]}
+_MOST_BYTES = 1 << 20  # size of a small JSON file, whose columns are checked
+# Use of the rows in `input` or `rows` by each command, see `check_usable`. Of these commands, `_IMPORTING` also read
+# files of other systems. Their JSON files are checked only if they have the columns of rows.
+_USES = {"iterate": "loop", "trial": "train", "score": "score", "curate": "train", "log-mu": "train", "train": "train",
+         "evaluate": "evaluate"}  # fmt: skip
+_WITH_MODEL = ("iterate", "trial", "sample", "log-mu", "train", "evaluate")
+_IMPORTING = ("iterate", "trial", "curate", "log-mu", "train")
+
+
+def check_early(command: str, given: Sequence[str], config: Mapping[str, Any], names: Collection[str]) -> None:
+    """Check the arguments of a command.
+
+    Args:
+        command (`str`): Name of the command.
+        given (`Sequence[str]`): Arguments after the name.
+        config (`Mapping`): Settings in the YAML file.
+        names (`Collection[str]`): Names of the command's settings.
+
+    Raises:
+        FileNotFoundError: a file or folder does not exist.
+        ImportError: a package is not installed.
+        ValueError: the rows lack a column.
+    """
+    values = {name: value for name, value in {**config, **_values_of(given)}.items() if name in names}
+    _check_paths(values)
+    if command in _WITH_MODEL and "model_name_or_path" in values and not (command == "evaluate" and "input" in values):
+        check_model_folder(str(values["model_name_or_path"]))
+    _check_packages(command, values)
+    rows = values.get("rows" if command == "iterate" else "input")
+    if command in _USES and rows is not None:
+        _check_columns(command, Path(str(rows)), by_functions="reward_funcs" in values)
+
+
+def _values_of(given: Sequence[str]) -> dict[str, Any]:
+    """Return the settings on the command line, by name: a text, or a list of texts."""
+    values: dict[str, Any] = {}
+    name = ""
+    for word in given:
+        if word.startswith("--"):
+            option, is_whole, value = word[2:].partition("=")
+            name = option.replace("-", "_")
+            values[name] = [value] if is_whole else []
+        elif name:
+            values[name].append(word)
+    return {name: words[0] if len(words) == 1 else words for name, words in values.items()}
+
+
+def _check_paths(values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        is_path = name in _PATHS or (name in _TABLES and str(value).endswith(_ENDINGS))
+        if is_path and isinstance(value, str) and not Path(value).exists():
+            raise FileNotFoundError(f"--{name}: {value} does not exist.")
+    functions = values.get("reward_funcs") or ()
+    for name in [functions] if isinstance(functions, str) else functions:
+        source = str(name).rpartition(":")[0]
+        if source.endswith(".py") and not Path(source).is_file():
+            raise FileNotFoundError(f"reward_funcs: there is no file {source} ({name}).")
+
+
+def _check_packages(command: str, values: Mapping[str, Any]) -> None:
+    needed = []
+    trackers = values.get("report_to") or ()
+    for name in _TRACKERS:
+        if name in ([trackers] if isinstance(trackers, str) else trackers):
+            needed.append((name, f"--report_to {name}", "trackers"))
+    if values.get("sampling_backend") == "vllm" and not values.get("sampling_python"):
+        needed.append(("vllm", "--sampling_backend vllm", "vllm"))
+    if command == "iterate" and values.get("task") == "math" and "reward_funcs" not in values:
+        needed.append(("math_verify", "--task math", "math"))
+    for package, extra in _OF_COMMANDS.get(command, ()):
+        needed.append((package, f"topr {command}", extra))
+    for package, user, extra in needed:
+        if find_spec(package) is None:
+            raise ImportError(f'{user} needs {package.replace("_", "-")}: run pip install ".[{extra}]" in the clone.')
+
+
+def _check_columns(command: str, path: Path, by_functions: bool) -> None:
+    """Check the columns of a parquet file, a folder of parquet files, or a small JSON file.
+
+    A folder that a stage wrote is not checked, because the stage that runs again replaces its own columns.
+    """
+    if (path / "_manifest.json").is_file():
+        return
+    for file in sorted(path.glob("*.parquet")) if path.is_dir() else [path]:
+        columns = _columns_of(file)
+        is_of_rows = "prompt" in columns and bool({"completion", "completion_ids"} & set(columns))
+        if not columns or (command in _IMPORTING and not is_of_rows):
+            continue
+        from topr_trl.data.usable_rows import check_usable  # imports `datasets`, which takes most of a second
+
+        use = _USES[command]
+        try:
+            check_usable(columns, use, by_functions and use != "train")
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
+
+
+def _columns_of(file: Path) -> list[str]:
+    """Return the columns of a parquet file or a small JSON file. Return [] if they cannot be read at once."""
+    if file.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            return list(pyarrow.parquet.read_schema(file).names)
+        except (pyarrow.ArrowException, OSError):
+            return []  # The command names the damaged file.
+    if file.suffix not in _ENDINGS or file.stat().st_size > _MOST_BYTES:
+        return []
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+        rows = (
+            json.loads(text) if file.suffix == ".json" and text.startswith("[") else map(json.loads, text.splitlines())
+        )
+        return list(dict.fromkeys(name for row in rows for name in row if isinstance(row, dict)))
+    except (ValueError, TypeError, RecursionError):
+        return []

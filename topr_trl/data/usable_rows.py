@@ -1,0 +1,62 @@
+"""Check whether rows have the columns that their use needs. This module imports no PyTorch, so commands check first."""
+
+from collections.abc import Collection, Sequence
+
+from topr_trl.data.rows import check_trainable_columns, have_rewards, need_columns
+
+_OF_EVALUATION = ("problem_id", "prompt")  # one of them tells which problem a row belongs to
+
+
+def check_usable(columns: Sequence[str], use: str, by_functions: bool = False) -> None:
+    """Check that rows have the columns that their use needs. A label is a reward.
+
+    Args:
+        columns (`Sequence[str]`): Names of the columns.
+        use (`str`): What the rows are for:
+            - `"train"`: choose rows, compute log μ, or train.
+            - `"score"`: compute rewards. Without reward functions, rows with rewards keep them.
+            - `"loop"`: rows that a loop scores if they have no rewards, and then trains on.
+            - `"evaluate"`: rows that are scored if they are not, and then evaluated.
+            - `"answers"`: rows whose extracted answers are evaluated.
+        by_functions (`bool`, defaults to `False`): Whether reward functions score the rows.
+
+    Raises:
+        ValueError: a column is missing, or reward functions would score rows that are scored already.
+    """
+    rewarded = have_rewards(columns)
+    if use == "train" or (use == "loop" and rewarded):
+        check_trainable_columns(columns)
+    elif use == "answers":
+        _need_one_of_each(columns, (_OF_EVALUATION, ("answer",), ("extracted",)))
+    elif use == "evaluate" and is_scored(columns) and not by_functions:
+        _need_one_of_each(columns, (_OF_EVALUATION,))
+    elif by_functions and (rewarded or (use == "evaluate" and is_scored(columns))):
+        there = [name for name in ("reward", "label", "verdict", "extracted") if name in columns]
+        raise ValueError(
+            f"the rows are scored already. Remove the columns {', '.join(there)} to score with reward_funcs, or remove "
+            "reward_funcs."
+        )
+    elif use == "evaluate":
+        answer = () if by_functions else (("answer",),)
+        _need_one_of_each(columns, (_OF_EVALUATION, *answer, ("extracted", "reward", "completion")))
+    elif by_functions or not rewarded:
+        prompt = ("prompt",) if by_functions or use == "loop" else ()
+        need_columns(columns, (*prompt, "completion", *(() if by_functions else ("answer",))), "rows without a reward")
+
+
+def is_scored(columns: Collection[str]) -> bool:
+    """Return whether rows with these columns have rewards or extracted answers."""
+    return have_answers(columns) or have_rewards(columns)
+
+
+def have_answers(columns: Collection[str]) -> bool:
+    """Return whether rows with these columns have the answers that a judge extracted."""
+    return {"extracted", "answer"} <= set(columns)
+
+
+def _need_one_of_each(columns: Collection[str], needed: Sequence[Sequence[str]]) -> None:
+    """Raise a ValueError unless `columns` includes at least one column from each group in `needed`."""
+    if missing := [" or ".join(names) for names in needed if not set(names) & set(columns)]:
+        raise ValueError(
+            f"Rows to evaluate need the columns {', '.join(map(' or '.join, needed))}; missing: {', '.join(missing)}."
+        )

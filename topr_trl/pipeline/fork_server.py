@@ -1,0 +1,14 @@
+"""Prepare the process from which the stages of a loop are forked, when it imports this module.
+
+Python's fork server imports this module first. It is a child of the loop, and the stages are its children. So if the
+loop is killed, the kernel ends the server, and then the stages.
+"""
+
+import os
+
+from topr_trl.pipeline.parent_process import KILL, end_with_parent
+
+# Libraries ask at import whether there is a GPU. With this setting, PyTorch answers without a CUDA context, because
+# forked processes could not use one.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+end_with_parent(KILL)
