@@ -28,6 +28,7 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from benchmarks.ratios import tapered_loss
 from benchmarks.rows import Rows, response_logps
 from benchmarks.setting import tokenizer
 from topr_trl import PRESETS, baseline_for_positive_share, topr_loss
@@ -123,9 +124,16 @@ def read(rows: Rows, protocol: str, batch_rows: int, seed: int) -> tuple[Rows, i
 # Losses.
 
 
-def tapered(preset: str, ratio_level: str = "sequence") -> Callable[..., Tensor]:
+def tapered(preset: str) -> Callable[..., Tensor]:
     def loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tensor) -> Tensor:
-        return topr_loss(logps_BT, mu_BT, rewards_B, mask_BT, PRESETS[preset], ratio_level).losses_B.mean()
+        return topr_loss(logps_BT, mu_BT, rewards_B, mask_BT, PRESETS[preset]).losses_B.mean()
+
+    return loss
+
+
+def tapered_at(level: str) -> Callable[..., Tensor]:
+    def loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tensor) -> Tensor:
+        return tapered_loss(logps_BT, mu_BT, rewards_B, mask_BT, "topr", level).mean()
 
     return loss
 
@@ -341,7 +349,7 @@ METHODS: dict[str, Method] = {
     "asymre": Method("AsymRE", _direct(tapered("reinforce"), asymre_rewards)),
     "m2po": Method("M2PO", _direct(m2po_loss, whitened)),
     # Variants that other libraries call TOPR.
-    "topr_token": Method("“TOPR” per token", _direct(tapered("topr", "token"))),
-    "topr_geometric": Method("“TOPR”, geometric mean", _direct(tapered("topr", "geometric"))),
+    "topr_token": Method("“TOPR” per token", _direct(tapered_at("token"))),
+    "topr_geometric": Method("“TOPR”, geometric mean", _direct(tapered_at("geometric"))),
     "topr_group_sign": Method("“TOPR”, GRPO's advantages", _direct(tapered("topr"), whitened)),
 }  # fmt: skip

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from benchmarks.ratios import log_ratios, weighted_loss
 from benchmarks.rows import Rows, response_logps
 from topr_trl import PRESETS, truncated_weights
-from topr_trl.loss import MAX_LOG_WEIGHT, SEGMENT_TOKENS, log_ratios, weighted_loss
+from topr_trl.loss import MAX_LOG_WEIGHT
 from topr_trl.trainers.metrics import row_metrics
 
 ANSWER, POWER, POSITIVES = "answer", "power", "positives"  # levels that only this benchmark has
@@ -48,7 +49,7 @@ class Sessions:
 
         Args:
             model: model being trained.
-            level: a `ratio_level` (`"segment 64"` for segments of 64 tokens), `ANSWER` (a ratio for each answer),
+            level: a level of `benchmarks.ratios.log_ratios`, `ANSWER` (a ratio for each answer),
                 `POWER`, `DPPO` or `POSITIVES`.
         """
         policy_ST, mu_ST, mask_ST, part_ST = self.logps(model)
@@ -110,7 +111,6 @@ def token_weights(
         log_ratio_S = log_ratios(policy_ST, mu_ST, mask_ST, "sequence")
         log_ratio = log_ratio_S * (POWER_TOKENS / mask_ST.sum(1)).clamp(max=1)
     else:
-        level, _, tokens = level.partition(" ")
-        log_ratio = log_ratios(policy_ST, mu_ST, mask_ST, level, int(tokens or SEGMENT_TOKENS))
+        log_ratio = log_ratios(policy_ST, mu_ST, mask_ST, level)
     weights = truncated_weights(log_ratio, rewards_S, PRESETS["topr"])
     return weights if weights.dim() == 2 else weights[:, None].expand_as(policy_ST)

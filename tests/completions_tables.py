@@ -78,7 +78,8 @@ def offline(out, **more):
             if "attention_mask" in inputs
             else inputs["input_ids"][0]
         )
-        for tokens, reward in zip(flat.split(inputs["lengths"]), inputs["reward"], strict=True):
+        computed = flat.split(inputs["lengths"])  # Rows with R = 0 come last, and may be skipped.
+        for tokens, reward in zip(computed, inputs["reward"][: len(computed)], strict=True):
             if reward == 0 or (args.preset == "topr" and reward > 0):  # log μ of this row is not computed
                 continue
             tokens = tuple(tokens.tolist())

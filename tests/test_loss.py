@@ -12,17 +12,19 @@ from topr_trl import PRESETS, TruncationLimits
 from topr_trl.loss import (
     MAX_LOG_WEIGHT,
     RATIO_LEVELS,
-    TOKEN_LEVELS,
-    log_ratios,
     objective,
     sequence_logps,
     taper,
     topr_loss,
     truncated_weights,
-    weighted_loss,
 )
 
 LIMITS = [*PRESETS.values(), TruncationLimits(0.5, 2.0, 0.1, 1.5), TruncationLimits(0, 0, 0, 0)]
+
+
+def log_ratios(policy, mu, mask, level="sequence", segment_tokens=64):
+    rewards = torch.ones(len(policy))  # The ratio does not depend on the rewards.
+    return topr_loss(policy, mu, rewards, mask, PRESETS["topr"], level, segment_tokens=segment_tokens).log_ratios
 
 
 def loop_loss(policy, mu, rewards, mask, limits, normalize):
@@ -177,10 +179,23 @@ def test_rows_that_learn_nothing_need_no_log_mu(name, level):
 
 def test_the_loss_comes_with_its_weights_and_log_ratios():
     policy, mu, rewards, mask = batch()
-    losses_B, weights, log_ratio = topr_loss(policy, mu, rewards, mask, PRESETS["tis"])
-    assert torch.equal(log_ratio, log_ratios(policy, mu, mask))
-    assert torch.equal(weights, truncated_weights(log_ratio, rewards, PRESETS["tis"]))
-    assert torch.equal(losses_B, weighted_loss(policy, weights, rewards, mask))
+    policy.requires_grad_()
+    outputs = topr_loss(policy, mu, rewards, mask, PRESETS["tis"])
+    logps = sequence_logps(policy, mask)
+    assert torch.equal(outputs.policy_logps_B, logps)
+    assert torch.equal(outputs.log_ratios, logps - sequence_logps(mu, mask))
+    assert torch.equal(outputs.weights, truncated_weights(outputs.log_ratios, rewards, PRESETS["tis"]))
+    assert torch.equal(outputs.losses_B, -outputs.weights * rewards * logps / mask.sum(1))
+    assert [each.requires_grad for each in outputs] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("level", RATIO_LEVELS)
+def test_log_pi_of_a_completion_is_summed_once(monkeypatch, level):
+    policy, mu, rewards, mask = batch()
+    summed = []
+    monkeypatch.setattr("topr_trl.loss.sequence_logps", lambda x, mask: summed.append(x) or sequence_logps(x, mask))
+    topr_loss(policy, mu, rewards, mask, PRESETS["topr"], level)
+    assert sum(each is policy for each in summed) == 1
 
 
 def test_weights_are_detached():
@@ -192,40 +207,10 @@ def test_weights_are_detached():
 def test_mu_as_sums_or_per_token():
     policy, mu, rewards, mask = batch()
     sums = sequence_logps(mu, mask)
-    for level in ("sequence", "geometric"):
-        torch.testing.assert_close(
-            topr_loss(policy, mu, rewards, mask, PRESETS["tis"], level).losses_B,
-            topr_loss(policy, sums, rewards, mask, PRESETS["tis"], level).losses_B,
-        )
-    for level in TOKEN_LEVELS:
-        with pytest.raises(
-            ValueError, match=rf"^ratio_level='{level}' needs .* shape \(B, T\); .* sums, shape \(B,\)\.$"
-        ):
-            topr_loss(policy, sums, rewards, mask, PRESETS["tis"], level)
-
-
-def test_the_prefix_ratio_is_that_of_a_plain_loop():
-    policy, mu, rewards, mask = batch()
-    policy.requires_grad_()
-    mask[1, 1] = 0  # context in the middle of a completion
-    topr_loss(policy, mu, rewards, mask, PRESETS["topr"], "prefix").losses_B.sum().backward()
-    for i, (reward, length) in enumerate(zip(rewards.tolist(), mask.sum(1).tolist(), strict=True)):
-        ratio = 1.0
-        for t, is_token in enumerate(mask[i].tolist()):
-            expected = 0.0
-            if is_token:
-                ratio *= math.exp(policy[i, t].item() - mu[i, t].item())
-                weight = 1.0 if reward >= 0 else min(ratio, 1.0)
-                expected = -weight * reward / length
-            assert policy.grad[i, t].item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_prefix_ratio_spares_the_tokens_before_the_model_left():
-    # π is much lower than μ at the second token. The first token keeps its weight.
-    policy, mu = torch.tensor([[-1.0, -11.0, -1.0]]), torch.full((1, 3), -1.0)
-    log_ratio = log_ratios(policy, mu, torch.ones(1, 3), "prefix")
-    weights = truncated_weights(log_ratio, torch.tensor([-1.0]), PRESETS["topr"])
-    assert weights.tolist() == [[1.0, pytest.approx(math.exp(-10)), pytest.approx(math.exp(-10))]]
+    of_tokens, of_sums = (topr_loss(policy, each, rewards, mask, PRESETS["tis"]).losses_B for each in (mu, sums))
+    torch.testing.assert_close(of_tokens, of_sums)
+    with pytest.raises(ValueError, match=r"^ratio_level='segment' needs .* shape \(B, T\); .* sums, shape \(B,\)\.$"):
+        topr_loss(policy, sums, rewards, mask, PRESETS["tis"], "segment")
 
 
 @pytest.mark.parametrize("segment_tokens", [1, 2, 3, 100])
@@ -315,19 +300,6 @@ def test_on_policy_all_levels_are_reinforce(level):
     torch.testing.assert_close(policy.grad, expected.to(policy.grad.dtype))
 
 
-def test_ratio_levels_of_other_systems_hardly_taper():
-    # 500 tokens with a mean log-ratio of -0.1.
-    policy, mu = torch.full((1, 500), -1.1, dtype=torch.float64), torch.full((1, 500), -1.0, dtype=torch.float64)
-    mask, negative = torch.ones(1, 500), torch.tensor([-1.0])
-    weight = {
-        level: truncated_weights(log_ratios(policy, mu, mask, level), negative, PRESETS["topr"]).mean().item()
-        for level in ("sequence", "geometric", "token")
-    }
-    assert weight["sequence"] == pytest.approx(math.exp(-50))
-    assert weight["geometric"] == pytest.approx(math.exp(-0.1))
-    assert weight["token"] == pytest.approx(math.exp(-0.1))
-
-
 def test_unknown_ratio_level():
     with pytest.raises(ValueError, match="ratio_level must be one of"):
         log_ratios(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1), "word")
@@ -378,26 +350,26 @@ def test_objective_is_bounded_only_without_a_lower_limit_for_negatives():
     assert j(1e-200, "reinforce") > j(1e-100, "reinforce") + 50
 
 
-def test_ratios_of_tokens_and_their_geometric_mean_by_hand():
+def test_ratios_of_tokens_by_hand():
     # Completions of one and two tokens. log π - log μ is -2 in the first, and -1 and -3 in the second.
     policy = torch.tensor([[-3.0, 9.0], [-2.0, -4.0]], dtype=torch.bfloat16)
     mu, mask = torch.full((2, 2), -1.0, dtype=torch.bfloat16), torch.tensor([[1, 0], [1, 1]])
-    token, geometric = (log_ratios(policy, mu, mask, level) for level in ("token", "geometric"))
-    assert token.tolist() == [[-2.0, 0.0], [-1.0, -3.0]]
-    assert geometric.tolist() == [-2.0, -2.0]
-    assert token.dtype == geometric.dtype == torch.float32
-    # The loss at the token level: -Σ_t w_t R log π_t / |y|, w = e^ratio, R = -1.
-    loss = topr_loss(policy, mu, torch.tensor([-1.0, -1.0]), mask, PRESETS["topr"], "token").losses_B
+    outputs = topr_loss(policy, mu, torch.tensor([-1.0, -1.0]), mask, PRESETS["topr"], "segment", segment_tokens=1)
+    assert outputs.log_ratios.tolist() == [[-2.0, 0.0], [-1.0, -3.0]]
+    assert outputs.log_ratios.dtype == torch.float32
+    # The loss is -Σ_t w_t R log π_t / |y|, with w = e^ratio and R = -1.
     expected = [-3 * math.exp(-2), (-2 * math.exp(-1) - 4 * math.exp(-3)) / 2]
-    assert loss.tolist() == pytest.approx(expected)
+    assert outputs.losses_B.tolist() == pytest.approx(expected)
 
 
 def test_a_single_token_is_divided_by_one_and_rewards_do_not_widen_the_loss():
     policy, one = torch.tensor([[-2.0]]), torch.ones(1, 1)
-    loss = weighted_loss(policy, torch.tensor([0.5]), torch.tensor([3.0], dtype=torch.float64), one)
+    half = TruncationLimits(0.5, 0.5, 0, 1)
+    loss = topr_loss(policy, policy, torch.tensor([3.0], dtype=torch.float64), one, half).losses_B
     assert loss.tolist() == [3.0]  # -0.5 · 3 · -2 / 1
     assert loss.dtype == torch.float32
-    assert weighted_loss(policy.expand(1, 4), torch.ones(1), torch.ones(1), torch.ones(1, 4)).item() == 2  # 4 · 2 / 4
+    four = policy.expand(1, 4)
+    assert topr_loss(four, four, torch.ones(1), torch.ones(1, 4), PRESETS["topr"]).losses_B.item() == 2  # 4 · 2 / 4
 
 
 def test_presets_are_table_1():
@@ -505,9 +477,8 @@ def test_a_negative_that_the_policy_cannot_write_contributes_nothing(level):
     mu, mask = torch.full((2, 2), -1.0, dtype=torch.float64), torch.ones(2, 2)
     both = topr_loss(policy, mu, torch.tensor([-1.0, -1.0]), mask, PRESETS["topr"], level).losses_B
     both.sum().backward()
-    if level in ("sequence", "segment", "geometric"):
-        assert both[0] == 0
-        assert logits.grad[0].tolist() == [0.0, 0.0, 0.0]
+    assert both[0] == 0
+    assert logits.grad[0].tolist() == [0.0, 0.0, 0.0]
     assert both.isfinite().all()
     assert logits.grad.isfinite().all()
     # R = 0 has no loss either.
@@ -547,13 +518,12 @@ WRONG_SHAPES = {
     "mu_logps": lambda: topr_loss(LOGPS, LOGPS[:, :1], REWARDS, MASK, TOPR),
     "mu_logps of one row": lambda: topr_loss(LOGPS, LOGPS[:1], REWARDS, MASK, TOPR),
     "mu_logps without a dimension": lambda: topr_loss(LOGPS, torch.tensor(-1.0), REWARDS, MASK, TOPR),
-    "mu_logps per token": lambda: topr_loss(LOGPS, LOGPS[:, :1], REWARDS, MASK, TOPR, "token"),
+    "mu_logps per token": lambda: topr_loss(LOGPS, LOGPS[:, :1], REWARDS, MASK, TOPR, "segment"),
     "rewards_B": lambda: topr_loss(LOGPS, LOGPS, REWARDS[:, None], MASK, TOPR),
     "rewards_B of one row": lambda: topr_loss(LOGPS, LOGPS, REWARDS[:1], MASK, TOPR),
     "rewards_B without a dimension": lambda: truncated_weights(LOGPS[:, 0], torch.tensor(1.0), TOPR),
     "rewards_B of tokens": lambda: truncated_weights(LOGPS, REWARDS[:, None], TOPR),
     "log_ratio": lambda: truncated_weights(LOGPS[None], REWARDS, TOPR),
-    "weights": lambda: weighted_loss(LOGPS, MASK[:, :1], REWARDS, MASK),
     "mu_logps_B": lambda: objective(LOGPS[:, 0], LOGPS[:1, 0], REWARDS, TOPR),
     "rewards_B of the objective": lambda: objective(LOGPS[:, 0], LOGPS[:, 0], REWARDS[:, None], TOPR),
     "policy_logps_B": lambda: objective(LOGPS[:, :1], LOGPS[:, 0], REWARDS, TOPR),

@@ -1,6 +1,6 @@
 """Compute the loss of TOPR (arXiv 2503.14286, Algorithm 1) and the objective that TOPR maximizes (Eq. 11).
 
-All functions are pure. All trainers compute their weights with `truncated_weights`. Letters at the end of a name give
+All functions are pure. All trainers compute their weights with `topr_loss`. Letters at the end of a name give
 the shape of a tensor: B rows (completions), T tokens of a completion. π is the policy in training. μ is the policy that
 wrote the completions. R is the reward after the baseline is subtracted.
 """
@@ -87,8 +87,7 @@ PRESETS: dict[str, TruncationLimits] = {
 }
 """Truncation limits of TOPR and related methods, by name (arXiv 2503.14286, Table 1)."""
 
-RATIO_LEVELS = ("sequence", "segment", "prefix", "token", "geometric")
-TOKEN_LEVELS = ("segment", "prefix", "token")  # levels with a weight per token, which need log μ of each token
+RATIO_LEVELS = ("sequence", "segment")
 SEGMENT_TOKENS = 64  # the length that was compared with the other levels (benchmarks/long_completions.md)
 
 # Weights are at most e^40. This bound has an effect only if an upper limit is larger, for example infinite. It keeps
@@ -100,15 +99,6 @@ def _check_shape(name: str, tensor: Tensor, *allowed: tuple[int, ...]) -> None:
     """Raise a ValueError if a tensor has none of the allowed shapes. PyTorch would broadcast it without an error."""
     if tuple(tensor.shape) not in allowed:
         raise ValueError(f"{name} must have the shape {' or '.join(map(str, allowed))}, not {tuple(tensor.shape)}.")
-
-
-def _batch_shape(policy_logps_BT: Tensor, mask_BT: Tensor) -> tuple[int, int]:
-    """Return (B, T). Raise a ValueError unless log π and the mask have this shape."""
-    if policy_logps_BT.dim() != 2:
-        raise ValueError(f"policy_logps_BT must have the shape (B, T), not {tuple(policy_logps_BT.shape)}.")
-    rows, tokens = policy_logps_BT.shape
-    _check_shape("mask_BT", mask_BT, (rows, tokens))
-    return rows, tokens
 
 
 def _counts(mask_BT: Tensor) -> Tensor:
@@ -133,77 +123,22 @@ def sequence_logps(logps_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return wide.masked_fill(mask_BT == 0, 0.0).sum(-1)
 
 
-def log_ratios(
-    policy_logps_BT: Tensor,
-    mu_logps: Tensor,
-    mask_BT: Tensor,
-    ratio_level: str = "sequence",
-    segment_tokens: int = SEGMENT_TOKENS,
+def _log_ratios(
+    policy_logps_BT: Tensor, policy_logps_B: Tensor, mu_logps: Tensor, mask_BT: Tensor, segment_tokens: int | None
 ) -> Tensor:
-    """Compute the log-ratio `log π/μ` of each completion, or of each token.
+    """Compute the detached log-ratios `log π/μ`, shape (B,), or (B, T) with the number of tokens of a segment.
 
-    Args:
-        policy_logps_BT (`torch.Tensor`):
-            Log-probabilities under π of the completion tokens, shape (B, T).
-        mu_logps (`torch.Tensor`):
-            Log-probabilities under μ, shape (B, T) for tokens, or (B,) for sums over completions. NaN and infinite
-            values are unknown.
-        mask_BT (`torch.Tensor`):
-            Mask, shape (B, T), non-zero where a token belongs to the completion.
-        ratio_level (`str`, *optional*, defaults to `"sequence"`):
-            Level at which the ratio is computed:
-
-            - `"sequence"`: the paper's ratio, which is the product over the tokens of the completion.
-            - `"segment"`: the product over the segment that contains the token. Use it for long completions. A
-              completion is cut into segments s_1, ..., s_K of `segment_tokens` tokens. If y_<k are the tokens before
-              segment k, the ratio is `x_k = π(s_k|x, y_<k) / μ(s_k|x, y_<k)`. Without length normalization, the
-              gradient is that of `J(π) = Σ_k E_{y ~ μ} [ρ(x_k, a, b) R(y)]`, where ρ is the taper of Eq. 11, with the
-              limits for the sign of R(y). As in Prop. 3.2, J has an upper bound if a- = 0. At π = μ, the gradient of J
-              is that of the expected reward. Shorter segments taper less. Segments of one token give the ratio of
-              `"token"`.
-            - `"prefix"`: for each token, the product over the completion up to this token, `π(y_≤t|x) / μ(y_≤t|x)`, as
-              in per-decision importance sampling (Precup, Sutton and Singh, 2000). The first tokens of a long
-              completion keep their weight until the model becomes unlikely to write them.
-            - `"token"`: the ratio of each token.
-            - `"geometric"`: the geometric mean over the tokens. On long completions, this mean stays near 1, so the
-              truncation limits have little effect.
-
-            Only `"sequence"` is the paper's TOPR. `"token"` and `"geometric"` exist for comparison with systems that
-            call them TOPR.
-        segment_tokens (`int`, *optional*, defaults to `64`):
-            Number of tokens in a segment, with `"segment"`. Tokens with mask 0, such as tool results, do not count. If
-            a completion has at most this many tokens, its ratio is that of `"sequence"`.
-
-    Returns:
-        `torch.Tensor`: detached log-ratios in float32 or wider, shape (B,). With `"segment"`, `"prefix"` and `"token"`,
-        the shape is (B, T), and values are 0 where the mask is 0. A log-ratio is NaN if log μ is unknown.
-
-    Raises:
-        ValueError: `ratio_level` is unknown, `mu_logps` holds sums although `ratio_level` needs log μ per token,
-            `segment_tokens` is below 1, or a tensor has another shape.
+    With segments, each token has the log-ratio of its segment, and 0 where the mask is 0. A log-ratio is NaN if log μ
+    is unknown.
     """
-    if ratio_level not in RATIO_LEVELS:
-        raise ValueError(f"ratio_level must be one of {RATIO_LEVELS}, not {ratio_level!r}.")
-    if segment_tokens < 1:
-        raise ValueError(f"segment_tokens must be at least 1, not {segment_tokens}.")
-    rows, tokens = _batch_shape(policy_logps_BT, mask_BT)
-    policy_logps_BT = policy_logps_BT.detach()  # Stop-gradient of Alg. 1: no gradient flows through the weight.
-    if ratio_level in TOKEN_LEVELS and mu_logps.dim() == 1:
-        raise ValueError(f"ratio_level={ratio_level!r} needs log μ per token, shape (B, T); found sums, shape (B,).")
-    _check_shape("mu_logps", mu_logps, (rows, tokens), (rows,))
-    if ratio_level in TOKEN_LEVELS:
-        wide = torch.promote_types(policy_logps_BT.dtype, torch.float32)
-        log_ratio_BT = (policy_logps_BT.to(wide) - _known(mu_logps.to(wide))).masked_fill(mask_BT == 0, 0.0)
-        if ratio_level == "prefix":
-            log_ratio_BT = log_ratio_BT.cumsum(1)
-        elif ratio_level == "segment":
-            log_ratio_BT = _segment_sums(log_ratio_BT, mask_BT, segment_tokens)
-        return log_ratio_BT.masked_fill(mask_BT == 0, 0.0)
-    mu_B = sequence_logps(mu_logps, mask_BT) if mu_logps.dim() == 2 else mu_logps
-    log_ratio_B = sequence_logps(policy_logps_BT, mask_BT) - _known(mu_B)
-    if ratio_level == "geometric":
-        log_ratio_B = log_ratio_B / _counts(mask_BT)
-    return log_ratio_B
+    # Stop-gradient of Algorithm 1: no gradient flows through the weight.
+    policy_logps_BT, policy_logps_B = policy_logps_BT.detach(), policy_logps_B.detach()
+    if segment_tokens is None:
+        mu_B = sequence_logps(mu_logps, mask_BT) if mu_logps.dim() == 2 else mu_logps
+        return policy_logps_B - _known(mu_B)
+    wide = policy_logps_B.dtype
+    by_token_BT = (policy_logps_BT.to(wide) - _known(mu_logps.to(wide))).masked_fill(mask_BT == 0, 0.0)
+    return _segment_sums(by_token_BT, mask_BT, segment_tokens).masked_fill(mask_BT == 0, 0.0)
 
 
 def _known(mu_logps: Tensor) -> Tensor:
@@ -242,7 +177,7 @@ def truncated_weights(log_ratio: Tensor, rewards_B: Tensor, limits: TruncationLi
 
     Args:
         log_ratio (`torch.Tensor`):
-            Log-ratios `log π/μ`, shape (B,) or (B, T), as `log_ratios` returns them.
+            Log-ratios `log π/μ`, shape (B,) for completions, or (B, T) for tokens.
         rewards_B (`torch.Tensor`):
             Rewards R after the baseline, shape (B,).
         limits ([`TruncationLimits`]):
@@ -277,19 +212,24 @@ def _clipped(log_ratio: Tensor, a: float, b: float) -> Tensor:
     return log_ratio.clamp(log(a) if a else -inf, log(b) if b else -inf)
 
 
-class LossOutputs(NamedTuple("_LossOutputs", [("losses_B", Tensor), ("weights", Tensor), ("log_ratios", Tensor)])):
+class LossOutputs(NamedTuple):
     """Outputs of `topr_loss`.
 
     Attributes:
         losses_B (`torch.Tensor`):
             Losses, shape (B,), in float32 or wider, attached to the graph. Their mean is the loss of the batch.
         weights (`torch.Tensor`):
-            Detached weights w, shape (B,), or (B, T) with a ratio per token.
+            Detached weights w, shape (B,), or (B, T) with a ratio per segment.
         log_ratios (`torch.Tensor`):
             Detached log-ratios log π/μ, with the shape of `weights`. NaN where log μ is unknown.
+        policy_logps_B (`torch.Tensor`):
+            Detached log-probabilities log π(y|x) of the completions, shape (B,).
     """
 
-    __slots__ = ()
+    losses_B: Tensor
+    weights: Tensor
+    log_ratios: Tensor
+    policy_logps_B: Tensor
 
 
 def topr_loss(
@@ -338,58 +278,59 @@ def topr_loss(
         limits ([`TruncationLimits`]):
             Limits of the ratio, for instance `PRESETS["topr"]`.
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
-            Level at which the ratio is computed. See `log_ratios`.
+            Level at which the ratio is computed:
+
+            - `"sequence"`: the paper's ratio, which is the product over the tokens of the completion.
+            - `"segment"`: the product over the segment that contains the token. Use it for long completions. A
+              completion is cut into segments s_1, ..., s_K of `segment_tokens` tokens. If y_<k are the tokens before
+              segment k, the ratio is `x_k = π(s_k|x, y_<k) / μ(s_k|x, y_<k)`. Without length normalization, the
+              gradient is that of `J(π) = Σ_k E_{y ~ μ} [ρ(x_k, a, b) R(y)]`, where ρ is the taper of Eq. 11, with the
+              limits for the sign of R(y). As in Prop. 3.2, J has an upper bound if a- = 0. At π = μ, the gradient of J
+              is that of the expected reward. Shorter segments taper less.
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss by |y|, the number of tokens of the completion.
         segment_tokens (`int`, *optional*, defaults to `64`):
-            Number of tokens in a segment, with `ratio_level="segment"`. See `log_ratios`.
+            Number of tokens in a segment, with `"segment"`. Tokens with mask 0, such as tool results, do not count. If
+            a completion has at most this many tokens, its ratio is that of `"sequence"`.
 
     Returns:
-        `LossOutputs`: losses, weights and log-ratios of the rows.
+        `LossOutputs`: losses, weights, log-ratios and log π of the rows.
 
     Raises:
-        ValueError: `ratio_level` is unknown, `mu_logps` holds sums although `ratio_level` needs log μ per token,
+        ValueError: `ratio_level` is unknown, `mu_logps` holds sums although `"segment"` needs log μ per token,
             `segment_tokens` is below 1, or a tensor has another shape.
     """
-    log_ratio = log_ratios(policy_logps_BT, mu_logps, mask_BT, ratio_level, segment_tokens)
+    if ratio_level not in RATIO_LEVELS:
+        raise ValueError(f"ratio_level must be one of {RATIO_LEVELS}, not {ratio_level!r}.")
+    if segment_tokens < 1:
+        raise ValueError(f"segment_tokens must be at least 1, not {segment_tokens}.")
+    _check_batch(policy_logps_BT, mu_logps, rewards_B, mask_BT, ratio_level)
+    policy_logps_B = sequence_logps(policy_logps_BT, mask_BT)
+    segments = segment_tokens if ratio_level == "segment" else None
+    log_ratio = _log_ratios(policy_logps_BT, policy_logps_B, mu_logps, mask_BT, segments)
     weights = truncated_weights(log_ratio, rewards_B, limits)
-    losses_B = weighted_loss(policy_logps_BT, weights, rewards_B, mask_BT, length_normalization)
-    return LossOutputs(losses_B, weights, log_ratio)
-
-
-def weighted_loss(
-    policy_logps_BT: Tensor, weights: Tensor, rewards_B: Tensor, mask_BT: Tensor, length_normalization: bool = True
-) -> Tensor:
-    """Compute the loss of each completion from given weights.
-
-    Args:
-        policy_logps_BT (`torch.Tensor`):
-            Log-probabilities under π, shape (B, T). See `topr_loss`.
-        weights (`torch.Tensor`):
-            Detached weights, shape (B,) for completions, or (B, T) for tokens.
-        rewards_B (`torch.Tensor`):
-            Rewards R after the baseline, shape (B,).
-        mask_BT (`torch.Tensor`):
-            Mask, shape (B, T), non-zero where a token belongs to the completion.
-        length_normalization (`bool`, *optional*, defaults to `True`):
-            Whether to divide the loss by the number of tokens of the completion.
-
-    Returns:
-        `torch.Tensor`: losses, shape (B,), in float32 or wider.
-
-    Raises:
-        ValueError: a tensor has another shape.
-    """
-    rows, tokens = _batch_shape(policy_logps_BT, mask_BT)
-    _check_shape("rewards_B", rewards_B, (rows,))
-    _check_shape("weights", weights, (rows,), (rows, tokens))
-    if weights.dim() == 2:
+    if segments:
         signal_BT = weights * rewards_B[:, None].to(weights.dtype)
-        loss_B = -sequence_logps(signal_BT * reachable(policy_logps_BT, signal_BT), mask_BT)
+        losses_B = -sequence_logps(signal_BT * reachable(policy_logps_BT, signal_BT), mask_BT)
     else:
         signal_B = weights * rewards_B.to(weights.dtype)
-        loss_B = -signal_B * reachable(sequence_logps(policy_logps_BT, mask_BT), signal_B)
-    return loss_B / _counts(mask_BT) if length_normalization else loss_B
+        losses_B = -signal_B * reachable(policy_logps_B, signal_B)
+    losses_B = losses_B / _counts(mask_BT) if length_normalization else losses_B
+    return LossOutputs(losses_B, weights, log_ratio, policy_logps_B.detach())
+
+
+def _check_batch(
+    policy_logps_BT: Tensor, mu_logps: Tensor, rewards_B: Tensor, mask_BT: Tensor, ratio_level: str
+) -> None:
+    """Raise a ValueError if the tensors of a batch do not have matching shapes."""
+    if policy_logps_BT.dim() != 2:
+        raise ValueError(f"policy_logps_BT must have the shape (B, T), not {tuple(policy_logps_BT.shape)}.")
+    rows, tokens = policy_logps_BT.shape
+    _check_shape("mask_BT", mask_BT, (rows, tokens))
+    if ratio_level == "segment" and mu_logps.dim() == 1:
+        raise ValueError("ratio_level='segment' needs log μ per token, shape (B, T); found sums, shape (B,).")
+    _check_shape("mu_logps", mu_logps, (rows, tokens), (rows,))
+    _check_shape("rewards_B", rewards_B, (rows,))
 
 
 def reachable(logps: Tensor, signal: Tensor) -> Tensor:

@@ -145,7 +145,7 @@ class FrozenCopyTrainer(OfflineTOPRTrainer):
         super().__init__(model, *args, **kwargs)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        tokens = {name: value for name, value in inputs.items() if name not in ("reward", "mu_logps", "idle", "row")}
+        tokens = {name: value for name, value in inputs.items() if name not in ("reward", "mu_logps", "row")}
         with torch.no_grad():
             inputs["mu_logps"] = sequence_logps(*self._policy_logps(self.frozen, tokens)[:2])
         return super().compute_loss(model, inputs, *args, **kwargs)

@@ -8,7 +8,7 @@ from benchmarks.experiments.long_completions import ANYWHERE, Setting, _drawing
 from benchmarks.rows import Rows
 from benchmarks.sessions import ANSWER, DPPO, POSITIVES, POWER, POWER_TOKENS, Sessions, token_weights
 from benchmarks.setting import base_model, problems, sample
-from topr_trl.loss import RATIO_LEVELS, SEGMENT_TOKENS
+from topr_trl.loss import SEGMENT_TOKENS
 
 CHOSEN = np.array([[0, 5, 9, 2, 7], [3, 3, 12, 20, 1], [20, 1, 7, 4, 4]])
 REWARDS = np.array([-1.0, 1.0, -1.0])
@@ -48,7 +48,7 @@ def by_a_plain_loop(log_ratios, level):
     )
 
 
-@pytest.mark.parametrize("level", [*RATIO_LEVELS, "segment 16", ANSWER, POWER])
+@pytest.mark.parametrize("level", ["sequence", "segment", "segment 16", "prefix", "token", "geometric", ANSWER, POWER])
 def test_loss_and_weights_are_those_of_a_plain_loop(pool, moved, level):
     sessions = Sessions(pool, CHOSEN, REWARDS)
     now, losses = pool.scored_by(moved).mu_logps, []

@@ -231,7 +231,8 @@ def test_stages_of_the_loop_take_what_it_gives_them(training, tmp_path, monkeypa
         output_dir=str(tmp_path), iterations=2, num_train_problems=3, num_test_problems=2, num_shots=0, use_cpu=True,
         bf16=False, max_steps=3, learning_rate=1e-3, optim="adamw_torch", optim_args="eps=1e-7", use_peft=True,
         lora_target_modules=["q_proj", "v_proj"], lr_scheduler_type="cosine", dtype="float32", report_to="none",
-        ratio_level="token", accelerator_config={"split_batches": True}, top_p=0.9, temperature=0.5, seed=7, **training,
+        ratio_level="segment", accelerator_config={"split_batches": True}, top_p=0.9, temperature=0.5, seed=7,
+        **training,
     )  # fmt: skip
     monkeypatch.setattr(manifest, "fingerprint", lambda path: str(path))
     apart = 0

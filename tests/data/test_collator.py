@@ -5,11 +5,11 @@ import pytest
 import torch
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from topr_trl.data.collator import NO_ROW, Collator, join_sequences, unflatten
+from topr_trl.data.collator import Collator, join_sequences, unflatten
 
 
-def collator(ratio_level="sequence", keep_idle=False, log_mu=None):
-    return Collator(DataCollatorForLanguageModeling(pad_token_id=0), ratio_level, keep_idle, log_mu or {})
+def collator(per_token=False, skip_zeros=True, log_mu=None):
+    return Collator(DataCollatorForLanguageModeling(pad_token_id=0), per_token, skip_zeros, log_mu or {})
 
 
 def row(number=0, reward=1.0, ids=(5, 6, 7), prompt_length=1, dataset=0, **columns):
@@ -34,21 +34,19 @@ def test_only_the_completion_has_labels():
     assert batch["labels"].tolist() == [[-100, 6, 7], [-100, 6, -100]]
     assert batch["lengths"] == [3, 2]
     assert batch["reward"].tolist() == [1.0, -1.0]
-    assert batch["idle"] == 0
     whole = collator()([row(reward=1, mu_logps=[-1, -2])])  # A table can hold integers.
     assert whole["reward"].dtype == whole["mu_logps"].dtype == torch.float32
 
 
-def test_rows_without_a_gradient_are_left_out_and_counted():
+def test_rows_without_a_gradient_are_skipped_and_come_last():
     rows = [row(0, 0.0, (1, 2)), row(1, 2.0), row(2, 0.0)]
     batch = collator()(rows)
-    assert (batch["reward"].tolist(), batch["idle"], batch["lengths"]) == ([2.0], 2, [3])
-    assert batch["row"].tolist() == [1, 0, 2]  # in the order of the metrics: idle rows come last
-    assert collator(keep_idle=True)(rows)["reward"].tolist() == [0.0, 2.0, 0.0]
-    assert collator(keep_idle=True)(rows)["row"].tolist() == [0, 1, 2]
-    assert collator(keep_idle=True)(rows)["idle"] == 0
+    assert (batch["row"].tolist(), batch["reward"].tolist(), batch["lengths"]) == ([1, 0, 2], [2.0, 0.0, 0.0], [3])
+    whole = collator(skip_zeros=False)(rows)
+    assert (whole["row"].tolist(), whole["reward"].tolist()) == ([0, 1, 2], [0.0, 2.0, 0.0])
+    assert whole["lengths"] == [2, 3, 3]
     alone = collator()([rows[0], rows[2]])  # One row is kept, because a forward pass needs a row.
-    assert (alone["reward"].tolist(), alone["idle"], alone["lengths"]) == ([0.0], 1, [2])
+    assert (alone["reward"].tolist(), alone["lengths"]) == ([0.0, 0.0], [2])
 
 
 def test_log_mu_that_a_row_does_not_need_may_be_incomplete():
@@ -67,7 +65,7 @@ def test_log_mu_comes_from_the_row_or_from_what_was_computed():
 
 def test_log_mu_of_tokens_follows_the_completions():
     """Values of log μ are concatenated. A row without one value for each of its tokens has only NaN."""
-    collate = collator("token", log_mu={(0, 1): np.array([-4.0, -5.0])})
+    collate = collator(True, log_mu={(0, 1): np.array([-4.0, -5.0])})
     rows = [
         row(0, mu_logps=[-1.0, -2.0]), row(1), row(2, mu_logps=[-7.0]), row(3, prompt_length=2), row(4, mu_logps=-3.0),
         row(5, mu_logps=[None, -1.0]),
@@ -78,7 +76,7 @@ def test_log_mu_of_tokens_follows_the_completions():
 
 def test_context_has_no_labels_and_no_log_mu():
     masked = {"ids": (1, 2, 3, 4), "completion_mask": [True, False, True]}
-    batch = collator("token")([row(0, mu_logps=[-1.0, -2.0], **masked), row(1, mu_logps=[-1.0, -2.0, -3.0], **masked)])
+    batch = collator(True)([row(0, mu_logps=[-1.0, -2.0], **masked), row(1, mu_logps=[-1.0, -2.0, -3.0], **masked)])
     assert batch["labels"].tolist() == [[-100, 2, -100, 4]] * 2
     assert batch["mu_logps"].tolist() == pytest.approx([-1.0, -2.0, math.nan, math.nan], nan_ok=True)
     with pytest.raises(ValueError, match="argument 2 is shorter"):
@@ -100,8 +98,7 @@ def test_the_parts_of_a_rollout_are_sequences_of_their_own():
 def test_rows_that_fill_a_batch_do_not_count():
     blank = row(9, math.nan)
     batch = collator()([row(1), blank, row(2, 0.0)])
-    assert (batch["row"].tolist(), batch["reward"].tolist()) == ([1, 2], [1.0])
-    assert (batch["idle"], batch["counts"]) == (1, True)
+    assert (batch["row"].tolist(), batch["reward"].tolist()) == ([1, 2], [1.0, 0.0])
     only = collator()([blank, blank])
-    assert (only["row"].tolist(), only["reward"].tolist()) == ([NO_ROW], [0.0])
-    assert (only["idle"], only["counts"], len(only["input_ids"])) == (0, False, 1)
+    assert only["reward"].isnan().tolist() == [True]
+    assert len(only["input_ids"]) == 1

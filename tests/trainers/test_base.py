@@ -48,27 +48,27 @@ def test_twice_the_weights_are_twice_the_gradient(model, tokenizer, rows, tmp_pa
     if make is online:
         trainer = make(model, tokenizer, rows, tmp_path)  # a new trainer starts from the same state
     weights = loss.truncated_weights
-    monkeypatch.setattr(trainer_base, "truncated_weights", lambda *args: 2 * weights(*args))
+    monkeypatch.setattr(loss, "truncated_weights", lambda *args: 2 * weights(*args))
     twice = gradient(trainer)
     assert once.abs().max() > 0
     assert torch.equal(twice, 2 * once)
 
 
 @pytest.mark.parametrize("make", [offline, online])
-def test_the_weights_are_those_of_the_public_function(model, tokenizer, rows, tmp_path, make, monkeypatch):
+def test_the_weights_are_those_of_the_public_loss(model, tokenizer, rows, tmp_path, make, monkeypatch):
     calls = []
 
-    def watched(*args):
-        calls.append(args)
-        return loss.truncated_weights(*args)
+    def watched(policy_logps, mu_logps, rewards, mask, **settings):
+        calls.append((rewards, settings))
+        return loss.topr_loss(policy_logps, mu_logps, rewards, mask, **settings)
 
-    monkeypatch.setattr(trainer_base, "truncated_weights", watched)
+    monkeypatch.setattr(trainer_base, "topr_loss", watched)
     trainer = make(model, tokenizer, rows, tmp_path)
     gradient(trainer)
-    ((log_ratios, rewards, limits),) = calls
-    assert log_ratios.shape == rewards.shape  # one ratio per completion
+    ((rewards, settings),) = calls
     assert sorted(rewards.tolist()) == ([-1.0] * 6 + [1.0] * 2 if make is offline else [-1.0] * 4 + [1.0] * 4)
-    assert limits == loss.PRESETS["tis"]
+    assert settings == trainer.args.loss_settings
+    assert settings["limits"] == loss.PRESETS["tis"]
 
 
 class Measured:

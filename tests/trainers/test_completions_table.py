@@ -131,7 +131,7 @@ def test_nothing_is_collected_when_it_is_off(model, tokenizer, rows, tmp_path):
     settings = completions_tables.settings(tmp_path, log_completions=False, model_init_kwargs=None)
     trainer = OfflineTOPRTrainer(model, OfflineTOPRConfig(**settings), rows, processing_class=tokenizer)
     trainer.train()
-    assert not trainer._weights_by_row.gather()
+    assert not trainer._row_log.read("table")
     assert not (tmp_path / "completions").exists()
 
 

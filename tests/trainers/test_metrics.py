@@ -6,7 +6,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from topr_trl.trainers.metrics import RowMetrics, completion_means, row_metrics, without_ratio
+from topr_trl import PRESETS, topr_loss
+from topr_trl.trainers.metrics import RowLog, completion_means, row_metrics, row_values, without_ratio
 
 NAN = float("nan")
 # Users' dashboards depend on these names, so the changelog must list each removed name.
@@ -20,6 +21,11 @@ NAMES = [
     "topr/logps/positives/token", "topr/logps/positives/completion", "topr/tokens/positives",
     "topr/logps/negatives/token", "topr/logps/negatives/completion", "topr/tokens/negatives",
 ]  # fmt: skip
+
+
+def rows_of(*rows):
+    """Return the values of rows for `RowLog`, from their weights, log-ratios and rewards."""
+    return torch.tensor([[*row, NAN, NAN, NAN] for row in rows])
 
 
 def names_of(table):
@@ -94,25 +100,33 @@ def test_padding_is_in_no_mean_over_tokens():
     assert completion_means(values, torch.zeros(2, 3)).tolist() == [0, 0]
 
 
-def test_batches_are_joined_and_forgotten():
-    rows, alone = RowMetrics(), Accelerator(cpu=True)
-    assert rows.flush(alone) == {}
-    rows.add(torch.ones(2), torch.zeros(2), torch.tensor([1.0, -1.0]))
-    kept = rows.add(torch.tensor([0.5]), torch.tensor([-1.0]), torch.tensor([-1.0]), idle=2)
-    unknown = pytest.approx(NAN, nan_ok=True)
-    assert kept[0].tolist() == [0.5, -1.0, -1.0, unknown, unknown, unknown]
-    for idle in kept[1:].tolist():
-        assert idle == [1.0, unknown, 0.0, unknown, unknown, unknown]
-    metrics = rows.flush(alone)
-    assert metrics["topr/weight_mean"] == pytest.approx(4.5 / 5)
-    assert rows.flush(alone) == {}
+def test_each_reader_gets_each_pass_once():
+    log, alone = RowLog(), Accelerator(cpu=True)
+    assert log.read_metrics("train", alone) == {}
+    log.add(["train", "table"], torch.tensor([3, 4]), rows_of([1.0, 0.0, 1.0], [1.0, 0.0, -1.0]))
+    log.add(["train"], torch.tensor([5]), rows_of([0.5, -1.0, -1.0]))
+    assert log.read_metrics("train", alone)["topr/weight_mean"] == pytest.approx(2.5 / 3)
+    assert log.read_metrics("train", alone) == {}
+    assert log.read("table") == [(3, 1.0, 0.0), (4, 1.0, 0.0)]
+    assert log.read("table") == []
+    log.add(["train"], torch.tensor([5]), rows_of([0.5, -1.0, -1.0]))
+    log.discard("train")
+    assert log.read("train") == []
+
+
+def test_rows_whose_reward_is_nan_do_not_count():
+    log = RowLog()
+    log.add(["train", "table"], torch.tensor([3, 4]), rows_of([0.5, 0.0, NAN], [0.25, 0.0, -1.0]))
+    assert log.read("table") == [(4, 0.25, 0.0)]
+    assert log.read_metrics("train", Accelerator(cpu=True))["topr/weight_mean"] == 0.25
 
 
 def test_log_probabilities_are_averaged_by_sign():
-    rows, alone = RowMetrics(), Accelerator(cpu=True)
-    of_tokens_B3 = torch.tensor([[-0.5, -10.0, 20.0], [-1.0, -30.0, 30.0], [-3.0, -6.0, 2.0]])
-    rows.add(torch.ones(3), torch.zeros(3), torch.tensor([1.0, -1.0, -1.0]), of_tokens_B3=of_tokens_B3)
-    metrics = rows.flush(alone)
+    log = RowLog()
+    log.add(["train"], torch.arange(3), torch.tensor([
+        [1, 0, 1, -0.5, -10, 20], [1, 0, -1, -1, -30, 30], [1, 0, -1, -3, -6, 2],
+    ]))  # fmt: skip
+    metrics = log.read_metrics("train", Accelerator(cpu=True))
     assert metrics["topr/logps/positives/token"] == -0.5
     assert metrics["topr/logps/positives/completion"] == -10.0
     assert metrics["topr/logps/negatives/token"] == -2.0
@@ -120,10 +134,24 @@ def test_log_probabilities_are_averaged_by_sign():
     assert (metrics["topr/tokens/positives"], metrics["topr/tokens/negatives"]) == (20.0, 16.0)
 
 
-def test_rows_that_were_not_computed_count_with_weight_one():
-    rows, alone = RowMetrics(), Accelerator(cpu=True)
-    rows.add(torch.tensor([0.5]), torch.tensor([-2.0]), torch.tensor([-1.0]), idle=3)
-    metrics = rows.flush(alone)
+@pytest.mark.parametrize("level", ["sequence", "segment"])
+def test_values_of_rows_by_hand(level):
+    policy, mu = torch.tensor([[-1.0, -2.0, 9.0]]), torch.tensor([[-0.5, -0.5, 9.0]])
+    mask, rewards = torch.tensor([[1, 1, 0]]), torch.tensor([-1.0, 0.0, 0.0])
+    outputs = topr_loss(policy, mu, rewards[:1], mask, PRESETS["topr"], level, segment_tokens=1)
+    computed, *skipped = row_values(outputs, rewards, mask).tolist()
+    # log π/μ is -0.5 and -1.5.
+    weight, log_ratio = {
+        "sequence": (math.exp(-2), -2.0), "segment": ((math.exp(-0.5) + math.exp(-1.5)) / 2, -1.0),
+    }[level]  # fmt: skip
+    assert computed == pytest.approx([weight, log_ratio, -1.0, -1.5, -3.0, 2.0])
+    assert skipped == [pytest.approx([1.0, NAN, 0.0, NAN, NAN, NAN], nan_ok=True)] * 2
+
+
+def test_skipped_rows_count_with_weight_one():
+    log = RowLog()
+    log.add(["train"], torch.arange(4), rows_of([0.5, -2.0, -1.0], *[[1.0, NAN, 0.0]] * 3))
+    metrics = log.read_metrics("train", Accelerator(cpu=True))
     assert metrics["topr/weight_mean"] == 3.5 / 4
     assert metrics["topr/reward"] == -1 / 4
     assert metrics["topr/positive_share"] == 0

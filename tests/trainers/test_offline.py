@@ -269,7 +269,7 @@ def test_rows_with_no_gradient_are_left_out_and_count(make, rows, share):
             rows, rows, model=model, num_train_epochs=2, optim="sgd", learning_rate=0.3, per_device_train_batch_size=2,
             gradient_accumulation_steps=2, sort_by_length=False,
         )  # fmt: skip
-        trainer.data_collator.keep_idle = keep
+        trainer.data_collator.skip_zeros = not keep
         losses.append(trainer.evaluate()["eval_loss"])
         trainer.train()
         weights.append(flat(model))
@@ -281,11 +281,11 @@ def test_rows_with_no_gradient_are_left_out_and_count(make, rows, share):
     for kept, left_out in zip(*logs, strict=True):
         assert {name: kept.get(name) for name in same} == pytest.approx({n: left_out.get(n) for n in same}, abs=1e-3)
     batch = trainer.data_collator(list(trainer.train_dataset))
-    assert (len(batch["input_ids"]), batch["idle"]) == ((5, 3) if share == 3 else (1, 7))
+    assert (len(batch["input_ids"]), len(batch["reward"])) == (5 if share == 3 else 1, 8)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ratio_level", ["sequence", "segment", "prefix", "token"])
+@pytest.mark.parametrize("ratio_level", ["sequence", "segment"])
 def test_fast_paths_train_the_same_weights(make, tmp_path, ratio_level):
     # The plain, the sorted and the padding-free path use the same rows in each step. Each path computes its own log μ.
     weights = {}
@@ -498,11 +498,11 @@ def test_given_log_mu(make, model, tokenizer, rows, tmp_path):
 
 
 def test_rows_that_need_no_log_mu_may_bring_anything(make, rows, tmp_path):
-    completion = make(ratio_level="token").train_dataset
+    completion = make(ratio_level="segment").train_dataset
     counts = [len(row["input_ids"]) - row["prompt_length"] for row in completion]
     mu_logps = [[-1.0] * n if reward < 0 else [] for n, reward in zip(counts, rows["reward"], strict=True)]
     given = rows.add_column("mu_logps", mu_logps)
-    trainer = make(given, ratio_level="token")
+    trainer = make(given, ratio_level="segment")
     batch = trainer.data_collator(list(trainer.train_dataset))
     assert len(batch["mu_logps"]) == sum(counts)
     trainer.train()

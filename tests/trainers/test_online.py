@@ -142,7 +142,7 @@ def test_same_seed_same_weights(train, request):
 
 @pytest.mark.parametrize(
     ("level", "normalize"),
-    [("sequence", True), ("sequence", False), ("segment", True), ("prefix", True), ("token", True)],
+    [("sequence", True), ("sequence", False), ("segment", True)],
 )
 def test_gradient_is_that_of_the_pure_loss(make, model, level, normalize):
     # With num_iterations=2, the batch keeps log μ of its first use. Then noise makes μ differ from π.
@@ -154,7 +154,7 @@ def test_gradient_is_that_of_the_pure_loss(make, model, level, normalize):
     batch["old_per_token_logps"] += 0.3 * torch.randn(batch["completion_ids"].shape)
     logps = plain_logps(model, batch)
     for preset in ("topr", "tis", "reinforce", "positives_only", "opr"):
-        trainer.args.preset = preset
+        trainer._loss_settings["limits"] = PRESETS[preset]
         buffered = dict(batch)
         model.zero_grad()
         trainer.compute_loss(trainer.model, batch).backward()
@@ -335,16 +335,16 @@ def test_a_training_after_an_interrupted_one_begins_with_a_new_batch(make, model
         trainer.wrote = copy.deepcopy(model.state_dict())
         return generate(inputs)
 
-    row_weights = trainer._row_weights
+    losses = trainer._compute_losses
 
-    def watched(policy, mu, rewards, mask, shown):
+    def watched(policy, mu, rewards, mask, numbers):
         writer = fresh_model()
         writer.load_state_dict(trainer.wrote)
         ratios.append((mu - plain_logps(writer, trainer._loss_inputs).detach())[mask.bool()].abs().max())
-        return row_weights(policy, mu, rewards, mask, shown)
+        return losses(policy, mu, rewards, mask, numbers)
 
     trainer._generate_and_score_completions, trainer.training_step = generated, interrupted
-    trainer._row_weights = watched
+    trainer._compute_losses = watched
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     trainer.train()
@@ -564,7 +564,8 @@ def test_sampler_log_mu_is_used_and_the_correction_is_not(make):
     mask = torch.tensor([[1, 1, 0]])
     policy = torch.tensor([[-1.0, -1.0, -9.0]])
     inputs = {
-        "completion_mask": mask, "topr_rewards": torch.tensor([-1.0]), "old_per_token_logps": policy * 3,
+        "completion_mask": mask, "topr_rewards": torch.tensor([-1.0]), "topr_rows": torch.tensor([0]),
+        "old_per_token_logps": policy * 3,
         "sampling_per_token_logps": torch.tensor([[-0.5, -0.5, -7.0]]),
         "importance_sampling_ratio": torch.tensor([[5.0, 5.0, 5.0]]),
     }  # fmt: skip
@@ -609,7 +610,8 @@ def test_masked_tokens_are_in_neither_the_ratio_nor_the_length(make):
     policy = torch.tensor([[-1.0, -1.0, -5.0, -9.0]])
     inputs = {
         "completion_mask": torch.tensor([[1, 1, 1, 0]]), "tool_mask": torch.tensor([[1, 1, 0, 1]]),
-        "topr_rewards": torch.tensor([-1.0]), "old_per_token_logps": torch.tensor([[-0.5, -0.5, -1.0, -1.0]]),
+        "topr_rewards": torch.tensor([-1.0]), "topr_rows": torch.tensor([0]),
+        "old_per_token_logps": torch.tensor([[-0.5, -0.5, -1.0, -1.0]]),
     }  # fmt: skip
     trainer._write_weighted_rewards(inputs, policy)
     # The ratio of the model's own two tokens is e^-1. TRL divides by their number, so w · R is multiplied by 2.
@@ -774,7 +776,7 @@ def test_sampler_log_mu_survives_tokens_it_could_not_score(make):
     trainer = make(preset="tis")
     trainer.args.log_mu = "sampler"
     inputs = {
-        "completion_mask": torch.tensor([[1, 1]]), "topr_rewards": torch.tensor([-1.0]),
+        "completion_mask": torch.tensor([[1, 1]]), "topr_rewards": torch.tensor([-1.0]), "topr_rows": torch.tensor([0]),
         "sampling_per_token_logps": torch.tensor([[float("nan"), -0.5]]),
     }  # fmt: skip
     batch = dict(inputs)

@@ -165,7 +165,7 @@ def test_an_evaluation_begins_with_no_rows_of_another(model, tokenizer, rows, tm
     args = OfflineTOPRConfig(str(tmp_path), **SETTINGS)
     trainer = OfflineTOPRTrainer(model, args, rows, rows.select(range(3)), processing_class=tokenizer)
     trainer.evaluate()
-    trainer._row_metrics["eval"].add(*(torch.ones(5) for _ in range(3)))  # as `predict` leaves them
+    trainer._row_log.add(["eval"], torch.arange(5), torch.ones(5, 6))  # as `predict` leaves them
     assert trainer.evaluate()["eval_topr/positive_share"] == 0
 
 

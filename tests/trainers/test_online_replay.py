@@ -63,10 +63,9 @@ def test_a_row_that_is_used_again_has_the_weight_of_its_first_log_mu(make, uses)
     second = trainer._prepare_inputs(next(loader))
     again = second["topr_rows"] < 8
     assert again.sum() == 8
-    trainer._replay._weights.clear()
+    trainer._row_log.discard("replay")
     trainer.compute_loss(trainer.model, second)
-    ((seen, weights),) = trainer._replay._weights
-    weights = dict(zip(seen, weights.tolist(), strict=True))
+    weights = {number: weight for number, weight, _ in trainer._row_log.read("replay")}
     now = plain_logps(trainer.model, second).sum(1).tolist()
     changed = 0
     for number, logp, reward in zip(second["topr_rows"].tolist(), now, second["topr_rewards"].tolist(), strict=True):
@@ -152,9 +151,9 @@ def test_each_batch_draws_anew(make):
     assert len(set(seeds)) == 4
 
 
-@pytest.mark.parametrize("ratio_level", ["segment", "token"])
-def test_if_tokens_have_different_weights_a_row_still_has_one(make, ratio_level):
-    trainer = make(**of_level(ratio_level, 2))
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_if_tokens_have_different_weights_a_row_still_has_one(make, tokens):
+    trainer = make(**of_level("segment", tokens))
     trainer.train()
     assert trainer._replay.rows
     assert all(isinstance(row.weight, float) and 0 <= row.weight <= 1 for row in trainer._replay.rows)
@@ -177,11 +176,11 @@ def test_a_resumed_run_goes_on_with_the_same_rows(make, tmp_path):
     kept = []
     settle = ReplayBuffer.settle
 
-    def spy(buffer):
-        settle(buffer)
+    def spy(buffer, weights):
+        settle(buffer, weights)
         kept.append([replace(r) for r in buffer.rows])
 
-    resumed._replay.settle = lambda: spy(resumed._replay)
+    resumed._replay.settle = lambda weights: spy(resumed._replay, weights)
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     saved = torch.load(tmp_path / "run" / "checkpoint-2" / "replay_0.pt", weights_only=True)["rows"]
     assert len(saved) == 16  # both generation batches have had a forward pass

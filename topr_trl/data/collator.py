@@ -3,6 +3,7 @@
 Parts of a rollout run as separate sequences and are rejoined after the forward pass.
 """
 
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -14,10 +15,8 @@ from torch import Tensor
 from topr_trl.baseline import FloatArray
 from topr_trl.data.masks import MASK
 from topr_trl.data.trajectories import PARTS
-from topr_trl.loss import TOKEN_LEVELS
 
 _CONTEXT = -100  # label of a token without a loss
-NO_ROW = -1  # row number of a padding row
 
 
 def unflatten(flat: Tensor, lengths: list[int]) -> Tensor:
@@ -41,24 +40,22 @@ def unflatten(flat: Tensor, lengths: list[int]) -> Tensor:
 class Collator:
     """Collator that adds length, R and log μ of each row to TRL's batch of `input_ids` and `labels`.
 
-    A row with R = 0 is idle, because it has no gradient. Without `keep_idle`, the collator leaves idle rows out of the
-    forward pass. If all rows are idle, it keeps one of them. The collator drops rows without a reward (see
-    `FilledRows`). If no row of a batch has a reward, the batch is one row with R = 0.
+    A row whose R is NaN does not count (see `FilledRows`), so the collator drops it. If no row of a batch counts, the
+    batch keeps one row, because all processes must run a forward pass.
 
     Args:
         collate (`Callable`): TRL's collator.
-        ratio_level (`str`): Setting of the loss. With a ratio per token, log μ has a value per token. Otherwise, log μ
-            is the sum over the completion.
-        keep_idle (`bool`): Whether the forward pass includes rows with R = 0.
+        per_token (`bool`): Whether log μ has a value per token. Otherwise, log μ is the sum over the completion.
+        skip_zeros (`bool`): Whether the forward pass skips rows with R = 0, because they have no gradient. If R is 0
+            for all rows, it computes one of them.
         log_mu (`Mapping`): log μ by `(dataset, row)`, for rows without a column `mu_logps`. The trainer fills this
             mapping before training.
     """
 
     def __init__(
-        self, collate: Any, ratio_level: str, keep_idle: bool, log_mu: Mapping[tuple[int, int], float | FloatArray]
+        self, collate: Any, per_token: bool, skip_zeros: bool, log_mu: Mapping[tuple[int, int], float | FloatArray]
     ) -> None:
-        self.collate, self.per_token = collate, ratio_level in TOKEN_LEVELS
-        self.keep_idle, self.log_mu = keep_idle, log_mu
+        self.collate, self.per_token, self.skip_zeros, self.log_mu = collate, per_token, skip_zeros, log_mu
 
     def collate_tokens(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Return TRL's batch of all parts of the given rows, with two more keys.
@@ -70,30 +67,24 @@ class Collator:
         return {**self.collate(parts), "lengths": lengths, "parts": [len(row.get(PARTS) or [0]) for row in rows]}
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the batch of `collate_tokens` for the B rows of the forward pass, with additional keys.
+        """Return the batch of `collate_tokens` for B of N rows, with additional keys.
 
         | key | value |
         |---|---|
-        | `row` | (B + idle,) int64 row numbers; idle rows left out of the forward pass come last |
-        | `idle` | number of idle rows left out |
-        | `reward` | (B,) float32 R |
-        | `counts` | False if no row has a reward; `row` is then `NO_ROW`, and the batch only keeps processes in step |
-        | `mu_logps` | (B,) float32 log μ; with a ratio per token, one value per token, concatenated over the rows |
+        | `row` | (N,) int64 row numbers; skipped rows come last |
+        | `reward` | (N,) float32 R |
+        | `mu_logps` | (B,) float32 log μ; with a ratio per segment, one value per token, concatenated over the rows |
 
         Unknown log μ is NaN.
         """
-        # NaN differs from itself, so the first list has only rows with a reward.
-        rows = [row for row in rows if row["reward"] == row["reward"]] or [{**rows[0], "reward": 0.0, "row": NO_ROW}]
-        if not self.keep_idle:
+        rows = [row for row in rows if not math.isnan(row["reward"])] or rows[:1]
+        if self.skip_zeros:
             rows = sorted(rows, key=lambda row: row["reward"] == 0)
-        numbers = torch.tensor([row["row"] for row in rows])
-        if not self.keep_idle:
+        numbers, rewards = [row["row"] for row in rows], [row["reward"] for row in rows]
+        if self.skip_zeros:
             rows = [row for row in rows if row["reward"] != 0] or rows[:1]
         batch = self.collate_tokens(rows)
-        batch["row"] = numbers
-        batch["idle"] = len(numbers) - len(rows)
-        batch["counts"] = int(numbers[0]) != NO_ROW
-        batch["reward"] = torch.tensor([row["reward"] for row in rows], dtype=torch.float32)
+        batch["row"], batch["reward"] = torch.tensor(numbers), torch.tensor(rewards, dtype=torch.float32)
         if self.per_token:  # The values of all tokens of the batch are concatenated.
             mu_logps = [value for row in rows for value in self._by_token(row)]
         else:

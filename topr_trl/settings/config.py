@@ -80,9 +80,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
             Level at which the ratio π/μ is computed. `"sequence"` is the paper's: the product over the tokens of a
             completion. `"segment"` is for long completions: each token has the product over its segment of
-            `segment_tokens` tokens. `"prefix"` gives each token the product over the completion up to this token.
-            `"token"` (the ratio of each token) and `"geometric"` (the geometric mean over the tokens) exist for
-            comparison. Only `"sequence"` is the paper's TOPR. See `topr_trl.loss.log_ratios` for the equations.
+            `segment_tokens` tokens. See [`topr_loss`] for the equations.
         segment_tokens (`int`, *optional*, defaults to `64`):
             Number of tokens in a segment, with `ratio_level="segment"`, which needs log μ of each token. Tokens that
             the model did not write, such as tool results, do not count.
@@ -270,9 +268,7 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
             Level at which the ratio π/μ is computed. `"sequence"` is the paper's: the product over the tokens of a
             completion. `"segment"` is for long completions: each token has the product over its segment of
-            `segment_tokens` tokens. `"prefix"` gives each token the product over the completion up to this token.
-            `"token"` (the ratio of each token) and `"geometric"` (the geometric mean over the tokens) exist for
-            comparison. Only `"sequence"` is the paper's TOPR. See `topr_trl.loss.log_ratios` for the equations.
+            `segment_tokens` tokens. See [`topr_loss`] for the equations.
         segment_tokens (`int`, *optional*, defaults to `64`):
             Number of tokens in a segment, with `ratio_level="segment"`, which needs log μ of each token. Tokens that
             the model did not write, such as tool results, do not count.

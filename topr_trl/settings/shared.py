@@ -60,10 +60,7 @@ class LossArguments:
     b_neg: float | None = field(default=None, metadata={"help": "Upper limit of the ratio where R < 0."})
     ratio_level: str = field(
         default="sequence",
-        metadata={
-            "help": "Level of the ratio: 'sequence' (TOPR); 'segment', for completions of 128 tokens or more; "
-            "'prefix', 'token' or 'geometric'."
-        },
+        metadata={"help": "Level of the ratio: 'sequence' (TOPR); 'segment', for completions of 128 tokens or more."},
     )
     segment_tokens: int = field(
         default=SEGMENT_TOKENS, metadata={"help": "Number of tokens in a segment, with ratio_level='segment'."}
@@ -79,6 +76,19 @@ class LossArguments:
         given = {name: getattr(self, name) for name in ("a_pos", "b_pos", "a_neg", "b_neg")}
         return replace(PRESETS[self.preset], **{name: float(v) for name, v in given.items() if v is not None})
 
+    @property
+    def loss_settings(self) -> dict[str, Any]:
+        """Keyword arguments of `topr_trl.topr_loss`."""
+        return {
+            "limits": self.limits, "ratio_level": self.ratio_level, "segment_tokens": self.segment_tokens,
+            "length_normalization": self.length_normalization,
+        }  # fmt: skip
+
+    @property
+    def needs_mu_of_tokens(self) -> bool:
+        """Whether the ratio needs log μ of each token. Otherwise it needs only the sum over the completion."""
+        return self.ratio_level == "segment"
+
     def validate_loss(self) -> None:
         """Validate the settings. Warn the user if the objective has no upper bound.
 
@@ -87,6 +97,8 @@ class LossArguments:
                 is not the default and `ratio_level` is not `"segment"`.
         """
         check_types(self, LossArguments)
+        if self.ratio_level == "token":
+            raise ValueError("ratio_level='token' is now ratio_level='segment' with segment_tokens=1. Set both.")
         check_choice(self, preset=tuple(PRESETS), ratio_level=RATIO_LEVELS, log_mu=LOG_MU_SOURCES)
         check_at_least(1, self, "segment_tokens")
         if self.segment_tokens != SEGMENT_TOKENS and self.ratio_level != "segment":

@@ -147,7 +147,7 @@ GRPO_ONLY = {
     **dict.fromkeys(("epsilon", "epsilon_high", "delta"), LIMITS_ADVICE),
     **dict.fromkeys(("sapo_temperature_neg", "sapo_temperature_pos"), LIMITS_ADVICE),
     **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), LIMITS_ADVICE),
-    "importance_sampling_level": "TOPR uses the ratio of the whole completion; `ratio_level` has other levels.",
+    "importance_sampling_level": "TOPR uses the ratio of the whole completion; `ratio_level` has another level.",
     "scale_rewards": "TOPR uses the raw reward minus `baseline`; nothing is divided by a standard deviation.",
     "multi_objective_aggregation": "Rewards are summed with `reward_weights`, then `baseline` is subtracted.",
     "off_policy_mask_threshold": "TOPR tapers stale negatives by their ratio instead of masking them.",

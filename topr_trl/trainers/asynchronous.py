@@ -19,7 +19,6 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample, _AsyncRolloutLoop
 from trl.trainer.utils import get_callable_name
 
-from topr_trl.loss import weighted_loss
 from topr_trl.settings.sampling import FILTERS
 from topr_trl.settings.shared import Baseline, LossArguments, parse_baseline
 from topr_trl.settings.unsupported import GRPO_ONLY, LIKE_TOPR, refuse_settings
@@ -63,8 +62,8 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
         b_neg (`float`, *optional*):
             Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` uses the preset's limit.
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
-            Level at which the ratio π/μ is computed: `"sequence"`, `"segment"` (for long completions), `"prefix"`,
-            `"token"` or `"geometric"`. Only `"sequence"` is the paper's TOPR. See [`TOPRConfig`].
+            Level at which the ratio π/μ is computed: `"sequence"` (the paper's), or `"segment"` for long completions.
+            See [`TOPRConfig`].
         segment_tokens (`int`, *optional*, defaults to `64`):
             Number of tokens in a segment, with `ratio_level="segment"`, which needs log μ of each token. Tokens that
             the model did not write, such as tool results, do not count.
@@ -278,11 +277,8 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
             inputs["old_log_probs"][selected],
             inputs["advantages"][selected],
         )
-        # R is NaN for a row without a reward. The metrics need the NaN. The loss uses 0, to keep NaN out of gradients.
-        weights_B = self._row_weights(policy_logps_BT.detach(), mu_logps_BT, rewards_B, mask_BT, None)
-        losses_B = weighted_loss(
-            policy_logps_BT, weights_B, rewards_B.nan_to_num(0.0), mask_BT, self.args.length_normalization
-        )
+        numbers_B = torch.arange(len(rewards_B))  # Nothing reads the numbers of these rows.
+        losses_B = self._compute_losses(policy_logps_BT, mu_logps_BT, rewards_B, mask_BT, numbers_B).losses_B
         # Gradients are averaged over processes, so the factor turns the average into a sum.
         loss = losses_B.sum() * self.accelerator.num_processes / num_items_in_batch
         if self.aux_loss_enabled:

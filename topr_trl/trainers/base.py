@@ -22,7 +22,7 @@ from trl.trainer.utils import get_config_model_id
 
 from topr_trl.baseline import FloatArray, effective_positive_share
 from topr_trl.curation import Curated
-from topr_trl.loss import log_ratios, sequence_logps, truncated_weights
+from topr_trl.loss import LossOutputs, topr_loss
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.trainers.checkpoints import (
     StopAtNaN,
@@ -34,7 +34,6 @@ from topr_trl.trainers.checkpoints import (
     refuse_adapter,
     writing_to,
 )
-from topr_trl.trainers.completions_table import RowWeights
 from topr_trl.trainers.fingerprints import base_fingerprint, mu_fingerprint
 from topr_trl.trainers.forward_checks import (
     LogProbs,
@@ -46,7 +45,7 @@ from topr_trl.trainers.forward_checks import (
     turn_off_noise,
     without_cudnn_attention,
 )
-from topr_trl.trainers.metrics import RowMetrics, completion_means, without_ratio
+from topr_trl.trainers.metrics import RowLog, row_values, without_ratio
 from topr_trl.trainers.model_card import PAPER, CardSection, add_section, model_card, training_facts
 from topr_trl.trainers.quantization import (
     adapter_weights,
@@ -130,14 +129,16 @@ class TOPRMixin(Trainer):
     _is_checked = False  # whether the checks in `forward_checks` have run for the model
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
-        self._weights_by_row = RowWeights()
+        self._row_log = RowLog()
+        # Readers of the row log that get the rows of training, and of evaluation. Subclasses add theirs.
+        self._row_readers = {"train": ["train"], "eval": ["eval"]}
         self._warned_about_signs: set[tuple[bool, bool]] = set()
         self._warned_about_dead = self._said_share = self._advised_segments = False
         self._evaluations: CardSection | None = None
         self._metric_prefix = "eval"  # metric prefix of the current evaluation
         adapter = adapter_weights(args[0] if args else kwargs.get("model"))
         super().__init__(*args, **kwargs)
+        self._loss_settings = self.args.loss_settings
         self._given_optimizer = given_optimizer(self)
         refuse_adapters(self.model, self.args.gradient_checkpointing)
         _refuse_unknown_experts(self.model, getattr(self, "aux_loss_enabled", False))
@@ -167,45 +168,23 @@ class TOPRMixin(Trainer):
             )
         self._evaluations = evaluations
 
-    def _row_weights(
-        self,
-        policy_logps_BT: Tensor,
-        mu_logps: Tensor,
-        rewards_B: Tensor,
-        mask_BT: Tensor,
-        shown_rows: Tensor | None,
-        idle: int = 0,
-        counts: bool = True,
-    ) -> Tensor:
-        """Compute the weights of the rows with the settings of this trainer, and add them to the metrics.
-
-        All trainers compute their weights here, and then use `weighted_loss` or TRL's own loss.
+    def _compute_losses(
+        self, policy_logps_BT: Tensor, mu_logps: Tensor, rewards_N: Tensor, mask_BT: Tensor, numbers_N: Tensor
+    ) -> LossOutputs:
+        """Compute losses and weights with the settings of this trainer, and add the rows to the row log.
 
         Args:
             policy_logps_BT: (B, T) log π.
             mu_logps: (B, T) or (B,) log μ.
-            rewards_B: (B,) R.
+            rewards_N: (N,) R of N >= B rows. NaN marks a row that does not count, whose loss is 0. The forward pass
+                skipped the rows after the first B, because their R is 0.
             mask_BT: (B, T) completion mask.
-            shown_rows: (B + idle,) row numbers for the table of completions, or None if no table is logged.
-            idle: number of rows with R = 0 that the forward pass skipped.
-            counts: whether to include the rows in the metrics. False for a placeholder row, which a process computes if
-                it has no rows left but other processes do.
-
-        Returns:
-            Detached weights, shape (B,), or (B, T) with a ratio per token.
+            numbers_N: (N,) row numbers.
         """
-        args = self.args
-        log_ratio = log_ratios(policy_logps_BT, mu_logps, mask_BT, args.ratio_level, args.segment_tokens)
-        weights = truncated_weights(log_ratio, rewards_B, args.limits)
-        weights_B, log_ratio_B = (completion_means(x, mask_BT) for x in (weights, log_ratio))
-        counted_B = rewards_B if counts else torch.full_like(rewards_B, torch.nan)
-        logps_BT, tokens_B = policy_logps_BT.detach(), mask_BT.sum(1)
-        sums_B = sequence_logps(logps_BT, mask_BT)
-        of_tokens_B3 = torch.stack([sums_B / tokens_B.clamp(min=1), sums_B, tokens_B], dim=1)
-        kept = self._row_metrics[self._mode].add(weights_B, log_ratio_B, counted_B, idle, of_tokens_B3)
-        if shown_rows is not None:
-            self._weights_by_row.add(shown_rows, kept)
-        return weights
+        rewards_B = rewards_N[: len(policy_logps_BT)].nan_to_num(0.0)
+        outputs = topr_loss(policy_logps_BT, mu_logps, rewards_B, mask_BT, **self._loss_settings)
+        self._row_log.add(self._row_readers[self._mode], numbers_N, row_values(outputs, rewards_N, mask_BT))
+        return outputs
 
     @property
     def _mode(self) -> str:
@@ -423,7 +402,7 @@ class TOPRMixin(Trainer):
     def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
         """Evaluate one dataset. The row metrics are logged with the same prefix as the loss."""
         self._metric_prefix = metric_key_prefix
-        self._row_metrics["eval"] = RowMetrics()  # `predict` does not log, so rows of a prediction may be left over.
+        self._row_log.discard("eval")  # `predict` does not log, so rows of a prediction may be left over.
         self._metrics["eval"].clear()
         with without_cudnn_attention():
             return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
@@ -482,13 +461,13 @@ class TOPRMixin(Trainer):
             if not math.isfinite(logs.get(name) or 0.0):
                 raise not_finite(f"`{name}` at step {self.state.global_step}", self.args.output_dir)
         collected = self._metrics[self._mode]
-        found = self._row_metrics[self._mode].flush(self.accelerator)
+        found = self._row_log.read_metrics(self._mode, self.accelerator)
         if self._ratio_is_one:
             found = without_ratio(found)
         for name, value in found.items():
             collected[name].append(value)
         # If the two limits for negatives are equal, weights of 0 are intended.
-        if self._mode == "train" and self.args.limits.ratio_matters_neg:
+        if self._mode == "train" and self._loss_settings["limits"].ratio_matters_neg:
             self._warn_about_weights(found)
         for values in collected.values():
             if values and isinstance(values[0], Tensor):  # Wait for the device once, not for each value.

@@ -12,9 +12,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 from accelerate.utils import gather_object
-from torch import Tensor
 from transformers import TrainerCallback
 from transformers.utils import is_rich_available
 from trl.trainer.utils import print_prompt_completions_sample
@@ -32,44 +30,6 @@ class DisplayedFloat(float):
         return "" if math.isnan(self) else f"{self:.3g}"
 
 
-class RowWeights:
-    """Collect weights and log-ratios by row number. Only `gather` waits for the device."""
-
-    def __init__(self) -> None:
-        self._batches: list[tuple[Tensor, Tensor]] = []
-
-    def add(self, rows_B: Tensor, kept: Tensor) -> None:
-        """Store weights and log-ratios of a batch. Both become NaN for a row that the loss does not use.
-
-        The loss does not use a row whose R (the reward after the baseline) is NaN.
-
-        Args:
-            rows_B (`torch.Tensor`):
-                Row numbers, shape (B,).
-            kept (`torch.Tensor`):
-                Result of `topr_trl.trainers.metrics.RowMetrics.add` for these rows, shape (B, 6). Its first three
-                columns are the weight, the log-ratio and R.
-        """
-        self._batches.append((rows_B, kept[:, :2].masked_fill(kept[:, 2:3].isnan(), torch.nan)))
-
-    def clear(self) -> None:
-        """Remove all rows."""
-        self._batches.clear()
-
-    def gather(self) -> list[tuple[int, DisplayedFloat, DisplayedFloat]]:
-        """Return (row number, weight, log-ratio) of the rows of all processes, and remove the rows.
-
-        All processes must call this method together.
-        """
-        local = [
-            (row, DisplayedFloat(weight), DisplayedFloat(log_ratio))
-            for rows, values in self._batches
-            for row, (weight, log_ratio) in zip(rows.tolist(), values.tolist(), strict=True)
-        ]
-        self.clear()
-        return gather_object(local)
-
-
 class LogCompletions(TrainerCallback):
     """Callback that shows the rows of the last optimizer step whenever an `OfflineTOPRTrainer` logs in training."""
 
@@ -78,18 +38,18 @@ class LogCompletions(TrainerCallback):
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         """Remove the rows of the previous step."""
-        self.trainer._weights_by_row.clear()
+        self.trainer._row_log.discard("table")
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Show the rows of the last step, on the main process."""
         if not self.trainer.model.training:
             return
-        seen = self.trainer._weights_by_row.gather()
+        seen = gather_object(self.trainer._row_log.read("table"))
         # `seen` is empty if no step has run since the last log. The summary after training can be such a log.
         if seen and state.is_world_process_zero:
             show(self._table(seen, state.global_step), args)
 
-    def _table(self, seen: list[tuple[int, DisplayedFloat, DisplayedFloat]], step: int) -> dict[str, list[Any]]:
+    def _table(self, seen: list[tuple[int, float, float]], step: int) -> dict[str, list[Any]]:
         """Return the columns of the table, named as in TRL's table of completions."""
         numbers, weights, log_ratios = zip(*seen, strict=True)
         dataset = self.trainer.train_dataset
@@ -106,8 +66,8 @@ class LogCompletions(TrainerCallback):
             ],
             "reward": rows["given_reward"],
             "advantage": rows["reward"],
-            "weight": list(weights),
-            "log_ratio": list(log_ratios),
+            "weight": list(map(DisplayedFloat, weights)),
+            "log_ratio": list(map(DisplayedFloat, log_ratios)),
         }
 
 

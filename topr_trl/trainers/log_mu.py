@@ -31,7 +31,7 @@ from topr_trl.data.masks import MASK
 from topr_trl.data.tables import atomic_write
 from topr_trl.data.tokenized_rows import column, completion_lengths, lengths_of, prompt_groups
 from topr_trl.data.trajectories import PARTS
-from topr_trl.loss import TOKEN_LEVELS, TruncationLimits
+from topr_trl.loss import TruncationLimits
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.trainers.training_warnings import sampler_distance
 from topr_trl.user_warnings import warn_user
@@ -216,8 +216,10 @@ class LogMu:
         mu_logps = mu_logps.drop_null()
         values, lengths = pc.list_flatten(mu_logps).to_numpy(), pc.list_value_length(mu_logps).to_numpy()
         starts = lengths.cumsum() - lengths
-        per_token = self.args.ratio_level in TOKEN_LEVELS
-        by_row = np.split(values, starts[1:]) if per_token else np.add.reduceat(values.astype(np.float64), starts)
+        if self.args.needs_mu_of_tokens:
+            by_row = np.split(values, starts[1:])
+        else:
+            by_row = np.add.reduceat(values.astype(np.float64), starts)
         self.values.update(zip(keys, by_row, strict=True))
 
     def _path(self, name: str) -> Path:
@@ -311,7 +313,7 @@ def _what_is_wrong(mu_logps: object, tokens: int, args: TOPRConfig | OfflineTOPR
                 f"log μ must be finite and at most 0, for each token or as their sum; found {value}. Fix it; or "
                 f"{remedy}, and log μ is computed."
             )
-    if args.ratio_level in TOKEN_LEVELS and not isinstance(mu_logps, list):
+    if args.needs_mu_of_tokens and not isinstance(mu_logps, list):
         return (
             f"ratio_level={args.ratio_level!r} needs log μ for each token, and mu_logps has the sum. Give a list; or "
             f"{remedy}, and log μ is computed."

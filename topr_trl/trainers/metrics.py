@@ -1,10 +1,14 @@
-"""Collect weights, ratios and rewards on the device, and compute their metrics whenever the trainer logs."""
+"""Log weights, ratios and rewards of rows on the device, and compute their metrics whenever the trainer logs."""
+
+import math
+from collections.abc import Iterable
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
 from topr_trl.baseline import effective_positive_share
+from topr_trl.loss import LossOutputs
 
 # A negative with a lower weight is "dead": it contributes almost nothing to the gradient.
 DEAD_WEIGHT = 0.01
@@ -29,63 +33,78 @@ def without_ratio(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.startswith(_OF_RATIO)}
 
 
-class RowMetrics:
-    """Collect weights, ratios and rewards of rows, one small tensor per batch. Only `flush` waits for the device."""
+class RowLog:
+    """Log of the rows of each forward pass, one small tensor per pass. Only reading waits for the device.
+
+    Several readers use the same log: the metrics of training and evaluation, the table of completions, and replay. Each
+    reader gets each pass once.
+    """
 
     def __init__(self) -> None:
-        self._batches: list[Tensor] = []
+        self._unread: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
-    def add(
-        self,
-        weights_B: Tensor,
-        log_ratio_B: Tensor,
-        rewards_B: Tensor,
-        idle: int = 0,
-        of_tokens_B3: Tensor | None = None,
-    ) -> Tensor:
-        """Store the rows of a batch.
+    def add(self, readers: Iterable[str], numbers_N: Tensor, values_N6: Tensor) -> None:
+        """Add the rows of a forward pass for the given readers.
 
         Args:
-            weights_B (`torch.Tensor`):
-                Weights, shape (B,).
-            log_ratio_B (`torch.Tensor`):
-                Log-ratios in nats, shape (B,).
-            rewards_B (`torch.Tensor`):
-                R, shape (B,).
-            idle (`int`, *optional*, defaults to `0`):
-                Number of rows with R = 0 that the forward pass skipped. They get weight 1, and NaN for the log-ratio,
-                log π and the number of tokens.
-            of_tokens_B3 (`torch.Tensor`, *optional*):
-                For each completion, shape (B, 3): mean log π per token, log π, and the number of tokens. `None` stores
-                NaN.
-
-        Returns:
-            `torch.Tensor`: the rows, shape (B + idle, 6), in float32. The columns are the weight, the log-ratio, R, and
-            the columns of `of_tokens_B3`.
+            readers (`Iterable[str]`):
+                Names of the readers.
+            numbers_N (`torch.Tensor`):
+                Row numbers, shape (N,).
+            values_N6 (`torch.Tensor`):
+                Result of `row_values`, shape (N, 6).
         """
-        rows = torch.stack([x.detach().float() for x in (weights_B, log_ratio_B, rewards_B)], dim=1)
-        of_tokens_B3 = (
-            rows.new_full((len(rows), 3), torch.nan) if of_tokens_B3 is None else of_tokens_B3.detach().float()
-        )
-        rows = torch.cat([rows, of_tokens_B3], dim=1)
-        if idle:
-            blank = rows.new_tensor([1.0, torch.nan, 0.0, torch.nan, torch.nan, torch.nan])
-            rows = torch.cat([rows, blank.expand(idle, -1)])
-        self._batches.append(rows)
-        return rows
+        for reader in readers:
+            self._unread.setdefault(reader, []).append((numbers_N, values_N6))
 
-    def flush(self, accelerator: Accelerator) -> dict[str, float]:
-        """Return the metrics of all batches since the last flush, over all processes. Without a batch, return `{}`.
+    def discard(self, reader: str) -> None:
+        """Remove all passes that a reader has not read."""
+        self._unread.pop(reader, None)
 
-        All processes must call this method together. Either all processes or none must have added batches. Their
+    def read(self, reader: str) -> list[tuple[int, float, float]]:
+        """Return (row number, weight, log-ratio) of the unread rows that count, from this process."""
+        return [
+            (number, weight, log_ratio)
+            for numbers_N, values_N6 in self._unread.pop(reader, [])
+            for number, (weight, log_ratio, reward) in zip(numbers_N.tolist(), values_N6[:, :3].tolist(), strict=True)
+            if not math.isnan(reward)
+        ]
+
+    def read_metrics(self, reader: str, accelerator: Accelerator) -> dict[str, float]:
+        """Return the metrics of the unread rows of all processes. Without a pass, return `{}`.
+
+        All processes must call this method together. Either all processes or none must have added passes. Their
         numbers of rows may differ.
         """
-        if not self._batches:
+        if not (passes := self._unread.pop(reader, [])):
             return {}
-        rows = accelerator.pad_across_processes(torch.cat(self._batches), dim=0, pad_index=torch.nan)
+        rows = torch.cat([values_N6 for _, values_N6 in passes])
+        rows = accelerator.pad_across_processes(rows, dim=0, pad_index=torch.nan)
         rows = accelerator.gather(rows).cpu().double()  # to the CPU first: some devices have no float64
-        self._batches.clear()
         return row_metrics(rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3:])
+
+
+def row_values(outputs: LossOutputs, rewards_N: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return the values of N rows for `RowLog`, shape (N, 6), in float32, detached.
+
+    The columns are the weight, the log-ratio, R, the mean log π per token, log π, and the number of tokens.
+
+    Args:
+        outputs ([`~topr_trl.loss.LossOutputs`]):
+            Outputs of the loss for B rows.
+        rewards_N (`torch.Tensor`):
+            R of N >= B rows. The forward pass skipped the rows after the first B, because their R is 0. They get
+            weight 1, and NaN for the other values.
+        mask_BT (`torch.Tensor`):
+            Completion mask, shape (B, T).
+    """
+    weights_B, log_ratio_B = (completion_means(x, mask_BT) for x in (outputs.weights, outputs.log_ratios))
+    logps_B, tokens_B, rewards_B = outputs.policy_logps_B, mask_BT.sum(1), rewards_N[: len(mask_BT)]
+    columns = (weights_B, log_ratio_B, rewards_B, logps_B / tokens_B.clamp(min=1), logps_B, tokens_B)
+    rows = torch.stack([column.detach().float() for column in columns], dim=1)
+    skipped = rows.new_full((len(rewards_N) - len(rows), rows.size(1)), torch.nan)
+    skipped[:, 0], skipped[:, 2] = 1.0, rewards_N[len(rows) :]
+    return torch.cat([rows, skipped])
 
 
 def row_metrics(

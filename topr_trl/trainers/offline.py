@@ -32,7 +32,6 @@ from topr_trl.data.tokenized_rows import (
     part_saved_by_sharing,
     prompt_groups,
 )
-from topr_trl.loss import TOKEN_LEVELS, weighted_loss
 from topr_trl.settings.config import OfflineTOPRConfig
 from topr_trl.trainers.base import TOPRMixin, path_as_text, say, settings_for
 from topr_trl.trainers.completions_table import LogCompletions
@@ -160,13 +159,14 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self._keep_together = False  # whether the rows of a prompt stay together in training
         # The auxiliary loss of a mixture of experts needs the tokens of all rows, including rows with R = 0.
         self.data_collator = Collator(
-            self.data_collator, args.ratio_level, keep_idle=self.aux_loss_enabled, log_mu=self._log_mu.values
+            self.data_collator, args.needs_mu_of_tokens, not self.aux_loss_enabled, self._log_mu.values
         )
         self._is_checked = self._is_ready  # Otherwise the model is checked when training begins.
         if self._is_checked:
             self._check_rows_apart(self.model)
         self._share_prompts()
         if args.log_completions:
+            self._row_readers["train"].append("table")
             self.add_callback(LogCompletions(self))
 
     def _share_prompts(self) -> None:
@@ -521,31 +521,28 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         """
         if return_outputs:
             raise ValueError("OfflineTOPRTrainer computes no logits, so it cannot return outputs or predict.")
-        rewards_B, mu_logps, idle, rows, counts = (
-            inputs.pop(name) for name in ("reward", "mu_logps", "idle", "row", "counts")
-        )
+        rewards_N, mu_logps, numbers_N = (inputs.pop(name) for name in ("reward", "mu_logps", "row"))
         logps, mask, outputs = self._policy_logps(model, inputs)
         self._add_computed_tokens()
-        if self.args.ratio_level in TOKEN_LEVELS:
+        if self.args.needs_mu_of_tokens:
             mu_logps = torch.full_like(logps, torch.nan, dtype=torch.float32).masked_scatter(mask, mu_logps)
-        shown = rows if self.args.log_completions and self.model.training and counts else None
-        weights = self._row_weights(logps, mu_logps, rewards_B, mask, shown, idle, counts)
-        loss_B = weighted_loss(logps, weights, rewards_B, mask, self.args.length_normalization)
+        losses_B = self._compute_losses(logps, mu_logps, rewards_N, mask, numbers_N).losses_B
         if num_items_in_batch is None:
-            loss, windows = loss_B.sum() / (len(loss_B) + idle), 1
+            loss, windows = losses_B.sum() / len(rewards_N), 1
         else:
             # Gradients are averaged over processes, so the factor turns the average into a sum.
-            loss = loss_B.sum() / num_items_in_batch * self.accelerator.num_processes
+            loss = losses_B.sum() / num_items_in_batch * self.accelerator.num_processes
             windows = self.current_gradient_accumulation_steps
         if self.aux_loss_enabled:
-            loss = loss + counts * self.router_aux_loss_coef * outputs.aux_loss / windows
+            counts = ~rewards_N.isnan().all()
+            loss = loss + self.router_aux_loss_coef * (counts * outputs.aux_loss) / windows
             self._metrics[self._mode]["aux_loss"].append(outputs.aux_loss.detach())
         return loss
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:
         """Count the rows of an optimizer step over all processes. Trainer would count tokens instead."""
-        counted = (len(batch["row"]) for batch in batch_samples if batch["counts"])
-        rows = torch.tensor(sum(counted), device=device)
+        counted = sum((~batch["reward"].isnan()).sum() for batch in batch_samples)
+        rows = torch.as_tensor(counted, device=device)
         return self.accelerator.gather(rows).sum()
 
 

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -194,7 +195,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._left_to_evaluate: float = math.inf  # number of completions left in the current evaluation set
         # For each evaluation batch: a column of summed rewards, then one column per reward function.
         self._evaluated: list[Tensor] = []
-        self._shown_weights: dict[int, list[DisplayedFloat]] = {}  # weight and log-ratio, by row number
+        self._shown_weights: dict[int, list[float]] = {}  # weight and log-ratio in the last table, by row number
         if isinstance(model, nn.Module):
             remove_shared_prompts(text_model(model))  # An earlier trainer may have installed shared prompts.
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, *rest, **kwargs)
@@ -204,6 +205,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
         if args.log_completions:
+            for readers in self._row_readers.values():
+                readers.append("table")
             for name in self.reward_func_names:
                 self._refuse_own_column(name, "A reward function")
         uses = f", each batch used {args.num_iterations} times" if args.num_iterations > 1 else ""
@@ -503,12 +506,12 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         NaN marks a row that the loss has not used.
         """
         # A row that was already in the previous table keeps its values if it has no new ones.
-        seen = self._shown_weights | {row: values for row, *values in self._weights_by_row.gather()}
+        seen = self._shown_weights | {row: values for row, *values in gather_object(self._row_log.read("table"))}
         # TRL's table contains the newest rows, from training or evaluation.
         rows = range(self._rows_made - len(self._logs["prompt"]), self._rows_made)
-        self._shown_weights = {row: seen.get(row, [DisplayedFloat(torch.nan)] * len(WEIGHT_COLUMNS)) for row in rows}
-        columns = zip(*self._shown_weights.values(), strict=True)
-        self._logs["extra"].update(zip(WEIGHT_COLUMNS, map(list, columns), strict=bool(rows)))
+        self._shown_weights = {row: seen.get(row, [math.nan] * len(WEIGHT_COLUMNS)) for row in rows}
+        for place, name in enumerate(WEIGHT_COLUMNS):
+            self._logs["extra"][name] = [DisplayedFloat(values[place]) for values in self._shown_weights.values()]
 
     def _log_completion_extra(self, column: str, values: list[Any]) -> None:
         if self.args.log_completions:
@@ -609,11 +612,11 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
                 raise ValueError("log_mu='sampler', but the rollout gave no log-probabilities. Set log_mu='trainer'.")
             # If the sampler's value of a token is NaN, use the trainer's log μ.
             mu_logps = torch.where(sampler_logps.isnan(), mu_logps, sampler_logps)
-        rewards_B = inputs["topr_rewards"]
-        shown = inputs["topr_rows"] if self.args.log_completions else None
+        rewards_B, numbers_B = inputs["topr_rewards"], inputs["topr_rows"]
         # Detach log π, because the gradient comes from TRL's loss.
-        weights = self._row_weights(policy_logps_BT.detach(), mu_logps, rewards_B, mask, shown)
-        self._note_for_replay(inputs, mu_logps, weights, mask)
+        weights = self._compute_losses(policy_logps_BT.detach(), mu_logps, rewards_B, mask, numbers_B).weights
+        if self._replay is not None and self.model.training:
+            self._replay.note(numbers_B, mu_logps)
 
         signal_B = rewards_B.nan_to_num(0.0) * inputs.get("topr_scale", 1.0)
         if not self.args.length_normalization:  # Undo TRL's division by the length.

@@ -64,9 +64,9 @@ def test_a_checkpoint_forgets_what_was_generated_since():
     buffer.add([row(3)])
     state = buffer.state()
     buffer.begin(batch_of([1.0, -1.0]), step=1)
-    buffer.note(torch.tensor([100, 101]), torch.zeros(2, 4), torch.tensor([1.0, 0.5]))
+    buffer.note(torch.tensor([100, 101]), torch.zeros(2, 4))
     buffer.load(state)
-    buffer.settle()
+    buffer.settle({100: 1.0, 101: 0.5})
     assert numbers(buffer) == [3]
 
 
@@ -84,10 +84,10 @@ def test_forwarded_rows_enter_with_their_first_log_mu_and_their_last_weight():
     buffer.add([row(3)])
     buffer.begin(batch_of([1.0, -1.0, 0.0, math.nan, -1.0]), step=17)
     logps = torch.arange(20.0).view(5, 4) / -10
-    buffer.note(torch.tensor([103, 101]), logps[[3, 1]], torch.ones(2))
-    buffer.note(torch.tensor([100]), logps[[0]], torch.tensor([0.75]))
-    buffer.note(torch.tensor([101, 3]), logps[[2, 2]], torch.tensor([0.5, 0.25]))
-    buffer.settle()
+    buffer.note(torch.tensor([103, 101]), logps[[3, 1]])
+    buffer.note(torch.tensor([100]), logps[[0]])
+    buffer.note(torch.tensor([101, 3]), logps[[2, 2]])
+    buffer.settle({103: 1.0, 101: 0.5, 100: 0.75, 3: 0.25})
     assert numbers(buffer) == [3, 100, 101]  # 102 has R = 0, 103 has no R, 104 has had no forward pass
     old, first, second = buffer.rows
     assert (old.weight, old.step, first.weight, second.weight, second.step) == (0.25, 0, 0.75, 0.5, 17)
@@ -99,8 +99,8 @@ def test_forwarded_rows_enter_with_their_first_log_mu_and_their_last_weight():
     torch.testing.assert_close(second.mu_logps, logps[1, :3])
     # A checkpoint in the middle of a batch also calls `settle`. Rows with a later forward pass enter afterwards, and no
     # row enters twice.
-    buffer.note(torch.tensor([104, 101]), logps[[4, 4]], torch.tensor([1.0, 0.125]))
-    buffer.settle()
+    buffer.note(torch.tensor([104, 101]), logps[[4, 4]])
+    buffer.settle({104: 1.0, 101: 0.125})
     assert numbers(buffer) == [3, 100, 101, 104]
     assert buffer.rows[2].weight == 0.125
     torch.testing.assert_close(buffer.rows[2].mu_logps, logps[1, :3])
@@ -109,8 +109,8 @@ def test_forwarded_rows_enter_with_their_first_log_mu_and_their_last_weight():
 def test_results_of_tools_have_no_log_mu():
     buffer = ReplayBuffer(9, "newest")
     buffer.begin(batch_of([1.0], tool_mask=torch.tensor([[1, 0, 1, 1]])), step=1)
-    buffer.note(torch.tensor([100]), torch.full((1, 4), -0.5), torch.ones(1))
-    buffer.settle()
+    buffer.note(torch.tensor([100]), torch.full((1, 4), -0.5))
+    buffer.settle({})
     (kept,) = buffer.rows
     assert kept.written.tolist() == [True, False, True]
     assert kept.mu_logps.tolist() == [-0.5, 0.0, -0.5]
@@ -119,14 +119,11 @@ def test_results_of_tools_have_no_log_mu():
 def test_rows_are_noted_before_there_is_a_batch():
     """A row that is in the buffer before the first generation batch, such as a logged row, gets its new weight."""
     buffer = ReplayBuffer(9, "newest")
-    buffer.settle()
+    buffer.settle({})
     buffer.add([row(3)])
-    buffer.note(torch.tensor([3]), torch.zeros(1, 3), torch.tensor([0.5]))
-    buffer.settle()
+    buffer.note(torch.tensor([3]), torch.zeros(1, 3))
+    buffer.settle({3: 0.5})
     assert [(r.number, r.weight) for r in buffer.rows] == [(3, 0.5)]
-    buffer.note(torch.tensor([3]), torch.zeros(1, 3), torch.ones(2))
-    with pytest.raises(ValueError, match="argument 2 is longer"):
-        buffer.settle()
 
 
 def test_log_mu_that_is_unknown_is_set_where_it_is_needed():

@@ -1,5 +1,6 @@
 """Store rows for replay: logged rows, and rows of earlier batches with log μ from their first forward pass."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,7 +96,6 @@ class ReplayBuffer:
     _step: int  # number of optimizer steps before this batch
     _awaited: set[int]  # numbers of fresh rows that have not had a forward pass
     _logps: dict[int, tuple[Tensor, int]]  # log μ by the number of a fresh row: a tensor, and the row's index in it
-    _weights: list[tuple[list[int], Tensor]]  # row numbers and weights of each forward pass since `settle`
 
     def __init__(self, size: int, rule: str) -> None:
         self.size, self.rule = size, rule
@@ -138,16 +138,14 @@ class ReplayBuffer:
         self._fresh = {name: batch[name] for name in _READ if batch.get(name) is not None}
         self._step, self._awaited, self._logps = step, set(batch["topr_rows"].tolist()), {}
 
-    def note(self, numbers_B: Tensor, mu_logps_BT: Tensor, weights_B: Tensor) -> None:
-        """Record log μ and weights of a forward pass, without waiting for the device.
+    def note(self, numbers_B: Tensor, mu_logps_BT: Tensor) -> None:
+        """Record log μ of a forward pass, without waiting for the device.
 
         Args:
             numbers_B (`torch.Tensor`):
                 Row numbers, shape (B,), on the CPU.
             mu_logps_BT (`torch.Tensor`):
                 log μ in nats, shape (B, T).
-            weights_B (`torch.Tensor`):
-                Weights, shape (B,).
         """
         numbers = numbers_B.tolist()
         places = [place for place, number in enumerate(numbers) if number in self._awaited]
@@ -155,15 +153,16 @@ class ReplayBuffer:
             kept = mu_logps_BT[places].detach().float()
             self._logps |= {numbers[place]: (kept, k) for k, place in enumerate(places)}
             self._awaited -= {numbers[place] for place in places}
-        self._weights.append((numbers, weights_B.detach().float()))
 
-    def settle(self) -> None:
-        """Add fresh rows that have had a forward pass since `begin`. Update all weights. Remove rows as `add` does."""
-        weights: dict[int, float] = {}
-        for numbers, weights_B in self._weights:
-            weights |= dict(zip(numbers, weights_B.tolist(), strict=True))
+    def settle(self, weights: Mapping[int, float]) -> None:
+        """Add fresh rows that have had a forward pass since `begin`. Update weights. Remove rows as `add` does.
+
+        Args:
+            weights (`Mapping[int, float]`):
+                Latest weight that the loss computed, by row number. Other rows keep their weight.
+        """
         entering = self._entering() if self._logps else []
-        self._logps, self._weights = {}, []
+        self._logps = {}
         self.rows = [replace(row, weight=weights.get(row.number, row.weight)) for row in [*self.rows, *entering]]
         self.add([])
 
@@ -195,8 +194,7 @@ class ReplayBuffer:
                 self.rows[place] = replace(row, mu_logps=torch.where(row.mu_logps.isnan(), computed, row.mu_logps))
 
     def count_from_here(self) -> None:
-        """Call `settle`, and set the step of all rows to 0, because a new run starts."""
-        self.settle()
+        """Set the step of all rows to 0, because a new run starts."""
         self.rows = [replace(row, step=0) for row in self.rows]
 
     def remove(self, rows: list[ReplayRow]) -> None:
@@ -211,7 +209,7 @@ class ReplayBuffer:
     def load(self, state: dict[str, Any]) -> None:
         """Replace all rows with those in a result of `state`. Forget the current generation batch."""
         self.rows = [ReplayRow(**row) for row in state["rows"]]
-        self._fresh, self._awaited, self._logps, self._weights = {}, set(), {}, []
+        self._fresh, self._awaited, self._logps = {}, set(), {}
 
 
 def _kept(rows: list[ReplayRow], size: int, rule: str) -> list[ReplayRow]:

@@ -18,7 +18,6 @@ from topr_trl.settings.config import TOPRConfig
 from topr_trl.settings.shared import REPLAYED_BATCHES
 from topr_trl.trainers.base import TOPRMixin, say
 from topr_trl.trainers.log_mu import check_fingerprints
-from topr_trl.trainers.metrics import completion_means
 from topr_trl.trainers.replay import (
     ReplayBuffer,
     ReplayRow,
@@ -78,6 +77,7 @@ class ReplayMixin(TOPRMixin):
                 rows, self._logged_fingerprints = logged_rows(logged, self._tokenizer, config, args)
         size = args.replay_size or max(REPLAYED_BATCHES * args.generation_batch_size, len(rows))
         self._replay = buffer = ReplayBuffer(-(-size // processes), args.replay_rule)
+        self._row_readers["train"].append("replay")
         own = np.random.default_rng(args.seed).permutation(len(rows))[process::processes]
         buffer.add([rows[place] for place in own])
         logged_too = f" or {len(rows):,} logged rows" if rows else ""
@@ -89,6 +89,7 @@ class ReplayMixin(TOPRMixin):
         super()._before_training(checkpoint)
         if self._replay is not None and checkpoint is None:
             check_fingerprints(self._logged_fingerprints, self._run["model"])
+            self._settle(self._replay)
             self._replay.count_from_here()
 
     def _with_replayed_rows(self, batch: dict[str, Any], chosen: int) -> dict[str, Any]:
@@ -108,7 +109,7 @@ class ReplayMixin(TOPRMixin):
         check_columns(batch)
         args, steps = self.args, self.args.steps_per_generation
         step, processes, fresh = self.state.global_step, self.accelerator.num_processes, len(batch["completion_ids"])
-        buffer.settle()
+        self._settle(buffer)
         if step == 0:
             self._compute_log_mu(buffer)
         kept = self._of_all(len(buffer))
@@ -136,10 +137,9 @@ class ReplayMixin(TOPRMixin):
         batch = with_rows(batch, rows, self._tokenizer.pad_token_id, args.pad_to_multiple_of)
         return {**batch, "topr_scale": torch.tensor(scale, device=self.accelerator.device)}
 
-    def _note_for_replay(self, inputs: dict[str, Any], mu_logps: Tensor, weights: Tensor, mask_BT: Tensor) -> None:
-        """Record log μ and weights of a micro-batch in the buffer. Do nothing in evaluation or without replay."""
-        if self._replay is not None and self.model.training:
-            self._replay.note(inputs["topr_rows"], mu_logps, completion_means(weights, mask_BT))
+    def _settle(self, buffer: ReplayBuffer) -> None:
+        """Add the rows of the last batch to the buffer, with the latest weights from the row log."""
+        buffer.settle({number: weight for number, weight, _ in self._row_log.read("replay")})
 
     @torch.no_grad()
     def _compute_log_mu(self, buffer: ReplayBuffer) -> None:
@@ -174,7 +174,7 @@ class ReplayMixin(TOPRMixin):
     def _save_rng_state(self, output_dir: str) -> None:
         """Save this process's buffer and random state in the checkpoint."""
         if self._replay is not None:
-            self._replay.settle()
+            self._settle(self._replay)
             path = self._replay_file(output_dir)
             path.parent.mkdir(parents=True, exist_ok=True)  # The main process may not have created the folder yet.
             torch.save({**self._replay.state(), "rows_made": self._rows_made}, path)
@@ -197,6 +197,7 @@ class ReplayMixin(TOPRMixin):
         files = _replay_files(checkpoint)
         saved = max(self._of_all(max(files, default=-1) + 1))  # number of processes that saved buffers
         wanted = [process] if saved == processes else range(saved)
+        self._row_log.discard("replay")
         states = [_read_rows(files[number]) for number in wanted if number in files]
         if len(states) < max(len(wanted), 1):
             what = "only a part of the rows" if states else "no rows"
