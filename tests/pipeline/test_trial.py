@@ -409,6 +409,8 @@ def test_a_trial(scored, tmp_path, here, capsys, test_by):
     steps_of_it = test_steps + (len(ARMS) + 2 * len(RECIPES)) * (1 + test_steps)
     assert again.count(f"/{steps_of_it}] ") == said.count(f"/{steps_of_it}] ") == steps_of_it
     assert again.count("done before") == steps_of_it
+    for text in (said, again):
+        assert re.search(r"^[\d,]+ problems:\n", text, re.MULTILINE)
     assert json.loads((out / "trial.json").read_text())["arms"] == best
     assert all((arm["greedy"] is None) == (test_by == "rewards") for arm in best)
     assert ("correct answers at T=0 (%)" in said) == (test_by == "answers")

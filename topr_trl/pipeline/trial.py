@@ -145,6 +145,8 @@ def run_trial(trial: TrialArguments) -> Outcome:
         )
     with locks.lock(out):
         rows = split(trial, source, out / "rows", {arm.name: arm.settings for arm in ARMS})
+        if rows.diagnosis:
+            print(rows.diagnosis, flush=True)
         parts = _StepsOfTrial(trial, out, rows)
         run_steps(parts.steps(), trial, out, parts.count)
         return parts.outcome()

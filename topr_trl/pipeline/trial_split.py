@@ -40,11 +40,13 @@ class Split:
             the mean reward is estimated from their logged rows.
         rows (`int`): Number of rows to train on.
         settings (`list[str]`): Names of the arms that fit the rows.
+        diagnosis (`str`): Kinds of problems, see [`diagnose`]. Empty if rewards do not have two values.
     """
 
     by_answers: bool
     rows: int
     settings: list[str]
+    diagnosis: str
 
 
 def split(trial: TrialArguments, source: Path, folder: Path, settings: Mapping[str, Mapping[str, Any]]) -> Split:
@@ -78,11 +80,13 @@ def split(trial: TrialArguments, source: Path, folder: Path, settings: Mapping[s
             write_parquet(tested, folder / PROBLEMS)
         else:
             save_rows(tested, folder / HELD_OUT)
-        manifest.finish(folder, "split", made.rows, by_answers=made.by_answers, settings=made.settings)
+        manifest.finish(
+            folder, "split", made.rows, by_answers=made.by_answers, settings=made.settings, diagnosis=made.diagnosis
+        )
     known = manifest.read(folder)
     assert known is not None
     entry = known.stages["split"]
-    return Split(entry["by_answers"], entry["rows"], entry["settings"])
+    return Split(entry["by_answers"], entry["rows"], entry["settings"], entry["diagnosis"])
 
 
 def _choose_rows(
@@ -128,7 +132,7 @@ def _choose_rows(
         )
     else:
         kept = _prepare_held_out(rows.select(tested), numbers)
-    return rows, training, kept, Split(by_answers, len(training), names)
+    return rows, training, kept, Split(by_answers, len(training), names, str(scored.diagnose() or ""))
 
 
 def _without_stage_columns(rows: Dataset) -> Dataset:
