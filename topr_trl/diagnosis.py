@@ -1,4 +1,4 @@
-"""Say from stored rows which problems need what: no training, repeated right answers, wrong answers, or other data."""
+"""Say from stored rows which problems need what: no training, repeated right answers, iterations, or other data."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ KINDS = {
     "always right": "nothing to learn",
     "most common answer right": "a lower temperature, or a vote",
     "a rare right answer": "repeat right answers: curation='repeated_positives'",
-    "no right answer, wrong ones agree": "wrong answers, over several iterations",
+    "no right answer, wrong ones agree": "several iterations on these problems",
     "no right answer, wrong ones scattered": "more samples, a better prompt, or easier problems",
     "one completion": "several samples tell: topr sample --num_generations 8",
 }
@@ -79,7 +79,7 @@ def diagnose(rewards: ArrayLike, problem_ids: ArrayLike, answers: Sequence[objec
     >>> print(diagnose([1, 1, 0, 0, 0, 0], ["a", "a", "b", "b", "c", "c"], ["7", "7", "3", "3", "4", "5"]))
     3 problems:
     always right                            33.3%  nothing to learn
-    no right answer, wrong ones agree       33.3%  wrong answers, over several iterations
+    no right answer, wrong ones agree       33.3%  several iterations on these problems
     no right answer, wrong ones scattered   33.3%  more samples, a better prompt, or easier problems
     Problems without a right answer: their wrong answers agree in 50%.
     ```
