@@ -25,7 +25,7 @@ help:
 	@echo "make test-next        fast tests on the newest TRL; changes are written to next-trl.md (TRL=git+https://...)"
 	@echo "make test-matrix      tests that depend on versions, with Python 3.11 to 3.13 and the oldest and newest versions"
 	@echo "                      (PYTHONS=\"3.11 3.12\" VERSIONS=oldest: fewer runs)"
-	@echo "make test-vllm        tests with vLLM's engine, on the CPU"
+	@echo "make test-vllm        tests with vLLM's engine, on the CPU (MARKS=: also the weekly one)"
 	@echo "make test-extras      tests with tensorboard, wandb, trackio, bitsandbytes and torchao"
 	@echo "make test-slurm       tests of the loop on a Slurm cluster of two nodes on this machine, as root"
 	@echo "make fuzz             try new examples of bad input (MINUTES=30)"
@@ -140,8 +140,9 @@ test-extras: install
 		tests/test_trackers.py tests/trainers/test_quantized.py
 
 # vLLM pins its dependencies, so it has its own environment. Its CPU build installs three GPU packages that break it.
+MARKS ?= -m "not weekly"
 test-vllm: .venv-vllm/.installed
-	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/python -m pytest tests/generation/test_vllm.py tests/generation/test_vllm_server.py \
+	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/python -m pytest $(MARKS) tests/generation/test_vllm.py tests/generation/test_vllm_server.py \
 		tests/recording/test_with_vllm.py
 
 # Run the loop on a real Slurm with two nodes on this machine, as root. Missing Debian packages are installed.

@@ -29,7 +29,7 @@ def test_candidates_have_gsm8ks_lengths():
     assert len({tuple(row["prompt"]) for row in rows}) == 4_000 / SAMPLES
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_runs(variant):
     assert seconds_per_step(VARIANTS[variant], case()) > 0

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -223,11 +224,11 @@ record_command(RecordArguments(sys.argv[1], sys.argv[2], port=int(sys.argv[3])))
 @pytest.mark.processes
 def test_kills_under_load_lose_and_double_nothing(tmp_path):
     """Kill the recorder while eight clients stream and grade. The recording has all that clients received, once."""
-    folder, port = tmp_path / "log", 0
-    upstream = Upstream()
+    folder, upstream = tmp_path / "log", Upstream()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     upstream.delay, upstream.words = 0.005, ["w"] * 20
     with recorder(tmp_path / "other", upstream) as running:
-        port = int(running.address.rpartition(":")[2]) + 1
         for _ in range(int(os.environ.get("KILLS", 3))):
             received, graded = _load_and_kill(running.direct, folder, port)
             stored = {rollout["rollout_id"]: rollout for rollout in read_rollouts(folder / NAME)}

@@ -78,6 +78,7 @@ def test_errors_are_those_of_vllm(server, tmp_path):
             assert (found.status_code, found.json()) == (direct.status_code, direct.json())
 
 
+@pytest.mark.weekly
 def test_the_example(tmp_path):
     """Training on recorded answers improves the model, and vLLM serves each version."""
     command = [sys.executable, str(ROOT / "examples" / "record.py"), "--output_dir", str(tmp_path / "out"),

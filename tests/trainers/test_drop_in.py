@@ -45,7 +45,10 @@ trainer.save_model()
 REPLAYED = CONFIGURED.replace("max_steps=2", "max_steps=4, replay_share=0.5")
 
 
-@pytest.mark.parametrize("script", [MINIMAL, CONFIGURED, REPLAYED], ids=["minimal", "configured", "replayed"])
+@pytest.mark.parametrize("script", [
+    pytest.param(MINIMAL, id="minimal"), pytest.param(CONFIGURED, id="configured", marks=pytest.mark.weekly),
+    pytest.param(REPLAYED, id="replayed"),
+])  # fmt: skip
 def test_two_names_changed(script, model, tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # Without a GPU, TRL's default bf16=True raises an error unless `use_cpu` is set, and the scripts do not set it.

@@ -183,7 +183,9 @@ def test_save_only_model_is_refused_when_it_is_resumed(tokenizer, tmp_path):
 IN_ORDER = [{"train_sampling_strategy": "sequential"}] if hasattr(SFTConfig, "train_sampling_strategy") else []
 
 
-@pytest.mark.parametrize("settings", [{}, {"sort_by_length": False}, *IN_ORDER])
+@pytest.mark.parametrize(
+    "settings", [{}, *(pytest.param(each, marks=pytest.mark.weekly) for each in ({"sort_by_length": False}, *IN_ORDER))]
+)
 def test_offline_rows_come_in_the_same_order(settings, tokenizer, tmp_path):
     settings = {**settings, "num_train_epochs": 2}
     run = trainer(fresh_model(), tmp_path, tokenizer, **settings)
@@ -207,7 +209,10 @@ def online(model, folder, tokenizer, seen=None, numbers=range(8), name="reward",
     return TOPRTrainer(model, reward, args, prompts, processing_class=tokenizer)
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_iterations": 2}, {"shuffle_dataset": False}, {"replay_share": 0.5}])
+@pytest.mark.parametrize("settings", [
+    *(pytest.param(each, marks=pytest.mark.weekly) for each in ({}, {"shuffle_dataset": False})),
+    {"num_iterations": 2}, {"replay_share": 0.5},
+])  # fmt: skip
 def test_online_prompts_come_in_the_same_order_in_the_second_epoch(settings, tokenizer, tmp_path):
     # An epoch has four steps, or eight with num_iterations=2. Step 10 then ends the second use of a batch.
     steps, step = (12, 10) if "num_iterations" in settings else (8, 5)

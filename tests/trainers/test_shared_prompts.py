@@ -471,13 +471,13 @@ def logs_of(trainer):
     "settings",
     [
         {"gradient_accumulation_steps": 4, "gradient_checkpointing": True},
-        {"gradient_accumulation_steps": 2, "steps_per_generation": 4},
-        {"gradient_accumulation_steps": 4, "steps_per_generation": 6},
+        pytest.param({"gradient_accumulation_steps": 2, "steps_per_generation": 4}, marks=pytest.mark.weekly),
+        pytest.param({"gradient_accumulation_steps": 4, "steps_per_generation": 6}, marks=pytest.mark.weekly),
         {"num_iterations": 2, "gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 1},
         {"replay_share": 0.5, "gradient_accumulation_steps": 2},
-        {"curation": "anna_karenina", "gradient_accumulation_steps": 2},
+        pytest.param({"curation": "anna_karenina", "gradient_accumulation_steps": 2}, marks=pytest.mark.weekly),
         {"beta": 0.1, "lora": LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)},
-        {"beta": 0.1, "top_entropy_quantile": 0.5},
+        pytest.param({"beta": 0.1, "top_entropy_quantile": 0.5}, marks=pytest.mark.weekly),
     ],
 )
 def test_training_online_stays(tokenizer, tmp_path, settings):

@@ -1,6 +1,6 @@
 """Draw the plots of docs/metrics.md: metrics of a healthy run and of failing runs (minutes on two cores).
 
-    python scripts/draw_metrics.py [run ...]
+    python -m benchmarks.draw_metrics [run ...]
 
 All runs start from the benchmarks' model `main`, train on its completions of 160 built-in problems, and log every eight
 steps. Every 40 steps, the model is tested on 100 other problems. Measurements are saved in `docs/metrics`, next to
