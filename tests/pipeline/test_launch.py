@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from threading import Event, Timer
@@ -16,7 +17,7 @@ import yaml
 from tests.loops import stage_of
 from topr_trl.data.tables import shard_path
 from topr_trl.pipeline import child_processes as processes
-from topr_trl.pipeline import launch, manifest, parent_process
+from topr_trl.pipeline import launch, manifest, parent_process, steps
 from topr_trl.pipeline.child_processes import Program
 from topr_trl.pipeline.launch import check_launch, devices, programs_of, worker_devices
 from topr_trl.pipeline.settings import IterateArguments
@@ -350,6 +351,16 @@ def test_nothing_runs_and_nothing_is_damaged_after_a_kill(scoring, killed):
     again = scoring(0)
     assert again.wait(120) == 0
     assert manifest.read(Path("scored")).finished
+
+
+def test_no_side_of_a_loop_starts_the_server(monkeypatch, tmp_path):
+    """The kernel would end the server, and the stages of the other side, with the thread of this side."""
+    events = []
+    monkeypatch.setattr(steps, "start_server", lambda: events.append(threading.current_thread()))
+    monkeypatch.setattr(steps, "run_steps", lambda *_: events.append(threading.current_thread()))
+    steps.run_sides({"sampling": [], "training": []}, loop(tmp_path, overlap=1), tmp_path)
+    assert events[0] is threading.main_thread()
+    assert threading.main_thread() not in events[1:]
 
 
 @pytest.mark.processes

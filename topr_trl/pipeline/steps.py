@@ -11,6 +11,7 @@ from threading import Event
 from typing import Any
 
 from topr_trl.pipeline import manifest
+from topr_trl.pipeline.child_processes import start_server
 from topr_trl.pipeline.launch import run_apart
 from topr_trl.pipeline.settings import LaunchArguments
 from topr_trl.pipeline.stage import Stage
@@ -120,6 +121,7 @@ def run_sides(sides: Mapping[str, Sequence[Step]], launch: LaunchArguments, out:
         ChildProcessError: the processes of a stage failed. The other side was stopped.
     """
     stop = Event()
+    start_server()  # The kernel ends the server with the thread that started it, so no side may start it.
     with ThreadPoolExecutor(len(sides)) as pool:
         runs = {pool.submit(run_steps, steps, launch, out, side, stop): side for side, steps in sides.items()}
         try:
