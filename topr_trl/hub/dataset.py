@@ -146,11 +146,11 @@ def counts_of(shards: list[Path]) -> Counts:
 
 def _without_paths(path: Path) -> bytes:
     """Return a manifest without local paths. The folder's fingerprint stays the same, as it covers only its files."""
-    known = json.loads(path.read_text())
-    for stage in known["stages"].values():
+    record = json.loads(path.read_text())
+    for stage in record["stages"].values():
         stage["sources"] = {}
         stage["inputs"] = _paths_to_names(stage["inputs"])
-    return json.dumps(known, indent=1).encode()
+    return json.dumps(record, indent=1).encode()
 
 
 def _paths_to_names(value: Any) -> Any:

@@ -24,7 +24,7 @@ from topr_trl.pipeline.lineage import (
     stage_folder,
     weights_of,
 )
-from topr_trl.pipeline.manifest import Json, Stage
+from topr_trl.pipeline.manifest import Entry, Json
 from topr_trl.pipeline.model_loading import ADAPTER
 from topr_trl.pipeline.run_folders import iteration_folder, results_folder
 from topr_trl.pipeline.stages.curate import CHOICE
@@ -158,7 +158,7 @@ def _card_of(folder: Path, repo_id: str) -> ModelCard:
     return card
 
 
-def _card_of_stage(folder: Path, repo_id: str, steps: dict[str, Stage]) -> ModelCard:
+def _card_of_stage(folder: Path, repo_id: str, steps: dict[str, Entry]) -> ModelCard:
     inputs, stage = steps["train"]["inputs"], stage_folder(folder)
     sampling, chosen = sampling_of(stage), steps.get("curate")
     known = {field.name: inputs[field.name] for field in fields(TOPRArguments) if field.name in inputs}
