@@ -294,9 +294,11 @@ def report(completions, **_):
     return [1.0] * len(completions)
 """
 LOOP = """
-import sys, threading
-from topr_trl.pipeline.child_processes import Program, run_processes
+import os, threading
+from topr_trl.pipeline.child_processes import Program, run_processes, start_server
 if __name__ == "__main__":
+    start_server()
+    os.environ.update({"OMP_NUM_THREADS": "3", "WORD": "of the loop"})  # after the server has read its environment
     arguments = "score --input rows.jsonl --output_dir scored --reward_funcs rewards.py:report".split()
     run_processes([Program(arguments, ["3"])], "score", None, threading.Event())
 """
@@ -312,7 +314,7 @@ def scoring(tmp_path, monkeypatch):
 
     def start(seconds, **environment):
         Path("seen.json").unlink(missing_ok=True)
-        own = {"SECONDS": str(seconds), "WORD": "of the loop", "PYTHONPATH": str(CONFIGS.parents[1]), **environment}
+        own = {"SECONDS": str(seconds), "PYTHONPATH": str(CONFIGS.parents[1]), **environment}
         return subprocess.Popen([sys.executable, "loop.py"], env={**os.environ, **own})
 
     return start
@@ -327,7 +329,7 @@ def seen_by(process):
 
 @pytest.mark.processes
 def test_a_forked_stage_has_its_own_threads_and_gpus(scoring):
-    process = scoring(0, OMP_NUM_THREADS="3", CUDA_VISIBLE_DEVICES="0,1,2,3")
+    process = scoring(0, OMP_NUM_THREADS="2", CUDA_VISIBLE_DEVICES="0,1,2,3")
     seen = seen_by(process)
     assert process.wait(60) == 0
     default = "forkserver" if sys.version_info >= (3, 14) else "fork"
