@@ -145,11 +145,11 @@ def test_topr_push_sends_no_pickle_and_replaces_shards(pushed, loop):
 @pytest.mark.slow
 def test_card_of_a_loop_s_model(loop):
     model = loop / "iteration-1" / "model"
-    parcel = pack(model, "me/solver")
-    card = ModelCard(parcel.card)
-    assert parcel.repo_type == "model"
-    assert {"model.safetensors", "config.json", "tokenizer.json", "evaluation.png", "README.md"} <= set(parcel.files)
-    assert "training_args.bin" in parcel.left_out
+    upload = pack(model, "me/solver")
+    card = ModelCard(upload.card)
+    assert upload.repo_type == "model"
+    assert {"model.safetensors", "config.json", "tokenizer.json", "evaluation.png", "README.md"} <= set(upload.files)
+    assert "training_args.bin" in upload.left_out
     assert {"topr", "trl"} <= set(card.data.tags)
     results = {name: folder / "test/results/evaluation.json" for name, folder in
                (("before", loop / "base"), ("after", loop / "iteration-1"))}  # fmt: skip
@@ -221,10 +221,10 @@ def test_a_second_iteration_began_where_the_loop_did(loop, tmp_path):
 
 def test_card_of_rows(loop):
     for folder, split in (("iteration-1/rollouts", "train"), ("base/test/rollouts", "test")):
-        parcel = pack(loop / folder, "me/rows")
-        card, rows = DatasetCard(parcel.card), load_rows(loop / folder)
-        assert parcel.repo_type == "dataset"
-        assert "_manifest.json" in parcel.files
+        upload = pack(loop / folder, "me/rows")
+        card, rows = DatasetCard(upload.card), load_rows(loop / folder)
+        assert upload.repo_type == "dataset"
+        assert "_manifest.json" in upload.files
         assert card.data.configs[0]["data_files"] == [{"split": split, "path": "*.parquet"}]
         assert f"| completions | {len(rows)} |" in card.text
         count = rows["verdict"][:].count("correct")
@@ -252,9 +252,9 @@ def test_a_folder_of_rows_is_read_by_others(loop, tmp_path):
 
 def test_rows_of_others_are_pushed_with_what_is_known(rows, tmp_path):
     rows.to_json(tmp_path / "rows.jsonl")
-    parcel = pack(tmp_path / "rows.jsonl", "me/rows")
-    card = DatasetCard(parcel.card)
-    assert set(parcel.files) == {"rows.jsonl", "README.md"}
+    upload = pack(tmp_path / "rows.jsonl", "me/rows")
+    card = DatasetCard(upload.card)
+    assert set(upload.files) == {"rows.jsonl", "README.md"}
     assert card.data.configs[0]["data_files"] == [{"split": "train", "path": "rows.jsonl"}]
     assert "8 completions for 2 problems:" in card.text
     assert "| `reward` | -1: 6 (75.0%), +1: 2 (25.0%) |" in card.text
@@ -293,11 +293,11 @@ def test_an_adapter_s_card_is_the_trainer_s(model, tokenizer, rows, tmp_path):
     args = config(tmp_path, save_steps=2)
     OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer, peft_config=lora).train()
     assert "More Information Needed" in (tmp_path / "checkpoint-2" / "README.md").read_text()  # PEFT's template
-    parcel = pack(tmp_path / "checkpoint-2", "me/x")
-    assert {"adapter_model.safetensors", "adapter_config.json", "README.md"} <= set(parcel.files)
-    assert "More Information Needed" not in parcel.card
-    assert PAPER["citation"] in parcel.card
-    assert ModelCard(parcel.card).data.library_name == "peft"
+    upload = pack(tmp_path / "checkpoint-2", "me/x")
+    assert {"adapter_model.safetensors", "adapter_config.json", "README.md"} <= set(upload.files)
+    assert "More Information Needed" not in upload.card
+    assert PAPER["citation"] in upload.card
+    assert ModelCard(upload.card).data.library_name == "peft"
 
 
 def config(folder, **settings):
@@ -506,19 +506,19 @@ def test_rows_of_a_copy_that_are_as_they_were(tmp_path):
         save_rows(Dataset.from_list(rows), folder)
         manifest.finish(folder, "score", 1)
     assert manifest.fingerprint(first) == manifest.fingerprint(again)
-    parcel = pack(again, "me/rows")
+    upload = pack(again, "me/rows")
     assert list(lineage(again)) == ["score"]
     (first / manifest.NAME).write_text("damaged")
     assert list(lineage(again)) == ["score"]
-    assert str(tmp_path).encode() not in parcel.files[manifest.NAME]
-    assert b"../" not in parcel.files[manifest.NAME]  # Relative paths are removed, too.
-    assert manifest.fingerprint(unpacked(parcel, tmp_path / "pushed")) == manifest.fingerprint(again)
+    assert str(tmp_path).encode() not in upload.files[manifest.NAME]
+    assert b"../" not in upload.files[manifest.NAME]  # Relative paths are removed, too.
+    assert manifest.fingerprint(unpacked(upload, tmp_path / "pushed")) == manifest.fingerprint(again)
 
 
-def unpacked(parcel, folder):
+def unpacked(upload, folder):
     """Write the pushed files to a folder, as a download from the Hub would, and return the folder."""
     folder.mkdir()
-    for name, content in parcel.files.items():
+    for name, content in upload.files.items():
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
     return folder
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from threading import Event, Timer
@@ -16,7 +17,7 @@ import yaml
 from tests.loops import stage_of
 from topr_trl.data.tables import shard_path
 from topr_trl.pipeline import child_processes as processes
-from topr_trl.pipeline import launch, manifest, parent_process
+from topr_trl.pipeline import launch, manifest, parent_process, steps
 from topr_trl.pipeline.child_processes import Program
 from topr_trl.pipeline.launch import check_launch, devices, programs_of, worker_devices
 from topr_trl.pipeline.settings import IterateArguments
@@ -293,9 +294,11 @@ def report(completions, **_):
     return [1.0] * len(completions)
 """
 LOOP = """
-import sys, threading
-from topr_trl.pipeline.child_processes import Program, run_processes
+import os, threading
+from topr_trl.pipeline.child_processes import Program, run_processes, start_server
 if __name__ == "__main__":
+    start_server()
+    os.environ.update({"OMP_NUM_THREADS": "3", "WORD": "of the loop"})  # after the server has read its environment
     arguments = "score --input rows.jsonl --output_dir scored --reward_funcs rewards.py:report".split()
     run_processes([Program(arguments, ["3"])], "score", None, threading.Event())
 """
@@ -311,7 +314,7 @@ def scoring(tmp_path, monkeypatch):
 
     def start(seconds, **environment):
         Path("seen.json").unlink(missing_ok=True)
-        own = {"SECONDS": str(seconds), "WORD": "of the loop", "PYTHONPATH": str(CONFIGS.parents[1]), **environment}
+        own = {"SECONDS": str(seconds), "PYTHONPATH": str(CONFIGS.parents[1]), **environment}
         return subprocess.Popen([sys.executable, "loop.py"], env={**os.environ, **own})
 
     return start
@@ -326,7 +329,7 @@ def seen_by(process):
 
 @pytest.mark.processes
 def test_a_forked_stage_has_its_own_threads_and_gpus(scoring):
-    process = scoring(0, OMP_NUM_THREADS="3", CUDA_VISIBLE_DEVICES="0,1,2,3")
+    process = scoring(0, OMP_NUM_THREADS="2", CUDA_VISIBLE_DEVICES="0,1,2,3")
     seen = seen_by(process)
     assert process.wait(60) == 0
     default = "forkserver" if sys.version_info >= (3, 14) else "fork"
@@ -350,6 +353,16 @@ def test_nothing_runs_and_nothing_is_damaged_after_a_kill(scoring, killed):
     again = scoring(0)
     assert again.wait(120) == 0
     assert manifest.read(Path("scored")).finished
+
+
+def test_no_side_of_a_loop_starts_the_server(monkeypatch, tmp_path):
+    """The kernel would end the server, and the stages of the other side, with the thread of this side."""
+    events = []
+    monkeypatch.setattr(steps, "start_server", lambda: events.append(threading.current_thread()))
+    monkeypatch.setattr(steps, "run_steps", lambda *_: events.append(threading.current_thread()))
+    steps.run_sides({"sampling": [], "training": []}, loop(tmp_path, overlap=1), tmp_path)
+    assert events[0] is threading.main_thread()
+    assert threading.main_thread() not in events[1:]
 
 
 @pytest.mark.processes

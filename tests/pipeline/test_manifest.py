@@ -63,7 +63,7 @@ def test_what_other_programs_leave_beside_files_is_no_input(tmp_path):
 
 def test_results_for_other_settings_are_an_error_that_names_them(tmp_path):
     manifest.begin(tmp_path, "sample", {"seed": 3, "top_p": 1.0})
-    manifest.begin(tmp_path, "sample", {"seed": 1, "top_p": 1.0}, made=False)
+    manifest.begin(tmp_path, "sample", {"seed": 1, "top_p": 1.0}, has_results=False)
     (tmp_path / "rows.parquet").write_bytes(b"rows")
     with pytest.raises(ValueError, match=r"other settings \(seed: 1 there, 2 now\)"):
         manifest.begin(tmp_path, "sample", {"seed": 2, "top_p": 1.0})

@@ -239,7 +239,7 @@ def test_a_stage_that_made_nothing_can_be_tried_again_with_other_settings(scored
         run("train", tmp_path / "model", scored, max_length=3)
     run("train", tmp_path / "model", scored)
     # A stage that was killed before it wrote a shard can restart with other settings.
-    manifest.begin(rollouts, "curate", {"baseline": "2.0"}, made=False)
+    manifest.begin(rollouts, "curate", {"baseline": "2.0"}, has_results=False)
     run("curate", rollouts, curation="uniform", iteration_size=20)
     with pytest.raises(ValueError, match="holds results for other settings"):
         run("curate", rollouts, curation="uniform", iteration_size=21)

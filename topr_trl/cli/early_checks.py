@@ -89,7 +89,8 @@ def _check_packages(command: str, values: Mapping[str, Any]) -> None:
         needed.append((package, f"topr {command}", extra))
     for package, user, extra in needed:
         if find_spec(package) is None:
-            raise ImportError(f'{user} needs {package.replace("_", "-")}: run pip install ".[{extra}]" in the clone.')
+            name, with_extra = package.replace("_", "-"), f'".[{extra}]"'
+            raise ImportError(f"{user} needs {name}: run pip install {with_extra} in the clone.")
 
 
 def _check_columns(command: str, path: Path, by_functions: bool) -> None:

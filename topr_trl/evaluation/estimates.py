@@ -255,9 +255,10 @@ def evaluate(
     samples: Samples,
     pass_ks: Sequence[int] = (1,),
     maj_ks: Sequence[int] = (),
+    seed: int = 0,
+    *,
     weighted_sc_ks: Sequence[int] = (),
     best_ks: Sequence[int] = (),
-    seed: int = 0,
 ) -> Evaluation:
     """Evaluate S samples for each of P problems, and the greedy answers if there are any.
 
@@ -271,12 +272,12 @@ def evaluate(
             Values of k for pass@k, each in [1, S].
         maj_ks (`Sequence[int]`, *optional*, defaults to `()`):
             Values of k for maj@k, each in [1, S].
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the draws for weighted self-consistency.
         weighted_sc_ks (`Sequence[int]`, *optional*, defaults to `()`):
             Values of k for weighted self-consistency, each in [1, S].
         best_ks (`Sequence[int]`, *optional*, defaults to `()`):
             Values of k for best@k, each in [1, S].
-        seed (`int`, *optional*, defaults to `0`):
-            Seed of the draws for weighted self-consistency.
 
     Returns:
         [`Evaluation`]: the estimates.
@@ -331,7 +332,7 @@ def evaluate_in_full(samples: Samples, seed: int = 0) -> Evaluation:
     pass_ks = powers_of_two(samples.num_samples)
     ks = [k for k in pass_ks if 1 < k < samples.num_samples]
     scored = ks if samples.scores_PS is not None else []
-    return evaluate(samples, pass_ks, ks, scored, scored, seed)
+    return evaluate(samples, pass_ks, ks, seed, weighted_sc_ks=scored, best_ks=scored)
 
 
 def powers_of_two(limit: int) -> list[int]:
@@ -396,7 +397,7 @@ def evaluate_samples(
             scores and there are no scores.
     """
     samples = encode(answers, truths, scores, groups=groups)
-    return evaluate(samples, pass_ks, maj_ks, weighted_sc_ks, best_ks, seed)
+    return evaluate(samples, pass_ks, maj_ks, seed, weighted_sc_ks=weighted_sc_ks, best_ks=best_ks)
 
 
 def evaluate_rows(
@@ -447,4 +448,4 @@ def evaluate_rows(
         ValueError: [`samples_of`] rejects the rows, a k is outside [1, S], or a measure needs scores and there are no
             scores.
     """
-    return evaluate(samples_of(rows), pass_ks, maj_ks, weighted_sc_ks, best_ks, seed)
+    return evaluate(samples_of(rows), pass_ks, maj_ks, seed, weighted_sc_ks=weighted_sc_ks, best_ks=best_ks)

@@ -15,7 +15,7 @@ from topr_trl.data.masks import MASK, have_masks
 from topr_trl.data.rows import ROLLOUT, checked_ids, problem_column
 from topr_trl.data.tables import TABLE_SUFFIXES, columns_of, from_table, read_shard, shards_of
 from topr_trl.hub.cards import dataset_card
-from topr_trl.hub.commit import README, Parcel
+from topr_trl.hub.upload import README, Upload
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.lineage import sampling_of
 
@@ -146,11 +146,11 @@ def counts_of(shards: list[Path]) -> Counts:
 
 def _without_paths(path: Path) -> bytes:
     """Return a manifest without local paths. The folder's fingerprint stays the same, as it covers only its files."""
-    known = json.loads(path.read_text())
-    for stage in known["stages"].values():
+    record = json.loads(path.read_text())
+    for stage in record["stages"].values():
         stage["sources"] = {}
         stage["inputs"] = _paths_to_names(stage["inputs"])
-    return json.dumps(known, indent=1).encode()
+    return json.dumps(record, indent=1).encode()
 
 
 def _paths_to_names(value: Any) -> Any:
@@ -162,7 +162,7 @@ def _paths_to_names(value: Any) -> Any:
     return Path(value).name if isinstance(value, str) and value.startswith("/") else value
 
 
-def pack_rows(path: Path, repo_id: str) -> Parcel:
+def pack_rows(path: Path, repo_id: str) -> Upload:
     """Prepare a folder or file of rows for a dataset repository.
 
     Args:
@@ -170,7 +170,7 @@ def pack_rows(path: Path, repo_id: str) -> Parcel:
         repo_id (`str`): Repository on the Hub.
 
     Returns:
-        [`Parcel`]: the files to push.
+        [`Upload`]: the files to push.
 
     Raises:
         FileNotFoundError: shards are missing.
@@ -187,4 +187,4 @@ def pack_rows(path: Path, repo_id: str) -> Parcel:
     card = dataset_card(repo_id, found.columns, found.facts(), found.rows, names, sampling_of(path), computed_by)
     kept = {README, *files}
     left_out = [p.name for p in sorted(path.glob("[!.]*")) if p.name not in kept] if path.is_dir() else []
-    return Parcel("dataset", {**files, README: str(card).encode()}, tuple(left_out), ("*.parquet", manifest.NAME))
+    return Upload("dataset", {**files, README: str(card).encode()}, tuple(left_out), ("*.parquet", manifest.NAME))

@@ -12,7 +12,7 @@ from topr_trl.data.tables import from_table, read_shard
 from topr_trl.evaluation.estimates import Evaluation
 from topr_trl.evaluation.report import EVALUATION, PICTURE, Evaluations, read_evaluation
 from topr_trl.hub.cards import results_metadata
-from topr_trl.hub.commit import README, Parcel
+from topr_trl.hub.upload import README, Upload
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.lineage import (
     facts_of_sampling,
@@ -24,7 +24,7 @@ from topr_trl.pipeline.lineage import (
     stage_folder,
     weights_of,
 )
-from topr_trl.pipeline.manifest import Json, Stage
+from topr_trl.pipeline.manifest import Entry, Json
 from topr_trl.pipeline.model_loading import ADAPTER
 from topr_trl.pipeline.run_folders import iteration_folder, results_folder
 from topr_trl.pipeline.stages.curate import CHOICE
@@ -46,7 +46,7 @@ def holds_model(folder: Path) -> bool:
     return any((folder / name).is_file() for name in MODEL_CONFIGS)
 
 
-def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str | Path | None) -> Parcel:
+def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str | Path | None) -> Upload:
     """Prepare a model or a checkpoint for a model repository.
 
     Args:
@@ -57,7 +57,7 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
         after (`str` or `Path`, *optional*): Results of `topr evaluate` for the model after training.
 
     Returns:
-        [`Parcel`]: the files to push.
+        [`Upload`]: the files to push.
 
     Raises:
         ValueError: weights are missing, damaged or pickled, or the checkpoint is incomplete; the results are for
@@ -92,7 +92,7 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
     names = {Path(name).parts[0] for name in files} | {README, manifest.NAME}
     left_out = [path.name for path in sorted(folder.glob("[!.]*")) if path.name not in names]
     files[README] = str(card).encode()
-    return Parcel("model", files, tuple(left_out), _WANTED)
+    return Upload("model", files, tuple(left_out), _WANTED)
 
 
 def _files_of(folder: Path) -> dict[str, Path | bytes]:
@@ -158,7 +158,7 @@ def _card_of(folder: Path, repo_id: str) -> ModelCard:
     return card
 
 
-def _card_of_stage(folder: Path, repo_id: str, steps: dict[str, Stage]) -> ModelCard:
+def _card_of_stage(folder: Path, repo_id: str, steps: dict[str, Entry]) -> ModelCard:
     inputs, stage = steps["train"]["inputs"], stage_folder(folder)
     sampling, chosen = sampling_of(stage), steps.get("curate")
     known = {field.name: inputs[field.name] for field in fields(TOPRArguments) if field.name in inputs}

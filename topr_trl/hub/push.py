@@ -12,9 +12,9 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.utils import httpx, validate_repo_id
 
 from topr_trl import __version__
-from topr_trl.hub.commit import Parcel
 from topr_trl.hub.dataset import holds_rows, pack_rows, texts_by_others
 from topr_trl.hub.model import MODEL_CONFIGS, holds_model, pack_model
+from topr_trl.hub.upload import Upload
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.stages.import_ import Import, ImportArguments
 from topr_trl.recording.store import recording_in
@@ -89,8 +89,8 @@ def _push(args: PushArguments, path: Path) -> None:
             _confirm(args.input)
     if args.dry_run:
         validate_repo_id(args.repo_id)
-        parcel = pack(path, args.repo_id, args.before, args.after)
-        print(f"{parcel}\n\n{parcel.card}")
+        upload = pack(path, args.repo_id, args.before, args.after)
+        print(f"{upload}\n\n{upload.card}")
     else:
         commit = push_to_hub(path, args.repo_id, args.private or None, args.before, args.after)
         print(f"Pushed: {commit.repo_url}")
@@ -114,7 +114,7 @@ def push_to_hub(
 ) -> CommitInfo:
     """Push a model, a checkpoint or rows, with a card, in one commit.
 
-    The commit also deletes files of the repository that match `Parcel.replaces` and are not pushed, such as shards of
+    The commit also deletes files of the repository that match `Upload.replaces` and are not pushed, such as shards of
     an earlier push.
 
     Args:
@@ -145,30 +145,30 @@ def push_to_hub(
     api = HfApi(library_name="topr_trl", library_version=__version__)
     try:
         name = repo_id if "/" in repo_id else f"{api.whoami()['name']}/{repo_id}"
-        parcel = pack(Path(folder), name, before, after)
-        api.create_repo(name, repo_type=parcel.repo_type, private=private, exist_ok=True)
-        there = api.list_repo_files(name, repo_type=parcel.repo_type)
+        upload = pack(Path(folder), name, before, after)
+        api.create_repo(name, repo_type=upload.repo_type, private=private, exist_ok=True)
+        there = api.list_repo_files(name, repo_type=upload.repo_type)
         return api.create_commit(
             name,
             [
-                *(CommitOperationAdd(path, content) for path, content in parcel.files.items()),
-                *(CommitOperationDelete(path) for path in there if _is_stale(path, parcel)),
+                *(CommitOperationAdd(path, content) for path, content in upload.files.items()),
+                *(CommitOperationDelete(path) for path in there if _is_stale(path, upload)),
             ],
             commit_message=f"Push {Path(folder).absolute().name}",
-            repo_type=parcel.repo_type,
+            repo_type=upload.repo_type,
         )
     except (httpx.TransportError, RuntimeError) as error:  # A failed upload raises a RuntimeError.
         raise ConnectionError(f"{repo_id} was not pushed: {error.__cause__ or error}.") from error
 
 
-def _is_stale(path: str, parcel: Parcel) -> bool:
+def _is_stale(path: str, upload: Upload) -> bool:
     # In `fnmatch`, `*` also matches slashes, so compare the depths of path and pattern.
-    return path not in parcel.files and any(
-        fnmatch(path, pattern) and path.count("/") == pattern.count("/") for pattern in parcel.replaces
+    return path not in upload.files and any(
+        fnmatch(path, pattern) and path.count("/") == pattern.count("/") for pattern in upload.replaces
     )
 
 
-def pack(folder: Path, repo_id: str, before: str | Path | None = None, after: str | Path | None = None) -> Parcel:
+def pack(folder: Path, repo_id: str, before: str | Path | None = None, after: str | Path | None = None) -> Upload:
     """Return the files to push from a folder or file, with a card.
 
     Args:

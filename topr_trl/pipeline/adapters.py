@@ -24,9 +24,9 @@ def adapter_settings(args: ModelConfig) -> Json:
 
 def check_adapter(args: ModelConfig, adapter: Path) -> None:
     """Raise a ValueError if an adapter cannot be trained further with these settings."""
-    known, now = manifest.read(adapter.parent), adapter_settings(args)["peft"]
-    assert known is not None  # Otherwise, the folder has no merged weights, and no command trains from it.
-    before = known.stages["train"]["inputs"]["peft"]
+    record, now = manifest.read(adapter.parent), adapter_settings(args)["peft"]
+    assert record is not None  # Otherwise, the folder has no merged weights, and no command trains from it.
+    before = record.stages["train"]["inputs"]["peft"]
     if now is None:
         raise ValueError(
             f"{args.model_name_or_path} has an adapter, and its merged weights would lose a part of the update if they "

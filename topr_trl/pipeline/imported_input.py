@@ -77,8 +77,8 @@ def _check_without_import(args: InputArguments, name: str, given: str | None) ->
     Raises:
         ValueError: a setting has no effect.
     """
-    known = manifest.read(Path(given)) if given is not None else None
-    earlier = known.stages.get(Import.name, {}).get("inputs", {}) if known is not None else {}
+    record = manifest.read(Path(given)) if given is not None else None
+    earlier = record.stages.get(Import.name, {}).get("inputs", {}) if record is not None else {}
     for each in fields(InputArguments):
         if getattr(args, each.name) not in (each.default, earlier.get(each.name)):
             what = f"{name} is not set" if given is None else f"{given} already holds rows"

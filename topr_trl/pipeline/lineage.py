@@ -8,7 +8,7 @@ from huggingface_hub.utils import validate_repo_id
 from topr_trl.data.tables import TABLE_SUFFIXES
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline import stages as registry
-from topr_trl.pipeline.manifest import Json, Manifest, Stage
+from topr_trl.pipeline.manifest import Entry, Json, Manifest
 from topr_trl.pipeline.model_loading import ADAPTER, BUNDLED
 
 
@@ -19,16 +19,16 @@ def stage_folder(folder: Path) -> Path:
     return folder.parent if folder.name == ADAPTER and (folder.parent / manifest.NAME).is_file() else folder
 
 
-def lineage(folder: Path) -> dict[str, Stage]:
+def lineage(folder: Path) -> dict[str, Entry]:
     """Return the manifest entries of the stages that made a folder and its inputs, by the name of the stage.
 
     If a stage ran several times, keep its newest entry. Leave out a stage whose columns a newer stage removed. Stop at
     a folder that was removed or changed.
     """
-    stages: dict[str, Stage] = {}
-    for known in _walk(folder, "input"):
+    stages: dict[str, Entry] = {}
+    for record in _walk(folder, "input"):
         removed = {name for newer in stages for name in registry.removed_by(newer)}
-        stages = {**{name: entry for name, entry in known.stages.items() if name not in removed}, **stages}
+        stages = {**{name: entry for name, entry in record.stages.items() if name not in removed}, **stages}
     return stages
 
 
@@ -54,7 +54,7 @@ def older_weights(folder: Path) -> list[Json]:
 
     Return [] if no stage wrote the model.
     """
-    return [weights_of(known.last["inputs"]) for known in _walk(folder, "weights")]
+    return [weights_of(record.last["inputs"]) for record in _walk(folder, "weights")]
 
 
 def first_weights(folder: Path) -> Json:
@@ -73,17 +73,17 @@ def _walk(folder: Path, source: str) -> list[Manifest]:
     """
     found: list[Manifest] = []
     seen: set[Path] = set()
-    known, expected = _read(folder), None
-    while known is not None and folder.resolve() not in seen:
+    record, expected = _read(folder), None
+    while record is not None and folder.resolve() not in seen:
         if found and manifest.fingerprint(folder) != expected:
             break
         seen.add(folder.resolve())
-        found.append(known)
-        step = next((stage for stage in known.stages.values() if source in stage["sources"]), None)
+        found.append(record)
+        step = next((stage for stage in record.stages.values() if source in stage["sources"]), None)
         if step is None:
             break
         folder, expected = folder / str(step["sources"][source]), step["inputs"].get(source)
-        known = _read(folder)
+        record = _read(folder)
     return found
 
 

@@ -143,7 +143,7 @@ def iterate(loop: IterateArguments) -> None:
         if loop.overlap:
             spent = run_sides(sides, loop, out)
         else:
-            spent = {name: run_steps(steps, loop, out, len(steps)) for name, steps in sides.items()}
+            spent = {name: run_steps(steps, loop, out) for name, steps in sides.items()}
         results = Evaluations({
             step.stage.folder.parent.parent.name: read_evaluation(step.stage.folder / EVALUATION)
             for steps in sides.values() for step in steps if isinstance(step.stage, Evaluate)

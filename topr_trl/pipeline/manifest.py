@@ -23,7 +23,7 @@ PAGE = "report.html"  # page of `topr plot`, which users can write again while a
 _NOT_FINISHED = "{} is not finished: run the stage that writes this folder again, until it finishes."
 
 Json = dict[str, Any]
-Stage = Json  # entry of a stage: `inputs` and `sources`; after it has finished also `rows`, `finished` (time) and notes
+Entry = Json  # entry of a stage: `inputs` and `sources`; after it has finished also `rows`, `finished` (time) and notes
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Manifest:
         discarded (`bool`): Whether the files were removed because no later stage reads them.
     """
 
-    stages: dict[str, Stage] = field(default_factory=dict)
+    stages: dict[str, Entry] = field(default_factory=dict)
     files: dict[str, Json] = field(default_factory=dict)
     discarded: bool = False
 
@@ -47,7 +47,7 @@ class Manifest:
         return all("finished" in stage for stage in self.stages.values())
 
     @property
-    def last(self) -> Stage:
+    def last(self) -> Entry:
         """Return the entry of the last stage."""
         return list(self.stages.values())[-1]
 
@@ -55,15 +55,15 @@ class Manifest:
 NEW, RESTART, BEGUN, DAMAGED, FINISHED = "new", "restart", "begun", "damaged", "finished"
 
 
-def state(folder: Path, stage: str, inputs: Json, made: bool = True) -> str:
+def state(folder: Path, stage: str, inputs: Json, has_results: bool = True) -> str:
     """Return the state of a stage in its folder, without changing a file.
 
     Args:
         folder (`Path`): Folder that the stage writes.
         stage (`str`): Name of the stage.
         inputs (`dict`): Settings and files that determine the result, as JSON.
-        made (`bool`, defaults to `True`): Whether the stage has written results to the folder. A stage without results
-            can restart with other inputs.
+        has_results (`bool`, defaults to `True`): Whether the stage has written results to the folder. A stage without
+            results can restart with other inputs.
 
     Returns:
         `NEW`, `RESTART` (started with other inputs, no results), `BEGUN` (started, not finished), `DAMAGED` (finished,
@@ -73,26 +73,26 @@ def state(folder: Path, stage: str, inputs: Json, made: bool = True) -> str:
         ValueError: the folder holds results for other inputs, another unfinished stage, a damaged manifest, or files
             that topr did not write.
     """
-    known = read(folder)
-    if known is None:
+    record = read(folder)
+    if record is None:
         if foreign := results(folder):
             raise ValueError(f"{folder} has {foreign[0].name}, which topr did not write. Use an empty folder.")
         return NEW
-    there = known.stages.get(stage)
-    if there is None:
-        if not known.finished:
+    entry = record.stages.get(stage)
+    if entry is None:
+        if not record.finished:
             raise ValueError(_NOT_FINISHED.format(folder))
         return NEW
-    if changed := _describe_changes(there["inputs"], json.loads(json.dumps(inputs))):
-        if made or "finished" in there:
+    if changed := _describe_changes(entry["inputs"], json.loads(json.dumps(inputs))):
+        if has_results or "finished" in entry:
             raise ValueError(
                 f"{folder} holds results for other settings ({'; '.join(changed)}). Use another output_dir, or remove "
                 "this folder and the folders of later stages."
             )
         return RESTART
-    if "finished" not in there:
+    if "finished" not in entry:
         return BEGUN
-    return DAMAGED if _damaged(folder, known) else FINISHED
+    return DAMAGED if _damaged(folder, record) else FINISHED
 
 
 def begin(
@@ -100,7 +100,7 @@ def begin(
     stage: str,
     inputs: Json,
     sources: Mapping[str, str] | None = None,
-    made: bool = True,
+    has_results: bool = True,
 ) -> bool:
     """Prepare the folder of a stage: add the stage to its manifest, or remove damaged and temporary files.
 
@@ -109,7 +109,7 @@ def begin(
         stage (`str`): Name of the stage.
         inputs (`dict`): Settings and files that determine the result, as JSON.
         sources (`dict`, *optional*): Folders and files that the stage reads, by name, as paths relative to `folder`.
-        made (`bool`, defaults to `True`): Whether the stage has written results to the folder.
+        has_results (`bool`, defaults to `True`): Whether the stage has written results to the folder.
 
     Returns:
         Whether the stage has finished.
@@ -118,19 +118,19 @@ def begin(
         ValueError: the folder holds results for other inputs, another unfinished stage, a damaged manifest, or files
             that topr did not write.
     """
-    found, known = state(folder, stage, inputs, made), read(folder) or Manifest()
-    if found == RESTART or (found == FINISHED and known.finished):
+    current, record = state(folder, stage, inputs, has_results), read(folder) or Manifest()
+    if current == RESTART or (current == FINISHED and record.finished):
         clean(folder)
-    if found in (NEW, RESTART):
-        known.stages[stage] = {"inputs": json.loads(json.dumps(inputs)), "sources": dict(sources or {})}
-        _write(folder, known)
-    if found == DAMAGED:  # All stages of this folder run again, and write only the missing files.
-        for name in _damaged(folder, known):
+    if current in (NEW, RESTART):
+        record.stages[stage] = {"inputs": json.loads(json.dumps(inputs)), "sources": dict(sources or {})}
+        _write(folder, record)
+    if current == DAMAGED:  # All stages of this folder run again, and write only the missing files.
+        for name in _damaged(folder, record):
             (folder / name).unlink(missing_ok=True)
-        for entry in known.stages.values():
+        for entry in record.stages.values():
             entry.pop("finished", None)
-        _write(folder, known)
-    return found == FINISHED
+        _write(folder, record)
+    return current == FINISHED
 
 
 # Inputs that are fingerprints of files, with the text that describes a difference.
@@ -151,12 +151,12 @@ def _describe_changes(there: Json, now: Json) -> list[str]:
 
 def forget(folder: Path, stage: str) -> None:
     """Remove a stage that wrote no results from the manifest, and remove its temporary files."""
-    known = read(folder)
-    assert known is not None
-    del known.stages[stage]
+    record = read(folder)
+    assert record is not None
+    del record.stages[stage]
     clean(folder)
-    if known.stages:
-        _write(folder, known)
+    if record.stages:
+        _write(folder, record)
     else:
         (folder / NAME).unlink()
 
@@ -172,15 +172,15 @@ def finish(folder: Path, stage: str, rows: int, **notes: object) -> None:
         rows (`int`): Number of rows.
         notes (`object`): Other values for the stage's entry, as JSON.
     """
-    known = read(folder)
-    assert known is not None
-    known.files = {
+    record = read(folder)
+    assert record is not None
+    record.files = {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
         for path in results(folder)
     }
-    known.stages[stage] |= {**notes, "rows": rows, "finished": time.strftime("%Y-%m-%d %H:%M:%S")}
-    _write(folder, known)
-    if known.finished:
+    record.stages[stage] |= {**notes, "rows": rows, "finished": time.strftime("%Y-%m-%d %H:%M:%S")}
+    _write(folder, record)
+    if record.finished:
         clean(folder)
 
 
@@ -193,12 +193,12 @@ def clean(folder: Path) -> None:
 
 def discard(folder: Path) -> None:
     """Remove the result files of finished stages to free disk space. The stages stay finished."""
-    known = read(folder)
-    assert known is not None
-    assert known.finished
-    known.discarded = True
-    _write(folder, known)  # Write this first. If the process is then killed, missing files do not count as damage.
-    for name in known.files:
+    record = read(folder)
+    assert record is not None
+    assert record.finished
+    record.discarded = True
+    _write(folder, record)  # Write this first. If the process is then killed, missing files do not count as damage.
+    for name in record.files:
         (folder / name).unlink(missing_ok=True)
 
 
@@ -211,20 +211,20 @@ def check_whole(path: Path) -> None:
         ValueError: a stage has not finished; files were discarded, are missing or have a different size; or the
             manifest is damaged.
     """
-    known = read(path)
-    if known is None:
+    record = read(path)
+    if record is None:
         return
-    if not known.finished:
+    if not record.finished:
         raise ValueError(_NOT_FINISHED.format(path))
-    if known.discarded:
+    if record.discarded:
         raise ValueError(f"The files of {path} were removed after use. Run the stage again, with another output_dir.")
-    if damaged := _damaged(path, known):
+    if damaged := _damaged(path, record):
         raise ValueError(
             f"Files of {path} are missing or have a different size: {', '.join(damaged[:3])}. Run the stage again."
         )
 
 
-def _damaged(folder: Path, known: Manifest) -> list[str]:
+def _damaged(folder: Path, record: Manifest) -> list[str]:
     """Return the files that are missing or have a different size.
 
     Return [] if the files were discarded, or if a stage has not finished, because it may change files.
@@ -233,9 +233,9 @@ def _damaged(folder: Path, known: Manifest) -> list[str]:
     def whole(path: Path, size: int) -> bool:
         return path.is_file() and path.stat().st_size == size
 
-    if not known.finished or known.discarded:
+    if not record.finished or record.discarded:
         return []
-    return [name for name, entry in known.files.items() if not whole(folder / name, entry["bytes"])]
+    return [name for name, entry in record.files.items() if not whole(folder / name, entry["bytes"])]
 
 
 def results(folder: Path) -> list[Path]:
@@ -274,10 +274,10 @@ def read(folder: Path) -> Manifest | None:
         return None
     try:
         plain = json.loads(path.read_text())
-        known = Manifest(plain["stages"], plain["files"], plain.get("discarded", False))
-        names = [name for name, entry in known.files.items() if isinstance(entry["bytes"], int)]
-        parts = [part for stage in known.stages.values() for part in (stage["inputs"], stage["sources"])]
-        whole = bool(parts) and all(isinstance(part, dict) for part in parts) and len(names) == len(known.files)
+        record = Manifest(plain["stages"], plain["files"], plain.get("discarded", False))
+        names = [name for name, entry in record.files.items() if isinstance(entry["bytes"], int)]
+        parts = [part for stage in record.stages.values() for part in (stage["inputs"], stage["sources"])]
+        whole = bool(parts) and all(isinstance(part, dict) for part in parts) and len(names) == len(record.files)
     except (json.JSONDecodeError, UnicodeError, RecursionError, KeyError, TypeError, AttributeError):
         whole = False
     if not whole:
@@ -292,7 +292,7 @@ def read(folder: Path) -> Manifest | None:
             raise ValueError(
                 f"{path} names a file outside its folder ({name}), so topr did not write it. Remove {path}."
             )
-    return known
+    return record
 
 
 def fingerprint(path: Path) -> str:
@@ -300,9 +300,9 @@ def fingerprint(path: Path) -> str:
 
     If the stages of a folder have finished, hash the sizes and checksums in its manifest instead.
     """
-    known = read(path)
-    if known is not None and known.finished:
-        content: object = known.files
+    record = read(path)
+    if record is not None and record.finished:
+        content: object = record.files
     else:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         # Skip folders that other stages write, because a stage may write to a subfolder of its input.
@@ -315,10 +315,10 @@ def fingerprint(path: Path) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _write(folder: Path, known: Manifest) -> None:
+def _write(folder: Path, record: Manifest) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / NAME) as partial:
-        plain = {"stages": known.stages, "files": known.files} | ({"discarded": True} if known.discarded else {})
+        plain = {"stages": record.stages, "files": record.files} | ({"discarded": True} if record.discarded else {})
         partial.write_text(json.dumps(plain, indent=1))
 
 

@@ -25,7 +25,7 @@ from topr_trl.pipeline.model_loading import model_path
 from topr_trl.pipeline.settings import FolderArguments, field_names
 from topr_trl.trainers.checkpoints import writing_to
 
-Made = tuple[int, Json]  # result of `make`: the number of rows, and notes for the manifest
+Result = tuple[int, Json]  # result of `make`: the number of rows, and notes for the manifest
 Settings = TypeVar("Settings", bound=FolderArguments, covariant=True)
 
 
@@ -95,7 +95,7 @@ class Stage(ABC, Generic[Settings]):
         """Return the settings and files that determine the result, as JSON."""
 
     @abstractmethod
-    def make(self) -> Made:
+    def make(self) -> Result:
         """Write the result. If a killed run left a part of it, write only the missing part.
 
         Returns:
@@ -131,8 +131,8 @@ class Stage(ABC, Generic[Settings]):
             ValueError: the folder holds results for other inputs, or the input is unfinished or damaged.
             FileNotFoundError: the input does not exist.
         """
-        known = manifest.read(self.folder)
-        if known is None or self.name not in known.stages:
+        record = manifest.read(self.folder)
+        if record is None or self.name not in record.stages:
             return False
         self.check_sources()
         return manifest.state(self.folder, self.name, **self._manifest_arguments()) == manifest.FINISHED
@@ -173,14 +173,14 @@ class Stage(ABC, Generic[Settings]):
 
     def clean_up(self) -> None:
         """Remove temporary files that a process left if it was killed at the very end of a stage."""
-        known = manifest.read(self.folder)
-        if known is not None and known.finished:
+        record = manifest.read(self.folder)
+        if record is not None and record.finished:
             manifest.clean(self.folder)
 
     def entry(self) -> Json:
         """Return the stage's entry in the manifest of its folder. Return {} if there is none."""
-        known = manifest.read(self.folder)
-        return known.stages.get(self.name, {}) if known is not None else {}
+        record = manifest.read(self.folder)
+        return record.stages.get(self.name, {}) if record is not None else {}
 
     def begin(self, others_work: bool = False) -> bool:
         """Prepare the folder for this stage, see `manifest.begin`.
@@ -201,12 +201,12 @@ class Stage(ABC, Generic[Settings]):
         Raises:
             ValueError: the stage would remove the results of another stage, or mix with them.
         """
-        known = manifest.read(self.folder)
-        if known is None or self.name in known.stages:
+        record = manifest.read(self.folder)
+        if record is None or self.name in record.stages:
             return
         in_place = self.adds_columns and "input" not in self._read_from()
-        removed = registry.removed_by(self.name) if in_place else known.stages
-        if others := [name for name in known.stages if name in removed]:
+        removed = registry.removed_by(self.name) if in_place else record.stages
+        if others := [name for name in record.stages if name in removed]:
             raise ValueError(
                 f"{self.folder} holds the results of topr {others[-1]}, which topr {self.name} would remove or mix "
                 "with its own. Use another output_dir."
@@ -239,7 +239,7 @@ class Stage(ABC, Generic[Settings]):
         self.add_columns(with_arrays, description)
 
     def _manifest_arguments(self, others_work: bool = False) -> dict[str, Any]:
-        return {"inputs": self.inputs(), "made": others_work or self._has_results()}
+        return {"inputs": self.inputs(), "has_results": others_work or self._has_results()}
 
     def _has_results(self) -> bool:
         """Return whether the folder has results of this stage.

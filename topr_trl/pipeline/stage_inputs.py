@@ -53,8 +53,8 @@ def task_of_rows(source: Path, task: str | None) -> str:
     Raises:
         ValueError: the rows were sampled for an unknown task.
     """
-    known, task = manifest.read(source), task or DEFAULT_TASK
-    sampled = known.stages.get("sample") if known else None
+    record, task = manifest.read(source), task or DEFAULT_TASK
+    sampled = record.stages.get("sample") if record else None
     found: str = sampled["inputs"].get("task", task) if sampled else task
     if found not in (*TASKS, OWN_PROMPTS.name):
         raise ValueError(

@@ -3,13 +3,15 @@
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 from typing import Any
 
+from topr_trl.pipeline import manifest
+from topr_trl.pipeline.child_processes import start_server
 from topr_trl.pipeline.launch import run_apart
 from topr_trl.pipeline.settings import LaunchArguments
 from topr_trl.pipeline.stage import Stage
@@ -23,12 +25,20 @@ class Step:
         stage (`Stage`): The stage with its settings.
         after (`Step`, *optional*): Step that has to finish first. Only a step of the other side needs to be set here,
             because the steps of a side run in order.
+        discards (`Path`, *optional*): Folder whose result files are removed when the step has finished.
         finished (`Event`): Set when the step has finished.
     """
 
     stage: Stage[Any]
     after: "Step | None" = None
+    discards: Path | None = None
     finished: Event = field(default_factory=Event, compare=False, repr=False)
+
+    def finish(self) -> None:
+        """Set `finished`, and remove the files of `discards`."""
+        if self.discards is not None:
+            manifest.discard(self.discards)
+        self.finished.set()
 
 
 @dataclass
@@ -47,15 +57,14 @@ class StageTimes:
 
 
 def run_steps(
-    steps: Iterable[Step], launch: LaunchArguments, out: Path, count: int, side: str = "", stop: Event | None = None
+    steps: Sequence[Step], launch: LaunchArguments, out: Path, side: str = "", stop: Event | None = None
 ) -> StageTimes:
     """Run steps in order.
 
     Args:
-        steps (`Iterable[Step]`): Steps. An iterator can use the results of earlier steps to choose the next one.
+        steps (`Sequence[Step]`): Steps.
         launch (`LaunchArguments`): Settings for starting processes.
         out (`Path`): Folder of the command. The titles show the folders of the steps relative to it.
-        count (`int`): Number of steps, for titles.
         side (`str`, defaults to `""`): Name of the side, if there are two. The processes of its stages then write their
             output to a file `STAGE.log`.
         stop (`Event`, *optional*): Event that ends the running step's processes and skips later steps when it is set.
@@ -68,7 +77,7 @@ def run_steps(
     """
     spent, stop = StageTimes(), stop or Event()
     for number, step in enumerate(steps, 1):
-        place = f"{side} {number}/{count}".strip()
+        place = f"{side} {number}/{len(steps)}".strip()
         stage = step.stage
         title = f"[{place}] {stage.name} -> {os.path.relpath(stage.folder, out)}"
         spent.waits += _wait_for(step.after, stop)
@@ -77,7 +86,7 @@ def run_steps(
         if stage.is_finished():
             stage.clean_up()
             _print_line(f"{title}: done before")
-            step.finished.set()
+            step.finish()
             continue
         _print_line(title)
         started = time.monotonic()
@@ -89,7 +98,7 @@ def run_steps(
             done = stage.run()
             summary = stage.summary(done)
         spent.stages += done["seconds"]
-        step.finished.set()
+        step.finish()
         if side:  # Repeat the title, because the other side may have printed lines since.
             summary = f"{title}: {time.monotonic() - started:.0f} s. {summary}".strip()
         if summary:
@@ -112,10 +121,9 @@ def run_sides(sides: Mapping[str, Sequence[Step]], launch: LaunchArguments, out:
         ChildProcessError: the processes of a stage failed. The other side was stopped.
     """
     stop = Event()
+    start_server()  # The kernel ends the server with the thread that started it, so no side may start it.
     with ThreadPoolExecutor(len(sides)) as pool:
-        runs = {
-            pool.submit(run_steps, steps, launch, out, len(steps), side, stop): side for side, steps in sides.items()
-        }
+        runs = {pool.submit(run_steps, steps, launch, out, side, stop): side for side, steps in sides.items()}
         try:
             return {runs[run]: run.result() for run in as_completed(runs)}
         finally:

@@ -4,10 +4,10 @@ The settings of one training run are an *arm*. A trial tries each arm at the giv
 also at a third of the learning rate and at three times the learning rate.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from topr_trl.data.tables import read_shard, shards_of
 from topr_trl.evaluation.answers import read_samples
-from topr_trl.evaluation.off_policy import off_policy_values
+from topr_trl.evaluation.off_policy import OffPolicyValues, off_policy_values
 from topr_trl.evaluation.pass_and_maj_at_k import expected_pass
 from topr_trl.pipeline import locks, manifest
 from topr_trl.pipeline.launch import check_launch
@@ -147,94 +147,108 @@ def run_trial(trial: TrialArguments) -> Outcome:
         rows = split(trial, source, out / "rows", {arm.name: arm.settings for arm in ARMS})
         if rows.diagnosis:
             print(rows.diagnosis, flush=True)
-        parts = _StepsOfTrial(trial, out, rows)
-        run_steps(parts.steps(), trial, out, parts.count)
-        return parts.outcome()
+        arms = arms_of(rows.settings)
+        run_steps(steps_of(trial, rows, arms), trial, out)
+        return outcome_of(trial, rows, arms)
 
 
-class _Tested(NamedTuple):
-    """Test results of one arm; see `Outcome` for the fields."""
+def arms_of(names: Collection[str]) -> list[Arm | None]:
+    """Return the model before training, and the arms with these names at all of their learning rates, in order."""
+    arms: list[Arm | None] = [None]
+    for arm in ARMS:
+        if arm.name in names:
+            arms += [arm, *(arm.at(factor) for factor in _FACTORS if arm.name in RECIPES)]
+    return arms
 
-    values_P: NDArray[np.float64]
-    effective_samples: float
-    greedy_P: NDArray[np.bool_] | None = None
+
+def steps_of(trial: TrialArguments, rows: Split, arms: Sequence[Arm | None]) -> list[Step]:
+    """Return the steps that train and test each arm, and then discard its model.
+
+    Args:
+        trial (`TrialArguments`): Settings of the trial.
+        rows (`Split`): Rows of the trial.
+        arms (`Sequence`): Arms, see `arms_of`.
+    """
+    steps = []
+    test = _by_answers(trial) if rows.by_answers else _by_rewards(trial)
+    for arm in arms:
+        model = _folder(trial, arm) / "model"
+        if arm is None:
+            steps += test(arm, trial.model_name_or_path)
+            continue
+        changes = {
+            "input": str(trial.folder / "rows" / TRAINING_ROWS), "output_dir": str(model),
+            "learning_rate": arm.rate(trial), **arm.settings,
+        }  # fmt: skip
+        steps += [Step(Train(stage_args(TrainArguments, trial, **changes))), *test(arm, str(model))]
+        steps[-1].discards = model  # The models of all arms could fill the disk.
+    return steps
 
 
-class _StepsOfTrial:
-    """Make the steps of a trial, and collect the results."""
+_Test = Callable[[Arm | None, str | None], list[Step]]  # returns the steps that test the model of an arm
 
-    def __init__(self, trial: TrialArguments, out: Path, rows: Split) -> None:
-        self.trial, self.out, self.rows = trial, out, rows
-        self.arms = [
-            arm.at(factor) if factor else arm
-            for arm in ARMS
-            for factor in (None, *(_FACTORS if arm.name in RECIPES else ()))
-            if arm.name in rows.settings
-        ]
-        self.found: dict[Arm | None, _Tested] = {}
-        test_steps = 2 if rows.by_answers else 1
-        self.count = test_steps + len(self.arms) * (1 + test_steps)
 
-    def steps(self) -> Iterator[Step]:
-        yield from self._testing(None)
-        for arm in self.arms:
-            yield from self._arm(arm)
+def _by_answers(trial: TrialArguments) -> _Test:
+    problems = str(trial.folder / "rows" / PROBLEMS)
+    shared = {
+        "split": "test", "dataset_name": problems, "test_dataset_name": problems,
+        "num_generations": trial.num_generations_eval, "task": task_of_rows(trial.source, trial.task),
+    }  # fmt: skip
 
-    def _arm(self, arm: Arm) -> Iterator[Step]:
-        model = str(self._folder(arm) / "model")
-        rows = str(self.out / "rows" / TRAINING_ROWS)
-        changes = {"input": rows, "output_dir": model, "learning_rate": arm.rate(self.trial)}
-        yield Step(Train(stage_args(TrainArguments, self.trial, **changes, **arm.settings)))
-        yield from self._testing(arm)
-        manifest.discard(self._folder(arm) / "model")  # The models of all arms could fill the disk.
+    def steps(arm: Arm | None, model: str | None) -> list[Step]:
+        rows = str(_folder(trial, arm) / ROLLOUTS)
+        sampling = stage_args(SampleArguments, trial, output_dir=rows, model_name_or_path=model, **shared)
+        return [Step(Sample(sampling)), Step(Score(ScoreArguments(input=rows, output_dir=rows)))]
 
-    def _testing(self, arm: Arm | None) -> Iterator[Step]:
-        rows = str(self._folder(arm) / ROLLOUTS)
-        model = self.trial.model_name_or_path if arm is None else str(self._folder(arm) / "model")
-        if self.rows.by_answers:
-            problems = str(self.out / "rows" / PROBLEMS)
-            sampling: dict[str, Any] = {
-                "output_dir": rows, "model_name_or_path": model, "split": "test", "dataset_name": problems,
-                "test_dataset_name": problems, "num_generations": self.trial.num_generations_eval,
-                "task": task_of_rows(self.trial.source, self.trial.task),
-            }  # fmt: skip
-            yield Step(Sample(stage_args(SampleArguments, self.trial, **sampling)))
-            yield Step(Score(ScoreArguments(input=rows, output_dir=rows)))
-        else:
-            held_out = self.out / "rows" / HELD_OUT
-            rewards = np.unique(_read(held_out)["reward"])
-            # The trainer skips rows whose reward equals the baseline, so choose a baseline that no reward equals.
-            baseline = float(rewards[:2].mean()) if len(rewards) > 1 else float(rewards[0]) - 1
-            changes = {
-                "input": str(held_out), "output_dir": rows, "model_name_or_path": model,
-                "preset": "opr", "baseline": str(baseline), "log_mu": "trainer",
-            }  # fmt: skip
-            yield Step(ComputeLogMu(stage_args(TrainArguments, self.trial, **changes)))
-        self.found[arm] = self._values_of(arm)
+    return steps
 
-    def _folder(self, arm: Arm | None) -> Path:
-        return self.out / ("base" if arm is None else arm.name)
 
-    def outcome(self) -> Outcome:
-        """Return the results of all arms and of the model before training."""
-        by_answers, found = self.rows.by_answers, self.found.items()
-        values = {arm: tested.values_P for arm, tested in found}
-        samples = {} if by_answers else {arm: tested.effective_samples for arm, tested in found}
-        greedy = {arm: tested.greedy_P for arm, tested in found if tested.greedy_P is not None}
-        return Outcome(values, by_answers, samples, self.rows.rows, greedy, self.trial.decode)
+def _by_rewards(trial: TrialArguments) -> _Test:
+    held_out = trial.folder / "rows" / HELD_OUT
+    rewards = np.unique(_read(held_out)["reward"])
+    # The trainer skips rows whose reward equals the baseline, so choose a baseline that no reward equals.
+    baseline = float(rewards[:2].mean()) if len(rewards) > 1 else float(rewards[0]) - 1
+    shared = {"input": str(held_out), "preset": "opr", "baseline": str(baseline), "log_mu": "trainer"}
 
-    def _values_of(self, arm: Arm | None) -> "_Tested":
-        rows = self._folder(arm) / ROLLOUTS
-        if self.rows.by_answers:
-            samples = read_samples(rows)
-            order = np.argsort(samples.problem_ids)
-            greedy_P = None if samples.greedy_P is None else samples.greedy_P[order]
-            return _Tested(expected_pass(samples, 1)[order], float(samples.num_samples), greedy_P)
-        table, base = _read(rows), _read(self._folder(None) / ROLLOUTS)
-        # Without log μ in the given rows, assume that the model before training wrote them.
-        mu = base[GIVEN_LOG_MU].to_numpy() if GIVEN_LOG_MU in base.column_names else _sum_log_mu(base)
-        values = off_policy_values(_sum_log_mu(table) - mu, table["reward"].to_numpy(), table["problem_id"].to_numpy())
-        return _Tested(values.values_P, values.effective_samples)
+    def steps(arm: Arm | None, model: str | None) -> list[Step]:
+        changes = {"output_dir": str(_folder(trial, arm) / ROLLOUTS), "model_name_or_path": model, **shared}
+        return [Step(ComputeLogMu(stage_args(TrainArguments, trial, **changes)))]
+
+    return steps
+
+
+def _folder(trial: TrialArguments, arm: Arm | None) -> Path:
+    return trial.folder / ("base" if arm is None else arm.name)
+
+
+def outcome_of(trial: TrialArguments, rows: Split, arms: Sequence[Arm | None]) -> Outcome:
+    """Return the results of all arms and of the model before training. All steps must have finished.
+
+    Args:
+        trial (`TrialArguments`): Settings of the trial.
+        rows (`Split`): Rows of the trial.
+        arms (`Sequence`): Arms, see `arms_of`.
+    """
+    results = Outcome({}, rows.by_answers, {}, rows.rows, {}, trial.decode)
+    for arm in arms:
+        folder = _folder(trial, arm) / ROLLOUTS
+        if not rows.by_answers:
+            values = _values_by_rewards(_read(folder), _read(_folder(trial, None) / ROLLOUTS))
+            results.sampled[arm], results.effective_samples[arm] = values.values_P, values.effective_samples
+            continue
+        samples = read_samples(folder)
+        order = np.argsort(samples.problem_ids)
+        results.sampled[arm] = expected_pass(samples, 1)[order]
+        if samples.greedy_P is not None:
+            results.greedy[arm] = samples.greedy_P[order]
+    return results
+
+
+def _values_by_rewards(table: pa.Table, base: pa.Table) -> OffPolicyValues:
+    """Return the mean rewards that the model of an arm would get, from its log-probabilities and those of `base`."""
+    # Without log μ in the given rows, assume that the model before training wrote them.
+    mu = base[GIVEN_LOG_MU].to_numpy() if GIVEN_LOG_MU in base.column_names else _sum_log_mu(base)
+    return off_policy_values(_sum_log_mu(table) - mu, table["reward"].to_numpy(), table["problem_id"].to_numpy())
 
 
 def _read(folder: Path) -> pa.Table:

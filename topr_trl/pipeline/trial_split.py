@@ -69,23 +69,26 @@ def split(trial: TrialArguments, source: Path, folder: Path, settings: Mapping[s
     wanted = {"input": manifest.fingerprint(source), **{name: getattr(trial, name) for name in names}}
     if trial.test_by != "rewards":
         wanted["task"] = task_of_rows(trial.source, trial.task)
-    if not manifest.begin(folder, "split", wanted, {"input": relpath(source.resolve(), folder.resolve())}, made=False):
+    if not manifest.begin(
+        folder, "split", wanted, {"input": relpath(source.resolve(), folder.resolve())}, has_results=False
+    ):
         try:
-            rows, training, tested, made = _choose_rows(trial, source, folder, settings)
+            rows, training, tested, chosen = _choose_rows(trial, source, folder, settings)
         except Exception:
             manifest.forget(folder, "split")  # The user can then try other rows.
             raise
         save_rows(rows.select(training), folder / TRAINING_ROWS)
-        if made.by_answers:
+        if chosen.by_answers:
             write_parquet(tested, folder / PROBLEMS)
         else:
             save_rows(tested, folder / HELD_OUT)
         manifest.finish(
-            folder, "split", made.rows, by_answers=made.by_answers, settings=made.settings, diagnosis=made.diagnosis
-        )
-    known = manifest.read(folder)
-    assert known is not None
-    entry = known.stages["split"]
+            folder, "split", chosen.rows, by_answers=chosen.by_answers, settings=chosen.settings,
+            diagnosis=chosen.diagnosis,
+        )  # fmt: skip
+    record = manifest.read(folder)
+    assert record is not None
+    entry = record.stages["split"]
     return Split(entry["by_answers"], entry["rows"], entry["settings"], entry["diagnosis"])
 
 

@@ -13,7 +13,7 @@ from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import RowsArguments, SeedArguments, seed_of
 from topr_trl.pipeline.shards import columns_before, stages_of
-from topr_trl.pipeline.stage import Made, Stage
+from topr_trl.pipeline.stage import Result, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, values_of
 from topr_trl.settings.checks import check_at_least
 from topr_trl.settings.shared import CurationArguments
@@ -50,7 +50,7 @@ class Curate(Stage[CurateArguments]):
         """Return the fingerprint of the rows, and the settings that determine the choice."""
         return {**rows_read(self.args.source, self.folder), **values_of(self.args, (*CHOICE, "seed", "iteration"))}
 
-    def make(self) -> Made:
+    def make(self) -> Result:
         """Choose rows from all shards, and write the new columns."""
         args = self.args
         names = columns_before(self.name, args.source)

@@ -13,7 +13,7 @@ from topr_trl.evaluation.rewards import read_reward_samples
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import ADAPTER_SETTINGS, GREEDY_HELP, RewardTestArguments, field_names
-from topr_trl.pipeline.stage import Made, Stage
+from topr_trl.pipeline.stage import Result, Stage
 from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.settings.checks import check_at_least
 
@@ -63,7 +63,7 @@ class Evaluate(Stage[EvaluateArguments]):
             "pass_threshold": self.args.pass_threshold,
         }  # fmt: skip
 
-    def make(self) -> Made:
+    def make(self) -> Result:
         """Write the report, see `write_report`."""
         args, sources = self.args, self.sources()
         names = run_names(*sources) if len(sources) == 2 else ["estimate"]

@@ -26,7 +26,7 @@ from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import FolderArguments
 from topr_trl.pipeline.shards import notes_of, write_shard
-from topr_trl.pipeline.stage import Made, Stage
+from topr_trl.pipeline.stage import Result, Stage
 from topr_trl.pipeline.stage_inputs import values_of
 from topr_trl.recording.store import recording_id, recording_in
 
@@ -66,7 +66,7 @@ class Import(Stage[ImportArguments]):
         source = recording_id(recording) if recording else manifest.fingerprint(args.source)
         return {"input": source, **second, **values_of(args, own)}
 
-    def make(self) -> Made:
+    def make(self) -> Result:
         """Write the missing shards.
 
         Raises:

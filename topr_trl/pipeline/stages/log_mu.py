@@ -12,7 +12,7 @@ from topr_trl.pipeline.adapters import adapter_settings
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import RowsArguments, field_names
 from topr_trl.pipeline.shards import MU_COLUMNS, columns_before, count_rows
-from topr_trl.pipeline.stage import Made, Stage
+from topr_trl.pipeline.stage import Result, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, values_of, weights_read
 from topr_trl.pipeline.trainer_of_rows import (
     FORWARD,
@@ -58,7 +58,7 @@ class ComputeLogMu(Stage[TrainArguments]):
             **values_of(args, names),
         }  # fmt: skip
 
-    def make(self) -> Made:
+    def make(self) -> Result:
         """Compute log μ with a trainer, and write it to the shards. If the stage was killed, continue its work."""
         # If the stage was killed, some shards have the new columns already, and the trainer must not read them.
         trainer = trainer_of_rows(self.args, columns_before(self.name, self.args.source))

@@ -30,7 +30,7 @@ from topr_trl.pipeline.settings import (
     validate_model,
 )
 from topr_trl.pipeline.shards import count_rows, write_shard
-from topr_trl.pipeline.stage import Made, Stage
+from topr_trl.pipeline.stage import Result, Stage
 from topr_trl.pipeline.stage_inputs import absolute, values_of, weights_read
 from topr_trl.settings.checks import check_at_least, check_choice
 from topr_trl.trainers.checkpoints import check_files
@@ -121,7 +121,7 @@ class Sample(Stage[SampleArguments]):
                 self._sample_shards()
         return {}
 
-    def make(self) -> Made:
+    def make(self) -> Result:
         """Sample the missing shards."""
         self._sample_shards()
         return count_rows(self.folder), {}

@@ -15,7 +15,7 @@ from topr_trl.data.usable_rows import check_usable
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import TASK_HELP, FolderArguments, RewardArguments
 from topr_trl.pipeline.shards import columns_before, count_rows, naming, remove_columns, stages_of
-from topr_trl.pipeline.stage import Made, Stage
+from topr_trl.pipeline.stage import Result, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, task_of_rows
 from topr_trl.rewards import VERDICTS, score_completions
 from topr_trl.rewards.functions import OF_FUNCTION, prepare_rewards, score_rows
@@ -111,7 +111,7 @@ class Score(Stage[ScoreArguments]):
         there, now = entry["inputs"], self.inputs()
         return any(there.get(name) != now.get(name) for name in ("reward_funcs", "reward_weights", "reward_code"))
 
-    def make(self) -> Made:
+    def make(self) -> Result:
         """Score the completions of each shard. Return the number of rows, counts of verdicts, and mean rewards."""
         shards = shards_of(self.args.source)
         score = self._judge() if self.args.reward_funcs is None else self._reward(self.args.reward_funcs)

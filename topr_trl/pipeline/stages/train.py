@@ -9,7 +9,7 @@ from topr_trl.pipeline.adapters import adapter_settings, merge_adapter
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import ADAPTER
 from topr_trl.pipeline.settings import NOT_FOR_COMMANDS, field_names
-from topr_trl.pipeline.stage import Made, Stage
+from topr_trl.pipeline.stage import Result, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, values_of, weights_read
 from topr_trl.pipeline.trainer_of_rows import (
     FORWARD,
@@ -70,7 +70,7 @@ class Train(Stage[TrainArguments]):
             **compared_settings(args), **values_of(args, RESULT),
         }  # fmt: skip
 
-    def make(self) -> Made:
+    def make(self) -> Result:
         """Train, starting from the last complete checkpoint if there is one, and save the model."""
         folder, state = self.folder, PartialState()
         work = folder / manifest.WORK

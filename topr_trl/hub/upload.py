@@ -1,4 +1,4 @@
-"""Define `Parcel`, the files of one commit to the Hub."""
+"""Define `Upload`, the files of one commit to the Hub."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ README = "README.md"
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Upload:
     """Files to push in one commit.
 
     Attributes:
