@@ -26,7 +26,7 @@ from topr_trl.settings import unsupported as refused
 from topr_trl.trainers import base as trainer_base
 from topr_trl.trainers import offline as offline_trainer
 from topr_trl.trainers import online as trainer
-from topr_trl.trainers import shared_prompts
+from topr_trl.trainers.shared_prompts import attention
 
 # Methods of TRL's trainers that our trainers override, extend or call, with their parameters and the reason. `...`
 # stands for further parameters, which our trainers pass on.
@@ -358,7 +358,7 @@ def test_fused_head_scores_labels_that_are_shifted(model):
 
 def test_fields_of_the_fused_head_are_known():
     # A new field with a value for each token would have to be converted from the layout of shared prompts.
-    known = {"loss", "label_mask", "aux_loss", "hidden_states", "attentions", *shared_prompts._FIELDS}
+    known = {"loss", "label_mask", "aux_loss", "hidden_states", "attentions", *attention._FIELDS}
     assert set(utils.FusedCausalLMOutput.__dataclass_fields__) <= known
 
 

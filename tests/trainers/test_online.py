@@ -827,6 +827,6 @@ def test_an_evaluation_is_none_of_training_whatever_generation_leaves_behind(mak
         per_device_eval_batch_size=8, rollout_func=rollout,
     )  # fmt: skip
     found = trainer.evaluate()
-    assert len(trainer._replay) == 0
+    assert len(trainer._replay.buffer) == 0
     assert not trainer.model.training
     assert "eval_topr/reward" in found

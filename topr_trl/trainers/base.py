@@ -3,16 +3,14 @@
 import math
 import os
 import re
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from accelerate import PartialState
-from accelerate.utils import gather_object, is_peft_model
+from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard
 from torch import Tensor, nn
 from torch.utils.data import Sampler
@@ -41,10 +39,10 @@ from topr_trl.trainers.forward_checks import (
     probes,
     refuse_adapters,
     text_model,
-    tolerance,
     turn_off_noise,
     without_cudnn_attention,
 )
+from topr_trl.trainers.messages import say
 from topr_trl.trainers.metrics import RowLog, row_values, without_ratio
 from topr_trl.trainers.model_card import PAPER, CardSection, add_section, model_card, training_facts
 from topr_trl.trainers.quantization import (
@@ -61,13 +59,11 @@ from topr_trl.trainers.run_identity import (
     run_identity,
     write_identity,
 )
-from topr_trl.trainers.shared_prompts import LEAST_SHARED, SharedPrompts, why_not_shared
+from topr_trl.trainers.shared_prompts import PromptSharing, remove_shared_prompts
 from topr_trl.trainers.training_warnings import advice_on_segments, warn_if_dead
 from topr_trl.user_warnings import warn_user
 
 Config = TypeVar("Config", TOPRConfig, OfflineTOPRConfig)
-
-_EXACT = 1e-4  # largest allowed difference of log π from sharing prompts, in float32 on a CPU, in nats per token
 
 
 def path_as_text(model: Any) -> Any:
@@ -106,14 +102,6 @@ def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Confi
     return args
 
 
-def say(what: str, args: TOPRConfig | OfflineTOPRConfig) -> None:
-    """Print a message on the main process, unless the setting `disable_tqdm` is on."""
-    if PartialState().is_main_process and not args.disable_tqdm:
-        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # A stream of the user's may have no encoding.
-        shown = what.encode(encoding, "replace").decode(encoding)  # Latin-1, for example, has no π and no μ.
-        print(f"TOPR: {shown}", flush=True)
-
-
 class TOPRMixin(Trainer):
     """Base class of the TOPR trainers. In a list of base classes, it must precede TRL's trainer."""
 
@@ -125,8 +113,8 @@ class TOPRMixin(Trainer):
     args: TOPRConfig | OfflineTOPRConfig
     _rows_trained_on: str  # description of the training rows, for the model card
     _order: Sampler[int] | None = None  # sampler of the training rows
-    _prompts: SharedPrompts | None = None
-    _is_checked = False  # whether the checks in `forward_checks` have run for the model
+    _sharing: PromptSharing
+    _is_checked = True  # whether the checks of `_check_model` have run, or the trainer has none
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._row_log = RowLog()
@@ -136,7 +124,11 @@ class TOPRMixin(Trainer):
         self._warned_about_dead = self._said_share = self._advised_segments = False
         self._evaluations: CardSection | None = None
         self._metric_prefix = "eval"  # metric prefix of the current evaluation
-        adapter = adapter_weights(args[0] if args else kwargs.get("model"))
+        self._sharing = PromptSharing(self)
+        model = args[0] if args else kwargs.get("model")
+        adapter = adapter_weights(model)
+        if isinstance(model, nn.Module):
+            remove_shared_prompts(text_model(model))  # An earlier trainer may have installed shared prompts.
         super().__init__(*args, **kwargs)
         self._loss_settings = self.args.loss_settings
         self._given_optimizer = given_optimizer(self)
@@ -181,6 +173,7 @@ class TOPRMixin(Trainer):
             mask_BT: (B, T) completion mask.
             numbers_N: (N,) row numbers.
         """
+        self._sharing.log_tokens(self._metrics[self._mode])
         rewards_B = rewards_N[: len(policy_logps_BT)].nan_to_num(0.0)
         outputs = topr_loss(policy_logps_BT, mu_logps, rewards_B, mask_BT, **self._loss_settings)
         self._row_log.add(self._row_readers[self._mode], numbers_N, row_values(outputs, rewards_N, mask_BT))
@@ -226,52 +219,20 @@ class TOPRMixin(Trainer):
             check_finite(self.model, "The model to train")  # If weights are NaN, this check raises a clearer error.
             raise
 
-    @property
-    def _wants_sharing(self) -> bool:
-        """Whether to share prompts. If the setting `share_prompts` is None, prompts are shared only on a CPU."""
-        on = self.args.share_prompts
-        return self.args.device.type == "cpu" if on is None else on
+    def _check_model(self, share: Callable[[Any], PromptSharing]) -> None:
+        """Check log π of the model, and share prompts.
 
-    def _install_sharing(self) -> None:
-        """Share prompts between adjacent rows. If the model's attention cannot be replaced, print the reason."""
-        try:
-            self._prompts = SharedPrompts(text_model(self.model))
-        except ValueError as error:
-            self._say_not_shared(str(error))
-        else:
-            say(f"prompts of more than {LEAST_SHARED} tokens are computed once for adjacent completions.", self.args)
+        If the model cannot compute before training begins, `_training_begins` runs the checks.
+        """
+        self._is_checked = self._is_ready
+        if self._is_checked:
+            self._check_rows(self.model)
+        self._sharing = share(self)
+        if self._is_checked:
+            self._sharing.check(self.model)
 
-    def _check_sharing(self, model: nn.Module) -> None:
-        """Stop sharing prompts if sharing fails or changes log π on any process."""
-        if self._prompts is None:
-            return
-        was_training = model.training
-        model.eval()
-        # In float32 on a CPU, rounding stays below `_EXACT`. This tight limit also finds small errors: for instance,
-        # older releases of transformers ignore the softcap of Gemma 2 with "sdpa".
-        is_exact = self.args.device.type == "cpu" and not self._is_half
-        with self.accelerator.autocast(), without_cudnn_attention():
-            limit = _EXACT if is_exact else tolerance(self._is_half)
-            found = why_not_shared(self._prompts, model, self.args.device, limit)
-        model.train(was_training)
-        why_not = next((why for why in gather_object([found]) if why is not None), None)
-        if why_not is not None:
-            if self._is_checked:
-                self._prompts.remove()
-            # A model that FSDP or DeepSpeed has wrapped keeps the replaced `forward`. While `enabled` is False, this
-            # `forward` shares no prompts.
-            self._prompts.enabled = False
-            self._prompts = None
-            self._say_not_shared(why_not)
-
-    def _say_not_shared(self, why: str) -> None:
-        name = type(text_model(self.model)).__name__
-        say(f"prompts are computed again for each completion, because {name} cannot share them: {why}.", self.args)
-
-    def _add_computed_tokens(self) -> None:
-        """Log the share of a batch's tokens that the forward pass computed, if prompts are shared."""
-        if self._prompts is not None:
-            self._metrics[self._mode]["topr/computed_tokens"].append(self._prompts.computed_part)
+    def _check_rows(self, model: nn.Module) -> None:
+        """Check that log π of a row does not depend on its batch. Subclasses override this method."""
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train the model. See `transformers.Trainer.train`.
@@ -347,6 +308,7 @@ class TOPRMixin(Trainer):
             "base_model": base_fingerprint(self.model),
             "rows_per_step": self._rows_per_step,
             "rows_per_micro_batch": self._rows_per_micro_batch if RESTORES_MICRO_BATCH else None,
+            "rows_of_a_prompt_together": self._sharing.together,
             "optimizer": self._given_optimizer,
         }
 
@@ -361,7 +323,11 @@ class TOPRMixin(Trainer):
         return int(self.get_total_train_batch_size(self.args))
 
     def _training_begins(self, model: nn.Module) -> None:
-        """Run tasks that need the model on its device, sharded under FSDP and ZeRO. Subclasses override this method."""
+        """Run tasks that need the model on its device, sharded under FSDP and ZeRO. Subclasses extend this method."""
+        if not self._is_checked:
+            self._check_rows(model)
+            self._sharing.check(model)
+            self._is_checked = True
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device

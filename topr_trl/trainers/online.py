@@ -52,13 +52,13 @@ from topr_trl.rewards import checked
 from topr_trl.settings.config import TOPRConfig
 from topr_trl.settings.sampling import of_policy, replaced_generation_config, warn_of_own_settings
 from topr_trl.settings.unsupported import needs_metric_for_best_model
-from topr_trl.trainers.base import path_as_text, settings_for
+from topr_trl.trainers.base import TOPRMixin, path_as_text, settings_for
 from topr_trl.trainers.checkpoints import STATE
 from topr_trl.trainers.completions_table import WEIGHT_COLUMNS, DisplayedFloat
 from topr_trl.trainers.fingerprints import model_fingerprint, prompts_fingerprint, text_fingerprint
 from topr_trl.trainers.forward_checks import count_positions_from_mask, learned_positions, text_model, virtual_tokens
-from topr_trl.trainers.replay.mixin import ReplayMixin, check_replay
-from topr_trl.trainers.shared_prompts import prompts_together, remove_shared_prompts
+from topr_trl.trainers.replay.replay import Replay, check_replay
+from topr_trl.trainers.shared_prompts import share_generated
 from topr_trl.trainers.training_warnings import (
     SilentBatches,
     warn_if_far,
@@ -79,7 +79,7 @@ _OF_COMPLETIONS = (
 )  # fmt: skip
 
 
-class TOPRTrainer(ReplayMixin, GRPOTrainer):
+class TOPRTrainer(TOPRMixin, GRPOTrainer):
     """Trainer for Tapered Off-Policy REINFORCE (TOPR), on completions that are generated during training.
 
     The method was proposed in [Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for
@@ -188,6 +188,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         if isinstance(train_dataset, Dataset) and len(train_dataset) == 0:
             raise ValueError("The training dataset has no row. Check how it was filtered or split.")
         _check_metric_for_best_model(args, eval_dataset)
+        self._rows_made = 0  # number of rows generated so far, over all processes
         self._loss_inputs: dict[str, Any] | None = None  # batch of the loss that is being computed
         self._last_baseline = 0.0  # last solution for `effective_positive_share`
         self._silent = SilentBatches(had_signal=replay_dataset is not None)
@@ -196,8 +197,6 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         # For each evaluation batch: a column of summed rewards, then one column per reward function.
         self._evaluated: list[Tensor] = []
         self._shown_weights: dict[int, list[float]] = {}  # weight and log-ratio in the last table, by row number
-        if isinstance(model, nn.Module):
-            remove_shared_prompts(text_model(model))  # An earlier trainer may have installed shared prompts.
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, *rest, **kwargs)
         _check_tokenizer(self._tokenizer, self.model.config.get_text_config())
         self.reward_funcs: list[Any] = [
@@ -216,11 +215,10 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         if getattr(config, "output_router_logits", False):
             # With True, generation fails. TRL's loss does not need this setting: it requests the router logits itself.
             config.output_router_logits = False
-        self._is_checked = self._is_ready  # Otherwise the model is checked when training begins.
-        if self._is_checked:
-            self._check_padding(self.model)
-        self._share_prompts()
-        self._begin_replay(logged)
+        self._check_model(share_generated)
+        self._replay = Replay(self, logged) if args.replay_share else None
+        if self._replay is not None:
+            self._rows_trained_on += f"; {self._replay.description}"
         self.loss_type = "grpo"  # TRL's mean of `-A · ratio` over the tokens of a completion, then over completions
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
@@ -245,7 +243,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             )
         return tokenized
 
-    def _check_padding(self, model: nn.Module) -> None:
+    def _check_rows(self, model: nn.Module) -> None:
         """Make log π of a completion independent of the padding of its prompt, with `position_ids` if necessary.
 
         Raises:
@@ -278,26 +276,6 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         logps = forward(self, model, ids, mask, width - 1)[0]
         return [row[len(row) - len(tokens) + 1 :] for row, tokens in zip(logps, sequences, strict=True)]
 
-    def _training_begins(self, model: nn.Module) -> None:
-        if not self._is_checked:
-            self._check_padding(model)
-            self._check_sharing(model)
-            self._is_checked = True
-
-    def _share_prompts(self) -> None:
-        """Share prompts if the settings allow it and a micro-batch can hold two completions of a prompt."""
-        args = self.args
-        if not self._wants_sharing or min(self.num_generations, args.per_device_train_batch_size) < 2:
-            return
-        if self._is_vlm:
-            self._say_not_shared("its rows may have images")
-        elif args.use_transformers_continuous_batching:
-            self._say_not_shared("continuous batching needs its own attention")
-        else:
-            self._install_sharing()
-            if self._is_checked:
-                self._check_sharing(self.model)
-
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         """Return TRL's micro-batch. With shared prompts, rows of a prompt are adjacent within each optimizer step."""
         before = self._buffered_inputs
@@ -305,15 +283,10 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         # The auxiliary loss and TRL's entropy settings depend on which rows share a micro-batch, so rows must not move.
         by_micro_batch = self.aux_loss_enabled or self.top_entropy_quantile < 1 or self._entropy_bonus_enabled
         is_old = not self.model.training or self._buffered_inputs is before
-        if self._prompts is None or by_micro_batch or is_old:
+        if by_micro_batch or is_old or self._buffered_inputs is None:
             return inputs
-        steps, batches = self.args.steps_per_generation, self._buffered_inputs or []
-        # Move rows only within an optimizer step, so that each step trains on the same rows as without sharing.
-        in_step = math.gcd(steps, self.args.gradient_accumulation_steps)
-        self._buffered_inputs = [
-            batch for start in range(0, steps, in_step) for batch in prompts_together(batches[start : start + in_step])
-        ]
-        return self._buffered_inputs[self._step % steps]
+        self._buffered_inputs = self._sharing.arrange(self._buffered_inputs)
+        return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
         """Return TRL's sampler, reseeded in each epoch so that a resumed run repeats the order."""
@@ -332,6 +305,18 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._silent.had_signal |= checkpoint is not None
         if checkpoint is not None:
             _check_state_is_whole(checkpoint, self.args)
+        elif self._replay is not None:
+            self._replay.start(self._run["model"])
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        if self._replay is not None:
+            self._replay.save(output_dir)
+        super()._save_rng_state(output_dir)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        if self._replay is not None and checkpoint is not None:
+            self._replay.load(checkpoint)
 
     def _identity_values(self) -> dict[str, Any]:
         reference = None
@@ -408,9 +393,10 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             if self.args.curation != "none":
                 self._metrics["train"]["topr/rows_kept"].append(len(curated.indices) / len(raw_rewards))
                 batch = self._keep_rows(batch, curated, start, len(inputs))
-            # Without curation, the loss is a mean over all rows, including rows without a reward, as in TRL.
-            counted = len(raw_rewards) if self.args.curation == "none" else len(curated.indices)
-            batch = self._with_replayed_rows(batch, counted)
+            if self._replay is not None:
+                # Without curation, the loss is a mean over all rows, including rows without a reward, as in TRL.
+                counted = len(raw_rewards) if self.args.curation == "none" else len(curated.indices)
+                batch = self._replay.add_rows(batch, counted)
         return batch
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -585,7 +571,6 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         output = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if self._loss_inputs is None:
             return output
-        self._add_computed_tokens()
         self._write_weighted_rewards(self._loss_inputs, policy_logps_BT=output[0])
         signal = self._loss_inputs["advantages"]
         return reachable(output[0], signal if signal.dim() == 2 else signal.unsqueeze(-1)), *output[1:]
@@ -616,7 +601,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         # Detach log π, because the gradient comes from TRL's loss.
         weights = self._compute_losses(policy_logps_BT.detach(), mu_logps, rewards_B, mask, numbers_B).weights
         if self._replay is not None and self.model.training:
-            self._replay.note(numbers_B, mu_logps)
+            self._replay.buffer.note(numbers_B, mu_logps)
 
         signal_B = rewards_B.nan_to_num(0.0) * inputs.get("topr_scale", 1.0)
         if not self.args.length_normalization:  # Undo TRL's division by the length.
