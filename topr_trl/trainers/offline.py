@@ -32,13 +32,15 @@ from topr_trl.data.tokenized_rows import (
     prompt_groups,
 )
 from topr_trl.settings.config import OfflineTOPRConfig
-from topr_trl.trainers.base import TOPRMixin, path_as_text, settings_for
+from topr_trl.trainers.base import TOPRMixin
 from topr_trl.trainers.completions_table import LogCompletions
 from topr_trl.trainers.fingerprints import mu_fingerprint
 from topr_trl.trainers.forward_checks import text_model, virtual_tokens, without_cudnn_attention
 from topr_trl.trainers.log_mu import LogMu, rows_fingerprint
 from topr_trl.trainers.messages import say
+from topr_trl.trainers.reward_messages import say_recipe, say_share, warn_of_signs
 from topr_trl.trainers.shared_prompts import share_stored
+from topr_trl.trainers.start_checks import path_as_text, settings_for
 from topr_trl.trainers.training_warnings import warn_of_many_reads, warn_of_scale
 
 if TYPE_CHECKING:
@@ -205,28 +207,13 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if scored.after_baseline_R is not None:
             self._rows_trained_on += "; their column `reward_after_baseline` replaces baseline and curation"
             say("rewards come from the column reward_after_baseline, so baseline and curation do not apply.", args)
-        self._warn_about_signs(curated, not scored.rewards_R.all(), args)
+        warn_of_signs(curated, not scored.rewards_R.all(), args, self._said)
         warn_of_scale(rewards)
         rows_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         epochs = args.max_steps * rows_per_step / len(rewards) if args.max_steps > 0 else args.num_train_epochs
         warn_of_many_reads(curated, rewards, epochs)
-        self._name_recipe(scored, args)
+        say_recipe(scored, args)
         return rewards, curated
-
-    def _name_recipe(self, scored: ScoredRows, args: OfflineTOPRConfig) -> None:
-        """Print the recipe for few right answers, if rewards have two values and the user has made no choice."""
-        defaults = OfflineTOPRConfig.__dataclass_fields__
-        choices = ("baseline", "effective_positive_share", "curation", "preset")
-        is_chosen = any(getattr(args, name) != defaults[name].default for name in choices) or args.limits.b_neg == 0
-        values, counts = np.unique(scored.rewards_R[~np.isnan(scored.rewards_R)], return_counts=True)
-        if is_chosen or scored.after_baseline_R is not None or len(values) != 2 or counts[1] >= counts[0]:
-            return
-        say(
-            f"{counts[1] / counts.sum():.0%} of the rows are right. Repeating them with curation='repeated_positives', "
-            "or until they are half of the rows with curation='balanced', may train a better model. See \"Which "
-            'method?" in the documentation.',
-            args,
-        )
 
     def _check_tokens(self, datasets: dict[str, Dataset]) -> None:
         for name, dataset in datasets.items():
@@ -336,7 +323,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     def _before_training(self, checkpoint: Path | None) -> None:
         if self._will_train:
-            self._say_share(np.array(self.train_dataset["reward"][:]), self.args)
+            say_share(np.array(self.train_dataset["reward"][:]), self.args, self._said)
             if self._sharing.said_of_training:
                 say(self._sharing.said_of_training, self.args)
         super()._before_training(checkpoint)

@@ -37,7 +37,6 @@ from datasets import Dataset, IterableDataset
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Sampler
-from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainerState
 from transformers.trainer_utils import has_length
 from trl import GRPOTrainer, is_conversational
 from trl.trainer.utils import get_callable_name, nanstd, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
@@ -46,26 +45,31 @@ from topr_trl.baseline import BASELINES
 from topr_trl.curation import Curated
 from topr_trl.data.batch_samplers import ReseededSampler
 from topr_trl.data.text_tokens import encode_prompt
-from topr_trl.data.tokenized_rows import check_ids, check_special_tokens
+from topr_trl.data.tokenized_rows import check_ids
 from topr_trl.loss import reachable
 from topr_trl.rewards import checked
 from topr_trl.settings.config import TOPRConfig
 from topr_trl.settings.sampling import of_policy, replaced_generation_config, warn_of_own_settings
-from topr_trl.settings.unsupported import needs_metric_for_best_model
-from topr_trl.trainers.base import TOPRMixin, path_as_text, settings_for
-from topr_trl.trainers.checkpoints import STATE
+from topr_trl.trainers.base import TOPRMixin
 from topr_trl.trainers.completions_table import WEIGHT_COLUMNS, DisplayedFloat
 from topr_trl.trainers.fingerprints import model_fingerprint, prompts_fingerprint, text_fingerprint
 from topr_trl.trainers.forward_checks import count_positions_from_mask, learned_positions, text_model, virtual_tokens
+from topr_trl.trainers.online_checks import (
+    check_metric_for_best_model,
+    check_prompts,
+    check_state_is_whole,
+    check_tokenizer,
+)
 from topr_trl.trainers.replay.replay import Replay, check_replay
+from topr_trl.trainers.reward_messages import say_share, warn_of_signs
 from topr_trl.trainers.shared_prompts import share_generated
+from topr_trl.trainers.start_checks import path_as_text, settings_for
 from topr_trl.trainers.training_warnings import (
     SilentBatches,
     warn_if_far,
     warn_if_merged_coarsely,
     warn_of_scale,
 )
-from topr_trl.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -187,7 +191,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         logged = check_replay(args, train_dataset, replay_dataset)
         if isinstance(train_dataset, Dataset) and len(train_dataset) == 0:
             raise ValueError("The training dataset has no row. Check how it was filtered or split.")
-        _check_metric_for_best_model(args, eval_dataset)
+        check_metric_for_best_model(args, eval_dataset)
         self._rows_made = 0  # number of rows generated so far, over all processes
         self._loss_inputs: dict[str, Any] | None = None  # batch of the loss that is being computed
         self._last_baseline = 0.0  # last solution for `effective_positive_share`
@@ -198,7 +202,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         self._evaluated: list[Tensor] = []
         self._shown_weights: dict[int, list[float]] = {}  # weight and log-ratio in the last table, by row number
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, *rest, **kwargs)
-        _check_tokenizer(self._tokenizer, self.model.config.get_text_config())
+        check_tokenizer(self._tokenizer, self.model.config.get_text_config())
         self.reward_funcs: list[Any] = [
             function if isinstance(function, nn.Module) else checked(function, name)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
@@ -295,7 +299,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
 
     def _before_training(self, checkpoint: Path | None) -> None:
         super()._before_training(checkpoint)
-        _check_prompts(self.args, self.train_dataset)
+        check_prompts(self.args, self.train_dataset)
         warn_of_own_settings(self.model.generation_config)
         if self.args.use_vllm:
             warn_if_merged_coarsely(self.model)
@@ -304,7 +308,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         self._step, self._buffered_inputs, self._last_loaded_step = 0, None, -1
         self._silent.had_signal |= checkpoint is not None
         if checkpoint is not None:
-            _check_state_is_whole(checkpoint, self.args)
+            check_state_is_whole(checkpoint, self.args)
         elif self._replay is not None:
             self._replay.start(self._run["model"])
 
@@ -387,9 +391,9 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             self._silent.add(rewards, raw_rewards)
             # With a mean as baseline, equal rewards give R = 0 for all rows. This is normal and needs no warning.
             if rewards.any() or not len(rewards) or self.args.baseline not in BASELINES:
-                self._warn_about_signs(curated, bool((raw_rewards == 0).any()), self.args)
+                warn_of_signs(curated, bool((raw_rewards == 0).any()), self.args, self._said)
             self._warned_of_scale = self._warned_of_scale or warn_of_scale(rewards, may_be_small=True)
-            self._say_share(rewards, self.args)
+            say_share(rewards, self.args, self._said)
             if self.args.curation != "none":
                 self._metrics["train"]["topr/rows_kept"].append(len(curated.indices) / len(raw_rewards))
                 batch = self._keep_rows(batch, curated, start, len(inputs))
@@ -644,60 +648,3 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         else:
             self._log_evaluated()
         super().log(logs, start_time)
-
-
-def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
-    """Raise a ValueError if there is no token for padding, or the model has no embedding for it."""
-    if tokenizer.pad_token_id is None:
-        raise ValueError(
-            "The tokenizer has neither a pad token nor a stop token, so completions cannot be padded to a batch. "
-            "Set tokenizer.pad_token and tokenizer.eos_token."
-        )
-    check_special_tokens(tokenizer, config)
-
-
-def _check_prompts(args: TOPRConfig, dataset: object) -> None:
-    """Raise a ValueError if a training dataset has fewer prompts than a generation batch (huggingface/trl#3477)."""
-    needed = args.generation_batch_size // args.num_generations
-    if isinstance(dataset, Dataset) and len(dataset) < needed:
-        raise ValueError(
-            f"A generation batch needs {needed} prompts, and the training dataset has {len(dataset)}. The batch has "
-            f"generation_batch_size={args.generation_batch_size} completions, num_generations={args.num_generations} "
-            "per prompt. Add prompts, raise num_generations, or lower generation_batch_size (if you set it), "
-            "per_device_train_batch_size or gradient_accumulation_steps."
-        )
-
-
-def _check_state_is_whole(checkpoint: Path, args: TOPRConfig) -> None:
-    """Raise an error if a checkpoint lacks the reference model. Warn if it lacks a part of a generation batch.
-
-    Raises:
-        ValueError: `sync_ref_model=True`, so the reference model changes during training.
-    """
-    if args.sync_ref_model:
-        raise ValueError(
-            "A run with sync_ref_model=True cannot be resumed: its checkpoints do not contain the reference model. "
-            f"Start a new run with {checkpoint} as the model, in another output_dir."
-        )
-    micro_batches = args.steps_per_generation * args.num_iterations
-    steps = micro_batches // math.gcd(micro_batches, args.gradient_accumulation_steps)
-    done = TrainerState.load_from_json(str(checkpoint / STATE)).global_step % steps
-    if done:
-        warn_user(
-            f"{checkpoint} was saved after {done} of the {steps} steps of a generation batch, and does not contain the "
-            "batch. The run generates a new batch from these prompts, and uses it for all steps. To avoid this, set "
-            f"save_steps to a multiple of {steps}."
-        )
-
-
-def _check_metric_for_best_model(args: TOPRConfig, eval_dataset: object) -> None:
-    """Raise a ValueError if `metric_for_best_model` is `reward` or a loss, although the evaluation sets have names."""
-    if not isinstance(eval_dataset, dict) or not needs_metric_for_best_model(args):
-        return
-    metric = str(args.metric_for_best_model).removeprefix("eval_")
-    if metric in ("reward", *(f"{name}_loss" for name in eval_dataset)):
-        names = ", ".join(f"eval_{name}_reward" for name in eval_dataset)
-        raise ValueError(
-            f"metric_for_best_model={args.metric_for_best_model!r} is the loss, or names none of the evaluation sets. "
-            f"Set it to one of {names}."
-        )
