@@ -198,7 +198,7 @@ def test_model_card_has_the_heading_that_ours_goes_before():
 
 
 def test_generation_batch_keys():
-    # `TOPRTrainer._trim_padding` trims the keys with a value for each token. Check whether a new key has such values.
+    # `trim_padding` trims the keys with a value for each token. Check whether a new key has such values.
     keys = set()
     for node in ast.walk(ast.parse(source(GRPOTrainer._generate_and_score_completions))):
         if (

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.utils.data import Sampler
 from transformers.trainer_utils import has_length
 from trl import GRPOTrainer, is_conversational
-from trl.trainer.utils import get_callable_name, nanstd, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
+from trl.trainer.utils import get_callable_name
 
 from topr_trl.baseline import BASELINES
 from topr_trl.curation import Curated
@@ -51,9 +51,11 @@ from topr_trl.rewards import checked
 from topr_trl.settings.config import TOPRConfig
 from topr_trl.settings.sampling import of_policy, replaced_generation_config, warn_of_own_settings
 from topr_trl.trainers.base import TOPRMixin
-from topr_trl.trainers.completions_table import WEIGHT_COLUMNS, DisplayedFloat
+from topr_trl.trainers.completions_table import WEIGHT_COLUMNS, DisplayedFloat, refuse_own_column
+from topr_trl.trainers.evaluated_rewards import EvaluatedRewards
 from topr_trl.trainers.fingerprints import model_fingerprint, prompts_fingerprint, text_fingerprint
 from topr_trl.trainers.forward_checks import count_positions_from_mask, learned_positions, text_model, virtual_tokens
+from topr_trl.trainers.generation_batches import keep_rows, trim_padding
 from topr_trl.trainers.online_checks import (
     check_metric_for_best_model,
     check_prompts,
@@ -75,12 +77,6 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
     from trl.trainer.grpo_trainer import RewardFunc
-
-# Keys of TRL's batch whose last columns are the tokens of the completions.
-_OF_COMPLETIONS = (
-    "completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "ref_per_token_logps",
-    "sampling_per_token_logps", "importance_sampling_ratio", "token_type_ids", "mm_token_type_ids",
-)  # fmt: skip
 
 
 class TOPRTrainer(TOPRMixin, GRPOTrainer):
@@ -197,9 +193,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         self._last_baseline = 0.0  # last solution for `effective_positive_share`
         self._silent = SilentBatches(had_signal=replay_dataset is not None)
         self._warned_of_distance = self._warned_of_scale = False
-        self._left_to_evaluate: float = math.inf  # number of completions left in the current evaluation set
-        # For each evaluation batch: a column of summed rewards, then one column per reward function.
-        self._evaluated: list[Tensor] = []
+        self._evaluated = EvaluatedRewards()  # rewards of the current evaluation set
         self._shown_weights: dict[int, list[float]] = {}  # weight and log-ratio in the last table, by row number
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, *rest, **kwargs)
         check_tokenizer(self._tokenizer, self.model.config.get_text_config())
@@ -211,7 +205,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             for readers in self._row_readers.values():
                 readers.append("table")
             for name in self.reward_func_names:
-                self._refuse_own_column(name, "A reward function")
+                refuse_own_column(name, "A reward function")
         uses = f", each batch used {args.num_iterations} times" if args.num_iterations > 1 else ""
         self._rows_trained_on = f"generated during training, {args.num_generations} per prompt{uses}"
         self._positions = learned_positions(self.model)
@@ -377,7 +371,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             self._warned_of_distance = warn_if_far(distances[-1])
         raw_rewards = self._raw_rewards()
         if not train:
-            self._count_evaluated(raw_rewards)
+            raw_rewards = self._evaluated.add(raw_rewards, self._rewards_per_func)
         raw_rewards = self._without_masked(raw_rewards, batch)
         rewards, curated = self._compose(raw_rewards, train)
         rewards_all = torch.full_like(raw_rewards, torch.nan)
@@ -396,7 +390,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             say_share(rewards, self.args, self._said)
             if self.args.curation != "none":
                 self._metrics["train"]["topr/rows_kept"].append(len(curated.indices) / len(raw_rewards))
-                batch = self._keep_rows(batch, curated, start, len(inputs))
+                process, processes = self.accelerator.process_index, self.accelerator.num_processes
+                batch = keep_rows(batch, curated.indices, self.args.steps_per_generation, process, processes)
             if self._replay is not None:
                 # Without curation, the loss is a mean over all rows, including rows without a reward, as in TRL.
                 counted = len(raw_rewards) if self.args.curation == "none" else len(curated.indices)
@@ -422,29 +417,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate one dataset. The reward metrics count each completion once, even if Accelerate repeats rows."""
         rows = len(dataloader.dataset) * self.num_generations_eval if has_length(dataloader.dataset) else math.inf
-        self._left_to_evaluate, self._evaluated = rows, []
+        self._evaluated = EvaluatedRewards(rows)
         return super().evaluation_loop(dataloader, *args, **kwargs)
-
-    def _count_evaluated(self, raw_rewards_N: Tensor) -> None:
-        """Store the rewards of an evaluation batch for `_log_evaluated`. Set the rewards of repeated rows to NaN.
-
-        Accelerate repeats rows at the end, so that each process has a full batch (huggingface/accelerate#1674).
-        """
-        count = min(len(raw_rewards_N), self._left_to_evaluate)
-        self._left_to_evaluate -= count
-        self._evaluated.append(torch.cat([raw_rewards_N[:count, None], self._rewards_per_func[:count]], dim=1))
-        raw_rewards_N[count:] = torch.nan
-
-    def _log_evaluated(self) -> None:
-        """Replace TRL's means over batches with means over completions, because batches differ in size."""
-        if not self._evaluated:
-            return
-        columns = torch.cat(self._evaluated).cpu().double().T
-        self._evaluated = []
-        metrics = self._metrics["eval"]
-        functions = [(f"rewards/{name}/mean", f"rewards/{name}/std") for name in self.reward_func_names]
-        for (mean, std), values in zip([("reward", "reward_std"), *functions], columns, strict=True):
-            metrics[mean], metrics[std] = [values.nanmean().item()], [nanstd(values).item()]
 
     def _raw_rewards(self) -> Tensor:
         """Return the (N,) raw rewards of the rows of all processes: weighted sums over the reward functions.
@@ -505,64 +479,13 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
 
     def _log_completion_extra(self, column: str, values: list[Any]) -> None:
         if self.args.log_completions:
-            self._refuse_own_column(column, "log_extra")
+            refuse_own_column(column, "log_extra")
         super()._log_completion_extra(column, values)
-
-    @staticmethod
-    def _refuse_own_column(name: str, who: str) -> None:
-        if name in WEIGHT_COLUMNS:
-            raise ValueError(
-                f"{who} names a column {name!r}, but TOPR fills this column of the table of completions. Rename it."
-            )
-
-    def _keep_rows(self, batch: dict[str, Any], curated: Curated, start: int, rows: int) -> dict[str, Any]:
-        """Reduce the generation batch of this process to the chosen rows.
-
-        Every process must keep the same number of rows, a multiple of `steps_per_generation`. A process with fewer
-        chosen rows also keeps some unchosen rows, whose R counts as 0. `topr_scale` makes the loss the mean over the
-        chosen rows.
-
-        Args:
-            batch: TRL's generation batch of this process.
-            curated: the choice, over all processes.
-            start: position of this process's first row among the rows of all processes.
-            rows: number of rows of this process.
-        """
-        steps, processes = self.args.steps_per_generation, self.accelerator.num_processes
-        is_unchosen = torch.ones(processes * rows, dtype=torch.uint8)
-        is_unchosen[torch.from_numpy(curated.indices)] = 0
-        most = rows - int(is_unchosen.view(processes, rows).sum(1).min())
-        count = min(max(-(-most // steps), 1) * steps, rows)
-        keep = is_unchosen[start : start + rows].argsort(stable=True)[:count]
-
-        # The image tensors of a batch have no row axis. TRL's function splits them into lists with one item per row.
-        batch = split_pixel_values_by_grid(batch)
-        for name, value in batch.items():
-            if isinstance(value, list):
-                batch[name] = [value[i] for i in keep.tolist()]
-            elif isinstance(value, Tensor) and value.dim() > 0:
-                batch[name] = value[keep.to(value.device)]
-        batch = unsplit_pixel_values_by_grid(batch)
-        scale = count * processes / max(len(curated.indices), 1)
-        batch["topr_scale"] = torch.tensor(scale, device=self.accelerator.device)
-        return batch
-
-    def _trim_padding(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Drop columns at the end that are only padding. TRL pads to the longest completion of the generation batch."""
-        if "pixel_values" in batch:  # Keep masked columns, which can be the tokens of an image that a tool returned.
-            return batch
-        full, step = batch["completion_ids"].size(1), self.args.pad_to_multiple_of or 1
-        needed = max(int(batch["completion_mask"].sum(-1).max()), 1)
-        excess = max(full - -(-needed // step) * step, 0)
-        for name in _OF_COMPLETIONS:
-            if name in batch and batch[name].size(1) >= full:
-                batch[name] = batch[name][:, : batch[name].size(1) - excess]
-        return batch
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         # Change a copy, because with num_iterations > 1 the buffered batch is used again. Trimming reads the length of
         # the longest completion, so it waits for the device, as TRL's metrics of each micro-batch do.
-        self._loss_inputs = of_loss = self._trim_padding(dict(inputs))
+        self._loss_inputs = of_loss = trim_padding(dict(inputs), self.args.pad_to_multiple_of)
         try:
             loss = super()._compute_loss(model, of_loss)
         finally:
@@ -646,5 +569,5 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         if self._mode == "train":
             self._silent.warn(self.args.baseline)
         else:
-            self._log_evaluated()
+            self._metrics["eval"].update(self._evaluated.read(self.reward_func_names))
         super().log(logs, start_time)
