@@ -37,8 +37,7 @@ from topr_trl.trainers.completions_table import LogCompletions
 from topr_trl.trainers.fingerprints import mu_fingerprint
 from topr_trl.trainers.forward_checks import text_model, virtual_tokens, without_cudnn_attention
 from topr_trl.trainers.log_mu import LogMu, rows_fingerprint
-from topr_trl.trainers.messages import say
-from topr_trl.trainers.reward_messages import say_recipe, say_share, warn_of_signs
+from topr_trl.trainers.messages import say, say_recipe, say_share, warn_of_signs
 from topr_trl.trainers.shared_prompts import share_stored
 from topr_trl.trainers.start_checks import path_as_text, settings_for
 from topr_trl.trainers.training_warnings import warn_of_many_reads, warn_of_scale

@@ -56,16 +56,17 @@ from topr_trl.trainers.evaluated_rewards import EvaluatedRewards
 from topr_trl.trainers.fingerprints import model_fingerprint, prompts_fingerprint, text_fingerprint
 from topr_trl.trainers.forward_checks import count_positions_from_mask, learned_positions, text_model, virtual_tokens
 from topr_trl.trainers.generation_batches import keep_rows, trim_padding
-from topr_trl.trainers.online_checks import (
+from topr_trl.trainers.messages import say_share, warn_of_signs
+from topr_trl.trainers.replay.replay import Replay, check_replay
+from topr_trl.trainers.shared_prompts import share_generated
+from topr_trl.trainers.start_checks import (
     check_metric_for_best_model,
     check_prompts,
     check_state_is_whole,
     check_tokenizer,
+    path_as_text,
+    settings_for,
 )
-from topr_trl.trainers.replay.replay import Replay, check_replay
-from topr_trl.trainers.reward_messages import say_share, warn_of_signs
-from topr_trl.trainers.shared_prompts import share_generated
-from topr_trl.trainers.start_checks import path_as_text, settings_for
 from topr_trl.trainers.training_warnings import (
     SilentBatches,
     warn_if_far,

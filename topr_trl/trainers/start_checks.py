@@ -1,17 +1,22 @@
 """Check the arguments of a trainer, its model, and the checkpoint to resume from, before training begins."""
 
+import math
 import os
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import is_peft_model
+from datasets import Dataset
 from torch import nn
+from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainerState
 from transformers.trainer_utils import get_last_checkpoint
 from trl.trainer.utils import get_config_model_id
 
+from topr_trl.data.tokenized_rows import check_special_tokens
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
-from topr_trl.trainers.checkpoints import check_files, check_resumable, from_safetensors, refuse_adapter
+from topr_trl.settings.unsupported import needs_metric_for_best_model
+from topr_trl.trainers.checkpoints import STATE, check_files, check_resumable, from_safetensors, refuse_adapter
 from topr_trl.trainers.forward_checks import text_model
 from topr_trl.user_warnings import warn_user
 
@@ -99,4 +104,61 @@ def refuse_unknown_experts(model: nn.Module, aux_loss: bool) -> None:
         raise ValueError(
             f"{type(config).__name__} has no num_experts, which TRL's auxiliary loss reads. Set "
             "router_aux_loss_coef=0, and model.config.output_router_logits=False if it is on."
+        )
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
+    """Raise a ValueError if there is no token for padding, or the model has no embedding for it."""
+    if tokenizer.pad_token_id is None:
+        raise ValueError(
+            "The tokenizer has neither a pad token nor a stop token, so completions cannot be padded to a batch. "
+            "Set tokenizer.pad_token and tokenizer.eos_token."
+        )
+    check_special_tokens(tokenizer, config)
+
+
+def check_prompts(args: TOPRConfig, dataset: object) -> None:
+    """Raise a ValueError if a training dataset has fewer prompts than a generation batch (huggingface/trl#3477)."""
+    needed = args.generation_batch_size // args.num_generations
+    if isinstance(dataset, Dataset) and len(dataset) < needed:
+        raise ValueError(
+            f"A generation batch needs {needed} prompts, and the training dataset has {len(dataset)}. The batch has "
+            f"generation_batch_size={args.generation_batch_size} completions, num_generations={args.num_generations} "
+            "per prompt. Add prompts, raise num_generations, or lower generation_batch_size (if you set it), "
+            "per_device_train_batch_size or gradient_accumulation_steps."
+        )
+
+
+def check_state_is_whole(checkpoint: Path, args: TOPRConfig) -> None:
+    """Raise an error if a checkpoint lacks the reference model. Warn if it lacks a part of a generation batch.
+
+    Raises:
+        ValueError: `sync_ref_model=True`, so the reference model changes during training.
+    """
+    if args.sync_ref_model:
+        raise ValueError(
+            "A run with sync_ref_model=True cannot be resumed: its checkpoints do not contain the reference model. "
+            f"Start a new run with {checkpoint} as the model, in another output_dir."
+        )
+    micro_batches = args.steps_per_generation * args.num_iterations
+    steps = micro_batches // math.gcd(micro_batches, args.gradient_accumulation_steps)
+    done = TrainerState.load_from_json(str(checkpoint / STATE)).global_step % steps
+    if done:
+        warn_user(
+            f"{checkpoint} was saved after {done} of the {steps} steps of a generation batch, and does not contain the "
+            "batch. The run generates a new batch from these prompts, and uses it for all steps. To avoid this, set "
+            f"save_steps to a multiple of {steps}."
+        )
+
+
+def check_metric_for_best_model(args: TOPRConfig, eval_dataset: object) -> None:
+    """Raise a ValueError if `metric_for_best_model` is `reward` or a loss, although the evaluation sets have names."""
+    if not isinstance(eval_dataset, dict) or not needs_metric_for_best_model(args):
+        return
+    metric = str(args.metric_for_best_model).removeprefix("eval_")
+    if metric in ("reward", *(f"{name}_loss" for name in eval_dataset)):
+        names = ", ".join(f"eval_{name}_reward" for name in eval_dataset)
+        raise ValueError(
+            f"metric_for_best_model={args.metric_for_best_model!r} is the loss, or names none of the evaluation sets. "
+            f"Set it to one of {names}."
         )
