@@ -26,7 +26,7 @@ from topr_trl.settings import unsupported as refused
 from topr_trl.trainers import base as trainer_base
 from topr_trl.trainers import offline as offline_trainer
 from topr_trl.trainers import online as trainer
-from topr_trl.trainers import shared_prompts
+from topr_trl.trainers.shared_prompts import attention
 
 # Methods of TRL's trainers that our trainers override, extend or call, with their parameters and the reason. `...`
 # stands for further parameters, which our trainers pass on.
@@ -198,7 +198,7 @@ def test_model_card_has_the_heading_that_ours_goes_before():
 
 
 def test_generation_batch_keys():
-    # `TOPRTrainer._trim_padding` trims the keys with a value for each token. Check whether a new key has such values.
+    # `trim_padding` trims the keys with a value for each token. Check whether a new key has such values.
     keys = set()
     for node in ast.walk(ast.parse(source(GRPOTrainer._generate_and_score_completions))):
         if (
@@ -358,7 +358,7 @@ def test_fused_head_scores_labels_that_are_shifted(model):
 
 def test_fields_of_the_fused_head_are_known():
     # A new field with a value for each token would have to be converted from the layout of shared prompts.
-    known = {"loss", "label_mask", "aux_loss", "hidden_states", "attentions", *shared_prompts._FIELDS}
+    known = {"loss", "label_mask", "aux_loss", "hidden_states", "attentions", *attention._FIELDS}
     assert set(utils.FusedCausalLMOutput.__dataclass_fields__) <= known
 
 

@@ -9,6 +9,7 @@ import torch
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer, loss
 from topr_trl.trainers import base as trainer_base
+from topr_trl.trainers import messages
 from topr_trl.trainers.model_card import CardSection
 
 SETTINGS = {
@@ -134,8 +135,8 @@ def test_messages_fit_the_encoding_of_the_output(monkeypatch, tmp_path):
             pass
 
     monkeypatch.setattr(sys, "stdout", latin := io.TextIOWrapper(io.BytesIO(), "latin-1"))
-    trainer_base.say("log μ of ä", args)
+    messages.say("log μ of ä", args)
     assert latin.buffer.getvalue() == "TOPR: log ? of ä\n".encode("latin-1")
     monkeypatch.setattr(sys, "stdout", unencoded := Unencoded())
-    trainer_base.say("log μ", args)
+    messages.say("log μ", args)
     assert unencoded.text == "TOPR: log μ\n"

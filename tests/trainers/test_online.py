@@ -791,34 +791,6 @@ def test_half_precision_weights_warn(make, model):
         make(model=model.to(torch.bfloat16))
 
 
-def test_what_is_trimmed(make):
-    mask = torch.tensor([[1] * 5 + [0] * 11, [1] * 3 + [0] * 13])
-    batch = {"completion_ids": torch.ones(2, 16, dtype=torch.long), "completion_mask": mask}
-    widths = []
-    for multiple in (None, 8):
-        trainer = make(pad_to_multiple_of=multiple)
-        widths.append(trainer._trim_padding(dict(batch))["completion_ids"].size(1))
-    assert widths == [5, 8]
-    # With images, nothing is trimmed, because masked tokens can belong to an image that a tool returned.
-    assert trainer._trim_padding({**batch, "pixel_values": torch.ones(1)})["completion_ids"].size(1) == 16
-
-
-@pytest.mark.parametrize("multiple", [None, 8])
-def test_a_batch_that_trl_has_trimmed_stays_as_it_is(make, multiple):
-    """Batches without excess padding stay as they are. huggingface/trl#7179 pads each micro-batch in this way."""
-    mask = torch.tensor([[1] * 5, [1] * 3 + [0] * 2])
-    batch = {
-        "completion_ids": torch.arange(10).view(2, 5), "completion_mask": mask,
-        "old_per_token_logps": torch.rand(2, 5), "importance_sampling_ratio": torch.rand(2, 1),
-        "token_type_ids": torch.ones(2, 4 + 5),
-    }  # fmt: skip
-    trainer = make(pad_to_multiple_of=multiple)
-    trimmed = trainer._trim_padding(dict(batch))
-    assert trimmed.keys() == batch.keys()
-    for name, value in batch.items():
-        torch.testing.assert_close(trimmed[name], value, msg=name)
-
-
 def test_an_evaluation_is_none_of_training_whatever_generation_leaves_behind(make, tokenizer, problems):
     """TRL's continuous batching leaves the model in training mode. Evaluation still does not count as training."""
 
@@ -832,6 +804,6 @@ def test_an_evaluation_is_none_of_training_whatever_generation_leaves_behind(mak
         per_device_eval_batch_size=8, rollout_func=rollout,
     )  # fmt: skip
     found = trainer.evaluate()
-    assert len(trainer._replay) == 0
+    assert len(trainer._replay.buffer) == 0
     assert not trainer.model.training
     assert "eval_topr/reward" in found

@@ -8,6 +8,7 @@ import torch
 from datasets import Dataset
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
+from topr_trl.trainers.evaluated_rewards import EvaluatedRewards
 
 pytestmark = pytest.mark.slow
 
@@ -111,12 +112,11 @@ def test_rows_that_accelerate_repeats_are_left_out(model, tokenizer, tmp_path):
 
     rows = [row for batch in loader for row in batch]
     trainer.model.eval()
-    trainer._left_to_evaluate = len(rows)
+    trainer._evaluated = EvaluatedRewards(len(rows))
     for batch in (rows[:8], rows[8:] + rows[:6]):  # two processes; repeated rows fill the second batch
         made = trainer._generate_and_score_completions(batch)
     assert made["topr_rewards"].isnan().tolist() == [False] * 2 + [True] * 6
-    trainer._log_evaluated()
-    assert trainer._metrics["eval"]["reward"] == [2]
+    assert trainer._evaluated.read(trainer.reward_func_names)["reward"] == [2]
 
 
 def test_offline_sets_have_names_of_their_own(model, tokenizer, rows, tmp_path):

@@ -146,7 +146,7 @@ def test_rows_without_a_reward_count_as_they_do_without_replay(make, monkeypatch
 
 def test_each_batch_draws_anew(make):
     trainer, seeds = make(), []
-    trainer._replay.draw = lambda _, seed: seeds.append(tuple(seed)) or []
+    trainer._replay.buffer.draw = lambda _, seed: seeds.append(tuple(seed)) or []
     trainer.train()
     assert len(set(seeds)) == 4
 
@@ -155,8 +155,8 @@ def test_each_batch_draws_anew(make):
 def test_if_tokens_have_different_weights_a_row_still_has_one(make, tokens):
     trainer = make(**of_level("segment", tokens))
     trainer.train()
-    assert trainer._replay.rows
-    assert all(isinstance(row.weight, float) and 0 <= row.weight <= 1 for row in trainer._replay.rows)
+    assert trainer._replay.buffer.rows
+    assert all(isinstance(row.weight, float) and 0 <= row.weight <= 1 for row in trainer._replay.buffer.rows)
 
 
 def test_another_training_counts_its_steps_from_0(make):
@@ -165,7 +165,7 @@ def test_another_training_counts_its_steps_from_0(make):
     trainer.train()
     ages = [entry["topr/replay/age"] for entry in trainer.state.log_history if "topr/replay/age" in entry]
     assert min(ages) >= 0.0
-    assert len(trainer._replay) > 16
+    assert len(trainer._replay.buffer) > 16
 
 
 def test_a_resumed_run_goes_on_with_the_same_rows(make, tmp_path):
@@ -180,7 +180,7 @@ def test_a_resumed_run_goes_on_with_the_same_rows(make, tmp_path):
         settle(buffer, weights)
         kept.append([replace(r) for r in buffer.rows])
 
-    resumed._replay.settle = lambda weights: spy(resumed._replay, weights)
+    resumed._replay.buffer.settle = lambda weights: spy(resumed._replay.buffer, weights)
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     saved = torch.load(tmp_path / "run" / "checkpoint-2" / "replay_0.pt", weights_only=True)["rows"]
     assert len(saved) == 16  # both generation batches have had a forward pass
@@ -207,7 +207,7 @@ def test_rows_are_shared_out_among_another_number_of_processes(make, tmp_path, m
     resumed = make()
     monkeypatch.setattr(Accelerator, "num_processes", property(lambda _: now))
     resumed._load_rng_state(str(checkpoint))
-    assert [row.number for row in resumed._replay.rows] == numbers[::now]
+    assert [row.number for row in resumed._replay.buffer.rows] == numbers[::now]
     assert not [w for w in recwarn if "for replay" in str(w.message)]
 
 
@@ -224,7 +224,7 @@ def test_logged_rows_of_unknown_log_mu_are_left_out_where_it_cannot_be_known_any
     resumed = make(max_steps=3, replay_dataset=logged())
     with pytest.warns(UserWarning, match="no rows"):
         resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
-    assert {r.reward for r in resumed._replay.rows if r.number < 0} == {1.0}
+    assert {r.reward for r in resumed._replay.buffer.rows if r.number < 0} == {1.0}
 
 
 def test_images_are_refused_before_a_model_is_loaded(tmp_path):
@@ -236,7 +236,7 @@ def test_images_are_refused_before_a_model_is_loaded(tmp_path):
 def test_truncated_completions_do_not_enter(make):
     trainer = make(mask_truncated_completions=True, max_completion_length=4)
     trainer.train()
-    assert len(trainer._replay) == 0
+    assert len(trainer._replay.buffer) == 0
 
 
 # Logged rows.
@@ -254,22 +254,22 @@ def test_log_mu_of_logged_rows_is_computed_without_dropout(make):
     )
     for each in (plain, trainer):
         each.model.train()
-        each._compute_log_mu(each._replay)
+        each._replay._compute_log_mu()
         assert each.model.training
-    torch.testing.assert_close(trainer._replay.rows[1].mu_logps, plain._replay.rows[1].mu_logps)
+    torch.testing.assert_close(trainer._replay.buffer.rows[1].mu_logps, plain._replay.buffer.rows[1].mu_logps)
 
 
 def test_logged_rows_are_there_from_the_beginning_and_log_mu_is_of_the_starting_weights(make):
     trainer = make(replay_dataset=logged(), learning_rate=1e-4)
-    assert [row.number for row in trainer._replay.rows] == list(range(-8, 0))
-    negative = trainer._replay.rows[1]
+    assert [row.number for row in trainer._replay.buffer.rows] == list(range(-8, 0))
+    negative = trainer._replay.buffer.rows[1]
     ids = torch.cat([negative.prompt_ids, negative.completion_ids])[None].long()
     logits = trainer.model(input_ids=ids).logits[0, :-1].log_softmax(-1)
     expected = logits.gather(1, ids[0, 1:, None]).squeeze(1)[-len(negative.completion_ids) :].detach()
     trainer.train()
     shares = [entry["topr/replay/share"] for entry in trainer.state.log_history if "topr/replay/share" in entry]
     assert shares == [0.5] * 4
-    kept = {row.number: row for row in trainer._replay.rows}
+    kept = {row.number: row for row in trainer._replay.buffer.rows}
     torch.testing.assert_close(kept[-7].mu_logps, expected, rtol=1e-4, atol=1e-5)
     assert kept[-8].mu_logps.isnan().all()  # a positive has weight 1, whatever its ratio
 
@@ -300,12 +300,12 @@ def test_logged_rows_keep_the_log_mu_that_they_bring(make):
     both = [[-0.5, -0.25, -1.0], None] * 4
     rows = logged(mu_logps=both, reward=[-1.0, 1.0] * 4)
     trainer = make(replay_dataset=rows)
-    count = len(trainer._replay.rows[0].completion_ids)
+    count = len(trainer._replay.buffer.rows[0].completion_ids)
     assert count == 3  # " ", the digit and the stop token
-    trainer._compute_log_mu(trainer._replay)
-    assert trainer._replay.rows[0].mu_logps.tolist() == [-0.5, -0.25, -1.0]
-    assert trainer._replay.rows[1].mu_logps.isnan().all()
-    sums = make(replay_dataset=logged(mu_logps=[-3.0] * 8, reward=[-1.0] * 8))._replay.rows[0]
+    trainer._replay._compute_log_mu()
+    assert trainer._replay.buffer.rows[0].mu_logps.tolist() == [-0.5, -0.25, -1.0]
+    assert trainer._replay.buffer.rows[1].mu_logps.isnan().all()
+    sums = make(replay_dataset=logged(mu_logps=[-3.0] * 8, reward=[-1.0] * 8))._replay.buffer.rows[0]
     assert sums.mu_logps.tolist() == pytest.approx([-1.0] * 3)
 
 
@@ -329,19 +329,19 @@ def test_log_mu_of_what_logged_rows_were_computed_by(make):
 
 @pytest.mark.parametrize("theirs", [[-1.0], [-1.0, -1.0], [], [None, None, None]])
 def test_what_is_wrong_with_log_mu_that_is_not_needed_does_not_matter(make, theirs):
-    rows = make(replay_dataset=logged(mu_logps=[theirs, [-1.0, -1.0, -1.0]] * 4))._replay.rows
+    rows = make(replay_dataset=logged(mu_logps=[theirs, [-1.0, -1.0, -1.0]] * 4))._replay.buffer.rows
     assert {bool(r.mu_logps.isnan().all()) for r in rows if r.reward > 0} == {True}
     assert {r.mu_logps.sum().item() for r in rows if r.reward < 0} == {-3.0}
 
 
 def test_logged_rows_of_another_scale_get_the_baseline(make):
     rows = logged(reward=[0.0, 1.0] * 4)
-    assert {row.reward for row in make(replay_dataset=rows, baseline="mean")._replay.rows} == {-0.5, 0.5}
-    assert len(make(replay_dataset=rows)._replay.rows) == 4  # rows with R = 0 are left out
+    assert {row.reward for row in make(replay_dataset=rows, baseline="mean")._replay.buffer.rows} == {-0.5, 0.5}
+    assert len(make(replay_dataset=rows)._replay.buffer.rows) == 4  # rows with R = 0 are left out
     rows = rows.add_column("reward_after_baseline", [None, 0.25] * 4)
-    assert [row.reward for row in make(replay_dataset=rows, baseline="mean")._replay.rows] == [0.25] * 4
+    assert [row.reward for row in make(replay_dataset=rows, baseline="mean")._replay.buffer.rows] == [0.25] * 4
     rows = rows.add_column("times_chosen", [0, 3] * 4)
-    assert len(make(replay_dataset=rows)._replay.rows) == 4  # the buffer has each row once
+    assert len(make(replay_dataset=rows)._replay.buffer.rows) == 4  # the buffer has each row once
 
 
 @pytest.mark.parametrize(

@@ -34,14 +34,9 @@ from trl.trainer.utils import add_fused_lm_head
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
 from topr_trl.data.batch_samplers import StepsOfGroups
 from topr_trl.tasks import arithmetic, gsm8k
-from topr_trl.trainers.shared_prompts import (
-    SharedPrompts,
-    build_layout,
-    choose_groups,
-    prompts_together,
-    saved_part,
-    why_not_shared,
-)
+from topr_trl.trainers.shared_prompts.attention import SharedPrompts
+from topr_trl.trainers.shared_prompts.check import why_not_shared
+from topr_trl.trainers.shared_prompts.layout import build_layout, choose_groups, prompts_together, saved_part
 
 pytestmark = pytest.mark.slow
 

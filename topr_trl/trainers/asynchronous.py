@@ -22,8 +22,9 @@ from trl.trainer.utils import get_callable_name
 from topr_trl.settings.sampling import FILTERS
 from topr_trl.settings.shared import Baseline, LossArguments, parse_baseline
 from topr_trl.settings.unsupported import GRPO_ONLY, LIKE_TOPR, refuse_settings
-from topr_trl.trainers.base import TOPRMixin, path_as_text, settings_for
+from topr_trl.trainers.base import TOPRMixin
 from topr_trl.trainers.fingerprints import prompts_fingerprint, text_fingerprint
+from topr_trl.trainers.start_checks import path_as_text, settings_for
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_trainer import RewardFunc

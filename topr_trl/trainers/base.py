@@ -1,37 +1,24 @@
 """Define the base class of the trainers, with the weights of the loss, metrics, checks, warnings and model card."""
 
 import math
-import os
-import re
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from accelerate import PartialState
-from accelerate.utils import gather_object, is_peft_model
-from huggingface_hub import ModelCard
+from accelerate.utils import is_peft_model
 from torch import Tensor, nn
 from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
-from trl.trainer.utils import get_config_model_id
 
-from topr_trl.baseline import FloatArray, effective_positive_share
-from topr_trl.curation import Curated
 from topr_trl.loss import LossOutputs, topr_loss
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.trainers.checkpoints import (
     StopAtNaN,
-    check_files,
     check_finite,
-    check_resumable,
-    from_safetensors,
     not_finite,
-    refuse_adapter,
     writing_to,
 )
 from topr_trl.trainers.fingerprints import base_fingerprint, mu_fingerprint
@@ -41,12 +28,12 @@ from topr_trl.trainers.forward_checks import (
     probes,
     refuse_adapters,
     text_model,
-    tolerance,
     turn_off_noise,
     without_cudnn_attention,
 )
+from topr_trl.trainers.messages import say
 from topr_trl.trainers.metrics import RowLog, row_values, without_ratio
-from topr_trl.trainers.model_card import PAPER, CardSection, add_section, model_card, training_facts
+from topr_trl.trainers.model_card import PAPER, CardSection, complete_card, training_facts
 from topr_trl.trainers.quantization import (
     adapter_weights,
     keep_adapter_in_float32,
@@ -61,57 +48,9 @@ from topr_trl.trainers.run_identity import (
     run_identity,
     write_identity,
 )
-from topr_trl.trainers.shared_prompts import LEAST_SHARED, SharedPrompts, why_not_shared
-from topr_trl.trainers.training_warnings import advice_on_segments, warn_if_dead
-from topr_trl.user_warnings import warn_user
-
-Config = TypeVar("Config", TOPRConfig, OfflineTOPRConfig)
-
-_EXACT = 1e-4  # largest allowed difference of log π from sharing prompts, in float32 on a CPU, in nats per token
-
-
-def path_as_text(model: Any) -> Any:
-    """Convert a path to text, because TRL requires text. Return any other value unchanged."""
-    return os.fspath(model) if isinstance(model, os.PathLike) else model
-
-
-def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Config]) -> Config:
-    """Return the settings of a trainer, or default settings if `args` is None.
-
-    If the model is given by name, `model_init_kwargs` gets `use_safetensors=True`, unless it sets this argument itself.
-
-    Args:
-        trainer (`str`):
-            Name of the trainer, for the error.
-        model (`Any`):
-            Model, name of a model on the Hub, or folder.
-        args ([`TOPRConfig`] or [`OfflineTOPRConfig`], *optional*):
-            Settings. `None` creates default settings with the output folder `MODEL-TOPR`.
-        kind (`type`):
-            Class that the settings must have.
-
-    Raises:
-        TypeError: `args` is not an instance of `kind`.
-        FileNotFoundError: `model` is the path of a folder that does not exist.
-        ValueError: the folder has no usable weights (see `from_safetensors`), or only an adapter.
-    """
-    if args is None:
-        name = model if isinstance(model, str) else get_config_model_id(model.config)
-        args = kind(f"{name.split('/')[-1]}-TOPR")
-    if not isinstance(args, kind):
-        raise TypeError(f"{trainer} needs {kind.__name__} as args, not {type(args).__name__}.")
-    if isinstance(model, str):
-        refuse_adapter(model)
-        args.model_init_kwargs = from_safetensors(model, args.model_init_kwargs)
-    return args
-
-
-def say(what: str, args: TOPRConfig | OfflineTOPRConfig) -> None:
-    """Print a message on the main process, unless the setting `disable_tqdm` is on."""
-    if PartialState().is_main_process and not args.disable_tqdm:
-        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # A stream of the user's may have no encoding.
-        shown = what.encode(encoding, "replace").decode(encoding)  # Latin-1, for example, has no π and no μ.
-        print(f"TOPR: {shown}", flush=True)
+from topr_trl.trainers.shared_prompts import PromptSharing, remove_shared_prompts
+from topr_trl.trainers.start_checks import checked_checkpoint, refuse_unknown_experts, warn_if_updates_vanish
+from topr_trl.trainers.training_warnings import warn_of_weights
 
 
 class TOPRMixin(Trainer):
@@ -125,30 +64,33 @@ class TOPRMixin(Trainer):
     args: TOPRConfig | OfflineTOPRConfig
     _rows_trained_on: str  # description of the training rows, for the model card
     _order: Sampler[int] | None = None  # sampler of the training rows
-    _prompts: SharedPrompts | None = None
-    _is_checked = False  # whether the checks in `forward_checks` have run for the model
+    _sharing: PromptSharing
+    _is_checked = True  # whether the checks of `_check_model` have run, or the trainer has none
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._row_log = RowLog()
         # Readers of the row log that get the rows of training, and of evaluation. Subclasses add theirs.
         self._row_readers = {"train": ["train"], "eval": ["eval"]}
-        self._warned_about_signs: set[tuple[bool, bool]] = set()
-        self._warned_about_dead = self._said_share = self._advised_segments = False
+        self._said: set[object] = set()  # messages and warnings that are given only once
         self._evaluations: CardSection | None = None
         self._metric_prefix = "eval"  # metric prefix of the current evaluation
-        adapter = adapter_weights(args[0] if args else kwargs.get("model"))
+        self._sharing = PromptSharing(self)
+        model = args[0] if args else kwargs.get("model")
+        adapter = adapter_weights(model)
+        if isinstance(model, nn.Module):
+            remove_shared_prompts(text_model(model))  # An earlier trainer may have installed shared prompts.
         super().__init__(*args, **kwargs)
         self._loss_settings = self.args.loss_settings
         self._given_optimizer = given_optimizer(self)
         refuse_adapters(self.model, self.args.gradient_checkpointing)
-        _refuse_unknown_experts(self.model, getattr(self, "aux_loss_enabled", False))
+        refuse_unknown_experts(self.model, getattr(self, "aux_loss_enabled", False))
         keep_gradients_of_4bit_layers(self.model)
         keep_adapter_in_float32(self.model, adapter)
         if noise := turn_off_noise(self.model):
             say(f"{', '.join(noise)} set to 0: noise in log π would change π/μ.", self.args)
         self.add_callback(StopAtNaN(self))
         self.add_callback(_Beginning(self))
-        _warn_if_updates_vanish(self.model, self.is_deepspeed_enabled)
+        warn_if_updates_vanish(self.model, self.is_deepspeed_enabled)
 
     @property
     def evaluations(self) -> CardSection | None:
@@ -181,6 +123,7 @@ class TOPRMixin(Trainer):
             mask_BT: (B, T) completion mask.
             numbers_N: (N,) row numbers.
         """
+        self._sharing.log_tokens(self._metrics[self._mode])
         rewards_B = rewards_N[: len(policy_logps_BT)].nan_to_num(0.0)
         outputs = topr_loss(policy_logps_BT, mu_logps, rewards_B, mask_BT, **self._loss_settings)
         self._row_log.add(self._row_readers[self._mode], numbers_N, row_values(outputs, rewards_N, mask_BT))
@@ -226,52 +169,20 @@ class TOPRMixin(Trainer):
             check_finite(self.model, "The model to train")  # If weights are NaN, this check raises a clearer error.
             raise
 
-    @property
-    def _wants_sharing(self) -> bool:
-        """Whether to share prompts. If the setting `share_prompts` is None, prompts are shared only on a CPU."""
-        on = self.args.share_prompts
-        return self.args.device.type == "cpu" if on is None else on
+    def _check_model(self, share: Callable[[Any], PromptSharing]) -> None:
+        """Check log π of the model, and share prompts.
 
-    def _install_sharing(self) -> None:
-        """Share prompts between adjacent rows. If the model's attention cannot be replaced, print the reason."""
-        try:
-            self._prompts = SharedPrompts(text_model(self.model))
-        except ValueError as error:
-            self._say_not_shared(str(error))
-        else:
-            say(f"prompts of more than {LEAST_SHARED} tokens are computed once for adjacent completions.", self.args)
+        If the model cannot compute before training begins, `_training_begins` runs the checks.
+        """
+        self._is_checked = self._is_ready
+        if self._is_checked:
+            self._check_rows(self.model)
+        self._sharing = share(self)
+        if self._is_checked:
+            self._sharing.check(self.model)
 
-    def _check_sharing(self, model: nn.Module) -> None:
-        """Stop sharing prompts if sharing fails or changes log π on any process."""
-        if self._prompts is None:
-            return
-        was_training = model.training
-        model.eval()
-        # In float32 on a CPU, rounding stays below `_EXACT`. This tight limit also finds small errors: for instance,
-        # older releases of transformers ignore the softcap of Gemma 2 with "sdpa".
-        is_exact = self.args.device.type == "cpu" and not self._is_half
-        with self.accelerator.autocast(), without_cudnn_attention():
-            limit = _EXACT if is_exact else tolerance(self._is_half)
-            found = why_not_shared(self._prompts, model, self.args.device, limit)
-        model.train(was_training)
-        why_not = next((why for why in gather_object([found]) if why is not None), None)
-        if why_not is not None:
-            if self._is_checked:
-                self._prompts.remove()
-            # A model that FSDP or DeepSpeed has wrapped keeps the replaced `forward`. While `enabled` is False, this
-            # `forward` shares no prompts.
-            self._prompts.enabled = False
-            self._prompts = None
-            self._say_not_shared(why_not)
-
-    def _say_not_shared(self, why: str) -> None:
-        name = type(text_model(self.model)).__name__
-        say(f"prompts are computed again for each completion, because {name} cannot share them: {why}.", self.args)
-
-    def _add_computed_tokens(self) -> None:
-        """Log the share of a batch's tokens that the forward pass computed, if prompts are shared."""
-        if self._prompts is not None:
-            self._metrics[self._mode]["topr/computed_tokens"].append(self._prompts.computed_part)
+    def _check_rows(self, model: nn.Module) -> None:
+        """Check that log π of a row does not depend on its batch. Subclasses override this method."""
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train the model. See `transformers.Trainer.train`.
@@ -299,7 +210,7 @@ class TOPRMixin(Trainer):
                 "No parameter of the model requires a gradient, so nothing would be trained. Load an adapter with "
                 "PeftModel.from_pretrained(..., is_trainable=True), or unfreeze the weights to train."
             )
-        self._before_training(self._checked_checkpoint(resume_from_checkpoint))
+        self._before_training(checked_checkpoint(resume_from_checkpoint, self.args.output_dir, self.model))
         try:
             with without_cudnn_attention():
                 return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
@@ -312,19 +223,6 @@ class TOPRMixin(Trainer):
     def _will_train(self) -> bool:
         """Whether `train` will run optimizer steps. Otherwise it only computes log μ."""
         return bool(self.args.num_train_epochs) or self.args.max_steps > 0
-
-    def _checked_checkpoint(self, checkpoint: str | bool | None) -> Path | None:
-        """Check the checkpoint to resume from, and return its folder. Return None for a new run."""
-        folder = self.args.output_dir
-        if checkpoint is True and (checkpoint := get_last_checkpoint(folder)) is None:
-            raise ValueError(f"There is no checkpoint in {folder} to resume from.")
-        if not checkpoint:
-            return None
-        if not Path(checkpoint).is_dir():
-            raise ValueError(f"There is no checkpoint {checkpoint} to resume from.")
-        check_files(checkpoint, self.model)
-        check_resumable(checkpoint)
-        return Path(checkpoint)
 
     def _before_training(self, checkpoint: Path | None) -> None:
         """Prepare training before Trainer loads the checkpoint, if there is one. Subclasses extend this method.
@@ -347,6 +245,7 @@ class TOPRMixin(Trainer):
             "base_model": base_fingerprint(self.model),
             "rows_per_step": self._rows_per_step,
             "rows_per_micro_batch": self._rows_per_micro_batch if RESTORES_MICRO_BATCH else None,
+            "rows_of_a_prompt_together": self._sharing.together,
             "optimizer": self._given_optimizer,
         }
 
@@ -361,7 +260,11 @@ class TOPRMixin(Trainer):
         return int(self.get_total_train_batch_size(self.args))
 
     def _training_begins(self, model: nn.Module) -> None:
-        """Run tasks that need the model on its device, sharded under FSDP and ZeRO. Subclasses override this method."""
+        """Run tasks that need the model on its device, sharded under FSDP and ZeRO. Subclasses extend this method."""
+        if not self._is_checked:
+            self._check_rows(model)
+            self._sharing.check(model)
+            self._is_checked = True
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -468,7 +371,7 @@ class TOPRMixin(Trainer):
             collected[name].append(value)
         # If the two limits for negatives are equal, weights of 0 are intended.
         if self._mode == "train" and self._loss_settings["limits"].ratio_matters_neg:
-            self._warn_about_weights(found)
+            warn_of_weights(found, self.state, self.args.ratio_level, self._said)
         for values in collected.values():
             if values and isinstance(values[0], Tensor):  # Wait for the device once, not for each value.
                 values[:] = [torch.stack(values).mean().item()]
@@ -476,22 +379,6 @@ class TOPRMixin(Trainer):
             logs.update({f"{self._metric_prefix}_{name}": _mean(values) for name, values in collected.items()})
             collected.clear()
         super().log(logs, start_time)
-
-    def _warn_about_weights(self, found: dict[str, float]) -> None:
-        """Warn if most negatives are dead, and recommend a ratio per segment for long negatives, at most once each."""
-        state = self.state
-        advice = advice_on_segments(
-            found.get("topr/tokens/negatives", 0.0), found.get("topr/weight_mean_negatives", 1.0), self.args.ratio_level
-        )
-        dead = found.get("topr/negatives_dead", 0.0)
-        warned = not self._warned_about_dead and warn_if_dead(
-            dead, state.global_step, state.max_steps, state.logging_steps, bool(advice)
-        )
-        self._warned_about_dead |= warned
-        if advice and not self._advised_segments:
-            self._advised_segments = True
-            if not warned:  # The warning about dead negatives includes the advice.
-                warn_user(advice)
 
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
@@ -512,78 +399,10 @@ class TOPRMixin(Trainer):
         super().create_model_card(model_name, dataset_name, tags)
         if not self.is_world_process_zero():
             return
-        args, folder = self.args, Path(self.args.output_dir)
-        of_trl = ModelCard.load(folder / "README.md")  # TRL's card has metadata and links to trackers.
-        of_trl.data.pop("licence")
-        if is_peft_model(self.model):
-            of_trl.data.library_name = "peft"
-        offline = isinstance(args, OfflineTOPRConfig)
-        facts = training_facts(args, self._rows_trained_on, self.state.global_step, offline)
-        card = model_card(
-            of_trl.data,
-            self.hub_model_id or model_name or args.output_dir,
-            facts,
-            problems=dataset_name and f"[{dataset_name}](https://huggingface.co/datasets/{dataset_name})",
-            links="\n".join(re.findall(r"^\[<img .*", of_trl.text, re.MULTILINE)),
-        )
-        if self.evaluations:
-            add_section(card, self.evaluations.write_card_section(folder))
-        card.save(folder / "README.md")
-
-    def _say_share(self, rewards: FloatArray, args: TOPRConfig | OfflineTOPRConfig) -> None:
-        """Print the effective share of positives among the rewards R, if it is below 1 and negatives have a weight.
-
-        Each trainer prints this message once. Online, the message describes the first generation batch with negatives.
-        """
-        share = effective_positive_share(rewards)
-        if self._said_share or not share < 1 or args.limits.b_neg == 0:
-            return
-        self._said_share = True
-        until = " until the taper reduces it" * (args.limits.a_neg < args.limits.b_neg)
-        offline = isinstance(args, OfflineTOPRConfig)
-        more = ""
-        if offline:
-            more = "; topr trial compares several shares on your rows"
-        elif abs(share - 0.5) < 1e-6:
-            more = "; the loss is 0 while all weights are 1"
-        sets = "" if args.curation == "balanced" else f" effective_positive_share sets this share{more}."
-        say(
-            f"the effective share of positives is {share:.0%}, so negatives have {1 - share:.0%} of the weight{until}."
-            f"{sets}",
-            args,
-        )
-
-    def _warn_about_signs(self, curated: Curated, zeros: bool, args: TOPRConfig | OfflineTOPRConfig) -> None:
-        """Warn if all rows are positive, all are negative, or none has a reward. Give each warning only once.
-
-        If negatives have no weight, positives alone need no warning.
-
-        `zeros` says whether any raw reward is 0. `args` are the settings. The offline trainer calls this method before
-        `self.args` is set.
-        """
-        positives, negatives = curated.available_positives, curated.available_negatives
-        signs = (positives > 0, negatives > 0)
-        missed = not all(signs) and (signs != (True, False) or args.limits.b_neg > 0)
-        if not missed or signs in self._warned_about_signs:
-            return
-        if signs == (True, False):
-            message = (
-                f"None of the {positives} rows has a negative reward after the baseline: TOPR then is reward-weighted "
-                "supervised fine-tuning."
-            )
-            if zeros:
-                message += " Rewards of 0 are not negatives: set baseline='mean', or baseline=0.5."
-        elif signs == (False, True):
-            message = (
-                f"All {negatives} rows have a negative reward after the baseline: the model only learns what to avoid, "
-                "and nothing says what to write instead. Add positives, or lower the baseline."
-            )
-        else:
-            message = "No completion has a reward, so there is nothing to learn from them: the weights do not change."
-            if isinstance(args, TOPRConfig) and args.mask_truncated_completions:
-                message += " With mask_truncated_completions, completions cut at max_completion_length have no reward."
-        self._warned_about_signs.add(signs)
-        warn_user(message)
+        args = self.args
+        facts = training_facts(args, self._rows_trained_on, self.state.global_step, isinstance(args, OfflineTOPRConfig))
+        name = self.hub_model_id or model_name or args.output_dir
+        complete_card(Path(args.output_dir), name, facts, dataset_name, is_peft_model(self.model), self.evaluations)
 
 
 def _mean(values: list[float]) -> Any:
@@ -608,26 +427,3 @@ class _Beginning(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if hasattr(self.trainer._order, "set_epoch"):
             self.trainer._order.set_epoch(int(state.epoch or 0))
-
-
-def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
-    """Warn if the weights to train are float16 or bfloat16, where updates at the paper's learning rate round to 0."""
-    trained = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
-    # DeepSpeed keeps a float32 copy of the weights.
-    if trained and not is_deepspeed and not is_peft_model(model):
-        warn_user(
-            f"The weights to train are {trained.pop()}, without a float32 copy: updates smaller than about 1/256 of a "
-            "weight round to nothing, and at a learning rate like 5e-7 nearly all updates are smaller. Load the "
-            "model in float32 (the computation stays in bfloat16 with bf16=True), or use DeepSpeed."
-        )
-
-
-def _refuse_unknown_experts(model: nn.Module, aux_loss: bool) -> None:
-    """Raise a ValueError if TRL cannot find the number of experts for the auxiliary loss (huggingface/trl#5754)."""
-    config = text_model(model).config.get_text_config()
-    aux_loss = aux_loss or getattr(config, "output_router_logits", False)
-    if aux_loss and not hasattr(config, "num_experts") and config.model_type != "gpt_oss":
-        raise ValueError(
-            f"{type(config).__name__} has no num_experts, which TRL's auxiliary loss reads. Set "
-            "router_aux_loss_coef=0, and model.config.output_router_logits=False if it is on."
-        )

@@ -30,6 +30,19 @@ class DisplayedFloat(float):
         return "" if math.isnan(self) else f"{self:.3g}"
 
 
+def refuse_own_column(name: str, who: str) -> None:
+    """Raise a ValueError if a column that the user adds has the name of a column of TOPR.
+
+    Args:
+        name (`str`): Name of the column.
+        who (`str`): Who adds it, for the error.
+    """
+    if name in WEIGHT_COLUMNS:
+        raise ValueError(
+            f"{who} names a column {name!r}, but TOPR fills this column of the table of completions. Rename it."
+        )
+
+
 class LogCompletions(TrainerCallback):
     """Callback that shows the rows of the last optimizer step whenever an `OfflineTOPRTrainer` logs in training."""
 

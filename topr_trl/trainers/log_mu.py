@@ -216,6 +216,7 @@ class LogMu:
         mu_logps = mu_logps.drop_null()
         values, lengths = pc.list_flatten(mu_logps).to_numpy(), pc.list_value_length(mu_logps).to_numpy()
         starts = lengths.cumsum() - lengths
+        by_row: Any
         if self.args.needs_mu_of_tokens:
             by_row = np.split(values, starts[1:])
         else:

@@ -133,6 +133,42 @@ class CardSection(Protocol):
         """Return Markdown that starts with `## Evaluation`, and save the plots that it shows in the folder."""
 
 
+def complete_card(
+    folder: Path,
+    name: str,
+    facts: Mapping[str, str],
+    dataset_name: str | None,
+    is_adapter: bool,
+    evaluations: CardSection | None,
+) -> None:
+    """Replace TRL's model card in a folder. Its metadata and its links to trackers stay.
+
+    Args:
+        folder (`Path`):
+            Folder with the file `README.md`.
+        name (`str`):
+            Name of the model on the Hub, or its folder.
+        facts (`Mapping[str, str]`):
+            Settings and numbers of the run. See `training_facts`.
+        dataset_name (`str`, *optional*):
+            Id of the dataset of problems on the Hub.
+        is_adapter (`bool`):
+            Whether the model is an adapter.
+        evaluations (`CardSection`, *optional*):
+            Evaluations for the section `## Evaluation`.
+    """
+    of_trl = ModelCard.load(folder / "README.md")
+    of_trl.data.pop("licence")
+    if is_adapter:
+        of_trl.data.library_name = "peft"
+    problems = dataset_name and f"[{dataset_name}](https://huggingface.co/datasets/{dataset_name})"
+    links = "\n".join(re.findall(r"^\[<img .*", of_trl.text, re.MULTILINE))
+    card = model_card(of_trl.data, name, facts, problems=problems, links=links)
+    if evaluations:
+        add_section(card, evaluations.write_card_section(folder))
+    card.save(folder / "README.md")
+
+
 def add_section(card: ModelCard, section: str) -> None:
     """Add or replace the section `## Evaluation` of a card.
 

@@ -17,7 +17,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from topr_trl.baseline import FloatArray
 from topr_trl.curation import REPEATING, Curated
-from topr_trl.data.batch_samplers import FilledRows, FilledSampler, StepsOfGroups, StepsSortedByLength, rows_together
+from topr_trl.data.batch_samplers import FilledRows, FilledSampler, StepsOfGroups, StepsSortedByLength
 from topr_trl.data.collator import Collator, join_sequences, unflatten
 from topr_trl.data.preparation import ScoredRows
 from topr_trl.data.sampler_logps import temperature_of
@@ -29,16 +29,17 @@ from topr_trl.data.tokenized_rows import (
     column,
     is_prepared,
     lengths_of,
-    part_saved_by_sharing,
     prompt_groups,
 )
 from topr_trl.settings.config import OfflineTOPRConfig
-from topr_trl.trainers.base import TOPRMixin, path_as_text, say, settings_for
+from topr_trl.trainers.base import TOPRMixin
 from topr_trl.trainers.completions_table import LogCompletions
 from topr_trl.trainers.fingerprints import mu_fingerprint
 from topr_trl.trainers.forward_checks import text_model, virtual_tokens, without_cudnn_attention
 from topr_trl.trainers.log_mu import LogMu, rows_fingerprint
-from topr_trl.trainers.shared_prompts import LEAST_SAVED, LEAST_SHARED, remove_shared_prompts
+from topr_trl.trainers.messages import say, say_recipe, say_share, warn_of_signs
+from topr_trl.trainers.shared_prompts import share_stored
+from topr_trl.trainers.start_checks import path_as_text, settings_for
 from topr_trl.trainers.training_warnings import warn_of_many_reads, warn_of_scale
 
 if TYPE_CHECKING:
@@ -152,54 +153,17 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self.model_accepts_loss_kwargs = True
         check_special_tokens(tokenizer_of(self.processing_class), self.model.config.get_text_config())
         self._check_tokens({"train": self.train_dataset, **_by_name(self.eval_dataset)})
-        remove_shared_prompts(text_model(self.model))
         # Replace SFTTrainer's head, which also computes the entropy and the most likely token, for metrics of SFT.
         add_fused_lm_head(text_model(self.model), temperature=self._temperature)
         self._log_mu = LogMu(args, self.accelerator)
-        self._keep_together = False  # whether the rows of a prompt stay together in training
         # The auxiliary loss of a mixture of experts needs the tokens of all rows, including rows with R = 0.
         self.data_collator = Collator(
             self.data_collator, args.needs_mu_of_tokens, not self.aux_loss_enabled, self._log_mu.values
         )
-        self._is_checked = self._is_ready  # Otherwise the model is checked when training begins.
-        if self._is_checked:
-            self._check_rows_apart(self.model)
-        self._share_prompts()
+        self._check_model(share_stored)
         if args.log_completions:
             self._row_readers["train"].append("table")
             self.add_callback(LogCompletions(self))
-
-    def _share_prompts(self) -> None:
-        """Share prompts, and decide whether training keeps the rows of a prompt together.
-
-        If the setting `share_prompts` is None, prompts are shared only on a CPU, and only if sharing saves at least
-        `LEAST_SAVED` of the tokens in training or for log μ.
-        """
-        args, rows = self.args, self.train_dataset
-        if not self._wants_sharing:
-            return
-        groups = prompt_groups(rows)
-        # `together` and `saved` depend neither on the number of processes nor on the size of a micro-batch, so neither
-        # does the order of the rows.
-        together = rows_together(self._rows_per_step)
-        saved = part_saved_by_sharing(rows, groups, together, LEAST_SHARED)
-        batch = min(args.per_device_train_batch_size, args.per_device_eval_batch_size)
-        has_log_mu = "mu_logps" in rows.column_names
-        saved_log_mu = 0.0 if has_log_mu else part_saved_by_sharing(rows, groups, batch, LEAST_SHARED)
-        if args.share_prompts is None and max(saved, saved_log_mu) < LEAST_SAVED:
-            return
-        self._install_sharing()
-        self._keep_together = self._prompts is not None and saved >= LEAST_SAVED
-        in_a_batch = min(together, args.per_device_train_batch_size)  # Only rows of a micro-batch share a prompt.
-        saved_in_batches = part_saved_by_sharing(rows, groups, in_a_batch, LEAST_SHARED)
-        self._said_of_training = (
-            f"rows of a prompt are read in groups of up to {together}. Micro-batches of "
-            f"{args.per_device_train_batch_size} rows save about {saved_in_batches:.0%} of the tokens."
-            if self._keep_together
-            else "training keeps the order of rows, so a prompt is shared only where its rows are already adjacent."
-        )
-        if self._is_checked:
-            self._check_sharing(self.model)
 
     # SFTTrainer would tokenize and truncate rows differently.
     def _prepare_dataset(
@@ -242,28 +206,13 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if scored.after_baseline_R is not None:
             self._rows_trained_on += "; their column `reward_after_baseline` replaces baseline and curation"
             say("rewards come from the column reward_after_baseline, so baseline and curation do not apply.", args)
-        self._warn_about_signs(curated, not scored.rewards_R.all(), args)
+        warn_of_signs(curated, not scored.rewards_R.all(), args, self._said)
         warn_of_scale(rewards)
         rows_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         epochs = args.max_steps * rows_per_step / len(rewards) if args.max_steps > 0 else args.num_train_epochs
         warn_of_many_reads(curated, rewards, epochs)
-        self._name_recipe(scored, args)
+        say_recipe(scored, args)
         return rewards, curated
-
-    def _name_recipe(self, scored: ScoredRows, args: OfflineTOPRConfig) -> None:
-        """Print the recipe for few right answers, if rewards have two values and the user has made no choice."""
-        defaults = OfflineTOPRConfig.__dataclass_fields__
-        choices = ("baseline", "effective_positive_share", "curation", "preset")
-        is_chosen = any(getattr(args, name) != defaults[name].default for name in choices) or args.limits.b_neg == 0
-        values, counts = np.unique(scored.rewards_R[~np.isnan(scored.rewards_R)], return_counts=True)
-        if is_chosen or scored.after_baseline_R is not None or len(values) != 2 or counts[1] >= counts[0]:
-            return
-        say(
-            f"{counts[1] / counts.sum():.0%} of the rows are right. Repeating them with curation='repeated_positives', "
-            "or until they are half of the rows with curation='balanced', may train a better model. See \"Which "
-            'method?" in the documentation.',
-            args,
-        )
 
     def _check_tokens(self, datasets: dict[str, Dataset]) -> None:
         for name, dataset in datasets.items():
@@ -285,7 +234,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             # Accelerate replaces a RandomSampler with a SeedableRandomSampler, but not inside the samplers below.
             sampler = SeedableRandomSampler(dataset, data_seed=args.seed if args.data_seed is None else args.data_seed)
             rows = self._rows_per_step
-            if self._prompts is not None and self._keep_together:
+            if self._sharing.together > 1:
                 lengths = lengths_of(dataset) if args.sort_by_length and not plain else None
                 sampler = StepsOfGroups(sampler, prompt_groups(dataset), lengths, rows)
             elif args.sort_by_length and not plain:
@@ -347,7 +296,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self.args = args
         return self.sampler_distance
 
-    def _check_rows_apart(self, model: nn.Module) -> None:
+    def _check_rows(self, model: nn.Module) -> None:
         """Raise a ValueError if log π of a row depends on the other rows of its batch."""
 
         def log_probs(sequences: list[list[int]]) -> list[Tensor]:
@@ -365,10 +314,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             )
 
     def _training_begins(self, model: nn.Module) -> None:
-        if not self._is_checked:
-            self._check_rows_apart(model)
-            self._check_sharing(model)
-            self._is_checked = True
+        super()._training_begins(model)
         trains = self.state.max_steps > 0  # `compute_log_mu` takes no steps.
         self._compute_log_mu(model, keep_parts=not trains)
         if trains and self.sampler_distance:
@@ -376,9 +322,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     def _before_training(self, checkpoint: Path | None) -> None:
         if self._will_train:
-            self._say_share(np.array(self.train_dataset["reward"][:]), self.args)
-            if self._prompts is not None:
-                say(self._said_of_training, self.args)
+            say_share(np.array(self.train_dataset["reward"][:]), self.args, self._said)
+            if self._sharing.said_of_training:
+                say(self._sharing.said_of_training, self.args)
         super()._before_training(checkpoint)
         self._plan_log_mu({"train": self.train_dataset, **_by_name(self.eval_dataset)}, self._run["model"], checkpoint)
         if "train" in self._log_mu.planned and not self._sampler_reported:
@@ -389,15 +335,13 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             )
 
     def _identity_values(self) -> dict[str, Any]:
-        rows, is_grouped = self.train_dataset, self._prompts is not None and self._keep_together
-        values = super()._identity_values()
+        rows, values = self.train_dataset, super()._identity_values()
         if self.args.dataloader_drop_last:  # An incomplete micro-batch at the end of an epoch is dropped.
             values["rows_per_micro_batch"] = self._rows_per_micro_batch
         return {
             **values,
             "temperature": self._temperature,
             "rows": rows_fingerprint(rows, self._log_mu.needs(rows)),
-            "rows_of_a_prompt_together": rows_together(self._rows_per_step) if is_grouped else 1,
         }
 
     def _plan_log_mu(self, datasets: dict[str, Dataset], model: str, checkpoint: Path | None = None) -> None:
@@ -406,7 +350,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     def _compute_log_mu(self, model: nn.Module, keep_parts: bool = False) -> None:
         if self._log_mu.planned:
-            self._log_mu.prompts_together = self._prompts is not None
+            self._log_mu.prompts_together = self._sharing.is_on
             was_training = model.training
             model.eval()
             with without_cudnn_attention():
@@ -523,7 +467,6 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             raise ValueError("OfflineTOPRTrainer computes no logits, so it cannot return outputs or predict.")
         rewards_N, mu_logps, numbers_N = (inputs.pop(name) for name in ("reward", "mu_logps", "row"))
         logps, mask, outputs = self._policy_logps(model, inputs)
-        self._add_computed_tokens()
         if self.args.needs_mu_of_tokens:
             mu_logps = torch.full_like(logps, torch.nan, dtype=torch.float32).masked_scatter(mask, mu_logps)
         losses_B = self._compute_losses(logps, mu_logps, rewards_N, mask, numbers_N).losses_B

@@ -37,49 +37,50 @@ from datasets import Dataset, IterableDataset
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Sampler
-from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainerState
 from transformers.trainer_utils import has_length
 from trl import GRPOTrainer, is_conversational
-from trl.trainer.utils import get_callable_name, nanstd, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
+from trl.trainer.utils import get_callable_name
 
 from topr_trl.baseline import BASELINES
 from topr_trl.curation import Curated
 from topr_trl.data.batch_samplers import ReseededSampler
 from topr_trl.data.text_tokens import encode_prompt
-from topr_trl.data.tokenized_rows import check_ids, check_special_tokens
+from topr_trl.data.tokenized_rows import check_ids
 from topr_trl.loss import reachable
 from topr_trl.rewards import checked
 from topr_trl.settings.config import TOPRConfig
 from topr_trl.settings.sampling import of_policy, replaced_generation_config, warn_of_own_settings
-from topr_trl.settings.unsupported import needs_metric_for_best_model
-from topr_trl.trainers.base import path_as_text, settings_for
-from topr_trl.trainers.checkpoints import STATE
-from topr_trl.trainers.completions_table import WEIGHT_COLUMNS, DisplayedFloat
+from topr_trl.trainers.base import TOPRMixin
+from topr_trl.trainers.completions_table import WEIGHT_COLUMNS, DisplayedFloat, refuse_own_column
+from topr_trl.trainers.evaluated_rewards import EvaluatedRewards
 from topr_trl.trainers.fingerprints import model_fingerprint, prompts_fingerprint, text_fingerprint
 from topr_trl.trainers.forward_checks import count_positions_from_mask, learned_positions, text_model, virtual_tokens
-from topr_trl.trainers.replay.mixin import ReplayMixin, check_replay
-from topr_trl.trainers.shared_prompts import prompts_together, remove_shared_prompts
+from topr_trl.trainers.generation_batches import keep_rows, trim_padding
+from topr_trl.trainers.messages import say_share, warn_of_signs
+from topr_trl.trainers.replay.replay import Replay, check_replay
+from topr_trl.trainers.shared_prompts import share_generated
+from topr_trl.trainers.start_checks import (
+    check_metric_for_best_model,
+    check_prompts,
+    check_state_is_whole,
+    check_tokenizer,
+    path_as_text,
+    settings_for,
+)
 from topr_trl.trainers.training_warnings import (
     SilentBatches,
     warn_if_far,
     warn_if_merged_coarsely,
     warn_of_scale,
 )
-from topr_trl.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
     from trl.trainer.grpo_trainer import RewardFunc
 
-# Keys of TRL's batch whose last columns are the tokens of the completions.
-_OF_COMPLETIONS = (
-    "completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "ref_per_token_logps",
-    "sampling_per_token_logps", "importance_sampling_ratio", "token_type_ids", "mm_token_type_ids",
-)  # fmt: skip
 
-
-class TOPRTrainer(ReplayMixin, GRPOTrainer):
+class TOPRTrainer(TOPRMixin, GRPOTrainer):
     """Trainer for Tapered Off-Policy REINFORCE (TOPR), on completions that are generated during training.
 
     The method was proposed in [Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for
@@ -187,19 +188,16 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         logged = check_replay(args, train_dataset, replay_dataset)
         if isinstance(train_dataset, Dataset) and len(train_dataset) == 0:
             raise ValueError("The training dataset has no row. Check how it was filtered or split.")
-        _check_metric_for_best_model(args, eval_dataset)
+        check_metric_for_best_model(args, eval_dataset)
+        self._rows_made = 0  # number of rows generated so far, over all processes
         self._loss_inputs: dict[str, Any] | None = None  # batch of the loss that is being computed
         self._last_baseline = 0.0  # last solution for `effective_positive_share`
         self._silent = SilentBatches(had_signal=replay_dataset is not None)
         self._warned_of_distance = self._warned_of_scale = False
-        self._left_to_evaluate: float = math.inf  # number of completions left in the current evaluation set
-        # For each evaluation batch: a column of summed rewards, then one column per reward function.
-        self._evaluated: list[Tensor] = []
+        self._evaluated = EvaluatedRewards()  # rewards of the current evaluation set
         self._shown_weights: dict[int, list[float]] = {}  # weight and log-ratio in the last table, by row number
-        if isinstance(model, nn.Module):
-            remove_shared_prompts(text_model(model))  # An earlier trainer may have installed shared prompts.
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, *rest, **kwargs)
-        _check_tokenizer(self._tokenizer, self.model.config.get_text_config())
+        check_tokenizer(self._tokenizer, self.model.config.get_text_config())
         self.reward_funcs: list[Any] = [
             function if isinstance(function, nn.Module) else checked(function, name)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
@@ -208,7 +206,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             for readers in self._row_readers.values():
                 readers.append("table")
             for name in self.reward_func_names:
-                self._refuse_own_column(name, "A reward function")
+                refuse_own_column(name, "A reward function")
         uses = f", each batch used {args.num_iterations} times" if args.num_iterations > 1 else ""
         self._rows_trained_on = f"generated during training, {args.num_generations} per prompt{uses}"
         self._positions = learned_positions(self.model)
@@ -216,11 +214,10 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         if getattr(config, "output_router_logits", False):
             # With True, generation fails. TRL's loss does not need this setting: it requests the router logits itself.
             config.output_router_logits = False
-        self._is_checked = self._is_ready  # Otherwise the model is checked when training begins.
-        if self._is_checked:
-            self._check_padding(self.model)
-        self._share_prompts()
-        self._begin_replay(logged)
+        self._check_model(share_generated)
+        self._replay = Replay(self, logged) if args.replay_share else None
+        if self._replay is not None:
+            self._rows_trained_on += f"; {self._replay.description}"
         self.loss_type = "grpo"  # TRL's mean of `-A · ratio` over the tokens of a completion, then over completions
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
@@ -245,7 +242,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             )
         return tokenized
 
-    def _check_padding(self, model: nn.Module) -> None:
+    def _check_rows(self, model: nn.Module) -> None:
         """Make log π of a completion independent of the padding of its prompt, with `position_ids` if necessary.
 
         Raises:
@@ -278,26 +275,6 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         logps = forward(self, model, ids, mask, width - 1)[0]
         return [row[len(row) - len(tokens) + 1 :] for row, tokens in zip(logps, sequences, strict=True)]
 
-    def _training_begins(self, model: nn.Module) -> None:
-        if not self._is_checked:
-            self._check_padding(model)
-            self._check_sharing(model)
-            self._is_checked = True
-
-    def _share_prompts(self) -> None:
-        """Share prompts if the settings allow it and a micro-batch can hold two completions of a prompt."""
-        args = self.args
-        if not self._wants_sharing or min(self.num_generations, args.per_device_train_batch_size) < 2:
-            return
-        if self._is_vlm:
-            self._say_not_shared("its rows may have images")
-        elif args.use_transformers_continuous_batching:
-            self._say_not_shared("continuous batching needs its own attention")
-        else:
-            self._install_sharing()
-            if self._is_checked:
-                self._check_sharing(self.model)
-
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         """Return TRL's micro-batch. With shared prompts, rows of a prompt are adjacent within each optimizer step."""
         before = self._buffered_inputs
@@ -305,15 +282,10 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         # The auxiliary loss and TRL's entropy settings depend on which rows share a micro-batch, so rows must not move.
         by_micro_batch = self.aux_loss_enabled or self.top_entropy_quantile < 1 or self._entropy_bonus_enabled
         is_old = not self.model.training or self._buffered_inputs is before
-        if self._prompts is None or by_micro_batch or is_old:
+        if by_micro_batch or is_old or self._buffered_inputs is None:
             return inputs
-        steps, batches = self.args.steps_per_generation, self._buffered_inputs or []
-        # Move rows only within an optimizer step, so that each step trains on the same rows as without sharing.
-        in_step = math.gcd(steps, self.args.gradient_accumulation_steps)
-        self._buffered_inputs = [
-            batch for start in range(0, steps, in_step) for batch in prompts_together(batches[start : start + in_step])
-        ]
-        return self._buffered_inputs[self._step % steps]
+        self._buffered_inputs = self._sharing.arrange(self._buffered_inputs)
+        return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
         """Return TRL's sampler, reseeded in each epoch so that a resumed run repeats the order."""
@@ -322,7 +294,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
     def _before_training(self, checkpoint: Path | None) -> None:
         super()._before_training(checkpoint)
-        _check_prompts(self.args, self.train_dataset)
+        check_prompts(self.args, self.train_dataset)
         warn_of_own_settings(self.model.generation_config)
         if self.args.use_vllm:
             warn_if_merged_coarsely(self.model)
@@ -331,7 +303,19 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._step, self._buffered_inputs, self._last_loaded_step = 0, None, -1
         self._silent.had_signal |= checkpoint is not None
         if checkpoint is not None:
-            _check_state_is_whole(checkpoint, self.args)
+            check_state_is_whole(checkpoint, self.args)
+        elif self._replay is not None:
+            self._replay.start(self._run["model"])
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        if self._replay is not None:
+            self._replay.save(output_dir)
+        super()._save_rng_state(output_dir)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        if self._replay is not None and checkpoint is not None:
+            self._replay.load(checkpoint)
 
     def _identity_values(self) -> dict[str, Any]:
         reference = None
@@ -388,7 +372,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             self._warned_of_distance = warn_if_far(distances[-1])
         raw_rewards = self._raw_rewards()
         if not train:
-            self._count_evaluated(raw_rewards)
+            raw_rewards = self._evaluated.add(raw_rewards, self._rewards_per_func)
         raw_rewards = self._without_masked(raw_rewards, batch)
         rewards, curated = self._compose(raw_rewards, train)
         rewards_all = torch.full_like(raw_rewards, torch.nan)
@@ -402,15 +386,17 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             self._silent.add(rewards, raw_rewards)
             # With a mean as baseline, equal rewards give R = 0 for all rows. This is normal and needs no warning.
             if rewards.any() or not len(rewards) or self.args.baseline not in BASELINES:
-                self._warn_about_signs(curated, bool((raw_rewards == 0).any()), self.args)
+                warn_of_signs(curated, bool((raw_rewards == 0).any()), self.args, self._said)
             self._warned_of_scale = self._warned_of_scale or warn_of_scale(rewards, may_be_small=True)
-            self._say_share(rewards, self.args)
+            say_share(rewards, self.args, self._said)
             if self.args.curation != "none":
                 self._metrics["train"]["topr/rows_kept"].append(len(curated.indices) / len(raw_rewards))
-                batch = self._keep_rows(batch, curated, start, len(inputs))
-            # Without curation, the loss is a mean over all rows, including rows without a reward, as in TRL.
-            counted = len(raw_rewards) if self.args.curation == "none" else len(curated.indices)
-            batch = self._with_replayed_rows(batch, counted)
+                process, processes = self.accelerator.process_index, self.accelerator.num_processes
+                batch = keep_rows(batch, curated.indices, self.args.steps_per_generation, process, processes)
+            if self._replay is not None:
+                # Without curation, the loss is a mean over all rows, including rows without a reward, as in TRL.
+                counted = len(raw_rewards) if self.args.curation == "none" else len(curated.indices)
+                batch = self._replay.add_rows(batch, counted)
         return batch
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -432,29 +418,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate one dataset. The reward metrics count each completion once, even if Accelerate repeats rows."""
         rows = len(dataloader.dataset) * self.num_generations_eval if has_length(dataloader.dataset) else math.inf
-        self._left_to_evaluate, self._evaluated = rows, []
+        self._evaluated = EvaluatedRewards(rows)
         return super().evaluation_loop(dataloader, *args, **kwargs)
-
-    def _count_evaluated(self, raw_rewards_N: Tensor) -> None:
-        """Store the rewards of an evaluation batch for `_log_evaluated`. Set the rewards of repeated rows to NaN.
-
-        Accelerate repeats rows at the end, so that each process has a full batch (huggingface/accelerate#1674).
-        """
-        count = min(len(raw_rewards_N), self._left_to_evaluate)
-        self._left_to_evaluate -= count
-        self._evaluated.append(torch.cat([raw_rewards_N[:count, None], self._rewards_per_func[:count]], dim=1))
-        raw_rewards_N[count:] = torch.nan
-
-    def _log_evaluated(self) -> None:
-        """Replace TRL's means over batches with means over completions, because batches differ in size."""
-        if not self._evaluated:
-            return
-        columns = torch.cat(self._evaluated).cpu().double().T
-        self._evaluated = []
-        metrics = self._metrics["eval"]
-        functions = [(f"rewards/{name}/mean", f"rewards/{name}/std") for name in self.reward_func_names]
-        for (mean, std), values in zip([("reward", "reward_std"), *functions], columns, strict=True):
-            metrics[mean], metrics[std] = [values.nanmean().item()], [nanstd(values).item()]
 
     def _raw_rewards(self) -> Tensor:
         """Return the (N,) raw rewards of the rows of all processes: weighted sums over the reward functions.
@@ -515,64 +480,13 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
     def _log_completion_extra(self, column: str, values: list[Any]) -> None:
         if self.args.log_completions:
-            self._refuse_own_column(column, "log_extra")
+            refuse_own_column(column, "log_extra")
         super()._log_completion_extra(column, values)
-
-    @staticmethod
-    def _refuse_own_column(name: str, who: str) -> None:
-        if name in WEIGHT_COLUMNS:
-            raise ValueError(
-                f"{who} names a column {name!r}, but TOPR fills this column of the table of completions. Rename it."
-            )
-
-    def _keep_rows(self, batch: dict[str, Any], curated: Curated, start: int, rows: int) -> dict[str, Any]:
-        """Reduce the generation batch of this process to the chosen rows.
-
-        Every process must keep the same number of rows, a multiple of `steps_per_generation`. A process with fewer
-        chosen rows also keeps some unchosen rows, whose R counts as 0. `topr_scale` makes the loss the mean over the
-        chosen rows.
-
-        Args:
-            batch: TRL's generation batch of this process.
-            curated: the choice, over all processes.
-            start: position of this process's first row among the rows of all processes.
-            rows: number of rows of this process.
-        """
-        steps, processes = self.args.steps_per_generation, self.accelerator.num_processes
-        is_unchosen = torch.ones(processes * rows, dtype=torch.uint8)
-        is_unchosen[torch.from_numpy(curated.indices)] = 0
-        most = rows - int(is_unchosen.view(processes, rows).sum(1).min())
-        count = min(max(-(-most // steps), 1) * steps, rows)
-        keep = is_unchosen[start : start + rows].argsort(stable=True)[:count]
-
-        # The image tensors of a batch have no row axis. TRL's function splits them into lists with one item per row.
-        batch = split_pixel_values_by_grid(batch)
-        for name, value in batch.items():
-            if isinstance(value, list):
-                batch[name] = [value[i] for i in keep.tolist()]
-            elif isinstance(value, Tensor) and value.dim() > 0:
-                batch[name] = value[keep.to(value.device)]
-        batch = unsplit_pixel_values_by_grid(batch)
-        scale = count * processes / max(len(curated.indices), 1)
-        batch["topr_scale"] = torch.tensor(scale, device=self.accelerator.device)
-        return batch
-
-    def _trim_padding(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Drop columns at the end that are only padding. TRL pads to the longest completion of the generation batch."""
-        if "pixel_values" in batch:  # Keep masked columns, which can be the tokens of an image that a tool returned.
-            return batch
-        full, step = batch["completion_ids"].size(1), self.args.pad_to_multiple_of or 1
-        needed = max(int(batch["completion_mask"].sum(-1).max()), 1)
-        excess = max(full - -(-needed // step) * step, 0)
-        for name in _OF_COMPLETIONS:
-            if name in batch and batch[name].size(1) >= full:
-                batch[name] = batch[name][:, : batch[name].size(1) - excess]
-        return batch
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         # Change a copy, because with num_iterations > 1 the buffered batch is used again. Trimming reads the length of
         # the longest completion, so it waits for the device, as TRL's metrics of each micro-batch do.
-        self._loss_inputs = of_loss = self._trim_padding(dict(inputs))
+        self._loss_inputs = of_loss = trim_padding(dict(inputs), self.args.pad_to_multiple_of)
         try:
             loss = super()._compute_loss(model, of_loss)
         finally:
@@ -585,7 +499,6 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         output = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if self._loss_inputs is None:
             return output
-        self._add_computed_tokens()
         self._write_weighted_rewards(self._loss_inputs, policy_logps_BT=output[0])
         signal = self._loss_inputs["advantages"]
         return reachable(output[0], signal if signal.dim() == 2 else signal.unsqueeze(-1)), *output[1:]
@@ -616,7 +529,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         # Detach log π, because the gradient comes from TRL's loss.
         weights = self._compute_losses(policy_logps_BT.detach(), mu_logps, rewards_B, mask, numbers_B).weights
         if self._replay is not None and self.model.training:
-            self._replay.note(numbers_B, mu_logps)
+            self._replay.buffer.note(numbers_B, mu_logps)
 
         signal_B = rewards_B.nan_to_num(0.0) * inputs.get("topr_scale", 1.0)
         if not self.args.length_normalization:  # Undo TRL's division by the length.
@@ -657,62 +570,5 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         if self._mode == "train":
             self._silent.warn(self.args.baseline)
         else:
-            self._log_evaluated()
+            self._metrics["eval"].update(self._evaluated.read(self.reward_func_names))
         super().log(logs, start_time)
-
-
-def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
-    """Raise a ValueError if there is no token for padding, or the model has no embedding for it."""
-    if tokenizer.pad_token_id is None:
-        raise ValueError(
-            "The tokenizer has neither a pad token nor a stop token, so completions cannot be padded to a batch. "
-            "Set tokenizer.pad_token and tokenizer.eos_token."
-        )
-    check_special_tokens(tokenizer, config)
-
-
-def _check_prompts(args: TOPRConfig, dataset: object) -> None:
-    """Raise a ValueError if a training dataset has fewer prompts than a generation batch (huggingface/trl#3477)."""
-    needed = args.generation_batch_size // args.num_generations
-    if isinstance(dataset, Dataset) and len(dataset) < needed:
-        raise ValueError(
-            f"A generation batch needs {needed} prompts, and the training dataset has {len(dataset)}. The batch has "
-            f"generation_batch_size={args.generation_batch_size} completions, num_generations={args.num_generations} "
-            "per prompt. Add prompts, raise num_generations, or lower generation_batch_size (if you set it), "
-            "per_device_train_batch_size or gradient_accumulation_steps."
-        )
-
-
-def _check_state_is_whole(checkpoint: Path, args: TOPRConfig) -> None:
-    """Raise an error if a checkpoint lacks the reference model. Warn if it lacks a part of a generation batch.
-
-    Raises:
-        ValueError: `sync_ref_model=True`, so the reference model changes during training.
-    """
-    if args.sync_ref_model:
-        raise ValueError(
-            "A run with sync_ref_model=True cannot be resumed: its checkpoints do not contain the reference model. "
-            f"Start a new run with {checkpoint} as the model, in another output_dir."
-        )
-    micro_batches = args.steps_per_generation * args.num_iterations
-    steps = micro_batches // math.gcd(micro_batches, args.gradient_accumulation_steps)
-    done = TrainerState.load_from_json(str(checkpoint / STATE)).global_step % steps
-    if done:
-        warn_user(
-            f"{checkpoint} was saved after {done} of the {steps} steps of a generation batch, and does not contain the "
-            "batch. The run generates a new batch from these prompts, and uses it for all steps. To avoid this, set "
-            f"save_steps to a multiple of {steps}."
-        )
-
-
-def _check_metric_for_best_model(args: TOPRConfig, eval_dataset: object) -> None:
-    """Raise a ValueError if `metric_for_best_model` is `reward` or a loss, although the evaluation sets have names."""
-    if not isinstance(eval_dataset, dict) or not needs_metric_for_best_model(args):
-        return
-    metric = str(args.metric_for_best_model).removeprefix("eval_")
-    if metric in ("reward", *(f"{name}_loss" for name in eval_dataset)):
-        names = ", ".join(f"eval_{name}_reward" for name in eval_dataset)
-        raise ValueError(
-            f"metric_for_best_model={args.metric_for_best_model!r} is the loss, or names none of the evaluation sets. "
-            f"Set it to one of {names}."
-        )

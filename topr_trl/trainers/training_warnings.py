@@ -1,11 +1,13 @@
 """Warn about silent causes of poor training: dead negatives, a different sampler, equal rewards, lost updates."""
 
+from collections.abc import Mapping
 from math import ceil
 
 import numpy as np
 from accelerate.utils import is_peft_model
 from numpy.typing import NDArray
 from torch import Tensor, float32, nn
+from transformers import TrainerState
 
 from topr_trl.curation import Curated
 from topr_trl.trainers.metrics import DEAD_WEIGHT
@@ -91,6 +93,30 @@ def advice_on_segments(tokens: float, weight: float, ratio_level: str) -> str:
         "train again from the original model. Also try segment_tokens=16. "
         'See "Long completions" on the page "Metrics" of the documentation.'
     )
+
+
+def warn_of_weights(metrics: Mapping[str, float], state: TrainerState, ratio_level: str, said: set[object]) -> None:
+    """Warn if most negatives are dead, and recommend a ratio per segment for long negatives, at most once each.
+
+    Args:
+        metrics (`Mapping[str, float]`):
+            Metrics since the last log. See `topr_trl.trainers.metrics.row_metrics`.
+        state ([`~transformers.TrainerState`]):
+            State of the trainer.
+        ratio_level (`str`):
+            Level of the ratio.
+        said (`set`):
+            Messages that the trainer has already given. The function adds its own.
+    """
+    advice = advice_on_segments(
+        metrics.get("topr/tokens/negatives", 0.0), metrics.get("topr/weight_mean_negatives", 1.0), ratio_level
+    )
+    dead = metrics.get("topr/negatives_dead", 0.0)
+    if "dead" not in said and warn_if_dead(dead, state.global_step, state.max_steps, state.logging_steps, bool(advice)):
+        said |= {"dead", "segments"} if advice else {"dead"}  # The warning includes the advice.
+    if advice and "segments" not in said:
+        said.add("segments")
+        warn_user(advice)
 
 
 _SILENT = 10  # warn after this many consecutive batches in which every R is 0

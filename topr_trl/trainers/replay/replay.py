@@ -16,8 +16,8 @@ from topr_trl.data.preparation import ScoredRows
 from topr_trl.data.rows import refuse_images
 from topr_trl.settings.config import TOPRConfig
 from topr_trl.settings.shared import REPLAYED_BATCHES
-from topr_trl.trainers.base import TOPRMixin, say
 from topr_trl.trainers.log_mu import check_fingerprints
+from topr_trl.trainers.messages import say
 from topr_trl.trainers.replay import (
     ReplayBuffer,
     ReplayRow,
@@ -56,43 +56,53 @@ def check_replay(args: TOPRConfig, dataset: object, logged: Dataset | None) -> S
     return None if logged is None else read_logged(logged, args.temperature)
 
 
-class ReplayMixin(TOPRMixin):
-    """Base class of `TOPRTrainer` that stores rows and adds replayed rows to generation batches."""
+class Replay:
+    """Rows to replay in one process of a `TOPRTrainer`.
 
-    args: TOPRConfig
-    _replay: ReplayBuffer | None = None  # None without replay
-    _said_replay = False  # whether the message about the larger micro-batches has been printed
-    _logged_fingerprints: set[str] = set()  # fingerprints of the models that computed log μ of the logged rows
-    _rows_made = 0  # number of rows generated so far, over all processes
+    Args:
+        trainer ([`TOPRTrainer`]):
+            Trainer with its model and tokenizer.
+        logged (`ScoredRows`, *optional*):
+            Logged rows. The buffer gets this process's part of them.
 
-    def _begin_replay(self, logged: ScoredRows | None) -> None:
-        """Create the buffer with this process's part of the logged rows, if `replay_share` is above 0."""
-        if not self.args.replay_share:
-            return
-        args, process, processes = self.args, self.accelerator.process_index, self.accelerator.num_processes
+    Attributes:
+        buffer (`ReplayBuffer`):
+            Rows of this process.
+        description (`str`):
+            Text about the replayed rows, for the model card.
+    """
+
+    def __init__(self, trainer: Any, logged: ScoredRows | None) -> None:
+        self._trainer, self._has_said_size = trainer, False
+        args, accelerator = trainer.args, trainer.accelerator
         rows: list[ReplayRow] = []
+        self._fingerprints: set[str] = set()  # of the models that computed log μ of the logged rows
         if logged is not None:
-            config = self.model.config.get_text_config()
-            with self.accelerator.main_process_first():
-                rows, self._logged_fingerprints = logged_rows(logged, self._tokenizer, config, args)
+            config = trainer.model.config.get_text_config()
+            with accelerator.main_process_first():
+                rows, self._fingerprints = logged_rows(logged, trainer._tokenizer, config, args)
+        process, processes = accelerator.process_index, accelerator.num_processes
         size = args.replay_size or max(REPLAYED_BATCHES * args.generation_batch_size, len(rows))
-        self._replay = buffer = ReplayBuffer(-(-size // processes), args.replay_rule)
-        self._row_readers["train"].append("replay")
+        self.buffer = ReplayBuffer(-(-size // processes), args.replay_rule)
+        trainer._row_readers["train"].append("replay")
         own = np.random.default_rng(args.seed).permutation(len(rows))[process::processes]
-        buffer.add([rows[place] for place in own])
-        logged_too = f" or {len(rows):,} logged rows" if rows else ""
+        self.buffer.add([rows[place] for place in own])
         fresh = args.per_device_train_batch_size
         share = args.rows_again(fresh) / (fresh + args.rows_again(fresh))  # `replay_share`, rounded to whole rows
-        self._rows_trained_on += f"; up to {share:.0%} of a step's rows come from earlier batches{logged_too}"
+        logged_too = f" or {len(rows):,} logged rows" if rows else ""
+        self.description = f"up to {share:.0%} of a step's rows come from earlier batches{logged_too}"
 
-    def _before_training(self, checkpoint: Path | None) -> None:
-        super()._before_training(checkpoint)
-        if self._replay is not None and checkpoint is None:
-            check_fingerprints(self._logged_fingerprints, self._run["model"])
-            self._settle(self._replay)
-            self._replay.count_from_here()
+    def start(self, model: str) -> None:
+        """Prepare a new run, whose starting model has the fingerprint `model`.
 
-    def _with_replayed_rows(self, batch: dict[str, Any], chosen: int) -> dict[str, Any]:
+        Raises:
+            ValueError: log μ of the logged rows is from a different model.
+        """
+        check_fingerprints(self._fingerprints, model)
+        self._settle()
+        self.buffer.count_from_here()
+
+    def add_rows(self, batch: dict[str, Any], chosen: int) -> dict[str, Any]:
         """Add replayed rows at the end of this process's generation batch. All processes add the same number of rows.
 
         Args:
@@ -100,117 +110,117 @@ class ReplayMixin(TOPRMixin):
             chosen: number of fresh rows chosen for training, over all processes.
 
         Returns:
-            The batch with the replayed rows, and with the factor `topr_scale` for the loss. If no rows are replayed,
-            the batch is unchanged.
+            The batch with the replayed rows, and with the factor `topr_scale` for the loss. Without rows to replay, the
+            batch is unchanged.
         """
-        buffer = self._replay
-        if buffer is None:
-            return batch
         check_columns(batch)
-        args, steps = self.args, self.args.steps_per_generation
-        step, processes, fresh = self.state.global_step, self.accelerator.num_processes, len(batch["completion_ids"])
-        self._settle(buffer)
+        trainer, args, buffer = self._trainer, self._trainer.args, self.buffer
+        step, processes = trainer.state.global_step, trainer.accelerator.num_processes
+        fresh, steps = len(batch["completion_ids"]), args.steps_per_generation
+        self._settle()
         if step == 0:
-            self._compute_log_mu(buffer)
+            self._compute_log_mu()
         kept = self._of_all(len(buffer))
         count = steps * min(args.rows_again(fresh // steps), min(kept) // steps)
-        rows = buffer.draw(count, [args.seed, self._rows_made, self.accelerator.process_index])
+        rows = buffer.draw(count, [args.seed, trainer._rows_made, trainer.accelerator.process_index])
         buffer.begin(batch, step)
-        metrics = self._metrics["train"]
+        metrics = trainer._metrics["train"]
         metrics["topr/replay/kept"].append(sum(kept))
         metrics["topr/replay/share"].append(count / (fresh + count))
         if not rows:
             return batch
         metrics["topr/replay/age"].append(sum(self._of_all(sum(step - row.step for row in rows))) / count / processes)
-        if not self._said_replay:
-            self._said_replay = True
-            most = buffer.size * buffer.nbytes / len(buffer) / 2**20
-            own = args.per_device_train_batch_size
-            say(
-                f"a micro-batch grows from {own} rows to {own + args.rows_again(own)}. Each process keeps at most "
-                f"{buffer.size} rows for replay. They take about {most:.1f} MB of host memory if they are as long as "
-                "the rows kept now.",
-                args,
-            )
+        self._say_size()
         # With `topr_scale`, the loss is the mean over the chosen and the replayed rows.
         scale = (fresh + count) * processes / (chosen + count * processes)
-        batch = with_rows(batch, rows, self._tokenizer.pad_token_id, args.pad_to_multiple_of)
-        return {**batch, "topr_scale": torch.tensor(scale, device=self.accelerator.device)}
+        batch = with_rows(batch, rows, trainer._tokenizer.pad_token_id, args.pad_to_multiple_of)
+        return {**batch, "topr_scale": torch.tensor(scale, device=trainer.accelerator.device)}
 
-    def _settle(self, buffer: ReplayBuffer) -> None:
+    def _say_size(self) -> None:
+        """Print once how replay changes the size of micro-batches and the memory of the host."""
+        if self._has_said_size:
+            return
+        self._has_said_size = True
+        args, buffer = self._trainer.args, self.buffer
+        most = buffer.size * buffer.nbytes / len(buffer) / 2**20
+        own = args.per_device_train_batch_size
+        say(
+            f"a micro-batch grows from {own} rows to {own + args.rows_again(own)}. Each process keeps at most "
+            f"{buffer.size} rows for replay. They take about {most:.1f} MB of host memory if they are as long as "
+            "the rows kept now.",
+            args,
+        )
+
+    def _settle(self) -> None:
         """Add the rows of the last batch to the buffer, with the latest weights from the row log."""
-        buffer.settle({number: weight for number, weight, _ in self._row_log.read("replay")})
+        self.buffer.settle({number: weight for number, weight, _ in self._trainer._row_log.read("replay")})
 
     @torch.no_grad()
-    def _compute_log_mu(self, buffer: ReplayBuffer) -> None:
+    def _compute_log_mu(self) -> None:
         """Compute log μ of logged rows with the starting weights, if log μ is needed and unknown."""
-        size, pad = self.args.per_device_train_batch_size, self._tokenizer.pad_token_id
-        unknown = buffer.without_log_mu(self.args.limits)
+        trainer, args = self._trainer, self._trainer.args
+        size, pad = args.per_device_train_batch_size, trainer._tokenizer.pad_token_id
+        unknown = self.buffer.without_log_mu(args.limits)
         one = torch.tensor([pad])
         blank = ReplayRow(one, one, one == pad, torch.zeros(1), reward=0.0, number=0, step=0)
         # With sharded weights, all processes must run the same number of forward passes. A process without rows uses
         # `blank`, a row of padding.
         starts = range(0, max(self._of_all(len(unknown))), size)
         computed: dict[int, Tensor] = {}
-        was_training = self.model.training
-        self.model.eval()
-        is_shown = bool(starts) and self.is_world_process_zero() and not self.args.disable_tqdm
+        was_training = trainer.model.training
+        trainer.model.eval()
+        is_shown = bool(starts) and trainer.is_world_process_zero() and not args.disable_tqdm
         for start in tqdm(starts, "Computing log μ", disable=not is_shown, leave=False):
             rows = unknown[start : start + size]
-            batch = batch_of(rows or [blank], pad, self.accelerator.device, self.args.pad_to_multiple_of)
+            batch = batch_of(rows or [blank], pad, trainer.accelerator.device, args.pad_to_multiple_of)
             ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
             mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
             length = batch["completion_ids"].size(1)
-            logps_BT = self._get_per_token_logps_and_entropies(self.model, ids, mask, length, batch_size=size)[0]
+            logps_BT = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, length, batch_size=size)[0]
             computed |= {row.number: logps_T for row, logps_T in zip(rows, logps_BT.float().cpu(), strict=False)}
-        self.model.train(was_training)
-        buffer.set_log_mu(computed)
+        trainer.model.train(was_training)
+        self.buffer.set_log_mu(computed)
 
     def _of_all(self, number: int) -> list[int]:
         """Return the numbers that all processes pass, in the order of the processes."""
-        numbers: list[int] = self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).tolist()
+        accelerator = self._trainer.accelerator
+        numbers: list[int] = accelerator.gather(torch.tensor([number], device=accelerator.device)).tolist()
         return numbers
 
-    def _save_rng_state(self, output_dir: str) -> None:
-        """Save this process's buffer and random state in the checkpoint."""
-        if self._replay is not None:
-            self._settle(self._replay)
-            path = self._replay_file(output_dir)
-            path.parent.mkdir(parents=True, exist_ok=True)  # The main process may not have created the folder yet.
-            torch.save({**self._replay.state(), "rows_made": self._rows_made}, path)
-            if self.is_world_process_zero():  # Remove old files of an earlier run with more processes.
-                for number, old in _replay_files(output_dir).items():
-                    if number >= self.accelerator.num_processes:
-                        old.unlink()
-        super()._save_rng_state(output_dir)
+    def save(self, checkpoint: str) -> None:
+        """Save the buffer of this process in a checkpoint."""
+        self._settle()
+        trainer, accelerator = self._trainer, self._trainer.accelerator
+        path = Path(checkpoint) / f"replay_{accelerator.process_index}.pt"
+        path.parent.mkdir(parents=True, exist_ok=True)  # The main process may not have created the folder yet.
+        torch.save({**self.buffer.state(), "rows_made": trainer._rows_made}, path)
+        if trainer.is_world_process_zero():  # Remove old files of an earlier run with more processes.
+            for number, old in _replay_files(checkpoint).items():
+                if number >= accelerator.num_processes:
+                    old.unlink()
 
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Load this process's buffer and random state from the checkpoint.
+    def load(self, checkpoint: str) -> None:
+        """Load the buffer of this process from a checkpoint.
 
         If the number of processes has changed, divide all saved rows among the processes. If no buffer was saved, keep
         the logged rows, except those whose log μ is needed and unknown.
         """
-        super()._load_rng_state(checkpoint)
-        if self._replay is None or checkpoint is None:
-            return
-        process, processes = self.accelerator.process_index, self.accelerator.num_processes
+        trainer = self._trainer
+        process, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
         files = _replay_files(checkpoint)
         saved = max(self._of_all(max(files, default=-1) + 1))  # number of processes that saved buffers
         wanted = [process] if saved == processes else range(saved)
-        self._row_log.discard("replay")
+        trainer._row_log.discard("replay")
         states = [_read_rows(files[number]) for number in wanted if number in files]
         if len(states) < max(len(wanted), 1):
             what = "only a part of the rows" if states else "no rows"
             warn_user(f"{checkpoint} has {what} for replay (replay_*.pt). New rows fill the replay buffer.")
         if states:
             rows = sorted((row for state in states for row in state["rows"]), key=lambda row: row["number"])
-            self._replay.load({"rows": rows if saved == processes else rows[process::processes]})
+            self.buffer.load({"rows": rows if saved == processes else rows[process::processes]})
         else:  # Missing log μ cannot be computed, because the starting weights are gone.
-            self._replay.remove(self._replay.without_log_mu(self.args.limits))
-        self._rows_made = max(self._of_all(max((s["rows_made"] for s in states), default=self._rows_made)))
-
-    def _replay_file(self, checkpoint: str) -> Path:
-        return Path(checkpoint) / f"replay_{self.accelerator.process_index}.pt"
+            self.buffer.remove(self.buffer.without_log_mu(trainer.args.limits))
+        trainer._rows_made = max(self._of_all(max((s["rows_made"] for s in states), default=trainer._rows_made)))
 
 
 def _replay_files(checkpoint: str) -> dict[int, Path]:

@@ -1,0 +1,164 @@
+"""Check the arguments of a trainer, its model, and the checkpoint to resume from, before training begins."""
+
+import math
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from accelerate.utils import is_peft_model
+from datasets import Dataset
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainerState
+from transformers.trainer_utils import get_last_checkpoint
+from trl.trainer.utils import get_config_model_id
+
+from topr_trl.data.tokenized_rows import check_special_tokens
+from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
+from topr_trl.settings.unsupported import needs_metric_for_best_model
+from topr_trl.trainers.checkpoints import STATE, check_files, check_resumable, from_safetensors, refuse_adapter
+from topr_trl.trainers.forward_checks import text_model
+from topr_trl.user_warnings import warn_user
+
+Config = TypeVar("Config", TOPRConfig, OfflineTOPRConfig)
+
+
+def path_as_text(model: Any) -> Any:
+    """Convert a path to text, because TRL requires text. Return any other value unchanged."""
+    return os.fspath(model) if isinstance(model, os.PathLike) else model
+
+
+def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Config]) -> Config:
+    """Return the settings of a trainer, or default settings if `args` is None.
+
+    If the model is given by name, `model_init_kwargs` gets `use_safetensors=True`, unless it sets this argument itself.
+
+    Args:
+        trainer (`str`):
+            Name of the trainer, for the error.
+        model (`Any`):
+            Model, name of a model on the Hub, or folder.
+        args ([`TOPRConfig`] or [`OfflineTOPRConfig`], *optional*):
+            Settings. `None` creates default settings with the output folder `MODEL-TOPR`.
+        kind (`type`):
+            Class that the settings must have.
+
+    Raises:
+        TypeError: `args` is not an instance of `kind`.
+        FileNotFoundError: `model` is the path of a folder that does not exist.
+        ValueError: the folder has no usable weights (see `from_safetensors`), or only an adapter.
+    """
+    if args is None:
+        name = model if isinstance(model, str) else get_config_model_id(model.config)
+        args = kind(f"{name.split('/')[-1]}-TOPR")
+    if not isinstance(args, kind):
+        raise TypeError(f"{trainer} needs {kind.__name__} as args, not {type(args).__name__}.")
+    if isinstance(model, str):
+        refuse_adapter(model)
+        args.model_init_kwargs = from_safetensors(model, args.model_init_kwargs)
+    return args
+
+
+def checked_checkpoint(checkpoint: str | bool | None, folder: str, model: nn.Module) -> Path | None:
+    """Check the checkpoint to resume from, and return its folder. Return None for a new run.
+
+    Args:
+        checkpoint (`str` or `bool`, *optional*):
+            Folder of the checkpoint. `True` takes the last checkpoint in `folder`.
+        folder (`str`):
+            Output folder of the trainer.
+        model (`torch.nn.Module`):
+            Model of the trainer.
+
+    Raises:
+        ValueError: the checkpoint is missing, damaged or incomplete, or has weights of another shape.
+    """
+    if checkpoint is True and (checkpoint := get_last_checkpoint(folder)) is None:
+        raise ValueError(f"There is no checkpoint in {folder} to resume from.")
+    if not checkpoint:
+        return None
+    if not Path(checkpoint).is_dir():
+        raise ValueError(f"There is no checkpoint {checkpoint} to resume from.")
+    check_files(checkpoint, model)
+    check_resumable(checkpoint)
+    return Path(checkpoint)
+
+
+def warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
+    """Warn if the weights to train are float16 or bfloat16, where updates at the paper's learning rate round to 0."""
+    trained = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
+    # DeepSpeed keeps a float32 copy of the weights.
+    if trained and not is_deepspeed and not is_peft_model(model):
+        warn_user(
+            f"The weights to train are {trained.pop()}, without a float32 copy: updates smaller than about 1/256 of a "
+            "weight round to nothing, and at a learning rate like 5e-7 nearly all updates are smaller. Load the "
+            "model in float32 (the computation stays in bfloat16 with bf16=True), or use DeepSpeed."
+        )
+
+
+def refuse_unknown_experts(model: nn.Module, aux_loss: bool) -> None:
+    """Raise a ValueError if TRL cannot find the number of experts for the auxiliary loss (huggingface/trl#5754)."""
+    config = text_model(model).config.get_text_config()
+    aux_loss = aux_loss or getattr(config, "output_router_logits", False)
+    if aux_loss and not hasattr(config, "num_experts") and config.model_type != "gpt_oss":
+        raise ValueError(
+            f"{type(config).__name__} has no num_experts, which TRL's auxiliary loss reads. Set "
+            "router_aux_loss_coef=0, and model.config.output_router_logits=False if it is on."
+        )
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
+    """Raise a ValueError if there is no token for padding, or the model has no embedding for it."""
+    if tokenizer.pad_token_id is None:
+        raise ValueError(
+            "The tokenizer has neither a pad token nor a stop token, so completions cannot be padded to a batch. "
+            "Set tokenizer.pad_token and tokenizer.eos_token."
+        )
+    check_special_tokens(tokenizer, config)
+
+
+def check_prompts(args: TOPRConfig, dataset: object) -> None:
+    """Raise a ValueError if a training dataset has fewer prompts than a generation batch (huggingface/trl#3477)."""
+    needed = args.generation_batch_size // args.num_generations
+    if isinstance(dataset, Dataset) and len(dataset) < needed:
+        raise ValueError(
+            f"A generation batch needs {needed} prompts, and the training dataset has {len(dataset)}. The batch has "
+            f"generation_batch_size={args.generation_batch_size} completions, num_generations={args.num_generations} "
+            "per prompt. Add prompts, raise num_generations, or lower generation_batch_size (if you set it), "
+            "per_device_train_batch_size or gradient_accumulation_steps."
+        )
+
+
+def check_state_is_whole(checkpoint: Path, args: TOPRConfig) -> None:
+    """Raise an error if a checkpoint lacks the reference model. Warn if it lacks a part of a generation batch.
+
+    Raises:
+        ValueError: `sync_ref_model=True`, so the reference model changes during training.
+    """
+    if args.sync_ref_model:
+        raise ValueError(
+            "A run with sync_ref_model=True cannot be resumed: its checkpoints do not contain the reference model. "
+            f"Start a new run with {checkpoint} as the model, in another output_dir."
+        )
+    micro_batches = args.steps_per_generation * args.num_iterations
+    steps = micro_batches // math.gcd(micro_batches, args.gradient_accumulation_steps)
+    done = TrainerState.load_from_json(str(checkpoint / STATE)).global_step % steps
+    if done:
+        warn_user(
+            f"{checkpoint} was saved after {done} of the {steps} steps of a generation batch, and does not contain the "
+            "batch. The run generates a new batch from these prompts, and uses it for all steps. To avoid this, set "
+            f"save_steps to a multiple of {steps}."
+        )
+
+
+def check_metric_for_best_model(args: TOPRConfig, eval_dataset: object) -> None:
+    """Raise a ValueError if `metric_for_best_model` is `reward` or a loss, although the evaluation sets have names."""
+    if not isinstance(eval_dataset, dict) or not needs_metric_for_best_model(args):
+        return
+    metric = str(args.metric_for_best_model).removeprefix("eval_")
+    if metric in ("reward", *(f"{name}_loss" for name in eval_dataset)):
+        names = ", ".join(f"eval_{name}_reward" for name in eval_dataset)
+        raise ValueError(
+            f"metric_for_best_model={args.metric_for_best_model!r} is the loss, or names none of the evaluation sets. "
+            f"Set it to one of {names}."
+        )
