@@ -1,7 +1,7 @@
 """Read logged calls of a model. An envelope says where a record has the call, and a dialect how the call is written."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,6 +12,10 @@ from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.record_fields import inner_value, value_at
 from topr_trl.importing.row_table import Row
 
+COLUMNS_OF_CALLS = (
+    "prompt_ids", "completion_ids", "sampler_logps", "problem_id", "finish_reason", "tools", "chat_template_kwargs",
+    *SAMPLING,
+)  # fmt: skip
 _ID_PREFIX = "token_id:"  # vLLM logs a token as `token_id:42` with `return_tokens_as_token_ids`
 
 
@@ -175,7 +179,7 @@ def _as_choices(answer: Any, is_chat: bool) -> Record | None:
         answer (`Any`): Text, a message, an object with a message, or a list of these.
         is_chat (`bool`): Whether the request has messages, so that a text is the content of a message.
     """
-    choices = []
+    choices: list[Record] = []
     for each in answer if isinstance(answer, list) else [answer]:
         if isinstance(each, str):
             choices.append({"message": {"role": "assistant", "content": each}} if is_chat else {"text": each})
@@ -212,13 +216,12 @@ def check_lengths(ids: Sequence[int] | None, logps: Sequence[float] | None) -> N
         raise Unusable(f"a choice has {len(ids)} token_ids and {len(logps)} log-probabilities")
 
 
-def format_of_calls(dialect: Dialect, source: str, columns: tuple[str, ...], loses: str) -> Format:
+def format_of_calls(dialect: Dialect, source: str, loses: str) -> Format:
     """Return the format of logged calls in a dialect: batch files, and logs of requests with responses.
 
     Args:
         dialect (`Dialect`): Dialect.
         source (`str`): See `Format`.
-        columns (`tuple[str, ...]`): See `Format`.
         loses (`str`): See `Format`.
     """
     envelope = Envelope(
@@ -227,16 +230,12 @@ def format_of_calls(dialect: Dialect, source: str, columns: tuple[str, ...], los
         left_out=lambda record: LeftOut.FAILED if _is_failed(record) else None,
     )  # fmt: skip
     return Format(
-        source=source, suffix=".jsonl", rows=envelope.rows, rewards=None, columns=columns,
-        required=frozenset({"response"}), optional=None, records=logged_call, rank=1, loses=loses,
-        test=lambda record: dialect.is_answer(response_in(record)),
+        source=source, suffix=".jsonl", rows=envelope.rows, rewards=None, columns=COLUMNS_OF_CALLS,
+        required=frozenset({"response"}), optional=None, rank=2, loses=loses,
+        records=lambda record: [_with_call(record, dialect)],
+        test=lambda record: _is_answer(dialect, _body(_with_call(record, dialect))),
         choices=lambda record: IGNORED._replace(read=("response",)),
     )  # fmt: skip
-
-
-def response_in(record: Record) -> Any:
-    """Return the body of the response in a record. Return None without one."""
-    return inner_value(record, "response", "body") or record.get("response")
 
 
 def _is_failed(record: Record) -> bool:
@@ -247,32 +246,30 @@ def _is_failed(record: Record) -> bool:
     return bool(is_failed) or response.get("status_code", 200) != 200
 
 
-def logged_call(record: Record) -> Iterator[Record]:
-    """Yield a record with its call of an API in the fields `request` and `response`.
+def _body(record: Record) -> Any:
+    """Return the body of the response in a record. Return None without one."""
+    return inner_value(record, "response", "body") or record.get("response")
+
+
+def _with_call(record: Record, dialect: Dialect) -> Record:
+    """Return a record with its call in the fields `request` and `response`.
 
     Logging tools name these two fields differently (`request_body`, `inputs`, `reply`), and databases export them as
-    JSON text. A response is an object with `choices`, or with the `output` of the Responses API. A request is an object
-    with `messages`, a `prompt` or an `input`. If several fields match, the record is yielded unchanged.
-
-    Args:
-        record (`Record`): Log of a call.
+    JSON text. The dialect tells which field is which. If several fields match, the record is returned unchanged.
     """
     objects = {name: found for name, value in record.items() if isinstance(found := parsed_json(value), Mapping)}
-    answers = [name for name, value in objects.items() if _is_response(value.get("body", value))]
-    asked = [name for name, value in objects.items() if name not in answers and _is_request(value.get("body", value))]
+    answers = [name for name, value in objects.items() if _is_answer(dialect, value.get("body", value))]
+    asked = [
+        name
+        for name, value in objects.items()
+        if name not in answers and isinstance(inner_value(value.get("body", value), dialect.asks), str | list)
+    ]
     response = "response" if record.get("response") else answers[0] if len(answers) == 1 else None
     request = "request" if record.get("request") else asked[0] if len(asked) == 1 else None
     names = {"response": response, "request": request} if response in answers and request in asked else {}
-    is_call = {*answers, *asked}
-    named: Record = {name: objects[name] for name in ("response", "request") if name in is_call}
-    yield {**record, **named, **{name: objects[found] for name, found in names.items() if found}}
+    named: Record = {name: objects[name] for name in ("response", "request") if name in {*answers, *asked}}
+    return {**record, **named, **{name: objects[found] for name, found in names.items() if found}}
 
 
-def _is_response(body: Any) -> bool:
-    of_responses_api = isinstance(inner_value(body, "output"), list) and body.get("object") == "response"
-    choices = inner_value(body, "choices")
-    return of_responses_api or (isinstance(choices, list) and bool(choices))
-
-
-def _is_request(body: Any) -> bool:
-    return any(isinstance(inner_value(body, name), str | list) for name in ("messages", "prompt", "input"))
+def _is_answer(dialect: Dialect, body: Any) -> bool:
+    return isinstance(body, Mapping) and dialect.is_answer(dict(body))

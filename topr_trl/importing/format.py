@@ -115,8 +115,8 @@ class Format:
         required (`frozenset[str]`): Required fields of a record.
         optional (`frozenset[str]`, *optional*, defaults to `frozenset()`): Other fields that a record may have. None
             allows all fields.
-        rank (`int`, defaults to 0): Order of the tests. It is 0 for fields that only one program writes, 1 for logs of
-            calls, and 2 or more for fields that many programs write.
+        rank (`int`, defaults to 0): Order of the tests. It is 0 for fields that only one program writes, 1 for exports
+            of calls, 2 for other logs of calls, and 3 or more for fields that many programs write.
         loses (`str`, defaults to `""`): Limitations of the format, which the summary of an import shows.
         without_repeats (`Callable`, defaults to `list`): Function that takes a list of files, sorted by name, and
             returns the files to read. It leaves out each file that repeats the records of another file, or raises a

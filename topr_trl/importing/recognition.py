@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from topr_trl.importing import FORMATS
-from topr_trl.importing.calls import logged_call
 from topr_trl.importing.formats.messages import messages_fields
 from topr_trl.importing.input_settings import InputArguments
 from topr_trl.importing.record_files import files_of, parsed, read_records
@@ -25,8 +24,7 @@ def format_of(record: Any) -> str | None:
     """
     if not isinstance(record, Mapping):
         return None
-    call = next(logged_call(dict(record)))
-    return next((name for name, each in _BY_RANK.items() if each.test(call)), None)
+    return next((name for name, each in _BY_RANK.items() if each.test(dict(record))), None)
 
 
 def recognize(files: Iterable[Path]) -> str:

@@ -171,7 +171,10 @@ def _texts_of_row(row: Row) -> Iterator[tuple[Kind, str]]:
         for each in value if isinstance(value, list) and is_prompt else [value]:
             is_own = name == "completion" and (isinstance(value, str) or inner_value(each, "role") == "assistant")
             kind = Kind.WRITTEN if is_own else Kind.ASKED if is_prompt else Kind.ABOUT
-            yield from ((kind, _plain(text.text)) for text in _texts_in({name: each}, ()))
+            # Some APIs write the arguments of a tool call as an object, and rows have them as JSON text.
+            calls = inner_value(each, "tool_calls") or ()
+            arguments = [parsed_json(inner_value(call, "function", "arguments")) for call in calls]
+            yield from ((kind, _plain(text.text)) for text in _texts_in({name: [each, *arguments]}, ()))
     if isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str):
         yield Kind.WRITTEN, _plain(row["prompt"] + row["completion"])  # A record may have both in one field.
 

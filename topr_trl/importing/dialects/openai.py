@@ -6,7 +6,6 @@ A log of LiteLLM has the request's messages next to the response, and the reques
 from collections.abc import Mapping
 from dataclasses import replace
 
-from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.calls import (
     Dialect,
     check_lengths,
@@ -14,7 +13,6 @@ from topr_trl.importing.calls import (
     first_choice,
     format_of_calls,
     ids_in,
-    response_in,
 )
 from topr_trl.importing.format import Record, Unusable
 from topr_trl.importing.openai_messages import check_roles, finish_reason, message, template_columns
@@ -82,20 +80,18 @@ DIALECT = Dialect(
     prompt=prompt,
     answers=answers,
 )
-FORMAT = replace(
-    format_of_calls(
+_CALLS = format_of_calls(
     DIALECT,
     source="OpenAI's chat completions and batches; vLLM (entrypoints/openai/chat_completion/protocol.py at 002032e); "
     "LiteLLM's StandardLoggingPayload",
-    columns=(
-        "prompt_ids", "completion_ids", "sampler_logps", "problem_id", "finish_reason", "tools",
-        "chat_template_kwargs", *SAMPLING,
-    ),
     loses="Without token_ids (vLLM: return_token_ids), text is tokenized again, which can give different tokens. A "
     "request without a temperature used the default of the server, which is assumed to be 1.",
-    ),
+)
+
+
+def _is_call(record: Record) -> bool:
     # A failed line of a batch has no response, so it can be in any dialect.
-    test=lambda record: (
-        DIALECT.is_answer(response_in(record)) or ({"custom_id", "response"} <= set(record) and not record["response"])
-    ),
-)  # fmt: skip
+    return _CALLS.test(record) or ({"custom_id", "response"} <= set(record) and not record["response"])
+
+
+FORMAT = replace(_CALLS, test=_is_call)

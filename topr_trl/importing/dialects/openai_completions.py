@@ -3,7 +3,6 @@
 from itertools import chain
 from typing import Any
 
-from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.calls import Dialect, check_lengths, field_of, first_choice, format_of_calls, ids_in
 from topr_trl.importing.format import NotOfFormat, Record, Unusable
 from topr_trl.importing.openai_messages import finish_reason
@@ -76,7 +75,6 @@ DIALECT = Dialect(
 FORMAT = format_of_calls(
     DIALECT,
     source="OpenAI's legacy completions; vLLM (entrypoints/openai/completion/protocol.py at 002032e)",
-    columns=("prompt_ids", "completion_ids", "sampler_logps", "problem_id", "finish_reason", *SAMPLING),
     loses="Prompts are plain text: no chat template is applied. Without token_ids (vLLM: return_token_ids), text is "
     "tokenized again, which can give different tokens. A request without a temperature used the default of the server, "
     "which is assumed to be 1.",

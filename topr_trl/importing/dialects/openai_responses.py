@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.calls import Dialect, field_of, format_of_calls
 from topr_trl.importing.format import LeftOut, Record, Unusable
 from topr_trl.importing.message_parts import assistant, call, other, split_parts, text_of
@@ -114,16 +113,22 @@ def _finish_reason(body: Record) -> str | None:
     return "stop" if body.get("status") == "completed" else None
 
 
+def _is_response(body: Record) -> bool:
+    items = body.get("output")
+    is_item = isinstance(items, list) and bool(items) and inner_value(items[0], "type") in _ITEMS
+    return isinstance(items, list) and (is_item or body.get("object") == "response")
+
+
+_ITEMS = ("message", "reasoning", "function_call")  # items with which an output starts
 DIALECT = Dialect(
     asks="input",
-    is_answer=lambda body: isinstance(inner_value(body, "output"), list),
+    is_answer=_is_response,
     prompt=prompt,
     answers=answers,
 )
 FORMAT = format_of_calls(
     DIALECT,
     source="OpenAI's Responses API (openai-python 2, types/responses)",
-    columns=("problem_id", "finish_reason", "tools", *SAMPLING),
     loses="OpenAI's models do not show their reasoning, so the completion lacks it. Text is tokenized again, which can "
     "give different tokens. A request without a temperature used the default of the server, which is assumed to be 1.",
 )

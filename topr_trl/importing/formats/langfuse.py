@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.calls import Envelope
+from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
 from topr_trl.importing.dialects import DIALECTS
 from topr_trl.importing.format import IGNORED, Format, LeftOut, Record
 from topr_trl.importing.record_fields import value_at
@@ -54,7 +53,7 @@ FORMAT = Format(
     test=_is_observation,
     rows=ENVELOPE.rows,
     rewards=None,
-    columns=("problem_id", "finish_reason", "tools", *SAMPLING),
+    columns=COLUMNS_OF_CALLS,
     required=frozenset({"input", "output"}),
     optional=None,
     choices=lambda record: IGNORED,

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.calls import Envelope
+from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
 from topr_trl.importing.dialects import langchain
 from topr_trl.importing.format import Format, LeftOut, Record, has
 from topr_trl.importing.message_parts import parsed_json
@@ -33,7 +32,7 @@ FORMAT = Format(
         left_out=_left_out,
     ).rows,
     rewards=rewards,
-    columns=("problem_id", "finish_reason", "tools", *SAMPLING),
+    columns=COLUMNS_OF_CALLS,
     required=frozenset({"run_type", "inputs"}),
     optional=None,
     loses="Only runs of the type llm become rows. The reward is the mean feedback on a run. Feedback on a whole trace "

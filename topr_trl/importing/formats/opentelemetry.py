@@ -4,12 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.calls import Envelope
+from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
 from topr_trl.importing.dialects import genai_parts
 from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
 
-_INPUT, _OUTPUT, _SYSTEM = "gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions"
-_TOOLS, _REASONS = "gen_ai.tool.definitions", "gen_ai.response.finish_reasons"
+_INPUT, _OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 _RESULT, _SCORE, _NAME = "gen_ai.evaluation.result", "gen_ai.evaluation.score.value", "gen_ai.evaluation.name"
 # Attributes with messages in older conventions, which cannot be read.
 _OLD = ("gen_ai.prompt", "gen_ai.completion", "gen_ai.prompt.0.content", "llm.prompts")
@@ -120,7 +119,7 @@ FORMAT = Format(
     test=_is_telemetry,
     rows=ENVELOPE.rows,
     rewards=lambda record: record["evaluations"],
-    columns=("problem_id", "finish_reason", "tools", *SAMPLING),
+    columns=COLUMNS_OF_CALLS,
     required=frozenset({"attributes"}),
     optional=None,
     records=calls,

@@ -109,7 +109,7 @@ def _split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
 FORMAT = Format(
     source="preference pairs, the format of TRL's DPOTrainer",
     suffix="",
-    rank=2,
+    rank=3,
     test=has("chosen", "rejected"),
     rows=rows,
     rewards=None,

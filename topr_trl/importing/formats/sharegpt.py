@@ -53,7 +53,7 @@ def _has_turns(record: Record) -> bool:
 FORMAT = Format(
     source="ShareGPT's conversations, as Axolotl and LLaMA-Factory read them",
     suffix="",
-    rank=2,
+    rank=3,
     test=_has_turns,
     rows=rows,
     messages="conversations",

@@ -235,7 +235,7 @@ def rewards(record: Record) -> dict[str, Any]:
 FORMAT = Format(
     source="tables with columns such as prompt, completion and rating",
     suffix="",
-    rank=4,
+    rank=5,
     test=has_columns,
     rows=rows,
     rewards=rewards,

@@ -58,7 +58,7 @@ def _is_rollout(record: Record) -> bool:
 FORMAT = Format(
     source="verifiers up to 0.3.1 (verifiers/utils/save_utils.py)",
     suffix=".jsonl",
-    rank=2,
+    rank=3,
     test=_is_rollout,
     rows=rows,
     rewards=lambda record: {"reward": record["reward"]},

@@ -34,7 +34,7 @@ def rows(record: Record) -> list[Row]:
 FORMAT = Format(
     source="verl 0.5 to 0.9.1 (verl/trainer/ppo/ray_trainer.py, verl/trainer/ppo/v1/trainer_base.py)",
     suffix=".jsonl",
-    rank=2,
+    rank=3,
     test=has("input", "output", "score", "step"),
     rows=rows,
     rewards=lambda record: {"score": record["score"]},
