@@ -11,8 +11,9 @@ from test_logs_of_apis import turns
 
 from topr_trl import load_rows
 from topr_trl.cli import main
-from topr_trl.importing import eval_archives, inspect_logs, json_documents, lm_eval, openhands_output
+from topr_trl.importing import eval_archives, json_documents
 from topr_trl.importing.format import NotOfFormat
+from topr_trl.importing.formats import inspect, lm_eval, openhands_output
 
 WRITTEN = Path(__file__).parent / "written"  # files of other systems, and the scripts that wrote them
 LEGS = {"name": "legs", "arguments": '{"animal": "cat"}'}
@@ -88,7 +89,7 @@ def test_logs_of_inspect_that_are_damaged_or_unusual(tmp_path):
         with pytest.raises(ValueError, match=rf"a\.eval cannot be read as a log of inspect_ai: .*{words}"):
             imported(tmp_path, tmp_path / "a.eval")
     with zipfile.ZipFile(tmp_path / "b.eval", "w", zipfile.ZIP_DEFLATED) as archive:  # as before inspect_ai 0.3.150
-        sample = next(inspect_logs.samples(json.loads((WRITTEN / "inspect-0.3.285.json").read_text())))
+        sample = next(inspect.samples(json.loads((WRITTEN / "inspect-0.3.285.json").read_text())))
         archive.writestr(
             "samples/1_epoch_1.json", json.dumps({**sample, "scores": {"a": {"value": {"x": 1, "y": "P"}}}})
         )
@@ -122,13 +123,13 @@ def test_logs_of_inspect_that_are_damaged_or_unusual(tmp_path):
     failed = {**sample["messages"][5], "error": {"type": "timeout", "message": "too slow"}}
     graded = [*sample["events"], {"event": "model", "tools": []}]
     changed = {**sample, "messages": [*sample["messages"][:5], failed, *sample["messages"][6:]], "events": graded}
-    (row,) = inspect_logs.rows(changed)
+    (row,) = inspect.rows(changed)
     assert (row["completion"][1]["content"], "legs" in row["tools"]) == ("Error: too slow", True)
-    assert inspect_logs.rows({**sample, "error": {"message": "timeout"}}) == ["failed"]
+    assert inspect.rows({**sample, "error": {"message": "timeout"}}) == ["failed"]
     attached = {**sample, "messages": [{"role": "user", "content": "attachment://abc"}, *sample["messages"][4:]]}
     with pytest.raises(NotOfFormat, match="attachment abc is missing"):
-        inspect_logs.rows(attached)
-    assert inspect_logs.rows({**attached, "attachments": {"abc": "Long"}})[0]["prompt"][0]["content"] == "Long"
+        inspect.rows(attached)
+    assert inspect.rows({**attached, "attachments": {"abc": "Long"}})[0]["prompt"][0]["content"] == "Long"
 
 
 def test_runs_that_openhands_wrote(tmp_path):

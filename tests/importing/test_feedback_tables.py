@@ -6,8 +6,9 @@ import pytest
 
 from topr_trl import load_rows
 from topr_trl.cli import main
-from topr_trl.importing import csv_tables, prompt_tables
+from topr_trl.importing import csv_tables
 from topr_trl.importing.format import NotOfFormat
+from topr_trl.importing.formats import table
 
 ROWS = "question,response,thumbs\n3 + 4?,7,up\n3 + 4?,8,down\n"
 
@@ -92,8 +93,8 @@ def test_names_of_columns_and_numbers_of_labels_can_be_given(tmp_path):
 
 def test_an_error_lists_all_columns():
     with pytest.raises(NotOfFormat, match=r"no column for the completion; it has question, thumbs\. Set"):
-        prompt_tables.rows({"question": "3 + 4?", "thumbs": "up"})
-    assert not set(prompt_tables.PROMPTS) & set(prompt_tables.COMPLETIONS)  # No column can be both.
+        table.rows({"question": "3 + 4?", "thumbs": "up"})
+    assert not set(table.PROMPTS) & set(table.COMPLETIONS)  # No column can be both.
 
 
 def test_one_column_cannot_be_prompt_and_completion(tmp_path):
@@ -144,7 +145,7 @@ def test_all_unknown_labels_are_listed(tmp_path):
 
 @pytest.mark.parametrize("completion", ['[{"name": "Bob"}]', "[{'name': 'Bob'}]", '[{"rows": [{"role": "admin"}]}]'])
 def test_objects_without_roles_are_text(completion):
-    (row,) = prompt_tables.rows({"prompt": "Who?", "completion": completion})
+    (row,) = table.rows({"prompt": "Who?", "completion": completion})
     assert row["completion"] == completion
 
 
@@ -153,7 +154,7 @@ def test_objects_without_roles_are_text(completion):
 )
 def test_messages_that_cannot_be_parsed_are_refused(completion):
     with pytest.raises(NotOfFormat, match="its completion looks like messages, and is not valid JSON"):
-        prompt_tables.rows({"prompt": "Who?", "completion": completion})
+        table.rows({"prompt": "Who?", "completion": completion})
 
 
 @pytest.mark.parametrize("completion", ["[" * 200_000, "[" + "1" * 5_000 + "]"])

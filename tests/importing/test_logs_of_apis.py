@@ -5,8 +5,9 @@ import json
 import pytest
 from test_openai_chat import imported as imported_as
 
-from topr_trl.importing import nemo_gym, responses_api, sharegpt, text_completions
+from topr_trl.importing.dialects import openai_completions, openai_responses
 from topr_trl.importing.format import NotOfFormat
+from topr_trl.importing.formats import nemo_gym, sharegpt
 
 TOOL = {"type": "function", "name": "legs", "description": "Legs.", "parameters": {"type": "object"}, "strict": True}
 ASKED = {"role": "user", "content": [{"type": "input_text", "text": "How many legs?"}]}
@@ -37,7 +38,7 @@ def test_a_response_with_thinking_and_calls():
         "tools": [TOOL],
         "temperature": 0.7,
     }
-    (row,) = responses_api.rows({"request": request, "response": response(THOUGHT, SAID, CALL)})
+    (row,) = openai_responses.FORMAT.rows({"request": request, "response": response(THOUGHT, SAID, CALL)})
     assert turns(row["prompt"]) == [
         ("system", "Be brief.", None, []), ("user", "How many legs?", None, []),
         ("assistant", "", "3 times 4.", [LEGS]), ("tool", "FOUR", None, []),
@@ -76,7 +77,7 @@ def test_a_batch_of_responses(tmp_path):
 )
 def test_responses_that_messages_cannot_hold(request_, output, why):
     with pytest.raises(NotOfFormat, match=why):
-        responses_api.rows({"request": request_, "response": response(*output)})
+        openai_responses.FORMAT.rows({"request": request_, "response": response(*output)})
 
 
 def test_failed_and_empty_responses_are_no_rows():
@@ -85,7 +86,7 @@ def test_failed_and_empty_responses_are_no_rows():
         (response(THOUGHT | {"content": []}), []),
         (response(), []),
     ):
-        assert responses_api.rows({"request": {"input": "a"}, "response": body}) == found
+        assert openai_responses.FORMAT.rows({"request": {"input": "a"}, "response": body}) == found
 
 
 def rollout(*output, **more):
@@ -121,7 +122,7 @@ def completion(text, **more):
 def test_completions_of_text():
     request = {"prompt": ["a =", "b ="], "n": 2, "temperature": 0.5}
     choices = [completion(f" {n}", index=n, finish_reason="length") for n in (3, 1, 0, 2)]
-    rows = text_completions.rows({"request": request, "response": {"choices": choices}})
+    rows = openai_completions.FORMAT.rows({"request": request, "response": {"choices": choices}})
     assert [(row["prompt"], row["completion"]) for row in rows] == [
         ("a =", " 0"),
         ("a =", " 1"),
@@ -130,15 +131,17 @@ def test_completions_of_text():
     ]
     assert {(row["finish_reason"], row["temperature"]) for row in rows} == {("length", 0.5)}
     logged = {"tokens": ["token_id:7", "token_id:2"], "token_logprobs": [-0.5, -0.25]}
-    (row,) = text_completions.rows(
+    (row,) = openai_completions.FORMAT.rows(
         {"request": {"prompt": [5, 6]}, "response": {"choices": [completion("x", logprobs=logged)]}}
     )
     assert (row["prompt_ids"], row["completion_ids"], row["sampler_logps"]) == ([5, 6], [7, 2], [-0.5, -0.25])
-    (row,) = text_completions.rows(
+    (row,) = openai_completions.FORMAT.rows(
         {"request": {"prompt": "a"}, "response": {"choices": [completion("x", logprobs=logged)]}}
     )
     assert (row["prompt_ids"], row["completion_ids"], row["sampler_logps"]) == (None, None, None)
-    assert text_completions.rows({"request": {"prompt": "a"}, "response": {"choices": [completion("")]}}) == [None]
+    assert openai_completions.FORMAT.rows({"request": {"prompt": "a"}, "response": {"choices": [completion("")]}}) == [
+        None
+    ]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +155,7 @@ def test_completions_of_text():
 )
 def test_completions_that_are_not_read(request_, choices, why):
     with pytest.raises(NotOfFormat, match=why):
-        text_completions.rows({"request": request_, "response": {"choices": choices}})
+        openai_completions.FORMAT.rows({"request": request_, "response": {"choices": choices}})
 
 
 def test_conversations_of_sharegpt():

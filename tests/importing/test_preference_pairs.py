@@ -3,7 +3,7 @@
 import pytest
 
 from topr_trl.importing.format import NotOfFormat
-from topr_trl.importing.preference_pairs import rows
+from topr_trl.importing.formats.pairs import rows
 
 ASKED, RIGHT, WRONG = ({"role": role, "content": text} for role, text in (("user", "3 + 4?"), ("assistant", "7"),
                                                                              ("assistant", "8")))  # fmt: skip

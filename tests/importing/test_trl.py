@@ -7,7 +7,7 @@ from trl import GRPOConfig, GRPOTrainer
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, load_rows
 from topr_trl.cli import main
 from topr_trl.importing.format import NotOfFormat
-from topr_trl.importing.trl_completions import FORMAT
+from topr_trl.importing.formats.trl import FORMAT
 
 CPU = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "gradient_checkpointing": False}
 

@@ -6,9 +6,13 @@ from typing import Any
 
 from topr_trl.data.rendering import is_learned
 from topr_trl.data.rows import ROLLOUT
-from topr_trl.importing.format import Unusable
+from topr_trl.importing.format import NotOfFormat, Unusable
+from topr_trl.importing.openai_messages import message
 from topr_trl.importing.row_table import Row
 
+# Tokens that start a turn in common chat templates. A user's own text is unlikely to have them.
+_TEMPLATE_TOKENS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start_of_role|>", "[INST]", "<|user|>",
+                    "<|User|>", "<\uff5cUser\uff5c>", "<|turn>")  # fmt: skip
 _WRITTEN = ("content", "reasoning_content", "tool_calls")  # fields of an assistant turn that the model writes
 
 
@@ -60,6 +64,41 @@ def _is_placeholder(given: Any) -> bool:
 
 _PLACEHOLDERS = ("nan", "none", "null", "nil", "undefined", "n/a", "na", "error", "ref", "value", "name", "div/0",
                  "object object", "deleted", "removed", "-")  # fmt: skip
+
+
+def as_chat(row: Row) -> Row:
+    """Convert a text prompt to a user message, and a text completion to an assistant message.
+
+    Args:
+        row (`Row`): Row. Messages, and rows with token ids, are returned unchanged.
+    """
+    prompt, completion = row.get("prompt"), row.get("completion")
+    if row.get("completion_ids"):
+        return row
+    if isinstance(prompt, str):
+        row = {**row, "prompt": [message({"role": "user", "content": prompt})]}
+    if isinstance(completion, str) and isinstance(row.get("prompt"), list):
+        row = {**row, "completion": [message({"role": "assistant", "content": completion})]}
+    return row
+
+
+def check_not_rendered(row: Row) -> None:
+    """Check that no chat template was applied to the prompt of a row, because the trainer would apply it again.
+
+    Args:
+        row (`Row`): Row of text or messages.
+
+    Raises:
+        NotOfFormat: the prompt is text with the special tokens of a chat template.
+    """
+    prompt = row.get("prompt")
+    if not isinstance(prompt, str) or row.get("completion_ids"):
+        return
+    if token := next((each for each in _TEMPLATE_TOKENS if each in prompt), None):
+        raise NotOfFormat(
+            f"its prompt has {token}, so a chat template was already applied. To keep the text as it is, set --chat "
+            "false. To apply the template to it, set --chat true"
+        )
 
 
 def turns_of(row: Row) -> int:

@@ -12,6 +12,11 @@ from topr_trl.importing.row_table import COLUMNS, Row
 Record = dict[str, Any]
 
 
+def has(*names: str) -> Callable[[Record], bool]:
+    """Return a function that returns whether a record has all fields with the given names."""
+    return lambda record: all(name in record for name in names)
+
+
 class NotOfFormat(ValueError):
     """Error for a record that does not match its format: a field is missing or unknown, or has a wrong type."""
 
@@ -97,6 +102,7 @@ class Format:
         source (`str`): Project, version and source file that define the format and its fields.
         suffix (`str`): Suffix of the files, such as `.parquet`. `.jsonl` stands for JSON in any layout, and `""` for
             any kind of file.
+        test (`Callable`): Function that returns whether a record looks like this format.
         rows (`Callable`): Function that converts a record to a list of rows, which may have a `reward`. In place of a
             row, the list has None for an empty completion, or a `LeftOut` for another reason to leave the completion
             out. An empty list counts as one empty completion. The function raises `NotOfFormat` or `Unusable` for a
@@ -109,12 +115,19 @@ class Format:
         required (`frozenset[str]`): Required fields of a record.
         optional (`frozenset[str]`, *optional*, defaults to `frozenset()`): Other fields that a record may have. None
             allows all fields.
+        rank (`int`, defaults to 0): Order of the tests. It is 0 for fields that only one program writes, 1 for exports
+            of calls, 2 for other logs of calls, and 3 or more for fields that many programs write.
         loses (`str`, defaults to `""`): Limitations of the format, which the summary of an import shows.
         without_repeats (`Callable`, defaults to `list`): Function that takes a list of files, sorted by name, and
             returns the files to read. It leaves out each file that repeats the records of another file, or raises a
             ValueError if it cannot choose. The default, `list`, leaves out no file.
         records (`Callable`, *optional*): Function that splits a JSON document, such as a log, into records.
         same (`str`, *optional*): Field that must have the same value in all records of an import.
+        messages (`str`, defaults to `""`): Field with the messages of a conversation. `rows` then takes the argument
+            `rated`: the messages whose reward a setting names, or None.
+        find_messages (`Callable`, *optional*): Function that returns the fields of a record that may hold the messages.
+        names_rollouts (`bool`, defaults to `False`): Whether users name the rollouts, so that two files can have
+            rollouts of the same name.
         chat (`bool`, defaults to `False`): Whether text becomes chat messages by default.
         skips_unrewarded (`bool`, defaults to `False`): Whether records without a reward are skipped by default.
         choices (`Callable`, *optional*): Function that returns the `Choices` of a record, for a format whose fields
@@ -124,15 +137,20 @@ class Format:
 
     source: str
     suffix: str
-    rows: Callable[[Record], Sequence[Row | LeftOut | None]]
+    test: Callable[[Record], bool]
+    rows: Callable[..., Sequence[Row | LeftOut | None]]
     rewards: Callable[[Record], dict[str, Any]] | None
     columns: tuple[str, ...]
     required: frozenset[str]
     optional: frozenset[str] | None = frozenset()
+    rank: int = 0
     loses: str = ""
     without_repeats: Callable[[list[Path]], list[Path]] = list
     records: Callable[[Record], Iterable[Record]] | None = None
     same: str | None = None
+    messages: str = ""
+    find_messages: Callable[[Record], list[str]] | None = None
+    names_rollouts: bool = False
     chat: bool = False
     skips_unrewarded: bool = False
     choices: Callable[[Record], Choices] | None = None

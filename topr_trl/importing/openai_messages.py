@@ -64,6 +64,23 @@ ROLE_NAMES = {
 }  # fmt: skip
 
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def check_roles(messages: Any) -> None:
+    """Check the roles of messages, because some chat templates drop messages with unknown roles.
+
+    Args:
+        messages (`Any`): Messages, or text, which is always accepted.
+
+    Raises:
+        Unusable: a message has an unknown role.
+    """
+    for each in messages if isinstance(messages, list) else ():
+        if each["role"] not in ROLES:
+            raise Unusable(f"a message has the role {each['role']!r}; known roles are {', '.join(ROLES)}")
+
+
 def _is_marked(given: Mapping[str, Any]) -> bool:
     """Return whether a field marks a message that the model reads and does not learn.
 

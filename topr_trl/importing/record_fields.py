@@ -42,6 +42,29 @@ def inner_value(value: Any, *path: str) -> Any:
     return value
 
 
+def value_at(record: Any, *paths: str) -> Any:
+    """Return the value of the first path that has one, with JSON text parsed. Return None if no path has a value.
+
+    Args:
+        record (`Any`): Record.
+        *paths (`str`): Names with dots between them, from outer to inner. A name can itself have dots, as in
+            `attributes.gen_ai.input.messages`.
+    """
+    for path in paths:
+        if (found := _value_at(parsed_json(record), path)) is not None:
+            return found
+    return None
+
+
+def _value_at(value: Any, path: str) -> Any:
+    if not isinstance(value, Mapping):
+        return None
+    if path in value:
+        return parsed_json(value[path])
+    name, _, rest = path.partition(".")
+    return _value_at(parsed_json(value.get(name)), rest) if rest else None
+
+
 def with_named_fields(record: Record, prompt_fields: list[str] | None, completion_field: str | None) -> Record:
     """Give the names `prompt` and `completion` to the fields that the user chose.
 

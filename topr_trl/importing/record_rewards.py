@@ -1,16 +1,24 @@
 """Find the rewards of records, in their fields or in a file that lists rewards by id."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from topr_trl.baseline import LARGEST_REWARD
 from topr_trl.importing.format import Format, NotOfFormat, Record, Unrewarded, Unusable
-from topr_trl.importing.input_settings import as_number
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.record_fields import field_value
 from topr_trl.importing.record_files import parsed, read_records
 from topr_trl.importing.row_table import Row
+
+# Labels with the same meaning in every file, and their rewards: 1 for good and -1 for bad. `--label_values` replaces
+# these labels.
+_KNOWN_LABELS = {
+    **dict.fromkeys(("true", "yes", "up", "thumbs up", "thumbs_up", "good", "positive", "like", "correct", "👍"), 1.0),
+    **dict.fromkeys(("false", "no", "down", "thumbs down", "thumbs_down", "bad", "negative", "dislike"), -1.0),
+    **dict.fromkeys(("incorrect", "👎"), -1.0),
+}  # fmt: skip
 
 
 class RecordRewards:
@@ -82,6 +90,73 @@ class RecordRewards:
                     "reward per completion"
                 )
         return [float(sum(numbers)) for numbers in zip(*by_rollout.values(), strict=True)]
+
+
+class UnknownLabel(NotOfFormat):
+    """Error for a reward that is neither a number nor a known label.
+
+    Args:
+        label (`str`): The label.
+        message (`str`): Message of the error.
+    """
+
+    def __init__(self, label: str, message: str) -> None:
+        super().__init__(message)
+        self.label = label
+
+
+def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> Any:
+    """Convert the value of a reward field to a number, or to None if it means "no reward".
+
+    If `labels` is given, each label becomes its number, whatever its case. Otherwise, words such as "up" become 1, and
+    words such as "down" become -1. In both cases, text such as "0.5" becomes a number, blank text becomes None, and a
+    boolean that is not a label becomes 1 or -1.
+
+    Args:
+        name (`str`): Name of the field, for error messages.
+        value (`Any`): Boolean, text, or a list of values to convert. Numbers that are not labels, and values of other
+            types, are returned unchanged.
+        labels (`dict`, *optional*): Number of each label.
+
+    Raises:
+        UnknownLabel: the text is neither a label nor a number.
+    """
+    if isinstance(value, list):
+        return [as_number(name, each, labels) for each in value]
+    for spelling in (*spellings(value), str(value).strip().casefold()):
+        if labels is not None and spelling in labels:
+            return labels[spelling]
+    if isinstance(value, bool):
+        return 1.0 if value else -1.0
+    if not isinstance(value, str):
+        return value
+    if not (text := value.strip()):
+        return None
+    if labels is None and text.casefold() in _KNOWN_LABELS:
+        return _KNOWN_LABELS[text.casefold()]
+    try:
+        return float(text)
+    except ValueError:
+        why = "which is not in --label_values" if labels else "and a reward must be a finite number"
+        raise UnknownLabel(
+            text,
+            f"{name} is {text[:40]!r}, {why}. Give each label a number, or nothing for no reward: --label_values "
+            "great=1 unsure= poor=-1",
+        ) from None
+
+
+def spellings(value: Any) -> Iterator[str]:
+    """Yield the spellings of a value in settings such as `--label_values`: `0.0` and `0`, or `True` and `true`.
+
+    Args:
+        value (`Any`): Value of a field.
+    """
+    text = str(value).strip()
+    yield text
+    if isinstance(value, bool):
+        yield text.lower()
+    with suppress(TypeError, ValueError, OverflowError):
+        yield f"{float(value):g}"
 
 
 def check_rewards(rows: Sequence[Row]) -> None:

@@ -17,7 +17,9 @@ from topr_trl.data.sampler_logps import LOGPROBS_MODE, TEMPERATURE
 from topr_trl.data.trajectories import Rollouts
 from topr_trl.importing import FORMATS
 from topr_trl.importing.completions import (
+    as_chat,
     check_last_turn,
+    check_not_rendered,
     holds_completion,
     last_turn,
     notes_of,
@@ -25,20 +27,13 @@ from topr_trl.importing.completions import (
     without_unknown_logps,
 )
 from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unrewarded, Unusable
-from topr_trl.importing.input_settings import (
-    LAST_TURN,
-    InputArguments,
-    as_chat,
-    check_not_rendered,
-    spellings,
-)
-from topr_trl.importing.message_parts import parsed_json
+from topr_trl.importing.input_settings import LAST_TURN
 from topr_trl.importing.openai_messages import FAILED, has_broken_call
 from topr_trl.importing.reading_settings import ReadingArguments
-from topr_trl.importing.recognition import explain, format_of, messages_fields, recognize
+from topr_trl.importing.recognition import explain, format_of, recognize_source
 from topr_trl.importing.record_fields import field_value, with_named_fields, without_fields
 from topr_trl.importing.record_files import files_of, has_unpaired_surrogate, parsed, read_records
-from topr_trl.importing.record_rewards import RecordRewards, check_rewards, read_by_id, value_by_id
+from topr_trl.importing.record_rewards import RecordRewards, check_rewards, read_by_id, spellings, value_by_id
 from topr_trl.importing.refused_formats import refused
 from topr_trl.importing.row_table import Row
 from topr_trl.importing.unread_text import check_unread, find_unread
@@ -74,23 +69,6 @@ def short_place(place: str, source: Path) -> str:
     return place.removeprefix(f"{source if source.is_dir() else source.parent}{os.sep}")
 
 
-def recognize_source(args: InputArguments, source: Path) -> str:
-    """Return the name of the format of a file or folder, from the settings or from its first records.
-
-    Args:
-        args (`InputArguments`): Settings.
-        source (`Path`): Folder or file that is imported.
-
-    Raises:
-        ValueError: the format is not recognized.
-    """
-    if args.messages_field:
-        return "messages"
-    if args.prompt_field or args.completion_field:
-        return "table"
-    return recognize(files_of(source, ""))
-
-
 _RECORDS = 100  # number of first records in which to look for rewards
 
 
@@ -124,6 +102,7 @@ class RecordReader:
         self.same: Any = None  # value of the field `Format.same` in earlier records
         self.rewards = RecordRewards(args, self.format)
         self.messages_field: str | None = None  # field that was renamed to `messages`
+        self.rated = self._rated_by_settings()
         self.has_rewards = self.rewards.are_set or self._first_records_have_rewards()
         self.requests = read_by_id(args.requests, "custom_id", "body")
         self.runs: dict[str, _Run] = {}
@@ -205,18 +184,15 @@ class RecordReader:
                 else:
                     for note in notes_of(row):
                         part.noted.setdefault(note, []).append(short_place(place, self.source))
-                    if self.name == "recording" and row.get(ROLLOUT):
-                        row[ROLLOUT] = self._name_in_recording(place, row[ROLLOUT])
+                    if self.format.names_rollouts and row.get(ROLLOUT):
+                        row[ROLLOUT] = self._name_in_folder(place, row[ROLLOUT])
                     part.rows.append(self._cut(row))
                     part.places.append(place)
         return part._replace(not_read=dict(self.not_read))
 
-    def _name_in_recording(self, place: str, rollout: str) -> str:
-        """Return the name of a rollout, with the folder of its recording if the source has several recordings.
-
-        Applications can choose the names, so two recordings can have rollouts with the same name.
-        """
-        folder = Path(short_place(place.partition(", rollout ")[0], self.source)).parent
+    def _name_in_folder(self, place: str, rollout: str) -> str:
+        """Return the name of a rollout with the folder of its file, if the file is in a subfolder of the source."""
+        folder = Path(short_place(place.rpartition(", ")[0], self.source)).parent
         return rollout if folder == Path() else f"{folder.as_posix()}/{rollout}"
 
     def _rows_of(self, record: Any) -> list[Row | LeftOut]:
@@ -296,21 +272,24 @@ class RecordReader:
             return record
         return {**record, "request": value_by_id(self.requests, record, "custom_id", "--requests", NotOfFormat)}
 
-    def _rated_message(self) -> dict[str, str]:
-        """Return the index of the message that `reward_fields` names, as in `messages.1.score`, or an empty dictionary.
+    def _rated_by_settings(self) -> dict[str, list[int]]:
+        """Return the argument of `Format.rows` for a conversation whose reward is in a field that the settings name.
+
+        The argument has the index of the message in `reward_fields`, as in `messages.1.score`.
 
         Raises:
-            NotOfFormat: the fields belong to several messages.
+            ValueError: the fields belong to several messages.
         """
-        messages = "conversations" if self.name == "sharegpt" else self.messages_field or "messages"
-        inside = re.compile(rf"{re.escape(messages)}\.(\d+)\.")
+        if not (self.format.messages and self.rewards.are_set):
+            return {}
+        inside = re.compile(rf"{re.escape(self.args.messages_field or self.format.messages)}\.(\d+)\.")
         found = {match[1] for name in self.args.reward_fields or () if (match := inside.match(name))}
         if len(found) > 1:
-            raise NotOfFormat(
-                f"--reward_fields names ratings of several messages ({', '.join(sorted(found))}). Name one message, or "
-                "omit --reward_fields, if the ratings have a name such as rating"
+            raise ValueError(
+                f"reward_fields names ratings of several messages ({', '.join(sorted(found))}). Name one message, or "
+                "omit --reward_fields, if the ratings have a name such as rating."
             )
-        return {"message_index": found.pop()} if found else {}
+        return {"rated": [int(n) for n in found]}
 
     @property
     def _named_fields(self) -> list[str]:
@@ -325,28 +304,21 @@ class RecordReader:
         """Rename fields to the names of the format."""
         record = with_named_fields(record, self.args.prompt_field, self.args.completion_field)
         record = without_fields(record, self.args.ignore_fields or ())
-        if self.name == "messages" and (self.args.messages_field or "messages" not in record):
-            fields = [self.args.messages_field] if self.args.messages_field else messages_fields(record)
+        if self.format.find_messages and (self.args.messages_field or self.format.messages not in record):
+            fields = [self.args.messages_field] if self.args.messages_field else self.format.find_messages(record)
             if len(fields) > 1:
                 raise NotOfFormat(f"{', '.join(fields)} may all hold its messages: set --messages_field to one of them")
             for self.messages_field in fields:
-                messages = parsed_json(field_value(record, self.messages_field, NotOfFormat))
-                record = {**record, "messages": messages}
-        elif self.name == "messages":
-            record = {**record, "messages": parsed_json(record["messages"])}
+                record = {**record, self.format.messages: field_value(record, self.messages_field, NotOfFormat)}
         return record
 
     def _completions(self, record: Record) -> list[Row | LeftOut]:
         """Return the rows of a record, and a reason for each completion that gives no row."""
-        given = record
-        if self.rewards.are_set:
-            # The settings say where the reward is: in a message that they name, or in no message.
-            given = {"reward": None, **record, **self._rated_message()}
         found = [
             row if isinstance(row, LeftOut)
             else LeftOut.FAILED if row and row.get("finish_reason") == FAILED
             else row if row and holds_completion(row) else LeftOut.EMPTY
-            for row in self.format.rows(given)
+            for row in self.format.rows(record, **self.rated)
         ]  # fmt: skip
         if not self.chat:
             return found

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from topr_trl.importing.format import Record
-from topr_trl.importing.prompt_tables import has_columns
+from topr_trl.importing.formats.table import has_columns
 from topr_trl.importing.record_fields import inner_value
 
 _NOT_YET = "topr import does not read it yet. "

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from topr_trl.importing.field_names import Kind, is_often_short, kind_of
 from topr_trl.importing.format import Choices, NotOfFormat, Record
 from topr_trl.importing.message_parts import parsed_json
+from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
 
 _LONG = 16  # characters; shorter text can occur in a row by chance
@@ -49,22 +50,21 @@ class _Read:
     """Texts of rows, apart for the model's completions, for other messages, and for all of them."""
 
     def __init__(self, rows: Sequence[Row], choices: Choices) -> None:
-        has_answer = self.has_answer = choices.has_answer
-        said = [each for row in rows for each in _said_in(row)]
-        self.longest = max((len(text.split()) for is_own, text in said if is_own), default=0)
+        self.has_answer = choices.has_answer
         self.ends = [_ends_of(row) for row in rows]
-        everything = [
-            _plain(each.text) for row in rows for name, value in row.items() for each in _texts_in({name: value}, ())
-        ]
-        self.parts = {
-            Kind.WRITTEN: _joined_set(text for is_own, text in said if is_own and has_answer),
-            Kind.ASKED: _joined_set([*(text for is_own, text in said if not is_own), *_about(rows)]),
-            Kind.ABOUT: _joined_set(everything),
-        }
-        self.exact = self.parts[Kind.ABOUT][0]
-        self.parts[Kind.ANSWER] = self.parts[Kind.WRITTEN]
+        texts: dict[Kind, set[str]] = {Kind.WRITTEN: set(), Kind.ASKED: set(), Kind.ABOUT: set()}
+        for row in rows:
+            for kind, text in _texts_of_row(row):
+                texts[kind].add(text)
+        self.longest = max((len(text.split()) for text in texts[Kind.WRITTEN]), default=0)
+        self.exact = set().union(*texts.values())
+        texts[Kind.ABOUT] = self.exact
+        if not self.has_answer:
+            texts[Kind.WRITTEN] = set()
+        parts = {kind: (found, "\n".join(found)) for kind, found in texts.items()}
         # A sentence in an unknown field can be a part of the prompt, also if the completion quotes it.
-        self.parts[Kind.UNKNOWN] = self.parts[Kind.ASKED if Kind.UNKNOWN in choices.prompts else Kind.ABOUT]
+        unknown = parts[Kind.ASKED if Kind.UNKNOWN in choices.prompts else Kind.ABOUT]
+        self.parts = {**parts, Kind.ANSWER: parts[Kind.WRITTEN], Kind.UNKNOWN: unknown}
 
     def has(self, given: _Text) -> bool:
         """Return whether the rows have a text. A short text must equal a text of the rows, unless it may be asked."""
@@ -163,29 +163,20 @@ def _numbers_in(record: Record, read: Collection[str], choices: Choices) -> list
     return [name for name in numbers if kind_of((name,)) in choices.completions - {Kind.UNKNOWN}]
 
 
-def _said_in(row: Row) -> Iterator[tuple[bool, str]]:
-    """Yield each text of a row's prompt and completion, and whether the model wrote it for this row."""
-    for name in ("prompt", "completion"):
-        value = row.get(name)
-        if isinstance(value, str):
-            yield name == "completion", _plain(value)
-        for each in value if isinstance(value, list) else ():
-            is_own = name == "completion" and isinstance(each, Mapping) and each.get("role") == "assistant"
-            yield from ((is_own, _plain(text.text)) for text in _texts_in({name: each}, ()))
+def _texts_of_row(row: Row) -> Iterator[tuple[Kind, str]]:
+    """Yield each text of a row: `WRITTEN` if the model wrote it for this row, `ASKED` in the prompt, or `ABOUT`."""
+    for name, value in row.items():
+        is_prompt = name in ("prompt", "completion", "tools", "chat_template_kwargs")
+        value = parsed_json(value) if name in ("tools", "chat_template_kwargs") else value
+        for each in value if isinstance(value, list) and is_prompt else [value]:
+            is_own = name == "completion" and (isinstance(value, str) or inner_value(each, "role") == "assistant")
+            kind = Kind.WRITTEN if is_own else Kind.ASKED if is_prompt else Kind.ABOUT
+            # Some APIs write the arguments of a tool call as an object, and rows have them as JSON text.
+            calls = inner_value(each, "tool_calls") or ()
+            arguments = [parsed_json(inner_value(call, "function", "arguments")) for call in calls]
+            yield from ((kind, _plain(text.text)) for text in _texts_in({name: [each, *arguments]}, ()))
     if isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str):
-        yield True, _plain(row["prompt"] + row["completion"])  # A record may have both in one field.
-
-
-def _about(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the texts of the rows' tools and template settings, which are part of the prompt."""
-    for row in rows:
-        for name in ("tools", "chat_template_kwargs"):
-            yield from (_plain(each.text) for each in _texts_in({name: parsed_json(row.get(name))}, ()))
-
-
-def _joined_set(texts: Any) -> tuple[set[str], str]:
-    found = set(texts)
-    return found, "\n".join(found)
+        yield Kind.WRITTEN, _plain(row["prompt"] + row["completion"])  # A record may have both in one field.
 
 
 def _ends_of(row: Row) -> tuple[str, str]:

@@ -16,10 +16,10 @@ from topr_trl.data.rows import ROLLOUT
 from topr_trl.data.sampler_logps import TEMPERATURE
 from topr_trl.data.tables import read_shard, shard_path, shards_of
 from topr_trl.importing.format import LeftOut, NotOfFormat, Record
-from topr_trl.importing.input_settings import ALL_TURNS, LAST_TURN, UnknownLabel
+from topr_trl.importing.input_settings import ALL_TURNS, LAST_TURN
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.record_files import count_records, files_of, parsed, read_records
-from topr_trl.importing.record_rewards import numbers_in
+from topr_trl.importing.record_rewards import UnknownLabel, numbers_in
 from topr_trl.importing.record_to_rows import Part, RecordReader, short_place
 from topr_trl.importing.row_table import to_table
 from topr_trl.pipeline import manifest

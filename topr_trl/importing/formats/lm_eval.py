@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from topr_trl.importing.format import Format, NotOfFormat, Record, Unusable
+from topr_trl.importing.format import Format, NotOfFormat, Record, Unusable, has
 from topr_trl.importing.openai_messages import text_or_messages
 from topr_trl.importing.row_table import Row
 
@@ -67,6 +67,7 @@ def rewards(record: Record) -> dict[str, Any]:
 FORMAT = Format(
     source="lm-evaluation-harness 0.4 (lm_eval/evaluator.py, lm_eval/loggers/evaluation_tracker.py)",
     suffix=".jsonl",
+    test=has("doc_id", "doc", "arguments", "resps"),
     rows=rows,
     rewards=rewards,
     columns=("problem_id", "answer", "temperature"),

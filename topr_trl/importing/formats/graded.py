@@ -1,6 +1,6 @@
 """Read public datasets with several graded generations per problem, such as OpenR1-Math-220k."""
 
-from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record
+from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, has
 from topr_trl.importing.openai_messages import finish_reason
 from topr_trl.importing.row_table import Row
 
@@ -39,6 +39,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
 FORMAT = Format(
     source="the card of open-r1/OpenR1-Math-220k",
     suffix=".parquet",
+    test=has("problem", "generations", "correctness_math_verify"),
     rows=rows,
     rewards=None,
     columns=("reward", "finish_reason", "problem_id", "answer"),

@@ -1,17 +1,14 @@
 """Read spans and logs that follow OpenTelemetry's conventions for generative AI, as OTLP JSON or printed by an SDK."""
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
+from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
+from topr_trl.importing.dialects import genai_parts
 from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
-from topr_trl.importing.message_parts import assistant, call, other, parsed_json
-from topr_trl.importing.openai_messages import finish_reason, tools_as_json
-from topr_trl.importing.row_table import Row
 
-_INPUT, _OUTPUT, _SYSTEM = "gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions"
-_TOOLS, _REASONS = "gen_ai.tool.definitions", "gen_ai.response.finish_reasons"
+_INPUT, _OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 _RESULT, _SCORE, _NAME = "gen_ai.evaluation.result", "gen_ai.evaluation.score.value", "gen_ai.evaluation.name"
 # Attributes with messages in older conventions, which cannot be read.
 _OLD = ("gen_ai.prompt", "gen_ai.completion", "gen_ai.prompt.0.content", "llm.prompts")
@@ -24,11 +21,8 @@ def calls(record: Record) -> Iterator[Record]:
         record (`Record`): OTLP export, or a span as an SDK prints it.
     """
     if not {"resourceSpans", "resourceLogs"} & set(record):
-        yield {
-            **record,
-            "evaluations": _evaluations(record.get("events") or ()),
-            "attributes": _plain(record["attributes"]),
-        }
+        is_span = "attributes" in record
+        yield _with_plain_attributes(record, _evaluations(record.get("events") or ())) if is_span else record
         return
     spans = [span for group in record.get("resourceSpans") or () for scope in group.get("scopeSpans") or ()
              for span in scope.get("spans") or ()]  # fmt: skip
@@ -42,7 +36,13 @@ def calls(record: Record) -> Iterator[Record]:
     # Leave out logs that repeat the messages of their span.
     for each in (*spans, *(log for log in logs if log.get("spanId") not in captured)):
         own = {**evaluated.get(each.get("spanId"), {}), **_evaluations(each.get("events") or ())}
-        yield {**each, "attributes": _plain(each.get("attributes")), "evaluations": own}
+        yield _with_plain_attributes(each, own)
+
+
+def _with_plain_attributes(record: Record, evaluations: Record) -> Record:
+    attributes = _plain(record.get("attributes"))
+    settings = {name: attributes.get(f"gen_ai.request.{name}") for name in SAMPLING}
+    return {**record, "attributes": attributes, "settings": settings, "evaluations": evaluations}
 
 
 def _evaluations(events: Any) -> dict[str, Any]:
@@ -72,13 +72,12 @@ def _value(given: Record) -> Any:
     return next(iter(given.values()), None)
 
 
-def rows(record: Record) -> list[Row | LeftOut]:
-    """Return a row of messages for each output message. Return `[LeftOut.OTHER]` for a record without output messages.
+def _left_out(record: Record) -> LeftOut | None:
+    """Return `LeftOut.OTHER` for a record without output messages.
 
     Raises:
         NotOfFormat: the record follows older conventions.
-        Unusable: the prompt was not captured, the provider ran a tool itself, or a part of a message cannot become
-            text, for instance an image.
+        Unusable: the prompt was not captured.
     """
     attributes = record["attributes"]
     if _OUTPUT not in attributes:
@@ -86,58 +85,41 @@ def rows(record: Record) -> list[Row | LeftOut]:
             raise NotOfFormat(
                 f"it has {found[0]}, an attribute of the conventions before 1.37. Upgrade the instrumentation"
             )
-        return [LeftOut.OTHER]
+        return LeftOut.OTHER
     if _INPUT not in attributes:
         raise Unusable(f"it has {_OUTPUT} and no {_INPUT}: the prompt was not captured")
-    instructions = parsed_json(attributes.get(_SYSTEM))
-    prompt = [other("system", instructions)] if instructions else []
-    prompt += [each for given in parsed_json(attributes[_INPUT]) for each in _messages(given)]
-    reasons = parsed_json(attributes.get(_REASONS)) or []
-    sampling = {name: attributes.get(f"gen_ai.request.{name}") for name in SAMPLING}
-    made: list[Row | LeftOut] = []
-    for n, given in enumerate(parsed_json(attributes[_OUTPUT])):
-        reason = given.get("finish_reason") or (reasons[n] if n < len(reasons) else None)
-        made.append({
-            "prompt": prompt, "completion": _messages(given),
-            "finish_reason": finish_reason(_REASON.get(str(reason), reason)),
-            "tools": tools_as_json(_functions(parsed_json(attributes.get(_TOOLS)))), **sampling,
-        })  # fmt: skip
-    return made
+    return None
 
 
-_REASON = {"tool_call": "tool_calls"}  # finish reason in OpenTelemetry's conventions, and in OpenAI's API
+def _is_telemetry(record: Record) -> bool:
+    attributes = record.get("attributes")
+    keys = (
+        [each.get("key") for each in attributes if isinstance(each, Mapping)]
+        if isinstance(attributes, list)
+        else attributes
+    )
+    is_export = bool({"resourceSpans", "resourceLogs"} & set(record))
+    return is_export or any(str(key).startswith("gen_ai.") for key in keys or ())
 
 
-def _functions(tools: Any) -> Any:
-    return [{name: value for name, value in tool.items() if name != "type"} if "function" not in tool else tool
-            for tool in tools or ()] or None  # fmt: skip
-
-
-def _messages(given: Record) -> list[Row]:
-    """Convert a message to messages of a row. Each tool result becomes a separate message."""
-    parts = given["parts"]
-    results = [part for part in parts if part.get("type") == "tool_call_response"]
-    if given["role"] != "assistant":
-        made = [other("tool", _text(part.get("response", part.get("result"))), tool_call_id=part.get("id"))
-                for part in results]  # fmt: skip
-        rest = [part for part in parts if part not in results]
-        return [*made, other(given["role"], rest)] if rest or not results else made
-    if results:
-        raise Unusable("an assistant message has the result of a tool that the provider ran itself")
-    asked = [call(part["name"], part.get("arguments"), part.get("id")) for part in parts if part["type"] == "tool_call"]
-    return [assistant(parts, asked)]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
+ENVELOPE = Envelope(
+    request=(f"attributes.{_INPUT}",),
+    response=(f"attributes.{_OUTPUT}",),
+    system=("attributes.gen_ai.system_instructions",),
+    tools=("attributes.gen_ai.tool.definitions",),
+    reasons=("attributes.gen_ai.response.finish_reasons",),
+    settings=("settings",),
+    dialects=(genai_parts.DIALECT,),
+    has_several=True,
+    left_out=_left_out,
+)
 FORMAT = Format(
     source="OpenTelemetry's conventions for generative AI (semantic-conventions-genai, model/gen-ai at 2b902ce)",
     suffix="",
-    rows=rows,
+    test=_is_telemetry,
+    rows=ENVELOPE.rows,
     rewards=lambda record: record["evaluations"],
-    columns=("problem_id", "finish_reason", "tools", *SAMPLING),
+    columns=COLUMNS_OF_CALLS,
     required=frozenset({"attributes"}),
     optional=None,
     records=calls,

@@ -8,11 +8,17 @@ from typing import Any
 from topr_trl.importing.field_names import COMPLETIONS, PROMPTS, REWARDS, Kind, kind_of, normalized
 from topr_trl.importing.format import Choices, Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.openai_messages import finish_reason, finish_reason_of, template_columns, text_or_messages
+from topr_trl.importing.openai_messages import (
+    ROLES,
+    check_roles,
+    finish_reason,
+    finish_reason_of,
+    template_columns,
+    text_or_messages,
+)
 from topr_trl.importing.row_table import Row
 
 _SYSTEM = ("system", "system_prompt", "system_message", "system_instruction")
-ROLES = ("system", "developer", "user", "assistant", "tool")
 # Text with a list of objects that have roles holds messages. Other lists, such as an extracted table, remain text.
 _OBJECTS, _ROLE = re.compile(r"\s*\[\s*\{\s*['\"]"), re.compile(r"['\"]role['\"]\s*:")
 
@@ -79,20 +85,6 @@ def plain(value: Any, name: str) -> Any:
     found = text_or_messages(value)
     check_roles(found)
     return found
-
-
-def check_roles(messages: Any) -> None:
-    """Check the roles of messages, because some chat templates drop messages with unknown roles.
-
-    Args:
-        messages (`Any`): Messages, or text, which is always accepted.
-
-    Raises:
-        Unusable: a message has an unknown role.
-    """
-    for each in messages if isinstance(messages, list) else ():
-        if each["role"] not in ROLES:
-            raise Unusable(f"a message has the role {each['role']!r}; known roles are {', '.join(ROLES)}")
 
 
 def rows(record: Record) -> list[Row | LeftOut | None]:
@@ -243,6 +235,8 @@ def rewards(record: Record) -> dict[str, Any]:
 FORMAT = Format(
     source="tables with columns such as prompt, completion and rating",
     suffix="",
+    rank=5,
+    test=has_columns,
     rows=rows,
     rewards=rewards,
     columns=("problem_id", "finish_reason", "answer", "tools", "chat_template_kwargs"),

@@ -3,13 +3,14 @@
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.format import Format, LeftOut, Record
-from topr_trl.importing.responses_api import row_of_response
+from topr_trl.importing.calls import rows_of_call
+from topr_trl.importing.dialects import openai_responses
+from topr_trl.importing.format import Format, LeftOut, Record, has
 from topr_trl.importing.row_table import Row
-from topr_trl.importing.verifiers_results import join_turns
+from topr_trl.importing.token_turns import join_turns
 
 
-def rows(record: Record) -> list[Row | LeftOut]:
+def rows(record: Record) -> list[Row | LeftOut | None]:
     """Return one row of messages. If each turn has token ids, return one or more rows with token ids.
 
     Return `[LeftOut.FAILED]` for a failed rollout, and [] for an empty response.
@@ -28,8 +29,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
     response = record["response"]
     problem = record.get("_ng_task_index")
     shared = {"problem_id": None if problem is None else str(problem)}
-    made = row_of_response(record["responses_create_params"], response)
-    if not made or isinstance(made[0], LeftOut):
+    made = rows_of_call(openai_responses.DIALECT, record["responses_create_params"], response)
+    if not made or not isinstance(made[0], dict):
         return made
     row = {**made[0], **shared}
     turns = [_tokens_of_turn(item) for item in response["output"] if item.get("generation_token_ids")]
@@ -56,6 +57,7 @@ def _count_turns(completion: list[Row]) -> int:
 FORMAT = Format(
     source="NeMo-Gym, with the Responses API (nemo_gym/rollout_collection.py at 00536e7, openai_utils.py at 009d2fe)",
     suffix=".jsonl",
+    test=has("responses_create_params", "response"),
     rows=rows,
     rewards=lambda record: {"reward": record["reward"]},
     columns=(

@@ -3,9 +3,9 @@
 from typing import Any
 
 from topr_trl.importing.field_names import PROMPTS, normalized
-from topr_trl.importing.format import IGNORED, Format, LeftOut, NotOfFormat, Record, Unusable
+from topr_trl.importing.format import IGNORED, Format, LeftOut, NotOfFormat, Record, Unusable, has
+from topr_trl.importing.formats.table import column_of, plain, with_system
 from topr_trl.importing.openai_messages import tools_as_json
-from topr_trl.importing.prompt_tables import column_of, plain, with_system
 from topr_trl.importing.row_table import Row
 
 _MARKERS = ("\n\nAssistant:", "<|im_start|>assistant\n", "<|assistant|>\n", "[/INST]")  # text before an assistant turn
@@ -109,6 +109,8 @@ def _split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
 FORMAT = Format(
     source="preference pairs, the format of TRL's DPOTrainer",
     suffix="",
+    rank=3,
+    test=has("chosen", "rejected"),
     rows=rows,
     rewards=None,
     columns=("reward", "problem_id", "tools"),

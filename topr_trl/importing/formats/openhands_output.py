@@ -5,7 +5,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from topr_trl.importing.format import Format, NotOfFormat, Record, Unusable
+from topr_trl.importing.format import Format, NotOfFormat, Record, Unusable, has
 from topr_trl.importing.message_parts import assistant, call, other, text_of
 from topr_trl.importing.openai_messages import message, row_of_run, tools_as_json
 from topr_trl.importing.row_table import Row
@@ -178,6 +178,7 @@ def _result(event: Record) -> str:
 FORMAT = Format(
     source="OpenHands (evaluation/utils/shared.py at 000d9da; benchmarks/utils/models.py at 0756724, SDK 1.58)",
     suffix=".jsonl",
+    test=lambda record: has("instance_id", "test_result")(record) and isinstance(record.get("history"), list),
     rows=rows,
     rewards=rewards,
     columns=("problem_id", "tools"),

@@ -1,18 +1,18 @@
 """Read ShareGPT's conversations: `{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", ...}]}`."""
 
 import json
+from collections.abc import Sequence
 
-from topr_trl.importing.chat_messages import choices, rewards, rows_of_conversation
 from topr_trl.importing.format import Format, NotOfFormat, Record, Unusable
+from topr_trl.importing.formats.messages import choices, rewards, rows_of_conversation
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.openai_messages import ROLE_NAMES, message, tools_as_json
-from topr_trl.importing.prompt_tables import ROLES
+from topr_trl.importing.openai_messages import ROLE_NAMES, ROLES, message, tools_as_json
 from topr_trl.importing.row_table import Row
 
 _CALL = "function_call"  # LLaMA-Factory's role for a turn with tool calls as JSON
 
 
-def rows(record: Record) -> list[Row]:
+def rows(record: Record, rated: Sequence[int] | None = None) -> list[Row]:
     """Return one row of messages. Return [] if there is no assistant turn to learn from.
 
     Raises:
@@ -22,9 +22,8 @@ def rows(record: Record) -> list[Row]:
     if record.get("image") or record.get("images"):
         raise Unusable("it has images: offline training supports only text")
     given = parsed_json(record["conversations"])
-    return rows_of_conversation(
-        record, given, [_message(turn) for turn in given], {"tools": tools_as_json(parsed_json(record.get("tools")))}
-    )
+    tools = tools_as_json(parsed_json(record.get("tools")))
+    return rows_of_conversation(record, given, list(map(_message, given)), {"tools": tools}, rated)
 
 
 def _message(turn: Record) -> Row:
@@ -41,10 +40,23 @@ def _message(turn: Record) -> Row:
     return found
 
 
+def _has_turns(record: Record) -> bool:
+    turns = parsed_json(record.get("conversations"))
+    return (
+        isinstance(turns, list)
+        and bool(turns)
+        and isinstance(turns[0], dict)
+        and bool({"from", "role"} & set(turns[0]))
+    )
+
+
 FORMAT = Format(
     source="ShareGPT's conversations, as Axolotl and LLaMA-Factory read them",
     suffix="",
+    rank=3,
+    test=_has_turns,
     rows=rows,
+    messages="conversations",
     rewards=lambda record: rewards(record, "conversations"),
     columns=("problem_id", "finish_reason", "tools"),
     required=frozenset({"conversations"}),

@@ -1,6 +1,6 @@
 """Read `train_data_step{N}.jsonl`, which NeMo-RL logs during training."""
 
-from topr_trl.importing.format import Format, LeftOut, Record
+from topr_trl.importing.format import Format, LeftOut, Record, has
 from topr_trl.importing.row_table import Row
 
 
@@ -31,6 +31,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
 FORMAT = Format(
     source="NeMo-RL (nemo_rl/algorithms/grpo.py at 002cdc2, nemo_rl/utils/logger.py at 0275e75)",
     suffix=".jsonl",
+    test=has("token_ids", "token_loss_mask", "generation_logprobs"),
     rows=rows,
     rewards=lambda record: {"rewards": record["rewards"][0]},
     columns=("prompt_ids", "completion_ids", "completion_mask", "sampler_logps", "problem_id"),

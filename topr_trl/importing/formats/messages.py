@@ -1,18 +1,18 @@
 """Read chat conversations: records such as `{"messages": [...], "tools": [...]}`."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from topr_trl.importing.field_names import REWARDS, Kind, normalized, words_of
+from topr_trl.importing.field_names import COMPLETIONS, PROMPTS, REWARDS, Kind, normalized, words_of
 from topr_trl.importing.format import Choices, Format, LeftOut, NotOfFormat, Record
+from topr_trl.importing.formats.table import columns_of, has_columns, is_failed, system_of, with_system
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.openai_messages import finish_reason_of, message, row_of_run, template_columns
-from topr_trl.importing.prompt_tables import columns_of, has_columns, is_failed, system_of, with_system
+from topr_trl.importing.openai_messages import ROLE_NAMES, finish_reason_of, message, row_of_run, template_columns
 from topr_trl.importing.row_table import Row
 
 
-def rows(record: Record) -> list[Row | LeftOut]:
+def rows(record: Record, rated: Sequence[int] | None = None) -> list[Row | LeftOut]:
     """Return one row of messages, or a row for each rated answer. Return [] if there is no turn to learn from.
 
     Return `[LeftOut.FAILED]` if a field such as `status` says that the call failed.
@@ -23,11 +23,13 @@ def rows(record: Record) -> list[Row | LeftOut]:
     """
     if is_failed(record):
         return [LeftOut.FAILED]
-    messages = list(map(message, record["messages"]))
-    return [*rows_of_conversation(record, record["messages"], messages, template_columns(record))]
+    given = parsed_json(record["messages"])
+    return [*rows_of_conversation(record, given, list(map(message, given)), template_columns(record), rated)]
 
 
-def rows_of_conversation(record: Record, given: list[Record], messages: list[Row], shared: Row) -> list[Row]:
+def rows_of_conversation(
+    record: Record, given: list[Record], messages: list[Row], shared: Row, rated: Sequence[int] | None
+) -> list[Row]:
     """Return the rows of a conversation. A system prompt beside the messages becomes the first message.
 
     A reward can belong to one answer: the record names the answer (`message_id`, `message_index`), or answers have
@@ -38,11 +40,12 @@ def rows_of_conversation(record: Record, given: list[Record], messages: list[Row
         given (`list[Record]`): Messages of the record.
         messages (`list[Row]`): The same messages, as rows have them.
         shared (`Row`): Other columns of the rows.
+        rated (`Sequence[int]` or `None`): Messages whose reward a setting names, see `Format.messages`.
 
     Raises:
         NotOfFormat: the record names a message that is not an answer of the model.
     """
-    rated = _rated(record, given)
+    rated = _rated(record, given, rated)
     if wrong := [n for n in rated if messages[n]["role"] != "assistant"]:
         raise NotOfFormat(
             f"its message {wrong[0]} is rated, and is from {messages[wrong[0]]['role']}, not the assistant"
@@ -70,23 +73,29 @@ def rewards(record: Record, messages: str = "messages") -> dict[str, Any]:
     if "reward" in record:
         return {"reward": record["reward"]}
     given = parsed_json(record[messages])
-    ratings = [_rating(given[n]) for n in _rated(record, given)]
+    ratings = [_rating(given[n]) for n in _rated(record, given, None)]
     if all(each is None for each in ratings):
         return {}
     beside = {name: value for name, value in record.items() if normalized(name) in REWARDS}
     return {"rating of a message": ratings, **beside}
 
 
-def _rated(record: Record, given: list[Record]) -> list[int]:
-    """Return the index of each message to which a reward belongs. Return [] if rewards belong to the whole record."""
+def _rated(record: Record, given: list[Record], by_settings: Sequence[int] | None) -> list[int]:
+    """Return the index of each message to which a reward belongs. Return [] if rewards belong to the whole record.
+
+    The rating in a message does not count if settings name the reward.
+    """
     references = {name: _named_message(given, name, value) for name, value in _references(record)}
     named = {name: n for name, n in references.items() if n is not None}
+    for n in by_settings or ():
+        if n < len(given):  # Otherwise, the record has no reward.
+            named["--reward_fields"] = n
     if len(set(named.values())) > 1:
         raise NotOfFormat(
             f"its fields {', '.join(named)} name different messages as the rated one. Set --ignore_fields to the "
             "fields that do not name it"
         )
-    if named or "reward" in record:
+    if named or by_settings is not None or "reward" in record:
         return sorted(set(named.values()))
     rated = [n for n, each in enumerate(given) if _rating(each) not in (None, "")]
     own = [n for n in rated if message(given[n])["role"] == "assistant"]
@@ -184,10 +193,53 @@ def choices(record: Record, messages: str = "messages") -> Choices:
     )
 
 
+def messages_fields(record: Any, inside: str = "") -> list[str]:
+    """Return the names of the fields of a record that hold chat messages, such as `history` or `run.messages`.
+
+    Names have at most three parts, such as `log.run.messages`. In a table, a column with only the prompt or only the
+    completion is left out, because it does not hold the whole conversation.
+
+    Args:
+        record (`Any`): Record.
+        inside (`str`, *optional*): Prefix of the names, for fields of an inner record.
+    """
+    if not isinstance(record, Mapping):
+        return []
+    found = []
+    for name, value in record.items():
+        value = parsed_json(value)
+        if is_chat_messages(value) and not (has_columns(record) and _is_part(name, value)):
+            found.append(f"{inside}{name}")
+        elif isinstance(value, Mapping) and inside.count(".") < 2:
+            found += messages_fields(value, f"{inside}{name}.")
+    return found
+
+
+def _is_part(name: str, messages: list[Record]) -> bool:
+    """Return whether a column of a table holds only the prompt or only the completion."""
+    column = normalized(name)
+    return column in PROMPTS or (column in COMPLETIONS and messages[0]["role"] == "assistant")
+
+
+def is_chat_messages(value: Any) -> bool:
+    """Return whether a value is a list of messages with roles, including an assistant message."""
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(isinstance(each, Mapping) and "role" in each for each in value)
+    ):
+        return False
+    return any(ROLE_NAMES.get(str(each["role"]).lower()) == "assistant" for each in value)
+
+
 FORMAT = Format(
     source="lists of messages in OpenAI's format",
     suffix=".jsonl",
+    rank=4,
+    test=lambda record: len(messages_fields(record)) == 1 or is_chat_messages(record.get("messages")),
     rows=rows,
+    messages="messages",
+    find_messages=messages_fields,
     rewards=rewards,
     columns=("problem_id", "finish_reason", "tools", "chat_template_kwargs"),
     required=frozenset({"messages"}),

@@ -9,7 +9,7 @@ In the rows of the other paths, the turn is context.
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
+from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable, has
 from topr_trl.importing.openai_messages import message, template_columns, tools_as_json
 from topr_trl.importing.row_table import Row
 
@@ -159,6 +159,7 @@ def _finish_reason(trace: Record, call: Record) -> str:
 FORMAT = Format(
     source="verifiers 0.2.0 to 0.4.0 (verifiers/v1: episode.py, trace.py, graph.py); prime-rl writes the same",
     suffix=".jsonl",
+    test=lambda record: isinstance(record.get("traces"), list) or has("nodes", "rewards")(record),
     rows=rows,
     rewards=None,
     columns=(

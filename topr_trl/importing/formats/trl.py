@@ -4,7 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from topr_trl.data.tables import read_shard
-from topr_trl.importing.format import IGNORED, Format, NotOfFormat, Record
+from topr_trl.importing.format import IGNORED, Format, NotOfFormat, Record, has
 from topr_trl.importing.openai_messages import text_or_messages
 from topr_trl.importing.row_table import Row
 
@@ -47,6 +47,8 @@ def without_repeats(files: list[Path]) -> list[Path]:
 FORMAT = Format(
     source="TRL 0.28 to 1.16 (trl/trainer/grpo_trainer.py, GRPOTrainer.log)",
     suffix=".parquet",
+    rank=3,
+    test=has("step", "prompt", "completion", "advantage"),
     rows=rows,
     rewards=rewards,
     columns=("problem_id",),

@@ -8,14 +8,13 @@ Any other call starts a new row of the same rollout. For instance, this happens 
 conversation, or if the application or the chat template changed earlier turns.
 """
 
-import json
-from contextlib import suppress
 from typing import Any
 
 from topr_trl.data.rows import ROLLOUT
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing import openai_chat, text_completions
-from topr_trl.importing.format import Format, LeftOut, Record
+from topr_trl.importing.calls import rows_of_call
+from topr_trl.importing.dialects import openai, openai_completions
+from topr_trl.importing.format import Format, LeftOut, Record, has
 from topr_trl.importing.row_table import Row
 from topr_trl.recording.answers import CHAT, choice_of, prompt_of
 from topr_trl.recording.store import State
@@ -69,24 +68,15 @@ def _row_of_call(call: Record) -> Row | None:
     if call["state"] == State.CUT and choice.get("finish_reason") is None:
         choice = {**choice, "finish_reason": "length"}  # An incomplete answer has no stop token.
     asked, response = call["request"], {**call["response"], "choices": [choice]}
-    request = {**asked, **{name: _number(asked[name]) for name in SAMPLING if name in asked}}
     if call["endpoint"] == CHAT:
-        (row,) = openai_chat.rows({"request": request, "response": response})
+        (row,) = rows_of_call(openai.DIALECT, asked, response)
     else:
-        request = {**request, "prompt": prompt_of(request, call["choice"]), "n": 1}
-        (row,) = text_completions.rows({"request": request, "response": response})
+        request = {**asked, "prompt": prompt_of(asked, call["choice"]), "n": 1}
+        (row,) = rows_of_call(openai_completions.DIALECT, request, response)
     if row is None or isinstance(row, LeftOut):
         return None
     model = {"model": asked.get("model"), "served_model": call["served_model"]}
     return {**row, **model, "model_revision": call["model_revision"]}
-
-
-def _number(value: Any) -> Any:
-    """Parse a number that the application sent as text, because servers accept numbers as text."""
-    if isinstance(value, str):
-        with suppress(ValueError):
-            return json.loads(value)
-    return value
 
 
 def _joined(row: Row, later: Row) -> Row | None:
@@ -140,6 +130,7 @@ def _shown(message: Row) -> Row:
 FORMAT = Format(
     source="recordings of topr record",
     suffix=".sqlite",
+    test=has("rollout_id", "calls", "rewards", "comments"),
     rows=rows,
     rewards=rewards,
     columns=(
@@ -148,6 +139,7 @@ FORMAT = Format(
     ),
     required=frozenset({"rollout_id", "calls", "rewards"}),
     optional=None,
+    names_rollouts=True,
     skips_unrewarded=True,
     loses="To add later rollouts, import again with a different --output_dir. A request without a "
     "temperature used the default of the server, which is assumed to be 1.",

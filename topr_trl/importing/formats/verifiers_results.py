@@ -5,10 +5,11 @@ Before 0.1.14, the number of an example is in `id` instead of `example_id`, and 
 
 from typing import Any
 
-from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
+from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.openai_messages import text_or_messages, tools_as_json
 from topr_trl.importing.row_table import Row
+from topr_trl.importing.token_turns import join_turns
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
@@ -49,47 +50,16 @@ def _old_tools(record: Record) -> Any:
     return info.get("oai_tools") if isinstance(info, dict) else None
 
 
-def join_turns(turns: list[dict[str, Any]]) -> list[Row]:
-    """Join the turns of a rollout, and return the token columns of each row.
-
-    A turn extends the previous row if its prompt starts with all tokens of that row. Otherwise, it starts a new row. A
-    turn whose mask has only zeros is skipped.
-
-    Args:
-        turns (`list[dict]`): Tokens of each turn: `prompt_ids`, `completion_ids`, `completion_mask` and
-            `completion_logprobs`.
-
-    Raises:
-        Unusable: the mask or the log-probabilities of a turn do not have one value per token of its completion.
-    """
-    parts: list[Row] = []
-    for turn in turns:
-        ids, mask, logps = (turn[f"completion_{name}"] for name in ("ids", "mask", "logprobs"))
-        if not len(ids) == len(mask) == len(logps):
-            raise Unusable(
-                f"a turn has {len(ids)} completion_ids, {len(mask)} values in completion_mask and {len(logps)} "
-                "completion_logprobs"
-            )
-        if not any(mask):
-            continue
-        known = parts[-1]["prompt_ids"] + parts[-1]["completion_ids"] if parts else None
-        if known is None or turn["prompt_ids"][: len(known)] != known:
-            parts.append({"prompt_ids": turn["prompt_ids"], "completion_ids": [], "completion_mask": [],
-                          "sampler_logps": []})  # fmt: skip
-            read: list[int] = []
-        else:
-            read = turn["prompt_ids"][len(known) :]
-        last = parts[-1]
-        last["completion_ids"] += read + ids
-        last["completion_mask"] += [0] * len(read) + [int(own) for own in mask]
-        last["sampler_logps"] += [None] * len(read)
-        last["sampler_logps"] += [value if own else None for own, value in zip(mask, logps, strict=True)]
-    return parts
+def _is_rollout(record: Record) -> bool:
+    own = {"example_id", "generation_ms", "oai_tools", "tool_defs", "is_completed"}
+    return {"prompt", "completion", "reward"} <= set(record) and bool(own & set(record))
 
 
 FORMAT = Format(
     source="verifiers up to 0.3.1 (verifiers/utils/save_utils.py)",
     suffix=".jsonl",
+    rank=3,
+    test=_is_rollout,
     rows=rows,
     rewards=lambda record: {"reward": record["reward"]},
     columns=(

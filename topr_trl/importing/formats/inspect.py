@@ -112,9 +112,15 @@ def _tools(record: Record) -> list[Record] | None:
     return asked[-1]["tools"] if asked else None
 
 
+def _is_log(record: Record) -> bool:
+    is_whole = isinstance(record.get("samples"), list) and "eval" in record
+    return is_whole or {"id", "epoch", "messages", "target"} <= set(record)
+
+
 FORMAT = Format(
     source="inspect_ai 0.3 (inspect_ai/log/_log.py, EvalSample)",
     suffix=".eval",
+    test=_is_log,
     rows=rows,
     rewards=rewards,
     columns=("problem_id", "answer", "finish_reason", "tools", "temperature", "top_p", "top_k"),

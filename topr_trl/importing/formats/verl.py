@@ -2,7 +2,7 @@
 
 import re
 
-from topr_trl.importing.format import IGNORED, Format, Record, Unusable
+from topr_trl.importing.format import IGNORED, Format, Record, Unusable, has
 from topr_trl.importing.row_table import Row
 
 # Text that the model did not write: headers of user and tool messages, without the special tokens that verl removes,
@@ -34,6 +34,8 @@ def rows(record: Record) -> list[Row]:
 FORMAT = Format(
     source="verl 0.5 to 0.9.1 (verl/trainer/ppo/ray_trainer.py, verl/trainer/ppo/v1/trainer_base.py)",
     suffix=".jsonl",
+    rank=3,
+    test=has("input", "output", "score", "step"),
     rows=rows,
     rewards=lambda record: {"score": record["score"]},
     columns=("problem_id", "answer"),

@@ -3,73 +3,43 @@
 from collections.abc import Iterable
 from typing import Any
 
-from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.format import IGNORED, Format, LeftOut, NotOfFormat, Record, Unusable
+from topr_trl.importing.calls import Dialect, field_of, format_of_calls
+from topr_trl.importing.format import LeftOut, Record, Unusable
 from topr_trl.importing.message_parts import assistant, call, other, split_parts, text_of
 from topr_trl.importing.openai_messages import tools_as_json
+from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
-from topr_trl.importing.text_completions import body_and_request, logged_call
 
 
-def rows(record: Record) -> list[Row | LeftOut]:
-    """Return one row of messages, see `row_of_response`. Return `[LeftOut.FAILED]` if the request failed.
-
-    Raises:
-        NotOfFormat: the request, its input or the output is missing.
-        Unusable: see `row_of_response`.
-    """
-    found = body_and_request(record, "input")
-    if found is None:
-        return [LeftOut.FAILED]
-    body, asked = found
-    return row_of_response(asked, body)
-
-
-def row_of_response(asked: Record, body: Record) -> list[Row | LeftOut]:
-    """Return one row of messages from a request and its response. Return [] if the response is empty.
-
-    Return `[LeftOut.FAILED]` if the response failed, was cancelled or was still being generated.
-
-    Args:
-        asked (`Record`): Parameters of the request, such as `input`, `instructions` and `tools`.
-        body (`Record`): Response with its `output`.
-
-    Raises:
-        NotOfFormat: the output is missing.
-        Unusable: the request has a tool that the provider runs itself, or refers to messages that are not in the file;
-            or an item cannot become a message, see `messages_of`.
-    """
-    if "output" not in body:
-        raise NotOfFormat(f"its response has no output; it has {', '.join(sorted(body))}")
-    if body.get("status") in ("failed", "cancelled", "in_progress", "queued"):
-        return [LeftOut.FAILED]
-    completion = messages_of(body["output"])
-    if not completion:
-        return []
-    return [
-        {
-            "prompt": prompt_of(asked), "completion": completion, "finish_reason": finish_reason_of(body),
-            "tools": tools_as_json(_functions(asked.get("tools"))), **{name: asked.get(name) for name in SAMPLING},
-        }
-    ]  # fmt: skip
-
-
-def prompt_of(asked: Record) -> list[Row]:
-    """Return the messages of a request.
-
-    Args:
-        asked (`Record`): Parameters of the request.
+def prompt(asked: Record) -> Row:
+    """Return the messages and the tools of a request.
 
     Raises:
         Unusable: the request refers to an earlier response, a conversation or a stored prompt, which is not in the
-            file; or an item cannot become a message, see `messages_of`.
+            file; it has a tool that the provider runs itself; or an item cannot become a message, see `messages_of`.
     """
     for name in ("previous_response_id", "conversation", "prompt"):
         if asked.get(name):
             raise Unusable(f"its request has {name}, so the file does not have the whole prompt")
+    given = field_of(asked, "input", "request")
     start = [other("system", asked["instructions"])] if asked.get("instructions") else []
-    given = asked["input"]
-    return start + ([other("user", given)] if isinstance(given, str) else messages_of(given))
+    messages = start + ([other("user", given)] if isinstance(given, str) else messages_of(given))
+    return {"prompt": messages, "tools": tools_as_json(_functions(asked.get("tools")))}
+
+
+def answers(body: Record, asked: Record) -> list[Row | LeftOut]:
+    """Return the columns of the completion, or [] for an empty response.
+
+    Return `[LeftOut.FAILED]` if the response failed, was cancelled or was still being generated.
+
+    Raises:
+        Unusable: the output is missing, or an item cannot become a message, see `messages_of`.
+    """
+    output = field_of(body, "output", "response")
+    if body.get("status") in ("failed", "cancelled", "in_progress", "queued"):
+        return [LeftOut.FAILED]
+    completion = messages_of(output)
+    return [{"completion": completion, "finish_reason": _finish_reason(body)}] if completion else []
 
 
 def messages_of(items: Iterable[Any]) -> list[Row]:
@@ -136,23 +106,29 @@ def _functions(tools: Any) -> Any:
             if "function" not in tool else tool for tool in tools]  # fmt: skip
 
 
-def finish_reason_of(body: Record) -> str | None:
+def _finish_reason(body: Record) -> str | None:
     """Return `stop` for a complete response, `length` for a truncated response, and None for an unknown status."""
     if body.get("status") == "incomplete" or body.get("incomplete_details"):
         return "length"
     return "stop" if body.get("status") == "completed" else None
 
 
-FORMAT = Format(
+def _is_response(body: Record) -> bool:
+    items = body.get("output")
+    is_item = isinstance(items, list) and bool(items) and inner_value(items[0], "type") in _ITEMS
+    return isinstance(items, list) and (is_item or body.get("object") == "response")
+
+
+_ITEMS = ("message", "reasoning", "function_call")  # items with which an output starts
+DIALECT = Dialect(
+    asks="input",
+    is_answer=_is_response,
+    prompt=prompt,
+    answers=answers,
+)
+FORMAT = format_of_calls(
+    DIALECT,
     source="OpenAI's Responses API (openai-python 2, types/responses)",
-    suffix=".jsonl",
-    rows=rows,
-    rewards=None,
-    columns=("problem_id", "finish_reason", "tools", *SAMPLING),
-    required=frozenset({"response"}),
-    optional=None,
-    records=logged_call,
-    choices=lambda record: IGNORED._replace(read=("response",)),
     loses="OpenAI's models do not show their reasoning, so the completion lacks it. Text is tokenized again, which can "
     "give different tokens. A request without a temperature used the default of the server, which is assumed to be 1.",
 )

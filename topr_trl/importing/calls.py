@@ -1,0 +1,275 @@
+"""Read logged calls of a model. An envelope says where a record has the call, and a dialect how the call is written."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from topr_trl.data.sampler_logps import SAMPLING
+from topr_trl.importing.format import IGNORED, Format, LeftOut, NotOfFormat, Record, Unusable
+from topr_trl.importing.message_parts import parsed_json
+from topr_trl.importing.record_fields import inner_value, value_at
+from topr_trl.importing.row_table import Row
+
+COLUMNS_OF_CALLS = (
+    "prompt_ids", "completion_ids", "sampler_logps", "problem_id", "finish_reason", "tools", "chat_template_kwargs",
+    *SAMPLING,
+)  # fmt: skip
+_ID_PREFIX = "token_id:"  # vLLM logs a token as `token_id:42` with `return_tokens_as_token_ids`
+
+
+class Dialect(NamedTuple):
+    """Way to write requests and answers.
+
+    Attributes:
+        asks (`str`): Field that a request must have, such as `messages`.
+        is_answer (`Callable`): Function that returns whether an object is a response in this dialect.
+        prompt (`Callable`): Function that returns columns of a request, such as `prompt` and `tools`.
+        answers (`Callable`): Function that returns columns of each answer in a response to a request, such as
+            `completion` and `finish_reason`. It returns None for an empty answer.
+    """
+
+    asks: str
+    is_answer: Callable[[Record], bool]
+    prompt: Callable[[Record], Row]
+    answers: Callable[[Record, Record], Sequence[Row | LeftOut | None]]
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """Places of a call in a record. A place is a path, such as `attributes.input`, or several of them to try in order.
+
+    Attributes:
+        request (`tuple[str, ...]`): Places of the request: an object, a list of messages, or text.
+        response (`tuple[str, ...]`): Places of the response: an object, one or more messages, or text.
+        dialects (`tuple[Dialect, ...]`): Dialects to try in order.
+        settings (`tuple[str, ...]`, defaults to `()`): Places of objects with more fields of the request.
+        tools (`tuple[str, ...]`, defaults to `()`): Places of the tools outside of the request.
+        system (`tuple[str, ...]`, defaults to `()`): Places of the system prompt outside of the request.
+        reasons (`tuple[str, ...]`, defaults to `()`): Places of the finish reason, or of a list with one per answer.
+        left_out (`Callable`, *optional*): Function that returns why a record gives no row, or None.
+        has_several (`bool`, defaults to `False`): Whether a record may have several answers.
+    """
+
+    request: tuple[str, ...]
+    response: tuple[str, ...]
+    dialects: tuple[Dialect, ...]
+    settings: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    system: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    left_out: Callable[[Record], LeftOut | None] = lambda record: None
+    has_several: bool = False
+
+    def rows(self, record: Record) -> list[Row | LeftOut | None]:
+        """Return a row for each answer of a record, or None for an empty answer.
+
+        Raises:
+            NotOfFormat: the request is missing.
+            Unusable: the answer is in no known dialect, there are several answers, or a dialect cannot use the call.
+        """
+        if (reason := self.left_out(record)) is not None:
+            return [reason]
+        if not (answer := value_at(record, *self.response)):
+            return []
+        asked = self._asked(record)
+        dialect, body = self._written_in(answer, asked)
+        found = rows_of_call(dialect, asked, self._with_reasons(record, body))
+        if len(found) > 1 and not self.has_several:
+            raise Unusable(f"it has {len(found)} choices in one record, so which of them was used is not known")
+        return found
+
+    def _asked(self, record: Record) -> Record:
+        """Return the fields of the request. Without one, the record itself can have them beside the response."""
+        given = value_at(record, *self.request)
+        if given is None and any(each.asks in record for each in self.dialects):
+            given = record
+        if given is None:
+            raise NotOfFormat("it has no request: set --requests to the input file of the batch")
+        if not isinstance(given, Mapping):
+            given = {"messages" if isinstance(given, list) else "prompt": given}
+        found: Record = {}
+        for path in self.settings:
+            found |= value_at(record, path) or {}
+        found |= given["body"] if isinstance(given.get("body"), Mapping) else given
+        beside = {"tools": value_at(record, *self.tools), "instructions": value_at(record, *self.system)}
+        return {**found, **{name: value for name, value in beside.items() if value is not None}}
+
+    def _written_in(self, answer: Any, asked: Record) -> tuple[Dialect, Record]:
+        """Return the dialect of a call, and the answer as a response in this dialect."""
+        if isinstance(inner_value(answer, "body"), Mapping):
+            answer = answer["body"]  # a line of a batch
+        bodies = [
+            dict(body) for body in (answer, _as_choices(answer, "messages" in asked)) if isinstance(body, Mapping)
+        ]
+        for body in bodies:
+            for dialect in self.dialects:
+                if dialect.asks in asked and dialect.is_answer(body):
+                    return dialect, body
+        if len(self.dialects) == 1 and bodies:
+            return self.dialects[0], bodies[-1]  # The dialect says what is missing.
+        raise Unusable(
+            f"its request has {', '.join(asked)} and its answer is {str(answer)[:60]}. They must be messages or text, "
+            "and one assistant message, text or a response"
+        )
+
+    def _with_reasons(self, record: Record, body: Record) -> Record:
+        """Return a response with the finish reasons that the record has beside it."""
+        reasons = value_at(record, *self.reasons)
+        if not reasons or not isinstance(body.get("choices"), list):
+            return body
+        each = reasons if isinstance(reasons, list) else [reasons]
+        pairs = zip(body["choices"], [*each, *[None] * len(body["choices"])], strict=False)
+        return {**body, "choices": [{"finish_reason": reason, **choice} for choice, reason in pairs]}
+
+
+def rows_of_call(dialect: Dialect, asked: Record, body: Record) -> list[Row | LeftOut | None]:
+    """Return a row for each answer in a response, or None for an empty answer.
+
+    Args:
+        dialect (`Dialect`): Dialect of the request and the response.
+        asked (`Record`): Request.
+        body (`Record`): Response.
+    """
+    shared = {**dialect.prompt(asked), **{name: _number(asked.get(name)) for name in SAMPLING}}
+    found = dialect.answers(body, asked)
+    return [{**shared, **each} if isinstance(each, Mapping) else each for each in found]
+
+
+def _number(value: Any) -> Any:
+    """Parse a number that was sent or exported as text, because servers accept such numbers. Keep other text."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return json.loads(value or "null")
+    return value
+
+
+def field_of(body: Record, name: str, what: str) -> Any:
+    """Return a field of a request or a response.
+
+    Args:
+        body (`Record`): Request or response.
+        name (`str`): Name of the field.
+        what (`str`): `"request"` or `"response"`, for error messages.
+
+    Raises:
+        NotOfFormat: there is no such field.
+    """
+    if name not in body:
+        raise NotOfFormat(f"its {what} has no {name}; it has {', '.join(sorted(body))}")
+    return body[name]
+
+
+def first_choice(body: Any, name: str) -> Any:
+    """Return a field of the first choice of a response, such as `message`. Return None without one.
+
+    Args:
+        body (`Any`): Response.
+        name (`str`): Name of the field.
+    """
+    choices = inner_value(body, "choices")
+    return inner_value(choices[0], name) if isinstance(choices, list) and choices else None
+
+
+def _as_choices(answer: Any, is_chat: bool) -> Record | None:
+    """Return an answer without a response around it as a response with choices. Return None for another object.
+
+    Args:
+        answer (`Any`): Text, a message, an object with a message, or a list of these.
+        is_chat (`bool`): Whether the request has messages, so that a text is the content of a message.
+    """
+    choices: list[Record] = []
+    for each in answer if isinstance(answer, list) else [answer]:
+        if isinstance(each, str):
+            choices.append({"message": {"role": "assistant", "content": each}} if is_chat else {"text": each})
+        elif isinstance(inner_value(each, "message"), Mapping):
+            choices.append(dict(each))
+        elif isinstance(each, Mapping) and _OF_MESSAGE & set(each):
+            choices.append({"message": {"role": "assistant", **each}, "finish_reason": each.get("finish_reason")})
+        else:
+            return None
+    return {"choices": choices}
+
+
+_OF_MESSAGE = {"content", "tool_calls", "parts", "kwargs", "data"}  # fields of messages, one of which a message has
+
+
+def ids_in(tokens: Sequence[str]) -> list[int] | None:
+    """Return the ids of logged tokens. Return None if the tokens were logged as text.
+
+    Args:
+        tokens (`Sequence[str]`): Tokens that were logged with the log-probabilities.
+    """
+    if not tokens or not all(token.startswith(_ID_PREFIX) for token in tokens):
+        return None
+    return [int(token.removeprefix(_ID_PREFIX)) for token in tokens]
+
+
+def check_lengths(ids: Sequence[int] | None, logps: Sequence[float] | None) -> None:
+    """Check that a choice has one log-probability per token.
+
+    Raises:
+        Unusable: the numbers of token ids and log-probabilities differ.
+    """
+    if ids and logps and len(ids) != len(logps):
+        raise Unusable(f"a choice has {len(ids)} token_ids and {len(logps)} log-probabilities")
+
+
+def format_of_calls(dialect: Dialect, source: str, loses: str) -> Format:
+    """Return the format of logged calls in a dialect: batch files, and logs of requests with responses.
+
+    Args:
+        dialect (`Dialect`): Dialect.
+        source (`str`): See `Format`.
+        loses (`str`): See `Format`.
+    """
+    envelope = Envelope(
+        request=("request",), response=("response",), dialects=(dialect,), has_several=True,
+        settings=("model_parameters",),  # LiteLLM has the messages of the request beside the response.
+        left_out=lambda record: LeftOut.FAILED if _is_failed(record) else None,
+    )  # fmt: skip
+    return Format(
+        source=source, suffix=".jsonl", rows=envelope.rows, rewards=None, columns=COLUMNS_OF_CALLS,
+        required=frozenset({"response"}), optional=None, rank=2, loses=loses,
+        records=lambda record: [_with_call(record, dialect)],
+        test=lambda record: _is_answer(dialect, _body(_with_call(record, dialect))),
+        choices=lambda record: IGNORED._replace(read=("response",)),
+    )  # fmt: skip
+
+
+def _is_failed(record: Record) -> bool:
+    response = record["response"]
+    if response and not isinstance(response, Mapping):
+        raise NotOfFormat(f"its response is {str(response)[:60]!r}, and must be the object that the API returned")
+    is_failed = record.get("error") or record.get("status") == "failure" or not response or response.get("error")
+    return bool(is_failed) or response.get("status_code", 200) != 200
+
+
+def _body(record: Record) -> Any:
+    """Return the body of the response in a record. Return None without one."""
+    return inner_value(record, "response", "body") or record.get("response")
+
+
+def _with_call(record: Record, dialect: Dialect) -> Record:
+    """Return a record with its call in the fields `request` and `response`.
+
+    Logging tools name these two fields differently (`request_body`, `inputs`, `reply`), and databases export them as
+    JSON text. The dialect tells which field is which. If several fields match, the record is returned unchanged.
+    """
+    objects = {name: found for name, value in record.items() if isinstance(found := parsed_json(value), Mapping)}
+    answers = [name for name, value in objects.items() if _is_answer(dialect, value.get("body", value))]
+    asked = [
+        name
+        for name, value in objects.items()
+        if name not in answers and isinstance(inner_value(value.get("body", value), dialect.asks), str | list)
+    ]
+    response = "response" if record.get("response") else answers[0] if len(answers) == 1 else None
+    request = "request" if record.get("request") else asked[0] if len(asked) == 1 else None
+    names = {"response": response, "request": request} if response in answers and request in asked else {}
+    named: Record = {name: objects[name] for name in ("response", "request") if name in {*answers, *asked}}
+    return {**record, **named, **{name: objects[found] for name, found in names.items() if found}}
+
+
+def _is_answer(dialect: Dialect, body: Any) -> bool:
+    return isinstance(body, Mapping) and dialect.is_answer(dict(body))

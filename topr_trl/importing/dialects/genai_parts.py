@@ -1,0 +1,71 @@
+"""Read messages of OpenTelemetry's conventions for generative AI, whose content is a list of parts."""
+
+import json
+from typing import Any
+
+from topr_trl.importing.calls import Dialect, first_choice
+from topr_trl.importing.format import Record, Unusable
+from topr_trl.importing.message_parts import assistant, call, other
+from topr_trl.importing.openai_messages import finish_reason, tools_as_json
+from topr_trl.importing.record_fields import inner_value
+from topr_trl.importing.row_table import Row
+
+_REASON = {"tool_call": "tool_calls"}  # finish reason in OpenTelemetry's conventions, and in OpenAI's API
+
+
+def prompt(asked: Record) -> Row:
+    """Return the messages and the tools of a request.
+
+    Raises:
+        Unusable: a part of a message cannot become text, for instance an image.
+    """
+    start = [other("system", asked["instructions"])] if asked.get("instructions") else []
+    messages = [*start, *(each for given in asked["messages"] for each in _messages(given))]
+    return {"prompt": messages, "tools": tools_as_json(_functions(asked.get("tools")))}
+
+
+def answers(body: Record, asked: Record) -> list[Row]:
+    """Return the columns of each output message.
+
+    Raises:
+        Unusable: the provider ran a tool itself, or a part of a message cannot become text, for instance an image.
+    """
+    return [
+        {
+            "completion": _messages(choice["message"]),
+            "finish_reason": finish_reason(_REASON.get(str(choice["finish_reason"]), choice["finish_reason"])),
+        }
+        for choice in body["choices"]
+    ]
+
+
+def _functions(tools: Any) -> Any:
+    return [{name: value for name, value in tool.items() if name != "type"} if "function" not in tool else tool
+            for tool in tools or ()] or None  # fmt: skip
+
+
+def _messages(given: Record) -> list[Row]:
+    """Convert a message to messages of a row. Each tool result becomes a separate message."""
+    parts = given["parts"]
+    results = [part for part in parts if part.get("type") == "tool_call_response"]
+    if given["role"] != "assistant":
+        made = [other("tool", _text(part.get("response", part.get("result"))), tool_call_id=part.get("id"))
+                for part in results]  # fmt: skip
+        rest = [part for part in parts if part not in results]
+        return [*made, other(given["role"], rest)] if rest or not results else made
+    if results:
+        raise Unusable("an assistant message has the result of a tool that the provider ran itself")
+    asked = [call(part["name"], part.get("arguments"), part.get("id")) for part in parts if part["type"] == "tool_call"]
+    return [assistant(parts, asked)]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+DIALECT = Dialect(
+    asks="messages",
+    is_answer=lambda body: isinstance(inner_value(first_choice(body, "message"), "parts"), list),
+    prompt=prompt,
+    answers=answers,
+)

@@ -1,0 +1,109 @@
+"""Read messages of LangChain, as its tracers write them, and messages of OpenAI's API beside them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from topr_trl.importing.calls import Dialect, first_choice
+from topr_trl.importing.format import Record, Unusable
+from topr_trl.importing.message_parts import assistant, call, other, split_parts
+from topr_trl.importing.openai_messages import finish_reason, text_or_messages, tools_as_json
+from topr_trl.importing.row_table import Row
+
+_ROLES = {
+    "human": "user", "HumanMessage": "user", "user": "user", "ai": "assistant", "AIMessage": "assistant",
+    "AIMessageChunk": "assistant", "assistant": "assistant", "system": "system", "SystemMessage": "system",
+    "developer": "system", "tool": "tool", "ToolMessage": "tool", "function": "tool", "FunctionMessage": "tool",
+}  # fmt: skip
+
+
+def prompt(asked: Record) -> Row:
+    """Return the messages, or the text for a completion model, and the tools of a request.
+
+    Raises:
+        Unusable: there are several requests or prompts, or a message has an unknown type.
+    """
+    if "messages" in asked:
+        given: Any = [_message(each) for each in _unwrapped(asked["messages"])]
+    else:
+        prompts = asked["prompts"] if "prompts" in asked else [asked["prompt"]] if "prompt" in asked else []
+        if len(prompts) != 1:
+            raise Unusable(f"it has {len(prompts)} prompts and no messages; its inputs have {', '.join(asked)}")
+        given = prompts[0]
+    return {"prompt": given, "tools": tools_as_json(asked.get("tools"))}
+
+
+def answers(body: Record, asked: Record) -> list[Row | None]:
+    """Return the columns of each answer, or None for an empty answer.
+
+    Raises:
+        Unusable: the answer is in no known field, the request of a chat is text, or a tool call was not parsed.
+    """
+    return [_answer(choice, "messages" in asked) for choice in _choices(body)]
+
+
+def _choices(body: Record) -> list[Record]:
+    if "generations" in body:
+        generations: list[Any] = body["generations"]
+        return generations[0] if generations and isinstance(generations[0], list) else generations
+    if "choices" in body:
+        return list(body["choices"])
+    raise Unusable(f"its outputs have no known field for the answer; they have {', '.join(body)}")
+
+
+def _answer(choice: Record, is_chat: bool) -> Row | None:
+    given = choice.get("message") or choice.get("text")
+    if not given:
+        return None
+    reason = choice.get("finish_reason") or (choice.get("generation_info") or {}).get("finish_reason")
+    if is_chat:
+        completion: Any = [_message(given)] if isinstance(given, Mapping) else [assistant(given)]
+    elif isinstance(given, Mapping) and _name(given) in _ROLES:
+        raise Unusable("its inputs are the text of a chat, so the messages that the model read are not known")
+    else:
+        completion = text_or_messages(given)
+    return {"completion": completion, "finish_reason": finish_reason(reason)}
+
+
+def _is_answer(body: Record) -> bool:
+    message = first_choice(body, "message")
+    is_own = isinstance(message, Mapping) and ("lc" in message or message.get("type") in _ROLES)
+    return is_own or isinstance(body.get("generations"), list)
+
+
+def _unwrapped(messages: Any) -> Any:
+    """Return the messages of a request. LangChain logs the request inside a list with one element."""
+    if messages and isinstance(messages[0], list):
+        if len(messages) > 1:
+            raise Unusable(f"it has {len(messages)} requests in one run")
+        return messages[0]
+    return messages
+
+
+def _name(given: Mapping[str, Any]) -> str:
+    """Return the class name, type or role of a message, to look up in `_ROLES`."""
+    if isinstance(given.get("id"), list) and given.get("lc"):
+        return str(given["id"][-1])
+    return str(given.get("type") if given.get("type") in _ROLES else given.get("role") or given.get("type"))
+
+
+def _message(given: Mapping[str, Any]) -> Row:
+    role = _ROLES.get(_name(given))
+    if role is None:
+        raise Unusable(f"a message has the unknown type or role {_name(given)}")
+    inner = given.get("kwargs") or given.get("data") or given
+    more = inner.get("additional_kwargs") or {}
+    if role != "assistant":
+        return other(role, inner.get("content"), tool_call_id=inner.get("tool_call_id"))
+    if inner.get("invalid_tool_calls"):
+        raise Unusable("it has a tool call that could not be parsed")
+    calls = [
+        asked if "function" in asked else call(asked["name"], asked["args"], asked.get("id"))
+        for asked in inner.get("tool_calls") or more.get("tool_calls") or ()
+    ]
+    thinking = more.get("reasoning_content") or inner.get("reasoning_content")
+    if thinking and split_parts(inner.get("content"))[1]:
+        thinking = None  # The parts of the content repeat this thinking.
+    return assistant(inner.get("content"), calls, thinking)
+
+
+DIALECT = Dialect(asks="messages", is_answer=_is_answer, prompt=prompt, answers=answers)

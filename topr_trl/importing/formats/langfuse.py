@@ -1,0 +1,63 @@
+"""Read exports of Langfuse: observations as CSV, JSON or parquet, and single traces as JSON."""
+
+from collections.abc import Iterator
+
+from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
+from topr_trl.importing.dialects import DIALECTS
+from topr_trl.importing.format import IGNORED, Format, LeftOut, Record
+from topr_trl.importing.record_fields import value_at
+
+_NOT_A_COMPLETION = ("SPAN", "EVENT", "TOOL", "CHAIN", "AGENT", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
+
+
+def observations(record: Record) -> Iterator[Record]:
+    """Yield each observation of a trace, with the scores of the observation and of the trace.
+
+    Yield an exported observation unchanged.
+
+    Args:
+        record (`Record`): Downloaded trace, or exported observation.
+    """
+    if not isinstance(record.get("observations"), list):
+        yield record
+        return
+    scores = record.get("scores") or value_at(record, "trace.scores") or []
+    for each in record["observations"]:
+        own = [score for score in scores if value_at(score, "observationId", "observation_id") in (None, each["id"])]
+        yield {**each, "scores": {score["name"]: score.get("value") for score in own}}
+
+
+def _left_out(record: Record) -> LeftOut | None:
+    if str(record.get("type") or "GENERATION").upper() in _NOT_A_COMPLETION:
+        return LeftOut.OTHER
+    return LeftOut.FAILED if record.get("level") == "ERROR" else None if record["input"] else LeftOut.EMPTY
+
+
+def _is_observation(record: Record) -> bool:
+    names = {name.replace("_", "").lower() for name in record}
+    of_observation = {"input", "output"} <= names and bool({"traceid", "observationid"} & names)
+    return of_observation or isinstance(record.get("observations"), list)
+
+
+ENVELOPE = Envelope(
+    request=("input",),
+    response=("output",),
+    settings=("modelParameters", "model_parameters"),
+    dialects=DIALECTS,
+    left_out=_left_out,
+)
+FORMAT = Format(
+    source="Langfuse (worker/src/features/database-read-stream/observation-stream.ts at 03b77af)",
+    suffix="",
+    rank=1,
+    test=_is_observation,
+    rows=ENVELOPE.rows,
+    rewards=None,
+    columns=COLUMNS_OF_CALLS,
+    required=frozenset({"input", "output"}),
+    optional=None,
+    choices=lambda record: IGNORED,
+    records=observations,
+    loses="Only generations become rows. Choose a score with --reward_fields: NAME for exported tables, where each "
+    "score is a column, and scores.NAME for downloaded traces.",
+)

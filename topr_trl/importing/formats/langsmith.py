@@ -1,0 +1,40 @@
+"""Read exports of LangSmith: runs of the type llm, as JSON, JSON lines or parquet."""
+
+from typing import Any
+
+from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
+from topr_trl.importing.dialects import langchain
+from topr_trl.importing.format import Format, LeftOut, Record, has
+from topr_trl.importing.message_parts import parsed_json
+
+
+def _left_out(record: Record) -> LeftOut | None:
+    if record["run_type"] != "llm":
+        return LeftOut.OTHER
+    return LeftOut.FAILED if record.get("error") else None if parsed_json(record["inputs"]) else LeftOut.EMPTY
+
+
+def rewards(record: Record) -> dict[str, Any]:
+    """Return the mean feedback for each feedback key. The mean is None for feedback without numbers."""
+    stats = parsed_json(record.get("feedback_stats")) or {}
+    return {key: each.get("avg") for key, each in stats.items() if isinstance(each, dict)}
+
+
+FORMAT = Format(
+    source="LangSmith's run data format (langsmith 0.15, schemas.py; langchain-core 1.8, tracers/core.py)",
+    suffix="",
+    test=has("run_type", "inputs"),
+    rows=Envelope(
+        request=("inputs",),
+        response=("outputs.message", "outputs.output", "outputs.messages", "outputs"),
+        settings=("extra.options", "extra.invocation_params"),
+        dialects=(langchain.DIALECT,),
+        left_out=_left_out,
+    ).rows,
+    rewards=rewards,
+    columns=COLUMNS_OF_CALLS,
+    required=frozenset({"run_type", "inputs"}),
+    optional=None,
+    loses="Only runs of the type llm become rows. The reward is the mean feedback on a run. Feedback on a whole trace "
+    "is in its root run: write this feedback to a file for --rewards, and set --id_field trace_id.",
+)
