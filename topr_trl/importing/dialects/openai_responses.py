@@ -117,9 +117,8 @@ def _is_response(body: Record) -> bool:
     items = body.get("output")
     if not isinstance(items, list):
         return False
-    return body.get("object") == "response" or (
-        bool(items) and all(isinstance(inner_value(each, "type"), str) for each in items)
-    )
+    have_types = bool(items) and all(isinstance(inner_value(each, "type"), str) for each in items)
+    return have_types or body.get("object") == "response"
 
 
 DIALECT = Dialect(
