@@ -54,6 +54,23 @@ def test_inputs_and_outputs_of_langfuse(given, output):
     assert (turns(row["prompt"]), turns(row["completion"])) == ([USER], [answer("12")])
 
 
+@pytest.mark.parametrize(
+    ("given", "output"),
+    [
+        ({"input": "How many legs?"}, {"object": "response", "status": "completed", "output": [
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "12"}]}]}),
+        ({"messages": [[{"type": "human", "data": {"content": "How many legs?"}}]]},
+         {"generations": [[{"text": "12", "message": {"type": "ai", "data": {"content": "12"}}}]]}),
+        ([{"role": "user", "parts": [{"type": "text", "content": "How many legs?"}]}],
+         [{"role": "assistant", "parts": [{"type": "text", "content": "12"}]}]),
+    ],
+)  # fmt: skip
+def test_an_envelope_reads_all_dialects(given, output):
+    (row,) = langfuse.FORMAT.rows({**OBSERVATION, "input": given, "output": output})
+    assert (turns(row["prompt"]), turns(row["completion"])) == ([USER], [answer("12")])
+    assert row["temperature"] == 0.7
+
+
 def test_text_and_unknown_forms_of_langfuse():
     (row,) = langfuse.FORMAT.rows({**OBSERVATION, "input": "a =", "output": " 7"})
     assert (row["prompt"], row["completion"]) == ("a =", " 7")
@@ -185,6 +202,10 @@ def test_events_and_printed_spans():
     (printed,) = opentelemetry.calls({"name": "chat", "attributes": plain, "events": []})
     (row,) = opentelemetry.FORMAT.rows(printed)
     assert turns(row["prompt"]) == CALLED
+    said = json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "12"}]}])
+    cut = {**plain, "gen_ai.output.messages": said, "gen_ai.response.finish_reasons": ["length"]}
+    (row,) = opentelemetry.FORMAT.rows({"attributes": cut})
+    assert row["finish_reason"] == "length"
     for attributes, why in (
         ({"gen_ai.prompt": "a"}, "conventions before 1.37"),
         ({"gen_ai.output.messages": "[]"}, "was not captured"),

@@ -24,6 +24,13 @@ def test_each_example_has_its_format(name):
     assert format_of(EXAMPLES[name]) == name
 
 
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_no_two_formats_of_a_rank_recognize_an_example(name):
+    """The order of two tests with the same rank means nothing."""
+    ranks = [each.rank for each in FORMATS.values() if each.test(EXAMPLES[name])]
+    assert ranks.count(min(ranks)) == 1
+
+
 def test_every_format_has_an_example():
     assert set(EXAMPLES) == set(FORMATS)
 

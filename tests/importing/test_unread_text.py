@@ -5,8 +5,10 @@ import json
 import pytest
 
 from topr_trl.importing.field_names import COMPLETIONS, PROMPTS, Kind, kind_of
+from topr_trl.importing.format import IGNORED
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.record_to_rows import RecordReader
+from topr_trl.importing.unread_text import find_unread
 
 USER, EARLIER = {"role": "user", "content": "Legs of a cat?"}, {"role": "assistant", "content": "EARLIER 4"}
 AGAIN = {"role": "user", "content": "And of three?"}
@@ -592,3 +594,12 @@ def test_marks_as_words(read, flag):
 def test_a_column_name_with_braces(read):
     with pytest.raises(ValueError, match=r"text of the \{x\} context"):
         read({"question": "Legs?", "the {x} context": "Tom is a cat.", "response": "4", "score": 1})
+
+
+def test_arguments_of_a_call_can_be_an_object():
+    """Rows have arguments as JSON text, so each text in them counts as read."""
+    asked = {"role": "assistant", "content": [{"type": "tool_use", "name": "legs", "input": {"a": "cat"}}]}
+    call = {"id": None, "type": "function", "function": {"name": "legs", "arguments": '{"a": "cat"}'}}
+    prompt = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    rows = [{"prompt": prompt, "completion": [{"role": "assistant", "content": "12"}]}]
+    assert find_unread({"messages": [USER, asked]}, rows, (), IGNORED).completions == []

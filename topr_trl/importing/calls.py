@@ -121,7 +121,8 @@ class Envelope:
             return body
         each = reasons if isinstance(reasons, list) else [reasons]
         pairs = zip(body["choices"], [*each, *[None] * len(body["choices"])], strict=False)
-        return {**body, "choices": [{"finish_reason": reason, **choice} for choice, reason in pairs]}
+        choices = [{**choice, "finish_reason": choice.get("finish_reason") or reason} for choice, reason in pairs]
+        return {**body, "choices": choices}
 
 
 def rows_of_call(dialect: Dialect, asked: Record, body: Record) -> list[Row | LeftOut | None]:

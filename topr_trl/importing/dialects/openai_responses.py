@@ -115,11 +115,12 @@ def _finish_reason(body: Record) -> str | None:
 
 def _is_response(body: Record) -> bool:
     items = body.get("output")
-    is_item = isinstance(items, list) and bool(items) and inner_value(items[0], "type") in _ITEMS
-    return isinstance(items, list) and (is_item or body.get("object") == "response")
+    if not isinstance(items, list):
+        return False
+    have_types = bool(items) and all(isinstance(inner_value(each, "type"), str) for each in items)
+    return have_types or body.get("object") == "response"
 
 
-_ITEMS = ("message", "reasoning", "function_call")  # items with which an output starts
 DIALECT = Dialect(
     asks="input",
     is_answer=_is_response,
