@@ -168,7 +168,7 @@ def test_rows_that_are_messages(run):
 
 
 def test_nothing_to_show(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"There is no folder .*nowhere \(--input\)"):
+    with pytest.raises(FileNotFoundError, match=r"--input: .*nowhere does not exist"):
         cli.main(["plot", "--input", str(tmp_path / "nowhere")])
     with pytest.raises(FileNotFoundError, match=r"neither trainer_state.json nor evaluation.json"):
         cli.main(["plot", "--input", str(tmp_path)])

@@ -128,6 +128,8 @@ def _have_rewards(source: Path) -> bool:
 def iterate(loop: IterateArguments) -> None:
     """Run the loop, or continue it where it stopped.
 
+    A script that calls this function needs `if __name__ == "__main__":`, as for Python's `multiprocessing`.
+
     Args:
         loop (`IterateArguments`): Settings of the loop.
 

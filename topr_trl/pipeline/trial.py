@@ -122,6 +122,8 @@ class Outcome:
 def run_trial(trial: TrialArguments) -> Outcome:
     """Run a trial, or continue it where it stopped.
 
+    A script that calls this function needs `if __name__ == "__main__":`, as for Python's `multiprocessing`.
+
     Args:
         trial (`TrialArguments`): Settings of the trial.
 
