@@ -102,7 +102,7 @@ def test_the_yaml_of_a_loop_serves_its_stages_and_its_plan(own):
         ("train", "num_generations_eval", "It is a setting of topr iterate, trial, evaluate, plan."),
     ],
 )
-def test_what_an_unknown_setting_may_have_meant(command, name, hint, own):
+def test_a_hint_for_an_unknown_setting(command, name, hint, own):
     assert refusal(command, [f"--{name}", "1"]) == f"This command has no setting --{name}. {hint}"
     if name != "num_generations_eval":  # The YAML file of a loop can hold this name.
         assert refusal(command, own(**{name: 1})) == f"This command has no setting --{name} (in own.yaml). {hint}"
@@ -173,7 +173,7 @@ def test_values_of_another_type_in_yaml(command, name, value, message, own, caps
         assert refusal(command, own(**{name: value})) == message
 
 
-def test_what_transformers_takes_beside_its_own_types(own):
+def test_values_that_transformers_converts(own):
     parsed = parse("train", own(debug=None, fsdp=False))
     assert not parsed.debug
     assert not parsed.fsdp  # Some versions of transformers convert it to an empty list.
@@ -304,7 +304,7 @@ def console(monkeypatch, *given):
     cli.console()
 
 
-def test_what_users_can_fix_is_said_in_a_line(monkeypatch, tmp_path):
+def test_errors_that_users_can_fix_are_one_line(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     given = ["score", "--input", "nowhere", "--output_dir", "out"]
     for more, message in (

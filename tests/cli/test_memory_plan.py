@@ -148,7 +148,7 @@ def test_lora_trains_little(shapes):
     assert adapter.optimizer < 0.01 * whole.optimizer
 
 
-def test_what_is_left_out_is_planned_as_the_loop_runs_it(capsys):
+def test_a_plan_uses_the_defaults_of_the_loop(capsys):
     own = {"nodes", "gpus", "gpu_memory", "gpu_tflops", "mfu", "lora_parameters", "prompt_tokens",
            "gpu_bandwidth", "mbu"}  # fmt: skip
     planned = {field.name: field.default for field in fields(PlanArguments) if field.name not in own}
@@ -186,7 +186,7 @@ def test_the_settings_of_a_loop_can_be_planned(tmp_path, capsys):
         cli.main(["plan", "--config", str(config)])
 
 
-def test_what_helps_where_nothing_fits(capsys):
+def test_advice_if_nothing_fits(capsys):
     cli.main(["plan", "--max_new_tokens", "30000"])
     said = " ".join(capsys.readouterr().out.split())
     assert "Nothing fits. Less memory is needed with per_device_train_batch_size=1 (now 8); optim=adamw_torch" in said

@@ -86,7 +86,7 @@ def test_rows_of_every_format_are_trained_on_and_come_back(tmp_path):
 
 @pytest.mark.weekly
 @pytest.mark.processes
-def test_what_was_pushed_is_loaded_without_this_package(pushed, loop):
+def test_pushed_rows_and_models_load_without_this_package(pushed, loop):
     hub, out = pushed
     start(hub, "loaded.py", out, loop)
 
@@ -399,7 +399,7 @@ def damage(run, what):
         ("no card", "was trained is not known: there is no .*README.md"),
     ],
 )
-def test_what_cannot_be_pushed(loop, tmp_path, what, message):
+def test_folders_that_cannot_be_pushed(loop, tmp_path, what, message):
     folder = damage(shutil.copytree(loop, tmp_path / "run"), what)
     with pytest.raises((ValueError, FileNotFoundError), match=message) as raised:
         pack(folder, "me/x")
@@ -433,7 +433,7 @@ def test_dry_run(loop, capsys):
     assert "# x\n" in printed
 
 
-def test_what_an_earlier_push_left_does_not_stay_beside_the_new(loop):
+def test_a_push_removes_files_of_an_earlier_push(loop):
     """Loading would also read old files, such as an adapter's configuration beside a model, so a push removes them."""
     model = pack(loop / "iteration-1" / "model", "me/x")
     rows = pack(next((loop / "iteration-1" / "rollouts").glob("*.parquet")), "me/rows")
@@ -546,7 +546,7 @@ TRAJECTORY = [
          "  ls x\n"),
     ],
 )  # fmt: skip
-def test_what_others_said_is_shown_and_asked_about(tmp_path, monkeypatch, capsys, columns, shown):
+def test_text_of_others_is_shown_and_asked_about(tmp_path, monkeypatch, capsys, columns, shown):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
@@ -582,7 +582,7 @@ def test_messages_that_are_kept_as_json_are_shown(tmp_path):
     assert texts_by_others(tmp_path / "rows") == ["tool: secret"]
 
 
-def test_what_is_shown_is_of_all_files(tmp_path):
+def test_the_text_shown_is_of_all_files(tmp_path):
     for n in range(3):
         told = [{"role": "tool", "content": f"file {n}, row {m}"} for m in range(9)]
         rows = Dataset.from_dict({"prompt": ["a"] * 9, "completion": [[TRAJECTORY[0], each] for each in told]})

@@ -247,7 +247,7 @@ def test_pairs_become_two_rows(model_of, tmp_path, capsys):
         ("lm_eval_samples.jsonl", (), f"Question: {QUESTION}\nAnswer:", [" #### 12", " #### 7"], [1.0, 0.0]),
     ],
 )  # fmt: skip
-def test_what_is_learned_from_other_formats(name, given, prompt, answers, rewards, read, tmp_path):
+def test_rows_learned_from_other_formats(name, given, prompt, answers, rewards, read, tmp_path):
     main.main(["import", "--input", str(CASES / name), "--output_dir", str(tmp_path / "rows"), *given])
     rows = load_rows(tmp_path / "rows")
     assert rows["reward"][:] == rewards

@@ -68,7 +68,7 @@ def test_each_reason_has_a_sentence():
          "1 sample was masked in the loss and is left out: log.jsonl, line 2."),
     ],
 )  # fmt: skip
-def test_what_is_left_out_is_counted(tmp_path, capsys, name, records, expected):
+def test_records_left_out_are_counted(tmp_path, capsys, name, records, expected):
     assert len(imported(tmp_path, name, records, *SCORE * (name in ("openai", "messages"))))
     assert expected in capsys.readouterr().out
 

@@ -224,6 +224,6 @@ def test_a_long_table_is_read_in_parts(tmp_path, monkeypatch):
         (ROWS, ("--prompt_field", "asked", "--completion_field", "response"), "it has no field asked"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read(tmp_path, content, given, words):
+def test_unreadable_input(tmp_path, content, given, words):
     with pytest.raises(ValueError, match=words):
         imported(tmp_path, content, "a.csv", *given)

@@ -228,7 +228,7 @@ def test_empty_completions_are_left_out_and_counted(tmp_path, capsys):
     assert "2 completions are empty or missing and are left out: log.jsonl, line 2, " in capsys.readouterr().out
 
 
-def test_what_is_kept_of_places_names_no_folder_of_this_machine(tmp_path):
+def test_saved_places_name_no_folder_of_this_machine(tmp_path):
     lines(tmp_path / "log" / "0.jsonl", [record(0), "{broken\n", record(1)])
     imported(tmp_path / "log", tmp_path / "rows")
     kept = [(tmp_path / "rows" / manifest.NAME).read_text()]

@@ -98,7 +98,7 @@ def test_a_folder_of_documents(tmp_path):
         ("", "has no record"),
     ],
 )
-def test_what_cannot_be_read(tmp_path, text, words):
+def test_unreadable_input(tmp_path, text, words):
     with pytest.raises(ValueError, match=words):
         read(tmp_path, text)
 

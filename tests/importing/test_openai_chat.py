@@ -144,7 +144,7 @@ def test_ids_of_rewards_are_checked(tmp_path, second, why):
         ({"request": {"messages": [{"content": "1"}]}, "response": answered()}, "message has no role; it has content"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read(tmp_path, record, message):
+def test_unreadable_input(tmp_path, record, message):
     with pytest.raises(ValueError, match=f"line 1: .*{message}"):
         imported(tmp_path, [record])
 

@@ -32,7 +32,7 @@ def short(completions, **_):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("conversational", [False, True])
-def test_what_trl_logs_can_be_trained_on(model, tokenizer, tmp_path, capsys, conversational):
+def test_logs_of_trl_can_be_trained_on(model, tokenizer, tmp_path, capsys, conversational):
     prompts = [f"{n} + 1 =" for n in range(4)]
     if conversational:
         prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]

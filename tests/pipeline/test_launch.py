@@ -269,7 +269,7 @@ def test_a_stage_on_windows_does_not_signal_its_loop(monkeypatch):
     assert sent == []
 
 
-def test_what_a_process_has_started_ends_with_it(tmp_path):
+def test_children_of_a_process_end_with_it(tmp_path):
     """`accelerate launch` with one process starts a child and does not pass SIGTERM on."""
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
     launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}])"

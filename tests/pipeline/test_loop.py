@@ -112,7 +112,7 @@ def test_the_process_that_computes_log_mu_has_the_batch_size_of_training(tmp_pat
     assert parsed.per_device_train_batch_size == 1
 
 
-def test_what_would_fail_later_is_refused_first(tmp_path, monkeypatch):
+def test_settings_that_would_fail_later_are_refused_first(tmp_path, monkeypatch):
     for name, message in (("fsdp2", "DTensors"), ("zero3_offload", "its own Adam")):
         with pytest.raises(ValueError, match=message):
             check(loop(tmp_path, accelerate_config=str(CONFIGS / f"{name}.yaml")))

@@ -50,7 +50,7 @@ def test_several_stages_work_on_a_folder_one_after_the_other(tmp_path):
     assert manifest.begin(tmp_path, "sample", {"seed": 1}) is False  # `sample` must run again, too.
 
 
-def test_what_other_programs_leave_beside_files_is_no_input(tmp_path):
+def test_files_of_other_programs_are_no_input(tmp_path):
     (tmp_path / "rows.jsonl").write_text("rows")
     before = manifest.fingerprint(tmp_path)
     (tmp_path / ".cache").mkdir()
@@ -89,7 +89,7 @@ def test_fingerprint_follows_the_content(tmp_path):
 
 @pytest.mark.parametrize("content", ['{"inputs": {}, "files": []}', "[" * 100_000, "null", '{"inputs": {}}',
                                      '{"stages": {}, "files": {}}', '{"stages": {"a": 1}, "files": {}}'])  # fmt: skip
-def test_what_is_no_manifest_is_refused(tmp_path, content):
+def test_other_json_is_no_manifest(tmp_path, content):
     (tmp_path / manifest.NAME).write_text(content)
     with pytest.raises(ValueError, match=r"_manifest\.json is damaged"):
         manifest.begin(tmp_path, "sample", {})
@@ -115,7 +115,7 @@ def test_files_of_something_else_are_not_taken_for_results(tmp_path):
         manifest.begin(tmp_path, "sample", {"seed": 1})
 
 
-def test_what_stages_write_inside_of_what_they_read_is_not_its_content(tmp_path):
+def test_output_inside_an_input_is_not_its_content(tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "one.jsonl").write_text("{}")
     before = manifest.fingerprint(tmp_path / "logs")

@@ -289,7 +289,7 @@ def test_the_loop_tests_only_with_test_prompts():
         loop(reward_funcs=None)
 
 
-def test_what_would_fail_after_sampling_is_found_before(tmp_path):
+def test_errors_after_sampling_are_found_before(tmp_path):
     for more, words in (
         ({"reward_funcs": ["rewards.py:vowel"]}, "Did you mean vowels"),
         ({"reward_funcs": ["rewards.py"]}, "rewards.py:FUNCTION"),

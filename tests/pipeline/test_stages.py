@@ -380,7 +380,7 @@ def test_log_mu_of_repeated_rows(scored, tmp_path):
 
 @pytest.mark.parametrize("lacking", [[], ["sample_id"], ["problem_id", "sample_id"]])
 @pytest.mark.parametrize("share", [None, 0.5])
-def test_what_is_chosen_does_not_depend_on_the_shards(scored, tmp_path, share, lacking):
+def test_chosen_rows_do_not_depend_on_the_shards(scored, tmp_path, share, lacking):
     table = pa.concat_tables([pq.read_table(shard) for shard in shards_of(scored)])
     table, one = table.drop_columns(lacking), tmp_path / "one.parquet"
     pq.write_table(table, one)
@@ -449,7 +449,7 @@ def test_an_adapter_is_merged(scored, tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path / "model").chat_template == template.read_text()
 
 
-def test_what_the_results_do_not_depend_on_is_no_input(scored, tmp_path):
+def test_settings_without_effect_on_the_results_are_no_input(scored, tmp_path):
     test = {"split": "test"}
     before = stage_of("sample", sampling(tmp_path, **test)).inputs()
     assert (

@@ -213,7 +213,7 @@ def test_settings_at_their_defaults_are_recommended_only_if_the_learning_rate_de
     }  # fmt: skip
 
 
-def test_what_cannot_be_tried_is_refused_first(scored, tmp_path):
+def test_a_trial_that_cannot_run_is_refused_first(scored, tmp_path):
     rows = load_rows(scored)
     save_rows(rows.filter(lambda row: row["problem_id"] < 5), tmp_path / "few")
     with pytest.raises(ValueError, match=r"needs rows of at least 6 problems, .*few has 5"):

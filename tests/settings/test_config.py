@@ -179,7 +179,7 @@ def test_a_newer_trl_may_remove_what_is_only_checked(cls, parent, name, tmp_path
     cls(str(tmp_path), **CPU, **more)
 
 
-def test_what_a_newer_trl_still_has_is_refused():
+def test_settings_of_a_newer_trl_are_refused():
     there = [f for f in dataclasses.fields(GRPOConfig) if f.name in GRPO_ONLY and "importance" not in f.name]
     newer = dataclasses.make_dataclass("GRPOConfig", [(f.name, object, f.default) for f in there])
     refuse_settings(newer(), newer, "TOPRTrainer", GRPO_ONLY, LIKE_TOPR)

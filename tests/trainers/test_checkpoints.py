@@ -97,7 +97,7 @@ def test_files_are_of_the_model_with_their_names(tmp_path, model):
     check_files("somebody/a-model-of-the-hub")
 
 
-def test_what_is_logged_ends_a_training(model, tokenizer, rows, tmp_path, monkeypatch):
+def test_a_logged_nan_ends_a_training(model, tokenizer, rows, tmp_path, monkeypatch):
     """A NaN or infinite value in the log stops training. Under DeepSpeed, the check of gradients comes too late."""
     settings = {"report_to": "none", "bf16": False, "use_cpu": True, "gradient_checkpointing": False}
     trainer = OfflineTOPRTrainer(model, OfflineTOPRConfig(str(tmp_path), **settings), rows, processing_class=tokenizer)

@@ -97,7 +97,7 @@ def test_rows_of_two_processes_have_their_own_weight(tmp_path):
         assert max(map(len, tables(tmp_path / kind).values())) == 8  # rows of both processes
 
 
-def test_what_is_printed_and_kept(model, tokenizer, rows, tmp_path, capsys, monkeypatch):
+def test_printed_and_saved_rows(model, tokenizer, rows, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     args = OfflineTOPRConfig(
         **completions_tables.settings(tmp_path, preset="topr", max_steps=2, logging_steps=2, model_init_kwargs=None),

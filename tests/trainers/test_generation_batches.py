@@ -6,7 +6,7 @@ import torch
 from topr_trl.trainers.generation_batches import trim_padding
 
 
-def test_what_is_trimmed():
+def test_trimmed_columns():
     mask = torch.tensor([[1] * 5 + [0] * 11, [1] * 3 + [0] * 13])
     batch = {"completion_ids": torch.ones(2, 16, dtype=torch.long), "completion_mask": mask}
     widths = []

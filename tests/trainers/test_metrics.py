@@ -170,7 +170,7 @@ def test_names_and_quantiles_of_the_ratio():
     })  # fmt: skip
 
 
-def test_what_is_tapered_and_what_is_dead():
+def test_tapered_and_dead_negatives():
     """A weight of 1, or 1 up to rounding, is not tapered. A weight of 0.01 is not dead."""
     weights = torch.tensor([1.0, 0.999, 0.5, 0.01], dtype=torch.float64)
     metrics = row_metrics(weights, torch.zeros(4), torch.full((4,), -1.0))

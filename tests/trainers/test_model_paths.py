@@ -72,7 +72,7 @@ def test_sampling_with_an_adapter_alone(adapter):
     assert parse("sample", [*given, "--sampling_backend", "vllm"]).model_name_or_path == str(adapter)
 
 
-def test_where_the_whole_model_is(adapter):
+def test_the_path_of_the_whole_model(adapter):
     (adapter / "adapter_config.json").write_text("{}")  # names no base model
     with pytest.raises(ValueError, match="holds an adapter, and no model"):
         refuse_adapter(adapter)

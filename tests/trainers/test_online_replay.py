@@ -328,7 +328,7 @@ def test_log_mu_of_what_logged_rows_were_computed_by(make):
 
 
 @pytest.mark.parametrize("theirs", [[-1.0], [-1.0, -1.0], [], [None, None, None]])
-def test_what_is_wrong_with_log_mu_that_is_not_needed_does_not_matter(make, theirs):
+def test_wrong_log_mu_that_is_not_needed_does_not_matter(make, theirs):
     rows = make(replay_dataset=logged(mu_logps=[theirs, [-1.0, -1.0, -1.0]] * 4))._replay.buffer.rows
     assert {bool(r.mu_logps.isnan().all()) for r in rows if r.reward > 0} == {True}
     assert {r.mu_logps.sum().item() for r in rows if r.reward < 0} == {-3.0}

@@ -47,7 +47,7 @@ def test_other_evaluation_rows_are_of_the_same_temperature(model, tokenizer, row
         trainer.evaluate(warm)
 
 
-def test_what_cannot_be_compared_is_neither_log_mu_nor_a_distance(model, tokenizer, rows, tmp_path):
+def test_incomparable_log_probabilities_are_not_used(model, tokenizer, rows, tmp_path):
     logps = [[-0.1] * (len(tokenizer(text)["input_ids"]) + 1) for text in rows["completion"]]
     warm = rows.add_column("temperature", [0.5] * len(rows)).add_column("sampler_logps", logps)
     with pytest.raises(ValueError, match=r"log_mu='sampler' .*train dataset.*temperature 0\.5"):
@@ -59,7 +59,7 @@ def test_what_cannot_be_compared_is_neither_log_mu_nor_a_distance(model, tokeniz
 
 
 @pytest.mark.parametrize("known", [None, False, True])
-def test_who_wrote_the_rows_is_asked_where_nothing_says_so(model, tokenizer, rows, tmp_path, capsys, known):
+def test_rows_of_an_unknown_writer_are_asked_about(model, tokenizer, rows, tmp_path, capsys, known):
     if known is not None:  # imported rows have the column even without log-probabilities
         logps = [[-0.1] * (len(tokenizer(text)["input_ids"]) + 1) if known else None for text in rows["completion"]]
         rows = rows.add_column("sampler_logps", logps, feature=List(Value("float32")))

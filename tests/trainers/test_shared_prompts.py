@@ -366,7 +366,7 @@ def test_training_stays(tokenizer, tmp_path):
     assert not any("topr/computed_tokens" in entry for entry in apart.state.log_history)
 
 
-def test_what_the_trainer_says(tokenizer, tmp_path, capsys):
+def test_messages_of_the_trainer(tokenizer, tmp_path, capsys):
     def said(rows=ROWS, **settings):
         trained(tokenizer, tmp_path, rows, max_steps=1, disable_tqdm=False, **settings)
         return capsys.readouterr().out
@@ -536,7 +536,7 @@ def test_rows_of_short_prompts_do_not_move():
     assert prompts_together(batches) is batches
 
 
-def test_which_online_trainers_share(tokenizer, tmp_path, capsys):
+def test_online_trainers_that_share_prompts(tokenizer, tmp_path, capsys):
     def said(**settings):
         learned_online(tokenizer, tmp_path, **{"share": None, **settings})
         return capsys.readouterr().out

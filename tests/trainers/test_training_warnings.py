@@ -145,7 +145,7 @@ def test_ten_batches_in_a_row_without_signal_are_said():
     assert batches.add(2).startswith("All 20 completions of the last 10 generation batches")
 
 
-def test_where_there_was_something_to_learn_before_one_batch_says_little():
+def test_one_batch_of_equal_rewards_after_others_does_not_warn():
     batches = Batches(had_signal=True)
     assert [batches.add(4) for _ in range(9)] == [None] * 9
     assert batches.add(4).startswith("All 40 completions of the last 10 generation batches")
