@@ -86,6 +86,7 @@ MESSAGES = [[{"role": "assistant", "content": text}] for text in "xyxxrw"]
         # Without an extracted answer, null or empty, the text is compared.
         ({"completion": list("xyxxrw"), "extracted": ["1", "", "1", None, "2", "3"]}, 1 / 6),
         ({"completion": list("xyxxrw"), "extracted": [None] * 6}, 1 / 2),
+        ({"completion_ids": [[], [2], [], [], [3], [4]], "prompt_ids": [[1]] * 4 + [[2]] * 2}, 1 / 2),
     ],
 )
 def test_the_answer_of_a_row(columns, agreement):
@@ -98,7 +99,12 @@ def test_the_answer_of_a_rollout_is_in_its_last_row():
         "prompt": [*"aaaa"], "problem_id": [0] * 4, "rollout_id": [0, 0, 1, 2], "completion": [*"xyyz"],
         "reward": [0.0, 0.0, 0.0, 1.0],
     })  # fmt: skip
-    assert ScoredRows.read("train", rows).diagnose().counts["a rare right answer"] == 1
+    assert ScoredRows.read("train", rows).diagnose().counts["some right answers"] == 1
+
+
+def test_most_completions_right_with_different_texts():
+    found = diagnose([1, 1, 1, 0, 1, 1, 0, 0], [0] * 4 + [1] * 4, [*"abcdefgh"])
+    assert found.counts["most common answer right"] == found.counts["some right answers"] == 1
 
 
 def test_graded_rewards_have_no_diagnosis():

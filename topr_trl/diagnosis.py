@@ -1,4 +1,4 @@
-"""Say from stored rows which problems need what: no training, repeated right answers, iterations, or other data."""
+"""Count kinds of problems in stored rows, with advice for each kind."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ AGREE = 0.5  # agreement from which the wrong answers of a problem count as agre
 KINDS = {
     "always right": "nothing to learn",
     "most common answer right": "a lower temperature, or a vote",
-    "a rare right answer": "repeat right answers: curation='repeated_positives'",
+    "some right answers": "repeat right answers: curation='repeated_positives'",
     "no right answer, wrong ones agree": "several iterations on these problems",
     "no right answer, wrong ones scattered": "more samples, a better prompt, or easier problems",
     "one completion": "several samples tell: topr sample --num_generations 8",
@@ -30,7 +30,8 @@ class Diagnosis:
             Number of problems of each kind in `KINDS`.
         agreement (`float`):
             Mean agreement of the completions of problems without a right one, or NaN without such problems. The
-            *agreement* of a completion is the share of the problem's other completions with the same answer.
+            *agreement* of a completion is the share of the problem's other completions with the same answer. Problems
+            with one completion are left out.
     """
 
     counts: dict[str, int]
@@ -67,9 +68,10 @@ def agreements(problem_ids: ArrayLike, answers: Sequence[object]) -> FloatArray:
 
 
 def diagnose(rewards: ArrayLike, problem_ids: ArrayLike, answers: Sequence[object]) -> Diagnosis:
-    """Count the kinds of problems that need different things, before any training.
+    """Count the problems of each kind in `KINDS`, before any training.
 
-    Rows without a reward (NaN) are left out.
+    Rows without a reward (NaN) are left out. Completions with the same result rarely have the same text, so give results
+    where they are known.
 
     Example:
 
@@ -111,12 +113,21 @@ def diagnose(rewards: ArrayLike, problem_ids: ArrayLike, answers: Sequence[objec
     agreement_N = agreements(problem_N, [answers[i] for i in np.flatnonzero(known).tolist()])
     size_P = np.bincount(problem_N)
     right_P = np.bincount(problem_N, right_N)
-    # The largest agreement among right and among wrong answers tells whether the most common answer is right.
+    # The most common answer is right if the largest agreement among right answers is above that among wrong ones. Texts
+    # of right answers can differ, so it also is if most are right.
     most_P = np.full((2, len(size_P)), -1.0)
     np.fmax.at(most_P, (right_N.astype(int), problem_N), agreement_N)
     mean_P = np.bincount(problem_N, np.nan_to_num(agreement_N)) / size_P
     kind_P = np.select(
-        [size_P == 1, right_P == size_P, most_P[1] > most_P[0], right_P > 0, mean_P >= AGREE], [5, 0, 1, 2, 3], 4
+        [
+            size_P == 1,
+            right_P == size_P,
+            (most_P[1] > most_P[0]) | (2 * right_P > size_P),
+            right_P > 0,
+            mean_P >= AGREE,
+        ],
+        [5, 0, 1, 2, 3],
+        4,
     )
     unsolved_N = (right_P == 0)[problem_N] & ~np.isnan(agreement_N)
     return Diagnosis(

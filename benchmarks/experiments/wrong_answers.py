@@ -1,13 +1,13 @@
 """Compare how methods use wrong answers over six iterations on the same problems.
 
-Predictions and results: benchmarks/wrong_answers.md.
+Predictions and results: benchmarks/wrong_answers_over_iterations.md.
 
 The problems that a first draw of the untrained model never solves are the *unsolved* ones. They are scored on fresh
 draws. Those of which no draw had a right answer so far are *unseen*: only wrong answers can raise their chance.
 
 A recipe makes rows and their R from the completions of an iteration. Each recipe reads as many rows as there are
-completions, except `once`. On the pretrained model of `benchmarks.pretrained`, recipes are also compared with TRL's
-trainers in one iteration.
+completions, except `once`. In one iteration on the pretrained model of `benchmarks.pretrained`, TRL's trainers are
+compared, too.
 """
 
 from functools import partial
@@ -27,7 +27,7 @@ from benchmarks.rows import Rows
 from benchmarks.setting import TEST_SEED, VALIDATION_SEED, Profile, base_model, model_hash, problems, sample
 from topr_trl.diagnosis import AGREE
 
-BASES = ("facts-agree", "facts-alone", "facts-scattered", "misconceptions")
+BASES = ("facts-agree", "facts-alone", "facts-scattered")
 CANDIDATES, ITERATIONS, COLD = 8, 6, 0.3
 REPEATED, DEFAULT, BALANCED, CONTROL = "repeated right answers", "TOPR (default)", "balanced rows", "mean per problem"
 WEIGHTED, DRAWN, CHOSEN = "weighted by agreement", "drawn by agreement", "chosen by agreement"
@@ -159,6 +159,12 @@ def one_pass(base: str) -> Experiment:
 def experiments(store: Store) -> list[Experiment]:
     """Return the comparisons."""
     return [of_base(base) for base in BASES]
+
+
+def unpublished() -> list[Experiment]:
+    """Return the comparisons that have not been run to the end, in the order to run them."""
+    (base,) = pretrained.BASES
+    return [of_base("misconceptions"), of_pretrained(base, WARM, 5), one_pass(base), of_pretrained(base, 1.0, 3)]
 
 
 QUICK = [of_base("main").cell(WEIGHTED, {"learning_rate": 1e-4}, 0)]

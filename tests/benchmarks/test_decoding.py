@@ -6,6 +6,8 @@ import torch
 from benchmarks import decoding
 from benchmarks.rows import Rows
 from benchmarks.setting import base_model, problems, tokenizer
+from topr_trl import score_completions
+from topr_trl.tasks import gsm8k
 
 
 @pytest.mark.slow
@@ -26,7 +28,7 @@ def test_log_probabilities_are_those_of_the_model(monkeypatch, batch_rows):
         assert len(ids) == len(logps) <= 50
         assert reason == "stop" or len(ids) == 50
     assert len(set(found["finish_reason"])) == 2
-    rows = Rows.of(found.add_column("reward", [1.0] * len(found)))
+    rows = Rows.of(score_completions(found, gsm8k.judge))
     for drawn, computed in zip(rows.mu_logps, rows.scored_by(model).mu_logps, strict=True):
         torch.testing.assert_close(drawn, computed, atol=2e-4, rtol=1e-4)
 

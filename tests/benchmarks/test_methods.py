@@ -190,4 +190,4 @@ def test_a_shared_beginning_changes_no_log_probability(rows):
         alone = [response_logps(model, [p], [r], temperature=0.5) for p, r in zip(prompts, rows.responses, strict=True)]
     assert logps.size(1) < len(prompts[0])  # T does not count the beginning
     expected = torch.cat([logps[mask] for logps, mask in alone])
-    torch.testing.assert_close(logps[mask], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logps[mask], expected, atol=1e-4, rtol=1e-4)  # Sums have another order.

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from benchmarks import pretrained, setting
+from benchmarks.cells import Store
 from benchmarks.experiments import wrong_answers
 from benchmarks.experiments.wrong_answers import RECIPES, agreement
 from benchmarks.rows import Rows
@@ -75,6 +76,14 @@ def test_a_temperature_of_the_rows_is_that_of_the_loss(monkeypatch):
     wrong_answers.work({**cell, "temperature": 0.5, "iterations": 1}, small)
     logps_BT, mu_BT, mask_BT, _ = seen[0]
     torch.testing.assert_close(logps_BT[mask_BT], mu_BT[mask_BT], atol=1e-4, rtol=1e-4)
+
+
+def test_comparisons_to_come_have_known_recipes(monkeypatch, tmp_path):
+    monkeypatch.setattr(wrong_answers, "model_hash", lambda base: "hash")
+    for experiment in wrong_answers.unpublished():
+        planned = experiment.cells(Store(tmp_path))
+        assert {cell["recipe"] for cell in planned} <= {*RECIPES, *wrong_answers.RIVALS}
+        assert len({str(cell) for cell in planned}) == len(planned) == 3 * len(experiment.methods)
 
 
 @newest

@@ -232,7 +232,7 @@ def end_by_kills(out, **settings):
         process = start(out, **settings)
         try:
             # Starting the loop takes several seconds. During most of the longer waits, a stage finishes.
-            code = process.wait(moments.uniform(0.5, min(20, 180 / KILLS)) if kills < KILLS else None)
+            code = process.wait(moments.uniform(0.5, min(12, 180 / KILLS)) if kills < KILLS else None)
         except subprocess.TimeoutExpired:
             loop_process = psutil.Process(process.pid)
             servers = loop_process.children()  # The server, from which stages are forked, and Python's own helper.

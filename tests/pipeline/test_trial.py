@@ -350,7 +350,7 @@ def test_greedy_answers_are_in_the_order_of_the_problems(scored, tmp_path, monke
     greedy = replace(samples, greedy_P=np.array([False, True, False]))
     for greedy_P, expected in ((greedy.greedy_P, [True, False, False]), (None, None)):
         monkeypatch.setattr(trials, "read_samples", lambda rows, right=greedy_P: replace(samples, greedy_P=right))
-        outcome = trials.outcome_of(trial(scored, tmp_path), Split(True, 16, []), [None])
+        outcome = trials.outcome_of(trial(scored, tmp_path), Split(True, 16, [], ""), [None])
         assert outcome.sampled[None].tolist() == [0.0, 1.0, 1.0]
         assert outcome.greedy == {} if expected is None else outcome.greedy[None].tolist() == expected
 
@@ -359,7 +359,7 @@ def test_held_out_problems_get_a_greedy_completion(scored, tmp_path):
     with pytest.raises(ValueError, match="decode='sample'"):
         trial(scored, tmp_path, greedy=False)
     for more, expected in (({}, True), ({"greedy": False, "decode": "sample"}, False)):
-        sample, _ = trials.steps_of(trial(scored, tmp_path, **more), Split(True, 16, []), [None])
+        sample, _ = trials.steps_of(trial(scored, tmp_path, **more), Split(True, 16, [], ""), [None])
         assert sample.stage.args.greedy == expected
 
 

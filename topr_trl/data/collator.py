@@ -67,7 +67,9 @@ class Collator:
         return {**self.collate(parts), "lengths": lengths, "parts": [len(row.get(PARTS) or [0]) for row in rows]}
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the batch of `collate_tokens` for B of N rows, with additional keys.
+        """Return the batch of `collate_tokens` for the B rows of the forward pass, with additional keys.
+
+        N counts all rows with a reward, also those that are skipped.
 
         | key | value |
         |---|---|

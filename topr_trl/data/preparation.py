@@ -167,7 +167,7 @@ class ScoredRows:
         names = [name for name in (ANSWER, "completion", "completion_ids") if name in self.rows.column_names]
         table = self.rows.select_columns(names[:2]).select(last_R).with_format("arrow")[:]
         texts = [
-            pa.array([value and str(value) for value in column.to_pylist()])
+            pa.array([None if value is None else str(value) for value in column.to_pylist()])
             if pa.types.is_nested(column.type)
             else column.cast(pa.string())
             for column in table.columns

@@ -1,4 +1,4 @@
-"""Define the base class of the trainers, with the weights of the loss, metrics, checks, warnings and model card."""
+"""Define the base class of the trainers: losses, the log of rows, checkpoints, evaluation and logging."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -230,6 +230,7 @@ class TOPRMixin(Trainer):
         The identity of the run is compared with that in the checkpoint. The starting model is that of the first run: a
         checkpoint has other weights, and so has the model if `train` is called again.
         """
+        self._loss_settings = self.args.loss_settings  # may have changed since the trainer was made
         there = None if checkpoint is None else read_identity(checkpoint)
         first = self._run if there is None and self.state.global_step > 0 else there
         run = run_identity(self, self._identity_values())

@@ -83,7 +83,7 @@ class LogMu:
     Attributes:
         values (`dict[tuple[int, int], float | np.ndarray]`):
             Log μ in nats, by the columns `dataset` and `row`. A value is the sum over the completion, or (T,) float32
-            values with a ratio per token. Rows with a column `mu_logps` are not included.
+            values with a ratio per segment. Rows with a column `mu_logps` are not included.
         planned (`dict[str, _Plan]`):
             Datasets for which `compute` must compute log μ, by name.
         prompts_together (`bool`):

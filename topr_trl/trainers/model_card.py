@@ -64,7 +64,9 @@ def describe_ratio(args: TOPRArguments) -> str:
     Args:
         args (`TOPRArguments`): Settings of the loss.
     """
-    return f"segments of {args.segment_tokens} tokens" if args.ratio_level == "segment" else args.ratio_level
+    if args.ratio_level != "segment":
+        return args.ratio_level
+    return f"segments of {'one token' if args.segment_tokens == 1 else f'{args.segment_tokens} tokens'}"
 
 
 def _whose_log_mu(args: TOPRArguments, offline: bool) -> str:

@@ -504,7 +504,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         return reachable(output[0], signal if signal.dim() == 2 else signal.unsqueeze(-1)), *output[1:]
 
     def _write_weighted_rewards(self, inputs: dict[str, Any], policy_logps_BT: Tensor) -> None:
-        """Write w · R into a micro-batch as TRL's advantages, with shape (B,), or (B, T) with a ratio per token.
+        """Write w · R into a micro-batch as TRL's advantages, with shape (B,), or (B, T) with a ratio per segment.
 
         Raises:
             ValueError: `log_mu="sampler"`, and the rollout has no log-probabilities.

@@ -76,7 +76,7 @@ class Replay:
         self._trainer, self._has_said_size = trainer, False
         args, accelerator = trainer.args, trainer.accelerator
         rows: list[ReplayRow] = []
-        self._fingerprints: set[str] = set()  # of the models that computed log μ of the logged rows
+        self._fingerprints: set[str] = set()  # models that computed log μ of the logged rows
         if logged is not None:
             config = trainer.model.config.get_text_config()
             with accelerator.main_process_first():

@@ -4,7 +4,7 @@ The trainers use only `PromptSharing`. `layout.py` converts batches, `attention.
 and `check.py` tests whether log π stays the same.
 
 On a CPU, a step with shared prompts was 1.6 to 4.9 times faster. On a GPU, it was faster in one of four measured cases,
-so there it is off by default. The price is an attention that must know the groups of a batch, for each kind of model.
+so there it is off by default. The cost: each model's attention is replaced by one that knows the groups of a batch.
 """
 
 from math import gcd
