@@ -70,8 +70,8 @@ def agreements(problem_ids: ArrayLike, answers: Sequence[object]) -> FloatArray:
 def diagnose(rewards: ArrayLike, problem_ids: ArrayLike, answers: Sequence[object]) -> Diagnosis:
     """Count the problems of each kind in `KINDS`, before any training.
 
-    Rows without a reward (NaN) are left out. Completions with the same result rarely have the same text, so give results
-    where they are known.
+    Rows without a reward (NaN) are left out. Completions with the same result rarely have the same text, so give the
+    results where they are known.
 
     Example:
 
