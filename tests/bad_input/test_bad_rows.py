@@ -89,6 +89,7 @@ ROWS = [
         completion=None),
     Case("no row", lambda kit: kit.offline(kit["rows"].select([]), NOWHERE), "dataset, no row", not_loaded),
     at_once("a reward is missing", "reward, row 1, None, drop", reward=ones(None)),
+    at_once("a reward is infinite", "reward, row 1, inf, drop", reward=ones(float("inf"))),
     at_once("a reward that float32 cannot hold", "reward, float32, row 1, 1e+300, drop", reward=ones(1e300)),
     at_once("rewards are text", "reward, row 0, 'good', of 8, --label_values", reward=["good"] * 8),
     at_once("rewards are booleans (those belong in `label`)", "reward, row 0, True, of 8, drop", reward=[True] * 8),

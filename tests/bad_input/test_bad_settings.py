@@ -154,6 +154,8 @@ COMMANDS = [
     command("`--input` for the loop", "--input, import, score, push", "iterate --input . --output_dir out"),
     command("a setting of another command in YAML", "--worker, own.yaml, topr sample", "score --config own.yaml",
         file="worker: 0/2\n"),
+    command("text that is no number in YAML", "--learning_rate, float, 'fast'", "train --config own.yaml",
+        file="learning_rate: fast\n"),
     command("a list for a number in YAML", "num_generations, int, [4]", "sample --config own.yaml",
         file="num_generations: [4]\n"),
     command("`save_only_model` for the loop", "save_only_model, resume, remove",
