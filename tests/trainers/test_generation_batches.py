@@ -1,9 +1,32 @@
-"""Tests of trimming TRL's generation batches. `test_online.py` tests the choice of rows."""
+"""Tests of choosing rows of TRL's generation batches, and of trimming them."""
 
+import numpy as np
 import pytest
 import torch
 
-from topr_trl.trainers.generation_batches import trim_padding
+from topr_trl.trainers.generation_batches import keep_rows, trim_padding
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kept"),
+    [
+        ([0, 1, 5], [[0, 1], [1, 0]]),  # the second process keeps an unchosen row, so that both have two
+        ([0, 1, 2], [[0, 1, 2, 3], [0, 1, 2, 3]]),  # a multiple of two steps
+        ([], [[0, 1], [0, 1]]),
+    ],
+)
+def test_every_process_keeps_as_many_rows(chosen, kept):
+    for process in range(2):
+        batch = {
+            "completion_ids": torch.arange(4)[:, None],
+            "advantages": torch.arange(4.0),
+            "num_items": torch.tensor(9),
+        }
+        found = keep_rows(batch, np.array(chosen, dtype=np.int64), 2, process, 2)
+        assert found["completion_ids"][:, 0].tolist() == found["advantages"].tolist() == kept[process]
+        assert found["num_items"] == 9
+        # The sum over all rows times the scale, divided by their number, is the mean over the chosen rows.
+        assert found["topr_scale"] == pytest.approx(2 * len(kept[process]) / max(len(chosen), 1))
 
 
 def test_trimmed_columns():
