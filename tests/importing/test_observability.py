@@ -10,7 +10,8 @@ import pytest
 from test_evaluations import imported
 from test_logs_of_apis import turns
 
-from topr_trl.importing.format import NotOfFormat, Unusable
+from topr_trl.importing.dialects import openai
+from topr_trl.importing.format import LeftOut, NotOfFormat, Unusable
 from topr_trl.importing.formats import langfuse, langsmith, opentelemetry
 
 WRITTEN = Path(__file__).parent / "written"
@@ -236,3 +237,24 @@ def test_no_part_beside_the_result_of_a_tool_is_dropped():
     attributes["gen_ai.output.messages"] = [{"role": "assistant", "parts": [text, result]}]
     with pytest.raises(NotOfFormat, match="that the provider ran itself"):
         opentelemetry.FORMAT.rows({"attributes": attributes})
+
+
+def test_a_setting_of_an_observation_is_not_hidden_by_an_empty_one_of_the_request():
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    request = {"messages": [{"role": "user", "content": "1+1?"}], "tools": None, "temperature": None}
+    record = {"id": "a", "traceId": "t", "input": request, "output": {"role": "assistant", "content": "2"},
+              "modelParameters": {"tools": tools, "temperature": 0.5}}  # fmt: skip
+    (row,) = langfuse.FORMAT.rows(record)
+    assert (json.loads(row["tools"]), row["temperature"]) == (tools, 0.5)
+
+
+@pytest.mark.parametrize("empty", ["[]", "{}", [], None])
+def test_an_observation_without_input_is_empty(empty):
+    record = {"id": "a", "traceId": "t", "input": empty, "output": {"object": "response", "output": []}}
+    assert langfuse.FORMAT.rows(record) == [LeftOut.EMPTY]
+
+
+def test_failed_lines_of_a_batch_are_recognized():
+    failed = {"custom_id": "a", "response": {"status_code": 400, "body": {"error": {"message": "no"}}}, "error": None}
+    assert openai.FORMAT.test(failed)
+    assert openai.FORMAT.rows(failed) == [LeftOut.FAILED]

@@ -271,6 +271,8 @@ def test_a_setting_names_the_rating_of_one_message(read):
     turns = [{"from": "human", "value": "Legs?"}, {"from": "gpt", "value": "4", "note": 1},
              {"from": "human", "value": "And?"}, {"from": "gpt", "value": "12"}]  # fmt: skip
     assert read({"conversations": turns}, reward_fields=["conversations.1.note"])[1] == [("Legs?", "4")]
+    # The field of the messages is found without a setting.
+    assert read({"history": rated}, reward_fields=["history.1.note.score"])[1] == [("Legs of a cat?", "EARLIER 4")]
     with pytest.raises(ValueError, match=r"reward_fields names .*\(1, 3\)"):
         read({"messages": rated}, reward_fields=["messages.1.note.score", "messages.3.note.score"])
 

@@ -89,12 +89,14 @@ class Envelope:
             raise NotOfFormat("it has no request: set --requests to the input file of the batch")
         if not isinstance(given, Mapping):
             given = {"messages" if isinstance(given, list) else "prompt": given}
-        found: Record = {}
-        for path in self.settings:
-            found |= value_at(record, path) or {}
-        found |= given["body"] if isinstance(given.get("body"), Mapping) else given
         beside = {"tools": value_at(record, *self.tools), "instructions": value_at(record, *self.system)}
-        return {**found, **{name: value for name, value in beside.items() if value is not None}}
+        parts = [value_at(record, path) or {} for path in self.settings]
+        parts.append(given["body"] if isinstance(given.get("body"), Mapping) else given)
+        parts.append({name: value for name, value in beside.items() if value is not None})
+        found: Record = {}
+        for part in parts:  # A later part wins, but not with an empty value.
+            found |= {name: value for name, value in part.items() if name not in found or value not in (None, [])}
+        return found
 
     def _written_in(self, answer: Any, asked: Record) -> tuple[Dialect, Record]:
         """Return the dialect of a call, and the answer as a response in this dialect."""
@@ -228,7 +230,7 @@ def format_of_calls(dialect: Dialect, source: str, loses: str) -> Format:
     envelope = Envelope(
         request=("request",), response=("response",), dialects=(dialect,), has_several=True,
         settings=("model_parameters",),  # LiteLLM has the messages of the request beside the response.
-        left_out=lambda record: LeftOut.FAILED if _is_failed(record) else None,
+        left_out=lambda record: LeftOut.FAILED if is_failed(record) else None,
     )  # fmt: skip
     return Format(
         source=source, suffix=".jsonl", rows=envelope.rows, rewards=None, columns=COLUMNS_OF_CALLS,
@@ -239,7 +241,12 @@ def format_of_calls(dialect: Dialect, source: str, loses: str) -> Format:
     )  # fmt: skip
 
 
-def _is_failed(record: Record) -> bool:
+def is_failed(record: Record) -> bool:
+    """Return whether the call in a record has failed, so that it has no answer.
+
+    Raises:
+        NotOfFormat: the response is not an object.
+    """
     response = record["response"]
     if response and not isinstance(response, Mapping):
         raise NotOfFormat(f"its response is {str(response)[:60]!r}, and must be the object that the API returned")

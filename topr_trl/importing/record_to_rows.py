@@ -102,7 +102,6 @@ class RecordReader:
         self.same: Any = None  # value of the field `Format.same` in earlier records
         self.rewards = RecordRewards(args, self.format)
         self.messages_field: str | None = None  # field that was renamed to `messages`
-        self.rated = self._rated_by_settings()
         self.has_rewards = self.rewards.are_set or self._first_records_have_rewards()
         self.requests = read_by_id(args.requests, "custom_id", "body")
         self.runs: dict[str, _Run] = {}
@@ -278,16 +277,17 @@ class RecordReader:
         The argument has the index of the message in `reward_fields`, as in `messages.1.score`.
 
         Raises:
-            ValueError: the fields belong to several messages.
+            NotOfFormat: the fields belong to several messages.
         """
         if not (self.format.messages and self.rewards.are_set):
             return {}
-        inside = re.compile(rf"{re.escape(self.args.messages_field or self.format.messages)}\.(\d+)\.")
+        messages = self.messages_field or self.args.messages_field or self.format.messages
+        inside = re.compile(rf"{re.escape(messages)}\.(\d+)\.")
         found = {match[1] for name in self.args.reward_fields or () if (match := inside.match(name))}
         if len(found) > 1:
-            raise ValueError(
+            raise NotOfFormat(
                 f"reward_fields names ratings of several messages ({', '.join(sorted(found))}). Name one message, or "
-                "omit --reward_fields, if the ratings have a name such as rating."
+                "omit --reward_fields, if the ratings have a name such as rating"
             )
         return {"rated": [int(n) for n in found]}
 
@@ -318,7 +318,7 @@ class RecordReader:
             row if isinstance(row, LeftOut)
             else LeftOut.FAILED if row and row.get("finish_reason") == FAILED
             else row if row and holds_completion(row) else LeftOut.EMPTY
-            for row in self.format.rows(record, **self.rated)
+            for row in self.format.rows(record, **self._rated_by_settings())
         ]  # fmt: skip
         if not self.chat:
             return found

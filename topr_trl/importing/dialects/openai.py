@@ -13,9 +13,10 @@ from topr_trl.importing.calls import (
     first_choice,
     format_of_calls,
     ids_in,
+    is_failed,
 )
 from topr_trl.importing.format import Record, Unusable
-from topr_trl.importing.openai_messages import check_roles, finish_reason, message, template_columns
+from topr_trl.importing.openai_messages import finish_reason, message, template_columns
 from topr_trl.importing.row_table import Row
 
 
@@ -29,7 +30,6 @@ def prompt(asked: Record) -> Row:
     messages = [message(each) for each in field_of(asked, "messages", "request")]
     if asked.get("instructions"):
         messages = [message({"role": "system", "content": asked["instructions"]}), *messages]
-    check_roles(messages)
     return {"prompt": messages, **template_columns(asked)}
 
 
@@ -90,8 +90,12 @@ _CALLS = format_of_calls(
 
 
 def _is_call(record: Record) -> bool:
-    # A failed line of a batch has no response, so it can be in any dialect.
-    return _CALLS.test(record) or ({"custom_id", "response"} <= set(record) and not record["response"])
+    # A failed line of a batch has no answer, so it can be in any dialect.
+    return _CALLS.test(record) or (
+        {"custom_id", "response"} <= set(record)
+        and isinstance(record["response"], Mapping | None)
+        and is_failed(record)
+    )
 
 
 FORMAT = replace(_CALLS, test=_is_call)

@@ -1,11 +1,14 @@
 """Read exports of Langfuse: observations as CSV, JSON or parquet, and single traces as JSON."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
 from topr_trl.importing.dialects import DIALECTS
 from topr_trl.importing.format import IGNORED, Format, LeftOut, Record
+from topr_trl.importing.message_parts import parsed_json
+from topr_trl.importing.openai_messages import check_roles
 from topr_trl.importing.record_fields import value_at
+from topr_trl.importing.row_table import Row
 
 _NOT_A_COMPLETION = ("SPAN", "EVENT", "TOOL", "CHAIN", "AGENT", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
 
@@ -30,7 +33,7 @@ def observations(record: Record) -> Iterator[Record]:
 def _left_out(record: Record) -> LeftOut | None:
     if str(record.get("type") or "GENERATION").upper() in _NOT_A_COMPLETION:
         return LeftOut.OTHER
-    return LeftOut.FAILED if record.get("level") == "ERROR" else None if record["input"] else LeftOut.EMPTY
+    return LeftOut.FAILED if record.get("level") == "ERROR" else None if parsed_json(record["input"]) else LeftOut.EMPTY
 
 
 def _is_observation(record: Record) -> bool:
@@ -46,12 +49,27 @@ ENVELOPE = Envelope(
     dialects=DIALECTS,
     left_out=_left_out,
 )
+
+
+def rows(record: Record) -> list[Row | LeftOut | None]:
+    """Return the rows of an observation. An application can log any messages, so their roles are checked.
+
+    Raises:
+        Unusable: a role is unknown, or see `Envelope.rows`.
+    """
+    found = ENVELOPE.rows(record)
+    for row in found:
+        if isinstance(row, Mapping):
+            check_roles(row["prompt"])
+    return found
+
+
 FORMAT = Format(
     source="Langfuse (worker/src/features/database-read-stream/observation-stream.ts at 03b77af)",
     suffix="",
     rank=1,
     test=_is_observation,
-    rows=ENVELOPE.rows,
+    rows=rows,
     rewards=None,
     columns=COLUMNS_OF_CALLS,
     required=frozenset({"input", "output"}),
