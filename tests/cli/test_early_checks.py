@@ -66,13 +66,18 @@ def test_a_missing_package_is_named_with_its_extra(given, extra, monkeypatch):
         check(*given)
 
 
-def test_what_may_be_right_passes(tmp_path):
+def test_valid_arguments_pass(tmp_path):
     check(
         "iterate", "--dataset_name", "openai/gsm8k", "--sampling_backend", "vllm", "--sampling_python", sys.executable
     )
     check("evaluate", "--input", "rows.jsonl", "--reward_funcs", "f", "--model_name_or_path", "./nowhere")
     (tmp_path / "log.jsonl").write_text('{"input": "1 + 1 =", "output": "2"}\n')  # `topr train` may import this file.
     check("train", "--input", "log.jsonl")
+    check("iterate", "--rows", "rows.jsonl", "--reward_fields", "rewrd")
+    for command in ("train", "curate", "log-mu", "trial"):
+        check(command, "--input", "rows.jsonl", "--reward_fields", "rewrd")
+    check("train", "--input", "folder", "--format", "trl")
+    check("train", "--input", "rows.jsonl", "--chat")
     (tmp_path / "folder" / manifest.NAME).touch()
     check("score", "--input", "folder")
     (tmp_path / "damaged.jsonl").write_text('{"prompt": ')  # The command names the damaged file.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from topr_trl.settings.checks import check_model_folder
+from topr_trl.settings.import_settings import IMPORT_SETTINGS
 
 _PATHS = ("input", "rows", "compare", "accelerate_config", "sampling_python", "rewards", "requests")
 _TABLES = ("dataset_name", "test_dataset_name")  # names of datasets on the Hub, or files with these endings
@@ -45,7 +46,9 @@ def check_early(command: str, given: Sequence[str], config: Mapping[str, Any], n
         check_model_folder(str(values["model_name_or_path"]))
     _check_packages(command, values)
     rows = values.get("rows" if command == "iterate" else "input")
-    if command in _USES and rows is not None:
+    # These settings can name other columns, such as the column of the reward.
+    is_imported = command in _IMPORTING and any(values.get(name) is not None for name in IMPORT_SETTINGS)
+    if command in _USES and rows is not None and not is_imported:
         _check_columns(command, Path(str(rows)), by_functions="reward_funcs" in values)
 
 
