@@ -66,11 +66,14 @@ def test_a_missing_package_is_named_with_its_extra(given, extra, monkeypatch):
         check(*given)
 
 
-def test_valid_arguments_pass(tmp_path):
+def test_valid_arguments_pass(tmp_path, monkeypatch):
     check(
         "iterate", "--dataset_name", "openai/gsm8k", "--sampling_backend", "vllm", "--sampling_python", sys.executable
     )
     check("evaluate", "--input", "rows.jsonl", "--reward_funcs", "f", "--model_name_or_path", "./nowhere")
+    with monkeypatch.context() as patched:
+        patched.setattr(early_checks, "find_spec", lambda name: None)  # `evaluate` with rows needs no vLLM.
+        check("evaluate", "--input", "rows.jsonl", "--reward_funcs", "f", "--sampling_backend", "vllm")
     (tmp_path / "log.jsonl").write_text('{"input": "1 + 1 =", "output": "2"}\n')  # `topr train` may import this file.
     check("train", "--input", "log.jsonl")
     check("iterate", "--rows", "rows.jsonl", "--reward_fields", "rewrd")
