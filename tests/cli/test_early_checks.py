@@ -89,6 +89,19 @@ def test_valid_arguments_pass(tmp_path, monkeypatch):
     check("score", "--input", "damaged.parquet")
 
 
+def test_env_is_set_before_libraries_are_imported(tmp_path):
+    (tmp_path / "score.yaml").write_text(f"env: {{HF_HOME: {tmp_path / 'hub'}}}\n")
+    code = (
+        "import sys\nfrom types import SimpleNamespace\nfrom topr_trl.cli.main import main\n"
+        "assert 'huggingface_hub' not in sys.modules\n"
+        "def run(*_):\n    from huggingface_hub import constants\n    print(constants.HF_HOME)\n"
+        "sys.modules['topr_trl.cli.commands'] = SimpleNamespace(run=run)\n"
+        "main(['score', '--config', 'score.yaml'])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == f"{tmp_path / 'hub'}\n"
+
+
 def test_the_checks_import_no_pytorch():
     assert find_spec("torch")
     code = (
