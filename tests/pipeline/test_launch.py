@@ -355,6 +355,24 @@ def test_nothing_runs_and_nothing_is_damaged_after_a_kill(scoring, killed):
     assert manifest.read(Path("scored")).finished
 
 
+def test_a_stage_is_no_fork_of_a_server_that_uses_the_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda._is_in_bad_fork", lambda: True)
+    monkeypatch.setattr(processes.os, "setsid", lambda: None)
+    monkeypatch.setattr(processes, "end_with_parent", lambda _: None)
+    monkeypatch.setattr(processes.runpy, "run_module", lambda *_, **__: pytest.fail("the fork runs the stage"))
+
+    class Executed(Exception):
+        pass
+
+    def execute(path, words):
+        assert (path, words) == (sys.executable, [sys.executable, "-m", "topr_trl", "train", "--debug"])
+        raise Executed
+
+    monkeypatch.setattr(processes.os, "execv", execute)
+    with pytest.raises(Executed):
+        processes._run(Program(["train", "--debug"]), dict(os.environ), None)
+
+
 def test_no_side_of_a_loop_starts_the_server(monkeypatch, tmp_path):
     """The kernel would end the server, and the stages of the other side, with the thread of this side."""
     events = []

@@ -95,6 +95,9 @@ def _run(program: Program, environment: dict[str, str], log: Path | None) -> Non
         os.execvp(program.command[0], program.command)
     import torch
 
+    # bitsandbytes, for example, uses the GPU when the server imports it. A forked process could not use the GPU then.
+    if torch.cuda._is_in_bad_fork():
+        os.execv(sys.executable, [sys.executable, "-m", "topr_trl", *program.arguments])
     if threads := environment.get("OMP_NUM_THREADS"):  # PyTorch has read the server's environment.
         torch.set_num_threads(int(threads.split(",")[0]))
     multiprocessing.set_start_method(None, force=True)  # Reward functions and data loaders have Python's default.
