@@ -222,6 +222,11 @@ def test_a_stage_can_be_stopped_and_its_log_is_shown(tmp_path, capfd, started):
     assert "line 10\n" not in said
 
 
+def test_a_stage_handles_ctrl_c(tmp_path):
+    code = "import signal\nassert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+    run(python(code), log=tmp_path / "log")
+
+
 def test_a_process_that_does_not_end_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "_GRACE", 0.5)
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(9)"
@@ -395,6 +400,8 @@ def test_the_server_has_one_thread_and_no_device():
         "threads = [int(thread) for thread in os.listdir('/proc/self/task')]\n"
         "print(*(open(f'/proc/self/task/{n}/comm').read() for n in threads if n != os.getpid()))\n"
         "assert os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'] == '1'\n"
+        "import signal\n"
+        "assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN, 'Ctrl+C would print a traceback'\n"
     )
     # These threads end before a fork: those of OpenBLAS, which this setting avoids, and the one of PyArrow's allocator.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -85,6 +85,7 @@ def _run(program: Program, environment: dict[str, str], log: Path | None) -> Non
     if sys.platform != "win32":
         os.setsid()
     end_with_parent(signal.SIGTERM if program.launcher else KILL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # The server ignores Ctrl+C.
     if log is not None:
         with log.open("ab") as output:
             os.dup2(output.fileno(), 1)
