@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing import popen_forkserver
 from pathlib import Path
 from threading import Event, Timer
 
@@ -220,6 +221,28 @@ def test_a_stage_can_be_stopped_and_its_log_is_shown(tmp_path, capfd, started):
     said = capfd.readouterr().out
     assert "line 99" in said
     assert "line 10\n" not in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="stages are forked on Linux alone")
+def test_two_sides_of_a_loop_never_poll_at_once(monkeypatch):
+    """Only one of two polls would read the exit status of a process."""
+    poll, polls, most = popen_forkserver.Popen.poll, [], []
+
+    def slow(self, *given):
+        polls.append(self)
+        most.append(len(polls))
+        time.sleep(0.01)
+        code = poll(self, *given)
+        polls.remove(self)
+        return code
+
+    monkeypatch.setattr(popen_forkserver.Popen, "poll", slow)
+    sides = [threading.Thread(target=run, args=[python("")] * 4) for _ in range(2)]
+    for side in sides:
+        side.start()
+    for side in sides:
+        side.join(60)
+    assert set(most) == {1}
 
 
 def test_a_stage_handles_ctrl_c(tmp_path):
