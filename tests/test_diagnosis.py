@@ -68,7 +68,7 @@ def test_rows_without_a_reward_are_left_out():
         ([1.0, 0.0], "a", "answers.* 2 rewards, not 1"),
     ],
 )
-def test_what_cannot_be_diagnosed(rewards, answers, message):
+def test_rows_without_a_diagnosis(rewards, answers, message):
     with pytest.raises(ValueError, match=message):
         diagnose(rewards, [0] * len(rewards), answers)
 

@@ -66,19 +66,40 @@ def test_a_missing_package_is_named_with_its_extra(given, extra, monkeypatch):
         check(*given)
 
 
-def test_what_may_be_right_passes(tmp_path):
+def test_valid_arguments_pass(tmp_path, monkeypatch):
     check(
         "iterate", "--dataset_name", "openai/gsm8k", "--sampling_backend", "vllm", "--sampling_python", sys.executable
     )
     check("evaluate", "--input", "rows.jsonl", "--reward_funcs", "f", "--model_name_or_path", "./nowhere")
+    with monkeypatch.context() as patched:
+        patched.setattr(early_checks, "find_spec", lambda name: None)  # `evaluate` with rows needs no vLLM.
+        check("evaluate", "--input", "rows.jsonl", "--reward_funcs", "f", "--sampling_backend", "vllm")
     (tmp_path / "log.jsonl").write_text('{"input": "1 + 1 =", "output": "2"}\n')  # `topr train` may import this file.
     check("train", "--input", "log.jsonl")
+    check("iterate", "--rows", "rows.jsonl", "--reward_fields", "rewrd")
+    for command in ("train", "curate", "log-mu", "trial"):
+        check(command, "--input", "rows.jsonl", "--reward_fields", "rewrd")
+    check("train", "--input", "folder", "--format", "trl")
+    check("train", "--input", "rows.jsonl", "--chat")
     (tmp_path / "folder" / manifest.NAME).touch()
     check("score", "--input", "folder")
     (tmp_path / "damaged.jsonl").write_text('{"prompt": ')  # The command names the damaged file.
     check("score", "--input", "damaged.jsonl")
     (tmp_path / "damaged.parquet").write_text("no parquet")
     check("score", "--input", "damaged.parquet")
+
+
+def test_env_is_set_before_libraries_are_imported(tmp_path):
+    (tmp_path / "score.yaml").write_text(f"env: {{HF_HOME: {tmp_path / 'hub'}}}\n")
+    code = (
+        "import sys\nfrom types import SimpleNamespace\nfrom topr_trl.cli.main import main\n"
+        "assert 'huggingface_hub' not in sys.modules\n"
+        "def run(*_):\n    from huggingface_hub import constants\n    print(constants.HF_HOME)\n"
+        "sys.modules['topr_trl.cli.commands'] = SimpleNamespace(run=run)\n"
+        "main(['score', '--config', 'score.yaml'])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == f"{tmp_path / 'hub'}\n"
 
 
 def test_the_checks_import_no_pytorch():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing import popen_forkserver
 from pathlib import Path
 from threading import Event, Timer
 
@@ -222,6 +223,33 @@ def test_a_stage_can_be_stopped_and_its_log_is_shown(tmp_path, capfd, started):
     assert "line 10\n" not in said
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="stages are forked on Linux alone")
+def test_two_sides_of_a_loop_never_poll_at_once(monkeypatch):
+    """Only one of two polls would read the exit status of a process."""
+    poll, polls, most = popen_forkserver.Popen.poll, [], []
+
+    def slow(self, *given):
+        polls.append(self)
+        most.append(len(polls))
+        time.sleep(0.01)
+        code = poll(self, *given)
+        polls.remove(self)
+        return code
+
+    monkeypatch.setattr(popen_forkserver.Popen, "poll", slow)
+    sides = [threading.Thread(target=run, args=[python("")] * 4) for _ in range(2)]
+    for side in sides:
+        side.start()
+    for side in sides:
+        side.join(60)
+    assert set(most) == {1}
+
+
+def test_a_stage_handles_ctrl_c(tmp_path):
+    code = "import signal\nassert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+    run(python(code), log=tmp_path / "log")
+
+
 def test_a_process_that_does_not_end_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "_GRACE", 0.5)
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(9)"
@@ -355,6 +383,24 @@ def test_nothing_runs_and_nothing_is_damaged_after_a_kill(scoring, killed):
     assert manifest.read(Path("scored")).finished
 
 
+def test_a_stage_is_no_fork_of_a_server_that_uses_the_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda._is_in_bad_fork", lambda: True)
+    monkeypatch.setattr(processes.os, "setsid", lambda: None)
+    monkeypatch.setattr(processes, "end_with_parent", lambda _: None)
+    monkeypatch.setattr(processes.runpy, "run_module", lambda *_, **__: pytest.fail("the fork runs the stage"))
+
+    class Executed(Exception):
+        pass
+
+    def execute(path, words):
+        assert (path, words) == (sys.executable, [sys.executable, "-m", "topr_trl", "train", "--debug"])
+        raise Executed
+
+    monkeypatch.setattr(processes.os, "execv", execute)
+    with pytest.raises(Executed):
+        processes._run(Program(["train", "--debug"]), dict(os.environ), None)
+
+
 def test_no_side_of_a_loop_starts_the_server(monkeypatch, tmp_path):
     """The kernel would end the server, and the stages of the other side, with the thread of this side."""
     events = []
@@ -377,6 +423,8 @@ def test_the_server_has_one_thread_and_no_device():
         "threads = [int(thread) for thread in os.listdir('/proc/self/task')]\n"
         "print(*(open(f'/proc/self/task/{n}/comm').read() for n in threads if n != os.getpid()))\n"
         "assert os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'] == '1'\n"
+        "import signal\n"
+        "assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN, 'Ctrl+C would print a traceback'\n"
     )
     # These threads end before a fork: those of OpenBLAS, which this setting avoids, and the one of PyArrow's allocator.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from topr_trl.settings.checks import check_model_folder
+from topr_trl.settings.import_settings import IMPORT_SETTINGS
 
 _PATHS = ("input", "rows", "compare", "accelerate_config", "sampling_python", "rewards", "requests")
 _TABLES = ("dataset_name", "test_dataset_name")  # names of datasets on the Hub, or files with these endings
@@ -41,11 +42,14 @@ def check_early(command: str, given: Sequence[str], config: Mapping[str, Any], n
     """
     values = {name: value for name, value in {**config, **_values_of(given)}.items() if name in names}
     _check_paths(values)
-    if command in _WITH_MODEL and "model_name_or_path" in values and not (command == "evaluate" and "input" in values):
+    samples = not (command == "evaluate" and values.get("input") is not None)  # `evaluate` with rows loads no model.
+    if command in _WITH_MODEL and "model_name_or_path" in values and samples:
         check_model_folder(str(values["model_name_or_path"]))
-    _check_packages(command, values)
+    _check_packages(command, values, samples)
     rows = values.get("rows" if command == "iterate" else "input")
-    if command in _USES and rows is not None:
+    # These settings can name other columns, such as the column of the reward.
+    is_imported = command in _IMPORTING and any(values.get(name) is not None for name in IMPORT_SETTINGS)
+    if command in _USES and rows is not None and not is_imported:
         _check_columns(command, Path(str(rows)), by_functions="reward_funcs" in values)
 
 
@@ -75,13 +79,13 @@ def _check_paths(values: Mapping[str, Any]) -> None:
             raise FileNotFoundError(f"reward_funcs: there is no file {source} ({name}).")
 
 
-def _check_packages(command: str, values: Mapping[str, Any]) -> None:
+def _check_packages(command: str, values: Mapping[str, Any], samples: bool) -> None:
     needed = []
     trackers = values.get("report_to") or ()
     for name in _TRACKERS:
         if name in ([trackers] if isinstance(trackers, str) else trackers):
             needed.append((name, f"--report_to {name}", "trackers"))
-    if values.get("sampling_backend") == "vllm" and not values.get("sampling_python"):
+    if values.get("sampling_backend") == "vllm" and not values.get("sampling_python") and samples:
         needed.append(("vllm", "--sampling_backend vllm", "vllm"))
     if command == "iterate" and values.get("task") == "math" and "reward_funcs" not in values:
         needed.append(("math_verify", "--task math", "math"))

@@ -12,7 +12,6 @@ import yaml
 
 from topr_trl import __version__
 from topr_trl.cli.command_names import commands, read_config, refuse_unknown
-from topr_trl.cli.early_checks import check_early
 from topr_trl.cli.settings_index import read_index, write_index
 from topr_trl.pipeline.child_processes import start_server
 from topr_trl.pipeline.parent_process import is_one_of_several
@@ -89,16 +88,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.add_argument("command", choices=known, metavar="COMMAND")
         parser.parse_args(arguments[:1])
     command, given = arguments[0], split_config(arguments[1:])
+    asks_help = bool({"-h", "--help", "--help_all"} & set(given))
+    config = {} if asks_help else read_config(given)
+    if isinstance(config.get("env"), dict):  # Libraries read some of these variables when they are imported.
+        os.environ.update({name: str(value) for name, value in config["env"].items()})
     index = read_index() or write_index()
-    if {"-h", "--help", "--help_all"} & set(given):
+    if asks_help:
         short, full = index["help"][command]
         print(full if "--help_all" in given else short, end="")
         return
     refuse_unknown(command, given, index)
-    config = read_config(given)
+    from topr_trl.cli.early_checks import check_early  # imports huggingface_hub, which reads HF_HOME
+
     check_early(command, given, config, index["settings"][command])
-    if isinstance(config.get("env"), dict):  # Libraries read some of these variables when they are imported.
-        os.environ.update({name: str(value) for name, value in config["env"].items()})
     if command in ("iterate", "trial"):
         start_server()  # It imports the libraries at the same time as this process.
     from topr_trl.cli.commands import run  # takes seconds, because it imports torch and TRL

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from topr_trl.importing import FORMATS
 from topr_trl.settings.checks import check_choice
+from topr_trl.settings.import_settings import IMPORT_SETTINGS
 
 ALL_TURNS, LAST_TURN = "all_turns", "last_turn"
 _PAIR = re.compile(r"(?P<label>.+)=(?P<value>[^=]*)")
@@ -109,6 +110,4 @@ class InputArguments:
     @property
     def reads_other_files(self) -> bool:
         """Return whether a setting implies that the input must be imported."""
-        names = ("format", "reward_fields", "label_values", "prompt_field", "completion_field", "messages_field",
-                 "ignore_fields")  # fmt: skip
-        return self.chat is not None or any(getattr(self, name) for name in names)
+        return self.chat is not None or any(getattr(self, name) for name in IMPORT_SETTINGS)

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
+from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 
 from topr_trl.pipeline.parent_process import KILL, LOOP, end_with_parent
 
@@ -26,6 +26,9 @@ _GRACE = 60.0  # seconds between SIGTERM and SIGKILL
 _PRELOADED = ["topr_trl.pipeline.fork_server", "topr_trl.pipeline.loop", "topr_trl.cli.commands"]
 _FORKS = sys.platform == "linux"
 _CONTEXT = multiprocessing.get_context("forkserver") if _FORKS else multiprocessing.get_context("spawn")
+
+# `Process.start` also polls the processes of other threads. Two polls of a process at once can return exit status 255.
+_LOCK = Lock()
 
 
 @dataclass
@@ -76,7 +79,8 @@ def start(program: Program, log: Path | None = None) -> BaseProcess:
     elif program.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(program.gpus)
     process = _CONTEXT.Process(target=_run, args=(program, environment, log))
-    process.start()
+    with _LOCK:
+        process.start()
     return process
 
 
@@ -85,6 +89,7 @@ def _run(program: Program, environment: dict[str, str], log: Path | None) -> Non
     if sys.platform != "win32":
         os.setsid()
     end_with_parent(signal.SIGTERM if program.launcher else KILL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # The server ignores Ctrl+C.
     if log is not None:
         with log.open("ab") as output:
             os.dup2(output.fileno(), 1)
@@ -95,6 +100,9 @@ def _run(program: Program, environment: dict[str, str], log: Path | None) -> Non
         os.execvp(program.command[0], program.command)
     import torch
 
+    # bitsandbytes, for example, uses the GPU when the server imports it. A forked process could not use the GPU then.
+    if torch.cuda._is_in_bad_fork():
+        os.execv(sys.executable, [sys.executable, "-m", "topr_trl", *program.arguments])
     if threads := environment.get("OMP_NUM_THREADS"):  # PyTorch has read the server's environment.
         torch.set_num_threads(int(threads.split(",")[0]))
     multiprocessing.set_start_method(None, force=True)  # Reward functions and data loaders have Python's default.
@@ -124,7 +132,7 @@ def run_processes(programs: Iterable[Program], stage: str, log: Path | None, sto
     try:
         for program in programs:
             processes.append(start(program, log))
-        while None in (codes := [process.exitcode for process in processes]) or any(codes):
+        while None in (codes := [_exit_code(process) for process in processes]) or any(codes):
             if failed := [code for code in codes if code]:
                 raise ChildProcessError(describe_failure(stage, f"failed with exit status {failed[0]}", log))
             if stop.wait(0.05):
@@ -133,21 +141,33 @@ def run_processes(programs: Iterable[Program], stage: str, log: Path | None, sto
         end(processes)
 
 
+def _exit_code(process: BaseProcess) -> int | None:
+    with _LOCK:
+        return process.exitcode
+
+
+def _join(process: BaseProcess) -> None:
+    """Wait until a process has ended. Hold the lock only after that."""
+    connection.wait([process.sentinel])
+    with _LOCK:
+        process.join()
+
+
 def end(processes: list[BaseProcess]) -> None:
     """End processes with SIGTERM, and kill children that they leave behind.
 
     A process that still runs after `_GRACE` seconds gets SIGKILL, and its children are not killed.
     """
     for process in processes:
-        if process.exitcode is None:
+        if _exit_code(process) is None:
             process.terminate()
     for process in processes:
-        process.join(_GRACE)
-        if process.exitcode is None:
+        if not connection.wait([process.sentinel], _GRACE):
             # Do not kill the process group. Other processes of srun must still end tasks on other machines.
             process.kill()
-            process.join()
+            _join(process)
         else:
+            _join(process)
             # `accelerate launch` can leave a child behind if it starts a single process.
             with suppress(OSError, AttributeError):  # No process is left, or the system is not POSIX.
                 os.killpg(process.pid, KILL)  # type: ignore[arg-type]
