@@ -216,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
         if found := re.fullmatch(rf"POST {_API}/commit/main", asked):
             lines = [json.loads(line) for line in body.splitlines()]
             repo = self.repo(found["kind"], found["name"])[0]
-            return self.send(hub.upload(found["kind"], found["name"], repo, lines))
+            return self.send(hub.commit(found["kind"], found["name"], repo, lines))
         raise Refusal(404, f"No such page: {asked}")
 
     def repo(self, kind: str, name: str, revision: str = "main") -> tuple[Repo, str, dict[str, bytes]]:
