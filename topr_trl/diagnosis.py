@@ -15,7 +15,7 @@ KINDS = {
     "always right": "nothing to learn",
     "most common answer right": "a lower temperature, or a vote",
     "some right answers": "repeat right answers: curation='repeated_positives'",
-    "no right answer, wrong ones agree": "several iterations on these problems",
+    "no right answer, wrong ones agree": "several iterations, with curation='repeated_positives'",
     "no right answer, wrong ones scattered": "more samples, a better prompt, or easier problems",
     "one completion": "several samples tell: topr sample --num_generations 8",
 }
@@ -42,7 +42,8 @@ class Diagnosis:
         found = {kind: count for kind, count in self.counts.items() if count}
         lines = [f"{kind:<{width}}  {count / problems:>6.1%}  {KINDS[kind]}" for kind, count in found.items()]
         if self.agreement == self.agreement:
-            lines.append(f"Problems without a right answer: their wrong answers agree in {self.agreement:.0%}.")
+            share = f"{self.agreement:.0%} ({AGREE:.0%} counts as agreeing)"
+            lines.append(f"Mean agreement of wrong answers, if no answer is right: {share}.")
         return "\n".join([f"{problems:,} problems:", *lines])
 
 
@@ -81,9 +82,9 @@ def diagnose(rewards: ArrayLike, problem_ids: ArrayLike, answers: Sequence[objec
     >>> print(diagnose([1, 1, 0, 0, 0, 0], ["a", "a", "b", "b", "c", "c"], ["7", "7", "3", "3", "4", "5"]))
     3 problems:
     always right                            33.3%  nothing to learn
-    no right answer, wrong ones agree       33.3%  several iterations on these problems
+    no right answer, wrong ones agree       33.3%  several iterations, with curation='repeated_positives'
     no right answer, wrong ones scattered   33.3%  more samples, a better prompt, or easier problems
-    Problems without a right answer: their wrong answers agree in 50%.
+    Mean agreement of wrong answers, if no answer is right: 50% (50% counts as agreeing).
     ```
 
     Args:
