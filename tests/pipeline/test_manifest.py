@@ -65,8 +65,14 @@ def test_results_for_other_settings_are_an_error_that_names_them(tmp_path):
     manifest.begin(tmp_path, "sample", {"seed": 3, "top_p": 1.0})
     manifest.begin(tmp_path, "sample", {"seed": 1, "top_p": 1.0}, has_results=False)
     (tmp_path / "rows.parquet").write_bytes(b"rows")
-    with pytest.raises(ValueError, match=r"other settings \(seed: 1 there, 2 now\)"):
+    with pytest.raises(ValueError, match=r"other settings \(seed: 1 there, 2 now\).*another output_dir, or remove"):
         manifest.begin(tmp_path, "sample", {"seed": 2, "top_p": 1.0})
+    # A folder with the results of other stages may be the only copy of the rows, so removing it is no advice.
+    manifest.finish(tmp_path, "sample", 1)
+    manifest.begin(tmp_path, "curate", {"seed": 1}, has_results=False)
+    manifest.finish(tmp_path, "curate", 1)
+    with pytest.raises(ValueError, match=r"another output_dir\. .*results of sample\.$"):
+        manifest.begin(tmp_path, "curate", {"seed": 2})
 
 
 def test_fingerprint_follows_the_content(tmp_path):

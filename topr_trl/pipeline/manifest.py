@@ -85,9 +85,12 @@ def state(folder: Path, stage: str, inputs: Json, has_results: bool = True) -> s
         return NEW
     if changed := _describe_changes(entry["inputs"], json.loads(json.dumps(inputs))):
         if has_results or "finished" in entry:
+            others = sorted(set(record.stages) - {stage})
+            removal = ", or remove this folder and the folders of later stages" if not others else ""
+            kept = f" This folder also has the results of {', '.join(others)}." if others else ""
             raise ValueError(
-                f"{folder} holds results for other settings ({'; '.join(changed)}). Use another output_dir, or remove "
-                "this folder and the folders of later stages."
+                f"{folder} holds results for other settings ({'; '.join(changed)}). Use another "
+                f"output_dir{removal}.{kept}"
             )
         return RESTART
     if "finished" not in entry:
