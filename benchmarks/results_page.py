@@ -173,7 +173,7 @@ def long_table(store: Store, compared: Sequence[tuple[Setting, int]], shown: str
 
 
 def wrong_answers_table(store: Store) -> str:
-    """Return a table of the problems solved after six iterations, among those that the base model never solved.
+    """Return a table by recipe and base model: the share of unsolved problems that are solved after six iterations.
 
     A value is bold if its difference from repeated right answers is above 0.
     """

@@ -110,8 +110,21 @@ def settings_given(arguments: Sequence[str]) -> set[str]:
     `--num-shots=8` gives `num_shots`. `--no_NAME`, which switches a setting off, gives `no_NAME`. Aliases are not
     replaced by the names of their settings.
     """
-    words = {part[2:].partition("=")[0] for part in arguments if part.startswith("--")}
-    return {word.replace("-", "_") for word in words} - {"config"}
+    return set(values_given(arguments)) - {"config"}
+
+
+def values_given(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the options on a command line, by the names of `settings_given`: a text, or a list of texts."""
+    values: dict[str, list[str]] = {}
+    name = ""
+    for word in arguments:
+        if word.startswith("--"):
+            option, is_whole, value = word[2:].partition("=")
+            name = option.replace("-", "_")
+            values[name] = [value] if is_whole else []
+        elif name:
+            values[name].append(word)
+    return {name: words[0] if len(words) == 1 else words for name, words in values.items()}
 
 
 def refuse_unknown(command: str, given: Sequence[str], index: Mapping[str, Any]) -> None:

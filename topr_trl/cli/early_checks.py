@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from topr_trl.cli.command_names import values_given
 from topr_trl.settings.checks import check_model_folder
 from topr_trl.settings.import_settings import IMPORT_SETTINGS
 
@@ -40,7 +41,7 @@ def check_early(command: str, given: Sequence[str], config: Mapping[str, Any], n
         ImportError: a package is not installed.
         ValueError: the rows lack a column.
     """
-    values = {name: value for name, value in {**config, **_values_of(given)}.items() if name in names}
+    values = {name: value for name, value in {**config, **values_given(given)}.items() if name in names}
     _check_paths(values)
     samples = not (command == "evaluate" and values.get("input") is not None)  # `evaluate` with rows loads no model.
     if command in _WITH_MODEL and "model_name_or_path" in values and samples:
@@ -51,20 +52,6 @@ def check_early(command: str, given: Sequence[str], config: Mapping[str, Any], n
     is_imported = command in _IMPORTING and any(values.get(name) is not None for name in IMPORT_SETTINGS)
     if command in _USES and rows is not None and not is_imported:
         _check_columns(command, Path(str(rows)), by_functions="reward_funcs" in values)
-
-
-def _values_of(given: Sequence[str]) -> dict[str, Any]:
-    """Return the settings on the command line, by name: a text, or a list of texts."""
-    values: dict[str, Any] = {}
-    name = ""
-    for word in given:
-        if word.startswith("--"):
-            option, is_whole, value = word[2:].partition("=")
-            name = option.replace("-", "_")
-            values[name] = [value] if is_whole else []
-        elif name:
-            values[name].append(word)
-    return {name: words[0] if len(words) == 1 else words for name, words in values.items()}
 
 
 def _check_paths(values: Mapping[str, Any]) -> None:

@@ -69,7 +69,7 @@ class Collator:
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the batch of `collate_tokens` for the B rows of the forward pass, with additional keys.
 
-        N counts all rows with a reward, also those that are skipped.
+        N is the number of rows with a reward, including skipped rows.
 
         | key | value |
         |---|---|

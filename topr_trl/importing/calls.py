@@ -233,8 +233,8 @@ def format_of_calls(dialect: Dialect, source: str, loses: str) -> Format:
         left_out=lambda record: LeftOut.FAILED if is_failed(record) else None,
     )  # fmt: skip
     return Format(
-        source=source, suffix=".jsonl", rows=envelope.rows, rewards=None, columns=COLUMNS_OF_CALLS,
-        required=frozenset({"response"}), optional=None, rank=2, loses=loses,
+        source=source, suffix=".jsonl", rows=envelope.rows, columns=COLUMNS_OF_CALLS,
+        required=frozenset({"response"}), rank=2, loses=loses,
         records=lambda record: [_with_call(record, dialect)],
         test=lambda record: _is_answer(dialect, _body(_with_call(record, dialect))),
         choices=lambda record: IGNORED._replace(read=("response",)),

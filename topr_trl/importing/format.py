@@ -100,21 +100,20 @@ class Format:
 
     Attributes:
         source (`str`): Project, version and source file that define the format and its fields.
-        suffix (`str`): Suffix of the files, such as `.parquet`. `.jsonl` stands for JSON in any layout, and `""` for
-            any kind of file.
         test (`Callable`): Function that returns whether a record looks like this format.
         rows (`Callable`): Function that converts a record to a list of rows, which may have a `reward`. In place of a
             row, the list has None for an empty completion, or a `LeftOut` for another reason to leave the completion
             out. An empty list counts as one empty completion. The function raises `NotOfFormat` or `Unusable` for a
             record that it cannot convert.
-        rewards (`Callable` or `None`): Function that returns the possible rewards of a record, by name. None if the
-            rows have a `reward`, or the files have no rewards.
         columns (`tuple[str, ...]`): Columns of `COLUMNS` that `rows` may set. The importer always adds `problem_id`.
             It adds `reward` if `rewards` or a setting defines rewards, and columns such as `temperature` if a setting
             gives their values.
         required (`frozenset[str]`): Required fields of a record.
-        optional (`frozenset[str]`, *optional*, defaults to `frozenset()`): Other fields that a record may have. None
-            allows all fields.
+        suffix (`str`, defaults to `""`): Suffix of the files, such as `.parquet`. `.jsonl` stands for JSON in any
+            layout, and `""` for any kind of file.
+        rewards (`Callable`, *optional*): Function that returns the possible rewards of a record, by name. None if the
+            rows have a `reward`, or the files have no rewards.
+        optional (`frozenset[str]`, *optional*): Other fields that a record may have. None allows all fields.
         rank (`int`, defaults to 0): Order of the tests. It is 0 for fields that only one program writes, 1 for exports
             of calls, 2 for other logs of calls, and 3 or more for fields that many programs write.
         loses (`str`, defaults to `""`): Limitations of the format, which the summary of an import shows.
@@ -136,13 +135,13 @@ class Format:
     """
 
     source: str
-    suffix: str
     test: Callable[[Record], bool]
     rows: Callable[..., Sequence[Row | LeftOut | None]]
-    rewards: Callable[[Record], dict[str, Any]] | None
     columns: tuple[str, ...]
     required: frozenset[str]
-    optional: frozenset[str] | None = frozenset()
+    suffix: str = ""
+    rewards: Callable[[Record], dict[str, Any]] | None = None
+    optional: frozenset[str] | None = None
     rank: int = 0
     loses: str = ""
     without_repeats: Callable[[list[Path]], list[Path]] = list

@@ -86,11 +86,11 @@ def state(folder: Path, stage: str, inputs: Json, has_results: bool = True) -> s
     if changed := _describe_changes(entry["inputs"], json.loads(json.dumps(inputs))):
         if has_results or "finished" in entry:
             others = sorted(set(record.stages) - {stage})
-            removal = ", or remove this folder and the folders of later stages" if not others else ""
-            kept = f" This folder also has the results of {', '.join(others)}." if others else ""
+            way_out = ", or remove this folder and the folders of later stages"
+            if others:
+                way_out = f". This folder also has the results of {', '.join(others)}"
             raise ValueError(
-                f"{folder} holds results for other settings ({'; '.join(changed)}). Use another "
-                f"output_dir{removal}.{kept}"
+                f"{folder} holds results for other settings ({'; '.join(changed)}). Use another output_dir{way_out}."
             )
         return RESTART
     if "finished" not in entry:

@@ -41,7 +41,6 @@ FORMAT = Format(
     suffix=".parquet",
     test=has("problem", "generations", "correctness_math_verify"),
     rows=rows,
-    rewards=None,
     columns=("reward", "finish_reason", "problem_id", "answer"),
     required=frozenset(_REQUIRED),
     optional=frozenset({

@@ -125,7 +125,6 @@ FORMAT = Format(
     rewards=rewards,
     columns=("problem_id", "answer", "finish_reason", "tools", "temperature", "top_p", "top_k"),
     required=frozenset({"id", "epoch", "messages"}),
-    optional=None,
     records=samples,
     loses="Logs have messages, not token ids. If a solver rewrote messages, the row does not show the messages "
     "that the model read. Do not train on a benchmark on which you report results.",

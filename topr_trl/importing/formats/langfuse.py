@@ -66,14 +66,11 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
 
 FORMAT = Format(
     source="Langfuse (worker/src/features/database-read-stream/observation-stream.ts at 03b77af)",
-    suffix="",
     rank=1,
     test=_is_observation,
     rows=rows,
-    rewards=None,
     columns=COLUMNS_OF_CALLS,
     required=frozenset({"input", "output"}),
-    optional=None,
     choices=lambda record: IGNORED,
     records=observations,
     loses="Only generations become rows. Choose a score with --reward_fields: NAME for exported tables, where each "

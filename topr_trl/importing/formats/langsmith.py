@@ -22,7 +22,6 @@ def rewards(record: Record) -> dict[str, Any]:
 
 FORMAT = Format(
     source="LangSmith's run data format (langsmith 0.15, schemas.py; langchain-core 1.8, tracers/core.py)",
-    suffix="",
     test=has("run_type", "inputs"),
     rows=Envelope(
         request=("inputs",),
@@ -34,7 +33,6 @@ FORMAT = Format(
     rewards=rewards,
     columns=COLUMNS_OF_CALLS,
     required=frozenset({"run_type", "inputs"}),
-    optional=None,
     loses="Only runs of the type llm become rows. The reward is the mean feedback on a run. Feedback on a whole trace "
     "is in its root run: write this feedback to a file for --rewards, and set --id_field trace_id.",
 )

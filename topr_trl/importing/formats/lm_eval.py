@@ -72,7 +72,6 @@ FORMAT = Format(
     rewards=rewards,
     columns=("problem_id", "answer", "temperature"),
     required=frozenset({"doc_id", "doc", "target", "arguments", "resps"}),
-    optional=None,
     same="filter",
     loses="The harness cuts responses at its stop sequences. Each row ends at the cut, with the model's stop token. "
     "Logs do not show whether a response was cut at the token limit. The harness decodes greedily by default, so "

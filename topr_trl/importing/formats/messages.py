@@ -243,7 +243,6 @@ FORMAT = Format(
     rewards=rewards,
     columns=("problem_id", "finish_reason", "tools", "chat_template_kwargs"),
     required=frozenset({"messages"}),
-    optional=None,  # Logs have further fields, such as times and users.
     choices=choices,
     loses="The trainer learns from assistant turns, except turns with weight 0. User and tool turns "
     "between them are context.",

@@ -65,7 +65,6 @@ FORMAT = Format(
         "tools", *SAMPLING,
     ),
     required=frozenset({"responses_create_params", "response", "reward"}),
-    optional=None,
     loses="Rows have token ids if the model server returned them. Otherwise, text is tokenized again, which can give "
     "different tokens.",
 )  # fmt: skip

@@ -183,7 +183,6 @@ FORMAT = Format(
     rewards=rewards,
     columns=("problem_id", "tools"),
     required=frozenset({"instance_id", "history"}),
-    optional=None,
     without_repeats=one_per_folder,
     loses="Actions are the model's own text. Tool results are close to the text that the model read, but can lack "
     "notes that the agent added. Tools lack their parameters.",

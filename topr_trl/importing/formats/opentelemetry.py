@@ -115,13 +115,11 @@ ENVELOPE = Envelope(
 )
 FORMAT = Format(
     source="OpenTelemetry's conventions for generative AI (semantic-conventions-genai, model/gen-ai at 2b902ce)",
-    suffix="",
     test=_is_telemetry,
     rows=ENVELOPE.rows,
     rewards=lambda record: record["evaluations"],
     columns=COLUMNS_OF_CALLS,
     required=frozenset({"attributes"}),
-    optional=None,
     records=calls,
     loses="Spans have messages only if content capture was on (OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT). "
     "The reward is the score of gen_ai.evaluation.result.",

@@ -108,14 +108,11 @@ def _split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
 
 FORMAT = Format(
     source="preference pairs, the format of TRL's DPOTrainer",
-    suffix="",
     rank=3,
     test=has("chosen", "rejected"),
     rows=rows,
-    rewards=None,
     columns=("reward", "problem_id", "tools"),
     required=frozenset({"chosen", "rejected"}),
-    optional=None,
     choices=lambda record: IGNORED._replace(completions=frozenset()),  # A pair has both completions.
     loses="Each pair is two rows: chosen with reward 1 and rejected with reward -1.",
 )

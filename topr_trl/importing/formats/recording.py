@@ -138,7 +138,6 @@ FORMAT = Format(
         "tools", "chat_template_kwargs", *SAMPLING, *_MODEL_COLUMNS,
     ),
     required=frozenset({"rollout_id", "calls", "rewards"}),
-    optional=None,
     names_rollouts=True,
     skips_unrewarded=True,
     loses="To add later rollouts, import again with a different --output_dir. A request without a "

@@ -52,7 +52,6 @@ def _has_turns(record: Record) -> bool:
 
 FORMAT = Format(
     source="ShareGPT's conversations, as Axolotl and LLaMA-Factory read them",
-    suffix="",
     rank=3,
     test=_has_turns,
     rows=rows,
@@ -60,7 +59,6 @@ FORMAT = Format(
     rewards=lambda record: rewards(record, "conversations"),
     columns=("problem_id", "finish_reason", "tools"),
     required=frozenset({"conversations"}),
-    optional=None,
     choices=lambda record: choices(record, "conversations"),
     loses="The trainer learns from assistant turns (gpt). User turns between them are context.",
 )

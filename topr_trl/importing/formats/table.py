@@ -234,14 +234,12 @@ def rewards(record: Record) -> dict[str, Any]:
 
 FORMAT = Format(
     source="tables with columns such as prompt, completion and rating",
-    suffix="",
     rank=5,
     test=has_columns,
     rows=rows,
     rewards=rewards,
     columns=("problem_id", "finish_reason", "answer", "tools", "chat_template_kwargs"),
     required=frozenset(),
-    optional=None,
     chat=True,
     choices=choices,
     loses="Most tables hold only text. They lack tool calls, the sampling temperature, and often the system prompt.",

@@ -53,7 +53,6 @@ FORMAT = Format(
     rewards=rewards,
     columns=("problem_id",),
     required=_FIXED,
-    optional=None,
     choices=lambda record: IGNORED,
     loses="TRL logs the last generation batch before each log, as text. Tokenizing this text can give different "
     "tokens. An evaluation at the same step replaces the file, so its rows are read as training rows. Before TRL "

@@ -161,7 +161,6 @@ FORMAT = Format(
     suffix=".jsonl",
     test=lambda record: isinstance(record.get("traces"), list) or has("nodes", "rewards")(record),
     rows=rows,
-    rewards=None,
     columns=(
         "prompt_ids", "completion_ids", "completion_mask", "sampler_logps", "reward", "problem_id", "rollout_id",
         "finish_reason", "answer", "tools", "chat_template_kwargs", *SAMPLING,

@@ -67,7 +67,6 @@ FORMAT = Format(
         "finish_reason", "answer", "tools",
     ),
     required=frozenset({"prompt", "completion", "reward"}),
-    optional=None,  # Records also have metrics and state columns.
     loses="Tokens are included only if the state column trajectory was saved (vf-eval -C trajectory). The temperature "
     "is in metadata.json: set --temperature if it was not 1.",
 )  # fmt: skip

@@ -40,7 +40,6 @@ FORMAT = Format(
     rewards=lambda record: {"score": record["score"]},
     columns=("problem_id", "answer"),
     required=frozenset({"input", "output", "score", "step"}),
-    optional=None,  # Records also have the other values of the reward function.
     choices=lambda record: IGNORED,
     loses="verl logs decoded text without special tokens, token ids or log-probabilities. Prompts lack the tokens of "
     "the chat template, and a truncated completion looks like a complete one. The dumps do not distinguish tool "
