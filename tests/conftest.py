@@ -8,28 +8,28 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
-import datasets
 import pytest
-import torch
-import transformers
-import trl
-from datasets import Dataset
 from hypothesis import settings
-from reference import fresh_model
-from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from topr_trl.tasks import arithmetic
+# Fixtures import torch, transformers and trl. The process that only deals out tests would need six seconds for them.
 
 # Every run draws the same examples. If scripts/fuzz.py finds a failing case, the case is added as an `@example`.
 settings.register_profile("deterministic", derandomize=True)
 settings.load_profile("deterministic")
 
-# Each start of training collects garbage. Without the freeze, it would scan all imported objects.
-gc.collect()
-gc.freeze()
-# Otherwise, the bindings of Triton, which newer releases of torch install, report the frozen objects as leaked.
-atexit.register(gc.unfreeze)
+
+def pytest_collection_modifyitems(items):
+    """Run slow tests first, so that no core waits for one of them at the end."""
+    items.sort(key=lambda item: {"slow", "weekly"}.isdisjoint(mark.name for mark in item.iter_markers()))
+
+
+def pytest_collection_finish():
+    """Keep imported objects out of garbage collections, which each start of training would make with them."""
+    gc.collect()
+    gc.freeze()
+    # Otherwise, the bindings of Triton, which newer releases of torch install, report the frozen objects as leaked.
+    atexit.register(gc.unfreeze)
+
 
 if os.environ.get("TRITON_INTERPRET"):
     # Triton's interpreter patches the functions of its language for each function that a kernel calls. Patching once
@@ -57,22 +57,27 @@ CHAT_TEMPLATE = (
 )
 
 
-LOGGINGS = (transformers.utils.logging, datasets.utils.logging)
-
-
 @pytest.fixture(autouse=True)
 def verbosity():
     """Restore the verbosity of libraries after each test. Benchmarks set it for the whole process."""
-    levels, logger = [each.get_verbosity() for each in LOGGINGS], logging.getLogger("trl")
+    from datasets.utils import logging as of_datasets
+    from transformers.utils import logging as of_transformers
+
+    loggings = (of_transformers, of_datasets)
+    levels, logger = [each.get_verbosity() for each in loggings], logging.getLogger("trl")
     own = logger.level
     yield
-    for each, level in zip(LOGGINGS, levels, strict=True):
+    for each, level in zip(loggings, levels, strict=True):
         each.set_verbosity(level)
     logger.setLevel(own)
 
 
 @pytest.fixture
 def tokenizer():
+    from transformers import AutoTokenizer
+
+    from topr_trl.tasks import arithmetic
+
     tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
@@ -81,6 +86,8 @@ def tokenizer():
 @pytest.fixture
 def tool_tokenizer(tokenizer):
     """Return the tokenizer with the chat template of Qwen3, which supports tool calls."""
+    import trl
+
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
     tokenizer.eos_token = "<|im_end|>"
@@ -90,6 +97,8 @@ def tool_tokenizer(tokenizer):
 @pytest.fixture
 def bos_tokenizer(tokenizer):
     """Return the tokenizer, changed to add a BOS token at the start of a text, as Llama's tokenizer does."""
+    from tokenizers.processors import TemplateProcessing
+
     tokenizer.bos_token = tokenizer.pad_token  # a token in the model's vocabulary
     bos = (tokenizer.bos_token, tokenizer.bos_token_id)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{bos[0]} $A", special_tokens=[bos])
@@ -99,6 +108,9 @@ def bos_tokenizer(tokenizer):
 @pytest.fixture
 def model():
     """Return a fresh copy of the bundled model, in float32."""
+    import torch
+    from reference import fresh_model
+
     torch.manual_seed(0)
     return fresh_model()
 
@@ -106,6 +118,8 @@ def model():
 @pytest.fixture
 def moe(tokenizer):
     """Return a tiny mixture of experts with random weights."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
     return Qwen3MoeForCausalLM(
         Qwen3MoeConfig(
             vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, moe_intermediate_size=16,
@@ -118,6 +132,8 @@ def moe(tokenizer):
 @pytest.fixture
 def rows():
     """Return eight scored completions of two problems. The fourth completion of each problem is right."""
+    from datasets import Dataset
+
     prompts = ["Question: Ana has 4 pens. Ana finds 3 more. How many pens does Ana have now?\nAnswer:"] * 4
     prompts += ["Question: Ben has 9 coins. Ben gives away 2. How many coins does Ben have now?\nAnswer:"] * 4
     completions = [" 4 + 3 = 8. The answer is 8.", " 4 + 3 = 7.", " The answer is 6.", " 4 + 3 = 7. The answer is 7."]
