@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -26,10 +25,9 @@ def write(content: dict[str, Any], page: Path = PAGE) -> Path:
         "goals": lambda: goals_table(found),
         "shared": lambda: shared(found["shared prompts"]),
         "gpu": lambda: gpu.table(Store(RESULT.parent, "gpu")),
-        "grid": lambda: grid(found.get("shared grid", {})),
-        "rounding": lambda: rounding(found["precision"]["log_ratio"]),
     }
-    return fill_page(PAGE, page, tables, {name: partial(number, found) for name, number in NUMBERS.items()})
+    demo = median(paired(found["shared prompts, as the demo"], "topr, not shared", "topr"))
+    return fill_page(PAGE, page, tables, {"demo": lambda: f"{demo:.2f}×"})
 
 
 def paired(results: dict[str, list[float]], name: str, other: str) -> list[float]:
@@ -72,16 +70,6 @@ def _peaks(part: str, name: str, other: str) -> Callable[[Results], list[float]]
     return lambda found: [found[part][name] / found[part][other]]
 
 
-def _imported(found: Results) -> list[float]:
-    return paired({name: [seconds for seconds, _ in found["import"][name]] for name in ("import", "parse")},
-                  "import", "parse")  # fmt: skip
-
-
-def _overlap(found: Results) -> list[float]:
-    beside = found["loop"]["overlapped"]
-    return [beside["window"] / max(beside["busy"].values())]
-
-
 _MU = "log mu, seconds by share of positives"
 GOALS = (
     Goal("step, offline TOPR / SFT, same rows, neither sorted", _of("gsm8k", "topr, unsorted", "sft"), 1.03),
@@ -99,8 +87,6 @@ GOALS = (
     Goal("the same, each generation batch used 4 times",
          _of("generating", "online topr, generating, 4 uses", "grpo, generating, 4 uses"), 1.0),
     Goal("online, Anna Karenina keeps 1/4 of the rows / all", _of("gsm8k", "online topr, 1/4", "online topr"), 0.3),
-    Goal("`topr iterate --overlap 1` / the longer of its sides", _overlap, 1.1),
-    Goal("importing 100,000 records / parsing and tokenizing them", _imported, 1.5),
 )  # fmt: skip
 
 
@@ -115,7 +101,7 @@ def goals_table(found: Results) -> str:
     return table(["measure", "goal", "measured"], rows)
 
 
-# Further tables and numbers.
+# Further tables.
 
 
 def shared(found: dict[str, dict[str, list[float]]]) -> str:
@@ -134,25 +120,6 @@ def shared(found: dict[str, dict[str, list[float]]]) -> str:
     return table(header, rows)
 
 
-def grid(found: dict[str, dict[str, dict[str, float]]]) -> str:
-    """Return the table of the grid of shared prompts: ratios of time and of memory."""
-    rows = []
-    for name, variants in found.items():
-        prompt, completion, samples = (int(number) for number in re.findall(r"\d+", name))
-        ours, alone, sft = (variants[each] for each in ("topr", "topr, not shared", "sft"))
-        rows.append([
-            f"{prompt:,}", f"{completion}", f"{samples}", f"{sft['seconds'] / ours['seconds']:.2f}×",
-            f"{alone['seconds'] / ours['seconds']:.2f}×", f"{ours['bytes'] / sft['bytes']:.2f}×",
-        ])  # fmt: skip
-    return table(["prompt", "completion", "completions", "faster than SFT", "than not shared", "memory / SFT"], rows)
-
-
-def rounding(found: dict[str, dict[str, float]]) -> str:
-    """Return the table of log π - log μ before the first update."""
-    rows = [[name, f"{one['mean']:+.3f}", f"{one['q95'] - one['q05']:.3f}"] for name, one in found.items()]
-    return table(["", "mean of log π - log μ", "width of the middle 90%"], rows)
-
-
 def runs(found: dict[str, dict[str, Any]]) -> str:
     """Return the machine, versions and date of each part."""
     of_run: dict[str, list[str]] = {}
@@ -161,41 +128,3 @@ def runs(found: dict[str, dict[str, Any]]) -> str:
         where = f"{run['machine']}, threads: {run['threads']}; {named}; {run['date']}"
         of_run.setdefault(where, []).append(part.replace("_", " "))
     return "\n".join(f"* {where}: {', '.join(parts)}." for where, parts in of_run.items())
-
-
-def _curate(found: Results) -> str:
-    largest = found["rows"][-1]["curate"]
-    return f"{median(seconds for seconds, _ in largest):.1f} s and {max(size for _, size in largest) / 1e9:.2f} GB"
-
-
-def _start(found: Results) -> str:
-    first, again = (median(seconds for seconds, _ in found["rows"][-1][name]) for name in ("start", "again"))
-    return f"{first:.0f} s, and {again:.1f} s the second time"
-
-
-def _seconds(found: Results, name: str) -> str:
-    return f"{median(found['precision']['seconds'][name]):.1f} s"
-
-
-def _float32(found: Results, part: str) -> str:
-    return f"{median(paired(found['precision'][part], 'float32', 'bfloat16')):.2f}×"
-
-
-def _idle(found: Results) -> str:
-    beside = found["loop"]["overlapped"]
-    return ", ".join(f"{side} {1 - busy / beside['window']:.0%}" for side, busy in beside["busy"].items())
-
-
-NUMBERS: dict[str, Callable[[Results], str]] = {
-    "curate": _curate,
-    "start": _start,
-    "processes": lambda found: f"{median(paired(found['processes'], '2', '1')):.2f}×",
-    "demo": lambda found: f"{median(paired(found['shared prompts, as the demo'], 'topr, not shared', 'topr')):.2f}×",
-    "bfloat16": lambda found: _seconds(found, "bfloat16"),
-    "float32": lambda found: _seconds(found, "float32"),
-    "float32_ratio": lambda found: _float32(found, "seconds"),
-    "float32_small": lambda found: _float32(found, "seconds, size of the bundled model"),
-    "turns": lambda found: f"{found['loop']['in turns']['total']:.0f} s",
-    "overlapped": lambda found: f"{found['loop']['overlapped']['total']:.0f} s",
-    "idle": _idle,
-}

@@ -6,7 +6,6 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from trl.kernels import chunked_logprob
 
 from benchmarks.memory import allocations, peak_of
 from benchmarks.performance.work import Build, Case, offline_topr
-from topr_trl.trainers.log_mu import LogMu
 
 
 def quiet() -> None:
@@ -72,36 +70,12 @@ def peak_memory(build: Build, case: Case) -> int:
 
 
 def scoring_seconds(build: Build, case: Case) -> float:
-    """Return the seconds of only the log μ pass, over the rows of a case that need log μ."""
-    compute, seconds = LogMu.compute, 0.0
-
-    def timed(*args: Any) -> None:
-        nonlocal seconds
+    """Return the seconds of the log μ pass, over the rows of a case that need log μ."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = build(case, folder, [])
         start = time.perf_counter()
-        compute(*args)
-        seconds += time.perf_counter() - start
-
-    LogMu.compute = timed
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            build(case, folder, []).compute_log_mu()
-    finally:
-        LogMu.compute = compute
-    return seconds
-
-
-def log_ratios_at_start(build: Build, case: Case) -> dict[str, float]:
-    """Return the mean and quantiles of log π - log μ of negatives in the first step, which are 0 without rounding.
-
-    Log μ is computed in batches of one row, so it is rounded differently from log π.
-    """
-    settings = {**case.settings, "max_steps": 1, "logging_steps": 1, "per_device_eval_batch_size": 1}
-    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        trainer = build(replace(case, settings=settings), folder, [])
-        trainer.train()
-    prefix = "topr/log_ratio/negatives/"
-    return {name.removeprefix(prefix): value for name, value in trainer.state.log_history[0].items()
-            if name.startswith(prefix)}  # fmt: skip
+        trainer.compute_log_mu()
+        return time.perf_counter() - start
 
 
 def scoring_peak(case: Case) -> dict[str, int]:

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from transformers import LlamaConfig
 
-from benchmarks.performance import data, page
+from benchmarks.performance import page
 from benchmarks.performance.timing import in_turn, peak_memory, scoring_peak, scoring_seconds, seconds_per_step
 from benchmarks.performance.work import GSM8K, SAMPLES, VARIANTS, WORDS, Case, candidates, even, offline_topr
-from topr_trl.data.tables import load_rows
 
 MODEL = LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
                     num_key_value_heads=1, vocab_size=1_024, pad_token_id=1, eos_token_id=0)  # fmt: skip
@@ -50,17 +49,6 @@ def test_variants_run_in_turn():
     measures = {name: lambda: float(len(order)) for name in "abc"}
     assert in_turn(measures, 2, order.append) == {"a": [1.0, 6.0], "b": [2.0, 4.0], "c": [3.0, 5.0]}
     assert order == list("abcbca")
-
-
-@pytest.mark.slow
-def test_rows_on_disk(tmp_path):
-    count = data.write_candidates(tmp_path / "rows", 65)
-    rows = load_rows(tmp_path / "rows", tmp_path / "cache")
-    assert len(rows) == count == 65 * data.SAMPLES
-    assert len(rows[0]["prompt_ids"]) == data.PROMPT
-    seconds, memory = data.curate(tmp_path / "rows", tmp_path / "curated")
-    assert seconds > 0
-    assert memory > 1e6
 
 
 def test_a_goal_that_is_missed_is_bold():
