@@ -3,7 +3,7 @@
 python -m benchmarks.real_model --model_name_or_path Qwen/Qwen2.5-Coder-0.5B-Instruct \\
     --train gsm8k_train.jsonl --test gsm8k_test.jsonl            # days on two cores; continues where it stopped
 python -m benchmarks.real_model ... --workers 2 --hours 2        # two runs in parallel; starts no run after two hours
-python -m benchmarks.real_model ... --sampling_backend transformers  # twice as fast as vLLM's build for the CPU
+python -m benchmarks.real_model ... --sampling_backend transformers  # without vLLM
 python -m benchmarks.real_model ... --device cuda --workers 4    # minutes on one H100
 
 On a CPU, set LD_PRELOAD to jemalloc and MALLOC_CONF=dirty_decay_ms:10000,muzzy_decay_ms:10000. Memory is then reused
@@ -115,8 +115,6 @@ class Setup:
         sampling: further settings of `topr sample` and `topr evaluate`.
         training: further settings of `topr log-mu` and `topr train`.
         save_steps: steps between checkpoints.
-        graph_sampling: whether to sample with `benchmarks.graph_sampling` instead of transformers' `generate`.
-        frozen_in_bfloat16: whether to train on a CPU under autocast with `_compute_faster_on_a_cpu`.
         sampling_python: Python interpreter of the environment for sampling.
     """
 
@@ -128,8 +126,6 @@ class Setup:
     sampling: tuple[str, ...] = ()
     training: tuple[str, ...] = ()
     save_steps: int = 5
-    graph_sampling: bool = False
-    frozen_in_bfloat16: bool = False
     sampling_python: str = sys.executable
 
     @property
@@ -319,7 +315,7 @@ def _topr(setup: Setup, *words: object, python: str = sys.executable) -> None:
     """
     given = list(map(str, words))
     if python == sys.executable:
-        _fork(setup, _command, given, setup.graph_sampling, setup.frozen_in_bfloat16)
+        _fork(setup, _command, given)
         return
     with _log(setup).open("a") as file:
         done = subprocess.run([python, "-m", "topr_trl", *given], stdout=file, stderr=file, check=False)
@@ -360,46 +356,11 @@ def _logged(log: Path, function: Callable[..., None], *args: Any) -> None:
     function(*args)
 
 
-def _command(words: list[str], graph_sampling: bool, frozen_in_bfloat16: bool) -> None:
+def _command(words: list[str]) -> None:
     from topr_trl.cli.main import console
 
-    if graph_sampling:
-        from benchmarks.graph_sampling import install
-
-        install()
-    if frozen_in_bfloat16 and words[0] in ("log-mu", "train"):
-        _compute_faster_on_a_cpu(frozen=words[0] == "log-mu")
     sys.argv = ["topr", *words]
     console()
-
-
-def _compute_faster_on_a_cpu(frozen: bool) -> None:
-    """Patch this process to compute the same numbers in less time.
-
-    Autocast would cast frozen weights to bfloat16 in each forward pass, so they are stored in bfloat16. Without Triton,
-    TRL would also compute the logits of prompts, so `_use_triton` is patched to return True.
-
-    Args:
-        frozen: whether all weights are frozen.
-    """
-    from torch import bfloat16, nn
-    from trl.trainer import utils
-
-    from topr_trl.pipeline import trainer_of_rows
-
-    make = trainer_of_rows.OfflineTOPRTrainer
-
-    def make_and_cast(*args: Any, **more: Any) -> Any:
-        trainer = make(*args, **more)
-        embedding = trainer.model.get_input_embeddings().weight  # autocast does not cast embeddings
-        for module in trainer.model.modules():
-            is_cast = isinstance(module, nn.Linear) and module.weight is not embedding
-            if is_cast and (frozen or not module.weight.requires_grad):
-                module.to(bfloat16)
-        return trainer
-
-    trainer_of_rows.OfflineTOPRTrainer = make_and_cast  # type: ignore[assignment, misc]
-    utils._use_triton = lambda device: True
 
 
 def _trl(*args: Any) -> None:
@@ -500,7 +461,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.model_name_or_path, args.train.resolve(), args.test.resolve(),
         CACHE / "real_model" / Path(args.model_name_or_path).name, sizes,
         sampling=sampling, training=training, save_steps=5 if args.device == "cpu" else 1_000,
-        graph_sampling=args.sampling_backend == "transformers", frozen_in_bfloat16=args.device == "cpu",
         sampling_python=args.sampling_python,
     )  # fmt: skip
     command = " ".join(["python -m benchmarks.real_model", *sys.argv[1:]])
