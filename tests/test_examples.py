@@ -2,9 +2,7 @@
 
 import ast
 import inspect
-import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -64,28 +62,6 @@ def test_rows_of_an_earlier_run_are_replaced(name, tmp_path, monkeypatch):
     arguments = {"folder": tmp_path, "seed": 0, "task": TASKS["gsm8k"], "what": ""}
     wanted = inspect.signature(sample_and_score).parameters
     assert len(sample_and_score(**{name: arguments.get(name) for name in wanted})) == 1
-
-
-@pytest.mark.weekly
-@pytest.mark.processes
-@pytest.mark.parametrize("name", ["gsm8k", "verifier"])
-def test_the_help_lists_the_settings(name, tmp_path):
-    (path,) = [path for path in EXAMPLES if path.stem == name]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
-    done = subprocess.run(
-        [sys.executable, str(path), "--help"],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2_000:]
-    for setting in (
-        "--task {gsm8k,math}",
-        "--num_shots",
-        "--num_generations_eval",
-        "--top_k",
-        "--curation",
-        "--use_peft",
-    ):
-        assert setting in done.stdout, setting
 
 
 def test_own_rewards(tmp_path, capsys):

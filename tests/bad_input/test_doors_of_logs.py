@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import torch
 from any_input import JSON, bundled_tokenizer, few, fewer, refused_by_name, tables
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -23,7 +22,6 @@ from topr_trl.data.sampler_logps import LOGPROBS_MODES, why_incomparable
 from topr_trl.data.tables import from_table, load_rows, save_rows
 from topr_trl.data.tokenization import tokenize_row
 from topr_trl.data.trajectories import rollouts_of
-from topr_trl.evaluation.off_policy import off_policy_values
 from topr_trl.importing import FORMATS
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.recognition import format_of
@@ -33,9 +31,7 @@ from topr_trl.importing.row_table import to_table
 from topr_trl.pipeline import trial_split as held_out
 from topr_trl.pipeline.settings import TrialArguments
 from topr_trl.pipeline.trial import ARMS
-from topr_trl.settings.shared import REPLAY_RULES
-from topr_trl.trainers.metrics import DEAD_WEIGHT
-from topr_trl.trainers.replay import ReplayBuffer, ReplayRow, read_logged
+from topr_trl.trainers.replay import read_logged
 
 # Records of other systems: one of each format, with parts replaced or removed.
 
@@ -226,50 +222,7 @@ def test_how_rows_were_sampled(rows, temperature):
         assert why is None or "sampler_logps" in why
 
 
-OPERATIONS = st.lists(
-    st.tuples(st.integers(0, 99), st.sampled_from([1.0, -1.0, 0.5]), st.integers(0, 2), st.floats(0, 1)), max_size=6
-)
-
-
-@few
-@given(st.integers(1, 6), st.sampled_from(REPLAY_RULES), st.lists(OPERATIONS, max_size=5))
-def test_a_replay_buffer_holds_its_laws(size, rule, added):
-    buffer, seen = ReplayBuffer(size, rule), set()
-    for given_rows in added:
-        rows = [
-            ReplayRow(torch.tensor([prompt]), torch.tensor([1]), torch.ones(1, dtype=torch.bool), torch.zeros(1),
-                      reward, number, 0, weight)
-            for number, reward, prompt, weight in given_rows if number not in seen
-        ]  # fmt: skip
-        rows = list({row.number: row for row in rows}.values())
-        seen |= {row.number for row in rows}
-        buffer.add(rows)
-        kept = [row.number for row in buffer.rows]
-        assert len(kept) <= size
-        assert kept == sorted(set(kept))
-        assert all(row.reward > 0 or row.weight >= DEAD_WEIGHT for row in buffer.rows)
-        if rule in ("negatives", "positives"):
-            assert all((row.reward < 0) == (rule == "negatives") for row in buffer.rows)
-        again = ReplayBuffer(size, rule)
-        again.load(buffer.state())
-        assert [row.number for row in again.rows] == kept
-
-
-# Off-policy values, trials and reports.
-
-
-@few
-@given(st.lists(st.tuples(st.floats(-1e4, 1e4), st.floats(-1e3, 1e3), st.integers(0, 2)), min_size=1, max_size=12))
-def test_rewards_under_another_policy(completions):
-    log_ratios, rewards, problems = map(np.array, zip(*completions, strict=True))
-    problems = np.unique(problems, return_inverse=True)[1]
-    found = off_policy_values(log_ratios, rewards, problems)
-    counts = np.bincount(problems)
-    assert 1 - 1e-9 <= found.effective_samples <= counts.mean() + 1e-9
-    for problem, value in enumerate(found.values_P):
-        own = rewards[problems == problem]
-        assert own.min() - 1e-9 <= value <= own.max() + 1e-9
-
+# Trials and reports.
 
 ROW = st.fixed_dictionaries({
     "prompt": st.sampled_from([f"{n}?" for n in range(9)]), "completion": st.text(max_size=5),

@@ -88,7 +88,16 @@ def test_comparisons_to_come_have_known_recipes(monkeypatch, tmp_path):
 
 @newest
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", [wrong_answers.WEIGHTED, "KTO, β 0.1", "DPO, β 0.1", "GRPO (TRL's default loss)"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        wrong_answers.WEIGHTED,
+        *(
+            pytest.param(name, marks=pytest.mark.weekly)
+            for name in ("KTO, β 0.1", "DPO, β 0.1", "GRPO (TRL's default loss)")
+        ),
+    ],
+)
 def test_a_pretrained_model_is_trained_with_an_adapter(recipe, monkeypatch, tmp_path):
     """The model of the experiment is not in the repository, so a small one takes its place."""
     base_model("main").save_pretrained(tmp_path / "small")

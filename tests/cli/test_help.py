@@ -41,24 +41,21 @@ def test_settings_are_in_groups():
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_the_second_help_and_a_typing_error_need_no_torch(tmp_path, monkeypatch):
+def test_the_second_help_and_a_typing_error_need_no_torch(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-    def run(*lines):
-        code = "\n".join(("import sys", "from topr_trl.cli.main import main", *lines, "print('torch' in sys.modules)"))
-        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-
-    first, second = (run("main(['score', '--help'])").stdout for _ in range(2))
-    assert first.endswith("True\n")
-    assert second.endswith("False\n")
-    assert (
-        first.removesuffix("True\n") == second.removesuffix("False\n") == format_help("score", cli.commands()["score"])
-    )
-    wrong = run("try: main(['score', '--taks', 'math'])", "except ValueError as error: print(error)").stdout
-    assert wrong == "This command has no setting --taks. Did you mean --task?\nFalse\n"
-    other = run("try: main(['score', '--worker', '0/2'])", "except ValueError as error: print(error)").stdout
-    assert other == "This command has no setting --worker. It is a setting of topr sample.\nFalse\n"
+    cli.main(["score", "--help"])
     (file,) = (tmp_path / "topr_trl").iterdir()
+    kept = file.read_text()
     file.write_text("{")
-    assert run("main(['score', '--help'])").stdout == first  # A damaged cache is written again.
-    assert run("main(['score', '--help'])").stdout == second
+    cli.main(["score", "--help"])  # A damaged cache is written again.
+    assert file.read_text() == kept
+    text = format_help("score", cli.commands()["score"])
+    assert capsys.readouterr().out == 2 * text
+    code = "import sys\nfrom topr_trl.cli.main import main\nmain(['score', '--help'])\n"
+    for words in (["--taks", "math"], ["--worker", "0/2"]):
+        code += f"try: main(['score', *{words}])\nexcept ValueError as error: print(error)\n"
+    code += "print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == (
+        f"{text}This command has no setting --taks. Did you mean --task?\n"
+        "This command has no setting --worker. It is a setting of topr sample.\nFalse\n"
+    )
