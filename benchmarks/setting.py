@@ -71,7 +71,7 @@ class Profile:
 
 PROFILES = {
     "full": Profile("full", 5, 400, 16, 80, 400, 20, 1_024),
-    "quick": Profile("quick", 1, 200, 8, 40, 200, 2, 192),
+    "quick": Profile("quick", 1, 200, 8, 40, 200, 1, 128),
 }
 BATCH_ROWS = 32
 
