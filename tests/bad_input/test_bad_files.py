@@ -100,18 +100,12 @@ def _compared_with_itself(kit: Kit) -> None:
 # fmt: off
 READ = [
     read("an input that is not there", "--input, nowhere, not exist", "nowhere"),
-    read("a folder without rows", "no rows, *.parquet, empty", "empty"),
-    read("a first row that is null", "rows.jsonl, first row, null, remove", "rows.jsonl", b'null\n{"prompt": "a"}\n'),
     read("an empty file", "rows.jsonl, empty, no row", "rows.jsonl", b""),
-    read("a file of another kind", "rows.txt, not recognized, JSON, .csv or .tsv", "rows.txt", b"prompt,reward\na,1"),
     read("a truncated line", "rows.jsonl, download", "rows.jsonl", b'{"prompt": "a", "reward": 1}\n{"prompt": '),
-    read("a `.parquet` file that is something else", "rows.parquet, download", "rows.parquet", b"prompt,reward\na,1"),
     damaged("a truncated shard", "rows/rows-00001-of-00002.parquet, download", _cut),
     damaged("a shard with damage inside", "rows/rows-00001-of-00002.parquet, download", _overwritten),
     damaged("a shard is missing", "rows, missing, rows-00000-of-00002.parquet, run the stage again",
         lambda folder: next(folder.glob("*.parquet")).unlink()),
-    damaged("a shard is missing, in somebody's folder", "rows, 1 of 2 shards, *-of-00002.parquet, missing",
-        lambda folder: [(folder / manifest.NAME).unlink(), next(folder.glob("*.parquet")).unlink()]),
     damaged("the folder of a stage that has not ended", "rows, not finished, run the stage", _begun),
     damaged("a manifest that was cut", "rows/_manifest.json, damaged, remove rows",
         lambda folder: (folder / manifest.NAME).write_text('{"inputs": {')),

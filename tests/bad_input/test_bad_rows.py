@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from bad_input import NOWHERE, Case, Kit, cases, kit, no_shard, nothing_written
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 from records import EXAMPLES
 
 __all__ = ["kit"]
@@ -37,48 +37,9 @@ def tokenized(given: str, words: str, settings: dict[str, Any] | None = None, **
     )
 
 
-def masked(given: str, words: str, **columns: Any) -> Case:
-    """Rows of token ids with masks, refused before anything is written."""
-    return tokenized(given, words, prompt_ids=[[5, 6]] * 8, completion_ids=[[7, 8]] * 8, **columns)
-
-
-def turns(given: str, words: str, template: str, role: str = "user", **of_first: Any) -> Case:
-    """Trajectories rendered by this chat template. `of_first` adds fields to the first message of the completion."""
-
-    def do(kit: Kit) -> None:
-        kit["tokenizer"].chat_template = template
-        prompt = [[{"role": "user", "content": "How many?"}]] * 8
-        says = [("assistant", "I count. Four."), (role, "Sure?"), ("assistant", "Yes.")]
-        messages = [{"role": who, "content": what} for who, what in says]
-        completion = [[{**messages[0], **of_first}, *messages[1:]]] * 8
-        kit.offline(with_columns(kit["rows"], prompt=prompt, completion=completion))
-
-    return Case(given, do, words, nothing_written)
-
-
-def rendered(given: str, words: str, template: str = "", **columns: Any) -> Case:
-    """Rows with one turn, rendered by a chat template that knows by default only two roles and no tools."""
-
-    def do(kit: Kit) -> None:
-        kit["tokenizer"].chat_template = template or (
-            "{% for m in messages if m.role in ('user', 'assistant') %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-            + ASSISTANT
-        )
-        row = {"prompt": [{"role": "user", "content": "1"}], "completion": [{"role": "assistant", "content": "7"}]}
-        kit.offline(with_columns(kit["rows"], **{name: [value] * 8 for name, value in {**row, **columns}.items()}))
-
-    return Case(given, do, words, nothing_written)
-
-
 def ones(wrong: Any, at: int = 1, rest: Any = 1.0) -> list[Any]:
     return [rest] * at + [wrong] + [rest] * (7 - at)
 
-
-ASSISTANT = "{% if add_generation_prompt %}assistant: {% endif %}"
-THINKING = (
-    "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}<think>{{ m.reasoning_content }}</think>"
-    "{% endif %}{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: <think>{% endif %}"
-)
 
 # fmt: off
 ROWS = [
@@ -97,13 +58,8 @@ ROWS = [
     at_once("a label is missing", "label, true or false, row 1, None, fill", reward=None, label=ones(None, rest=True)),
     at_once("a `finish_reason` is misspelled", "finish_reason, stop, row 3, 'lenght', length, drop",
         finish_reason=ones("lenght", 3, "stop")),
-    at_once("a cut completion has no `finish_reason`", "truncated, row 3, finish_reason, length, stop, drop",
-        truncated=ones(True, 3, rest=False)),
-    at_once("rows with images", "images, TOPRTrainer", image=[None] * 8),
     Case("a stream", lambda kit: kit.offline(kit["rows"].to_iterable_dataset(), NOWHERE),
         "datasets.Dataset, IterableDataset, load", not_loaded, TypeError),
-    Case("all splits of a dataset", lambda kit: kit.offline(DatasetDict({"train": kit["rows"]}), NOWHERE),
-        "datasets.Dataset, DatasetDict, one split", not_loaded, TypeError),
     Case("an evaluation set that is called train",
         lambda kit: kit.offline(kit["rows"], NOWHERE, eval_dataset={"train": kit["rows"]}),
         "'train', evaluation, another name", not_loaded),
@@ -111,8 +67,6 @@ ROWS = [
         "data_collator, remove", not_loaded),
     tokenized("a completion is empty", "row 1, train, completion, empty, drop", completion=ones("", rest=" 7")),
     tokenized("a prompt is empty", "row 0, train, prompt, empty, drop", prompt=ones("", 0, "3 + 4 =")),
-    tokenized("completions are messages, prompts text", "row 0, prompt, messages (both of them), drop",
-        completion=[[{"role": "assistant", "content": "7"}]] * 8),
     tokenized("a row is longer than the model's context", "1 of 8, context, 2048, row 2, 4007, shorten",
         prompt=ones("a" * 4000, 2, "3 + 4 =")),
     tokenized("a row is longer than `max_length`", "1 of 8, max_length, 70, row 2, 107, shorten", {"max_length": 70},
@@ -128,8 +82,6 @@ ROWS = [
     tokenized("a `problem_id` is missing", "problem_id, row 1, None, drop", problem_id=ones(None, rest=3)),
     at_once("a `problem_id` is NaN, as from pandas", "problem_id, row 1, nan, drop",
         problem_id=ones(float("nan"), rest=3.0)),
-    at_once("a `problem_id` that a float rounded", "problem_id, 9007199254740992 in row 1, int64, text",
-        problem_id=ones(2.0**53, rest=3.0)),
     tokenized("a `sample_id` is text", "sample_id, numbers, row 0, '10', of 8, drop", sample_id=["10"] * 8),
     tokenized("all rewards are 0", "all 8, 0, no good row, other rewards", reward=[0.0] * 8),
     tokenized("all rewards are 1", "all 8, 1, baseline=0, curation='none'", {"curation": "balanced"}, reward=[1.0] * 8),
@@ -138,8 +90,6 @@ ROWS = [
         reward=[1.0] * 8),
     at_once("rows of a rollout with different rewards", "row 3, reward 1, rollout_id -1, own rollout_id",
         rollout_id=[0, 0, 1, 1, 2, 3, 4, 5]),
-    at_once("rows of a rollout of different problems", "row 4, problem_id 1, rollout_id 0, own rollout_id",
-        rollout_id=[0, 1, 2, 3] * 2, problem_id=[0] * 4 + [1] * 4, reward=[1.0] * 8),
     at_once("`rollout_id` that is no number or text", "rollout_id, row 1, [1], drop",
         rollout_id=[None, [1]] + [None] * 6),
     tokenized("`curation` that chooses no row", "curation='positives', 0 positives, 8 negatives, change, baseline",
@@ -156,52 +106,7 @@ ROWS = [
     tokenized("a `logprobs_mode` that vLLM does not have",
         "logprobs_mode, row 0, 'raw', of 8, raw_logprobs, processed_logprobs, drop", sampler_logps=[[-1.0]] * 8,
         logprobs_mode=["raw"] * 8),
-    tokenized("rows of several temperatures", "temperatures, 0.7, 1, drop, temperature", temperature=ones(0.7, 4)),
     tokenized("rows of greedy decoding", "temperature, row 1, 0.0, greedy, drop", temperature=ones(0.0)),
-    masked("`completion_mask` of another length", "row 4, completion_mask, 3 values, 2 tokens, without the prompt",
-        completion_mask=ones([1, 0, 1], 4, [1, 1])),
-    masked("`completion_mask` with other values than 0 and 1", "row 4, completion_mask, 1, 0, drop",
-        completion_mask=ones([1, 2], 4, [1, 1])),
-    masked("`completion_mask` that is 0 everywhere", "row 4, mask, nothing, drop",
-        completion_mask=ones([0, 0], 4, [1, 1])),
-    masked("`sampler_logps` that are null where `completion_mask` is 1",
-        "row 4, sampler_logps, null, completion_mask, drop", completion_mask=[[1, 1]] * 8,
-        sampler_logps=ones([-1.0, None], 4, [-1.0, -1.0])),
-    tokenized("`completion_mask` without `completion_ids`",
-        "row 0, completion_mask, completion_ids, add, drop the mask", completion_mask=[[1, 1]] * 8),
-    masked("`sampler_logps` that are null for tokens of another completion",
-        "row 4, sampler_logps, null, 3 tokens, 2, completion_ids",
-        sampler_logps=ones([-1.0, None, -1.0], 4, [-1.0, -1.0])),
-    turns("a trajectory whose template removes earlier thinking",
-        "row 0, chat template, earlier turns, chat_template_path, its own row",
-        "{% for m in messages %}{{ m.role }}: {{ m.content if loop.last else m.content[:1] }}\n{% endfor %}"
-        + ASSISTANT),
-    tokenized("an image in a trajectory", "row 0, image, text, drop",
-        prompt=[[{"role": "user", "content": [{"type": "text", "text": "What is it?"}, {"type": "image"}]}]] * 8,
-        completion=[[{"role": "assistant", "content": "7"}]] * 8),
-    tokenized("a completion in messages, none of them the assistant's", "row 0, completion, assistant, drop",
-        prompt=[[{"role": "user", "content": "1 + 1"}]] * 8, completion=[[{"role": "tool", "content": "2"}]] * 8),
-    turns("calls of tools, and a template that leaves them out", "row 0, tools, chat_template_path, completion_mask",
-        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}" + ASSISTANT, role="tool"),
-    turns("a call of a tool whose arguments are no JSON", "row 0, arguments, count, '{\"of\": ', completion_ids, drop",
-        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
-        tool_calls=[{"type": "function", "function": {"name": "count", "arguments": '{"of": '}}]),
-    rendered("a message of a role that the template does not write", "row 0, content, function, FOUR, chat template",
-        prompt=[{"role": "user", "content": "1"}, {"role": "function", "content": "FOUR"}]),
-    rendered("tools that the template does not write", "row 0, the tool count, chat_template_path, column tools",
-        tools='[{"type": "function", "function": {"name": "count"}}]'),
-    rendered("a part of a message without text", "row 0, type text, no text, value",
-        prompt=[{"role": "user", "content": [{"type": "text", "value": "1"}]}]),
-    rendered("a weight of a turn that is neither 0 nor 1", "row 0, weight 0.5, 1, 0",
-        completion=[{"role": "assistant", "content": "7", "weight": 0.5}]),
-    turns("a raw completion of a model that thinks, before another turn",
-        "row 0, chat template, thinking, </think>, reasoning_content, completion_ids", THINKING,
-        content="So.</think>Four."),
-    rendered("a turn that was cut in thinking or in the answer",
-        "row 0, cut off, </think>, thinking or the answer, reasoning_content, enable_thinking, completion_ids",
-        THINKING, finish_reason="length"),
-    rendered("options of the template that the trainer sets", "row 0, chat_template_kwargs, add_generation_prompt",
-        chat_template_kwargs='{"add_generation_prompt": false}'),
 ]
 # fmt: on
 
@@ -273,12 +178,6 @@ STAGES = [
         temperature=[1.0, 0.0, 0.0, 1.0, 0.0]),
     stage("`evaluate`: a negative temperature", "rows.parquet, temperature, row 2, -1.0, drop", "evaluate", **SAMPLES,
         temperature=[1.0, 1.0, -1.0]),
-    stage("`evaluate`: neither `problem_id` nor `prompt`", "rows.parquet, problem_id or prompt, missing", "evaluate",
-        extracted=["7", "8"], answer=["7", "8"]),
-    stage("`evaluate`: a `problem_id` is NaN", "rows.parquet, problem_id, row 1, nan, drop", "evaluate",
-        **{**SAMPLES, "problem_id": [0.0, float("nan"), 1.0]}),
-    stage("`evaluate`: a prompt is missing", "rows.parquet, prompt, row 1, drop, problem_id", "evaluate",
-        prompt=["a", None], extracted=["7", "8"], answer=["7", "8"]),
     stage("`evaluate`: a problem has fewer samples", "rows.parquet, same number, 2, 1 of 2, problem 1: 1", "evaluate",
         **SAMPLES),
     stage("`evaluate`: a problem has two right answers", "rows.parquet, same, answer, 1 problems, 0", "evaluate",
@@ -316,16 +215,6 @@ IMPORTED = [
         {name: value for name, value in LOG_OF_VERL.items() if name != "output"}),
     imported("a value of another kind", 'log/1.jsonl, line 2, completion, ["2"], text', LOG_OF_VERL,
         {**LOG_OF_VERL, "output": ["2"]}),
-    imported("a reward that is no number", "log/1.jsonl, line 1, score, 'high', finite number",
-        {**LOG_OF_VERL, "score": "high"}),
-    imported("a reward that is NaN", "log/1.jsonl, line 2, score, nan, finite number", LOG_OF_VERL,
-        {**LOG_OF_VERL, "score": float("nan")}),
-    imported("an output with tool results", "log/1.jsonl, line 2, tool, masks, --skip_unusable", LOG_OF_VERL,
-        {**LOG_OF_VERL, "output": "<tool_response>2</tool_response>"}),
-    imported("two rewards for one completion", "log/1.jsonl, line 1, score, 2 reward(s), one reward per completion",
-        {**LOG_OF_VERL, "score": [1, 0]}),
-    imported("a second file that has an id twice", "rewards.jsonl, line 2, same id, 'a', remove", LOG_OF_VERL,
-        also={"rewards.jsonl": '{"id": "a", "reward": 1}\n{"id": "a", "reward": 0}\n'}, rewards="rewards.jsonl"),
     imported("an array that breaks off", "log/1.jsonl, after 1 complete records, not valid JSON",
         json.dumps([LOG_OF_VERL] * 2, indent=1)[:-30]),
     imported("a list of messages", "log/1.jsonl, line 1, lacks input, has messages, --format messages",
@@ -334,16 +223,6 @@ IMPORTED = [
         {**LOG_OF_VERL, "run": 3}, {**LOG_OF_VERL, "run": 3, "score": 0}, rollout_field="run"),
     imported("a file that is not compressed as its name says", "log/2.jsonl.gz, incorrect header, download",
         LOG_OF_VERL, also={"log/2.jsonl.gz": "{}"}),
-    imported("no line that is whole", "log, none, completion", '{"input": "1 +'),
-    imported("files of several formats in a folder", "log, .jsonl, .parquet, different folder", LOG_OF_VERL,
-        also={"log/2.parquet": ""}),
-    imported("a field of the reward that is not there", "log/1.jsonl, line 1, info.score, has gts, --skip_unrewarded",
-        LOG_OF_VERL, reward_fields="info.score"),
-    imported("a reward that the second file lacks", "log/1.jsonl, line 2, --rewards, uid 'b', --skip_unrewarded",
-        {**LOG_OF_VERL, "uid": "a"}, {**LOG_OF_VERL, "uid": "b"}, also={"rewards.jsonl": '{"id": "a", "reward": 1}\n'},
-        rewards="rewards.jsonl", id_field="uid"),
-    imported("a second file of another shape", "rewards.jsonl, line 1, JSON, id, reward", LOG_OF_VERL,
-        also={"rewards.jsonl": '{"uid": "a"}\n'}, rewards="rewards.jsonl"),
 ]
 # fmt: on
 
@@ -374,39 +253,10 @@ RECOGNIZED = [
     foreign("a file of no known format", "log.jsonl, not recognized, fields who, --prompt_field, --format", "log.jsonl",
         {"who": "a"}),
     foreign("text that is neither JSON nor a table", "log.txt, none, JSON, .csv or .tsv", "log.txt", "Hello.\nBye."),
-    foreign("records of two formats", "log.jsonl, looks like pairs and table, --format", "log.jsonl",
-        f'{json.dumps(EXAMPLES["pairs"])}\n{json.dumps(EXAMPLES["table"])}'),
-    foreign("another format than the one that is named",
-        "log.jsonl, line 1, looks like nemo-gym, Responses API, --format nemo-gym", "log.jsonl", EXAMPLES["nemo-gym"],
-        format="openai"),
     foreign("two fields of messages", "log.json, a, b may all hold its messages, --messages_field", "log.json",
         {name: [{"role": "assistant", "content": "x"}] for name in "ab"}),
-    foreign("a field of messages that is not there", "log.json, line 1, no field history, has a", "log.json", {"a": 1},
-        messages_field="history"),
-    foreign("a table with one column", "log.csv, one column, 'Hello', header, commas", "log.csv", "Hello\nBye"),
-    foreign("a table with a row that is too short", "log.csv, cannot be read, Expected 3 columns, got 2", "log.csv",
-        FEEDBACK + "a,b\n"),
-    foreign("a table that is not UTF-8", "log.csv, cannot be read, UTF-8", "log.csv",
-        FEEDBACK.encode() + b"\xe9,b,up\n"),
-    foreign("a table with a part of the prompt in another column",
-        "log.csv, row 2, text of context, in no row, part of the prompt, --prompt_field context question",
-        "log.csv", "context,question,response,score\na,b,c,1\n"),
-    foreign("a table with two completions", "log.csv, row 2, text of pred, in no row, --completion_field, answer",
-        "log.csv", "question,answer,pred,score\na,b,c,1\n"),
-    foreign("messages without their answer",
-        "log.json, line 1, text of reply, --prompt_field messages --completion_field reply, --messages_field messages",
-        "log.json", {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
-                                  {"role": "user", "content": "c"}], "reply": "d"}),
-    foreign("a rating of a message that is not there", "log.json, line 1, message_id, 'm9', 1 messages", "log.json",
-        {"messages": [{"id": "m1", "role": "assistant", "content": "b"}], "message_id": "m9"}),
-    foreign("a log that is not read yet", "log.json, looks like, comparison, Write, chosen, rejected", "log.json",
-        {"prompt": "a", "response_a": "b", "response_b": "c"}),
-    foreign("an unknown finish reason", "log.jsonl, line 1, 'tired', stop or length, --skip_unusable", "log.jsonl",
-        {"prompt": "a", "completion": "b", "finish_reason": "tired", "score": 1}, format="table"),
     foreign("a table with two ratings", "log.csv, row 2, score, rating may all be the reward, --reward_fields",
         "log.csv", "question,response,score,rating\na,b,1,1\n"),
-    foreign("a label that is no number", "log.csv, row 2, thumbs, 'sideways', --label_values", "log.csv",
-        FEEDBACK.replace("up", "sideways")),
     foreign("several labels that are not mapped", "row 2, 'up', without a number: up", "log.csv",
         f"{FEEDBACK}a,c,hm\n", label_values="yes=1"),
     foreign("`curate`: a misspelled column of rows", "'promt', meant to be 'prompt', rename_column, --prompt_field",
@@ -416,31 +266,13 @@ RECOGNIZED = [
     foreign("one column of a table is named, and the other has no known name",
         "no column for the prompt, asked, --prompt_field", "log.csv", "asked,said,score\na,b,1\n",
         completion_field="said"),
-    foreign("labels without numbers", "label_values, great=1 poor=-1, 'up'", "log.csv", FEEDBACK, label_values="up"),
     foreign("a condition without a value", "where, filter=strict-match, 'a'", "log.csv", FEEDBACK, where="a"),
     foreign("a column for the prompt of a chat log", "prompt_field, tables, format openai, remove", "log.csv", FEEDBACK,
         prompt_field="question", format="openai"),
     foreign("a field of messages of a table", "messages_field, format table, remove", "log.csv", FEEDBACK,
         messages_field="a", format="table"),
-    foreign("a rating that is missing", "log.csv, row 2, reward is null, --skip_unrewarded", "log.csv",
-        "question,response,thumbs\na,b,\n"),
-    foreign("pairs of text without a prompt", "log.jsonl, line 1, no prompt, field prompt", "log.jsonl",
-        {"chosen": "a b", "rejected": "a c"}),
     foreign("two filters of lm-eval", "log.jsonl, line 2, filter is b, has a, --where filter=a", "log.jsonl",
         "\n".join(json.dumps(example("lm-eval", filter=name)) for name in "ab")),
-    foreign("multiple choice of lm-eval", "log.jsonl, line 1, likelihoods, generate_until", "log.jsonl",
-        example("lm-eval", arguments={"gen_args_0": {"arg_0": "a", "arg_1": " b"}})),
-    foreign("a response that continues another one", "log.jsonl, line 1, previous_response_id, whole prompt",
-        "log.jsonl", example("openai-responses", request={"input": "a", "previous_response_id": "r"})),
-    foreign("a search that the provider ran", "log.jsonl, line 1, web_search_call, --skip_unusable", "log.jsonl",
-        example("openai-responses", response={"output": [{"type": "web_search_call"}]})),
-    foreign("a log of inspect_ai that is damaged", "log.eval, cannot be read, inspect_ai, copy it again",
-        "log.eval", b"PK12"),
-    foreign("a run of OpenHands whose context was condensed", "log.jsonl, line 1, condensed, --skip_unusable",
-        "log.jsonl",
-        example("openhands-output", history=[{"kind": "Condensation"}])),
-    foreign("a span without its prompt", "log.jsonl, line 1, gen_ai.input.messages, not captured", "log.jsonl",
-        {"attributes": {"gen_ai.output.messages": "[]"}}),
     foreign("`train`: a CSV that is not recognized", "topr train, log.csv, not recognized, fields a, b, --prompt_field",
         "log.csv", "a,b\n1,2\n", command="train --use_cpu true --bf16 false"),
     foreign("`curate`: a label that is no number", "topr curate, log.csv, row 2, 'sideways', --label_values", "log.csv",

@@ -98,11 +98,6 @@ _LORA = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
 
 # fmt: off
 MODELS = [
-    Case("a model that is not there", lambda kit: kit.topr(SAMPLE, "--model_name_or_path", "./nowhere"),
-        "./nowhere, Hub", no_shard, SystemExit),
-    Case("a misspelled folder of a model",
-        lambda kit: (a_copy(kit), kit.topr(SAMPLE, "--model_name_or_path", f"{kit.folder}/coppy")),
-        "no folder, coppy, did you mean, copy", no_shard, SystemExit),
     Case("a folder without a model", lambda kit: kit.topr(SAMPLE, "--model_name_or_path", str(a_copy(kit).parent)),
         "holds no model, config.json, models in, copy", no_shard, SystemExit),
     Case("a model whose weights were cut, for sampling",
@@ -316,9 +311,6 @@ def dialogues(kit: Kit) -> Any:
 
 # fmt: off
 TOKENIZERS = [
-    Case("text, and a tokenizer without a stop token",
-        lambda kit: kit.offline(kit["rows"], tokenizer=without(kit, "eos_token")),
-        "row 0, stop token, tokenizer.eos_token, completion_ids", nothing_written),
     Case("a tokenizer with neither pad nor stop token, offline",
         lambda kit: kit.offline(kit["rows"], tokenizer=without(kit, "pad_token", "eos_token")), "pad_token, 'None'",
         nothing_written),
@@ -398,8 +390,6 @@ def _has_weights(checkpoint: Path) -> None:
 REPLAY = [
     replayed("`replay_dataset` without rewards", "replay dataset, reward, label, found, 'completion', topr import",
         lambda rows: rows.select_columns(["prompt", "completion"])),
-    replayed("a list as `replay_dataset`", "replay dataset, datasets.Dataset, list", lambda rows: rows.to_list(),
-        TypeError),
     replayed("`replay_dataset` whose rewards are all the same",
         "replay dataset, 0, baseline=mean, other rewards, baseline", lambda rows: with_columns(rows, reward=[1.0] * 8),
         kept=nothing_written),
