@@ -64,6 +64,7 @@ def test_rows_of_an_earlier_run_are_replaced(name, tmp_path, monkeypatch):
     assert len(sample_and_score(**{name: arguments.get(name) for name in wanted})) == 1
 
 
+@pytest.mark.slow
 def test_own_rewards(tmp_path, capsys):
     """The example raises the mean reward, and saves its prompts. Its reward functions can be loaded by name."""
     (path,) = [path for path in EXAMPLES if path.stem == "own_rewards"]

@@ -1,4 +1,4 @@
-"""Test the site in Chromium: searching, and pages on a phone."""
+"""Test the site in Chromium: pages on a phone."""
 
 import shutil
 import socket
@@ -29,7 +29,7 @@ def address(tmp_path_factory):
         host = f"localhost:{free.getsockname()[1]}"
     with subprocess.Popen([sys.executable, "-m", "zensical", "serve", "--dev-addr", host], cwd=folder) as server:
         try:
-            for name in (*PAGES, "search.json"):
+            for name in PAGES:
                 wait_for(f"http://{host}/{name}")
             yield f"http://{host}"
         finally:
@@ -45,14 +45,6 @@ def wait_for(url):
             pass
         time.sleep(0.1)
     raise TimeoutError(url)
-
-
-def test_searching_finds_a_setting(browser, address):
-    page = browser.new_page()
-    page.goto(f"{address}/index.html")
-    page.click(".md-search__button")
-    page.keyboard.type("segment_tokens")
-    page.locator("a[href*='algorithm.html?h=segment_tokens']").first.wait_for()
 
 
 def test_pages_fit_on_a_phone(browser, address):

@@ -266,6 +266,7 @@ def wait_for(log):
     return log.read_text()
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_asked_to_end_ends_what_it_has_started(tmp_path):
     """The processes of a launcher on this machine also end, although the launcher passes no signal on."""
     launcher, program, log = (tmp_path / name for name in ("launcher.py", "loop.py", "log"))
@@ -355,6 +356,7 @@ def seen_by(process):
     return json.loads(Path("seen.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_forked_stage_has_its_own_threads_and_gpus(scoring):
     process = scoring(0, OMP_NUM_THREADS="2", CUDA_VISIBLE_DEVICES="0,1,2,3")
@@ -411,6 +413,7 @@ def test_no_side_of_a_loop_starts_the_server(monkeypatch, tmp_path):
     assert threading.main_thread() not in events[1:]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="stages are forked on Linux alone")
 def test_the_server_has_one_thread_and_no_device():
