@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,7 @@ def write(store: Store, page: Path = PAGE, real: Store | None = None, template: 
         "run": lambda: what_was_run(store),
         "real": lambda: real_page.section(pretrained),
     }
-    numbers = {name: partial(number, store) for name, number in NUMBERS.items()}
+    numbers = {name: partial(function, store, *more) for function, numbers in _TABLES for name, more in numbers.items()}
     numbers |= {name: partial(number, pretrained) for name, number in real_page.NUMBERS.items()}
     return fill_page(template, page, tables, texts(numbers))
 
@@ -276,23 +277,27 @@ def _without_replay(store: Store) -> list[Interval]:
 
 
 def _segments(
-    store: Store, setting: Setting, first: str = "segment", second: str = "sequence (TOPR)", shown: str = "pass@1",
-    updates: int = long_completions.MEASURED_AT[-1], second_updates: int = 0,
-) -> Interval:  # fmt: skip
-    """Return a measure of one ratio minus that of another one, after some updates."""
-    measured = []
-    for name, after in ((first, updates), (second, second_updates or updates)):
-        experiment = long_completions.of_setting(setting, after)
-        measured.append(experiment.measured(store, name, long_completions.measure(after, shown)))
-    if not all(measured):
-        raise Unfinished(f"{first} or {second} has not been run")
-    return difference(*measured)
+    store: Store, settings: list[Setting], first: str = "segment", second: str = "sequence (TOPR)",
+    second_updates: int = long_completions.MEASURED_AT[-1],
+) -> Interval | list[Interval]:  # fmt: skip
+    """Return pass@1 of one ratio after all updates minus that of another one after some updates, for each setting."""
+    gaps = []
+    for setting in settings:
+        measured = []
+        for name, updates in ((first, long_completions.MEASURED_AT[-1]), (second, second_updates)):
+            experiment = long_completions.of_setting(setting, updates)
+            measured.append(experiment.measured(store, name, long_completions.measure(updates, "pass@1")))
+        if not all(measured):
+            raise Unfinished(f"{first} or {second} has not been run")
+        gaps.append(difference(*measured))
+    return gaps if len(gaps) > 1 else gaps[0]
 
 
-def _solved(store: Store, base: str, first: str, second: str = wrong_answers.REPEATED) -> Interval:
-    """Return `first` minus `second`, in the share of unsolved problems that are solved after six iterations."""
-    experiment = wrong_answers.of_base(base)
-    return _gap(store, (experiment, first), (experiment, second))
+def _solved(store: Store, bases: tuple[str, ...], method: str) -> Interval | list[Interval]:
+    """Return a method minus repeated right answers, in the share of unsolved problems that are solved at the end."""
+    experiments = [wrong_answers.of_base(base) for base in bases]
+    gaps = [_gap(store, (one, method), (one, wrong_answers.REPEATED)) for one in experiments]
+    return gaps if len(gaps) > 1 else gaps[0]
 
 
 def _rivals(store: Store, measure: str) -> list[Interval]:
@@ -301,64 +306,70 @@ def _rivals(store: Store, measure: str) -> list[Interval]:
 
 
 _RIVALS = ("DAPO (TRL's GRPO)", "DPO", "KTO")
-_AGREEING = ("facts-agree", "facts-alone")
-_LONG = [Setting(parts) for parts in (4, 16, 64)]  # at least 160 tokens
-_MISTAKES = (long_completions.EARLY, long_completions.LATE)
+_AGREEING, _SCATTERED = ("facts-agree", "facts-alone"), ("facts-scattered",)
+_SHORT, *_LONG = [Setting(parts) for parts in (1, 4, 16, 64)]  # the long ones have at least 160 tokens
+_MISTAKES, _NOISY = [long_completions.EARLY, long_completions.LATE], [long_completions.NOISY]
 
 
 def _lost(store: Store, name: str) -> str:
     return f"{100 * float(np.mean([lost[name] for lost in trials.lost(store).values()])):.1f}"
 
 
-NUMBERS: dict[str, Callable[[Store], Found]] = {
-    "once": lambda store: _of_bases(store, protocols.TOPR, protocols.REMOVED),
-    "steps": lambda store: _of_bases(store, protocols.TOPR, protocols.STEPS, at_32=True),
-    "repeated": lambda store: _of_bases(store, protocols.TOPR, protocols.REPEATED),
-    "repeated_first": lambda store: _of_bases(store, protocols.REPEATED, protocols.TOPR),
-    "repeated_sampled": lambda store: _wrong_mode(store, "positives repeated", TOPR, "pass@1"),
-    "repeated_greedy": lambda store: _wrong_mode(store, "positives repeated", TOPR, GREEDY),
-    "rivals": lambda store: _rivals(store, "pass@1"),
-    "rivals_greedy": lambda store: _rivals(store, GREEDY),
-    "half_the_steps": lambda store: _of_bases(store, protocols.HALF, protocols.TOPR),
-    "balanced": lambda store: _of_bases(store, protocols.BALANCED, protocols.TOPR),
-    "repeated_balanced": lambda store: _of_bases(store, protocols.REPEATED, protocols.BALANCED),
-    "paper_baseline": lambda store: _of_bases(store, protocols.TOPR, "TOPR, c = 0"),
-    "fig4": lambda store: _fig4(store, "pass@1"),
-    "fig4_vote": lambda store: _fig4(store, "maj/32"),
-    "stale_topr": lambda store: _stale(store, staleness.TOPR),
-    "stale_m2po": lambda store: _stale(store, "M2PO"),
-    "stale_dapo": lambda store: _stale(store, "TRL's default (DAPO)"),
-    "recomputed": lambda store: _percent(store, staleness.AT_TOPRS_RATE, staleness.RECOMPUTED),
-    "lower_vote": lambda store: _lower(store, "p~ 50%", "maj/64"),
-    "lower_pass": lambda store: _lower(store, "p~ 50%", "pass/1"),
-    "anna_karenina": lambda store: _long(store, 0, "Anna Karenina", "c = 0", "pass/1"),
-    "anna_karenina_2": lambda store: _long(store, 1, "Anna Karenina", "c = 0", "pass/1"),
-    "online_sure": lambda store: _online_share(store, "sure-17"),
-    "online_main": lambda store: _online_share(store, "main"),
-    "online_hard": lambda store: _online(store, "hard"),
-    "online_hard_long": lambda store: _online(store, "hard", online.LONG),
-    "pass32_sure": lambda store: _online(store, "sure-17", shown=online.PASS_32),
-    "pass32_main": lambda store: _online(store, "main", shown=online.PASS_32),
-    "pass32_hard": lambda store: _online(store, "hard", shown=online.PASS_32),
-    "pass32_hard_long": lambda store: _online(store, "hard", online.LONG, online.PASS_32),
-    "without_replay": _without_replay,
-    "segment": lambda store: [_segments(store, one) for one in _LONG],
-    "segment_positives": lambda store: [_segments(store, one, second="positives only") for one in _LONG],
-    "segment_main": lambda store: _segments(store, long_completions.NOISY),
-    "segment_mistakes": lambda store: [_segments(store, one) for one in _MISTAKES],
-    "segment_stopped": lambda store: _segments(store, Setting(4), second_updates=long_completions.MEASURED_AT[0]),
-    "sequence_positives": lambda store: [
-        _segments(store, one, "sequence (TOPR)", "positives only") for one in _LONG[1:]
-    ],
-    "segment_16": lambda store: [_segments(store, one, "segment of 16", "segment") for one in _LONG],
-    "segment_16_short": lambda store: _segments(store, Setting(1), "segment of 16", "segment"),
-    "segment_16_main": lambda store: _segments(store, long_completions.NOISY, "segment of 16", "segment"),
-    "segment_16_mistakes": lambda store: [_segments(store, one, "segment of 16") for one in _MISTAKES],
-    "solved_default": lambda store: [_solved(store, base, wrong_answers.DEFAULT) for base in _AGREEING],
-    "solved_default_scattered": lambda store: _solved(store, "facts-scattered", wrong_answers.DEFAULT),
-    "solved_weighted": lambda store: [_solved(store, base, wrong_answers.WEIGHTED) for base in _AGREEING],
-    "solved_weighted_scattered": lambda store: _solved(store, "facts-scattered", wrong_answers.WEIGHTED),
-    "trial_count": trials.recommended,
-    "trial_default": lambda store: _lost(store, trials.DEFAULT),
-    "trial_repeated": lambda store: _lost(store, trials.REPEATED),
-}
+# The numbers of each function of a store, with its further arguments.
+_TABLES: list[tuple[Callable[..., Found], dict[str, tuple[Any, ...]]]] = [
+    (_of_bases, {
+        "once": (protocols.TOPR, protocols.REMOVED),
+        "steps": (protocols.TOPR, protocols.STEPS, True),
+        "repeated": (protocols.TOPR, protocols.REPEATED),
+        "repeated_first": (protocols.REPEATED, protocols.TOPR),
+        "half_the_steps": (protocols.HALF, protocols.TOPR),
+        "balanced": (protocols.BALANCED, protocols.TOPR),
+        "repeated_balanced": (protocols.REPEATED, protocols.BALANCED),
+        "paper_baseline": (protocols.TOPR, "TOPR, c = 0"),
+    }),
+    (_wrong_mode, {
+        "repeated_sampled": ("positives repeated", TOPR, "pass@1"),
+        "repeated_greedy": ("positives repeated", TOPR, GREEDY),
+    }),
+    (_rivals, {"rivals": ("pass@1",), "rivals_greedy": (GREEDY,)}),
+    (_fig4, {"fig4": ("pass@1",), "fig4_vote": ("maj/32",)}),
+    (_stale, {
+        "stale_topr": (staleness.TOPR,), "stale_m2po": ("M2PO",), "stale_dapo": ("TRL's default (DAPO)",),
+    }),
+    (_percent, {"recomputed": (staleness.AT_TOPRS_RATE, staleness.RECOMPUTED)}),
+    (_lower, {"lower_vote": ("p~ 50%", "maj/64"), "lower_pass": ("p~ 50%", "pass/1")}),
+    (_long, {
+        "anna_karenina": (0, "Anna Karenina", "c = 0", "pass/1"),
+        "anna_karenina_2": (1, "Anna Karenina", "c = 0", "pass/1"),
+    }),
+    (_online_share, {"online_sure": ("sure-17",), "online_main": ("main",)}),
+    (_online, {
+        "online_hard": ("hard",),
+        "online_hard_long": ("hard", online.LONG),
+        "pass32_sure": ("sure-17", online.COMPLETIONS, online.PASS_32),
+        "pass32_main": ("main", online.COMPLETIONS, online.PASS_32),
+        "pass32_hard": ("hard", online.COMPLETIONS, online.PASS_32),
+        "pass32_hard_long": ("hard", online.LONG, online.PASS_32),
+    }),
+    (_without_replay, {"without_replay": ()}),
+    (_segments, {
+        "segment": (_LONG,),
+        "segment_positives": (_LONG, "segment", "positives only"),
+        "segment_main": (_NOISY,),
+        "segment_mistakes": (_MISTAKES,),
+        "segment_stopped": (_LONG[:1], "segment", "sequence (TOPR)", long_completions.MEASURED_AT[0]),
+        "sequence_positives": (_LONG[1:], "sequence (TOPR)", "positives only"),
+        "segment_16": (_LONG, "segment of 16", "segment"),
+        "segment_16_short": ([_SHORT], "segment of 16", "segment"),
+        "segment_16_main": (_NOISY, "segment of 16", "segment"),
+        "segment_16_mistakes": (_MISTAKES, "segment of 16"),
+    }),
+    (_solved, {
+        "solved_default": (_AGREEING, wrong_answers.DEFAULT),
+        "solved_default_scattered": (_SCATTERED, wrong_answers.DEFAULT),
+        "solved_weighted": (_AGREEING, wrong_answers.WEIGHTED),
+        "solved_weighted_scattered": (_SCATTERED, wrong_answers.WEIGHTED),
+    }),
+    (trials.recommended, {"trial_count": ()}),
+    (_lost, {"trial_default": (trials.DEFAULT,), "trial_repeated": (trials.REPEATED,)}),
+]  # fmt: skip
