@@ -24,10 +24,9 @@ def launch(config, *command, timeout=300, again=False):
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     if not (config or "").startswith("zero"):  # DeepSpeed uses the CPU without this variable
         environment["ACCELERATE_USE_CPU"] = "true"
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--mixed_precision=no", "--main_process_port=0"]
-    launcher += ["--num_processes=2", f"--config_file={CONFIGS / config}.yaml"] if config else ["--num_processes=1"]
-    launcher += ["--num_machines=1", "--dynamo_backend=no"]
-    command = [*launcher, *map(str, command)]
+    launcher = ["-m", "accelerate.commands.launch", "--mixed_precision=no", "--main_process_port=0", "--num_machines=1",
+                "--num_processes=2", f"--config_file={CONFIGS / str(config)}.yaml", "--dynamo_backend=no"]  # fmt: skip
+    command = [sys.executable, *(launcher if config else []), *map(str, command)]
 
     def run():
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
