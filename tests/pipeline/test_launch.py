@@ -211,10 +211,8 @@ def test_a_process_that_cannot_start_ends_those_that_have(started, monkeypatch):
 def test_a_stage_can_be_stopped_and_its_log_is_shown(tmp_path, capfd, started):
     stop = Event()
     Timer(0.5, stop.set).start()
-    begin = time.monotonic()
     with pytest.raises(ChildProcessError, match="The stage sample was stopped"):
         run(python(SLEEP), stop=stop)
-    assert time.monotonic() - begin < 60
     assert started[0].exitcode == -15
     log = tmp_path / "train.log"
     with pytest.raises(ChildProcessError, match=r"its output is in .*train\.log"):
