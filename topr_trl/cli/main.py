@@ -11,7 +11,7 @@ from difflib import get_close_matches
 import yaml
 
 from topr_trl import __version__
-from topr_trl.cli.command_names import commands, read_config, refuse_unknown
+from topr_trl.cli.command_names import commands, read_config, refuse_unknown, values_given
 from topr_trl.cli.settings_index import read_index, write_index
 from topr_trl.pipeline.child_processes import start_server
 from topr_trl.pipeline.parent_process import is_one_of_several
@@ -88,6 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.add_argument("command", choices=known, metavar="COMMAND")
         parser.parse_args(arguments[:1])
     command, given = arguments[0], split_config(arguments[1:])
+    if command == "look" and given and not given[0].startswith("-"):
+        given.insert(0, "--input")
     asks_help = bool({"-h", "--help", "--help_all"} & set(given))
     config = {} if asks_help else read_config(given)
     if isinstance(config.get("env"), dict):  # Libraries read some of these variables when they are imported.
@@ -101,6 +103,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from topr_trl.cli.early_checks import check_early  # imports huggingface_hub, which reads HF_HOME
 
     check_early(command, given, config, index["settings"][command])
+    if command == "look":  # without torch and TRL
+        from topr_trl.report.look import LookArguments, look_command
+
+        look_command(LookArguments(**{**config, **values_given(given)}))
+        return
     if command in ("iterate", "trial"):
         start_server()  # It imports the libraries at the same time as this process.
     from topr_trl.cli.commands import run  # takes seconds, because it imports torch and TRL
