@@ -56,10 +56,16 @@ def without_debug(arguments: Sequence[str]) -> list[str]:
     ]  # fmt: skip
 
 
-def split_config(arguments: Sequence[str]) -> list[str]:
-    """Split `--config=FILE` into two arguments, because TRL reads only `--config FILE`."""
+def full_arguments(command: str, arguments: Sequence[str]) -> list[str]:
+    """Write `topr look FOLDER` as `--input FOLDER`, and split `--config=FILE`, because TRL reads only `--config FILE`.
+
+    Args:
+        command (`str`): Name of the command.
+        arguments (`Sequence[str]`): Arguments after the name.
+    """
     parts = [part.split("=", 1) if part.startswith("--config=") else [part] for part in arguments]
-    return [word for words in parts for word in words]
+    is_short = command == "look" and arguments and not arguments[0].startswith("-")
+    return ["--input"] * bool(is_short) + [word for words in parts for word in words]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -87,9 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.add_argument("--version", action="version", version=f"topr_trl {__version__}")
         parser.add_argument("command", choices=known, metavar="COMMAND")
         parser.parse_args(arguments[:1])
-    command, given = arguments[0], split_config(arguments[1:])
-    if command == "look" and given and not given[0].startswith("-"):
-        given.insert(0, "--input")
+    command, given = arguments[0], full_arguments(arguments[0], arguments[1:])
     asks_help = bool({"-h", "--help", "--help_all"} & set(given))
     config = {} if asks_help else read_config(given)
     if isinstance(config.get("env"), dict):  # Libraries read some of these variables when they are imported.

@@ -45,7 +45,7 @@ class Rows:
 
 @dataclass
 class Contents:
-    """What there is to show.
+    """Rows, logs and settings that a page shows.
 
     Attributes:
         name (`str`): Name of the folder.

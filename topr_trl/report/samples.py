@@ -16,6 +16,7 @@ from topr_trl.report.contents import Rows
 _SHOWN_CHARACTERS = 4_000  # longer texts are cut
 _OF_FUNCTION = "rewards/"  # prefix of the columns that hold the rewards of one function
 _DEAD = 0.01  # a negative with a lower weight contributes almost nothing
+_DISAGREE = ["reward functions disagree"]
 _CHANGES = ("worse", "better", "still wrong", "still right")  # in the order of the page
 Json = dict[str, Any]
 
@@ -129,8 +130,7 @@ def sections_of_tests(tests: Sequence[Table], per_tag: int) -> list[Section]:
             tags[problem] = ["better" if after > before else "worse"]
         else:
             tags[problem] = ["still right" if after >= middle else "still wrong"]
-        if any(_disagree(one, one.places.get(problem, [])) for one in tests):
-            tags[problem].append("reward functions disagree")
+        tags[problem] += _DISAGREE * any(_disagree(one, one.places.get(problem, [])) for one in tests)
     ranks = {name: rank for rank, name in enumerate(_CHANGES)}
     tags = dict(sorted(tags.items(), key=lambda one: ranks.get(one[1][0], 0)))
     shown = tests if len(tests) <= 3 else [first, tests[len(tests) // 2], last]
@@ -140,33 +140,36 @@ def sections_of_tests(tests: Sequence[Table], per_tag: int) -> list[Section]:
 
 def section_of_rows(rows: Table, title: str, per_tag: int) -> Section:
     """Return a section with rows: by kind of problem if completions are right or wrong, otherwise by reward."""
-    values_N = rows.values_N
-    tags: dict[Any, list[str]] = {problem: [] for problem in rows.places}
-    order: dict[Any, float] = {}
-    if rows.has_two_values:
-        answers = rows.table["extracted" if "extracted" in rows.table.column_names else "completion"].to_pylist()
-        known = ~np.isnan(values_N)
-        keys = [answer if isinstance(answer, str | None) else json.dumps(answer) for answer in answers]
-        numbers = {problem: number for number, problem in enumerate(rows.places)}
-        ids_N = np.array([numbers[problem] for problem in rows.problems])
-        found, ids_N = np.unique(ids_N[known], return_inverse=True)
-        agreement_N = agreements(ids_N, [keys[i] for i in np.flatnonzero(known).tolist()])
-        names = list(rows.places)
-        for kind, number in zip(kinds_of(values_N[known] == 1, ids_N, agreement_N), found.tolist(), strict=True):
-            tags[names[number]].append(kind)
-    else:
-        means = {problem: float(np.nanmean(values_N[place])) if not np.isnan(values_N[place]).all() else np.nan
-                 for problem, place in rows.places.items()}  # fmt: skip
-        low, high = np.nanquantile(list(means.values()) or [0.0], [0.1, 0.9])
-        for problem, mean in means.items():
-            order[problem] = abs(mean - (low + high) / 2)
-            tags[problem] += ["highest rewards"] * (mean >= high) + ["lowest rewards"] * (mean <= low)
+    kinds, order = (_kinds(rows), {}) if rows.has_two_values else _by_reward(rows)
+    tags: dict[Any, list[str]] = {}
     for problem, place in rows.places.items():
-        if np.isnan(values_N[place]).all():
-            tags[problem].append("without a reward")
-        if _disagree(rows, place):
-            tags[problem].append("reward functions disagree")
+        missing = ["without a reward"] * bool(np.isnan(rows.values_N[place]).all())
+        tags[problem] = [*kinds.get(problem, []), *missing, *_DISAGREE * _disagree(rows, place)]
     return _section(title, [rows], tags, order, per_tag)
+
+
+def _kinds(rows: Table) -> dict[Any, list[str]]:
+    """Return the kind of each problem with rewards, see `topr_trl.diagnosis`."""
+    known = np.flatnonzero(~np.isnan(rows.values_N))
+    answers = rows.table["extracted" if "extracted" in rows.table.column_names else "completion"].take(known)
+    keys = [answer if isinstance(answer, str | None) else json.dumps(answer) for answer in answers.to_pylist()]
+    numbers = {problem: number for number, problem in enumerate(rows.places)}
+    ids = [numbers[rows.problems[place]] for place in known.tolist()]
+    found, problem_N = np.unique(np.array(ids, dtype=np.int64), return_inverse=True)
+    kinds = kinds_of(rows.values_N[known] == 1, problem_N, agreements(problem_N, keys)) if ids else []
+    names = list(rows.places)
+    return {names[number]: [kind] for number, kind in zip(found.tolist(), kinds, strict=True)}
+
+
+def _by_reward(rows: Table) -> tuple[dict[Any, list[str]], dict[Any, float]]:
+    """Return tags for the tenths of the problems with the highest and lowest mean rewards, and the distance of each."""
+    means = rows.mean_by_problem(np.ones(len(rows.values_N), bool))
+    low, high = np.quantile(list(means.values()) or [0.0], [0.1, 0.9])
+    tags = {
+        problem: ["highest rewards"] * bool(mean >= high) + ["lowest rewards"] * bool(mean <= low)
+        for problem, mean in means.items()
+    }
+    return tags, {problem: abs(mean - (low + high) / 2) for problem, mean in means.items()}
 
 
 def section_of_logged(rows: Table, title: str, per_tag: int) -> Section:
