@@ -182,6 +182,7 @@ def _training(path: Path, name: str) -> Contents | None:
     sources = record.stages["train"]["sources"] if record and "train" in record.stages else {}
     if "input" in sources:
         found.read_rows += _rows_in((path / sources["input"]).resolve(), "rows that it learned from")
+    found.read_rows += _rows_in(path / layout.ROLLOUTS, "rows that it learned from")
     if not found.logged:
         found.notes.append(
             "To see rows with their weights and log-ratios, train with log_completions=True (--log_completions)."

@@ -180,7 +180,7 @@ def warnings_of(history: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     found = []
     steps, dead = series(history, "topr/negatives_dead")
-    early = dead[steps <= max(last_step(history) / 10, *steps[:1])] if len(steps) else dead
+    early = dead[steps <= last_step(history) / 10]
     if len(early) and early.max() > _MOST_DEAD:
         found.append(
             f"{early.max():.0%} of the negatives were dead (w < 0.01) in the first tenth of the steps. With "

@@ -11,6 +11,7 @@ from typing import Any
 
 from topr_trl.data.tables import atomic_write
 from topr_trl.diagnosis import KINDS
+from topr_trl.evaluation.figure_style import LOOK
 from topr_trl.report.contents import Contents, read_contents
 from topr_trl.report.curves import PANELS, draw_panel, has_metric, last_step, warnings_of
 from topr_trl.report.results import Results, advice_on_rows, bars_of_rows, describe_rows, results_of
@@ -137,11 +138,14 @@ def _curves(contents: Contents) -> list[Json]:
     if find_spec("matplotlib") is None:
         contents.notes.append('There are no curves, because matplotlib is not installed: pip install ".[plots]".')
         return []
+    from matplotlib import rc_context
+
     panels = [panel for panel in PANELS if any(has_metric(panel, log) for log in contents.histories.values())]
     found = []
     for panel in panels:
         image = io.BytesIO()
-        draw_panel(panel, contents.histories).savefig(image, format="svg", metadata={"Date": None})
+        with rc_context(LOOK):
+            draw_panel(panel, contents.histories).savefig(image, format="svg", metadata={"Date": None})
         source = f"data:image/svg+xml;base64,{base64.b64encode(image.getvalue()).decode()}"
         found.append({"title": panel.title, "meaning": panel.meaning, "source": source})
     return found
