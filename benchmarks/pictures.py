@@ -1,4 +1,4 @@
-"""Draw the picture of long completions on the page of results."""
+"""Draw the pictures of the page of results: long completions, and wrong answers over iterations."""
 
 from pathlib import Path
 
@@ -7,8 +7,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from benchmarks.cells import Store, Unfinished
+from benchmarks.experiments import wrong_answers
 from benchmarks.experiments.long_completions import MEASURED_AT, SESSIONS, TOKENS, Setting, of_setting
-from benchmarks.statistics import over_seeds
+from benchmarks.statistics import interval, over_seeds
 from topr_trl.evaluation.figure_style import DPI, LOOK, POSITIVE, PREFIX, SEGMENT, TOPR, WIDTH
 
 STYLES = {
@@ -62,3 +63,38 @@ def _figure_of(store: Store, lengths: list[int]) -> Figure:
 def _is_finished(store: Store, parts: int) -> bool:
     """Return whether all seeds of the drawn methods have been run with this number of answers."""
     return all(of_setting(Setting(parts)).has_all_seeds(store, name) for name in STYLES)
+
+
+RECIPES = {
+    wrong_answers.REPEATED: (POSITIVE, "o"), wrong_answers.DEFAULT: (TOPR, "s"),
+    wrong_answers.WEIGHTED: (SEGMENT, "^"),
+}  # fmt: skip
+
+
+def draw_wrong_answers(store: Store, path: Path) -> None:
+    """Draw the share of unsolved problems that eight samples solve, by iteration, recipe and base model.
+
+    Raises:
+        Unfinished: a base has not been run by all recipes.
+    """
+    bases = wrong_answers.BASES
+    if not all(wrong_answers.of_base(base).is_finished(store) for base in bases):
+        raise Unfinished("not all recipes have been run")
+    with rc_context(LOOK):
+        figure = Figure(figsize=(WIDTH, 2.7), layout="constrained")
+        for base, panel in zip(bases, figure.subplots(1, len(bases), sharey=True), strict=True):
+            of_base = wrong_answers.of_base(base)
+            agreement = np.mean([one["curve"][0]["agreement"] for one in of_base.ends(store, "mean per problem").values()])
+            for name, (color, marker) in RECIPES.items():
+                ends = of_base.ends(store, name).values()
+                solved_SI = [[100 * step["unsolved"]["pass@8"] for step in (*one["curve"], one["end"])] for one in ends]
+                found = [interval(values) for values in zip(*solved_SI, strict=True)]
+                panel.errorbar(
+                    range(len(found)), [one.mean for one in found], [one.half for one in found],
+                    color=color, marker=marker, markersize=4, capsize=2, label=name,
+                )  # fmt: skip
+            panel.set(title=f"{base}\nagreement {agreement:.2f}", xlabel="iterations", ylim=(-3, 100))
+            panel.grid(axis="y")
+        figure.axes[0].set_ylabel("unsolved problems solved, %")
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        figure.savefig(path, dpi=DPI)

@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import topr_trl
 from topr_trl import SamplingArguments, load_rows, sample_completions, save_rows, score_completions
 from topr_trl.cli.command_names import commands as known_commands
+from topr_trl.cli.main import full_arguments
 from topr_trl.cli.parsing import parse
 from topr_trl.recording.grading import read_reward
 from topr_trl.settings.unsupported import GRPO_ONLY, SFT_ONLY
@@ -184,7 +185,7 @@ def check(words):
     if program == "topr":
         assert rest[0] in known_commands(), rest
         if rest[1:] not in (["--help"], ["--help_all"]):
-            parse(rest[0], rest[1:])
+            parse(rest[0], full_arguments(rest[0], rest[1:]))
     elif program.startswith("--"):  # a setting without a command
         parse("train", words)
     elif program == "pip":

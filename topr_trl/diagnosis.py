@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from topr_trl.baseline import FloatArray, as_rewards, group_numbers
 
@@ -68,6 +68,41 @@ def agreements(problem_ids: ArrayLike, answers: Sequence[object]) -> FloatArray:
     return np.divide(same_N, others_N, out=np.full(len(keys), np.nan), where=others_N > 0)
 
 
+def kinds_of(right_N: NDArray[np.bool_], problem_N: NDArray[np.int64], agreement_N: FloatArray) -> list[str]:
+    """Return the kind of each problem, one of `KINDS`.
+
+    Args:
+        right_N (`np.ndarray`):
+            Whether each completion is right, shape (N,).
+        problem_N (`np.ndarray`):
+            Number of each completion's problem, from 0 to P - 1, shape (N,).
+        agreement_N (`np.ndarray`):
+            Agreement of each completion, see [`agreements`], shape (N,).
+
+    Returns:
+        `list[str]`: kinds of the P problems.
+    """
+    size_P = np.bincount(problem_N)
+    right_P = np.bincount(problem_N, right_N)
+    # The most common answer is right if the largest agreement among right answers is above that among wrong ones. Texts
+    # of right answers can differ, so it also is if most are right.
+    most_P = np.full((2, len(size_P)), -1.0)
+    np.fmax.at(most_P, (right_N.astype(int), problem_N), agreement_N)
+    mean_P = np.bincount(problem_N, np.nan_to_num(agreement_N)) / size_P
+    kind_P = np.select(
+        [
+            size_P == 1,
+            right_P == size_P,
+            (most_P[1] > most_P[0]) | (2 * right_P > size_P),
+            right_P > 0,
+            mean_P >= AGREE,
+        ],
+        [5, 0, 1, 2, 3],
+        4,
+    )
+    return [list(KINDS)[number] for number in kind_P.tolist()]
+
+
 def diagnose(rewards: ArrayLike, problem_ids: ArrayLike, answers: Sequence[object]) -> Diagnosis:
     """Count the problems of each kind in `KINDS`, before any training.
 
@@ -112,26 +147,10 @@ def diagnose(rewards: ArrayLike, problem_ids: ArrayLike, answers: Sequence[objec
         raise ValueError(f"A diagnosis needs rewards with two values, right and wrong; these have {len(values):,}.")
     right_N, problem_N = rewards_N[known] == values[1], np.unique(problem_N[known], return_inverse=True)[1]
     agreement_N = agreements(problem_N, [answers[i] for i in np.flatnonzero(known).tolist()])
-    size_P = np.bincount(problem_N)
+    kinds = Counter(kinds_of(right_N, problem_N, agreement_N))
     right_P = np.bincount(problem_N, right_N)
-    # The most common answer is right if the largest agreement among right answers is above that among wrong ones. Texts
-    # of right answers can differ, so it also is if most are right.
-    most_P = np.full((2, len(size_P)), -1.0)
-    np.fmax.at(most_P, (right_N.astype(int), problem_N), agreement_N)
-    mean_P = np.bincount(problem_N, np.nan_to_num(agreement_N)) / size_P
-    kind_P = np.select(
-        [
-            size_P == 1,
-            right_P == size_P,
-            (most_P[1] > most_P[0]) | (2 * right_P > size_P),
-            right_P > 0,
-            mean_P >= AGREE,
-        ],
-        [5, 0, 1, 2, 3],
-        4,
-    )
     unsolved_N = (right_P == 0)[problem_N] & ~np.isnan(agreement_N)
     return Diagnosis(
-        {kind: int((kind_P == number).sum()) for number, kind in enumerate(KINDS)},
+        {kind: kinds[kind] for kind in KINDS},
         float(agreement_N[unsolved_N].mean()) if unsolved_N.any() else float("nan"),
     )

@@ -16,7 +16,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from records import CALL, EXAMPLES
 
-from topr_trl.cli.run_report import read_run, render
 from topr_trl.data.masks import explicit_masks
 from topr_trl.data.sampler_logps import LOGPROBS_MODES, why_incomparable
 from topr_trl.data.tables import from_table, load_rows, save_rows
@@ -31,6 +30,7 @@ from topr_trl.importing.row_table import to_table
 from topr_trl.pipeline import trial_split as held_out
 from topr_trl.pipeline.settings import TrialArguments
 from topr_trl.pipeline.trial import ARMS
+from topr_trl.report.page import write_page
 from topr_trl.trainers.replay import read_logged
 
 # Records of other systems: one of each format, with parts replaced or removed.
@@ -261,5 +261,5 @@ def test_files_of_a_run(state, evaluation):
         if evaluation is not None:
             (Path(folder) / "evaluation.json").write_text(json.dumps(evaluation))
         with refused_by_name(folder):
-            page = render(read_run(Path(folder)))
+            page = write_page(Path(folder), Path(folder) / "report.html").path.read_text()
             assert "<html" in page

@@ -69,7 +69,7 @@ def test_settings_of_another_command_are_refused_by_name(command, own, tmp_path)
             message = refusal(command, given)
             assert message.startswith(f"This command has no setting --{name}. It is a setting of topr ")
             assert set(others) == set(message.partition("topr ")[2].rstrip(".").split(", "))
-        if command not in ("iterate", "plot", "push") and name in settings_of("iterate"):
+        if command not in ("iterate", "look", "push") and name in settings_of("iterate"):
             continue  # The YAML file of a loop can hold settings that the command does not take.
         message = refusal(command, own(**{name: 1}))
         assert message.startswith(f"This command has no setting --{name} (in own.yaml). It is a setting of topr ")
@@ -93,7 +93,7 @@ def test_the_yaml_of_a_loop_serves_its_stages_and_its_plan(own):
         ("sample", "num_generation", "Did you mean --num_generations?"),
         ("iterate", "learning_rat", "Did you mean --learning_rate?"),
         ("score", "zzz", "topr score --help lists its settings."),
-        ("plan", "output", "It is a setting of topr plot."),
+        ("plan", "output", "It is a setting of topr look."),
         (
             "train",
             "resume_from_checkpoint",
@@ -129,7 +129,7 @@ def test_evaluate_names_its_own_setting(own):
 def test_a_config_file(own):
     file = own(num_generations=3, top_p=0.5)[1]
     for given in (["--config", file], [f"--config={file}"]):
-        found = parse("sample", cli.split_config(given))
+        found = parse("sample", cli.full_arguments("sample", given))
         assert (found.num_generations, found.top_p, found.temperature) == (3, 0.5, 1.0)
         assert parse("sample", ["--config", file, "--num_generations", "4"]).num_generations == 4
 
@@ -390,9 +390,9 @@ def test_each_command_ends_with_what_came_out(run, tmp_path):
     assert printed.endswith("log μ is in rollouts/.\n")
     segments = ("--ratio_level", "segment", "--segment_tokens", 32)
     printed = run("train", "--input", "rollouts", "--output_dir", "model", "--max_steps", 1, *segments)
-    _, plot, evaluate, trial = printed.splitlines()[-4:]
+    _, look, evaluate, trial = printed.splitlines()[-4:]
     assert "The model is in model/.\n" in printed
-    assert plot.endswith("topr plot --input model")
+    assert look.endswith("topr look model")
     assert "topr evaluate --model_name_or_path model" in evaluate
     assert trial.endswith("topr trial --ratio_level segment --segment_tokens 32 --input rollouts --test_by rewards")
     printed = run("evaluate", "--input", "rollouts", "--output_dir", "results")

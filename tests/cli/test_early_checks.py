@@ -56,7 +56,6 @@ def test_errors_come_before_anything_is_imported(given, words, monkeypatch):
         (["sample", "--sampling_backend", "vllm"], "vllm"),
         (["train", "--report_to", "tensorboard", "wandb"], "trackers"),
         (["iterate", "--task", "math"], "math"),
-        (["plot"], "plots"),
         (["record"], "record"),
     ],
 )

@@ -396,8 +396,11 @@ def test_a_trial(scored, tmp_path, here, capsys, test_by):
         assert not (out / "recommended.yaml").exists()
         assert "Nothing is recommended: " in said
     assert ("estimated from the rewards" in said) == (test_by == "rewards")
-    page = (out / "trial.html").read_text()
-    assert page.count("<tr>") == 1 + len(best)
+    text = (out / "report.html").read_text()
+    page = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    assert len(page["trial"]) == 1 + len(best)
+    names = [column["name"] for column in page["sections"][0]["cards"][0]["columns"]]
+    assert (names[0] == "before training") == (test_by == "answers")
     assert not list(out.rglob("*.safetensors"))  # Models are removed after their test.
     with pytest.raises(ValueError, match="were removed after use"):
         manifest.check_whole(out / "paper" / "model")

@@ -41,9 +41,9 @@ COMMANDS = {
         "cli.memory_plan:plan_command", "cli.memory_plan:PlanArguments",
         "Estimate GPU memory and the times of sampling and training before you start.",
     ),
-    "plot": Command(
-        "cli.run_report:plot_command", "cli.run_report:PlotArguments",
-        "Plot a finished or running run on one HTML page with evaluations, curves and rows.",
+    "look": Command(
+        "report.look:look_command", "report.look:LookArguments",
+        "Write one page about rows, a run, a trial, an evaluation or a recording: samples, results, curves, advice.",
     ),
     "record": Command(
         "recording.server:record_command", "recording.settings:RecordArguments",
@@ -145,7 +145,7 @@ def refuse_unknown(command: str, given: Sequence[str], index: Mapping[str, Any])
     where = ""
     if not unknown:
         unknown = set(read_config(given)) - {*settings[command], "env"}  # TrlParser sets environment variables of `env`
-        if command not in ("plot", "push", "record"):  # Other commands can read the YAML file of `topr iterate`.
+        if command not in ("look", "push", "record"):  # Other commands can read the YAML file of `topr iterate`.
             unknown -= set(settings["iterate"])
         where = f" (in {given[given.index('--config') + 1]})" if unknown else ""
     if unknown:

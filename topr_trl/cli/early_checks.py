@@ -17,7 +17,7 @@ _PATHS = ("input", "rows", "compare", "accelerate_config", "sampling_python", "r
 _TABLES = ("dataset_name", "test_dataset_name")  # names of datasets on the Hub, or files with these endings
 _ENDINGS = (".parquet", ".json", ".jsonl")
 _TRACKERS = ("tensorboard", "trackio", "wandb")
-_OF_COMMANDS = {"record": [("aiohttp", "record")], "plot": [("matplotlib", "plots"), ("jinja2", "plots")]}
+_OF_COMMANDS = {"record": [("aiohttp", "record")]}
 _MOST_BYTES = 1 << 20  # size of a small JSON file, whose columns are checked
 # Use of the rows in `input` or `rows` by each command, see `check_usable`. Of these commands, `_IMPORTING` also read
 # files of other systems. Their JSON files are checked only if they have the columns of rows.

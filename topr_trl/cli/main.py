@@ -11,7 +11,7 @@ from difflib import get_close_matches
 import yaml
 
 from topr_trl import __version__
-from topr_trl.cli.command_names import commands, read_config, refuse_unknown
+from topr_trl.cli.command_names import commands, read_config, refuse_unknown, values_given
 from topr_trl.cli.settings_index import read_index, write_index
 from topr_trl.pipeline.child_processes import start_server
 from topr_trl.pipeline.parent_process import is_one_of_several
@@ -56,10 +56,16 @@ def without_debug(arguments: Sequence[str]) -> list[str]:
     ]  # fmt: skip
 
 
-def split_config(arguments: Sequence[str]) -> list[str]:
-    """Split `--config=FILE` into two arguments, because TRL reads only `--config FILE`."""
+def full_arguments(command: str, arguments: Sequence[str]) -> list[str]:
+    """Write `topr look FOLDER` as `--input FOLDER`, and split `--config=FILE`, because TRL reads only `--config FILE`.
+
+    Args:
+        command (`str`): Name of the command.
+        arguments (`Sequence[str]`): Arguments after the name.
+    """
     parts = [part.split("=", 1) if part.startswith("--config=") else [part] for part in arguments]
-    return [word for words in parts for word in words]
+    is_short = command == "look" and arguments and not arguments[0].startswith("-")
+    return ["--input"] * bool(is_short) + [word for words in parts for word in words]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -87,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.add_argument("--version", action="version", version=f"topr_trl {__version__}")
         parser.add_argument("command", choices=known, metavar="COMMAND")
         parser.parse_args(arguments[:1])
-    command, given = arguments[0], split_config(arguments[1:])
+    command, given = arguments[0], full_arguments(arguments[0], arguments[1:])
     asks_help = bool({"-h", "--help", "--help_all"} & set(given))
     config = {} if asks_help else read_config(given)
     if isinstance(config.get("env"), dict):  # Libraries read some of these variables when they are imported.
@@ -101,6 +107,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from topr_trl.cli.early_checks import check_early  # imports huggingface_hub, which reads HF_HOME
 
     check_early(command, given, config, index["settings"][command])
+    if command == "look":  # without torch and TRL
+        from topr_trl.report.look import LookArguments, look_command
+
+        look_command(LookArguments(**{**config, **values_given(given)}))
+        return
     if command in ("iterate", "trial"):
         start_server()  # It imports the libraries at the same time as this process.
     from topr_trl.cli.commands import run  # takes seconds, because it imports torch and TRL

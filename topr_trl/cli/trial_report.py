@@ -1,8 +1,7 @@
-"""Run `topr trial`, print a table of its results, and write them as JSON, a YAML file of settings, and an HTML page."""
+"""Run `topr trial`, print a table of its results, and write them as JSON, a YAML file of settings, and a page."""
 
 import json
 from dataclasses import asdict, dataclass, fields
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -11,16 +10,16 @@ from numpy.typing import NDArray
 from transformers.trainer_pt_utils import AcceleratorConfig
 from trl import ModelConfig
 
-from topr_trl.cli import html as page
 from topr_trl.evaluation.bootstrap import Difference, paired_bootstrap, share_best
 from topr_trl.evaluation.estimates import Estimate, greedy_estimate
-from topr_trl.evaluation.figure_style import GRAY, POSITIVE, TOPR
 from topr_trl.evaluation.report import plain_table
+from topr_trl.pipeline.manifest import PAGE
 from topr_trl.pipeline.settings import TrialArguments, field_names
 from topr_trl.pipeline.stage_inputs import values_of
 from topr_trl.pipeline.stages.curate import CHOICE
 from topr_trl.pipeline.stages.train import RESULT
 from topr_trl.pipeline.trial import RECIPES, Arm, Outcome, run_trial
+from topr_trl.report.page import write_page
 from topr_trl.trainers.run_identity import compared_settings
 
 _STARTING_MODEL = "before training"  # label of the starting model
@@ -102,8 +101,7 @@ def recommend(values: dict[Arm | None, NDArray[np.float64]], seed: int = 0) -> R
 def trial_command(args: TrialArguments) -> None:
     """Run a trial, print its results, and write them to files.
 
-    The files are `trial.json`, `recommended.yaml` if a setting is recommended, and `trial.html` if matplotlib and
-    jinja2 are installed.
+    The files are `trial.json`, `recommended.yaml` if a setting is recommended, and the page of `topr look`.
 
     Args:
         args (`TrialArguments`): Settings of the command.
@@ -121,10 +119,8 @@ def trial_command(args: TrialArguments) -> None:
     shown = ""
     if found.better_than_none:
         shown = f"Use the recommended settings with topr train --config {settings}, or with topr iterate. "
-    if find_spec("matplotlib") and find_spec("jinja2"):
-        (out / "trial.html").write_text(_render_page(args, outcome, found), encoding="utf-8")
-        shown += f"{out}/trial.html shows the results."
-    print(f"\n{text}\n\n{shown}".rstrip(), flush=True)
+    page = write_page(out, out / PAGE).path
+    print(f"\n{text}\n\n{shown}{page} shows the results and completions.", flush=True)
 
 
 # The best learning rate depends on these settings, so `recommended.yaml` always contains them.
@@ -248,6 +244,8 @@ def _results_as_json(args: TrialArguments, outcome: Outcome, found: Recommendati
         "arms": [
             {
                 "label": arm.label if arm else _STARTING_MODEL,
+                "folder": arm.name if arm else "base",
+                "learning_rate": arm.rate(args) if arm else None,
                 "settings": _settings_of_arm(args, arm) if arm else None,
                 "mean": found.means[arm],
                 "sampled": asdict(_sampled_estimate(outcome, arm)),
@@ -261,36 +259,3 @@ def _results_as_json(args: TrialArguments, outcome: Outcome, found: Recommendati
             for arm in found.arms
         ],
     }
-
-
-def _render_page(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
-    """Return the content of `trial.html`."""
-    return page.render(
-        "trial.html",
-        name=args.folder.resolve().name,
-        header=_table_header(args, outcome),
-        rows=_table_rows(args, outcome, found),
-        summary=_describe_recommendation(args, outcome, found).split("\n"),
-        picture=_draw_picture(args, outcome, found),
-        settings=yaml.safe_dump(_settings_of_arm(args, found.recommended)) if found.better_than_none else "",
-    )
-
-
-def _draw_picture(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
-    """Return a picture of the mean ± two standard errors of each arm, as a data URI.
-
-    The best arm is at the top. The recommended arm is green, if there is one.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 0.8 + 0.32 * len(found.arms)), layout="constrained")
-    panel = figure.subplots()
-    green = found.recommended if found.better_than_none else None
-    for place, arm in enumerate(reversed(found.arms)):
-        color = GRAY if arm is None else POSITIVE if arm == green else TOPR
-        panel.errorbar(100 * found.means[arm], place, xerr=200 * found.errors[arm], fmt="o", capsize=3, color=color)
-    names = [f"{arm.label}, {arm.rate(args):g}" if arm else _STARTING_MODEL for arm in reversed(found.arms)]
-    panel.set_yticks(range(len(names)), names)
-    panel.set_xlabel(_GREEDY_LABEL if outcome.by_greedy else _label_of_samples(args, outcome))
-    panel.grid(axis="x", alpha=0.3)
-    return page.figure_source(figure)

@@ -156,7 +156,7 @@ def iterate(loop: IterateArguments) -> None:
     reported = [str(results) if results else untested]
     if rewards:
         reported += [plain_table(["", *rewards], [["mean reward of the sampled rows", *rewards.values()]])]
-    reported += [f"Models, rows and results are in {out}/. To plot the results, run: topr plot --input {out}"]
+    reported += [f"Models, rows and results are in {out}/. To read what the models wrote, run: topr look {out}"]
     print(
         "\n" + "\n\n".join(reported),
         *(_time_of(side, total, of_side) for side, of_side in spent.items()),

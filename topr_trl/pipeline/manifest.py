@@ -19,7 +19,7 @@ from topr_trl.pipeline.locks import LOCK
 # pandas, pyarrow and datasets skip names that start with _ or . when they read a folder.
 NAME = "_manifest.json"
 WORK = "work"  # subfolder for temporary files and checkpoints, removed when the stage finishes
-PAGE = "report.html"  # page of `topr plot`, which users can write again while a stage runs, and after it has finished
+PAGE = "report.html"  # page of `topr look`, which users can write again while a stage runs, and after it has finished
 _NOT_FINISHED = "{} is not finished: run the stage that writes this folder again, until it finishes."
 
 Json = dict[str, Any]
@@ -252,7 +252,7 @@ def results(folder: Path) -> list[Path]:
 
 
 def _is_result(path: Path) -> bool:
-    """Return whether a file is a result, and not a manifest, a page of `topr plot`, a hidden or a temporary file.
+    """Return whether a file is a result, and not a manifest, a page of `topr look`, a hidden or a temporary file.
 
     Args:
         path (`Path`): Path relative to the folder of the stage.

@@ -5,10 +5,8 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import Dataset, Value
 from tqdm.auto import tqdm
-from trl.trainer.utils import is_async_callable
 
 from topr_trl.data.rows import text_column
 
@@ -126,6 +124,7 @@ def checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         function (`Callable`): Reward function.
         name (`str`): Name of the function, for the error message.
     """
+    from trl.trainer.utils import is_async_callable  # reports import this module, and do without torch and TRL
 
     async def later(*args: Any, **kwargs: Any) -> list[object]:
         return check_rewards(await function(*args, **kwargs), name)
@@ -145,13 +144,15 @@ def check_rewards(rewards: object, name: str) -> list[object]:
     Raises:
         ValueError: the value is not a list or other iterable of rewards, or a reward is neither a number nor None.
     """
+    from torch import Tensor
+
     if not isinstance(rewards, Iterable) or isinstance(rewards, str):
         raise ValueError(
             f"The reward function {name!r} returned {rewards!r}, not a list with one reward per completion."
         )
     rewards = list(rewards)
     for i, reward in enumerate(rewards):
-        if not (reward is None or isinstance(reward, (Real, np.bool_, torch.Tensor))):
+        if not (reward is None or isinstance(reward, (Real, np.bool_, Tensor))):
             raise ValueError(
                 f"The reward function {name!r} returned {reward!r} for completion {i}. Return a number, or "
                 "None if there is no reward."

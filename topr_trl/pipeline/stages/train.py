@@ -52,7 +52,7 @@ class Train(Stage[TrainArguments]):
         if self.args.ratio_level == "segment":
             options += f"--ratio_level segment --segment_tokens {self.args.segment_tokens} "
         return (
-            f"Plot the training curves: topr plot --input {self.folder}\n"
+            f"Read the rows and curves: topr look {self.folder}\n"
             f"Test the model with reward functions: topr evaluate --model_name_or_path {self.folder} "
             "--test_dataset_name PROMPTS.jsonl --reward_funcs FILE.py:FUNCTION --output_dir results\n"
             f"If 6 or more problems have several rows each, compare settings by rewards: topr trial {options}"

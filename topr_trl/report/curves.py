@@ -12,6 +12,7 @@ from topr_trl.evaluation.figure_style import GRAY, NEGATIVE, POSITIVE, TOPR
 _MAX_POINTS = 200  # a line with more points is drawn pale, under its running mean
 _SMOOTHING_POINTS = 25  # number of points in the running mean
 _LINES = ("-", "--", ":")
+_MOST_DEAD = 0.2  # share of dead negatives early in training that is still healthy
 
 
 @dataclass
@@ -169,3 +170,33 @@ def _draw_line(axes: Any, steps: NDArray[Any], values: NDArray[Any], look: tuple
         values = np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
     marker = "o" if len(steps) < 15 else None
     axes.plot(steps, values, style, color=color, linewidth=1.6, label=label, marker=marker, markersize=3)
+
+
+def warnings_of(history: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what looks wrong in a log, with the rules of the page "Metrics".
+
+    Args:
+        history (`Sequence[Mapping]`): `log_history` of a trainer.
+    """
+    found = []
+    steps, dead = series(history, "topr/negatives_dead")
+    early = dead[steps <= last_step(history) / 10]
+    if len(early) and early.max() > _MOST_DEAD:
+        found.append(
+            f"{early.max():.0%} of the negatives were dead (w < 0.01) in the first tenth of the steps. With "
+            "completions of 128 tokens or more, set ratio_level='segment'. Otherwise lower the learning rate."
+        )
+    steps, ratios = series(history, "topr/log_ratio/negatives/q50")
+    if len(ratios) and steps[0] <= 2 and ratios[0] < -2:
+        found.append(
+            f"The median log π/μ of the negatives was {ratios[0]:.1f} at the first log. It should start near 0: check "
+            "that log μ comes from the model that wrote the rows."
+        )
+    _, logps = series(history, "topr/logps/positives/token")
+    third = len(logps) // 3
+    if third and logps[-third:].mean() < logps[:third].mean() - 0.1:
+        found.append(
+            f"log π per token of the positives fell from {logps[:third].mean():.2f} to {logps[-third:].mean():.2f}, "
+            "which is a sign of collapse. Lower the learning rate."
+        )
+    return found

@@ -1,0 +1,317 @@
+import json
+import os
+import shutil
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
+from topr_trl.cli import main as cli
+from topr_trl.report.contents import Rows, read_contents
+from topr_trl.report.curves import PANELS, draw_panel, has_metric, series, warnings_of
+from topr_trl.report.look import LookArguments, look_command
+from topr_trl.report.page import write_page
+from topr_trl.report.results import results_of
+from topr_trl.report.samples import Table, section_of_logged, section_of_rows, sections_of_tests
+from topr_trl.tasks.arithmetic import CARELESS_MODEL
+
+HOSTILE = "</script><img src=x onerror=document.title='hacked'><b>bold</b>"
+LOSS = next(panel for panel in PANELS if panel.title == "Loss")
+
+
+@pytest.fixture
+def run(model, tokenizer, rows, tmp_path):
+    """Return the folder of a training run of four steps, with checkpoints after steps 2 and 4."""
+    args = OfflineTOPRConfig(
+        str(tmp_path / "run"), per_device_train_batch_size=4, num_train_epochs=2, learning_rate=1e-3, bf16=False,
+        use_cpu=True, gradient_checkpointing=False, save_steps=2, logging_steps=1, report_to="none", disable_tqdm=True,
+    )  # fmt: skip
+    OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer).train()
+    return tmp_path / "run"
+
+
+def log_rows(folder, step, **columns):
+    (folder / "completions").mkdir(exist_ok=True)
+    table = {"step": [step] * 4, "prompt": ["1 + 1 ="] * 4, "completion": ["2", "3", "4", "5"],
+             "reward": [1.0, 0, 0, 0],
+             "advantage": [1.0, -1.0, -1.0, -1.0],
+             "weight": [1.0, 0.9, 0.5, 0.001],
+             "log_ratio": [None, -0.1, -0.7, -6.9], **columns}  # fmt: skip
+    pq.write_table(pa.table(table), folder / f"completions/completions_{step:05d}.parquet")
+
+
+def logged(folder):
+    """Return the rows that a run logged."""
+    return read_contents(folder).logged[0].read()
+
+
+def page_of(folder):
+    """Write the page of a folder, and return its data."""
+    path = write_page(folder, folder / "report.html").path
+    text = path.read_text()
+    return json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+
+
+def table(name="rows", **columns):
+    return Table.of(Rows(name, lambda: pa.table(columns)))
+
+
+def save(folder, **columns):
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), folder / "rows-00000-of-00001.parquet")
+
+
+def save_test(folder, right, completion="7"):
+    """Save a greedy answer and two samples for each of three problems. `right` has the verdicts of each problem."""
+    verdicts = [verdict for problem in right for verdict in problem]
+    save(
+        folder, prompt=[f"{n} + 1 =" for n in (0, 0, 0, 1, 1, 1, 2, 2, 2)], problem_id=[0, 0, 0, 1, 1, 1, 2, 2, 2],
+        completion=[completion] * 9, answer=["7"] * 9, temperature=[0.0, 1.0, 1.0] * 3,
+        extracted=["7" if good else "8" for good in verdicts],
+        verdict=["correct" if good else "incorrect" for good in verdicts], reward=[float(good) for good in verdicts],
+    )  # fmt: skip
+
+
+@pytest.fixture
+def loop(tmp_path):
+    """Return the folder of a loop in which one problem got better, one got worse, and one stayed wrong."""
+    save_test(tmp_path / "loop" / "base" / "test" / "rollouts", [[0, 0, 1], [1, 1, 1], [0, 0, 0]])
+    save_test(tmp_path / "loop" / "iteration-1" / "test" / "rollouts", [[1, 1, 1], [0, 1, 0], [0, 0, 0]], HOSTILE)
+    save(
+        tmp_path / "loop" / "iteration-1" / "rollouts", prompt=["a ="] * 4 + ["b ="] * 4, completion=["1", "2"] * 4,
+        reward=[1.0, 0, 1, 0, 0, 0, 0, 0],
+    )  # fmt: skip
+    return tmp_path / "loop"
+
+
+def test_a_loop_shows_what_changed(loop):
+    page = page_of(loop)
+    tests, rows = page["sections"]
+    assert page["kind"] == "Loop of 1 iteration"
+    assert page["sentences"][0].startswith("Greedy answers: 33.3% → 33.3%, not distinguishable (+0.0 points")
+    assert tests["counts"] == {"worse": 1, "better": 1, "still wrong": 1}
+    assert [card["tags"] for card in tests["cards"]] == [["worse"], ["better"], ["still wrong"]]
+    better = next(card for card in tests["cards"] if card["tags"] == ["better"])
+    assert [(column["name"], [one["right"] for one in column["answers"]]) for column in better["columns"]] == [
+        ("before training", [False, True, False]),
+        ("iteration-1", [True, True, True]),
+    ]
+    assert rows["counts"] == {"some right answers": 1, "no right answer, wrong ones scattered": 1}
+    assert any("some right answers" in advice for advice in page["advice"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
+def test_the_page_in_a_browser(loop, browser, width, scheme):
+    """Texts of the model stay texts, tags and search filter, and nothing is wider than the window."""
+    path = write_page(loop, loop / "report.html").path
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    requests, errors = [], []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("pageerror", lambda error: errors.append(error))
+    page.goto(path.as_uri())
+    assert page.title() == "loop"
+    assert page.locator(".card").count() == 3
+    assert HOSTILE in page.locator(".card").first.inner_text()
+    assert page.locator(".card img, .card b:has-text('bold')").count() == 0
+    page.get_by_role("button", name="better (1)").click()
+    assert page.locator(".card").count() == 1
+    page.get_by_role("button", name="all").click()
+    page.get_by_label("Search").fill("2 + 1 =")
+    assert page.locator(".card").count() == 1
+    page.get_by_role("button", name="Rows of iteration-1").click()
+    assert "a =" in page.locator(".card").first.inner_text() + page.locator(".card").last.inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert [url for url in requests if not url.startswith(("file:", "data:"))] == errors == []
+    page.close()
+
+
+def test_look_needs_no_torch(loop, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "trl", None)
+    look_command(LookArguments(str(loop)))
+    assert f"{loop}/report.html: 5 problems to read, of 26 completions." in capsys.readouterr().out
+
+
+def test_rows_to_train_on(tmp_path):
+    rows = [{"prompt": f"{n // 2} =", "completion": "x" * n, "reward": n / 10} for n in range(20)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    cli.main(["look", "--input", str(tmp_path / "rows.jsonl")])
+    text = (tmp_path / "rows.report.html").read_text()
+    page = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    assert page["rows"][0]["facts"][:3] == [["completions", "20"], ["problems", "10"], ["without a reward", "0"]]
+    assert page["sections"][0]["counts"] == {"highest rewards": 1, "lowest rewards": 1}
+    assert page["rows"][0]["bars"][0][0] == "completions by reward"
+
+
+def test_disagreeing_reward_functions_and_missing_rewards():
+    found = section_of_rows(
+        table(**{"prompt": list("aabb"), "completion": list("wxyz"), "reward": [1.0, 0.0, None, None],
+                 "rewards/length": [0.0, 1.0, 1.0, 1.0], "rewards/judge": [1.0, 0.0, 1.0, 0.0]}),
+        "rows", 5,
+    )  # fmt: skip
+    assert found.counts == {"some right answers": 1, "reward functions disagree": 1, "without a reward": 1}
+
+
+def test_logged_rows_by_weight(run):
+    log_rows(run, 3)
+    found = section_of_logged(Table.of(read_contents(run).logged[0]), "rows", 5)
+    assert found.counts == {"dead negative (w < 0.01)": 1, "positive": 1, "tapered negative (w < 1)": 1}
+    assert found.cards[0]["columns"][0]["answers"][0]["numbers"] == {"advantage": 1.0, "weight": 1.0}
+
+
+def test_conversations_have_turns_and_long_texts_are_cut():
+    asked = [{"role": "user", "content": "Hi"}]
+    said = [{"role": "assistant", "content": "y" * 5_000, "tool_calls": [{"function": {"name": "look"}}]}]
+    (card,) = sections_of_tests([table(prompt=[asked], completion=[said], reward=[1.0])], 5)[0].cards
+    (turn,) = card["columns"][0]["answers"][0]["turns"]
+    assert card["prompt"] == [{"role": "user", "text": "Hi"}]
+    assert turn["role"] == "assistant"
+    assert "more characters" in turn["text"]
+    assert len(turn["text"]) < 4_100
+
+
+def test_rewards_without_answers(tmp_path):
+    for name, rewards in (("before", [0.1, 0.3]), ("after", [0.6, 0.7])):
+        save(tmp_path / name / "test", prompt=["a", "b"], completion=["x", "y"], reward=rewards)
+    assert results_of(read_contents(tmp_path).tests).sentences == [
+        "Reward: 0.200 → 0.650, better (+0.450, 95% interval [+0.400, +0.500])."
+    ]
+
+
+def test_a_test_that_is_not_finished(loop):
+    shard = loop / "iteration-1" / "test" / "rollouts" / "rows-00000-of-00001.parquet"
+    shard.rename(shard.with_name("rows-00000-of-00002.parquet"))
+    page = page_of(loop)
+    assert "1 of 2 shards" in page["notes"][0]
+    assert len(page["sections"]) == 2
+
+
+def test_nothing_to_show(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"--input"):
+        cli.main(["look", str(tmp_path / "nowhere")])
+    with pytest.raises(FileNotFoundError, match=r"has nothing to show"):
+        cli.main(["look", "--input", str(tmp_path)])
+
+
+def test_the_rules_of_the_page_metrics():
+    healthy = [{"step": step, "topr/negatives_dead": 0.1, "topr/log_ratio/negatives/q50": 0.0,
+                "topr/logps/positives/token": -1.0} for step in range(1, 31)]  # fmt: skip
+    assert warnings_of(healthy) == []
+    dead, far, lost = (
+        warnings_of([{**healthy[0], **first}, *healthy[1:20], *[{**one, **last} for one in healthy[20:]]])
+        for first, last in (({"topr/negatives_dead": 0.5}, {}), ({"topr/log_ratio/negatives/q50": -9.0}, {}),
+                            ({}, {"topr/logps/positives/token": -2.0}))
+    )  # fmt: skip
+    assert [len(dead), len(far), len(lost)] == [1, 1, 1]
+    assert "ratio_level" in dead[0]
+    assert "log μ" in far[0]
+    assert "collapse" in lost[0]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_not_finished(run):
+    (run / "trainer_state.json").unlink()
+    assert [entry["step"] for entry in read_contents(run).histories["run"] if "loss" in entry] == [1, 2, 3, 4]
+    (run / "checkpoint-4" / "trainer_state.json").write_text('{"log_hist')  # as if a trainer were writing it
+    log_rows(run, 1)
+    (run / "completions" / "completions_00002.parquet").write_bytes(b"PAR1")
+    found = read_contents(run)
+    assert [entry["step"] for entry in found.histories["run"] if "loss" in entry] == [1, 2]
+    assert logged(run).num_rows == 4
+    assert page_of(run)["kind"] == "Training run, 2 optimizer steps"
+
+
+def test_entries_of_a_log_that_are_no_entries_are_left_out(run):
+    state = {"log_history": [{"step": 3, "loss": 1.0}, None, {"loss": 2.0}, {"step": "4", "loss": 3.0}, {"step": True}]}
+    (run / "trainer_state.json").write_text(json.dumps(state))
+    assert read_contents(run).histories == {"run": [{"step": 3, "loss": 1.0}]}
+
+
+def test_a_training_that_fails_leaves_its_log(model, tokenizer, rows, tmp_path, monkeypatch):
+    args = OfflineTOPRConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", save_strategy="no",
+                             logging_steps=1,
+                             gradient_checkpointing=False, per_device_train_batch_size=2)  # fmt: skip
+    trainer = OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer)
+    step, taken = trainer.training_step, []
+
+    def fail_at_the_third(*args, **kwargs):
+        taken.append(None)
+        if len(taken) == 3:
+            raise RuntimeError("out of memory")
+        return step(*args, **kwargs)
+
+    monkeypatch.setattr(trainer, "training_step", fail_at_the_third)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.train()
+    assert [entry["step"] for entry in read_contents(tmp_path).histories[tmp_path.name]] == [1, 2]
+
+
+@pytest.mark.slow
+def test_the_newest_log_is_shown(model, tokenizer, rows, run):
+    """The page shows the newest log, even that of a shorter second training in the same folder."""
+    args = OfflineTOPRConfig(
+        str(run), per_device_train_batch_size=4, max_steps=3, learning_rate=1e-4, bf16=False, use_cpu=True,
+        gradient_checkpointing=False, logging_steps=1, report_to="none", disable_tqdm=True,
+    )  # fmt: skip
+    OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer).train()
+    assert read_contents(run).histories["run"][-1]["step"] == 3
+    log_rows(run, 4, completion=["old"] * 4)
+    log_rows(run, 2)
+    assert logged(run)["completion"].to_pylist() == ["2", "3", "4", "5", "old"]
+
+
+@pytest.mark.slow
+def test_an_earlier_log_outlives_a_training_that_does_not_begin(run, rows):
+    before = (run / "trainer_state.json").read_text()
+    shutil.rmtree(run / "checkpoint-2")
+    shutil.rmtree(run / "checkpoint-4")
+    args = OfflineTOPRConfig(str(run), use_cpu=True, bf16=False, report_to="none")
+    with pytest.raises(ValueError, match="checkpoint"):
+        OfflineTOPRTrainer(str(CARELESS_MODEL), args, rows).train(resume_from_checkpoint=True)
+    assert (run / "trainer_state.json").read_text() == before
+
+
+def test_logs_that_were_copied_at_once_are_ordered_by_their_step(tmp_path):
+    names = {f"checkpoint-{step}": step for step in (*range(1, 10), 20, *range(10, 20))}
+    for name, step in {**names, "": 21}.items():
+        (tmp_path / name).mkdir(exist_ok=True)
+        path = tmp_path / name / "trainer_state.json"
+        path.write_text(json.dumps({"log_history": [{"step": step, "loss": 1.0}]}))
+        os.utime(path, (1, 1))
+    assert read_contents(tmp_path).histories[tmp_path.name][-1]["step"] == 21
+    path.unlink()
+    assert read_contents(tmp_path).histories[tmp_path.name][-1]["step"] == 20
+
+
+def test_series():
+    history = [
+        {"step": 1, "loss": 1.0},
+        {"step": 2, "loss": float("nan")},
+        {"step": 3, "eval_loss": 2},
+        {"step": 4, "loss": 3},
+    ]
+    steps, values = series(history, "loss")
+    assert steps.tolist() == [1, 4]
+    assert values.tolist() == [1.0, 3.0]
+    assert len(series(history, "nothing")[0]) == 0
+    assert not has_metric(PANELS[0], history)
+
+
+def test_long_runs_are_smoothed_at_the_right_height():
+    history = [{"step": step, "loss": 5 + (-1.0) ** step} for step in range(1, 1001)]
+    pale, bold = draw_panel(LOSS, {"run": history}).axes[0].lines
+    assert np.ptp(pale.get_ydata()) == 2
+    assert np.abs(bold.get_ydata() - 5).max() < 0.1
+
+
+@pytest.mark.parametrize(("zero", "steps", "scale"), [(1.0, 3, "log"), (0.0, 3, "linear"), (0.0, 300, "linear")])
+def test_a_value_of_zero_makes_the_scale_linear(zero, steps, scale):
+    """A value of 0 makes the scale linear, also in a later training run and in a smoothed curve."""
+    first = [{"step": step, "grad_norm": 1.0} for step in range(steps)]
+    second = [*first, {"step": steps, "grad_norm": zero}]
+    panel = next(p for p in PANELS if p.scale == "log")
+    assert draw_panel(panel, {"one": first, "two": second}).axes[0].get_yscale() == scale

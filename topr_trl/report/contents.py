@@ -1,0 +1,269 @@
+"""Find what a folder has: rows, tests of models, logs of training, settings."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from topr_trl.data.tables import columns_of, read_shard
+from topr_trl.pipeline import manifest
+from topr_trl.pipeline import run_folders as layout
+from topr_trl.recording.store import read_rollouts, recording_in
+
+STATE = "trainer_state.json"
+TRIAL = "trial.json"
+# Columns that the page shows or counts. Token ids and log-probabilities take most of the space, and are not read.
+COLUMNS = (
+    "prompt", "completion", "answer", "extracted", "verdict", "reward", "label", "reward_after_baseline",
+    "times_chosen", "problem_id", "rollout_id", "temperature", "model", "finish_reason",
+)  # fmt: skip
+_RECENT_ROWS = 2_000  # logged rows that are read, newest first
+Log = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Completions that belong together.
+
+    Attributes:
+        name (`str`): Name of the model or of the table.
+        read (`Callable`): Function that returns the table with `COLUMNS` and the columns of reward functions.
+        path (`Path`, *optional*): Folder or file of the rows.
+    """
+
+    name: str
+    read: Callable[[], pa.Table]
+    path: Path | None = None
+
+
+@dataclass
+class Contents:
+    """Rows, logs and settings that a page shows.
+
+    Attributes:
+        name (`str`): Name of the folder.
+        kind (`str`): What the folder is, such as `"Loop of 2 iterations"`.
+        tests (`list[Rows]`): Completions of the same test problems by each model, in order of training.
+        read_rows (`list[Rows]`): Completions that models were trained on, or that the user wants to look at.
+        logged (`list[Rows]`): Rows that trainers logged with weights.
+        histories (`dict[str, list]`): `log_history` of each training run, by name.
+        settings (`dict[str, dict]`): Settings by name of the stage.
+        trial (`dict`, *optional*): Results of a trial.
+        notes (`list[str]`): What is not on disk, and the command that writes it.
+    """
+
+    name: str
+    kind: str
+    tests: list[Rows] = field(default_factory=list)
+    read_rows: list[Rows] = field(default_factory=list)
+    logged: list[Rows] = field(default_factory=list)
+    histories: dict[str, Log] = field(default_factory=dict)
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    trial: dict[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def read_contents(path: Path) -> Contents:
+    """Find what a folder or a file has.
+
+    Args:
+        path (`Path`): Folder that a command, a trainer or the demo wrote, or a file or folder of rows.
+
+    Raises:
+        FileNotFoundError: there is no such path, or nothing in it can be shown.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"There is no {path} (--input).")
+    name = path.resolve().name
+    for reader in (_recording, _trial, _loop, _evaluation, _training, _rows):
+        if found := reader(path, name):
+            return found
+    raise FileNotFoundError(
+        f"{path} has nothing to show: no rows (*.parquet), no {STATE}, no results of a loop, a trial or an evaluation, "
+        f"and no recording. A trainer writes {STATE} at its first checkpoint, after save_steps steps (default: 500)."
+    )
+
+
+def _recording(path: Path, name: str) -> Contents | None:
+    if recording_in(path) is None:
+        return None
+    return Contents(name, "Recording", read_rows=[Rows("recorded answers", partial(_recorded, path), None)])
+
+
+def _recorded(path: Path) -> pa.Table:
+    from topr_trl.importing.formats import recording  # imports torch and TRL
+
+    rows = []
+    for rollout in read_rollouts(path):
+        ratings = {f"rewards/{name}": value for name, value in rollout["rewards"].items()}
+        known = [value for value in ratings.values() if value is not None]
+        rated = {**rollout, "rewards": rollout["rewards"] if known else {"none": 0.0}}
+        for row in recording.rows(rated):
+            if isinstance(row, dict):
+                texts = {"prompt": row["prompt"], "completion": row["completion"]}
+                reward = sum(known) / len(known) if known else None
+                rows.append({**texts, "rollout_id": str(rollout["rollout_id"]), **ratings, "reward": reward})
+    return pa.Table.from_pylist([{name: json.dumps(v) if isinstance(v, list) else v for name, v in row.items()}
+                                 for row in rows])  # fmt: skip
+
+
+def _trial(path: Path, name: str) -> Contents | None:
+    if not (path / TRIAL).is_file():
+        return None
+    trial = json.loads((path / TRIAL).read_text())
+    found = Contents(name, f"Trial of {len(trial['arms'])} settings", trial=trial, settings=_settings(path))
+    found.read_rows = [*_rows_in(path / "rows" / "training", "rows of the trial")]
+    if trial["by_answers"]:
+        best = next(arm["folder"] for arm in trial["arms"] if arm["folder"] != "base")
+        for folder, label in (("base", "before training"), (best, best)):
+            found.tests += _rows_in(path / folder / layout.ROLLOUTS, label)
+    return found
+
+
+def _loop(path: Path, name: str) -> Contents | None:
+    """Read a loop, or another folder with one folder per model, each of which has a test, as the demo's."""
+    if not path.is_dir():
+        return None
+    models = [one for one in path.iterdir() if one.is_dir() and (one / layout.TEST).is_dir()]
+    models += [one for one in layout.iteration_folders(path) if one not in models]
+    if not models:
+        return None
+    models.sort(key=lambda one: (one.name not in ("base", "before"), layout_number(one.name), one.name))
+    iterations = len(models) - 1
+    found = Contents(name, f"Loop of {iterations} iteration{'s' * (iterations != 1)}", settings=_settings(path))
+    for folder in models:
+        found.tests += _test_rows(folder)
+        found.read_rows += _rows_in(folder / layout.ROLLOUTS, folder.name)
+        for training in (folder / layout.MODEL, folder):
+            _add_training(found, training, folder.name)
+    return found
+
+
+def layout_number(name: str) -> int:
+    """Return the number at the end of a name, or 0, so that iteration-10 comes after iteration-9."""
+    match = re.search(r"\d+$", name)
+    return int(match.group()) if match else 0
+
+
+def _test_rows(folder: Path) -> Iterator[Rows]:
+    name = "before training" if folder.name in ("base", "before") else folder.name
+    test = folder / layout.TEST
+    yield from _rows_in(test / layout.ROLLOUTS if (test / layout.ROLLOUTS).is_dir() else test, name)
+
+
+def _evaluation(path: Path, name: str) -> Contents | None:
+    if not (path / "evaluation.json").is_file():
+        return None
+    found = Contents(name, "Evaluation", settings=_settings(path))
+    record = manifest.read(path)
+    sources = record.stages["evaluate"]["sources"] if record and "evaluate" in record.stages else {}
+    for role in ("input", "compare"):
+        source = (path / sources[role]).resolve() if role in sources else path / {"input": "scored"}.get(role, "-")
+        label = source.parent.name if source.name in ("rollouts", "scored", "test") else source.name
+        found.tests += _rows_in(source, label or "model")
+    if len(found.tests) == 1:
+        found.tests = [Rows("model", found.tests[0].read, found.tests[0].path)]
+    return found
+
+
+def _training(path: Path, name: str) -> Contents | None:
+    if not path.is_dir() or not any(_newest_files(path, STATE, f"checkpoint-*/{STATE}", "completions/*.parquet")):
+        return None
+    found = Contents(name, "Training run", settings=_settings(path))
+    _add_training(found, path, name)
+    record = manifest.read(path)
+    sources = record.stages["train"]["sources"] if record and "train" in record.stages else {}
+    if "input" in sources:
+        found.read_rows += _rows_in((path / sources["input"]).resolve(), "rows that it learned from")
+    found.read_rows += _rows_in(path / layout.ROLLOUTS, "rows that it learned from")
+    if not found.logged:
+        found.notes.append(
+            "To see rows with their weights and log-ratios, train with log_completions=True (--log_completions)."
+        )
+    return found
+
+
+def _rows(path: Path, name: str) -> Contents | None:
+    rows = [*_rows_in(path, name)]
+    return Contents(name, "Rows", read_rows=rows, settings=_settings(path)) if rows else None
+
+
+def _add_training(found: Contents, folder: Path, name: str) -> None:
+    """Add the log and the logged rows of a training run."""
+    if history := _read_history(folder):
+        found.histories[name] = history
+    if any(_newest_files(folder, "completions/completions_*.parquet")):
+        found.logged.append(Rows(name, partial(_read_logged, folder)))
+    found.settings |= {f"{name}: {stage}": values for stage, values in _settings(folder).items()}
+
+
+def _rows_in(path: Path, name: str) -> Iterator[Rows]:
+    """Return the rows of a file, or of a folder of parquet files, if there are any."""
+    is_rows = any(path.glob("*.parquet")) if path.is_dir() else path.suffix in (".parquet", ".json", ".jsonl")
+    if is_rows:
+        yield Rows(name, partial(_read_table, path), path)
+
+
+def _read_table(path: Path) -> pa.Table:
+    tables = []
+    # A running stage has written only some of the shards.
+    for shard in sorted(path.glob("*.parquet")) if path.is_dir() else [path]:
+        names = [one for one in columns_of(shard) if one in COLUMNS or one.startswith("rewards/")]
+        tables.append(read_shard(shard, names).select(names))
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def _settings(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the inputs of each stage of a folder that its manifest lists, without fingerprints of files."""
+    if not folder.is_dir() or (record := manifest.read(folder)) is None:
+        return {}
+    return {
+        stage: {name: value for name, value in entry["inputs"].items() if value is not None}
+        for stage, entry in record.stages.items()
+    }
+
+
+def _newest_files(training: Path, *patterns: str) -> list[Path]:
+    """Return the files of a training run that match a pattern, newest first, including files of a running stage."""
+    places = (training, training / manifest.WORK)
+    names = {path: path.relative_to(place) for place in places for pattern in patterns for path in place.glob(pattern)}
+    # Files with the same time are ordered by the step in their names. The file written at the end has no step.
+    step = {path: float(re.sub(r"\D", "", str(name)) or "inf") for path, name in names.items()}
+    return sorted(names, key=lambda path: (path.stat().st_mtime_ns, step[path]), reverse=True)
+
+
+def _read_history(training: Path) -> Log:
+    """Return the newest `log_history`, or [] if there is none. Trainers write it at each checkpoint and at the end."""
+    for path in _newest_files(training, STATE, f"checkpoint-*/{STATE}"):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # A trainer may be writing the file.
+            history = [entry for entry in json.loads(path.read_text())["log_history"] if _is_log_entry(entry)]
+            if history:
+                return history
+    return []
+
+
+def _is_log_entry(entry: Any) -> bool:
+    step = entry.get("step") if isinstance(entry, dict) else None
+    return type(step) is int and 0 <= step < 2**53  # plots use float64, which is exact only below 2**53
+
+
+def _read_logged(training: Path) -> pa.Table:
+    """Return the latest logged rows, without repeats of a prompt with the same completion."""
+    tables: list[pa.Table] = []
+    for path in _newest_files(training, "completions/completions_*.parquet"):
+        with suppress(OSError, pa.ArrowInvalid):  # A trainer may be writing the file.
+            tables.append(pq.read_table(path))
+        if sum(table.num_rows for table in tables) >= _RECENT_ROWS:
+            break
+    table = pa.concat_tables(tables, promote_options="permissive")
+    texts = zip(table["prompt"].to_pylist(), table["completion"].to_pylist(), strict=True)
+    # A prompt or completion can be a list of messages, which cannot be a key. Its `repr` can.
+    latest = {repr(text): place for place, text in reversed(list(enumerate(texts)))}
+    return table.take(sorted(latest.values())).slice(0, _RECENT_ROWS)

@@ -1,0 +1,41 @@
+"""Run `topr look`."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from topr_trl.pipeline import manifest
+from topr_trl.report.page import write_page
+
+
+@dataclass
+class LookArguments:
+    """Settings of `topr look`."""
+
+    input: str = field(
+        metadata={
+            "help": "Folder that a command, a trainer or the demo wrote, also before it has finished, or rows to train "
+            "on (topr look FOLDER is the same)."
+        }
+    )
+    output: str | None = field(
+        default=None,
+        metadata={"help": f"Page to write. Default: {manifest.PAGE} in the folder, or beside a file of rows."},
+    )
+
+
+def look_command(args: LookArguments) -> None:
+    """Write the page of a folder, and print its first sentences and its path.
+
+    Args:
+        args (`LookArguments`): Settings of the command.
+
+    Raises:
+        FileNotFoundError: the folder does not exist, or there is nothing to show.
+        ValueError: rows, an evaluation or a manifest are damaged.
+    """
+    source = Path(args.input)
+    beside = source / manifest.PAGE if source.is_dir() else source.with_suffix(f".{manifest.PAGE}")
+    written = write_page(source, Path(args.output or beside))
+    if written.headline:
+        print(written.headline)
+    print(f"{written.path}: {written.problems:,} problems to read, of {written.completions:,} completions.")

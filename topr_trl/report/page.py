@@ -1,0 +1,151 @@
+"""Write the page: one HTML file without other files, which shows texts of models as text only."""
+
+import base64
+import io
+import json
+from dataclasses import dataclass
+from html import escape
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from topr_trl.data.tables import atomic_write
+from topr_trl.diagnosis import KINDS
+from topr_trl.evaluation.figure_style import LOOK
+from topr_trl.report.contents import Contents, read_contents
+from topr_trl.report.curves import PANELS, draw_panel, has_metric, last_step, warnings_of
+from topr_trl.report.results import Results, advice_on_rows, bars_of_rows, describe_rows, results_of
+from topr_trl.report.samples import (
+    Section,
+    section_of_logged,
+    section_of_rows,
+    sections_of_tests,
+    tables_of,
+)
+
+_MOST_BYTES = 4_000_000  # size of the texts of a page; fewer problems are chosen until they fit
+_PER_TAG = 40  # problems that are chosen with each tag
+Json = dict[str, Any]
+
+
+@dataclass
+class Written:
+    """Page that was written.
+
+    Attributes:
+        path (`Path`): The file.
+        headline (`str`): First sentences of the page.
+        completions (`int`): Number of completions that were read.
+        problems (`int`): Number of problems that are shown.
+    """
+
+    path: Path
+    headline: str
+    completions: int
+    problems: int
+
+
+def write_page(folder: Path, output: Path) -> Written:
+    """Write the page of a folder.
+
+    Args:
+        folder (`Path`): Folder or file, see `read_contents`.
+        output (`Path`): HTML file to write.
+
+    Raises:
+        FileNotFoundError: the folder does not exist, or there is nothing to show.
+        ValueError: rows, an evaluation or a manifest are damaged.
+    """
+    contents = read_contents(folder)
+    page, sections = _page(contents)
+    # "<" could end the script that holds the JSON.
+    data = json.dumps(page, ensure_ascii=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
+    template = Path(__file__).with_name("page.html").read_text("utf-8")
+    with atomic_write(output) as partial:
+        partial.write_text(template.replace("TITLE", escape(contents.name), 1).replace("DATA", data, 1), "utf-8")
+    shown = sum(len(section.cards) for section in sections)
+    return Written(output, " ".join(page["sentences"]), sum(one.completions for one in sections), shown)
+
+
+def _page(contents: Contents) -> tuple[Json, list[Section]]:
+    try:
+        found = results_of(contents.tests)
+    except (FileNotFoundError, ValueError) as error:  # A stage may be running.
+        found = Results([], "", [])
+        contents.notes.append(f"The tests have not been evaluated: {error}")
+    sentences = list(found.sentences)
+    trial = _trial_table(contents)
+    if contents.trial:
+        best = next((arm for arm in contents.trial["arms"] if arm["recommended"]), None)
+        none = "Nothing is recommended: no setting improved on the starting model."
+        sentences.insert(0, f"Recommended: {best['label']}, learning rate {best['learning_rate']:g}." if best else none)
+    tests, trained, logged = map(tables_of, (contents.tests, contents.read_rows, contents.logged))
+    for per_tag in (_PER_TAG, 20, 10, 5, 2):
+        sections = sections_of_tests(tests, per_tag)
+        sections += [section_of_rows(rows, f"Rows of {rows.name}", per_tag) for rows in trained]
+        sections += [section_of_logged(rows, f"Logged rows of {rows.name}", per_tag) for rows in logged]
+        if len(json.dumps([one.to_dict() for one in sections])) <= _MOST_BYTES:
+            break
+    newest = next((one for one in reversed(sections) if set(one.counts) & set(KINDS)), None)
+    warned = [note for history in contents.histories.values() for note in warnings_of(history)]
+    steps = sum(map(last_step, contents.histories.values()))
+    return {
+        "name": contents.name,
+        "kind": contents.kind + (f", {steps:,} optimizer steps" if steps else ""),
+        "sentences": sentences,
+        "advice": found.advice + (advice_on_rows(newest.counts) if newest else []),
+        "warnings": list(dict.fromkeys(warned)),
+        "notes": contents.notes,
+        "table": found.table,
+        "trial": trial,
+        "sections": [one.to_dict() for one in sections],
+        "rows": [
+            {"name": one.name, "facts": describe_rows(one), "bars": bars_of_rows(one)} for one in trained
+        ],
+        "curves": _curves(contents),
+        "settings": {stage: {name: str(v) for name, v in one.items()} for stage, one in contents.settings.items()},
+    }, sections  # fmt: skip
+
+
+def _trial_table(contents: Contents) -> list[list[str]]:
+    if contents.trial is None:
+        return []
+    arms = contents.trial["arms"]
+    header = [
+        "setting",
+        "learning rate",
+        "mean ± two standard errors",
+        "against the best (95% interval)",
+        "best in bootstrap",
+    ]
+    rows = []
+    for arm in arms:
+        gap, share = arm["to_the_best"], arm["best_in_draws"]
+        rows.append([
+            ("★ " if arm["recommended"] else "") + arm["label"],
+            "" if arm["learning_rate"] is None else f"{arm['learning_rate']:g}",
+            f"{100 * arm['mean']:.1f} ± {200 * arm['standard_error']:.1f}",
+            "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * gap[name] + 0.0 for name in ("difference", "low", "high"))),
+            "" if share is None else f"{share:.0%}",
+        ])  # fmt: skip
+    return [header, *rows]
+
+
+def _curves(contents: Contents) -> list[Json]:
+    """Return the curves as SVG images, or [] without matplotlib."""
+    if not contents.histories:
+        return []
+    if find_spec("matplotlib") is None:
+        contents.notes.append('There are no curves, because matplotlib is not installed: pip install ".[plots]".')
+        return []
+    from matplotlib import rc_context
+
+    panels = [panel for panel in PANELS if any(has_metric(panel, log) for log in contents.histories.values())]
+    found = []
+    for panel in panels:
+        image = io.BytesIO()
+        with rc_context(LOOK):
+            draw_panel(panel, contents.histories).savefig(image, format="svg", metadata={"Date": None})
+        source = f"data:image/svg+xml;base64,{base64.b64encode(image.getvalue()).decode()}"
+        found.append({"title": panel.title, "meaning": panel.meaning, "source": source})
+    return found

@@ -1,0 +1,173 @@
+"""Say in sentences and tables how good the tested models are, and what to do next."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+
+from topr_trl.data.tables import columns_of, shards_of
+from topr_trl.data.usable_rows import have_answers
+from topr_trl.diagnosis import KINDS
+from topr_trl.evaluation.answers import read_samples
+from topr_trl.evaluation.bootstrap import Difference, compare
+from topr_trl.evaluation.estimates import Estimate, Evaluation, RewardEstimate, evaluate_in_full
+from topr_trl.evaluation.report import Evaluations
+from topr_trl.evaluation.rewards import compare_rewards, evaluate_rewards, read_reward_samples
+from topr_trl.report.contents import Rows
+from topr_trl.report.samples import Table
+from topr_trl.rewards import INVALID
+
+_TEMPERATURE_GAP = 0.05  # accuracy that sampled answers lose against greedy ones before a lower temperature is advised
+_MANY_INVALID = 0.05  # share of completions without an answer that is worth a look
+_LEAST_SHARE = 0.1  # kinds of problems with a smaller share are not named
+
+
+# Measures in the sentences, the most important one first.
+_MEASURES: dict[str, tuple[str, Callable[[Evaluation], Estimate | None]]] = {
+    "greedy": ("Greedy answers", lambda found: found.greedy),
+    "greedy reward": ("Greedy reward", lambda found: found.greedy_reward),
+    "pass@1": ("Sampled answers", lambda found: found.pass_at.get(1)),
+    "reward": ("Reward", lambda found: found.reward),
+}
+
+
+@dataclass(frozen=True)
+class Results:
+    """Results on the test problems.
+
+    Attributes:
+        sentences (`list[str]`): The results in words.
+        table (`str`): All measures of all models.
+        advice (`list[str]`): What to do next.
+    """
+
+    sentences: list[str]
+    table: str
+    advice: list[str]
+
+
+def results_of(tests: Sequence[Rows]) -> Results:
+    """Evaluate the completions of the same test problems by each model.
+
+    Args:
+        tests (`Sequence[Rows]`): Completions of each model, in order of training.
+
+    Raises:
+        FileNotFoundError, ValueError: rows are missing or damaged, for instance because sampling has not finished.
+    """
+    if not tests:
+        return Results([], "", [])
+    evaluations, differences = _measured({one.name: one.path for one in tests if one.path is not None})
+    first, last = (list(evaluations.values())[place] for place in (0, -1))
+    sentences: list[str] = []
+    advice: list[str] = []
+    for name, (label, estimate) in _MEASURES.items():
+        if name in differences:
+            sentences.append(_change(label, estimate(first), estimate(last), differences[name]))
+            advice = advice or _on_certainty(differences[name], last.num_problems)
+        elif len(evaluations) == 1 and estimate(last) is not None:
+            sentences.append(f"{label}: {estimate(last)}, on {last.num_problems} problems.")
+    sampled = last.pass_at.get(1)
+    if last.greedy and sampled and last.greedy.value - sampled.value > _TEMPERATURE_GAP:
+        advice.append(
+            f"Sampled answers are right less often than greedy ones ({sampled} against {last.greedy}): decode at a "
+            "lower temperature."
+        )
+    if (share := last.shares.get(INVALID, 0.0)) > _MANY_INVALID:
+        advice.append(f"{share:.0%} of the samples have no answer: read some of them below, marked “no answer”.")
+    return Results(sentences, str(evaluations), advice)
+
+
+def _measured(paths: Mapping[str, Path]) -> tuple[Evaluations, dict[str, Difference]]:
+    """Return the evaluations, and the differences of the last model from the first."""
+    if all(have_answers(columns_of(shard)) for path in paths.values() for shard in shards_of(path)):
+        samples = {name: read_samples(path) for name, path in paths.items()}
+        answers = list(samples.values())
+        found = Evaluations({name: evaluate_in_full(one) for name, one in samples.items()})
+        return found, compare(answers[0], answers[-1]) if answers[1:] else {}
+    of_rewards = {name: read_reward_samples(path) for name, path in paths.items()}
+    rewards = list(of_rewards.values())
+    found = Evaluations({name: evaluate_rewards(one) for name, one in of_rewards.items()})
+    return found, compare_rewards(rewards[0], rewards[-1]) if rewards[1:] else {}
+
+
+def _change(label: str, before: Estimate | None, after: Estimate | None, gap: Difference) -> str:
+    verdict = "better" if gap.low > 0 else "worse" if gap.high < 0 else "not distinguishable"
+    is_reward = isinstance(after, RewardEstimate)
+    values = (one and (f"{one.value:.3f}" if is_reward else f"{100 * one.value:.1f}%") for one in (before, after))
+    difference, _, interval = str(gap).partition(" ")
+    unit = "" if is_reward else " points"
+    return f"{label}: {' → '.join(map(str, values))}, {verdict} ({difference}{unit}, 95% interval {interval})."
+
+
+def _on_certainty(gap: Difference, problems: int) -> list[str]:
+    """Return how many problems would tell, if the interval contains 0."""
+    if gap.low > 0 or gap.high < 0 or gap.difference == 0:
+        return []
+    half = (gap.high - gap.low) / 2
+    needed = ceil(problems * (half / abs(gap.difference)) ** 2 / 100) * 100
+    return [f"The difference may be chance: about {needed:,} test problems would tell, if it is as large as it looks."]
+
+
+def advice_on_rows(counts: dict[str, int]) -> list[str]:
+    """Return what helps for the most common kinds of problems.
+
+    Args:
+        counts (`dict[str, int]`): Number of problems of each kind in `KINDS`. Other names are left out.
+    """
+    known = {kind: count for kind, count in counts.items() if kind in KINDS and kind != "always right"}
+    total = sum(counts.get(kind, 0) for kind in KINDS)
+    most = sorted(known, key=lambda kind: -known[kind])
+    return [
+        f"{known[kind] / total:.0%} of the problems: {kind}. What helps: {KINDS[kind]}."
+        for kind in most
+        if known[kind] / total >= _LEAST_SHARE
+    ]
+
+
+def describe_rows(rows: Table) -> list[list[object]]:
+    """Return facts about rows, as pairs of a name and a text."""
+    table, count = rows.table, rows.table.num_rows
+    facts: list[list[object]] = [["completions", f"{count:,}"], ["problems", f"{len(rows.places):,}"]]
+    rewards_N = rows.column("reward" if "reward" in table.column_names else "label")
+    known_N = ~np.isnan(rewards_N)
+    facts.append(["without a reward", f"{int((~known_N).sum()):,}"])
+    if known_N.any() and len(np.unique(rewards_N[known_N])) > 1:
+        positive = float((rewards_N[known_N] > rewards_N[known_N].mean()).mean())
+        facts.append(["with a reward above the mean", f"{positive:.0%}"])
+    if "reward_after_baseline" in table.column_names:
+        chosen = int((~np.isnan(rows.column("reward_after_baseline"))).sum())
+        facts.append(["chosen by the recipe", f"{chosen:,}"])
+    texts = [str(text) for text in table["completion"].to_pylist()] if "completion" in table.column_names else []
+    if texts:
+        repeated = count - len(set(zip(map(str, rows.problems), texts, strict=True)))
+        lengths = np.quantile([len(text) for text in texts], [0.5, 0.95, 1]).astype(int)
+        facts.append(["same text for the same problem", f"{repeated:,}"])
+        facts.append(["characters (median, 95%, longest)", " / ".join(f"{one:,}" for one in lengths)])
+    if rows.greedy_N.any():
+        facts.append(["greedy (not trained on)", f"{int(rows.greedy_N.sum()):,}"])
+    return facts
+
+
+def bars_of_rows(rows: Table) -> list[tuple[str, list[tuple[str, int]]]]:
+    """Return bar charts: number of rows by reward, and number of problems by right completions."""
+    charts = []
+    rewards_N = rows.column("reward" if "reward" in rows.table.column_names else "label")
+    rewards_N = rewards_N[~np.isnan(rewards_N)]
+    if len(rewards_N):
+        values, counts = np.unique(rewards_N, return_counts=True)
+        if len(values) > 12:
+            counts, edges = np.histogram(rewards_N, 10)
+            named = [f"{low:.3g} to {high:.3g}" for low, high in pairwise(edges)]
+        else:
+            named = [f"{value:g}" for value in values]
+        charts.append(("completions by reward", list(zip(named, map(int, counts), strict=True))))
+    if rows.has_two_values:
+        right = [int(np.nansum(rows.values_N[place])) for place in rows.places.values()]
+        counts = np.bincount(right)
+        if 2 < len(counts) <= 40:
+            charts.append(("problems by right completions", [(str(n), int(count)) for n, count in enumerate(counts)]))
+    return charts

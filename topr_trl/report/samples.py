@@ -1,0 +1,298 @@
+"""Choose completions to read, and write them as plain JSON: one card per problem, with tags to filter by."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from topr_trl.diagnosis import agreements, kinds_of
+from topr_trl.report.contents import Rows
+
+_SHOWN_CHARACTERS = 4_000  # longer texts are cut
+_OF_FUNCTION = "rewards/"  # prefix of the columns that hold the rewards of one function
+_DEAD = 0.01  # a negative with a lower weight contributes almost nothing
+_DISAGREE = ["reward functions disagree"]
+_CHANGES = ("worse", "better", "still wrong", "still right")  # in the order of the page
+Json = dict[str, Any]
+
+
+@dataclass
+class Section:
+    """Cards about the same kind of completions.
+
+    Attributes:
+        title (`str`): Title.
+        cards (`list[dict]`): Chosen cards. Each has its `tags`.
+        counts (`dict[str, int]`): Number of problems with each tag, also of those that were not chosen.
+        problems (`int`): Number of problems.
+        completions (`int`): Number of completions.
+    """
+
+    title: str
+    cards: list[Json]
+    counts: dict[str, int]
+    problems: int
+    completions: int
+
+    def to_dict(self) -> Json:
+        """Return the section as JSON."""
+        return {**vars(self)}
+
+
+@dataclass
+class Table:
+    """Columns of completions as arrays.
+
+    Attributes:
+        name (`str`): Name of the model or of the table.
+        table (`pa.Table`): Rows.
+        problems (`list`): Id of the problem of each row, or its prompt.
+        values_N (`np.ndarray`): 1 for a right completion and 0 for a wrong one, or rewards if they have more values.
+        has_two_values (`bool`): Whether completions are right or wrong.
+        places (`dict`): Rows of each problem.
+    """
+
+    name: str
+    table: pa.Table
+    problems: list[Any]
+    values_N: NDArray[np.float64]
+    has_two_values: bool
+    places: dict[Any, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rows: Rows) -> "Table":
+        """Read rows."""
+        table = rows.read()
+        by_id = "problem_id" in table.column_names and table["problem_id"].null_count == 0
+        problems = table["problem_id" if by_id else "prompt"].to_pylist()
+        if problems and not isinstance(problems[0], str | int | float):
+            problems = [json.dumps(one, sort_keys=True) for one in problems]
+        values_N, has_two_values = _values(table)
+        found = cls(rows.name, table, problems, values_N, has_two_values)
+        for place, problem in enumerate(problems):
+            found.places.setdefault(problem, []).append(place)
+        return found
+
+    def column(self, name: str) -> NDArray[np.float64]:
+        """Return a column of numbers as float64, with NaN for null, or NaN without the column."""
+        return _numbers(self.table, name)
+
+    @property
+    def greedy_N(self) -> NDArray[np.bool_]:
+        """Whether each completion is greedy."""
+        return self.column("temperature") == 0
+
+    def mean_by_problem(self, which_N: NDArray[np.bool_]) -> dict[Any, float]:
+        """Return the mean value of some rows of each problem that has such rows."""
+        found: dict[Any, list[float]] = {}
+        for place in np.flatnonzero(which_N & ~np.isnan(self.values_N)).tolist():
+            found.setdefault(self.problems[place], []).append(self.values_N[place])
+        return {problem: float(np.mean(values)) for problem, values in found.items()}
+
+
+def _numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
+    if name not in table.column_names:
+        return np.full(table.num_rows, np.nan)
+    return np.asarray(table[name].cast("double").to_numpy(), dtype=np.float64)
+
+
+def _values(table: pa.Table) -> tuple[NDArray[np.float64], bool]:
+    if "verdict" in table.column_names:
+        return np.array([float(verdict == "correct") for verdict in table["verdict"].to_pylist()]), True
+    rewards_N = _numbers(table, "reward" if "reward" in table.column_names else "label")
+    known = np.unique(rewards_N[~np.isnan(rewards_N)])
+    if len(known) != 2:
+        return rewards_N, False
+    return np.where(np.isnan(rewards_N), np.nan, rewards_N == known[1]), True
+
+
+def sections_of_tests(tests: Sequence[Table], per_tag: int) -> list[Section]:
+    """Return a section with the test problems: completions of each model side by side, changed problems first."""
+    if not tests:
+        return []
+    first, last = tests[0], tests[-1]
+    by_greedy = all(one.greedy_N.any() for one in tests)
+    means = [one.mean_by_problem(one.greedy_N if by_greedy else ~one.greedy_N) for one in (first, last)]
+    middle = 0.5 if last.has_two_values else float(np.nanmedian(last.values_N))
+    tags, order = {}, {}
+    for problem in first.places:
+        before, after = (found.get(problem, np.nan) for found in means)
+        order[problem] = abs(after - before)
+        if len(tests) == 1:
+            names = ("right", "wrong") if last.has_two_values else ("above the median", "below the median")
+            tags[problem] = [names[0] if after >= middle else names[1]]
+        elif after != before:
+            tags[problem] = ["better" if after > before else "worse"]
+        else:
+            tags[problem] = ["still right" if after >= middle else "still wrong"]
+        tags[problem] += _DISAGREE * any(_disagree(one, one.places.get(problem, [])) for one in tests)
+    ranks = {name: rank for rank, name in enumerate(_CHANGES)}
+    tags = dict(sorted(tags.items(), key=lambda one: ranks.get(one[1][0], 0)))
+    shown = tests if len(tests) <= 3 else [first, tests[len(tests) // 2], last]
+    title = "Test problems, by greedy answers" if by_greedy else "Test problems, by sampled answers"
+    return [_section(title, shown, tags, order, per_tag)]
+
+
+def section_of_rows(rows: Table, title: str, per_tag: int) -> Section:
+    """Return a section with rows: by kind of problem if completions are right or wrong, otherwise by reward."""
+    kinds, order = (_kinds(rows), {}) if rows.has_two_values else _by_reward(rows)
+    tags: dict[Any, list[str]] = {}
+    for problem, place in rows.places.items():
+        missing = ["without a reward"] * bool(np.isnan(rows.values_N[place]).all())
+        tags[problem] = [*kinds.get(problem, []), *missing, *_DISAGREE * _disagree(rows, place)]
+    return _section(title, [rows], tags, order, per_tag)
+
+
+def _kinds(rows: Table) -> dict[Any, list[str]]:
+    """Return the kind of each problem with rewards, see `topr_trl.diagnosis`."""
+    known = np.flatnonzero(~np.isnan(rows.values_N))
+    answers = rows.table["extracted" if "extracted" in rows.table.column_names else "completion"].take(known)
+    keys = [answer if isinstance(answer, str | None) else json.dumps(answer) for answer in answers.to_pylist()]
+    numbers = {problem: number for number, problem in enumerate(rows.places)}
+    ids = [numbers[rows.problems[place]] for place in known.tolist()]
+    found, problem_N = np.unique(np.array(ids, dtype=np.int64), return_inverse=True)
+    kinds = kinds_of(rows.values_N[known] == 1, problem_N, agreements(problem_N, keys)) if ids else []
+    names = list(rows.places)
+    return {names[number]: [kind] for number, kind in zip(found.tolist(), kinds, strict=True)}
+
+
+def _by_reward(rows: Table) -> tuple[dict[Any, list[str]], dict[Any, float]]:
+    """Return tags for the tenths of the problems with the highest and lowest mean rewards, and the distance of each."""
+    means = rows.mean_by_problem(np.ones(len(rows.values_N), bool))
+    low, high = np.quantile(list(means.values()) or [0.0], [0.1, 0.9])
+    tags = {
+        problem: ["highest rewards"] * bool(mean >= high) + ["lowest rewards"] * bool(mean <= low)
+        for problem, mean in means.items()
+    }
+    return tags, {problem: abs(mean - (low + high) / 2) for problem, mean in means.items()}
+
+
+def section_of_logged(rows: Table, title: str, per_tag: int) -> Section:
+    """Return a section with the rows that a trainer logged, by the weight of negatives."""
+    R_N, weight_N = rows.column("advantage"), rows.column("weight")
+    kinds = np.select(
+        [R_N > 0, (R_N < 0) & (weight_N < _DEAD), (R_N < 0) & (weight_N < 1), R_N < 0],
+        ["positive", "dead negative (w < 0.01)", "tapered negative (w < 1)", "negative with w = 1"], "R = 0",
+    )  # fmt: skip
+    tags = {problem: sorted({str(kinds[i]) for i in place}) for problem, place in rows.places.items()}
+    return _section(title, [rows], tags, {}, per_tag)
+
+
+def _disagree(rows: Table, places: Sequence[int]) -> bool:
+    """Return whether one function prefers a completion of a problem that another one likes less."""
+    names = [name for name in rows.table.column_names if name.startswith(_OF_FUNCTION)]
+    if len(names) < 2 or len(places) < 2:
+        return False
+    ranks = [np.array([rows.column(name)[i] for i in places]) for name in names]
+    signs = [np.sign(one[:, None] - one[None, :]) for one in ranks]
+    return any(bool((a * b < 0).any()) for n, a in enumerate(signs) for b in signs[:n])
+
+
+def _section(
+    title: str, tables: Sequence[Table], tags: dict[Any, list[str]], order: dict[Any, float], per_tag: int
+) -> Section:
+    """Choose up to `per_tag` problems with each tag, at random unless `order` ranks them."""
+    counts = Counter(tag for found in tags.values() for tag in found)
+    mixed = np.random.default_rng(0).permutation(len(tags))
+    ranked = sorted(zip(mixed.tolist(), tags, strict=True), key=lambda one: (-order.get(one[1], 0.0), one[0]))
+    chosen: dict[Any, None] = {}
+    for tag in counts:
+        of_tag = [problem for _, problem in ranked if tag in tags[problem]]
+        chosen |= dict.fromkeys(of_tag[:per_tag])
+    if not counts:
+        chosen = dict.fromkeys([problem for _, problem in ranked[:per_tag]])
+    cards = [_card(problem, tables, tags[problem]) for problem in chosen]
+    return Section(title, cards, dict(counts), len(tags), sum(one.table.num_rows for one in tables))
+
+
+def _card(problem: Any, tables: Sequence[Table], tags: list[str]) -> Json:
+    with_rows = [one for one in tables if problem in one.places]
+    start = with_rows[0]
+    row = start.table.slice(start.places[problem][0], 1).to_pylist()[0]
+    columns = []
+    for one in with_rows:
+        place = one.places[problem]
+        columns.append({"name": one.name, "of": len(place), "answers": [_answer(one, i) for i in _shown(one, place)]})
+    prompt = _turns(row["prompt"])
+    return {"prompt": prompt, "truth": _cut(row.get("answer") or ""), "tags": tags, "columns": columns}
+
+
+def _shown(rows: Table, places: Sequence[int]) -> list[int]:
+    """Return up to four rows of a problem: the greedy one, the best, the worst, and one in between."""
+    greedy = [i for i in places if rows.greedy_N[i]]
+    sampled = sorted(
+        (i for i in places if i not in greedy), key=lambda i: -np.nan_to_num(rows.values_N[i], nan=-np.inf)
+    )
+    picked = [*greedy[:1], *sampled[:1], *sampled[len(sampled) // 2 :][:1], *sampled[-1:]]
+    return list(dict.fromkeys(picked))
+
+
+def _answer(rows: Table, place: int) -> Json:
+    row = rows.table.slice(place, 1).to_pylist()[0]
+    value = float(rows.values_N[place])
+    labels = []
+    if row.get("temperature") == 0:
+        labels.append("greedy")
+    if row.get("verdict") == "invalid":
+        labels.append("no answer")
+    if row.get("finish_reason") == "length":
+        labels.append("cut")
+    numbers = {name: row.get(name) for name in ("reward", "advantage", "weight", "log_ratio")}
+    numbers |= {name.removeprefix(_OF_FUNCTION): row[name] for name in row if name.startswith(_OF_FUNCTION)}
+    shown = {name: float(f"{number:.3g}") for name, number in numbers.items() if _is_number(number)}
+    if rows.has_two_values:
+        shown.pop("reward", None)
+    return {
+        "turns": _turns(row["completion"]) if "completion" in row else [{"role": "", "text": "(token ids only)"}],
+        "right": None if not rows.has_two_values or value != value else bool(value),
+        "labels": labels, "numbers": shown, "extracted": _cut(row.get("extracted") or ""),
+        **({"tokens": _tokens(row)} if row.get("token_log_ratios") else {}),
+    }  # fmt: skip
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and value == value
+
+
+def _tokens(row: Json) -> list[list[Any]]:
+    """Return the text and log π/μ of each token."""
+    return [[text, round(ratio, 3)] for text, ratio in zip(row["tokens"], row["token_log_ratios"], strict=True)]
+
+
+def _turns(text: Any) -> list[Json]:
+    """Return the turns of a conversation, or one turn without a role for text."""
+    if isinstance(text, str):
+        try:  # Importers write messages as JSON.
+            parsed = json.loads(text) if text.startswith("[{") else None
+        except ValueError:
+            parsed = None
+        text = parsed if parsed is not None else text
+    if not isinstance(text, list) or not all(isinstance(turn, dict) for turn in text):
+        return [{"role": "", "text": _cut("" if text is None else str(text))}]
+    return [{"role": str(turn.get("role", "")), "text": _cut(_text_of(turn))} for turn in text]
+
+
+def _text_of(turn: Json) -> str:
+    content = turn.get("content")
+    if isinstance(content, list):
+        content = "\n".join(str(part.get("text", part)) if isinstance(part, dict) else str(part) for part in content)
+    parts = [turn.get("reasoning_content") and f"[thinking]\n{turn['reasoning_content']}\n[/thinking]", content]
+    calls = turn.get("tool_calls")
+    parts += [json.dumps(calls, indent=1, ensure_ascii=False)] if calls else []
+    return "\n".join(str(part) for part in parts if part)
+
+
+def _cut(text: str) -> str:
+    text = str(text)
+    left = len(text) - _SHOWN_CHARACTERS
+    return text if left <= 0 else f"{text[:_SHOWN_CHARACTERS]}… ({left:,} more characters)"
+
+
+def tables_of(found: Iterable[Rows]) -> list[Table]:
+    """Read rows, and leave out those without a row."""
+    return [table for table in map(Table.of, found) if table.table.num_rows]
