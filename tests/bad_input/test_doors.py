@@ -34,7 +34,8 @@ from topr_trl.data.tokenization import tokenize, tokenize_row
 from topr_trl.evaluation.answers import samples_of
 from topr_trl.evaluation.bootstrap import compare
 from topr_trl.evaluation.estimates import Evaluation, evaluate_in_full
-from topr_trl.loss import MAX_LOG_WEIGHT, TruncationLimits, topr_loss, truncated_weights
+from topr_trl.limits import TruncationLimits
+from topr_trl.loss import MAX_LOG_WEIGHT, topr_loss, truncated_weights
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.lineage import lineage
 from topr_trl.rewards import VERDICTS, score_completions

@@ -319,6 +319,14 @@ def test_errors_that_users_can_fix_are_one_line(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_stopped_command_promises_no_checkpoint(monkeypatch, capsys):
+    """After Ctrl+C, `topr train` has no checkpoint before the first save."""
+    monkeypatch.setattr(cli, "main", lambda arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(SystemExit, match="130"):
+        console(monkeypatch, "train")
+    assert "checkpoint, or starts over if there is none" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

@@ -1,8 +1,9 @@
 """Run `topr plan`, which estimates GPU memory and the times of sampling and training without loading a model."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from inspect import get_annotations
 from textwrap import fill
-from typing import Any
+from typing import Any, get_type_hints
 
 from tabulate import tabulate
 from transformers import AutoConfig, LlamaConfig, PretrainedConfig, Qwen3Config
@@ -40,11 +41,10 @@ KNOWN = {
 
 
 @dataclass
-class PlanArguments:
-    """Settings of `topr plan`.
+class PlanArguments(IterateArguments):
+    """Settings of `topr plan`: the settings of the loop in `PLAN_SETTINGS`, and those of the machines.
 
-    The command also accepts the YAML file of `topr iterate`. It uses the settings that both commands have, and ignores
-    the others.
+    The command also accepts the YAML file of `topr iterate`, and ignores its other settings.
     """
 
     model_name_or_path: str = field(
@@ -58,60 +58,22 @@ class PlanArguments:
     mfu: float = field(default=0.4, metadata={"help": "Share of the peak TFLOPS that a GPU reaches."})
     gpu_bandwidth: float = field(default=3.35, metadata={"help": "Memory bandwidth of a GPU in TB/s (H100 SXM: 3.35)."})
     mbu: float = field(default=0.6, metadata={"help": "Share of the bandwidth that sampling reaches."})
-    optim: str = field(default=IterateArguments.optim, metadata={"help": f"Optimizer: {', '.join(OPTIMIZERS)}."})
-    use_peft: bool = field(
-        default=IterateArguments.use_peft, metadata={"help": "Train an adapter. Needs lora_parameters."}
-    )
     lora_parameters: int | None = field(default=None, metadata={"help": "Number of trained parameters. Default: all."})
-    load_in_4bit: bool = field(
-        default=IterateArguments.load_in_4bit, metadata={"help": "Store the frozen linear layers in 4 bits (QLoRA)."}
-    )
-    per_device_train_batch_size: int = field(
-        default=IterateArguments.per_device_train_batch_size, metadata={"help": "Number of rows per GPU and batch."}
-    )
     prompt_tokens: int = field(
         default=1_024, metadata={"help": "Number of tokens per prompt. The default is for 8-shot GSM8K."}
     )
-    max_new_tokens: int = field(
-        default=IterateArguments.max_new_tokens, metadata={"help": "Number of tokens per completion."}
-    )
-    gradient_checkpointing: bool = field(
-        default=getattr(IterateArguments, "gradient_checkpointing", True),  # transformers 6 will remove it
-        metadata={"help": "Keep only the inputs of layers, and recompute other activations."},
+    gradient_checkpointing: bool = field(  # transformers 6 will remove it
+        default=True, metadata={"help": "Keep only the inputs of layers, and recompute other activations."}
     )
     num_train_problems: int | None = field(
         default=None, metadata={"help": f"Number of problems per iteration. Default: GSM8K's {GSM8K_PROBLEMS:,}."}
     )
-    num_generations: int = field(
-        default=IterateArguments.num_generations, metadata={"help": "Number of completions per problem."}
-    )
-    curation: str = field(
-        default=IterateArguments.curation, metadata={"help": f"Curation rule: {', '.join(CURATIONS)}."}
-    )
-    iteration_size: int | None = field(
-        default=IterateArguments.iteration_size,
-        metadata={"help": "Maximum number of rows to train on per iteration. Default: the size of the curation rule."},
-    )
     num_test_problems: int | None = field(
         default=None, metadata={"help": f"Number of test problems. Default: GSM8K's {GSM8K_TESTS:,}."}
     )
-    num_generations_eval: int = field(
-        default=IterateArguments.num_generations_eval, metadata={"help": "Number of completions per test problem."}
-    )
-    greedy: bool = field(
-        default=IterateArguments.greedy,
-        metadata={"help": "Count one more completion per test problem, at temperature 0."},
-    )
-    overlap: int = field(
-        default=IterateArguments.overlap,
-        metadata={"help": "If above 0, also show how to divide the GPUs between sampling and training."},
-    )
-    vllm_tensor_parallel_size: int = field(
-        default=IterateArguments.vllm_tensor_parallel_size, metadata={"help": "Number of GPUs per vLLM engine."}
-    )
 
     def __post_init__(self) -> None:
-        check_types(self, PlanArguments)
+        check_types(self, PlanArguments, but=set(get_type_hints(PlanArguments)) - set(PLAN_SETTINGS))
         counts = ("nodes", "gpus", "per_device_train_batch_size", "prompt_tokens", "max_new_tokens",
                   "num_train_problems", "num_generations", "iteration_size", "vllm_tensor_parallel_size",
                   "num_generations_eval")  # fmt: skip
@@ -177,6 +139,13 @@ class PlanArguments:
         return min(self.iteration_size or largest, sampled)
 
 
+PLAN_SETTINGS = (
+    *get_annotations(PlanArguments), "optim", "use_peft", "load_in_4bit", "per_device_train_batch_size",
+    "max_new_tokens", "num_generations", "curation", "iteration_size", "num_generations_eval", "greedy", "overlap",
+    "vllm_tensor_parallel_size",
+)  # fmt: skip
+
+
 def plan_command(args: PlanArguments) -> None:
     """Print the settings, a table of memory, and estimates of time.
 
@@ -217,15 +186,15 @@ def _load_config(model: str) -> PretrainedConfig:
 def _describe_settings(args: PlanArguments, shape: Shape) -> str:
     trained = "" if args.lora_parameters is None else f", {args.lora_parameters / 1e6:,.0f} million trained"
     trained += ", linear layers in 4 bits" * args.load_in_4bit
-    assumed = [f"{f.name}={f.default}" for f in fields(args) if f.default and getattr(args, f.name) == f.default]
+    defaults = {name: getattr(PlanArguments, name) for name in PLAN_SETTINGS}
+    assumed = [f"{name}={value}" for name, value in defaults.items() if value and getattr(args, name) == value]
     if args.num_train_problems is None:
         assumed.append(f"num_train_problems={GSM8K_PROBLEMS} (GSM8K)")
-    defaults = fill(f"Defaults: {', '.join(assumed)}", 120)
     return (
         f"{args.model_name_or_path}: {shape.total / 1e9:.2f} billion parameters{trained}; {args.nodes} x {args.gpus} "
         f"GPUs of {args.gpu_memory:g} GiB; {args.per_device_train_batch_size} x {args.row_tokens:,} tokens per GPU; "
         f"{args.optim}; gradient checkpointing {'on' if args.gradient_checkpointing else 'off'}\n"
-        f"{defaults}"
+        + fill(f"Defaults: {', '.join(assumed)}", 120)
     )
 
 

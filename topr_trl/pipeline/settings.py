@@ -26,6 +26,8 @@ from topr_trl.trainers.checkpoints import refuse_adapter
 BACKENDS = ("transformers", "vllm")
 SPLITS = ("train", "test")
 TESTS = ("auto", "answers", "rewards")
+DECODINGS = ("greedy", "sample")
+TASK_NAMES = (*TASKS, OWN_PROMPTS.name)
 TASK_HELP = (
     f"Task: {' or '.join(TASKS)}, or {OWN_PROMPTS.name} for prompts that are used as they are. Default: "
     f"{DEFAULT_TASK}, or {OWN_PROMPTS.name} with reward_funcs and a dataset."
@@ -90,7 +92,7 @@ class SeedArguments:
 class ProblemArguments:
     """Settings for the problems and their prompts."""
 
-    task: str | None = field(default=None, metadata={"help": TASK_HELP})
+    task: str | None = field(default=None, metadata={"help": TASK_HELP, "choices": TASK_NAMES})
     dataset_name: str | None = field(
         default=None,
         metadata={
@@ -124,7 +126,7 @@ class ProblemArguments:
         if self.task is None:
             self.task = DEFAULT_TASK
         check_types(self, ProblemArguments)
-        check_choice(self, task=(*TASKS, OWN_PROMPTS.name))
+        check_choice(self, task=TASK_NAMES)
         check_at_least(1, self, "problems_per_shard", "num_train_problems")
         check_at_least(0, self, "num_shots", "num_test_problems")
         if self.test_dataset_name is not None and self.dataset_name is None:
@@ -208,7 +210,7 @@ class BackendArguments(VLLMArguments):
     """Settings for the sampling backend."""
 
     sampling_backend: str = field(
-        default="transformers", metadata={"help": f"Library that samples: {' or '.join(BACKENDS)}."}
+        default="transformers", metadata={"help": "Library that samples.", "choices": BACKENDS}
     )
 
     def __post_init__(self) -> None:
@@ -389,7 +391,7 @@ class TrialArguments(RowsArguments, RunArguments):
     output_dir: str | None = field(default="topr-trial", metadata={"help": "Folder to write."})
     task: str = field(
         default="gsm8k",
-        metadata={"help": f"Task of the rows: {' or '.join(TASKS)}. Rows written by topr sample have their own task."},
+        metadata={"help": "Task of the rows. Rows written by topr sample have their own task.", "choices": tuple(TASKS)},
     )
     trial_rows: int = field(
         default=2_560,
@@ -403,7 +405,8 @@ class TrialArguments(RowsArguments, RunArguments):
         metadata={
             "help": "How to test on the held-out problems. 'answers': sample completions and judge them. 'rewards': "
             "estimate the mean reward from the logged rows, without sampling. 'auto': answers if the judge agrees with "
-            "the logged rewards, else rewards."
+            "the logged rewards, else rewards.",
+            "choices": TESTS,
         },
     )
     num_generations_eval: int = field(default=8, metadata={"help": "Number of completions per held-out problem."})
@@ -412,13 +415,14 @@ class TrialArguments(RowsArguments, RunArguments):
         metadata={
             "help": "Decoding that ranks the settings: that which your users get. 'greedy': one greedy answer per "
             "held-out problem. 'sample': completions sampled at the setting `temperature`. No effect with "
-            "test_by='rewards'."
+            "test_by='rewards'.",
+            "choices": DECODINGS,
         },
     )
 
     def __post_init__(self) -> None:
         RunArguments.__post_init__(self)
-        check_choice(self, task=tuple(TASKS), test_by=TESTS, decode=("greedy", "sample"))
+        check_choice(self, task=tuple(TASKS), test_by=TESTS, decode=DECODINGS)
         if self.test_by != "rewards" and self.decode == "greedy" and not self.greedy:
             raise ValueError(
                 "decode='greedy' ranks settings by greedy answers, and greedy=False draws none. Set decode='sample', "

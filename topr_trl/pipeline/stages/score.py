@@ -13,7 +13,7 @@ from topr_trl.data.rows import finite_rewards, have_rewards
 from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, shards_of
 from topr_trl.data.usable_rows import check_usable
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.settings import TASK_HELP, FolderArguments, RewardArguments
+from topr_trl.pipeline.settings import TASK_HELP, TASK_NAMES, FolderArguments, RewardArguments
 from topr_trl.pipeline.shards import columns_before, count_rows, naming, remove_columns, stages_of
 from topr_trl.pipeline.stage import Result, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, task_of_rows
@@ -34,12 +34,13 @@ class ScoreArguments(RewardArguments, FolderArguments):
     """Settings of `topr score`."""
 
     task: str | None = field(
-        default=None, metadata={"help": f"{TASK_HELP} Rows written by topr sample have their own task."}
+        default=None,
+        metadata={"help": f"{TASK_HELP} Rows written by topr sample have their own task.", "choices": TASK_NAMES},
     )
 
     def __post_init__(self) -> None:
         RewardArguments.__post_init__(self)
-        check_choice(self, task=(None, *TASKS, OWN_PROMPTS.name))  # type: ignore[arg-type]
+        check_choice(self, task=(None, *TASK_NAMES))  # type: ignore[arg-type]
 
 
 class Score(Stage[ScoreArguments]):
