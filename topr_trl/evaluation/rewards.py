@@ -14,7 +14,7 @@ from topr_trl.data.rows import hash_prompts, id_column, need_columns, rewards_or
 from topr_trl.data.sampler_logps import TEMPERATURE
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
 from topr_trl.evaluation.answers import ProblemId, temperatures_of, without_greedy
-from topr_trl.evaluation.bootstrap import Difference, RewardDifference, paired_bootstrap
+from topr_trl.evaluation.bootstrap import Difference, RewardDifference, matching_order, paired_bootstrap
 from topr_trl.evaluation.estimates import Estimate, Evaluation, RewardEstimate, exact_estimate, powers_of_two
 from topr_trl.evaluation.pass_and_maj_at_k import pass_at_k
 
@@ -241,13 +241,7 @@ def compare_rewards(
     Raises:
         ValueError: the runs differ in their problems, or no problem has rewards in both runs.
     """
-    if set(first.problem_ids) != set(second.problem_ids):
-        raise ValueError(
-            f"The runs must have the same problems. The first has {first.num_problems}, the second has "
-            f"{second.num_problems}, and {len(set(first.problem_ids) & set(second.problem_ids))} are in both."
-        )
-    place = {problem: i for i, problem in enumerate(second.problem_ids)}
-    order = np.array([place[problem] for problem in first.problem_ids])
+    order = matching_order(first.problem_ids, second.problem_ids)
     greedy = None if second.greedy_P is None else second.greedy_P[order]
     both = first, RewardSamples(second.rewards_PS[order], first.problem_ids, greedy, second.temperatures)
     ks = powers_of_two(min(first.num_samples, second.num_samples))

@@ -43,6 +43,9 @@ COLUMNS = {
     "solution": "worked solution of the problem",
     "subject": "subject of the problem",
     "level": "difficulty of the problem",
+    "model": "model that wrote the completion, by the name in the request",
+    "served_model": "model that wrote the completion, by the name in the answer",
+    "model_revision": "revision of the model that wrote the completion",
     "tools": "tools for the chat template",
     "chat_template_kwargs": "arguments for the chat template",
 }
