@@ -265,11 +265,6 @@ class LaunchArguments(BackendArguments):
 
     def _check_launcher(self, name: str) -> None:
         launcher, gpus = getattr(self, name) or "", name.replace("launcher", "devices")
-        if placeholder := re.search(r"{\w*}", launcher):
-            raise ValueError(
-                f"{name} has {placeholder[0]}, and launchers have no placeholders. Let srun choose the machines, and "
-                "read its variables in a script, as in examples/slurm."
-            )
         if launcher and getattr(self, gpus):
             raise ValueError(
                 f"{gpus} are GPUs of this machine, and {name} starts processes on other machines. Keep only one of "

@@ -19,9 +19,11 @@ from topr_trl.evaluation.off_policy import OffPolicyValues, off_policy_values
 from topr_trl.evaluation.pass_and_maj_at_k import expected_pass
 from topr_trl.pipeline import locks, manifest
 from topr_trl.pipeline.launch import check_launch
+from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import model_path
 from topr_trl.pipeline.run_folders import ROLLOUTS
 from topr_trl.pipeline.settings import TrialArguments, stage_args
+from topr_trl.pipeline.split import GIVEN_LOG_MU, HELD_OUT, PROBLEMS, TRAINING_ROWS, Split
 from topr_trl.pipeline.stage_inputs import task_of_rows
 from topr_trl.pipeline.stages.log_mu import ComputeLogMu
 from topr_trl.pipeline.stages.sample import Sample, SampleArguments
@@ -29,7 +31,6 @@ from topr_trl.pipeline.stages.score import Score, ScoreArguments
 from topr_trl.pipeline.stages.train import Train
 from topr_trl.pipeline.steps import Step, run_steps
 from topr_trl.pipeline.trainer_of_rows import TrainArguments
-from topr_trl.pipeline.trial_split import GIVEN_LOG_MU, HELD_OUT, PROBLEMS, TRAINING_ROWS, Split, split
 from topr_trl.trainers.checkpoints import check_files
 
 _FACTORS = (1 / 3, 3.0)  # further factors of the learning rate, for the recipes
@@ -146,10 +147,10 @@ def run_trial(trial: TrialArguments) -> Outcome:
             "different folder."
         )
     with locks.lock(out):
-        rows = split(trial, source, out / "rows", {arm.name: arm.settings for arm in ARMS})
-        if rows.diagnosis:
-            print(rows.diagnosis, flush=True)
-        arms = arms_of(rows.settings)
+        rows = Split(trial, {arm.name: arm.settings for arm in ARMS}).run()
+        if rows["diagnosis"]:
+            print(rows["diagnosis"], flush=True)
+        arms = arms_of(rows["settings"])
         run_steps(steps_of(trial, rows, arms), trial, out)
         return outcome_of(trial, rows, arms)
 
@@ -163,16 +164,16 @@ def arms_of(names: Collection[str]) -> list[Arm | None]:
     return arms
 
 
-def steps_of(trial: TrialArguments, rows: Split, arms: Sequence[Arm | None]) -> list[Step]:
+def steps_of(trial: TrialArguments, rows: Json, arms: Sequence[Arm | None]) -> list[Step]:
     """Return the steps that train and test each arm, and then discard its model.
 
     Args:
         trial (`TrialArguments`): Settings of the trial.
-        rows (`Split`): Rows of the trial.
+        rows (`dict`): Entry of the stage `Split`.
         arms (`Sequence`): Arms, see `arms_of`.
     """
     steps = []
-    test = _by_answers(trial) if rows.by_answers else _by_rewards(trial)
+    test = _by_answers(trial) if rows["by_answers"] else _by_rewards(trial)
     for arm in arms:
         model = _folder(trial, arm) / "model"
         if arm is None:
@@ -223,18 +224,18 @@ def _folder(trial: TrialArguments, arm: Arm | None) -> Path:
     return trial.folder / ("base" if arm is None else arm.name)
 
 
-def outcome_of(trial: TrialArguments, rows: Split, arms: Sequence[Arm | None]) -> Outcome:
+def outcome_of(trial: TrialArguments, rows: Json, arms: Sequence[Arm | None]) -> Outcome:
     """Return the results of all arms and of the model before training. All steps must have finished.
 
     Args:
         trial (`TrialArguments`): Settings of the trial.
-        rows (`Split`): Rows of the trial.
+        rows (`dict`): Entry of the stage `Split`.
         arms (`Sequence`): Arms, see `arms_of`.
     """
-    results = Outcome({}, rows.by_answers, {}, rows.rows, {}, trial.decode)
+    results = Outcome({}, rows["by_answers"], {}, rows["rows"], {}, trial.decode)
     for arm in arms:
         folder = _folder(trial, arm) / ROLLOUTS
-        if not rows.by_answers:
+        if not rows["by_answers"]:
             values = _values_by_rewards(_read(folder), _read(_folder(trial, None) / ROLLOUTS))
             results.sampled[arm], results.effective_samples[arm] = values.values_P, values.effective_samples
             continue
