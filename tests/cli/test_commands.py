@@ -13,14 +13,11 @@ import yaml
 from trl import get_peft_config
 
 import topr_trl
-from tests.loops import stage_of, steps_of
 from topr_trl.cli import command_names, commands
 from topr_trl.cli import main as cli
 from topr_trl.cli import parsing as settings
 from topr_trl.cli.parsing import parse, settings_of
-from topr_trl.pipeline import manifest, stages
-from topr_trl.pipeline.launch import write_settings
-from topr_trl.pipeline.settings import IterateArguments
+from topr_trl.pipeline import stages
 from topr_trl.tasks import arithmetic
 
 COMMANDS = cli.commands()
@@ -224,27 +221,6 @@ def test_one_name_of_weights_for_lora_is_a_list(own):
     assert (found.lora_modules_to_save, found.lora_target_parameters) == (["lm_head"], ["experts.down_proj"])
 
 
-@pytest.mark.parametrize("training", [{}, {"curation": "anna_karenina", "iteration_size": 20, "baseline": "mean"}])
-def test_stages_of_the_loop_take_what_it_gives_them(training, tmp_path, monkeypatch):
-    """Stages that run as commands have the same inputs as in the loop. Otherwise, a restarted loop would fail."""
-    loop = IterateArguments(
-        output_dir=str(tmp_path), iterations=2, num_train_problems=3, num_test_problems=2, num_shots=0, use_cpu=True,
-        bf16=False, max_steps=3, learning_rate=1e-3, optim="adamw_torch", optim_args="eps=1e-7", use_peft=True,
-        lora_target_modules=["q_proj", "v_proj"], lr_scheduler_type="cosine", dtype="float32", report_to="none",
-        ratio_level="segment", accelerator_config={"split_batches": True}, top_p=0.9, temperature=0.5, seed=7,
-        **training,
-    )  # fmt: skip
-    monkeypatch.setattr(manifest, "fingerprint", lambda path: str(path))
-    apart = 0
-    for step in steps_of(loop):
-        step.stage.folder.mkdir(parents=True, exist_ok=True)
-        if step.stage.name in ("sample", "log-mu", "train"):
-            args = parse(step.stage.name, ["--config", str(write_settings(step.stage))])
-            assert stage_of(step.stage.name, args).inputs() == step.stage.inputs()
-            apart += 1
-    assert apart == 9
-
-
 # The bundled model.
 
 
@@ -412,20 +388,6 @@ def test_each_command_ends_with_what_came_out(run, tmp_path):
 
 def read(folder):
     return pa.concat_tables(pq.read_table(path) for path in sorted(Path(folder).glob("*.parquet")))
-
-
-def test_rows_that_come_with_rewards_keep_them(run, tmp_path):
-    rows = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}", "reward": float((-1) ** n)} for n in range(4)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    printed = run("score", "--input", "rows.jsonl", "--output_dir", "scored")
-    assert printed == "4 kept their reward.\nRows with rewards in scored/: 4.\n"
-
-
-def test_log_mu_of_rows_in_a_file(run, tmp_path):
-    rows = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}", "reward": float((-1) ** n)} for n in range(4)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    run("log-mu", "--input", "rows.jsonl", "--output_dir", "with_log_mu")
-    assert [mu is None for mu in read("with_log_mu")["mu_logps"].to_pylist()] == [True, False, True, False]
 
 
 def test_train_puts_the_model_where_a_user_of_trl_says(run, tmp_path):

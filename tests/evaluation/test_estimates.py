@@ -73,19 +73,6 @@ def test_estimates_agree_with_slow_ones():
     assert len(result.cardinality) == 13
 
 
-def test_standard_error_is_the_papers():
-    # For k = 1, V is the variance of the mean of one draw per problem. The standard error is sqrt(V / (S - 1)).
-    answers, truths = make(problems=40, samples=8)
-    correct = np.array([[a == "7" for a in row] for row in answers])
-    rng = np.random.default_rng(0)
-    means = [np.mean([row[rng.integers(8)] for row in correct]) for _ in range(4_000)]
-    error = evaluate_samples(answers, truths, seed=3).pass_at[1].standard_error
-    assert error == pytest.approx(np.sqrt(np.var(means) / 7), rel=0.25)
-    # For k = 1, S = 2 and 400 problems with one right answer of two, V = 1/4 / 400 and S - k = 1.
-    pairs = evaluate_samples([["7", "1"]] * 400, ["7"] * 400, seed=3).pass_at[1].standard_error
-    assert pairs == pytest.approx(np.sqrt(0.25 / 400), rel=0.2)
-
-
 def test_invalid_never_wins_a_vote():
     result = evaluate_samples([[None, None, "5"]], ["5"], maj_ks=[3])
     assert result.maj_at[3].value == 1.0
@@ -119,14 +106,6 @@ def test_exact_values_are_the_limit_of_the_papers_draws(name, k):
     deviation = exact.standard_error * np.sqrt((12 - k) / k)
     assert abs(drawn.value - exact.value) < 4 * deviation / np.sqrt(2_000) + 1e-12
     assert drawn.standard_error == pytest.approx(exact.standard_error, rel=0.1)
-
-
-def test_the_papers_hundred_draws_agree_with_the_unbiased_estimator():
-    samples = encode(*make(problems=200, samples=16))
-    for k in (1, 4, 8):
-        exact = evaluation.exact_estimate(expected_pass(samples, k), k, 16)
-        drawn = drawn_estimate(samples, pass_solved, k)
-        assert abs(drawn.value - exact.value) < 4 * exact.standard_error * np.sqrt((16 - k) / k) / 10
 
 
 def test_weighted_self_consistency_by_hand():

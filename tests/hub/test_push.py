@@ -7,11 +7,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 from hub_server import TOKEN, serve
 from huggingface_hub import DatasetCard, ModelCard
 
@@ -208,14 +207,6 @@ def test_card_of_rows(loop):
     assert f"| fingerprint of μ | `{rows['mu_fingerprint'][0]}` |" in text
     assert "fingerprint of μ" not in pack(loop / "base/test/rollouts", "me/rows").card
     assert re.search(r"^\| `reward_after_baseline` \| .*none: 4 \(16\.7%\)", text, re.MULTILINE)
-
-
-def test_a_folder_of_rows_is_read_by_others(loop, tmp_path):
-    folder, ours = loop / "iteration-1" / "rollouts", load_rows(loop / "iteration-1" / "rollouts")
-    assert load_dataset(str(folder), split="train", cache_dir=tmp_path).to_list() == ours.to_list()
-    frame = pd.read_parquet(folder)
-    assert frame["completion"].tolist() == ours["completion"][:]
-    assert frame["reward_after_baseline"].notna().sum() == 20
 
 
 def test_rows_of_others_are_pushed_with_what_is_known(rows, tmp_path):

@@ -416,16 +416,3 @@ def test_a_trial(scored, tmp_path, here, capsys, test_by):
         held_out = load_rows(out / "rows" / "held-out")
         assert before["mean"] == pytest.approx(np.mean(held_out["reward"]), abs=1e-4)
         assert before["effective_samples"] == pytest.approx(4, abs=1e-4)
-
-
-def test_a_trial_is_started_in_one_process(scored, tmp_path, monkeypatch):
-    now = trial(scored, tmp_path)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="Start topr trial in one process"):
-        run_trial(now)
-
-
-def test_settings_that_a_trial_tries_are_not_set(tmp_path):
-    for name in ("preset", "baseline", "effective_positive_share"):
-        with pytest.raises(ValueError, match=f"This command has no setting --{name}. It is a setting of topr"):
-            main.main(["trial", f"--{name}", "1"])

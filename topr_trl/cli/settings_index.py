@@ -25,8 +25,8 @@ def read_index() -> dict[str, Any] | None:
 
     Returns:
         `dict` or `None`: names of settings (`settings`), their choices (`choices`), other options (`flags`), and
-            short and full help (`help`), each by command. None without an index for the current code and stages of the package, and the current
-            versions of TRL, transformers and Python.
+            short and full help (`help`), each by command. None without an index for the current code and stages of the
+            package, and the current versions of TRL, transformers and Python.
     """
     try:
         found: dict[str, Any] = json.loads(_index_file().read_text(encoding="utf-8"))

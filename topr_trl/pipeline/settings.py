@@ -386,7 +386,10 @@ class TrialArguments(RowsArguments, RunArguments):
     output_dir: str | None = field(default="topr-trial", metadata={"help": "Folder to write."})
     task: str = field(
         default="gsm8k",
-        metadata={"help": "Task of the rows. Rows written by topr sample have their own task.", "choices": tuple(TASKS)},
+        metadata={
+            "help": "Task of the rows. Rows written by topr sample have their own task.",
+            "choices": tuple(TASKS),
+        },
     )
     trial_rows: int = field(
         default=2_560,

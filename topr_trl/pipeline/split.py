@@ -89,8 +89,8 @@ def _choose_rows(
     count = int(problems.max()) + 1
     if count < 6:
         raise ValueError(
-            f"A trial needs rows of at least 6 problems, because it tests on problems that it holds out; {trial.source} has "
-            f"{count}. Add rows of other problems."
+            "A trial needs rows of at least 6 problems, because it tests on problems that it holds out; "
+            f"{trial.source} has {count}. Add rows of other problems."
         )
     rng = np.random.default_rng(trial.seed)
     order = rng.permutation(count)

@@ -148,8 +148,8 @@ _NOTED = {
     "several_turns": "row{|s} {has|have} several turns of the model, TURNS",
     "ends_with_user": "row{|s} end{s|} with a turn of the user, which is not learned",
     "printed": "completion{|s} {is|are} the printed text{|s} of {a |}Python object{|s}, and {is|are} read as text",
-    "placeholder": "prompt{|s} or completion{|s} {is a word|are words} for a missing value, such as nan, and {is|are} read "
-    "as text",
+    "placeholder": "prompt{|s} or completion{|s} {is a word|are words} for a missing value, such as nan, and {is|are} "
+    "read as text",
 }
 _TEXTS = {**{reason: f"{text} and {{is|are}} left out" for reason, text in _LEFT_OUT.items()}, **_NOTED}
 _TURNS = {

@@ -96,6 +96,6 @@ class Train(Stage[TrainArguments]):
         if not done["inputs"]["peft"]:
             return ""
         return (
-            "The model is saved in float32, because bfloat16 would lose most of a small update. In other programs, load "
-            f"float32, or load the base model with the adapter in {ADAPTER}/."
+            "The model is saved in float32, because bfloat16 would lose most of a small update. In other programs, "
+            f"load float32, or load the base model with the adapter in {ADAPTER}/."
         )
