@@ -39,10 +39,13 @@ GREEDY_HELP = "Also draw one completion per test problem at temperature 0 and re
 class FolderArguments:
     """Settings for the input and the output folder of a stage."""
 
-    input: str | None = field(default=None, metadata={"help": "Folder or file of rows."})
+    input: str | None = field(
+        default=None,
+        metadata={"help": "Folder or file of rows. If the command has --format, also a file of another system."},
+    )
     output_dir: str | None = field(
         default=None,
-        metadata={"help": "Folder to write. With the same folder as --input, the stage adds columns to its rows."},
+        metadata={"help": "Folder to write. Stages that add columns to rows can write to the folder of --input."},
     )
 
     @property
@@ -72,10 +75,6 @@ class FolderArguments:
 @dataclass
 class RowsArguments(FolderArguments, InputArguments):
     """Settings of a stage that reads rows, or imports a file from another system."""
-
-    input: str | None = field(
-        default=None, metadata={"help": "Folder or file of rows, or a file that topr import reads, such as a CSV."}
-    )
 
 
 @dataclass
@@ -379,10 +378,6 @@ class IterateArguments(RewardTestArguments, ProblemArguments, InputArguments, Ru
 class TrialArguments(RowsArguments, RunArguments):
     """Settings of `topr trial`: the settings of its stages, and the size of the trial."""
 
-    input: str | None = field(
-        default=None,
-        metadata={"help": "Folder or file of rows with rewards, or a file that topr import reads, such as a CSV."},
-    )
     output_dir: str | None = field(default="topr-trial", metadata={"help": "Folder to write."})
     task: str = field(
         default="gsm8k",

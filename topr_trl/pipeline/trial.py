@@ -4,7 +4,7 @@ The settings of one training run are an *arm*. A trial tries each arm at the giv
 also at a third of the learning rate and at three times the learning rate.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -173,51 +173,38 @@ def steps_of(trial: TrialArguments, rows: Json, arms: Sequence[Arm | None]) -> l
         arms (`Sequence`): Arms, see `arms_of`.
     """
     steps = []
-    test = _by_answers(trial) if rows["by_answers"] else _by_rewards(trial)
     for arm in arms:
-        model = _folder(trial, arm) / "model"
         if arm is None:
-            steps += test(arm, trial.model_name_or_path)
+            steps += _test(trial, rows, arm, trial.model_name_or_path)
             continue
+        model = _folder(trial, arm) / "model"
         changes = {
             "input": str(trial.folder / "rows" / TRAINING_ROWS), "output_dir": str(model),
             "learning_rate": arm.rate(trial), **arm.settings,
         }  # fmt: skip
-        steps += [Step(Train(stage_args(TrainArguments, trial, **changes))), *test(arm, str(model))]
+        steps += [Step(Train(stage_args(TrainArguments, trial, **changes))), *_test(trial, rows, arm, str(model))]
         steps[-1].discards = model  # The models of all arms could fill the disk.
     return steps
 
 
-_Test = Callable[[Arm | None, str | None], list[Step]]  # returns the steps that test the model of an arm
-
-
-def _by_answers(trial: TrialArguments) -> _Test:
-    problems = str(trial.folder / "rows" / PROBLEMS)
-    shared = {
-        "split": "test", "dataset_name": problems, "test_dataset_name": problems,
-        "num_generations": trial.num_generations_eval, "task": task_of_rows(trial.source, trial.task),
-    }  # fmt: skip
-
-    def steps(arm: Arm | None, model: str | None) -> list[Step]:
-        rows = str(_folder(trial, arm) / ROLLOUTS)
-        sampling = stage_args(SampleArguments, trial, output_dir=rows, model_name_or_path=model, **shared)
-        return [Step(Sample(sampling)), Step(Score(ScoreArguments(input=rows, output_dir=rows)))]
-
-    return steps
-
-
-def _by_rewards(trial: TrialArguments) -> _Test:
+def _test(trial: TrialArguments, rows: Json, arm: Arm | None, model: str | None) -> list[Step]:
+    """Return the steps that test the model of an arm."""
+    out = str(_folder(trial, arm) / ROLLOUTS)
+    if rows["by_answers"]:
+        problems = str(trial.folder / "rows" / PROBLEMS)
+        sampling = stage_args(
+            SampleArguments, trial, output_dir=out, model_name_or_path=model, split="test", dataset_name=problems,
+            test_dataset_name=problems, num_generations=trial.num_generations_eval,
+            task=task_of_rows(trial.source, trial.task),
+        )  # fmt: skip
+        return [Step(Sample(sampling)), Step(Score(ScoreArguments(input=out, output_dir=out)))]
     held_out = trial.folder / "rows" / HELD_OUT
     rewards = np.unique(_read(held_out)["reward"])
     # The trainer skips rows whose reward equals the baseline, so choose a baseline that no reward equals.
     baseline = float(rewards[:2].mean()) if len(rewards) > 1 else float(rewards[0]) - 1
-    shared = {"input": str(held_out), "preset": "opr", "baseline": str(baseline), "log_mu": "trainer"}
-
-    def steps(arm: Arm | None, model: str | None) -> list[Step]:
-        changes = {"output_dir": str(_folder(trial, arm) / ROLLOUTS), "model_name_or_path": model, **shared}
-        return [Step(ComputeLogMu(stage_args(TrainArguments, trial, **changes)))]
-
-    return steps
+    changes = {"input": str(held_out), "output_dir": out, "model_name_or_path": model, "preset": "opr",
+               "baseline": str(baseline), "log_mu": "trainer"}  # fmt: skip
+    return [Step(ComputeLogMu(stage_args(TrainArguments, trial, **changes)))]
 
 
 def _folder(trial: TrialArguments, arm: Arm | None) -> Path:

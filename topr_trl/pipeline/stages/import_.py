@@ -44,7 +44,6 @@ class ImportArguments(FolderArguments, ReadingArguments):
     input: str | None = field(
         default=None, metadata={"help": "File from another system, or a folder of such files. Required."}
     )
-    output_dir: str | None = field(default=None, metadata={"help": "Folder to write rows to. Required."})
 
 
 class Import(Stage[ImportArguments]):
