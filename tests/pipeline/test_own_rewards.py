@@ -169,32 +169,6 @@ def test_a_function_that_fails_loses_no_completion_and_mixes_no_rewards(tmp_path
     assert max(value for value in rows["rewards/vowels"][:] if value is not None) < 0.1
 
 
-def test_a_killed_stage_keeps_its_shards(monkeypatch):
-    sampled()
-    scores = Score._reward
-
-    def killed(self, names):
-        score, seen = scores(self, names), []
-
-        def until_killed(table, description):
-            seen.append(table)
-            if len(seen) == 2:
-                raise KeyboardInterrupt
-            return score(table, description)
-
-        return until_killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Score, "_reward", killed)
-        with pytest.raises(KeyboardInterrupt):
-            scoring().run()
-    first = shards_of("rows")[0]
-    written = first.stat().st_mtime_ns
-    scoring().run()
-    assert first.stat().st_mtime_ns == written
-    assert None not in load_rows("rows")["rewards/target_in"][:]
-
-
 @pytest.mark.slow
 def test_rewards_of_others_are_not_replaced_without_a_word():
     sampled()

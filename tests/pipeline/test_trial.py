@@ -98,14 +98,6 @@ def test_another_task_is_another_split(scored, tmp_path):
         splitting(tmp_path / "logged", tmp_path, task="math")
 
 
-def test_completions_that_are_token_ids_are_weighted(scored, tmp_path):
-    rows = load_rows(scored)
-    ids = rows["completion_ids"][:]
-    rows = rows.select_columns(["prompt", "answer", "reward"]).add_column("completion", ids)
-    save_rows(rows, tmp_path / "ids")
-    assert splitting(tmp_path / "ids", tmp_path)["by_answers"] is False
-
-
 def test_rows_that_have_been_through_the_stages(scored, tmp_path):
     """A trial drops the columns that `curate` and `log-mu` added to the rows."""
     rows = load_rows(scored)
@@ -146,26 +138,23 @@ def test_repeated_positives_have_as_many_steps_as_the_others():
     assert rewards == pytest.approx([0.6] * 5)
 
 
-def test_a_judge_that_is_not_that_of_the_rows_is_not_used(scored, tmp_path):
-    rows = load_rows(scored).remove_columns("answer")
-    save_rows(rows.add_column("answer", ["assert f(1) == 2"] * len(rows)), tmp_path / "programs")
-    assert splitting(tmp_path / "programs", tmp_path / "out")["by_answers"] is False
-    with pytest.raises(ValueError, match=r"the judge of the task gsm8k agrees with the rewards of \d+% of the rows"):
-        splitting(tmp_path / "programs", tmp_path / "other", test_by="answers")
-
-
-def test_rows_without_answers_are_tested_by_their_rewards(scored, tmp_path):
-    """An import writes an empty column `answer` if its format can have answers and the file has none."""
-    rows = load_rows(scored).remove_columns("answer")
-    save_rows(rows.add_column("answer", [None] * len(rows), feature=Value("string")), tmp_path / "rewarded")
-    assert splitting(tmp_path / "rewarded", tmp_path / "out")["by_answers"] is False
-
-
-def test_a_missing_completion_leaves_the_test_to_the_rewards(scored, tmp_path):
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("answer", lambda row: "assert f(1) == 2"),  # The judge does not agree with the rewards.
+        ("answer", lambda row: None),  # An import writes an empty column if its format can have answers.
+        ("completion", lambda row: None if row["sample_id"] == 0 else row["completion"]),
+        ("completion", lambda row: row["completion_ids"]),
+    ],
+)
+def test_rows_that_the_judge_cannot_judge_are_tested_by_their_rewards(scored, tmp_path, column, value):
     rows = load_rows(scored)
-    texts = [None if i % 4 == 0 else text for i, text in enumerate(rows["completion"])]
-    save_rows(rows.remove_columns("completion").add_column("completion", texts), tmp_path / "missing")
-    assert splitting(tmp_path / "missing", tmp_path / "out")["by_answers"] is False
+    values = [value(row) for row in rows]
+    feature = None if any(values) else Value("string")
+    save_rows(rows.remove_columns(column).add_column(column, values, feature=feature), tmp_path / "given")
+    assert splitting(tmp_path / "given", tmp_path / "out")["by_answers"] is False
+    with pytest.raises(ValueError, match=r"test_by='answers': (the judge of the task gsm8k agrees|the rows need)"):
+        splitting(tmp_path / "given", tmp_path / "other", test_by="answers")
 
 
 # A value other than the default for each setting that determines the trained weights.
