@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -168,16 +167,13 @@ class Score(Stage[ScoreArguments]):
         """
         if self.args.reward_funcs is None:
             return {}
-        values: dict[str, list[Any]] = {}
-        for shard in shards_of(self.folder):
-            columns = [name for name in stages_of(shard)[self.name] if name == "reward" or name.startswith(OF_FUNCTION)]
-            for name, column in zip(columns, read_shard(shard, columns).select(columns).columns, strict=True):
-                values.setdefault(name, []).append(column.cast(pa.float64()).to_numpy())
+        shards = shards_of(self.folder)
+        added = [name for shard in shards for name in stages_of(shard)[self.name]]
         found: Json = {}
-        for name in ("reward", *(each for each in values if each != "reward")):
-            all_values = np.concatenate(values.get(name, [np.empty(0)]))
-            known = all_values[~np.isnan(all_values)]
-            found[name] = {"mean": float(known.mean()) if len(known) else None, "missing": len(all_values) - len(known)}
+        for name in ("reward", *dict.fromkeys(name for name in added if name.startswith(OF_FUNCTION))):
+            columns = [read_shard(shard, [name]).column(name).cast(pa.float64()).to_numpy() for shard in shards]
+            known = (values := np.concatenate(columns))[~np.isnan(values)]
+            found[name] = {"mean": float(known.mean()) if len(known) else None, "missing": len(values) - len(known)}
         return found
 
     @classmethod
