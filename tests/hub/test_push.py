@@ -20,8 +20,8 @@ from topr_trl.cli import main as cli
 from topr_trl.data.tables import save_rows, shard_path
 from topr_trl.evaluation.estimates import Estimate
 from topr_trl.hub import push_to_hub
-from topr_trl.hub.cards import COLUMNS, results_metadata
-from topr_trl.hub.dataset import texts_by_others
+from topr_trl.hub.dataset import COLUMNS, texts_by_others
+from topr_trl.hub.model import results_metadata
 from topr_trl.hub.push import _is_stale, pack
 from topr_trl.importing import row_table
 from topr_trl.pipeline import manifest

@@ -68,7 +68,7 @@ def check_early(
 
 def _check_choices(values: Mapping[str, Any], choices: Mapping[str, Sequence[str]]) -> None:
     """Check values that are names, such as that of a curation rule, with the rules of the trainers and the commands."""
-    given = {name: value for name, value in values.items() if isinstance(value, str)}
+    given: dict[str, Any] = {name: value for name, value in values.items() if isinstance(value, str)}
     check_choice(SimpleNamespace(**given), **{name: each for name, each in choices.items() if name in given})
     of_trainer = {field.name for field in fields(TOPRArguments) if field.type is str} & set(given)
     settings = TOPRArguments(**{name: given[name] for name in of_trainer})
