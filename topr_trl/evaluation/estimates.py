@@ -140,11 +140,12 @@ class Evaluation:
             found[name] = _curve(Estimate, plain.get(name, {}))
         found["best_reward_at"] = _curve(RewardEstimate, plain.get("best_reward_at", {}))
         for name, kind in (("greedy", Estimate), ("reward", RewardEstimate), ("greedy_reward", RewardEstimate)):
-            found[name] = _curve(kind, {0: plain[name]})[0] if plain.get(name) else None
+            found[name] = _estimate(kind, plain[name]) if plain.get(name) else None
         found["groups"] = {
             column: {
-                name: Group(group["num_problems"], *_curve(Estimate, {1: group["pass_at_1"]}).values(),
-                            _curve(Estimate, group["maj_at"]))
+                name: Group(
+                    group["num_problems"], _estimate(Estimate, group["pass_at_1"]), _curve(Estimate, group["maj_at"])
+                )
                 for name, group in members.items()
             }
             for column, members in plain.get("groups", {}).items()
@@ -157,9 +158,13 @@ def shared_ks(curves: Sequence[Mapping[int, Estimate]]) -> list[int]:
     return [k for k in curves[0] if all(k in other for other in curves)]
 
 
+def _estimate(kind: type[SomeEstimate], plain: dict[str, Any]) -> SomeEstimate:
+    error = plain["standard_error"]
+    return kind(plain["value"], nan if error is None else error)
+
+
 def _curve(kind: type[SomeEstimate], plain: dict[Any, dict[str, Any]]) -> dict[int, SomeEstimate]:
-    errors = {k: each["standard_error"] for k, each in plain.items()}
-    return {int(k): kind(each["value"], nan if errors[k] is None else errors[k]) for k, each in plain.items()}
+    return {int(k): _estimate(kind, each) for k, each in plain.items()}
 
 
 def _without_nan(plain: Any) -> Any:
