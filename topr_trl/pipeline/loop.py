@@ -157,15 +157,8 @@ def iterate(loop: IterateArguments) -> None:
     if rewards:
         reported += [plain_table(["", *rewards], [["mean reward of the sampled rows", *rewards.values()]])]
     reported += [f"Models, rows and results are in {out}/. To plot the results, run: topr plot --input {out}"]
-    print(
-        "\n" + "\n\n".join(reported),
-        *(
-            f"{total:.0f} s, {seconds:.0f} s of it in stages{side and f' of {side}'}."
-            for side, seconds in spent.items()
-        ),
-        sep="\n",
-        flush=True,
-    )
+    busy = [f", {seconds:.0f} s in the stages of {side}" for side, seconds in spent.items() if side]
+    print("\n" + "\n\n".join(reported), f"{total:.0f} s{''.join(busy)}.", sep="\n", flush=True)
 
 
 def _mean_rewards(sides: dict[str, list[Step]]) -> dict[str, str]:

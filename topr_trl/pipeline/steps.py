@@ -55,7 +55,7 @@ def run_steps(
         stop (`Event`, *optional*): Event that ends the running step's processes and skips later steps when it is set.
 
     Returns:
-        The seconds that the stages spent, without those for starting processes.
+        The seconds that the stages spent.
 
     Raises:
         ChildProcessError: the processes of a stage failed, or `stop` was set.
@@ -77,14 +77,13 @@ def run_steps(
         started = time.monotonic()
         if stage.needs_process(in_thread=bool(side)):
             log, summary = stage.folder.parent / f"{stage.name}.log" if side else None, ""
-            done = run_apart(stage, launch, log, stop)
+            run_apart(stage, launch, log, stop)
         else:
-            done = stage.run()
-            summary = stage.summary(done)
-        spent += done["seconds"]
+            summary = stage.summary(stage.run())
+        spent += (seconds := time.monotonic() - started)
         step.finish()
         if side:  # Repeat the title, because the other side may have printed lines since.
-            summary = f"{title}: {time.monotonic() - started:.0f} s. {summary}".strip()
+            summary = f"{title}: {seconds:.0f} s. {summary}".strip()
         if summary:
             _print_line(summary)
     return spent
