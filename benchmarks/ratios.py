@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from topr_trl import PRESETS, topr_loss, truncated_weights
-from topr_trl.loss import SEGMENT_TOKENS, reachable, sequence_logps
+from topr_trl.limits import SEGMENT_TOKENS
+from topr_trl.loss import reachable, sequence_logps
 
 
 def log_ratios(policy_logps_BT: Tensor, mu_logps_BT: Tensor, mask_BT: Tensor, level: str) -> Tensor:

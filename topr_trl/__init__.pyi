@@ -8,7 +8,8 @@ from .evaluation.estimates import Evaluation, evaluate_rows, evaluate_samples
 from .evaluation.report import Evaluations
 from .generation.settings import SamplingArguments
 from .generation.transformers import sample_completions
-from .loss import PRESETS, TruncationLimits, objective, taper, topr_loss, truncated_weights
+from .limits import PRESETS, TruncationLimits
+from .loss import objective, taper, topr_loss, truncated_weights
 from .rewards import score_completions
 from .rewards.functions import reward_completions
 from .settings.config import OfflineTOPRConfig, TOPRConfig

@@ -104,7 +104,7 @@ COMMANDS = [
     command("no command", "COMMAND, required", ""),
     command("an unknown setting", "--num_generation, --num_generations?", "sample --num_generation 3"),
     command("a value of the wrong type", "--num_generations, int, 'ten'", "sample --num_generations ten"),
-    command("a value that is no choice", "--dtype, 'int3', choose from", "sample --dtype int3"),
+    command("a value that is no choice", "dtype, 'int3', must be one of", "sample --dtype int3"),
     command("no `--input`", "--input", "train --output_dir out"),
     command("`--config` without a file", "--config, YAML file", "sample --config"),
     command("a folder as config file", "--config, folder, YAML file", "sample --config ."),

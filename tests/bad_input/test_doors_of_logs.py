@@ -27,7 +27,7 @@ from topr_trl.importing.recognition import format_of
 from topr_trl.importing.record_files import count_records, read_records
 from topr_trl.importing.record_to_rows import RecordReader
 from topr_trl.importing.row_table import to_table
-from topr_trl.pipeline import trial_split as held_out
+from topr_trl.pipeline import split
 from topr_trl.pipeline.settings import TrialArguments
 from topr_trl.pipeline.trial import ARMS
 from topr_trl.report.page import write_page
@@ -234,16 +234,17 @@ ROW = st.fixed_dictionaries({
 @given(st.lists(ROW, min_size=1, max_size=30), st.integers(2, 5), st.integers(0, 3))
 def test_rows_of_a_trial(rows, problems, seed):
     with tempfile.TemporaryDirectory() as folder:
-        source, out = Path(folder) / "rows", Path(folder) / "split"
+        source, out = f"{folder}/logged", f"{folder}/trial"
         save_rows(from_table(pa.Table.from_pylist(rows)), source)
-        trial = TrialArguments(held_out_problems=problems, test_by="rewards", seed=seed, use_cpu=True, bf16=False)
+        trial = TrialArguments(input=source, output_dir=out, held_out_problems=problems, test_by="rewards", seed=seed,
+                               use_cpu=True, bf16=False)  # fmt: skip
         with refused_by_name("reward", "at least 6", "held-out", "nothing to choose"):
-            found = held_out.split(trial, source, out, {arm.name: arm.settings for arm in ARMS})
-            training, tested = (load_rows(out / part) for part in (held_out.TRAINING_ROWS, held_out.HELD_OUT))
-            assert len(training) == found.rows > 0
+            stage = split.Split(trial, {arm.name: arm.settings for arm in ARMS})
+            found = stage.run()
+            training, tested = (load_rows(stage.folder / part) for part in (split.TRAINING_ROWS, split.HELD_OUT))
+            assert len(training) == found["rows"] > 0
             assert not set(training["prompt"][:]) & set(tested["prompt"][:])
-            assert 0 <= found.positive_share <= 1
-            assert len(set(found.settings)) >= 2
+            assert len(set(found["settings"])) >= 2
 
 
 ENTRY = st.fixed_dictionaries(

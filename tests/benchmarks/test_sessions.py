@@ -8,7 +8,7 @@ from benchmarks.experiments.long_completions import ANYWHERE, Setting, _drawing
 from benchmarks.rows import Rows
 from benchmarks.sessions import ANSWER, DPPO, POSITIVES, POWER, POWER_TOKENS, Sessions, token_weights
 from benchmarks.setting import base_model, problems, sample
-from topr_trl.loss import SEGMENT_TOKENS
+from topr_trl.limits import SEGMENT_TOKENS
 
 CHOSEN = np.array([[0, 5, 9, 2, 7], [3, 3, 12, 20, 1], [20, 1, 7, 4, 4]])
 REWARDS = np.array([-1.0, 1.0, -1.0])

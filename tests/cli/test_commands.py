@@ -13,14 +13,11 @@ import yaml
 from trl import get_peft_config
 
 import topr_trl
-from tests.loops import stage_of, steps_of
 from topr_trl.cli import command_names, commands
 from topr_trl.cli import main as cli
 from topr_trl.cli import parsing as settings
 from topr_trl.cli.parsing import parse, settings_of
-from topr_trl.pipeline import manifest, stages
-from topr_trl.pipeline.launch import write_settings
-from topr_trl.pipeline.settings import IterateArguments
+from topr_trl.pipeline import stages
 from topr_trl.tasks import arithmetic
 
 COMMANDS = cli.commands()
@@ -148,16 +145,10 @@ UNQUOTED = "YAML reads no, off, yes and on as a bool: quote them."
     ("command", "name", "value", "message"),
     [
         ("sample", "num_generations", [4], "num_generations must be int, not [4]."),
-        ("sample", "num_generations", 4.5, "num_generations must be int, not 4.5."),
         ("sample", "num_generations", True, "num_generations must be int, not True."),
-        ("sample", "temperature", False, "temperature must be float, not False."),
         ("sample", "num_train_problems", {"a": 1}, "num_train_problems must be int or None, not {'a': 1}."),
-        ("sample", "use_cpu", 1, "use_cpu must be bool, not 1."),
-        ("sample", "dataset_name", ["a"], "dataset_name must be str or None, not ['a']."),
         ("train", "deepspeed", 1.0, "deepspeed must be dict or str or None, not 1.0."),
-        ("train", "accelerator_config", [1], "accelerator_config must be dict or str or None, not [1]."),
         ("train", "parallelism_config", False, "parallelism_config must be ParallelismConfig or None, not False."),
-        ("trial", "sampling_devices", False, "sampling_devices must be list or None, not False."),
         ("trial", "sampling_devices", "0,1", "sampling_devices must be list or None, not '0,1'."),
         ("train", "save_strategy", False, f"save_strategy must be SaveStrategy or str, not False. {UNQUOTED}"),
         ("train", "learning_rate", None, "learning_rate must be float, not None."),
@@ -222,27 +213,6 @@ def test_one_module_for_lora_is_a_name_and_no_pattern(given, expected, own, mode
 def test_one_name_of_weights_for_lora_is_a_list(own):
     found = parse("train", own(lora_modules_to_save="lm_head", lora_target_parameters="experts.down_proj") + CPU)
     assert (found.lora_modules_to_save, found.lora_target_parameters) == (["lm_head"], ["experts.down_proj"])
-
-
-@pytest.mark.parametrize("training", [{}, {"curation": "anna_karenina", "iteration_size": 20, "baseline": "mean"}])
-def test_stages_of_the_loop_take_what_it_gives_them(training, tmp_path, monkeypatch):
-    """Stages that run as commands have the same inputs as in the loop. Otherwise, a restarted loop would fail."""
-    loop = IterateArguments(
-        output_dir=str(tmp_path), iterations=2, num_train_problems=3, num_test_problems=2, num_shots=0, use_cpu=True,
-        bf16=False, max_steps=3, learning_rate=1e-3, optim="adamw_torch", optim_args="eps=1e-7", use_peft=True,
-        lora_target_modules=["q_proj", "v_proj"], lr_scheduler_type="cosine", dtype="float32", report_to="none",
-        ratio_level="segment", accelerator_config={"split_batches": True}, top_p=0.9, temperature=0.5, seed=7,
-        **training,
-    )  # fmt: skip
-    monkeypatch.setattr(manifest, "fingerprint", lambda path: str(path))
-    apart = 0
-    for step in steps_of(loop):
-        step.stage.folder.mkdir(parents=True, exist_ok=True)
-        if step.stage.name in ("sample", "log-mu", "train"):
-            args = parse(step.stage.name, ["--config", str(write_settings(step.stage))])
-            assert stage_of(step.stage.name, args).inputs() == step.stage.inputs()
-            apart += 1
-    assert apart == 9
 
 
 # The bundled model.
@@ -317,6 +287,14 @@ def test_errors_that_users_can_fix_are_one_line(monkeypatch, tmp_path):
     with pytest.raises(FileNotFoundError):
         console(monkeypatch, "score", "--debug", *given[1:])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_stopped_command_promises_no_checkpoint(monkeypatch, capsys):
+    """After Ctrl+C, `topr train` has no checkpoint before the first save."""
+    monkeypatch.setattr(cli, "main", lambda arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(SystemExit, match="130"):
+        console(monkeypatch, "train")
+    assert "checkpoint, or starts over if there is none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -404,20 +382,6 @@ def test_each_command_ends_with_what_came_out(run, tmp_path):
 
 def read(folder):
     return pa.concat_tables(pq.read_table(path) for path in sorted(Path(folder).glob("*.parquet")))
-
-
-def test_rows_that_come_with_rewards_keep_them(run, tmp_path):
-    rows = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}", "reward": float((-1) ** n)} for n in range(4)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    printed = run("score", "--input", "rows.jsonl", "--output_dir", "scored")
-    assert printed == "4 kept their reward.\nRows with rewards in scored/: 4.\n"
-
-
-def test_log_mu_of_rows_in_a_file(run, tmp_path):
-    rows = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}", "reward": float((-1) ** n)} for n in range(4)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    run("log-mu", "--input", "rows.jsonl", "--output_dir", "with_log_mu")
-    assert [mu is None for mu in read("with_log_mu")["mu_logps"].to_pylist()] == [True, False, True, False]
 
 
 def test_train_puts_the_model_where_a_user_of_trl_says(run, tmp_path):

@@ -10,7 +10,7 @@ from datasets import Dataset
 from topr_trl import save_rows
 from topr_trl.cli import early_checks
 from topr_trl.cli.main import main
-from topr_trl.cli.parsing import settings_of
+from topr_trl.cli.parsing import choices_of, settings_of
 from topr_trl.pipeline import manifest
 
 ROW = '{"prompt": "1 + 1 =", "completion": " 2", "rewrd": 1}\n'
@@ -27,6 +27,17 @@ CASES = [
     (["score", "--input", "rows.jsonl"], "answer"),
     (["evaluate", "--input", "rows.jsonl"], "answer"),
     (["curate", "--input", "folder"], "Is 'rewrd' meant to be 'reward'?"),
+    (["train", "--curation", "balancd"], "curation must be one of none, "),
+    (["train", "--ratio_level", "token"], "ratio_level='segment' with segment_tokens=1"),
+    (["trial", "--ratio_level=tokens"], "ratio_level must be one of sequence, segment"),
+    (["log-mu", "--preset", "tpr"], "preset must be one of topr, "),
+    (["iterate", "--log_mu", "sample"], "log_mu must be one of trainer, sampler"),
+    (["curate", "--baseline", "man"], "baseline must be a number or one of mean, "),
+    (["iterate", "--sampling_backend", "vlm"], "sampling_backend must be one of transformers, vllm"),
+    (["sample", "--split", "tests"], "split must be one of train, test"),
+    (["score", "--task", "gsm9k"], "task must be one of gsm8k, "),
+    (["trial", "--test_by", "answer"], "test_by must be one of auto, "),
+    (["trial", "--decode", "greed"], "decode must be one of greedy, sample"),
 ]
 
 
@@ -38,7 +49,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def check(command, *given):
-    early_checks.check_early(command, given, {}, settings_of(command))
+    early_checks.check_early(command, given, {}, settings_of(command), choices_of(command))
 
 
 @pytest.mark.parametrize(("given", "words"), CASES, ids=[" ".join(given) for given, _ in CASES])
@@ -105,7 +116,7 @@ def test_the_checks_import_no_pytorch():
     assert find_spec("torch")
     code = (
         "import sys\nfrom topr_trl.cli.early_checks import check_early\n"
-        "try:\n    check_early('score', ['--input', 'folder'], {}, ['input'])\n"
+        "try:\n    check_early('score', ['--input', 'folder'], {}, ['input'], {})\n"
         "except ValueError as error:\n    assert 'answer' in str(error)\n"
         "print({'torch', 'transformers', 'trl'} & set(sys.modules))"
     )

@@ -110,22 +110,6 @@ def test_changed_reward_functions_are_refused(tmp_path):
     assert "output_dir" in said
 
 
-def test_a_killed_scoring_is_finished(embedded, tmp_path, monkeypatch):
-    finish = manifest.finish
-
-    def killed(folder, stage, *given, **notes):
-        assert stage != "score"
-        finish(folder, stage, *given, **notes)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(manifest, "finish", killed)
-        with pytest.raises(AssertionError):
-            run(*MODEL, "--output_dir", tmp_path)
-    assert "reward" in load_rows(tmp_path / "rollouts").column_names
-    run(*MODEL, "--output_dir", tmp_path)
-    assert (tmp_path / "evaluation.json").read_text() == (embedded / "evaluation.json").read_text()
-
-
 def test_candidates_are_scored_where_they_are_not(tmp_path, capsys):
     run("--input", write(tmp_path / "rows.parquet"), "--output_dir", tmp_path / "out")
     found = json.loads((tmp_path / "out" / "evaluation.json").read_text())
@@ -142,14 +126,6 @@ def test_candidates_are_scored_where_they_are_not(tmp_path, capsys):
     run("--input", tmp_path / "out" / "scored", "--output_dir", tmp_path / "again")
     assert not (tmp_path / "again" / "scored").exists()
     assert json.loads((tmp_path / "again" / "evaluation.json").read_text()) == found
-
-
-def test_rows_of_one_prompt_are_samples_of_one_problem(tmp_path):
-    prompts = ["2 + 3 ="] * 4 + ["1 + 1 ="] * 4
-    run("--input", write(tmp_path / "rows.parquet", problem_id=None, prompt=prompts), "--output_dir", tmp_path / "out")
-    found = json.loads((tmp_path / "out" / "evaluation.json").read_text())
-    assert (found["num_problems"], found["num_samples"]) == (2, 4)
-    assert found["pass_at"]["1"]["value"] == 0.5
 
 
 def test_two_runs(tmp_path, capsys):
@@ -193,12 +169,3 @@ def test_errors_come_first(embedded, tmp_path, monkeypatch):
 def _open(folder):
     manifest.begin(folder, "score", {})
     return folder
-
-
-def test_errors_of_the_rows(tmp_path):
-    shorter = {name: values[:-1] for name, values in ROWS.items()}
-    assert "problem 1: 3" in fails("--input", write(tmp_path / "a.parquet", **shorter), "--output_dir", tmp_path / "a")
-    scores = [0.5] * 7 + [None]
-    assert "`score` must hold numbers; row 7 holds None" in fails(
-        "--input", write(tmp_path / "b.parquet", score=scores), "--output_dir", tmp_path / "b"
-    )

@@ -18,7 +18,7 @@ from topr_trl.evaluation.rewards import (
     read_reward_samples,
     reward_samples_of,
 )
-from topr_trl.hub.cards import results_metadata
+from topr_trl.hub.model import results_metadata
 
 NAN = float("nan")
 REWARDS = np.array([[0.5, -1.0, 2.0, 0.0], [1.0, NAN, 0.25, NAN], [NAN, NAN, NAN, NAN]])

@@ -7,11 +7,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 from hub_server import TOKEN, serve
 from huggingface_hub import DatasetCard, ModelCard
 
@@ -21,10 +20,10 @@ from topr_trl.cli import main as cli
 from topr_trl.data.tables import save_rows, shard_path
 from topr_trl.evaluation.estimates import Estimate
 from topr_trl.hub import push_to_hub
-from topr_trl.hub.cards import results_metadata
-from topr_trl.hub.dataset import texts_by_others
+from topr_trl.hub.dataset import COLUMNS, texts_by_others
+from topr_trl.hub.model import results_metadata
 from topr_trl.hub.push import _is_stale, pack
-from topr_trl.importing import FORMATS
+from topr_trl.importing import row_table
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.lineage import first_weights, lineage
 from topr_trl.pipeline.settings import IterateArguments, stage_args
@@ -53,93 +52,61 @@ def loop(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pushed(loop, tmp_path_factory):
-    """Yield a Hub with the pushed models and rows, and the output folder of the trainers."""
+def hub(loop, tmp_path_factory):
+    """Yield a Hub to which a new Python process pushed. The Hub's client reads its endpoint when it is imported."""
     out = tmp_path_factory.mktemp("pushed")
-    with serve() as hub:
-        done = start(hub, "pushed.py", out, loop)
-        hub.messages = done.stdout + done.stderr
-        yield hub, out
-
-
-def start(hub, script, *folders):
-    """Run a script in a new Python process, because the Hub's client reads its endpoint when it is imported."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    environment |= {
-        "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HOME": str(folders[0] / "home"), "OMP_NUM_THREADS": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DISABLE_XET": "1",  # Without Xet, the client uploads large files with LFS.
-    }  # fmt: skip
-    command = [sys.executable, str(HERE / script), *map(str, folders)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4_000:]
-    return done
-
-
-@pytest.mark.weekly
-@pytest.mark.processes
-def test_rows_of_every_format_are_trained_on_and_come_back(tmp_path):
     with serve() as hub:
-        said = start(hub, "imported.py", tmp_path).stdout
-    assert [name for name in FORMATS if f"came back: {name}\n" in said] == list(FORMATS)
+        environment |= {
+            "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HOME": str(out / "home"), "OMP_NUM_THREADS": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_XET": "1",  # Without Xet, the client uploads large files with LFS.
+        }  # fmt: skip
+        command = [sys.executable, str(HERE / "pushed.py"), str(out), str(loop)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-4_000:]
+        assert any(path.suffix in PICKLES for path in (out / "offline" / "checkpoint-2").iterdir())
+        yield hub
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 @pytest.mark.processes
-def test_pushed_rows_and_models_load_without_this_package(pushed, loop):
-    hub, out = pushed
-    start(hub, "loaded.py", out, loop)
-
-
-@pytest.mark.weekly
-@pytest.mark.processes
-def test_trainers_push_their_checkpoints(pushed):
-    hub, _ = pushed
+def test_trainers_push_their_checkpoints_and_cards(hub):
+    repo = hub.repos["model", "me/offline"]
     steps = [f"Training in progress, step {k}" for k in (1, 2)]
-    assert hub.repos["model", "me/every_save"].messages[1:] == steps
-    with_state = [message for step in steps for message in (step, f"{step}, checkpoint")]
-    for name, folders in (("checkpoint", {"last-checkpoint"}), ("all_checkpoints", {"checkpoint-1", "checkpoint-2"})):
-        repo = hub.repos["model", f"me/{name}"]
-        assert repo.messages[1:] == with_state
-        assert {path.partition("/")[0] for path in repo.files if "/" in path} == folders
-        assert {f"{folder}/optimizer.pt" for folder in folders} < set(repo.files)
-    assert hub.repos["model", "me/online"].private
-    assert not hub.repos["model", "me/offline"].private
-    assert "commit a data file" not in hub.messages
-
-
-@pytest.mark.weekly
-@pytest.mark.processes
-def test_cards_of_the_trainers(pushed):
-    hub, _ = pushed
-    card = ModelCard(hub.repos["model", "me/offline"].files["README.md"].decode())
+    assert repo.messages[1:5] == [message for step in steps for message in (step, f"{step}, checkpoint")]
+    assert "last-checkpoint/optimizer.pt" in repo.files
+    card = ModelCard(repo.files["README.md"].decode())
     assert card.data.datasets == "me/sums"
     assert "| pass@1 | 50.0%" in card.text
-    assert hub.repos["model", "me/offline"].files["evaluation.png"].startswith(b"\x89PNG")
     assert "| rows | 6 rows, 50.0% positive" in card.text
+    assert repo.files["evaluation.png"].startswith(b"\x89PNG")
+    assert hub.repos["model", "me/online"].private
+    assert not repo.private
     online = hub.repos["model", "me/online"].files["README.md"].decode()
     assert 'model="me/online"' in online
     assert "| baseline | 0.5 |" in online
-    for repo in ("offline", "online", "checkpoint"):
-        assert PAPER["citation"] in hub.repos["model", f"me/{repo}"].files["README.md"].decode()
+    assert PAPER["citation"] in online
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 @pytest.mark.processes
-def test_topr_push_sends_no_pickle_and_replaces_shards(pushed, loop):
-    hub, out = pushed
-    model, checkpoint = (hub.repos["model", f"me/{name}"].files for name in ("solver", "from-a-checkpoint"))
-    assert any(path.suffix in PICKLES for path in (out / "every_save" / "checkpoint-2").iterdir())
-    for files in (model, checkpoint):
+def test_topr_push_sends_no_pickle_and_replaces_shards(hub, loop):
+    for name in ("me/solver", "me/from-a-checkpoint"):
+        files = hub.repos["model", name].files
         assert not [path for path in files if path.endswith(PICKLES)]
         assert "model.safetensors" in files
-    assert 'model="me/from-a-checkpoint"' in checkpoint["README.md"].decode()
-    assert "| steps | 2, learning rate 0.001, adafactor |" in checkpoint["README.md"].decode()
-    assert hub.repos["dataset", "me/rows"].private
-    replaced = hub.repos["dataset", "me/replaced"]
-    assert "rows-00000-of-00001.parquet" in replaced.commits[1]
+        assert f'model="{name}"' in files["README.md"].decode()
+    assert "| steps | 2, learning rate 0.001, adafactor |" in files["README.md"].decode()
+    rows = hub.repos["dataset", "me/rows"]
+    assert rows.private
+    assert "rows-00000-of-00001.parquet" in rows.commits[1]
     shards = {path.name for path in (loop / "iteration-1" / "rollouts").glob("*.parquet")}
-    assert {path for path in replaced.files if path.endswith(".parquet")} == shards
+    assert {path for path in rows.files if path.endswith(".parquet")} == shards
+
+
+def test_the_card_describes_each_column_of_imported_rows():
+    assert set(row_table.COLUMNS) <= set(COLUMNS)
 
 
 @pytest.mark.slow
@@ -240,14 +207,6 @@ def test_card_of_rows(loop):
     assert f"| fingerprint of μ | `{rows['mu_fingerprint'][0]}` |" in text
     assert "fingerprint of μ" not in pack(loop / "base/test/rollouts", "me/rows").card
     assert re.search(r"^\| `reward_after_baseline` \| .*none: 4 \(16\.7%\)", text, re.MULTILINE)
-
-
-def test_a_folder_of_rows_is_read_by_others(loop, tmp_path):
-    folder, ours = loop / "iteration-1" / "rollouts", load_rows(loop / "iteration-1" / "rollouts")
-    assert load_dataset(str(folder), split="train", cache_dir=tmp_path).to_list() == ours.to_list()
-    frame = pd.read_parquet(folder)
-    assert frame["completion"].tolist() == ours["completion"][:]
-    assert frame["reward_after_baseline"].notna().sum() == 20
 
 
 def test_rows_of_others_are_pushed_with_what_is_known(rows, tmp_path):

@@ -126,26 +126,15 @@ def test_files_that_cannot_be_imported(tmp_path, name, content, words):
 
 
 @pytest.mark.parametrize(
-    ("header", "given", "message"),
-    [
-        ("question,said,reward", ["--completion_field", "said"], None),
-        ("asked,response,reward", ["--prompt_field", "asked"], None),
-        ("asked,said,reward", ["--prompt_field", "asked", "--completion_field", "said"], None),
-        ("asked,said,reward", ["--completion_field", "said"], "no column for the prompt.*--prompt_field"),
-        ("asked,said,reward", ["--prompt_field", "asked"], "no column for the completion.*--completion_field"),
-    ],
+    ("header", "given"),
+    [("question,said,reward", ["--completion_field", "said"]), ("asked,response,reward", ["--prompt_field", "asked"])],
 )
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_one_named_column_of_a_table_suffices_if_the_other_has_a_known_name(tmp_path, suffix, header, given, message):
-    names, values = header.split(","), ("2 + 3?", "5", "1")
-    line = ",".join(values) if suffix == "csv" else json.dumps(dict(zip(names, values, strict=True)))
-    (tmp_path / f"a.{suffix}").write_text(f"{header}\n{line}\n" if suffix == "csv" else line)
-    command = ["import", "--input", str(tmp_path / f"a.{suffix}"), "--output_dir", str(tmp_path / "rows"), *given]
-    if message:
-        with pytest.raises(ValueError, match=message):
-            main.main(command)
-        return
-    main.main(command)
+def test_one_named_column_of_a_table_suffices_if_the_other_has_a_known_name(tmp_path, suffix, header, given):
+    values = ("2 + 3?", "5", "1")
+    line = json.dumps(dict(zip(header.split(","), values, strict=True)))
+    (tmp_path / f"a.{suffix}").write_text(f"{header}\n{','.join(values)}\n" if suffix == "csv" else line)
+    main.main(["import", "--input", str(tmp_path / f"a.{suffix}"), "--output_dir", str(tmp_path / "rows"), *given])
     (row,) = load_rows(tmp_path / "rows").to_list()
     assert (row["prompt"][0]["content"], row["completion"][0]["content"], row["reward"]) == ("2 + 3?", "5", 1.0)
 

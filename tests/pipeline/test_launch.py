@@ -11,18 +11,15 @@ from pathlib import Path
 from threading import Event, Timer
 
 import psutil
-import pyarrow as pa
 import pytest
 import yaml
 
 from tests.loops import stage_of
-from topr_trl.data.tables import shard_path
 from topr_trl.pipeline import child_processes as processes
 from topr_trl.pipeline import launch, manifest, parent_process, steps
 from topr_trl.pipeline.child_processes import Program
 from topr_trl.pipeline.launch import check_launch, devices, programs_of, worker_devices
 from topr_trl.pipeline.settings import IterateArguments
-from topr_trl.pipeline.shards import write_shard
 from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.pipeline.trainer_of_rows import TrainArguments
 
@@ -108,32 +105,7 @@ def test_launchers_come_before_the_command(tmp_path):
                                str(tmp_path / "train.yaml")]  # fmt: skip
 
 
-def test_a_stage_has_taken_the_time_of_its_sampling_workers(tmp_path, monkeypatch):
-    now = [0.0]
-
-    def run_processes(programs, stage, log, stop):
-        now[0] += 3.0  # to start the processes
-        if len(programs) > 1:
-            now[0] += 40.0
-            stage_of("sample", args).begin()
-            write_shard(pa.table({"problem_id": ["a"]}), shard_path(Path(args.output_dir), 0, 1), {"sample": []})
-        else:
-            manifest.begin(args.folder, stage, {}, {})
-            manifest.finish(args.folder, stage, 1, seconds=0.5)
-
-    monkeypatch.setattr(launch, "run_processes", run_processes)
-    monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
-    for workers, seconds in ((1, 0.5), (2, 43.0)):
-        settings = loop(tmp_path, sampling_workers=workers)
-        args = SampleArguments(output_dir=str(tmp_path / f"rows-{workers}"), num_train_problems=1, num_generations=1,
-                               max_new_tokens=1, num_shots=0, use_cpu=True)  # fmt: skip
-        assert launch.run_apart(stage_of("sample", args), settings, None, Event())["seconds"] == seconds
-
-
 def test_launchers_that_lack_something_are_refused(tmp_path):
-    for name in ("sampling_launcher", "training_launcher"):
-        with pytest.raises(ValueError, match=rf"{name} has {{host}}, .*no placeholders\. Let srun choose"):
-            loop(tmp_path, **{name: "srun --nodelist {host}"})
     with pytest.raises(ValueError, match="training_launcher: No closing quotation"):
         loop(tmp_path, training_launcher="srun --comment 'a")
     with pytest.raises(ValueError, match="sampling_devices are GPUs of this machine, and sampling_launcher starts"):

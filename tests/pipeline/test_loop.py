@@ -67,8 +67,9 @@ def test_stages_get_the_settings_of_the_loop(tmp_path):
              "lr_scheduler_type": "cosine", "max_grad_norm": 2.0, "num_generations": 5,
              "model_init_kwargs": {"attn_implementation": "eager"}, "lora_target_modules": ["q_proj", "v_proj"],
              "sampling_backend": "vllm", "vllm_dtype": "float32",
-             "eos_token": "<|x|>", "pad_token": "<|y|>"}  # fmt: skip
-    for step in steps_of(loop(tmp_path, **given)):
+             "eos_token": "<|x|>", "pad_token": "<|y|>", "per_device_train_batch_size": 1, "ratio_level": "segment",
+             "optim_args": "eps=1e-7", "top_p": 0.9, "temperature": 0.5, "iterations": 2}  # fmt: skip
+    for step in steps_of(loop(tmp_path, accelerator_config={"split_batches": True}, **given)):
         counted = 3 if getattr(step.stage.args, "split", "train") == "test" else 5
         for name, value in {**given, "num_generations": counted}.items():
             if step.stage.name != "evaluate" and hasattr(step.stage.args, name):
@@ -104,12 +105,6 @@ def test_a_setting_that_is_the_default_of_another_task_is_kept(tmp_path):
         if step.stage.name == "sample":
             parsed = parse("sample", ["--config", str(write_settings(step.stage))])
             assert parsed.num_shots == step.stage.args.num_shots == 8
-
-
-def test_the_process_that_computes_log_mu_has_the_batch_size_of_training(tmp_path):
-    (step,) = (step for step in steps_of(loop(tmp_path, per_device_train_batch_size=1)) if step.stage.name == "log-mu")
-    parsed = parse("log-mu", ["--config", str(write_settings(step.stage))])
-    assert parsed.per_device_train_batch_size == 1
 
 
 def test_settings_that_would_fail_later_are_refused_first(tmp_path, monkeypatch):

@@ -87,16 +87,7 @@ def test_the_merged_weights_are_exact_in_float32_alone(base, trained):
     merged = AutoModelForCausalLM.from_pretrained(trained)
     assert merged.dtype == torch.float32
     torch.testing.assert_close(logps(merged), exact, atol=1e-4, rtol=0)
-    starts, weights = (
-        AutoModelForCausalLM.from_pretrained(f, dtype=torch.bfloat16).state_dict() for f in (base, trained)
-    )
-    names = [name for name in starts if name.endswith(("q_proj.weight", "v_proj.weight"))]
-    unchanged = [(starts[name] == weights[name]).double().mean().item() for name in names]
-    lost = manifest.read(trained).stages["train"]["unchanged_in_bfloat16"]
-    assert lost == pytest.approx(sum(unchanged) / len(unchanged), abs=0.05)
-    assert lost > 0.5
-    assert f"{lost:.0%}" in Train.summary({"unchanged_in_bfloat16": lost})
-    assert "float32" in Train.summary({"unchanged_in_bfloat16": lost})
+    assert "float32" in Train.summary(manifest.read(trained).stages["train"])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "auto", "float32"])

@@ -1,16 +1,11 @@
 """Test the user's own prompts, messages and reward functions, in the stages and in the loop."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.loops import stage_of, steps_of
@@ -174,32 +169,6 @@ def test_a_function_that_fails_loses_no_completion_and_mixes_no_rewards(tmp_path
     assert max(value for value in rows["rewards/vowels"][:] if value is not None) < 0.1
 
 
-def test_a_killed_stage_keeps_its_shards(monkeypatch):
-    sampled()
-    scores = Score._reward
-
-    def killed(self, names):
-        score, seen = scores(self, names), []
-
-        def until_killed(table, description):
-            seen.append(table)
-            if len(seen) == 2:
-                raise KeyboardInterrupt
-            return score(table, description)
-
-        return until_killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Score, "_reward", killed)
-        with pytest.raises(KeyboardInterrupt):
-            scoring().run()
-    first = shards_of("rows")[0]
-    written = first.stat().st_mtime_ns
-    scoring().run()
-    assert first.stat().st_mtime_ns == written
-    assert None not in load_rows("rows")["rewards/target_in"][:]
-
-
 @pytest.mark.slow
 def test_rewards_of_others_are_not_replaced_without_a_word():
     sampled()
@@ -359,52 +328,3 @@ def test_rows_with_rewards_need_the_columns_that_training_needs(column, lacking)
     save_rows(Dataset.from_dict(columns), "incomplete")
     with pytest.raises(ValueError, match=rf"(?s)rows-00000.*{lacking}.*found"):
         check_trainable(Path("incomplete"), loop(rows="incomplete"))
-
-
-DEADLY = """
-import os, signal
-from pathlib import Path
-
-def vowels(completions, target, **kwargs):
-    seen = Path(os.environ["SEEN"]) / target[0]
-    if not seen.exists():
-        seen.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return [sum(letter in "aeiou" for letter in text) / 10 for text in completions]
-"""
-
-
-@pytest.mark.weekly
-@pytest.mark.processes
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL on Windows")
-def test_a_loop_that_is_killed_while_scoring_ends_as_one_that_is_not(tmp_path):
-    """The reward function kills the loop when a shard starts with a target that the function has not seen."""
-    (tmp_path / "rewards.py").write_text(DEADLY)
-    settings = {
-        **SAMPLING, "dataset_name": "prompts.jsonl", "test_dataset_name": "prompts.jsonl", "num_test_problems": 2,
-        "reward_funcs": "rewards.py:vowels", "num_generations_eval": 2, "learning_rate": 1e-3, "bf16": False,
-        "per_device_train_batch_size": 8, "optim": "adamw_torch", "gradient_checkpointing": False, "report_to": "none",
-        "curation": "none", "dtype": "float32",
-    }  # fmt: skip
-    words = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-
-    def run(out, seen):
-        command = [sys.executable, "-m", "topr_trl", "iterate", "--output_dir", out, *words]
-        environment = {**os.environ, "SEEN": str(seen), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-    for name in ("all", "none"):
-        (tmp_path / name).mkdir()
-    for target in ("4", "6", "8"):  # the first target of each shard
-        (tmp_path / "all" / target).touch()
-    whole = run("whole", tmp_path / "all")
-    assert whole.returncode == 0, whole.stderr[-3_000:]
-    kills = 0
-    while (done := run("killed", tmp_path / "none")).returncode == -signal.SIGKILL:
-        kills += 1
-    assert done.returncode == 0, done.stderr[-3_000:]
-    assert kills == 3  # The test shard and the first training shard share a target, so they cause one kill.
-    for rollouts in ("base/test/rollouts", "iteration-1/rollouts", "iteration-1/test/rollouts"):
-        assert load_rows(f"whole/{rollouts}").to_list() == load_rows(f"killed/{rollouts}").to_list()
-    weights, others = (load_file(f"{run}/iteration-1/model/model.safetensors") for run in ("whole", "killed"))
-    assert all(weights[name].equal(others[name]) for name in weights)

@@ -368,16 +368,6 @@ def test_rollouts_of_several_rows_are_repeated_whole(scored, tmp_path):
     assert done["rows"] == 60
 
 
-def test_log_mu_of_repeated_rows(scored, tmp_path):
-    folder = shutil.copytree(scored, tmp_path / "rows")
-    run("curate", folder, curation="balanced")
-    run("log-mu", folder, folder, preset="opr")  # The preset also needs log μ of positives.
-    for row in load_rows(folder):
-        assert (row["mu_logps"] is None) == (row["times_chosen"] == 0)
-        if row["mu_logps"] is not None:
-            assert row["mu_logps"] == pytest.approx(row["sampler_logps"], abs=1e-3)
-
-
 @pytest.mark.parametrize("lacking", [[], ["sample_id"], ["problem_id", "sample_id"]])
 @pytest.mark.parametrize("share", [None, 0.5])
 def test_chosen_rows_do_not_depend_on_the_shards(scored, tmp_path, share, lacking):
@@ -556,16 +546,6 @@ def test_a_trainer_in_a_script_trains_on_curated_rows_as_the_stage_does(scored, 
         assert rows["given_reward"][:] == kept["reward"][:]
         keys = [load_rows(tmp_path / "curated")[n]["completion"] for n in rows["row"]]
         assert keys == kept["completion"][:]
-
-
-def test_labels_can_be_curated(scored, tmp_path):
-    table = pa.concat_tables([pq.read_table(shard) for shard in shards_of(scored)])
-    labels = pa.array([reward > 0 for reward in table["reward"].to_pylist()])
-    pq.write_table(table.drop_columns(["reward"]).append_column("label", labels), tmp_path / "labels.parquet")
-    for name, source in (("labels", tmp_path / "labels.parquet"), ("rewards", scored)):
-        run("curate", tmp_path / name, source, baseline=0.5)
-    by_label, by_reward = (load_rows(tmp_path / name)["reward_after_baseline"][:] for name in ("labels", "rewards"))
-    assert by_label == by_reward
 
 
 def test_log_mu_of_rollouts_of_several_rows_is_refused(scored, tmp_path):

@@ -30,10 +30,10 @@ from topr_trl.pipeline import trial as trials
 from topr_trl.pipeline.lineage import lineage
 from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.settings import TrialArguments
+from topr_trl.pipeline.split import GIVEN_LOG_MU, Split
 from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.pipeline.stages.score import ScoreArguments
 from topr_trl.pipeline.trial import ARMS, RECIPES, Outcome, run_trial
-from topr_trl.pipeline.trial_split import GIVEN_LOG_MU, Split, split
 from topr_trl.settings.shared import CurationArguments
 
 
@@ -60,13 +60,12 @@ def trial(source, out, **more):
 
 
 def splitting(source, out, **more):
-    given = trial(source, out, **more)
-    return split(given, Path(source), out / "rows", {arm.name: arm.settings for arm in ARMS})
+    return Split(trial(source, out, **more), {arm.name: arm.settings for arm in ARMS}).run()
 
 
 def test_held_out_problems_are_not_trained_on(scored, tmp_path):
     found = splitting(scored, tmp_path)
-    assert (found.by_answers, found.rows) == (True, 16)
+    assert (found["by_answers"], found["rows"]) == (True, 16)
     training, problems = load_rows(tmp_path / "rows" / "training"), read_table(tmp_path / "rows" / "problems.parquet")
     assert (len(training), len(problems)) == (16, 3)
     assert not set(training["prompt"]) & set(problems["prompt"])
@@ -82,7 +81,7 @@ def test_held_out_rows_keep_their_rewards_and_the_log_mu_that_they_brought(score
     rows = load_rows(scored).remove_columns(["answer", "problem_id"])
     own = [[-0.5] * len(ids) for ids in rows["completion_ids"]]
     save_rows(rows.add_column("mu_logps", own), tmp_path / "logged")
-    assert splitting(tmp_path / "logged", tmp_path / "out").by_answers is False
+    assert splitting(tmp_path / "logged", tmp_path / "out")["by_answers"] is False
     held_out, training = (load_rows(tmp_path / "out" / "rows" / name) for name in ("held-out", "training"))
     assert len(held_out) == 12
     assert sorted(set(held_out["problem_id"])) == [0, 1, 2]
@@ -94,17 +93,9 @@ def test_held_out_rows_keep_their_rewards_and_the_log_mu_that_they_brought(score
 
 def test_another_task_is_another_split(scored, tmp_path):
     save_rows(load_rows(scored), tmp_path / "logged")  # without a manifest, which would name the task
-    assert splitting(tmp_path / "logged", tmp_path).by_answers is True
+    assert splitting(tmp_path / "logged", tmp_path)["by_answers"] is True
     with pytest.raises(ValueError, match=r"task: 'gsm8k' there, 'math' now"):
         splitting(tmp_path / "logged", tmp_path, task="math")
-
-
-def test_completions_that_are_token_ids_are_weighted(scored, tmp_path):
-    rows = load_rows(scored)
-    ids = rows["completion_ids"][:]
-    rows = rows.select_columns(["prompt", "answer", "reward"]).add_column("completion", ids)
-    save_rows(rows, tmp_path / "ids")
-    assert splitting(tmp_path / "ids", tmp_path).by_answers is False
 
 
 def test_rows_that_have_been_through_the_stages(scored, tmp_path):
@@ -136,7 +127,7 @@ def test_labels_are_rewards(scored, tmp_path):
 def test_settings_that_are_the_same_on_these_rows_are_not_tried(scored, tmp_path, rewards, left_out):
     rows = load_rows(scored).remove_columns("reward")
     save_rows(rows.add_column("reward", (rewards * 24)[:48]), tmp_path / "logged")
-    found = splitting(tmp_path / "logged", tmp_path / "out", test_by="rewards").settings
+    found = splitting(tmp_path / "logged", tmp_path / "out", test_by="rewards")["settings"]
     assert set(found) == {arm.name for arm in ARMS} - left_out
 
 
@@ -147,26 +138,23 @@ def test_repeated_positives_have_as_many_steps_as_the_others():
     assert rewards == pytest.approx([0.6] * 5)
 
 
-def test_a_judge_that_is_not_that_of_the_rows_is_not_used(scored, tmp_path):
-    rows = load_rows(scored).remove_columns("answer")
-    save_rows(rows.add_column("answer", ["assert f(1) == 2"] * len(rows)), tmp_path / "programs")
-    assert splitting(tmp_path / "programs", tmp_path / "out").by_answers is False
-    with pytest.raises(ValueError, match=r"the judge of the task gsm8k agrees with the rewards of \d+% of the rows"):
-        splitting(tmp_path / "programs", tmp_path / "other", test_by="answers")
-
-
-def test_rows_without_answers_are_tested_by_their_rewards(scored, tmp_path):
-    """An import writes an empty column `answer` if its format can have answers and the file has none."""
-    rows = load_rows(scored).remove_columns("answer")
-    save_rows(rows.add_column("answer", [None] * len(rows), feature=Value("string")), tmp_path / "rewarded")
-    assert splitting(tmp_path / "rewarded", tmp_path / "out").by_answers is False
-
-
-def test_a_missing_completion_leaves_the_test_to_the_rewards(scored, tmp_path):
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("answer", lambda row: "assert f(1) == 2"),  # The judge does not agree with the rewards.
+        ("answer", lambda row: None),  # An import writes an empty column if its format can have answers.
+        ("completion", lambda row: None if row["sample_id"] == 0 else row["completion"]),
+        ("completion", lambda row: row["completion_ids"]),
+    ],
+)
+def test_rows_that_the_judge_cannot_judge_are_tested_by_their_rewards(scored, tmp_path, column, value):
     rows = load_rows(scored)
-    texts = [None if i % 4 == 0 else text for i, text in enumerate(rows["completion"])]
-    save_rows(rows.remove_columns("completion").add_column("completion", texts), tmp_path / "missing")
-    assert splitting(tmp_path / "missing", tmp_path / "out").by_answers is False
+    values = [value(row) for row in rows]
+    feature = None if any(values) else Value("string")
+    save_rows(rows.remove_columns(column).add_column(column, values, feature=feature), tmp_path / "given")
+    assert splitting(tmp_path / "given", tmp_path / "out")["by_answers"] is False
+    with pytest.raises(ValueError, match=r"test_by='answers': (the judge of the task gsm8k agrees|the rows need)"):
+        splitting(tmp_path / "given", tmp_path / "other", test_by="answers")
 
 
 # A value other than the default for each setting that determines the trained weights.
@@ -218,7 +206,7 @@ def test_a_trial_that_cannot_run_is_refused_first(scored, tmp_path):
     save_rows(rows.filter(lambda row: row["problem_id"] < 5), tmp_path / "few")
     with pytest.raises(ValueError, match=r"needs rows of at least 6 problems, .*few has 5"):
         splitting(tmp_path / "few", tmp_path)
-    assert not list((tmp_path / "rows").glob("*"))  # The user can then try other rows.
+    assert not manifest.results(tmp_path / "rows")  # The user can then try other rows.
     save_rows(rows.remove_columns("answer"), tmp_path / "unknown")
     with pytest.raises(ValueError, match=r"need the columns prompt and answer \(text\) and completion"):
         splitting(tmp_path / "unknown", tmp_path, test_by="answers")
@@ -350,7 +338,7 @@ def test_greedy_answers_are_in_the_order_of_the_problems(scored, tmp_path, monke
     greedy = replace(samples, greedy_P=np.array([False, True, False]))
     for greedy_P, expected in ((greedy.greedy_P, [True, False, False]), (None, None)):
         monkeypatch.setattr(trials, "read_samples", lambda rows, right=greedy_P: replace(samples, greedy_P=right))
-        outcome = trials.outcome_of(trial(scored, tmp_path), Split(True, 16, [], ""), [None])
+        outcome = trials.outcome_of(trial(scored, tmp_path), {"by_answers": True, "rows": 16}, [None])
         assert outcome.sampled[None].tolist() == [0.0, 1.0, 1.0]
         assert outcome.greedy == {} if expected is None else outcome.greedy[None].tolist() == expected
 
@@ -359,7 +347,7 @@ def test_held_out_problems_get_a_greedy_completion(scored, tmp_path):
     with pytest.raises(ValueError, match="decode='sample'"):
         trial(scored, tmp_path, greedy=False)
     for more, expected in (({}, True), ({"greedy": False, "decode": "sample"}, False)):
-        sample, _ = trials.steps_of(trial(scored, tmp_path, **more), Split(True, 16, [], ""), [None])
+        sample, _ = trials.steps_of(trial(scored, tmp_path, **more), {"by_answers": True, "rows": 16}, [None])
         assert sample.stage.args.greedy == expected
 
 
@@ -420,16 +408,3 @@ def test_a_trial(scored, tmp_path, here, capsys, test_by):
         held_out = load_rows(out / "rows" / "held-out")
         assert before["mean"] == pytest.approx(np.mean(held_out["reward"]), abs=1e-4)
         assert before["effective_samples"] == pytest.approx(4, abs=1e-4)
-
-
-def test_a_trial_is_started_in_one_process(scored, tmp_path, monkeypatch):
-    now = trial(scored, tmp_path)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="Start topr trial in one process"):
-        run_trial(now)
-
-
-def test_settings_that_a_trial_tries_are_not_set(tmp_path):
-    for name in ("preset", "baseline", "effective_positive_share"):
-        with pytest.raises(ValueError, match=f"This command has no setting --{name}. It is a setting of topr"):
-            main.main(["trial", f"--{name}", "1"])

@@ -11,7 +11,8 @@ from reference import fresh_model, of_level
 from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer
 from topr_trl.data.batch_samplers import StepsSortedByLength
 from topr_trl.data.tokenization import tokenizer_of
-from topr_trl.loss import RATIO_LEVELS, topr_loss
+from topr_trl.limits import RATIO_LEVELS
+from topr_trl.loss import topr_loss
 from topr_trl.tasks import arithmetic
 from topr_trl.trainers import log_mu, training_warnings
 from topr_trl.trainers.fingerprints import mu_fingerprint

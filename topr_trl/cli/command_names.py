@@ -56,13 +56,6 @@ COMMANDS = {
     "evaluate": Command("cli.evaluate:evaluate_command"),  # It may have to sample and score before the stage.
 }  # fmt: skip
 _ORDER = ("iterate", "trial", "import", "sample", "score", "curate", "log-mu", "train", "evaluate")
-_SRUN = "Let srun choose the machines in sampling_launcher and training_launcher, as in examples/slurm."
-_HINTS = {
-    "sampling_hosts": _SRUN,
-    "training_hosts": _SRUN,
-    "retries": "Run a stopped command again, and it continues. On Slurm, #SBATCH --requeue does this.",
-    "resume_from_checkpoint": "Run a stopped command again, and it continues from its last checkpoint.",
-}
 
 
 def commands() -> dict[str, str]:
@@ -157,8 +150,8 @@ def refuse_unknown(command: str, given: Sequence[str], index: Mapping[str, Any])
 
 def _hint(command: str, name: str, names: Collection[str], others: Sequence[str]) -> str:
     """Return a hint about a setting that a command does not take. `others` are the commands that take it."""
-    if name in _HINTS:
-        return _HINTS[name]
+    if name == "resume_from_checkpoint":
+        return "Run a stopped command again, and it continues from its last checkpoint."
     if others:
         return f"It is a setting of topr {', '.join(others)}."
     if similar := get_close_matches(name, names, 1):

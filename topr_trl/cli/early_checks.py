@@ -1,17 +1,21 @@
-"""Check paths, packages and columns before the imports of PyTorch and TRL, which take seconds.
+"""Check paths, choices, packages and columns before the imports of PyTorch and TRL, which take seconds.
 
 Commands check again what Python users can also get wrong.
 """
 
 import json
+import warnings
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from topr_trl.cli.command_names import values_given
-from topr_trl.settings.checks import check_model_folder
+from topr_trl.settings.checks import check_choice, check_model_folder
 from topr_trl.settings.import_settings import IMPORT_SETTINGS
+from topr_trl.settings.shared import TOPRArguments
 
 _PATHS = ("input", "rows", "compare", "accelerate_config", "sampling_python", "rewards", "requests")
 _TABLES = ("dataset_name", "test_dataset_name")  # names of datasets on the Hub, or files with these endings
@@ -27,7 +31,13 @@ _WITH_MODEL = ("iterate", "trial", "sample", "log-mu", "train", "evaluate")
 _IMPORTING = ("iterate", "trial", "curate", "log-mu", "train")
 
 
-def check_early(command: str, given: Sequence[str], config: Mapping[str, Any], names: Collection[str]) -> None:
+def check_early(
+    command: str,
+    given: Sequence[str],
+    config: Mapping[str, Any],
+    names: Collection[str],
+    choices: Mapping[str, Sequence[str]],
+) -> None:
     """Check the arguments of a command.
 
     Args:
@@ -35,13 +45,15 @@ def check_early(command: str, given: Sequence[str], config: Mapping[str, Any], n
         given (`Sequence[str]`): Arguments after the name.
         config (`Mapping`): Settings in the YAML file.
         names (`Collection[str]`): Names of the command's settings.
+        choices (`Mapping`): Values that settings of the command can have, by the name of the setting.
 
     Raises:
         FileNotFoundError: a file or folder does not exist.
         ImportError: a package is not installed.
-        ValueError: the rows lack a column.
+        ValueError: a value is not one of the choices, or the rows lack a column.
     """
     values = {name: value for name, value in {**config, **values_given(given)}.items() if name in names}
+    _check_choices(values, choices)
     _check_paths(values)
     samples = not (command == "evaluate" and values.get("input") is not None)  # `evaluate` with rows loads no model.
     if command in _WITH_MODEL and "model_name_or_path" in values and samples:
@@ -52,6 +64,17 @@ def check_early(command: str, given: Sequence[str], config: Mapping[str, Any], n
     is_imported = command in _IMPORTING and any(values.get(name) is not None for name in IMPORT_SETTINGS)
     if command in _USES and rows is not None and not is_imported:
         _check_columns(command, Path(str(rows)), by_functions="reward_funcs" in values)
+
+
+def _check_choices(values: Mapping[str, Any], choices: Mapping[str, Sequence[str]]) -> None:
+    """Check values that are names, such as that of a curation rule, with the rules of the trainers and the commands."""
+    given: dict[str, Any] = {name: value for name, value in values.items() if isinstance(value, str)}
+    check_choice(SimpleNamespace(**given), **{name: each for name, each in choices.items() if name in given})
+    of_trainer = {field.name for field in fields(TOPRArguments) if field.type is str} & set(given)
+    settings = TOPRArguments(**{name: given[name] for name in of_trainer})
+    with warnings.catch_warnings(action="ignore"):  # The command warns again.
+        settings.validate_loss()
+    settings.validate_curation()
 
 
 def _check_paths(values: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from topr_trl.data.tables import columns_of, shards_of
 from topr_trl.data.usable_rows import check_usable, is_scored
 from topr_trl.evaluation.answers import encode, read_samples, run_names
-from topr_trl.evaluation.bootstrap import matched
+from topr_trl.evaluation.bootstrap import matched, matching_order
 from topr_trl.evaluation.rewards import read_reward_samples
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.model_loading import model_path
@@ -110,15 +110,10 @@ def _score(args: EvaluateArguments, source: Path, into: Path) -> None:
 def _check_same_problems(args: EvaluateArguments, second: Path) -> None:
     """Raise a ValueError if the rows of `second` are not for the test problems. This check runs before sampling."""
     problems = load_problems(args, "test")
-    if "answer" not in problems.column_names or not has_answers(second):
-        compared = read_reward_samples(second)
-        if lacking := set(problems["problem_id"]) ^ set(compared.problem_ids):
-            raise ValueError(
-                f"{second} does not have the same prompts as {args.test_dataset_name or args.dataset_name}: "
-                f"{len(lacking)} prompts are in only one of them. Evaluate both on the same prompts."
-            )
-        return
-    # `matched` raises a ValueError if the problems or their correct answers differ. It needs a run, so encode one
-    # completion without an answer for each problem.
-    nothing = [[None] for _ in range(len(problems))]
-    matched(encode(nothing, problems["answer"][:], problem_ids=problems["problem_id"][:]), read_samples(second))
+    ids = problems["problem_id"][:]
+    with naming(second):
+        if "answer" not in problems.column_names or not has_answers(second):
+            matching_order(ids, read_reward_samples(second).problem_ids)
+        else:  # `matched` needs a run, so encode one completion without an answer for each problem.
+            nothing = [[None] for _ in ids]
+            matched(encode(nothing, problems["answer"][:], problem_ids=ids), read_samples(second))

@@ -38,7 +38,8 @@ def console() -> None:
         message = " ".join(str(error).split())
         sys.exit(f"topr {arguments[0]}: {message} (--debug shows where)")
     except KeyboardInterrupt:
-        print(f"\ntopr {arguments[0]}: stopped. Run the same command again to continue.", file=sys.stderr)
+        again = "The same command continues from the last saved shard or checkpoint, or starts over if there is none."
+        print(f"\ntopr {arguments[0]}: stopped. {again}", file=sys.stderr)
         sys.exit(130)
     if is_one_of_several():
         # All files are written, so exit without shutting gloo down. If gloo shuts down while another process is still
@@ -106,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     refuse_unknown(command, given, index)
     from topr_trl.cli.early_checks import check_early  # imports huggingface_hub, which reads HF_HOME
 
-    check_early(command, given, config, index["settings"][command])
+    check_early(command, given, config, index["settings"][command], index["choices"][command])
     if command == "look":  # without torch and TRL
         from topr_trl.report.look import LookArguments, look_command
 

@@ -1,8 +1,9 @@
 """Run `topr plan`, which estimates GPU memory and the times of sampling and training without loading a model."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from inspect import get_annotations
 from textwrap import fill
-from typing import Any
+from typing import Any, get_type_hints
 
 from tabulate import tabulate
 from transformers import AutoConfig, LlamaConfig, PretrainedConfig, Qwen3Config
@@ -40,11 +41,10 @@ KNOWN = {
 
 
 @dataclass
-class PlanArguments:
-    """Settings of `topr plan`.
+class PlanArguments(IterateArguments):
+    """Settings of `topr plan`: the settings of the loop in `PLAN_SETTINGS`, and those of the machines.
 
-    The command also accepts the YAML file of `topr iterate`. It uses the settings that both commands have, and ignores
-    the others.
+    The command also accepts the YAML file of `topr iterate`, and ignores its other settings.
     """
 
     model_name_or_path: str = field(
@@ -58,60 +58,22 @@ class PlanArguments:
     mfu: float = field(default=0.4, metadata={"help": "Share of the peak TFLOPS that a GPU reaches."})
     gpu_bandwidth: float = field(default=3.35, metadata={"help": "Memory bandwidth of a GPU in TB/s (H100 SXM: 3.35)."})
     mbu: float = field(default=0.6, metadata={"help": "Share of the bandwidth that sampling reaches."})
-    optim: str = field(default=IterateArguments.optim, metadata={"help": f"Optimizer: {', '.join(OPTIMIZERS)}."})
-    use_peft: bool = field(
-        default=IterateArguments.use_peft, metadata={"help": "Train an adapter. Needs lora_parameters."}
-    )
     lora_parameters: int | None = field(default=None, metadata={"help": "Number of trained parameters. Default: all."})
-    load_in_4bit: bool = field(
-        default=IterateArguments.load_in_4bit, metadata={"help": "Store the frozen linear layers in 4 bits (QLoRA)."}
-    )
-    per_device_train_batch_size: int = field(
-        default=IterateArguments.per_device_train_batch_size, metadata={"help": "Number of rows per GPU and batch."}
-    )
     prompt_tokens: int = field(
         default=1_024, metadata={"help": "Number of tokens per prompt. The default is for 8-shot GSM8K."}
     )
-    max_new_tokens: int = field(
-        default=IterateArguments.max_new_tokens, metadata={"help": "Number of tokens per completion."}
-    )
-    gradient_checkpointing: bool = field(
-        default=getattr(IterateArguments, "gradient_checkpointing", True),  # transformers 6 will remove it
-        metadata={"help": "Keep only the inputs of layers, and recompute other activations."},
+    gradient_checkpointing: bool = field(  # transformers 6 will remove it
+        default=True, metadata={"help": "Keep only the inputs of layers, and recompute other activations."}
     )
     num_train_problems: int | None = field(
         default=None, metadata={"help": f"Number of problems per iteration. Default: GSM8K's {GSM8K_PROBLEMS:,}."}
     )
-    num_generations: int = field(
-        default=IterateArguments.num_generations, metadata={"help": "Number of completions per problem."}
-    )
-    curation: str = field(
-        default=IterateArguments.curation, metadata={"help": f"Curation rule: {', '.join(CURATIONS)}."}
-    )
-    iteration_size: int | None = field(
-        default=IterateArguments.iteration_size,
-        metadata={"help": "Maximum number of rows to train on per iteration. Default: the size of the curation rule."},
-    )
     num_test_problems: int | None = field(
         default=None, metadata={"help": f"Number of test problems. Default: GSM8K's {GSM8K_TESTS:,}."}
     )
-    num_generations_eval: int = field(
-        default=IterateArguments.num_generations_eval, metadata={"help": "Number of completions per test problem."}
-    )
-    greedy: bool = field(
-        default=IterateArguments.greedy,
-        metadata={"help": "Count one more completion per test problem, at temperature 0."},
-    )
-    overlap: int = field(
-        default=IterateArguments.overlap,
-        metadata={"help": "If above 0, also show how to divide the GPUs between sampling and training."},
-    )
-    vllm_tensor_parallel_size: int = field(
-        default=IterateArguments.vllm_tensor_parallel_size, metadata={"help": "Number of GPUs per vLLM engine."}
-    )
 
     def __post_init__(self) -> None:
-        check_types(self, PlanArguments)
+        check_types(self, PlanArguments, but=set(get_type_hints(PlanArguments)) - set(PLAN_SETTINGS))
         counts = ("nodes", "gpus", "per_device_train_batch_size", "prompt_tokens", "max_new_tokens",
                   "num_train_problems", "num_generations", "iteration_size", "vllm_tensor_parallel_size",
                   "num_generations_eval")  # fmt: skip
@@ -168,6 +130,12 @@ class PlanArguments:
         return self.num_train_problems or GSM8K_PROBLEMS
 
     @property
+    def completions(self) -> tuple[int, int]:
+        """Return the number of completions per iteration for the problems, and for the test problems."""
+        tested = GSM8K_TESTS if self.num_test_problems is None else self.num_test_problems
+        return self.problems * self.num_generations, tested * (self.num_generations_eval + self.greedy)
+
+    @property
     def trained_rows(self) -> int:
         """Return the maximum number of trained rows per iteration. The exact number depends on the rewards."""
         sampled = self.problems * self.num_generations
@@ -175,6 +143,13 @@ class PlanArguments:
             return self.iteration_size or sampled
         largest = round(ROWS_PER_PROBLEM * self.problems) if self.curation == "anna_karenina" else sampled
         return min(self.iteration_size or largest, sampled)
+
+
+PLAN_SETTINGS = (
+    *get_annotations(PlanArguments), "optim", "use_peft", "load_in_4bit", "per_device_train_batch_size",
+    "max_new_tokens", "num_generations", "curation", "iteration_size", "num_generations_eval", "greedy", "overlap",
+    "vllm_tensor_parallel_size",
+)  # fmt: skip
 
 
 def plan_command(args: PlanArguments) -> None:
@@ -217,15 +192,15 @@ def _load_config(model: str) -> PretrainedConfig:
 def _describe_settings(args: PlanArguments, shape: Shape) -> str:
     trained = "" if args.lora_parameters is None else f", {args.lora_parameters / 1e6:,.0f} million trained"
     trained += ", linear layers in 4 bits" * args.load_in_4bit
-    assumed = [f"{f.name}={f.default}" for f in fields(args) if f.default and getattr(args, f.name) == f.default]
+    defaults = {name: getattr(PlanArguments, name) for name in PLAN_SETTINGS}
+    assumed = [f"{name}={value}" for name, value in defaults.items() if value and getattr(args, name) == value]
     if args.num_train_problems is None:
         assumed.append(f"num_train_problems={GSM8K_PROBLEMS} (GSM8K)")
-    defaults = fill(f"Defaults: {', '.join(assumed)}", 120)
     return (
         f"{args.model_name_or_path}: {shape.total / 1e9:.2f} billion parameters{trained}; {args.nodes} x {args.gpus} "
         f"GPUs of {args.gpu_memory:g} GiB; {args.per_device_train_batch_size} x {args.row_tokens:,} tokens per GPU; "
         f"{args.optim}; gradient checkpointing {'on' if args.gradient_checkpointing else 'off'}\n"
-        f"{defaults}"
+        + fill(f"Defaults: {', '.join(assumed)}", 120)
     )
 
 
@@ -278,22 +253,21 @@ def _describe_times(args: PlanArguments, shape: Shape) -> str:
     sequences = _sequences_per_engine(args, shape)
     room = f"room for {sequences:,} sequences of {args.row_tokens:,} tokens per engine"
     step = args.per_device_train_batch_size * args.all_gpus
-    row = _training_hours(args, shape, args.all_gpus) / args.trained_rows * 3600
-    completions, tested = args.problems * args.num_generations, _test_completions(args)
+    completions, tested = args.completions
+    sampling, log_mu, training = _hours(args, shape, args.all_gpus, completions)
     lines = [
         f"vLLM, {engine_gpus} {'GPU' if engine_gpus == 1 else 'GPUs'} per engine: weights "
         f"{weights / engine_gpus / GIB:.1f} GiB per GPU, "
         f"{room if sequences > 0 else 'which does not fit: raise vllm_tensor_parallel_size'}",
-        f"A step of {step:,} rows: {row * step:.2f} s at {args.mfu:.0%} of the peak",
+        f"A step of {step:,} rows: {training * 3600 * step / args.trained_rows:.2f} s at {args.mfu:.0%} of the peak",
         f"An iteration: {completions:,} completions, {completions * args.max_new_tokens / 1e6:,.0f} million tokens "
-        f"sampled; log μ of at most {args.trained_rows:,} rows {_log_mu_hours(args, shape, args.all_gpus):.2f} h; "
-        f"training {row * args.trained_rows / 3600:.2f} h",
+        f"sampled; log μ of at most {args.trained_rows:,} rows {log_mu:.2f} h; "
+        f"training {training:.2f} h",
     ]
     if sequences > 0:
-        hours = [_sampling_hours(args, shape, args.all_gpus, n) for n in (completions, tested)]
         lines.append(
-            f"Sampling at {args.mbu:.0%} of the bandwidth, all completions of full length: {hours[0]:.2f} h, and "
-            f"{hours[1]:.2f} h for {tested:,} test completions"
+            f"Sampling at {args.mbu:.0%} of the bandwidth, all completions of full length: {sampling:.2f} h, and "
+            f"{_hours(args, shape, args.all_gpus, tested)[0]:.2f} h for {tested:,} test completions"
         )
     return "\n".join(lines)
 
@@ -305,7 +279,7 @@ def _describe_divisions(args: PlanArguments, shape: Shape) -> str:
     # Divide a single node into whole engines, and several nodes into whole nodes.
     unit = args.vllm_tensor_parallel_size if args.nodes == 1 else args.gpus
     found = {
-        n: _hours_of_sides(args, shape, n)
+        n: _hours_of_sides(args, shape, n, args.all_gpus - n)
         for n in range(unit, args.all_gpus, unit)
         if _fits_divided(args, shape, n, args.all_gpus - n)
     }
@@ -359,22 +333,10 @@ def _fits_divided(args: PlanArguments, shape: Shape, training_gpus: int, samplin
     )
 
 
-def _hours_of_sides(
-    args: PlanArguments, shape: Shape, training_gpus: int, sampling_gpus: int = 0
-) -> tuple[float, float]:
-    """Return the hours per iteration of the sampling side (sampling, log μ, test) and of the training side.
-
-    By default, the sampling side has all GPUs that do not train.
-    """
-    gpus = sampling_gpus or args.all_gpus - training_gpus
-    completions = args.problems * args.num_generations + _test_completions(args)
-    sampling = _sampling_hours(args, shape, gpus, completions) + _log_mu_hours(args, shape, gpus)
-    return sampling, _training_hours(args, shape, training_gpus)
-
-
-def _test_completions(args: PlanArguments) -> int:
-    problems = GSM8K_TESTS if args.num_test_problems is None else args.num_test_problems
-    return problems * (args.num_generations_eval + args.greedy)
+def _hours_of_sides(args: PlanArguments, shape: Shape, training: int, sampling: int) -> tuple[float, float]:
+    """Return the hours per iteration of the two sides: sampling with log μ and tests, and training."""
+    hours = _hours(args, shape, sampling, sum(args.completions))
+    return hours[0] + hours[1], _hours(args, shape, training, 0)[2]
 
 
 def _sequences_per_engine(args: PlanArguments, shape: Shape) -> int:
@@ -384,27 +346,17 @@ def _sequences_per_engine(args: PlanArguments, shape: Shape) -> int:
     return int(free / (cache_bytes(shape) * args.row_tokens))
 
 
-def _sampling_hours(args: PlanArguments, shape: Shape, gpus: int, completions: int) -> float:
-    if completions == 0:
-        return 0.0
-    engine_gpus = args.vllm_tensor_parallel_size
+def _hours(args: PlanArguments, shape: Shape, gpus: int, completions: int) -> tuple[float, float, float]:
+    """Return the hours that GPUs need to sample the completions, to compute log μ, and to train."""
+    flops, engine_gpus = args.gpu_tflops * 1e12 * args.mfu, args.vllm_tensor_parallel_size
+    rows = args.trained_rows / (flops * gpus) / 3600
+    log_mu = rows * forward_flops(shape, args.row_tokens)
+    training = rows * training_flops(shape, args.row_tokens, args.gradient_checkpointing)
     sequences = min(_sequences_per_engine(args, shape), -(-completions * engine_gpus // gpus))
+    if sequences <= 0:
+        return 0.0, log_mu, training
     seconds = decoding_seconds(
         shape, sequences, args.prompt_tokens + args.max_new_tokens / 2,
-        args.gpu_bandwidth * 1e12 * args.mbu * engine_gpus, args.gpu_tflops * 1e12 * args.mfu * engine_gpus,
+        args.gpu_bandwidth * 1e12 * args.mbu * engine_gpus, flops * engine_gpus,
     )  # fmt: skip
-    return completions / sequences * args.max_new_tokens * seconds / (gpus / engine_gpus) / 3600
-
-
-def _log_mu_hours(args: PlanArguments, shape: Shape, gpus: int) -> float:
-    return args.trained_rows * forward_flops(shape, args.row_tokens) / _flops_per_second(args, gpus) / 3600
-
-
-def _training_hours(args: PlanArguments, shape: Shape, gpus: int) -> float:
-    of_a_row = training_flops(shape, args.row_tokens, args.gradient_checkpointing)
-    return args.trained_rows * of_a_row / _flops_per_second(args, gpus) / 3600
-
-
-def _flops_per_second(args: PlanArguments, gpus: int) -> float:
-    """Return the floating-point operations per second that `gpus` GPUs reach together in practice."""
-    return args.gpu_tflops * 1e12 * args.mfu * gpus
+    return completions / sequences * args.max_new_tokens * seconds / (gpus / engine_gpus) / 3600, log_mu, training

@@ -10,13 +10,15 @@ import torch
 from trl import TrlParser
 
 from topr_trl.cli.command_names import COMMANDS, load_object, read_config, settings_given
+from topr_trl.cli.memory_plan import PLAN_SETTINGS
 from topr_trl.pipeline import stages
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import LOOP_SETTINGS, TRIAL_SETTINGS, field_names
 from topr_trl.settings.checks import check_type
 from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
 
-_SUBSETS = {"iterate": LOOP_SETTINGS, "trial": TRIAL_SETTINGS}  # commands that take only some fields of their dataclass
+# Commands that take only some fields of their dataclass.
+_SUBSETS = {"iterate": LOOP_SETTINGS, "trial": TRIAL_SETTINGS, "plan": PLAN_SETTINGS}
 _UNDECLARED_TYPES = {"debug": NoneType, "fsdp": bool}  # types that transformers accepts but does not declare
 
 
@@ -78,6 +80,12 @@ def flags_of(command: str) -> set[str]:
     given = [field.metadata.get("aliases", []) for field in fields(settings_class(command))]
     aliases = [alias[2:] for names in given for alias in ([names] if isinstance(names, str) else names)]
     return {*aliases, *(f"no_{name}" for name in settings_of(command))}
+
+
+def choices_of(command: str) -> dict[str, list[str]]:
+    """Return the values that settings of a command can have, by the name of the setting."""
+    own = [field for field in fields(settings_class(command)) if field.name in settings_of(command)]
+    return {field.name: list(field.metadata["choices"]) for field in own if "choices" in field.metadata}
 
 
 def select_fields(kind: type, names: Sequence[str]) -> type:

@@ -24,9 +24,9 @@ def read_index() -> dict[str, Any] | None:
     """Read the index.
 
     Returns:
-        `dict` or `None`: names of settings (`settings`), other options (`flags`), and short and full help (`help`),
-            each by command. None without an index for the current code and stages of the package, and the current
-            versions of TRL, transformers and Python.
+        `dict` or `None`: names of settings (`settings`), their choices (`choices`), other options (`flags`), and
+            short and full help (`help`), each by command. None without an index for the current code and stages of the
+            package, and the current versions of TRL, transformers and Python.
     """
     try:
         found: dict[str, Any] = json.loads(_index_file().read_text(encoding="utf-8"))
@@ -42,7 +42,7 @@ def write_index() -> dict[str, Any]:
         `dict`: the index, see `read_index`.
     """
     from topr_trl.cli.help import format_help
-    from topr_trl.cli.parsing import flags_of, settings_of
+    from topr_trl.cli.parsing import choices_of, flags_of, settings_of
     from topr_trl.data.tables import atomic_write
 
     path, known = _index_file(), commands()
@@ -50,6 +50,7 @@ def write_index() -> dict[str, Any]:
         "made_with": _versions(),
         "settings": {name: settings_of(name) for name in known},
         "flags": {name: sorted(flags_of(name)) for name in known},
+        "choices": {name: choices_of(name) for name in known},
         "help": {
             name: [format_help(name, text), format_help(name, text, everything=True)] for name, text in known.items()
         },

@@ -201,9 +201,8 @@ def samples_of(rows: Dataset) -> Samples:
     check_usable(columns, "answers")
     if len(rows) == 0:
         raise ValueError("There is no row to evaluate.")
-    by_id, rows_of = "problem_id" in columns, dict[ProblemId, list[int]]()
-    for i, problem in enumerate(id_column(rows, "problem_id").tolist() if by_id else _named(rows)):
-        rows_of.setdefault(problem, []).append(i)
+    ids = id_column(rows, "problem_id").tolist() if "problem_id" in columns else _named(rows)
+    rows_of, sampled, greedy, temperatures = rows_by_problem(rows, ids)
     truths = _one_value_each(text_column(rows, "answer"), rows_of, "answer")
     extracted = text_column(rows, "extracted", may_be_empty=True)
     verdicts = verdict_column(rows) if "verdict" in columns else None
@@ -217,8 +216,6 @@ def samples_of(rows: Dataset) -> Samples:
         wrong = extracted[i] if extracted[i] != truth else f"{truth} (incorrect)"
         return None if verdicts[i] == INVALID else wrong or None
 
-    temperatures = temperatures_of(rows)
-    sampled, greedy = without_greedy(rows_of, temperatures)
     answers = [[answer_of(i, truth) for i in place] for place, truth in zip(sampled, truths, strict=True)]
     scores = None
     if "score" in columns:
@@ -226,12 +223,30 @@ def samples_of(rows: Dataset) -> Samples:
         scores = [[column[i] for i in place] for place in sampled]
     groups = {name: _one_value_each(_names(rows, name), rows_of, name) for name in GROUPINGS if name in columns}
     right = [answer_of(i, truth) == truth for i, truth in zip(greedy, truths, strict=False)]
-    known = {temperatures[i] for place in sampled for i in place}
     return replace(
         encode(answers, truths, scores, list(rows_of), groups),
         greedy_P=np.array(right) if greedy else None,
-        temperatures=[] if None in known else sorted(value for value in known if value is not None),
+        temperatures=temperatures,
     )
+
+
+def rows_by_problem(
+    rows: Dataset, ids: Sequence[ProblemId]
+) -> tuple[dict[ProblemId, list[int]], list[list[int]], list[int], list[float]]:
+    """Return the positions of rows by problem, of samples, and of greedy rows, and the temperatures of the samples.
+
+    The temperatures are distinct and in ascending order. There are none if a sample's temperature is unknown.
+
+    Raises:
+        ValueError: a temperature is no number, or a problem has no greedy row or several (see `without_greedy`).
+    """
+    rows_of: dict[ProblemId, list[int]] = {}
+    for i, problem in enumerate(ids):
+        rows_of.setdefault(problem, []).append(i)
+    temperatures = temperatures_of(rows)
+    sampled, greedy = without_greedy(rows_of, temperatures)
+    known = {temperatures[i] for place in sampled for i in place}
+    return rows_of, sampled, greedy, [] if None in known else sorted(value for value in known if value is not None)
 
 
 def temperatures_of(rows: Dataset) -> list[float | None]:

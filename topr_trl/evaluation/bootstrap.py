@@ -1,11 +1,12 @@
 """Compare runs with a paired bootstrap over their problems."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from topr_trl.evaluation.answers import Samples
+from topr_trl.evaluation.answers import ProblemId, Samples
 from topr_trl.evaluation.estimates import powers_of_two
 from topr_trl.evaluation.pass_and_maj_at_k import expected_maj, expected_pass
 
@@ -156,22 +157,30 @@ def compare(first: Samples, second: Samples, seed: int = 0) -> dict[str, Differe
     return dict(zip(values[0], paired_bootstrap(first_PM, second_PM, seed), strict=True))
 
 
+def matching_order(first: Sequence[ProblemId], second: Sequence[ProblemId]) -> list[int]:
+    """Return the place in the second run of each problem of the first run.
+
+    Raises:
+        ValueError: the runs differ in their problems.
+    """
+    place = {problem: i for i, problem in enumerate(second)}
+    if lacking := set(first) ^ set(second):
+        counts = [len(lacking & set(problems)) for problems in (first, second)]
+        raise ValueError(
+            "The runs must have the same problems (by problem_id, or by prompt if neither run has that column): "
+            f"{counts[0]} of {len(first)} in the first are not in the second, {counts[1]} of {len(second)} in the "
+            "second are not in the first."
+        )
+    return [place[problem] for problem in first]
+
+
 def matched(first: Samples, second: Samples) -> Samples:
     """Return the second run with its problems in the order of the first run.
 
     Raises:
         ValueError: the runs differ in their problems, or in the true answers.
     """
-    place = {problem: i for i, problem in enumerate(second.problem_ids)}
-    lacking = [problem for problem in first.problem_ids if problem not in place]
-    more = set(place) - set(first.problem_ids)
-    if lacking or more:
-        raise ValueError(
-            "The runs must have the same problems (by problem_id, or by prompt if neither run has that column): "
-            f"{len(lacking)} of {first.num_problems} in the first are not in the second, {len(more)} of "
-            f"{second.num_problems} in the second are not in the first."
-        )
-    order = [place[problem] for problem in first.problem_ids]
+    order = matching_order(first.problem_ids, second.problem_ids)
     truths = [second.truths[i] for i in order]
     other = [problem for i, problem in enumerate(first.problem_ids) if first.truths[i] != truths[i]]
     if other:
@@ -179,7 +188,7 @@ def matched(first: Samples, second: Samples) -> Samples:
             f"The runs must have the same problems: {len(other)} of {first.num_problems} have a different correct "
             f"answer in the second, such as problem {other[0]!r}."
         )
+    greedy = second.greedy_P[order] if second.greedy_P is not None else None
     scores = second.scores_PS[order] if second.scores_PS is not None else None
     groups = {column: [names[i] for i in order] for column, names in second.groups.items()}
-    greedy = second.greedy_P[order] if second.greedy_P is not None else None
     return Samples(second.codes_PS[order], first.problem_ids, truths, scores, groups, greedy, second.temperatures)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import nan, sqrt
-from typing import Any
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from datasets import Dataset
@@ -46,6 +46,9 @@ class RewardEstimate(Estimate):
     def __str__(self) -> str:
         margin = f" ± {2 * self.standard_error:.3f}" if self.standard_error == self.standard_error else ""
         return f"{self.value:.3f}{margin}"
+
+
+SomeEstimate = TypeVar("SomeEstimate", bound=Estimate)
 
 
 @dataclass(frozen=True)
@@ -132,21 +135,22 @@ class Evaluation:
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "Evaluation":
         """Create an evaluation from the output of `to_dict`. Values of k may be text, because JSON keys are text."""
-        curves = {name: _curve(plain.get(name, {})) for name in ("pass_at", "maj_at", "weighted_sc_at", "best_at")}
-        groups = {
+        found = dict(plain)
+        for name in ("pass_at", "maj_at", "weighted_sc_at", "best_at"):
+            found[name] = _curve(Estimate, plain.get(name, {}))
+        found["best_reward_at"] = _curve(RewardEstimate, plain.get("best_reward_at", {}))
+        for name, kind in (("greedy", Estimate), ("reward", RewardEstimate), ("greedy_reward", RewardEstimate)):
+            found[name] = _estimate(kind, plain[name]) if plain.get(name) else None
+        found["groups"] = {
             column: {
-                name: Group(group["num_problems"], _estimate(group["pass_at_1"]), _curve(group["maj_at"]))
+                name: Group(
+                    group["num_problems"], _estimate(Estimate, group["pass_at_1"]), _curve(Estimate, group["maj_at"])
+                )
                 for name, group in members.items()
             }
             for column, members in plain.get("groups", {}).items()
-        }
-        greedy = plain.get("greedy")
-        rewards = {name: _reward_estimate(plain.get(name)) for name in ("reward", "greedy_reward")}
-        best = {int(k): _reward_estimate(estimate) for k, estimate in plain.get("best_reward_at", {}).items()}
-        return cls(
-            **{**plain, **curves, **rewards, "best_reward_at": best, "groups": groups,
-               "greedy": None if greedy is None else _estimate(greedy)}
-        )  # fmt: skip
+        }  # fmt: skip
+        return cls(**found)
 
 
 def shared_ks(curves: Sequence[Mapping[int, Estimate]]) -> list[int]:
@@ -154,17 +158,13 @@ def shared_ks(curves: Sequence[Mapping[int, Estimate]]) -> list[int]:
     return [k for k in curves[0] if all(k in other for other in curves)]
 
 
-def _estimate(plain: dict[str, Any]) -> Estimate:
+def _estimate(kind: type[SomeEstimate], plain: dict[str, Any]) -> SomeEstimate:
     error = plain["standard_error"]
-    return Estimate(plain["value"], nan if error is None else error)
+    return kind(plain["value"], nan if error is None else error)
 
 
-def _reward_estimate(plain: dict[str, Any] | None) -> RewardEstimate | None:
-    return None if plain is None else RewardEstimate(**asdict(_estimate(plain)))
-
-
-def _curve(plain: dict[Any, dict[str, Any]]) -> dict[int, Estimate]:
-    return {int(k): _estimate(estimate) for k, estimate in plain.items()}
+def _curve(kind: type[SomeEstimate], plain: dict[Any, dict[str, Any]]) -> dict[int, SomeEstimate]:
+    return {int(k): _estimate(kind, each) for k, each in plain.items()}
 
 
 def _without_nan(plain: Any) -> Any:
@@ -251,23 +251,10 @@ def _scores_of(samples: Samples) -> NDArray[np.float64]:
     return samples.scores_PS
 
 
-def evaluate(
-    samples: Samples,
-    pass_ks: Sequence[int] = (1,),
-    maj_ks: Sequence[int] = (),
-    seed: int = 0,
-    *,
-    weighted_sc_ks: Sequence[int] = (),
-    best_ks: Sequence[int] = (),
-) -> Evaluation:
-    """Evaluate S samples for each of P problems, and the greedy answers if there are any.
-
-    pass@k, maj@k and best@k are exact means over all draws of k of the S samples. Weighted self-consistency is
-    estimated from 100 draws, as in the paper, because its exact value is expensive for k > 1.
+class Measures(TypedDict, total=False):
+    """Arguments that [`evaluate_rows`], [`evaluate_samples`] and [`evaluate`] share, by keyword.
 
     Args:
-        samples ([`Samples`]):
-            Samples, with scores for `weighted_sc_ks` and `best_ks`.
         pass_ks (`Sequence[int]`, *optional*, defaults to `(1,)`):
             Values of k for pass@k, each in [1, S].
         maj_ks (`Sequence[int]`, *optional*, defaults to `()`):
@@ -275,12 +262,30 @@ def evaluate(
         seed (`int`, *optional*, defaults to `0`):
             Seed of the draws for weighted self-consistency.
         weighted_sc_ks (`Sequence[int]`, *optional*, defaults to `()`):
-            Values of k for weighted self-consistency, each in [1, S].
+            Values of k for weighted self-consistency, each in [1, S]. Needs scores.
         best_ks (`Sequence[int]`, *optional*, defaults to `()`):
-            Values of k for best@k, each in [1, S].
+            Values of k for best@k, each in [1, S]. Needs scores.
+    """
 
-    Returns:
-        [`Evaluation`]: the estimates.
+    pass_ks: Sequence[int]
+    maj_ks: Sequence[int]
+    seed: int
+    weighted_sc_ks: Sequence[int]
+    best_ks: Sequence[int]
+
+
+def evaluate(
+    samples: Samples,
+    pass_ks: Sequence[int] = (1,),
+    maj_ks: Sequence[int] = (),
+    seed: int = 0,
+    weighted_sc_ks: Sequence[int] = (),
+    best_ks: Sequence[int] = (),
+) -> Evaluation:
+    """Evaluate S samples for each of P problems, and the greedy answers if there are any. See [`Measures`].
+
+    pass@k, maj@k and best@k are exact means over all draws of k of the S samples. Weighted self-consistency is
+    estimated from 100 draws, as in the paper, because its exact value is expensive for k > 1.
 
     Raises:
         ValueError: a k is outside [1, S], or a measure needs scores and there are no scores.
@@ -343,14 +348,10 @@ def powers_of_two(limit: int) -> list[int]:
 def evaluate_samples(
     answers: Sequence[Sequence[str | None]],
     truths: Sequence[str],
-    pass_ks: Sequence[int] = (1,),
-    maj_ks: Sequence[int] = (),
-    seed: int = 0,
     *,
     scores: Sequence[Sequence[float]] | None = None,
-    weighted_sc_ks: Sequence[int] = (),
-    best_ks: Sequence[int] = (),
     groups: Mapping[str, Sequence[str]] | None = None,
+    **measures: Unpack[Measures],
 ) -> Evaluation:
     """Evaluate lists of answers: S answers for each of P problems.
 
@@ -373,20 +374,12 @@ def evaluate_samples(
             answer.
         truths (`Sequence[str]`):
             True answers to the P problems. A correct answer must be the same text as the true answer.
-        pass_ks (`Sequence[int]`, *optional*, defaults to `(1,)`):
-            Values of k for pass@k, each in [1, S].
-        maj_ks (`Sequence[int]`, *optional*, defaults to `()`):
-            Values of k for maj@k, each in [1, S].
-        seed (`int`, *optional*, defaults to `0`):
-            Seed of the draws for weighted self-consistency.
         scores (`Sequence[Sequence[float]]`, *optional*):
             Finite score of each answer, for instance from a verifier.
-        weighted_sc_ks (`Sequence[int]`, *optional*, defaults to `()`):
-            Values of k for weighted self-consistency, each in [1, S]. Needs `scores`.
-        best_ks (`Sequence[int]`, *optional*, defaults to `()`):
-            Values of k for best@k, each in [1, S]. Needs `scores`.
         groups (`Mapping[str, Sequence[str]]`, *optional*):
             Subject and level of each problem: `{"subject": P names, "level": P names}`.
+        measures ([`Measures`], *optional*):
+            Measures to evaluate, and the seed: `pass_ks`, `maj_ks`, `seed`, `weighted_sc_ks` and `best_ks`.
 
     Returns:
         [`Evaluation`]: the estimates.
@@ -396,19 +389,10 @@ def evaluate_samples(
             problems differ in their number of samples, a score is not finite, a k is outside [1, S], or a measure needs
             scores and there are no scores.
     """
-    samples = encode(answers, truths, scores, groups=groups)
-    return evaluate(samples, pass_ks, maj_ks, seed, weighted_sc_ks=weighted_sc_ks, best_ks=best_ks)
+    return evaluate(encode(answers, truths, scores, groups=groups), **measures)
 
 
-def evaluate_rows(
-    rows: Dataset,
-    pass_ks: Sequence[int] = (1,),
-    maj_ks: Sequence[int] = (),
-    seed: int = 0,
-    *,
-    weighted_sc_ks: Sequence[int] = (),
-    best_ks: Sequence[int] = (),
-) -> Evaluation:
+def evaluate_rows(rows: Dataset, **measures: Unpack[Measures]) -> Evaluation:
     """Evaluate rows from [`score_completions`].
 
     pass@k, maj@k and best@k are exact means over all draws of k of a problem's S samples. Their standard errors are the
@@ -430,16 +414,8 @@ def evaluate_rows(
         rows ([`~datasets.Dataset`]):
             Rows with the columns `problem_id` or `prompt`, `answer` and `extracted`, and with the same number S of
             samples for each problem. See [`samples_of`] for all columns.
-        pass_ks (`Sequence[int]`, *optional*, defaults to `(1,)`):
-            Values of k for pass@k, each in [1, S].
-        maj_ks (`Sequence[int]`, *optional*, defaults to `()`):
-            Values of k for maj@k, each in [1, S].
-        seed (`int`, *optional*, defaults to `0`):
-            Seed of the draws for weighted self-consistency.
-        weighted_sc_ks (`Sequence[int]`, *optional*, defaults to `()`):
-            Values of k for weighted self-consistency, each in [1, S]. Needs a column `score`.
-        best_ks (`Sequence[int]`, *optional*, defaults to `()`):
-            Values of k for best@k, each in [1, S]. Needs a column `score`.
+        measures ([`Measures`], *optional*):
+            Measures to evaluate, and the seed: `pass_ks`, `maj_ks`, `seed`, `weighted_sc_ks` and `best_ks`.
 
     Returns:
         [`Evaluation`]: the estimates.
@@ -448,4 +424,4 @@ def evaluate_rows(
         ValueError: [`samples_of`] rejects the rows, a k is outside [1, S], or a measure needs scores and there are no
             scores.
     """
-    return evaluate(samples_of(rows), pass_ks, maj_ks, seed, weighted_sc_ks=weighted_sc_ks, best_ks=best_ks)
+    return evaluate(samples_of(rows), **measures)

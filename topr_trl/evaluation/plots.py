@@ -1,6 +1,6 @@
 """Plot evaluations side by side in one figure, or as a series that shows progress."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -205,42 +205,37 @@ def _figure_of_progress(evaluations: Mapping[str, Evaluation]) -> Any:
 
 
 def _draw_rewards(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
-    look = {"marker": "o", "markersize": 4, "capsize": 3}
-    names, runs = list(evaluations), list(evaluations.values())
-    curves = {"mean": [run.reward for run in runs], "greedy": [run.greedy_reward for run in runs]}
-    curves |= {
-        f"best@{k}": [run.best_reward_at[k] for run in runs] for k in shared_ks([run.best_reward_at for run in runs])
-    }
-    for label, estimates in curves.items():
-        known = {name: each for name, each in zip(names, estimates, strict=True) if each is not None}
-        if known:
-            errors = np.nan_to_num([2 * each.standard_error for each in known.values()])
-            line = _GREEDY if label == "greedy" else "-"
-            panel.errorbar(
-                list(known), [each.value for each in known.values()], errors, label=label, linestyle=line, **look
-            )
+    runs = list(evaluations.values())
+    best = [run.best_reward_at for run in runs]
+    _draw_series(panel, evaluations, [run.reward for run in runs], 1, label="mean")
+    _draw_series(panel, evaluations, [run.greedy_reward for run in runs], 1, label="greedy", linestyle=_GREEDY)
+    for k in shared_ks(best):
+        _draw_series(panel, evaluations, [curve[k] for curve in best], 1, label=f"best@{k}")
     panel.set(ylabel="reward", title="Reward of test prompts")
+
+
+def _draw_series(
+    panel: Any, names: Iterable[str], estimates: Sequence[Estimate | None], unit: float, **look: object
+) -> None:
+    """Draw the estimates of a series of evaluations. Leave out evaluations without an estimate."""
+    known = [(name, each) for name, each in zip(names, estimates, strict=True) if each is not None]
+    if known:
+        errors = np.nan_to_num([2 * unit * each.standard_error for _, each in known])
+        values = [unit * each.value for _, each in known]
+        panel.errorbar([name for name, _ in known], values, errors, marker="o", markersize=4, capsize=3, **look)
     panel.margins(x=0.15)
     panel.grid(axis="y")
 
 
 def _draw_accuracies(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
-    names, runs = list(evaluations), list(evaluations.values())
+    runs = list(evaluations.values())
     for measure, curves in {"pass": [run.pass_at for run in runs], "maj": [run.maj_at for run in runs]}.items():
-        look = {"linestyle": _LINES[f"{measure}@k"], "marker": "o", "markersize": 4, "capsize": 3}
         for k in shared_ks(curves):
-            estimates = [curve[k] for curve in curves]
-            errors = np.nan_to_num([200 * e.standard_error for e in estimates])
-            values = [100 * e.value for e in estimates]
-            panel.errorbar(names, values, errors, color=f"C{k.bit_length() - 1}", label=f"{measure}@{k}", **look)
-    if greedy := {name: run.greedy for name, run in evaluations.items() if run.greedy}:
-        panel.errorbar(
-            list(greedy), [100 * e.value for e in greedy.values()], [200 * e.standard_error for e in greedy.values()],
-            label="greedy", linestyle=_GREEDY, marker="o", markersize=4, capsize=3, color=GRAY,
-        )  # fmt: skip
+            look = {"linestyle": _LINES[f"{measure}@k"], "color": f"C{k.bit_length() - 1}", "label": f"{measure}@{k}"}
+            _draw_series(panel, evaluations, [curve[k] for curve in curves], 100, **look)
+    greedy = [run.greedy for run in runs]
+    _draw_series(panel, evaluations, greedy, 100, label="greedy", linestyle=_GREEDY, color=GRAY)
     panel.set(ylabel="accuracy (%)", ylim=(0, 100), title="Test accuracy")
-    panel.margins(x=0.15)
-    panel.grid(axis="y")
 
 
 def _draw_shares(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from topr_trl.data.rows import hash_prompts, id_column, need_columns, rewards_or_nan
 from topr_trl.data.sampler_logps import TEMPERATURE
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
-from topr_trl.evaluation.answers import ProblemId, temperatures_of, without_greedy
-from topr_trl.evaluation.bootstrap import Difference, RewardDifference, paired_bootstrap
+from topr_trl.evaluation.answers import ProblemId, rows_by_problem
+from topr_trl.evaluation.bootstrap import Difference, RewardDifference, matching_order, paired_bootstrap
 from topr_trl.evaluation.estimates import Estimate, Evaluation, RewardEstimate, exact_estimate, powers_of_two
 from topr_trl.evaluation.pass_and_maj_at_k import pass_at_k
 
@@ -83,26 +83,18 @@ def reward_samples_of(rows: Dataset) -> RewardSamples:
     if len(rows) == 0:
         raise ValueError("There are no rows to evaluate.")
     ids = id_column(rows, "problem_id") if by_id else hash_prompts(rows.with_format(None)["prompt"])
-    rewards, temperatures = rewards_or_nan(rows), temperatures_of(rows)
+    rewards = rewards_or_nan(rows)
     if np.isnan(rewards).all():
         raise ValueError(f"None of the {len(rewards)} rows to evaluate has a reward.")
-    places: dict[ProblemId, list[int]] = {}
-    for i, problem in enumerate(ids.tolist()):
-        places.setdefault(problem, []).append(i)
-    sampled, greedy = without_greedy(places, temperatures)
+    places, sampled, greedy, temperatures = rows_by_problem(rows, ids.tolist())
     counts = {len(place) for place in sampled}
     if len(counts) > 1:
         raise ValueError(
             f"Every problem needs the same number of samples. The {len(places)} problems have {min(counts)} to "
             f"{max(counts)} samples."
         )
-    known = {temperatures[i] for place in sampled for i in place}
-    return RewardSamples(
-        rewards[np.array(sampled)],
-        list(places),
-        rewards[np.array(greedy)] if greedy else None,
-        [] if None in known else sorted(value for value in known if value is not None),
-    )
+    greedy_P = rewards[np.array(greedy)] if greedy else None
+    return RewardSamples(rewards[np.array(sampled)], list(places), greedy_P, temperatures)
 
 
 def read_reward_samples(path: Path) -> RewardSamples:
@@ -241,13 +233,7 @@ def compare_rewards(
     Raises:
         ValueError: the runs differ in their problems, or no problem has rewards in both runs.
     """
-    if set(first.problem_ids) != set(second.problem_ids):
-        raise ValueError(
-            f"The runs must have the same problems. The first has {first.num_problems}, the second has "
-            f"{second.num_problems}, and {len(set(first.problem_ids) & set(second.problem_ids))} are in both."
-        )
-    place = {problem: i for i, problem in enumerate(second.problem_ids)}
-    order = np.array([place[problem] for problem in first.problem_ids])
+    order = matching_order(first.problem_ids, second.problem_ids)
     greedy = None if second.greedy_P is None else second.greedy_P[order]
     both = first, RewardSamples(second.rewards_PS[order], first.problem_ids, greedy, second.temperatures)
     ks = powers_of_two(min(first.num_samples, second.num_samples))

@@ -9,21 +9,61 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
+from huggingface_hub import DatasetCard, DatasetCardData
 from trl import is_conversational
 
 from topr_trl.data.masks import MASK, have_masks
-from topr_trl.data.rows import ROLLOUT, checked_ids, problem_column
+from topr_trl.data.rows import ROLLOUT, checked_ids, have_rewards, problem_column
 from topr_trl.data.tables import TABLE_SUFFIXES, columns_of, from_table, read_shard, shards_of
-from topr_trl.hub.cards import dataset_card
 from topr_trl.hub.upload import README, Upload
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.lineage import sampling_of
+from topr_trl.pipeline.lineage import facts_of_sampling, problems_of, sampling_of, writer_of
+from topr_trl.pipeline.manifest import Json
+from topr_trl.trainers.model_card import PAPER, TAGS, markdown_table
 
 _COUNTED = (
     "reward", "reward_after_baseline", "times_chosen", "label", "verdict", "finish_reason", "mu_fingerprint",
 )  # fmt: skip
 _MOST_TEXTS, _MOST_CHARACTERS = 5, 300  # limits for the texts shown before publishing
 _MOST_VALUES = 6  # the card lists the values of a column if it has at most this many distinct values
+# Size categories of the Hub: below 1,000 rows, one per power of ten, and above a billion rows.
+_SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B", "n>1B")
+
+COLUMNS = {
+    "prompt": "prompt that the model completed",
+    "completion": "completion that the model wrote",
+    "reward": "reward of the completion",
+    "reward_after_baseline": "reward minus baseline in the rows chosen for training; null in the others",
+    "times_chosen": "how often each epoch trains on the row; 0 if it was not chosen",
+    "label": "true for a good completion (reward +1), false for a bad one (reward -1)",
+    "prompt_ids": "token ids of the prompt",
+    "completion_ids": "token ids of the completion, including its stop token",
+    "completion_mask": "1 for tokens of `completion_ids` that the model wrote, 0 for context between the model's turns",
+    "problem_id": "id of the problem, the same for all of its completions",
+    "rollout_id": "id of the trajectory; all of its rows have the same reward",
+    "sample_id": "position in the sampling order of the problem's completions",
+    "finish_reason": "`stop`, or `length` if the completion was cut off",
+    "sampler_logps": "log-probability of each token, as the sampler reported it",
+    "temperature": "sampling temperature; 0 for a greedy completion",
+    "top_p": "top-p in sampling; 1 keeps all tokens",
+    "top_k": "top-k in sampling",
+    "logprobs_mode": "whether `sampler_logps` are from before (raw) or after (processed) temperature and filters",
+    "mu_logps": "log μ of each token or of the completion, under the model that wrote it; null if not needed",
+    "mu_fingerprint": "fingerprint of the model that computed `mu_logps`",
+    "answer": "correct answer, in normal form",
+    "extracted": "answer found in the completion, in normal form; null if there is none",
+    "verdict": "`correct`, `incorrect`, or `invalid` if there is no answer",
+    "score": "score that a verifier gave the completion",
+    "question": "problem without the rest of the prompt",
+    "solution": "worked solution of the problem",
+    "subject": "subject of the problem",
+    "level": "difficulty of the problem",
+    "model": "model that wrote the completion, by the name in the request",
+    "served_model": "model that wrote the completion, by the name in the answer",
+    "model_revision": "revision of the model that wrote the completion",
+    "tools": "tools for the chat template",
+    "chat_template_kwargs": "arguments for the chat template",
+}
 
 
 def holds_rows(path: Path) -> bool:
@@ -90,24 +130,25 @@ class Counts:
     problems: set[Any] = field(default_factory=set)
     values: dict[str, Counter[Any]] = field(default_factory=dict)
 
-    def facts(self) -> dict[str, str]:
+    def texts(self) -> dict[str, str]:
         """Return the counts as text, by name."""
         trajectories = self.alone + len(self.rollouts)
-        facts = {"rows": f"{self.rows:,}", "trajectories": f"{trajectories:,}"}
+        texts = {"rows": f"{self.rows:,}", "trajectories": f"{trajectories:,}"}
         # If each row is a whole trajectory, one count is enough.
-        facts = facts if trajectories < self.rows else {"completions": f"{self.rows:,}"}
-        facts["problems"] = f"{len(self.problems):,}"
+        texts = texts if trajectories < self.rows else {"completions": f"{self.rows:,}"}
+        texts["problems"] = f"{len(self.problems):,}"
         for name, counter in self.values.items():
-            if name == "mu_fingerprint":
-                continue  # The card lists fingerprints in another table.
+            numbers = [value for value in counter if isinstance(value, float)]
             if len(counter) <= _MOST_VALUES:
                 parts = [f"{_value_text(value)}: {n:,} ({n / self.rows:.1%})" for value, n in counter.most_common()]
             else:
-                numbers = [value for value in counter if isinstance(value, float)]
-                parts = [f"{len(counter):,} values"]
-                parts += [f"from {min(numbers):g} to {max(numbers):g}"] if numbers else []
-            facts[f"`{name}`"] = ", ".join(parts)
-        return facts
+                parts = [
+                    f"{len(counter):,} values",
+                    *([f"from {min(numbers):g} to {max(numbers):g}"] if numbers else []),
+                ]
+            if name != "mu_fingerprint":  # The card lists fingerprints in another table.
+                texts[f"`{name}`"] = ", ".join(parts)
+        return texts
 
 
 def _value_text(value: Any) -> str:
@@ -144,6 +185,50 @@ def counts_of(shards: list[Path]) -> Counts:
     return found
 
 
+def dataset_card(repo_id: str, counts: Counts, files: str, sampling: Json) -> DatasetCard:
+    """Return a dataset card.
+
+    Args:
+        repo_id (`str`): Repository on the Hub.
+        counts (`Counts`): Counts of the rows.
+        files (`str`): Name or pattern of the files that `load_dataset` reads.
+        sampling (`dict`): Inputs of the stage `sample`, see `topr_trl.pipeline.lineage.sampling_of`.
+    """
+    split, made = sampling.get("split", "train"), facts_of_sampling(sampling)
+    if fingerprints := sorted(filter(None, counts.values.get("mu_fingerprint", []))):
+        made["fingerprint of μ"] = ", ".join(f"`{fingerprint}`" for fingerprint in fingerprints)
+    texts, size = counts.texts(), _SIZES[min(max(len(str(counts.rows)) - 3, 0), len(_SIZES) - 1)]
+    trajectories = texts.get("trajectories")
+    rows_text = (
+        f"{counts.rows:,} rows of {trajectories} trajectories" if trajectories else f"{counts.rows:,} completions"
+    )
+    data = DatasetCardData(
+        pretty_name=repo_id.rpartition("/")[2],
+        task_categories=["text-generation"],
+        size_categories=[size],
+        tags=list(TAGS),
+        configs=[{"config_name": "default", "data_files": [{"split": split, "path": files}]}],
+    )
+    rows = [[f"`{name}`", f"`{kind}`", COLUMNS.get(name, "")] for name, kind in counts.columns.items()]
+    card: DatasetCard = DatasetCard.from_template(
+        data,
+        template_path=str(Path(__file__).with_name("dataset_card.md")),
+        name=data.pretty_name,
+        repo_id=repo_id,
+        size=f"{rows_text} for {texts['problems']} problems",
+        problems=problems_of(sampling),
+        sampler=writer_of(sampling),
+        split=split,
+        trainable=have_rewards(counts.columns) and not sampling.get("greedy"),
+        judged="verdict" in counts.columns,
+        counts=markdown_table(("property", "value"), texts.items()),
+        columns=markdown_table(["column", "type", "meaning"], rows),
+        made=markdown_table(("setting", "value"), made.items()) if made else None,
+        citation=PAPER["citation"],
+    )
+    return card
+
+
 def _without_paths(path: Path) -> bytes:
     """Return a manifest without local paths. The folder's fingerprint stays the same, as it covers only its files."""
     record = json.loads(path.read_text())
@@ -177,14 +262,12 @@ def pack_rows(path: Path, repo_id: str) -> Upload:
         ValueError: two shards have different columns, or there is no row.
     """
     shards = shards_of(path)
-    found = counts_of(shards)
     files: dict[str, Path | bytes] = {shard.name: shard for shard in shards}
     if (manifest_file := path / manifest.NAME).is_file():
         # With the manifest, stages can continue in a downloaded copy of the folder, and trace how its rows were made.
         files[manifest.NAME] = _without_paths(manifest_file)
     names = "*.parquet" if path.is_dir() else path.name
-    computed_by = sorted(filter(None, found.values.get("mu_fingerprint", [])))
-    card = dataset_card(repo_id, found.columns, found.facts(), found.rows, names, sampling_of(path), computed_by)
+    card = dataset_card(repo_id, counts_of(shards), names, sampling_of(path))
     kept = {README, *files}
     left_out = [p.name for p in sorted(path.glob("[!.]*")) if p.name not in kept] if path.is_dir() else []
     return Upload("dataset", {**files, README: str(card).encode()}, tuple(left_out), ("*.parquet", manifest.NAME))

@@ -6,12 +6,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from topr_trl.data.tables import from_table, read_shard
 from topr_trl.evaluation.estimates import Evaluation
 from topr_trl.evaluation.report import EVALUATION, PICTURE, Evaluations, read_evaluation
-from topr_trl.hub.cards import results_metadata
 from topr_trl.hub.upload import README, Upload
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.lineage import (
@@ -221,3 +220,25 @@ def _read_evaluation(path: Path) -> Evaluation:
     if not file.is_file():
         raise FileNotFoundError(f"There is no {file}. Set --before and --after to folders that topr evaluate wrote.")
     return read_evaluation(file)
+
+
+def results_metadata(evaluation: Evaluation, dataset: str) -> list[EvalResult]:
+    """Return the results of an evaluation for the metadata of a model card.
+
+    Args:
+        evaluation (`Evaluation`): Evaluation of the model.
+        dataset (`str`): Name on the Hub of the dataset of test problems.
+    """
+    curves = {"pass": evaluation.pass_at, "maj": evaluation.maj_at}
+    found = {"greedy": evaluation.greedy} if evaluation.greedy else {}
+    found |= {f"{measure}@{k}": estimate for measure, curve in curves.items() for k, estimate in curve.items()}
+    values = {measure: round(100 * estimate.value, 2) for measure, estimate in found.items()}
+    rewards = {"reward": evaluation.reward, "greedy reward": evaluation.greedy_reward}
+    values |= {measure: round(estimate.value, 4) for measure, estimate in rewards.items() if estimate}
+    return [
+        EvalResult(
+            task_type="text-generation", dataset_type=dataset, dataset_name=dataset, dataset_split="test",
+            metric_type=measure, metric_value=value,
+        )
+        for measure, value in values.items()
+    ]  # fmt: skip

@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import torch
-from torch import nn
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from trl import ModelConfig
 
@@ -40,7 +39,7 @@ def check_adapter(args: ModelConfig, adapter: Path) -> None:
         )
 
 
-def merge_adapter(adapter: Path, args: ModelConfig, trainer: OfflineTOPRTrainer, folder: Path) -> float:
+def merge_adapter(adapter: Path, args: ModelConfig, trainer: OfflineTOPRTrainer, folder: Path) -> None:
     """Merge an adapter into its model, and save the model, the tokenizer and the adapter to a folder.
 
     The merged weights are float32, whatever the dtype of training was. A weight has 8 bits of precision in bfloat16, so
@@ -52,15 +51,11 @@ def merge_adapter(adapter: Path, args: ModelConfig, trainer: OfflineTOPRTrainer,
         trainer ([`OfflineTOPRTrainer`]): Trainer of the adapter. The chat template and the stop tokens of its tokenizer
             and its model can differ from those of the starting model.
         folder (`Path`): Folder to write to.
-
-    Returns:
-        `float`: estimated share of the changed weights that would not change in bfloat16.
     """
     unset_hf_deepspeed_config()  # Under ZeRO-3, loading would shard the model and wait for the other processes.
     # Merge into weights that are not quantized.
     how = {name: value for name, value in loading(args).items() if name != "quantization_config"}
     model = load_with_adapter(adapter, {**how, "dtype": torch.float32})
-    before = _samples(model.get_base_model())
     merged = model.merge_and_unload()
     trained = trainer.model
     merged.generation_config = trained.generation_config
@@ -69,13 +64,3 @@ def merge_adapter(adapter: Path, args: ModelConfig, trainer: OfflineTOPRTrainer,
     merged.save_pretrained(folder)
     trainer.processing_class.save_pretrained(folder)
     shutil.copytree(adapter, folder / ADAPTER, dirs_exist_ok=True)
-    pairs = [(before[name], after) for name, after in _samples(merged).items() if name in before]
-    old, new = (torch.cat(values) for values in zip(*pairs, strict=True))
-    changed = old != new
-    return float((old.bfloat16() == new.bfloat16())[changed].float().mean()) if changed.any() else 0.0
-
-
-def _samples(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return about 4,096 values of each weight of a model, by the name of the weight without an adapter."""
-    weights = {name.replace(".base_layer.", "."): weight for name, weight in model.named_parameters()}
-    return {n: w.detach().flatten()[:: w.numel() // 4096 + 1].clone() for n, w in weights.items()}

@@ -3,7 +3,6 @@
 import os
 import shlex
 import sys
-import time
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -89,7 +88,7 @@ def _check_accelerate(settings: RunArguments) -> None:
         )
 
 
-def run_apart(stage: Stage[Any], launch: LaunchArguments, log: Path | None, stop: Event) -> Json:
+def run_apart(stage: Stage[Any], launch: LaunchArguments, log: Path | None, stop: Event) -> None:
     """Run a stage in its own processes. All of their memory, including GPU memory, is freed when they end.
 
     Args:
@@ -99,22 +98,16 @@ def run_apart(stage: Stage[Any], launch: LaunchArguments, log: Path | None, stop
             output.
         stop (`Event`): Event that ends the processes when it is set.
 
-    Returns:
-        The stage's entry in the manifest. Its `seconds` include the time of the sampling workers.
-
     Raises:
         ChildProcessError: a process failed or ended before its work was done, or `stop` was set.
     """
-    began = time.monotonic()
     run_processes(programs_of(stage, launch), stage.name, log, stop)
     if "finished" in stage.entry():
-        return stage.entry()
+        return
     # Exit status 0 is not enough, because a launcher can exit with 0 after losing a machine.
     if not isinstance(stage, Sample) or stage.has_missing_shards():
         raise ChildProcessError(describe_failure(stage.name, "ended before its work was done", log))
-    sampled = time.monotonic() - began
-    done = stage.run()  # The workers have sampled all shards, and none of them finishes the stage.
-    return done | {"seconds": done["seconds"] + sampled}
+    stage.run()  # The workers have sampled all shards, and none of them finishes the stage.
 
 
 def programs_of(stage: Stage[Any], launch: LaunchArguments) -> list[Program]:

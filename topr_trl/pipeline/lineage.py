@@ -41,12 +41,7 @@ def weights_of(inputs: Json) -> Json:
     """Return the weights in the inputs of a stage: a fingerprint, or the name and revision of a model."""
     if "weights" in inputs:
         return {"weights": inputs["weights"]}
-    model = inputs.get("model")
-    # Resolve paths, because older manifests have absolute paths with symlinks and "..".
-    return {
-        "model": str(Path(model).resolve()) if model and Path(model).is_absolute() else model,
-        "revision": inputs.get("revision"),
-    }
+    return {"model": inputs.get("model"), "revision": inputs.get("revision")}
 
 
 def older_weights(folder: Path) -> list[Json]:

@@ -26,7 +26,7 @@ from topr_trl.pipeline.stages.evaluate import Evaluate, EvaluateArguments
 from topr_trl.pipeline.stages.sample import Sample, SampleArguments
 from topr_trl.pipeline.stages.score import Score, ScoreArguments
 from topr_trl.pipeline.stages.train import Train
-from topr_trl.pipeline.steps import StageTimes, Step, run_sides, run_steps
+from topr_trl.pipeline.steps import Step, run_sides, run_steps
 from topr_trl.pipeline.trainer_of_rows import TrainArguments
 from topr_trl.rewards.functions import prepare_rewards
 from topr_trl.rewards.load_functions import load_reward_funcs
@@ -157,12 +157,8 @@ def iterate(loop: IterateArguments) -> None:
     if rewards:
         reported += [plain_table(["", *rewards], [["mean reward of the sampled rows", *rewards.values()]])]
     reported += [f"Models, rows and results are in {out}/. To read what the models wrote, run: topr look {out}"]
-    print(
-        "\n" + "\n\n".join(reported),
-        *(_time_of(side, total, of_side) for side, of_side in spent.items()),
-        sep="\n",
-        flush=True,
-    )
+    busy = [f", {seconds:.0f} s in the stages of {side}" for side, seconds in spent.items() if side]
+    print("\n" + "\n\n".join(reported), f"{total:.0f} s{''.join(busy)}.", sep="\n", flush=True)
 
 
 def _mean_rewards(sides: dict[str, list[Step]]) -> dict[str, str]:
@@ -176,14 +172,6 @@ def _mean_rewards(sides: dict[str, list[Step]]) -> dict[str, str]:
             mean = step.stage.entry().get("rewards", {}).get("reward", {}).get("mean")
             found[step.stage.folder.parent.name] = "" if mean is None else f"{mean:.3f}"
     return found
-
-
-def _time_of(side: str, total: float, spent: StageTimes) -> str:
-    rest = total - spent.stages - spent.starts
-    busy = f"stages {spent.stages:.0f} s, starting processes {spent.starts:.0f} s"
-    if side:
-        return f"{total:.0f} s, {side}: {busy}, waiting for the other side {spent.waits:.0f} s."
-    return f"{total:.0f} s: {busy}, the loop itself {rest:.1f} s."
 
 
 def check(loop: IterateArguments) -> None:

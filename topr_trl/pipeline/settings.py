@@ -26,6 +26,8 @@ from topr_trl.trainers.checkpoints import refuse_adapter
 BACKENDS = ("transformers", "vllm")
 SPLITS = ("train", "test")
 TESTS = ("auto", "answers", "rewards")
+DECODINGS = ("greedy", "sample")
+TASK_NAMES = (*TASKS, OWN_PROMPTS.name)
 TASK_HELP = (
     f"Task: {' or '.join(TASKS)}, or {OWN_PROMPTS.name} for prompts that are used as they are. Default: "
     f"{DEFAULT_TASK}, or {OWN_PROMPTS.name} with reward_funcs and a dataset."
@@ -37,10 +39,13 @@ GREEDY_HELP = "Also draw one completion per test problem at temperature 0 and re
 class FolderArguments:
     """Settings for the input and the output folder of a stage."""
 
-    input: str | None = field(default=None, metadata={"help": "Folder or file of rows."})
+    input: str | None = field(
+        default=None,
+        metadata={"help": "Folder or file of rows. If the command has --format, also a file of another system."},
+    )
     output_dir: str | None = field(
         default=None,
-        metadata={"help": "Folder to write. With the same folder as --input, the stage adds columns to its rows."},
+        metadata={"help": "Folder to write. Stages that add columns to rows can write to the folder of --input."},
     )
 
     @property
@@ -71,10 +76,6 @@ class FolderArguments:
 class RowsArguments(FolderArguments, InputArguments):
     """Settings of a stage that reads rows, or imports a file from another system."""
 
-    input: str | None = field(
-        default=None, metadata={"help": "Folder or file of rows, or a file that topr import reads, such as a CSV."}
-    )
-
 
 @dataclass
 class SeedArguments:
@@ -90,7 +91,7 @@ class SeedArguments:
 class ProblemArguments:
     """Settings for the problems and their prompts."""
 
-    task: str | None = field(default=None, metadata={"help": TASK_HELP})
+    task: str | None = field(default=None, metadata={"help": TASK_HELP, "choices": TASK_NAMES})
     dataset_name: str | None = field(
         default=None,
         metadata={
@@ -124,7 +125,7 @@ class ProblemArguments:
         if self.task is None:
             self.task = DEFAULT_TASK
         check_types(self, ProblemArguments)
-        check_choice(self, task=(*TASKS, OWN_PROMPTS.name))
+        check_choice(self, task=TASK_NAMES)
         check_at_least(1, self, "problems_per_shard", "num_train_problems")
         check_at_least(0, self, "num_shots", "num_test_problems")
         if self.test_dataset_name is not None and self.dataset_name is None:
@@ -208,7 +209,7 @@ class BackendArguments(VLLMArguments):
     """Settings for the sampling backend."""
 
     sampling_backend: str = field(
-        default="transformers", metadata={"help": f"Library that samples: {' or '.join(BACKENDS)}."}
+        default="transformers", metadata={"help": "Library that samples.", "choices": BACKENDS}
     )
 
     def __post_init__(self) -> None:
@@ -263,11 +264,6 @@ class LaunchArguments(BackendArguments):
 
     def _check_launcher(self, name: str) -> None:
         launcher, gpus = getattr(self, name) or "", name.replace("launcher", "devices")
-        if placeholder := re.search(r"{\w*}", launcher):
-            raise ValueError(
-                f"{name} has {placeholder[0]}, and launchers have no placeholders. Let srun choose the machines, and "
-                "read its variables in a script, as in examples/slurm."
-            )
         if launcher and getattr(self, gpus):
             raise ValueError(
                 f"{gpus} are GPUs of this machine, and {name} starts processes on other machines. Keep only one of "
@@ -382,14 +378,13 @@ class IterateArguments(RewardTestArguments, ProblemArguments, InputArguments, Ru
 class TrialArguments(RowsArguments, RunArguments):
     """Settings of `topr trial`: the settings of its stages, and the size of the trial."""
 
-    input: str | None = field(
-        default=None,
-        metadata={"help": "Folder or file of rows with rewards, or a file that topr import reads, such as a CSV."},
-    )
     output_dir: str | None = field(default="topr-trial", metadata={"help": "Folder to write."})
     task: str = field(
         default="gsm8k",
-        metadata={"help": f"Task of the rows: {' or '.join(TASKS)}. Rows written by topr sample have their own task."},
+        metadata={
+            "help": "Task of the rows. Rows written by topr sample have their own task.",
+            "choices": tuple(TASKS),
+        },
     )
     trial_rows: int = field(
         default=2_560,
@@ -403,7 +398,8 @@ class TrialArguments(RowsArguments, RunArguments):
         metadata={
             "help": "How to test on the held-out problems. 'answers': sample completions and judge them. 'rewards': "
             "estimate the mean reward from the logged rows, without sampling. 'auto': answers if the judge agrees with "
-            "the logged rewards, else rewards."
+            "the logged rewards, else rewards.",
+            "choices": TESTS,
         },
     )
     num_generations_eval: int = field(default=8, metadata={"help": "Number of completions per held-out problem."})
@@ -412,13 +408,14 @@ class TrialArguments(RowsArguments, RunArguments):
         metadata={
             "help": "Decoding that ranks the settings: that which your users get. 'greedy': one greedy answer per "
             "held-out problem. 'sample': completions sampled at the setting `temperature`. No effect with "
-            "test_by='rewards'."
+            "test_by='rewards'.",
+            "choices": DECODINGS,
         },
     )
 
     def __post_init__(self) -> None:
         RunArguments.__post_init__(self)
-        check_choice(self, task=tuple(TASKS), test_by=TESTS, decode=("greedy", "sample"))
+        check_choice(self, task=tuple(TASKS), test_by=TESTS, decode=DECODINGS)
         if self.test_by != "rewards" and self.decode == "greedy" and not self.greedy:
             raise ValueError(
                 "decode='greedy' ranks settings by greedy answers, and greedy=False draws none. Set decode='sample', "

@@ -41,24 +41,9 @@ class Step:
         self.finished.set()
 
 
-@dataclass
-class StageTimes:
-    """Seconds that steps spent.
-
-    Attributes:
-        stages (`float`): Seconds in the stages.
-        starts (`float`): Seconds for starting processes.
-        waits (`float`): Seconds of waiting for the other side.
-    """
-
-    stages: float = 0.0
-    starts: float = 0.0
-    waits: float = 0.0
-
-
 def run_steps(
     steps: Sequence[Step], launch: LaunchArguments, out: Path, side: str = "", stop: Event | None = None
-) -> StageTimes:
+) -> float:
     """Run steps in order.
 
     Args:
@@ -70,17 +55,17 @@ def run_steps(
         stop (`Event`, *optional*): Event that ends the running step's processes and skips later steps when it is set.
 
     Returns:
-        The seconds that the steps spent.
+        The seconds that the stages spent.
 
     Raises:
         ChildProcessError: the processes of a stage failed, or `stop` was set.
     """
-    spent, stop = StageTimes(), stop or Event()
+    spent, stop = 0.0, stop or Event()
     for number, step in enumerate(steps, 1):
         place = f"{side} {number}/{len(steps)}".strip()
         stage = step.stage
         title = f"[{place}] {stage.name} -> {os.path.relpath(stage.folder, out)}"
-        spent.waits += _wait_for(step.after, stop)
+        _wait_for(step.after, stop)
         if stop.is_set():
             raise ChildProcessError(f"The stage {step.stage.name} was stopped.")
         if stage.is_finished():
@@ -92,21 +77,19 @@ def run_steps(
         started = time.monotonic()
         if stage.needs_process(in_thread=bool(side)):
             log, summary = stage.folder.parent / f"{stage.name}.log" if side else None, ""
-            done = run_apart(stage, launch, log, stop)
-            spent.starts += time.monotonic() - started - done["seconds"]
+            run_apart(stage, launch, log, stop)
         else:
-            done = stage.run()
-            summary = stage.summary(done)
-        spent.stages += done["seconds"]
+            summary = stage.summary(stage.run())
+        spent += (seconds := time.monotonic() - started)
         step.finish()
         if side:  # Repeat the title, because the other side may have printed lines since.
-            summary = f"{title}: {time.monotonic() - started:.0f} s. {summary}".strip()
+            summary = f"{title}: {seconds:.0f} s. {summary}".strip()
         if summary:
             _print_line(summary)
     return spent
 
 
-def run_sides(sides: Mapping[str, Sequence[Step]], launch: LaunchArguments, out: Path) -> dict[str, StageTimes]:
+def run_sides(sides: Mapping[str, Sequence[Step]], launch: LaunchArguments, out: Path) -> dict[str, float]:
     """Run two sides at the same time. Each side runs its steps in order, and a step also waits for its `after`.
 
     Args:
@@ -115,7 +98,7 @@ def run_sides(sides: Mapping[str, Sequence[Step]], launch: LaunchArguments, out:
         out (`Path`): Folder of the command. The titles show the folders of the steps relative to it.
 
     Returns:
-        The seconds that each side spent, by name.
+        The seconds that the stages of each side spent, by name.
 
     Raises:
         ChildProcessError: the processes of a stage failed. The other side was stopped.
@@ -136,10 +119,8 @@ def _print_line(line: str) -> None:
     sys.stdout.flush()
 
 
-def _wait_for(step: Step | None, stop: Event) -> float:
-    """Wait until a step has finished, and return the waiting time in seconds. With None, do not wait."""
-    started = time.monotonic()
+def _wait_for(step: Step | None, stop: Event) -> None:
+    """Wait until a step has finished. With None, do not wait."""
     while step is not None and not step.finished.wait(0.1):
         if stop.is_set():
             raise ChildProcessError(f"The stage {step.stage.name} was stopped.")
-    return time.monotonic() - started

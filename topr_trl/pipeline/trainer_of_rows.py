@@ -36,7 +36,6 @@ RATIO = ("preset", "a_pos", "b_pos", "a_neg", "b_neg", "ratio_level", "log_mu")
 class TrainArguments(RowsArguments, OfflineTOPRConfig, ModelConfig):
     """Settings of `topr train`. `topr log-mu` uses a subset of them."""
 
-    output_dir: str | None = field(default=None, metadata={"help": "Folder to write the model to."})
     save_total_limit: int | None = field(default=1, metadata={"help": "Number of checkpoints to keep during training."})
     iteration: int = SeedArguments.iteration
 

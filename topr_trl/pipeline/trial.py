@@ -4,7 +4,7 @@ The settings of one training run are an *arm*. A trial tries each arm at the giv
 also at a third of the learning rate and at three times the learning rate.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ from topr_trl.evaluation.off_policy import OffPolicyValues, off_policy_values
 from topr_trl.evaluation.pass_and_maj_at_k import expected_pass
 from topr_trl.pipeline import locks, manifest
 from topr_trl.pipeline.launch import check_launch
+from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import model_path
 from topr_trl.pipeline.run_folders import ROLLOUTS
 from topr_trl.pipeline.settings import TrialArguments, stage_args
+from topr_trl.pipeline.split import GIVEN_LOG_MU, HELD_OUT, PROBLEMS, TRAINING_ROWS, Split
 from topr_trl.pipeline.stage_inputs import task_of_rows
 from topr_trl.pipeline.stages.log_mu import ComputeLogMu
 from topr_trl.pipeline.stages.sample import Sample, SampleArguments
@@ -29,7 +31,6 @@ from topr_trl.pipeline.stages.score import Score, ScoreArguments
 from topr_trl.pipeline.stages.train import Train
 from topr_trl.pipeline.steps import Step, run_steps
 from topr_trl.pipeline.trainer_of_rows import TrainArguments
-from topr_trl.pipeline.trial_split import GIVEN_LOG_MU, HELD_OUT, PROBLEMS, TRAINING_ROWS, Split, split
 from topr_trl.trainers.checkpoints import check_files
 
 _FACTORS = (1 / 3, 3.0)  # further factors of the learning rate, for the recipes
@@ -146,10 +147,10 @@ def run_trial(trial: TrialArguments) -> Outcome:
             "different folder."
         )
     with locks.lock(out):
-        rows = split(trial, source, out / "rows", {arm.name: arm.settings for arm in ARMS})
-        if rows.diagnosis:
-            print(rows.diagnosis, flush=True)
-        arms = arms_of(rows.settings)
+        rows = Split(trial, {arm.name: arm.settings for arm in ARMS}).run()
+        if rows["diagnosis"]:
+            print(rows["diagnosis"], flush=True)
+        arms = arms_of(rows["settings"])
         run_steps(steps_of(trial, rows, arms), trial, out)
         return outcome_of(trial, rows, arms)
 
@@ -163,78 +164,65 @@ def arms_of(names: Collection[str]) -> list[Arm | None]:
     return arms
 
 
-def steps_of(trial: TrialArguments, rows: Split, arms: Sequence[Arm | None]) -> list[Step]:
+def steps_of(trial: TrialArguments, rows: Json, arms: Sequence[Arm | None]) -> list[Step]:
     """Return the steps that train and test each arm, and then discard its model.
 
     Args:
         trial (`TrialArguments`): Settings of the trial.
-        rows (`Split`): Rows of the trial.
+        rows (`dict`): Entry of the stage `Split`.
         arms (`Sequence`): Arms, see `arms_of`.
     """
     steps = []
-    test = _by_answers(trial) if rows.by_answers else _by_rewards(trial)
     for arm in arms:
-        model = _folder(trial, arm) / "model"
         if arm is None:
-            steps += test(arm, trial.model_name_or_path)
+            steps += _test(trial, rows, arm, trial.model_name_or_path)
             continue
+        model = _folder(trial, arm) / "model"
         changes = {
             "input": str(trial.folder / "rows" / TRAINING_ROWS), "output_dir": str(model),
             "learning_rate": arm.rate(trial), **arm.settings,
         }  # fmt: skip
-        steps += [Step(Train(stage_args(TrainArguments, trial, **changes))), *test(arm, str(model))]
+        steps += [Step(Train(stage_args(TrainArguments, trial, **changes))), *_test(trial, rows, arm, str(model))]
         steps[-1].discards = model  # The models of all arms could fill the disk.
     return steps
 
 
-_Test = Callable[[Arm | None, str | None], list[Step]]  # returns the steps that test the model of an arm
-
-
-def _by_answers(trial: TrialArguments) -> _Test:
-    problems = str(trial.folder / "rows" / PROBLEMS)
-    shared = {
-        "split": "test", "dataset_name": problems, "test_dataset_name": problems,
-        "num_generations": trial.num_generations_eval, "task": task_of_rows(trial.source, trial.task),
-    }  # fmt: skip
-
-    def steps(arm: Arm | None, model: str | None) -> list[Step]:
-        rows = str(_folder(trial, arm) / ROLLOUTS)
-        sampling = stage_args(SampleArguments, trial, output_dir=rows, model_name_or_path=model, **shared)
-        return [Step(Sample(sampling)), Step(Score(ScoreArguments(input=rows, output_dir=rows)))]
-
-    return steps
-
-
-def _by_rewards(trial: TrialArguments) -> _Test:
+def _test(trial: TrialArguments, rows: Json, arm: Arm | None, model: str | None) -> list[Step]:
+    """Return the steps that test the model of an arm."""
+    out = str(_folder(trial, arm) / ROLLOUTS)
+    if rows["by_answers"]:
+        problems = str(trial.folder / "rows" / PROBLEMS)
+        sampling = stage_args(
+            SampleArguments, trial, output_dir=out, model_name_or_path=model, split="test", dataset_name=problems,
+            test_dataset_name=problems, num_generations=trial.num_generations_eval,
+            task=task_of_rows(trial.source, trial.task),
+        )  # fmt: skip
+        return [Step(Sample(sampling)), Step(Score(ScoreArguments(input=out, output_dir=out)))]
     held_out = trial.folder / "rows" / HELD_OUT
     rewards = np.unique(_read(held_out)["reward"])
     # The trainer skips rows whose reward equals the baseline, so choose a baseline that no reward equals.
     baseline = float(rewards[:2].mean()) if len(rewards) > 1 else float(rewards[0]) - 1
-    shared = {"input": str(held_out), "preset": "opr", "baseline": str(baseline), "log_mu": "trainer"}
-
-    def steps(arm: Arm | None, model: str | None) -> list[Step]:
-        changes = {"output_dir": str(_folder(trial, arm) / ROLLOUTS), "model_name_or_path": model, **shared}
-        return [Step(ComputeLogMu(stage_args(TrainArguments, trial, **changes)))]
-
-    return steps
+    changes = {"input": str(held_out), "output_dir": out, "model_name_or_path": model, "preset": "opr",
+               "baseline": str(baseline), "log_mu": "trainer"}  # fmt: skip
+    return [Step(ComputeLogMu(stage_args(TrainArguments, trial, **changes)))]
 
 
 def _folder(trial: TrialArguments, arm: Arm | None) -> Path:
     return trial.folder / ("base" if arm is None else arm.name)
 
 
-def outcome_of(trial: TrialArguments, rows: Split, arms: Sequence[Arm | None]) -> Outcome:
+def outcome_of(trial: TrialArguments, rows: Json, arms: Sequence[Arm | None]) -> Outcome:
     """Return the results of all arms and of the model before training. All steps must have finished.
 
     Args:
         trial (`TrialArguments`): Settings of the trial.
-        rows (`Split`): Rows of the trial.
+        rows (`dict`): Entry of the stage `Split`.
         arms (`Sequence`): Arms, see `arms_of`.
     """
-    results = Outcome({}, rows.by_answers, {}, rows.rows, {}, trial.decode)
+    results = Outcome({}, rows["by_answers"], {}, rows["rows"], {}, trial.decode)
     for arm in arms:
         folder = _folder(trial, arm) / ROLLOUTS
-        if not rows.by_answers:
+        if not rows["by_answers"]:
             values = _values_by_rewards(_read(folder), _read(_folder(trial, None) / ROLLOUTS))
             results.sampled[arm], results.effective_samples[arm] = values.values_P, values.effective_samples
             continue

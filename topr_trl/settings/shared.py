@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from topr_trl.baseline import BASELINES, FloatArray
 from topr_trl.curation import CURATIONS, Curated, compose
-from topr_trl.loss import PRESETS, RATIO_LEVELS, SEGMENT_TOKENS, TruncationLimits
+from topr_trl.limits import PRESETS, RATIO_LEVELS, SEGMENT_TOKENS, TruncationLimits
 from topr_trl.settings.checks import check_at_least, check_choice, check_type, check_types
 from topr_trl.settings.unsupported import (
     offloads_optimizer,

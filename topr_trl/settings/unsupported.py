@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from topr_trl.loss import PRESETS
+from topr_trl.limits import PRESETS
 
 
 def needs_metric_for_best_model(args: Any) -> bool:

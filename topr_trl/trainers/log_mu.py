@@ -31,7 +31,7 @@ from topr_trl.data.masks import MASK
 from topr_trl.data.tables import atomic_write
 from topr_trl.data.tokenized_rows import column, completion_lengths, lengths_of, prompt_groups
 from topr_trl.data.trajectories import PARTS
-from topr_trl.loss import TruncationLimits
+from topr_trl.limits import TruncationLimits
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.trainers.training_warnings import sampler_distance
 from topr_trl.user_warnings import warn_user

@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers.training_args import OptimizerNames
 
 from topr_trl import __version__
-from topr_trl.loss import PRESETS
+from topr_trl.limits import PRESETS
 from topr_trl.settings.shared import TOPRArguments
 
 PAPER: dict[str, str] = {

@@ -7,7 +7,7 @@ import pytest
 import torch
 from replay_rows import batch_of, row
 
-from topr_trl.loss import PRESETS
+from topr_trl.limits import PRESETS
 from topr_trl.trainers.replay import ReplayBuffer, ReplayRow
 
 

@@ -44,7 +44,6 @@ class ImportArguments(FolderArguments, ReadingArguments):
     input: str | None = field(
         default=None, metadata={"help": "File from another system, or a folder of such files. Required."}
     )
-    output_dir: str | None = field(default=None, metadata={"help": "Folder to write rows to. Required."})
 
 
 class Import(Stage[ImportArguments]):
@@ -110,7 +109,7 @@ class Import(Stage[ImportArguments]):
             waiting.clear()
         if waiting:
             left_out = {reason: sum(len(part.left_out[reason]) for _, part in waiting) for reason in LeftOut}
-            why = "; ".join(f"{count} {_LEFT_OUT[reason][count > 1]}" for reason, count in left_out.items() if count)
+            why = "; ".join(_in_words(reason, count) for reason, count in left_out.items() if count)
             remedy = " Grade some of them first." if left_out[LeftOut.UNGRADED] and recording_in(args.source) else ""
             raise ValueError(f"{args.source}: none of its records holds a completion to learn from. {why}.{remedy}")
         rows, notes = _count_columns(self.folder, reader)
@@ -123,59 +122,35 @@ class Import(Stage[ImportArguments]):
 
     @classmethod
     def summary(cls, done: Json) -> str:
-        """Return a description of the rows and of the skipped records."""
+        """Return a description of the rows and of the skipped records, one sentence per line."""
         return _describe(done)
 
 
+# Texts for the summary, by the reason in `LeftOut` or `notes_of`. A pair such as {is|are} is for one and for several.
 _LEFT_OUT = {
-    "broken": (
-        "line is not valid JSON, or contains an unpaired surrogate, and is left out",
-        "lines are not valid JSON, or contain unpaired surrogates, and are left out",
-    ),
-    "calls": (
-        "completion without token ids has a tool call whose arguments are not valid JSON, and is left out",
-        "completions without token ids have tool calls whose arguments are not valid JSON, and are left out",
-    ),
-    "unrewarded": ("record has no reward and is left out", "records have no reward and are left out"),
-    "unusable": ("record cannot be used and is left out", "records cannot be used and are left out"),
-    "empty": (
-        "completion is empty or missing and is left out",
-        "completions are empty or missing and are left out",
-    ),
-    "failed": ("request or run failed and is left out", "requests or runs failed and are left out"),
-    "masked": ("sample was masked in the loss and is left out", "samples were masked in the loss and are left out"),
-    "ungraded": ("generation was not graded and is left out", "generations were not graded and are left out"),
-    "frozen": (
-        "run comes from an agent that was not trained and is left out",
-        "runs come from agents that were not trained and are left out",
-    ),
-    "evaluated": (
-        "run comes from an evaluation and is left out",
-        "runs come from evaluations and are left out",
-    ),
-    "where": ("record does not match --where and is left out", "records do not match --where and are left out"),
-    "other": ("record is not a model call and is left out", "records are not model calls and are left out"),
-    "tied": ("pair has the same text twice and is left out", "pairs have the same text twice and are left out"),
-    "repeated": ("file repeats the previous file and is left out", "files repeat the previous file and are left out"),
+    "broken": "line{|s} {is|are} not valid JSON, or contain{s an|} unpaired surrogate{|s},",
+    "calls": "completion{|s} without token ids {has a tool call|have tool calls} whose arguments are not valid JSON,",
+    "unrewarded": "record{|s} {has|have} no reward",
+    "unusable": "record{|s} cannot be used",
+    "empty": "completion{|s} {is|are} empty or missing",
+    "failed": "request{|s} or run{|s} failed",
+    "masked": "sample{|s} {was|were} masked in the loss",
+    "ungraded": "generation{|s} {was|were} not graded",
+    "frozen": "run{|s} come{s|} from {an agent that was|agents that were} not trained",
+    "evaluated": "run{|s} come{s|} from {an evaluation|evaluations}",
+    "where": "record{|s} {does|do} not match --where",
+    "other": "record{|s} {is not a model call|are not model calls}",
+    "tied": "pair{|s} {has|have} the same text twice",
+    "repeated": "file{|s} repeat{s|} the previous file",
 }
-
-
-# Rows that the summary mentions, by the reason in `notes_of`.
 _NOTED = {
-    "several_turns": ("row has several turns of the model, {end}", "rows have several turns of the model, {end}"),
-    "ends_with_user": (
-        "row ends with a turn of the user, which is not learned",
-        "rows end with a turn of the user, which is not learned",
-    ),
-    "printed": (
-        "completion is the printed text of a Python object, and is read as text",
-        "completions are the printed texts of Python objects, and are read as text",
-    ),
-    "placeholder": (
-        "prompt or completion is a word for a missing value, such as nan, and is read as text",
-        "prompts or completions are words for a missing value, such as nan, and are read as text",
-    ),
+    "several_turns": "row{|s} {has|have} several turns of the model, TURNS",
+    "ends_with_user": "row{|s} end{s|} with a turn of the user, which is not learned",
+    "printed": "completion{|s} {is|are} the printed text{|s} of {a |}Python object{|s}, and {is|are} read as text",
+    "placeholder": "prompt{|s} or completion{|s} {is a word|are words} for a missing value, such as nan, and {is|are} "
+    "read as text",
 }
+_TEXTS = {**{reason: f"{text} and {{is|are}} left out" for reason, text in _LEFT_OUT.items()}, **_NOTED}
 _TURNS = {
     ALL_TURNS: "which all get the reward of the row (if it is for the last turn alone, set --completion last_turn)",
     LAST_TURN: "and only the last turn is trained on",
@@ -183,7 +158,6 @@ _TURNS = {
 
 
 def _describe(done: Json) -> str:
-    """Return a description of the rows and of the skipped records, one sentence per line."""
     rows, rollouts, problems = done["rows"], done["rollouts"], done["problems"]
     has = [f"{name}{'' if n == rows else f' in {n:,}'}" for name, n in done["filled"].items() if n]
     title = f"Recognized as {recognized}" if (recognized := done.get("recognized")) else "Format"
@@ -215,12 +189,12 @@ def _describe(done: Json) -> str:
         found = ", ".join(f"{value:g}" for value in done["temperatures"])
         lines.append(f"The rows were sampled at temperatures {found}. The trainer needs one temperature above 0: "
                      "import files of one temperature, or set --temperature.")  # fmt: skip
-    for texts, places in ((_LEFT_OUT, done["left_out"]), (_NOTED, done["noted"])):
-        lines += [
-            _describe_places(texts[kind], places[kind], done["completion"])
-            for kind in texts
-            if kind in places and places[kind]["count"]
-        ]
+    places = done["left_out"] | done["noted"]
+    for kind in _TEXTS:
+        if kind in places and (count := places[kind]["count"]):
+            first = places[kind]["first"]
+            text = _in_words(kind, count).replace("TURNS", _TURNS[done["completion"]])
+            lines.append(f"{text}: {', '.join(first)}{', ...' * (count > len(first))}.")
     if not_read := done["not_read"]:
         lines.append(f"Not read: {', '.join(not_read)}.")
     if not done["filled"].get("sampler_logps"):
@@ -229,11 +203,9 @@ def _describe(done: Json) -> str:
     return "\n".join([*lines, done["loses"]]).strip()
 
 
-def _describe_places(texts: tuple[str, str], found: Json, completion: str) -> str:
-    """Return the number of records or rows of a kind, and their first places. `texts` are singular and plural."""
-    count, first = found["count"], found["first"]
-    have = texts[count > 1].format(end=_TURNS[completion])
-    return f"{count:,} {have}: {', '.join(first)}{', ...' * (count > len(first))}."
+def _in_words(reason: str, count: int) -> str:
+    """Return the number of records or rows with the text for a reason."""
+    return f"{count:,} " + re.sub(r"{([^|]*)\|([^}]*)}", lambda pair: pair[1 + (count > 1)], _TEXTS[reason])
 
 
 def _describe_rewards(rewards: list[tuple[float, int]] | list[float]) -> str:

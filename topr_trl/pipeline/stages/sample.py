@@ -45,7 +45,7 @@ class SampleArguments(
 ):
     """Settings of `topr sample`, and of `topr evaluate` when it samples."""
 
-    split: str = field(default="train", metadata={"help": "Problems to sample: train or test."})
+    split: str = field(default="train", metadata={"help": "Problems to sample.", "choices": SPLITS})
     worker: str | None = field(
         default=None, metadata={"help": "Sample only a share of the shards: k/n samples shards k, k + n, ..."}
     )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +12,7 @@ from topr_trl.data.rows import finite_rewards, have_rewards
 from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, shards_of
 from topr_trl.data.usable_rows import check_usable
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.settings import TASK_HELP, FolderArguments, RewardArguments
+from topr_trl.pipeline.settings import TASK_HELP, TASK_NAMES, FolderArguments, RewardArguments
 from topr_trl.pipeline.shards import columns_before, count_rows, naming, remove_columns, stages_of
 from topr_trl.pipeline.stage import Result, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, task_of_rows
@@ -34,12 +33,13 @@ class ScoreArguments(RewardArguments, FolderArguments):
     """Settings of `topr score`."""
 
     task: str | None = field(
-        default=None, metadata={"help": f"{TASK_HELP} Rows written by topr sample have their own task."}
+        default=None,
+        metadata={"help": f"{TASK_HELP} Rows written by topr sample have their own task.", "choices": TASK_NAMES},
     )
 
     def __post_init__(self) -> None:
         RewardArguments.__post_init__(self)
-        check_choice(self, task=(None, *TASKS, OWN_PROMPTS.name))  # type: ignore[arg-type]
+        check_choice(self, task=(None, *TASK_NAMES))  # type: ignore[arg-type]
 
 
 class Score(Stage[ScoreArguments]):
@@ -167,16 +167,13 @@ class Score(Stage[ScoreArguments]):
         """
         if self.args.reward_funcs is None:
             return {}
-        values: dict[str, list[Any]] = {}
-        for shard in shards_of(self.folder):
-            columns = [name for name in stages_of(shard)[self.name] if name == "reward" or name.startswith(OF_FUNCTION)]
-            for name, column in zip(columns, read_shard(shard, columns).select(columns).columns, strict=True):
-                values.setdefault(name, []).append(column.cast(pa.float64()).to_numpy())
+        shards = shards_of(self.folder)
+        added = [name for shard in shards for name in stages_of(shard)[self.name]]
         found: Json = {}
-        for name in ("reward", *(each for each in values if each != "reward")):
-            all_values = np.concatenate(values.get(name, [np.empty(0)]))
-            known = all_values[~np.isnan(all_values)]
-            found[name] = {"mean": float(known.mean()) if len(known) else None, "missing": len(all_values) - len(known)}
+        for name in ("reward", *dict.fromkeys(name for name in added if name.startswith(OF_FUNCTION))):
+            columns = [read_shard(shard, [name]).column(name).cast(pa.float64()).to_numpy() for shard in shards]
+            known = (values := np.concatenate(columns))[~np.isnan(values)]
+            found[name] = {"mean": float(known.mean()) if len(known) else None, "missing": len(values) - len(known)}
         return found
 
     @classmethod

@@ -78,10 +78,9 @@ class Train(Stage[TrainArguments]):
         trainer.train(resume_from_checkpoint=last_whole_checkpoint(work, state))
         trainer.save_model(str(work / "final"))
         state.wait_for_everyone()
-        notes: Json = {}
         if state.is_main_process:  # The other processes do not wait, see `Stage.run`.
             if self.args.use_peft:
-                notes["unchanged_in_bfloat16"] = merge_adapter(work / "final", self.args, trainer, folder)
+                merge_adapter(work / "final", self.args, trainer, folder)
             else:
                 for path in (work / "final").iterdir():
                     path.replace(folder / path.name)
@@ -89,14 +88,14 @@ class Train(Stage[TrainArguments]):
                 if (work / name).is_dir():
                     shutil.copytree(work / name, folder / name, dirs_exist_ok=True)
             shutil.copyfile(work / STATE, folder / STATE)
-        return len(trainer.train_dataset), notes
+        return len(trainer.train_dataset), {}
 
     @classmethod
     def summary(cls, done: Json) -> str:
-        """Return a warning if bfloat16 would lose a part of what an adapter learned."""
-        if not (share := done.get("unchanged_in_bfloat16")):
+        """Return how to load a model with a merged adapter."""
+        if not done["inputs"]["peft"]:
             return ""
         return (
-            f"The model is saved in float32. In bfloat16, {share:.0%} of the weights that the adapter changes would be "
-            f"as before. In other programs, load float32, or load the base model with the adapter in {ADAPTER}/."
+            "The model is saved in float32, because bfloat16 would lose most of a small update. In other programs, "
+            f"load float32, or load the base model with the adapter in {ADAPTER}/."
         )

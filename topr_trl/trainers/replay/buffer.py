@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topr_trl.loss import TruncationLimits
+from topr_trl.limits import TruncationLimits
 from topr_trl.trainers.log_mu import needs_log_mu
 from topr_trl.trainers.metrics import DEAD_WEIGHT
 

@@ -4,8 +4,6 @@ An arm is a group of training settings that the trial compares. See `topr_trl.pi
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from os.path import relpath
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,11 @@ from topr_trl.data.preparation import ScoredRows
 from topr_trl.data.rows import AFTER_BASELINE, ROLLOUT, TIMES_CHOSEN, checked_column
 from topr_trl.data.tables import load_rows, save_rows, write_parquet
 from topr_trl.pipeline import manifest
+from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import TrialArguments
 from topr_trl.pipeline.shards import MU_COLUMNS
-from topr_trl.pipeline.stage_inputs import task_of_rows
+from topr_trl.pipeline.stage import Result, Stage
+from topr_trl.pipeline.stage_inputs import task_of_rows, values_of
 from topr_trl.rewards import CORRECT, text_of
 from topr_trl.tasks import TASKS
 
@@ -31,80 +31,66 @@ _JUDGED = 200  # number of rows to judge again, to check that the judge agrees w
 _ALIKE = 0.95  # minimum share of these rows on which the judge must agree with the reward
 
 
-@dataclass(frozen=True)
-class Split:
-    """Result of splitting the rows of a trial.
-
-    Attributes:
-        by_answers (`bool`): Whether to test by sampling and judging completions of the held-out problems. Otherwise,
-            the mean reward is estimated from their logged rows.
-        rows (`int`): Number of rows to train on.
-        settings (`list[str]`): Names of the arms that fit the rows.
-        diagnosis (`str`): Kinds of problems, see [`diagnose`]. Empty if rewards do not have two values.
-    """
-
-    by_answers: bool
-    rows: int
-    settings: list[str]
-    diagnosis: str
-
-
-def split(trial: TrialArguments, source: Path, folder: Path, settings: Mapping[str, Mapping[str, Any]]) -> Split:
-    """Write the rows to train on and the held-out problems or rows, unless an earlier call has written them.
+class Split(Stage[TrialArguments]):
+    """Stage that writes the rows to train on, and the held-out problems or rows.
 
     Args:
-        trial (`TrialArguments`): Settings of the trial.
-        source (`Path`): Folder or file of rows.
-        folder (`Path`): Folder to write.
-        settings (`Mapping`): Settings of `topr train` for each arm, by the name of the arm.
+        args (`TrialArguments`): Settings of the trial.
+        arms (`Mapping`): Settings of `topr train` for each arm, by the name of the arm.
 
-    Returns:
-        `Split`: how to test, the number of rows to train on, and the arms.
+    The notes in its entry are:
 
-    Raises:
-        ValueError: the rows have too few problems, all rewards are equal, the held-out problems cannot be tested, or
-            the folder holds a split with other settings.
+    - `by_answers`: whether to test by sampling and judging completions of the held-out problems. Otherwise, the mean
+      reward is estimated from their logged rows.
+    - `settings`: names of the arms that fit the rows.
+    - `diagnosis`: kinds of problems, see [`diagnose`]. Empty if rewards do not have two values.
     """
-    names = ("trial_rows", "held_out_problems", "test_by", "seed")
-    wanted = {"input": manifest.fingerprint(source), **{name: getattr(trial, name) for name in names}}
-    if trial.test_by != "rewards":
-        wanted["task"] = task_of_rows(trial.source, trial.task)
-    if not manifest.begin(
-        folder, "split", wanted, {"input": relpath(source.resolve(), folder.resolve())}, has_results=False
-    ):
-        try:
-            rows, training, tested, chosen = _choose_rows(trial, source, folder, settings)
-        except Exception:
-            manifest.forget(folder, "split")  # The user can then try other rows.
-            raise
-        save_rows(rows.select(training), folder / TRAINING_ROWS)
-        if chosen.by_answers:
-            write_parquet(tested, folder / PROBLEMS)
+
+    def __init__(self, args: TrialArguments, arms: Mapping[str, Mapping[str, Any]]) -> None:
+        super().__init__(args)
+        self.arms = arms
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder `rows` in the folder of the trial."""
+        return self.args.folder / "rows"
+
+    def inputs(self) -> Json:
+        """Return the rows, the size of the trial, and the task if completions may be judged."""
+        args = self.args
+        known = values_of(args, ("trial_rows", "held_out_problems", "test_by", "seed"))
+        task = {} if args.test_by == "rewards" else {"task": task_of_rows(args.source, args.task)}
+        return {"input": manifest.fingerprint(args.source), **known, **task}
+
+    def make(self) -> Result:
+        """Write the rows.
+
+        Raises:
+            ValueError: the rows have too few problems, all rewards are equal, or the held-out problems cannot be
+                tested.
+        """
+        training, tested, notes = _choose_rows(self.args, self.folder, self.arms)
+        save_rows(training, self.folder / TRAINING_ROWS)
+        if notes["by_answers"]:
+            write_parquet(tested, self.folder / PROBLEMS)
         else:
-            save_rows(tested, folder / HELD_OUT)
-        manifest.finish(
-            folder, "split", chosen.rows, by_answers=chosen.by_answers, settings=chosen.settings,
-            diagnosis=chosen.diagnosis,
-        )  # fmt: skip
-    record = manifest.read(folder)
-    assert record is not None
-    entry = record.stages["split"]
-    return Split(entry["by_answers"], entry["rows"], entry["settings"], entry["diagnosis"])
+            save_rows(tested, self.folder / HELD_OUT)
+        return len(training), notes
 
 
 def _choose_rows(
-    trial: TrialArguments, source: Path, folder: Path, settings: Mapping[str, Mapping[str, Any]]
-) -> tuple[Dataset, NDArray[np.int64], Dataset, Split]:
-    """Return the rows, the positions of the rows to train on, the held-out problems or rows, and the split."""
-    rows = _without_stage_columns(load_rows(source, cache_dir=folder / manifest.WORK))
-    scored = ScoredRows.read(str(source), rows)
+    trial: TrialArguments, folder: Path, settings: Mapping[str, Mapping[str, Any]]
+) -> tuple[Dataset, Dataset, Json]:
+    """Return the rows to train on, the held-out problems or rows, and the notes of the stage."""
+    rows = _without_stage_columns(load_rows(trial.source, cache_dir=folder / manifest.WORK))
+    scored = ScoredRows.read(str(trial.source), rows)
     rewards = scored.rollouts.of_each_row(scored.rewards_R)
     problems = scored.rollouts.of_each_row(np.unique(scored.problems_R, return_inverse=True)[1])
     count = int(problems.max()) + 1
     if count < 6:
         raise ValueError(
-            f"A trial needs rows of at least 6 problems, because it tests on problems that it holds out; {source} has "
-            f"{count}. Add rows of other problems."
+            "A trial needs rows of at least 6 problems, because it tests on problems that it holds out; "
+            f"{trial.source} has {count}. Add rows of other problems."
         )
     rng = np.random.default_rng(trial.seed)
     order = rng.permutation(count)
@@ -135,7 +121,9 @@ def _choose_rows(
         )
     else:
         kept = _prepare_held_out(rows.select(tested), numbers)
-    return rows, training, kept, Split(by_answers, len(training), names, str(scored.diagnose() or ""))
+    return rows.select(training), kept, {
+        "by_answers": by_answers, "settings": names, "diagnosis": str(scored.diagnose() or ""),
+    }  # fmt: skip
 
 
 def _without_stage_columns(rows: Dataset) -> Dataset:
