@@ -84,16 +84,16 @@ def draw_wrong_answers(store: Store, path: Path) -> None:
         figure = Figure(figsize=(WIDTH, 2.7), layout="constrained")
         for base, panel in zip(bases, figure.subplots(1, len(bases), sharey=True), strict=True):
             of_base = wrong_answers.of_base(base)
-            agreement = np.mean([one["curve"][0]["agreement"] for one in of_base.ends(store, "mean per problem").values()])
+            untrained = [end["curve"][0]["agreement"] for end in of_base.ends(store, wrong_answers.CONTROL).values()]
             for name, (color, marker) in RECIPES.items():
                 ends = of_base.ends(store, name).values()
-                solved_SI = [[100 * step["unsolved"]["pass@8"] for step in (*one["curve"], one["end"])] for one in ends]
+                solved_SI = [[100 * step["unsolved"]["pass@8"] for step in (*end["curve"], end["end"])] for end in ends]
                 found = [interval(values) for values in zip(*solved_SI, strict=True)]
                 panel.errorbar(
                     range(len(found)), [one.mean for one in found], [one.half for one in found],
                     color=color, marker=marker, markersize=4, capsize=2, label=name,
                 )  # fmt: skip
-            panel.set(title=f"{base}\nagreement {agreement:.2f}", xlabel="iterations", ylim=(-3, 100))
+            panel.set(title=f"{base}\nagreement {np.mean(untrained):.2f}", xlabel="iterations", ylim=(-3, 100))
             panel.grid(axis="y")
         figure.axes[0].set_ylabel("unsolved problems solved, %")
         figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
