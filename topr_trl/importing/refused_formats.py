@@ -149,23 +149,6 @@ def _is_one_message(record: Record) -> bool:
 _EVENTS_OF_CODEX = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 # The tests do not match a format that is read.
 REFUSED = (
-    Refused(
-        "an export of feedback of Open WebUI",
-        lambda record: inner_value(record, "snapshot", "chat") is not None,
-        "To read each chat up to its rated message, set --messages_field snapshot.chat.chat.messages --reward_fields "
-        "data.rating",
-    ),
-    Refused(
-        "an export of chats of Open WebUI",
-        lambda record: inner_value(record, "chat", "history", "messages") is not None,
-        "Export the feedback, which has the ratings. To read the chats without ratings, set --messages_field "
-        "chat.messages",
-    ),
-    Refused(
-        "a conversation of LibreChat",
-        lambda record: any("isCreatedByUser" in each for each in _objects(record.get("messages"))),
-        _AS_MESSAGES,
-    ),
     Refused("an export of ChatGPT or Claude", _is_export_of_chats, _AS_MESSAGES),
     Refused("a session of Claude Code", _is_claude_code, _AS_OPENAI),
     Refused(
