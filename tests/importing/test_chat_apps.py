@@ -81,7 +81,7 @@ def test_thinking_and_tools_of_open_webui():
         ({"originalContent": "8"}, "edited the rated answer"),
         ({"files": [{"type": "image"}]}, "files, sources or a summary"),
         ({"sources": [{"document": ["CONTEXT"]}]}, "files, sources or a summary"),
-        ({"content": '<details type="tool_calls" done="true" name="legs">\n</details>\n12'}, "shows tool_calls as HTML"),
+        ({"content": '<details type="tool_calls" done="true">\n</details>\n12'}, "shows tool_calls as HTML"),
         ({"output": [{**OUTPUT[-1], "start_tag": "<solution>"}]}, "tag around the model's text"),
         ({"role": "user"}, "from user, not the assistant"),
         ({"parentId": "gone"}, "message gone is not in the chat"),
@@ -94,7 +94,7 @@ def test_text_that_open_webui_does_not_export(answer, why):
 
 
 def test_feedback_without_a_chat():
-    with pytest.raises(Unusable, match="no snapshot.*Export it in Admin Panel"):
+    with pytest.raises(Unusable, match=r"no snapshot.*Export it in Admin Panel"):
         open_webui.rows({**feedback(), "snapshot": None})
 
 

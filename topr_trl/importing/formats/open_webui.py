@@ -96,7 +96,7 @@ def _turns(given: Record) -> list[Row]:
     thinking = "\n".join(_unquoted(found["text"]) for found in _THINKING.finditer(shown))
     text = _THINKING.sub("", shown)
     if left := _SHOWN.search(text):
-        raise Unusable(f"a message shows {left['kind']} as HTML, so the text that the model read and wrote is not known")
+        raise Unusable(f"a message shows {left['kind']} as HTML, so the text that the model wrote is not known")
     return [assistant(text.lstrip("\n") if thinking else text, thinking=thinking)]
 
 
