@@ -14,7 +14,7 @@ from topr_trl.importing.row_table import Row
 
 COLUMNS_OF_CALLS = (
     "prompt_ids", "completion_ids", "sampler_logps", "problem_id", "finish_reason", "tools", "chat_template_kwargs",
-    *SAMPLING,
+    "model", *SAMPLING,
 )  # fmt: skip
 _ID_PREFIX = "token_id:"  # vLLM logs a token as `token_id:42` with `return_tokens_as_token_ids`
 
@@ -135,7 +135,8 @@ def rows_of_call(dialect: Dialect, asked: Record, body: Record) -> list[Row | Le
         asked (`Record`): Request.
         body (`Record`): Response.
     """
-    shared = {**dialect.prompt(asked), **{name: _number(asked.get(name)) for name in SAMPLING}}
+    settings = {"model": asked.get("model"), **{name: _number(asked.get(name)) for name in SAMPLING}}
+    shared = {**dialect.prompt(asked), **settings}
     found = dialect.answers(body, asked)
     return [{**shared, **each} if isinstance(each, Mapping) else each for each in found]
 

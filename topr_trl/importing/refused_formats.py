@@ -97,14 +97,6 @@ def _has_scored_list(record: Record) -> bool:
     return is_list and "messages" not in record and not _has_completion(record)
 
 
-def _is_spans(record: Record) -> bool:
-    attributes = record.get("attributes")
-    names = attributes if isinstance(attributes, Mapping) else ()
-    return any(str(name).startswith(("llm.", "openinference.", "ai.prompt", "traceloop.")) for name in names) or bool(
-        {"gen_ai.prompt.0.content", "gen_ai.completion.0.content"} & set(map(str, names))
-    )
-
-
 def _is_claude_code(record: Record) -> bool:
     return {"sessionId", "type"} <= set(record) and bool({"uuid", "leafUuid"} & set(record))
 
@@ -170,7 +162,6 @@ REFUSED = (
     Refused("a log of Anthropic's Messages API", _is_anthropic, _AS_OPENAI),
     Refused("a log of Gemini's API", _is_gemini, _AS_OPENAI),
     Refused("a log of Bedrock's Converse API", _is_bedrock, _AS_OPENAI),
-    Refused("an export of spans of OpenInference, OpenLLMetry or the Vercel AI SDK", _is_spans, _AS_MESSAGES),
     Refused("traces of MLflow", _is_mlflow, _AS_MESSAGES),
     Refused("events of PostHog", _is_posthog, _AS_MESSAGES),
     Refused("a log of Ollama's API", _is_ollama, _AS_MESSAGES),
