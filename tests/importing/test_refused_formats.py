@@ -19,7 +19,6 @@ RECORDS = {
     "Anthropic": {"request": {"messages": [USER]}, "response": {"type": "message", "content": ANSWER}},
     "Gemini": {"request": {"contents": [{"parts": []}]}, "response": {"candidates": []}},
     "Bedrock": {"messages": [{"role": "user", "content": [{"text": "Legs?"}]}]},
-    "MLflow": {"info": {}, "data": {"spans": []}},
     "PostHog": {"event": "$ai_generation", "properties": {"$ai_input": []}},
     "Ollama": {"request": {"prompt": "Legs?"}, "response": {"response": "4", "done": True, "eval_count": 1}},
     "Argilla": {"fields": {"prompt": "Legs?"}, "responses": {}},

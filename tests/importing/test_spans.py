@@ -9,7 +9,7 @@ from test_logs_of_apis import LEGS, turns
 
 from topr_trl.data.tokenization import tokenize_row
 from topr_trl.importing.format import NotOfFormat
-from topr_trl.importing.formats import opentelemetry
+from topr_trl.importing.formats import mlflow, opentelemetry
 from topr_trl.importing.span_attributes import nested
 
 WRITTEN = Path(__file__).parent / "written"
@@ -146,3 +146,63 @@ def test_failed_and_unanswered_spans():
     failed = {"code": "STATUS_CODE_ERROR", "message": "timeout"}
     assert read(OPENINFERENCE, status=failed) == read({"llm.request.type": "chat"}, status_code="ERROR") == ["failed"]
     assert read({name: value for name, value in OPENINFERENCE.items() if "output" not in name}) == []
+
+
+def test_traces_that_mlflow_wrote(tmp_path, tool_tokenizer):
+    rows = imported(tmp_path, WRITTEN / "mlflow-3.17.2.jsonl")
+    called = [("assistant", None, None, [LEGS]), ("tool", "FOUR", None, [])]
+    assert [turns(row["prompt"]) for row in rows] == [[*ASKED, *called]] * 2
+    learned = [tool_tokenizer.decode(tokenize_row(row, tool_tokenizer).completion_ids) for row in rows]
+    assert learned == [f"{answer}{tool_tokenizer.eos_token}" for answer in ("12", "7")]
+    assert (rows["reward"][:], rows["model"][:], rows["temperature"][:]) == ([1.0, -1.0], ["m"] * 2, [0.7] * 2)
+    assert json.loads(rows[0]["tools"])[0]["function"]["name"] == "legs"
+
+
+def span(name="s", kind="CHAT_MODEL", given="a =", said=" 7", **more):
+    attributes = {"mlflow.spanType": kind, "mlflow.spanInputs": given, "mlflow.spanOutputs": said}
+    written = {name: json.dumps(value) for name, value in attributes.items()}
+    return {"span_id": name, "attributes": written, "status": {"code": "STATUS_CODE_OK"}, **more}
+
+
+def trace(*spans, assessments=()):
+    return {"info": {"trace_id": "t", "assessments": list(assessments)}, "data": {"spans": list(spans)}}
+
+
+def feedback(name, value, **more):
+    return {"assessment_name": name, "feedback": {"value": value}, **more}
+
+
+def read_mlflow(record):
+    return [mlflow.rows(each) for each in mlflow.calls(record)]
+
+
+def test_spans_of_mlflow():
+    """Text is JSON in the attributes of MLflow. LangChain's messages are read, too, and rows of a table of traces."""
+    ((row,),) = read_mlflow(trace(span()))
+    assert (row["prompt"], row["completion"]) == ("a =", " 7")
+    asked, said = [[{"type": "human", "data": {"content": "Legs?"}}]], {"type": "ai", "data": {"content": "12"}}
+    of_langchain = span(given=asked, said={"generations": [[{"text": "12", "message": said}]]})
+    for record in (trace(of_langchain), {"trace_id": "t", "spans": [of_langchain], "assessments": None},
+                   {"trace": json.dumps(trace(of_langchain))}):  # fmt: skip
+        assert mlflow.FORMAT.test(record)
+        ((row,),) = read_mlflow(record)
+        assert turns([*row["prompt"], *row["completion"]]) == [
+            ("user", "Legs?", None, []),
+            ("assistant", "12", None, []),
+        ]
+    nested = [span("outer"), span("s", parent_span_id="outer"), span("tool", "TOOL"),
+              span("bad", status={"code": "STATUS_CODE_ERROR"})]  # fmt: skip
+    assert [found if isinstance(found[0], str) else "row" for found in read_mlflow(trace(*nested))] == [
+        ["other"], "row", ["other"], ["failed"]
+    ]  # fmt: skip
+
+
+def test_assessments_of_mlflow():
+    given = [feedback("right", "yes"), feedback("right", "no", valid=False), feedback("tone", 0.5, span_id="b"),
+             {"assessment_name": "expected", "expectation": {"value": "12"}}]  # fmt: skip
+    found = [mlflow.FORMAT.rewards(each) for each in mlflow.calls(trace(span("a"), span("b"), assessments=given))]
+    assert found == [{"assessments.right": "yes"}, {"assessments.right": "yes", "assessments.tone": 0.5}]
+    with pytest.raises(NotOfFormat, match="assessments right differ: yes and no"):
+        list(mlflow.calls(trace(span("a"), assessments=[feedback("right", "yes"), feedback("right", "no")])))
+    with pytest.raises(NotOfFormat, match=r"not a model call, and has assessments \(right\).*--rewards.*--id_field"):
+        read_mlflow(trace(span("a", "AGENT"), assessments=[feedback("right", "yes", span_id="a")]))

@@ -124,10 +124,6 @@ def _is_label_studio(record: Record) -> bool:
     return isinstance(record.get("data"), Mapping) and isinstance(record.get("annotations"), list)
 
 
-def _is_mlflow(record: Record) -> bool:
-    return isinstance(inner_value(record, "data", "spans"), list) or {"trace_id", "spans"} <= set(record)
-
-
 def _is_openai_evals(record: Record) -> bool:
     return {"run_id", "event_id", "data"} <= set(record) or isinstance(
         inner_value(record, "spec", "completion_fns"), list
@@ -162,7 +158,6 @@ REFUSED = (
     Refused("a log of Anthropic's Messages API", _is_anthropic, _AS_OPENAI),
     Refused("a log of Gemini's API", _is_gemini, _AS_OPENAI),
     Refused("a log of Bedrock's Converse API", _is_bedrock, _AS_OPENAI),
-    Refused("traces of MLflow", _is_mlflow, _AS_MESSAGES),
     Refused("events of PostHog", _is_posthog, _AS_MESSAGES),
     Refused("a log of Ollama's API", _is_ollama, _AS_MESSAGES),
     Refused(

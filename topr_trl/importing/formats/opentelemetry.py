@@ -77,7 +77,7 @@ def _evaluations(record: Record) -> dict[str, Any]:
     """Return the scores in the evaluation events and in Phoenix's annotations of a span, by their names.
 
     Raises:
-        Unusable: two annotations with the same name differ.
+        NotOfFormat: two annotations with the same name differ.
     """
     found: dict[str, Any] = {}
     for event in record.get("events") or ():
@@ -88,7 +88,7 @@ def _evaluations(record: Record) -> dict[str, Any]:
         result = each.get("result") or each
         value = result.get("label") if result.get("score") is None else result["score"]
         if found.setdefault(each["name"], value) != value:
-            raise Unusable(f"its annotations {each['name']} differ: {found[each['name']]} and {value}")
+            raise NotOfFormat(f"its annotations {each['name']} differ: {found[each['name']]} and {value}. Keep one")
     return found
 
 
