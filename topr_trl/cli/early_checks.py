@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from topr_trl.cli.command_names import values_given
-from topr_trl.settings.checks import check_model_folder
+from topr_trl.settings.checks import HUB, check_model_folder
 from topr_trl.settings.import_settings import IMPORT_SETTINGS
 
 _PATHS = ("input", "rows", "compare", "accelerate_config", "sampling_python", "rewards", "requests")
@@ -41,7 +41,8 @@ def check_early(command: str, given: Sequence[str], config: Mapping[str, Any], n
         ImportError: a package is not installed.
         ValueError: the rows lack a column.
     """
-    values = {name: value for name, value in {**config, **values_given(given)}.items() if name in names}
+    given_values = {**config, **values_given(given)}.items()
+    values = {name: value for name, value in given_values if name in names and not str(value).startswith(HUB)}
     _check_paths(values)
     samples = not (command == "evaluate" and values.get("input") is not None)  # `evaluate` with rows loads no model.
     if command in _WITH_MODEL and "model_name_or_path" in values and samples:

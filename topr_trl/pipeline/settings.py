@@ -37,7 +37,9 @@ GREEDY_HELP = "Also draw one completion per test problem at temperature 0 and re
 class FolderArguments:
     """Settings for the input and the output folder of a stage."""
 
-    input: str | None = field(default=None, metadata={"help": "Folder or file of rows."})
+    input: str | None = field(
+        default=None, metadata={"help": "Folder or file of rows, or hub:owner/name[:split][@revision]."}
+    )
     output_dir: str | None = field(
         default=None,
         metadata={"help": "Folder to write. With the same folder as --input, the stage adds columns to its rows."},
@@ -72,7 +74,7 @@ class RowsArguments(FolderArguments, InputArguments):
     """Settings of a stage that reads rows, or imports a file from another system."""
 
     input: str | None = field(
-        default=None, metadata={"help": "Folder or file of rows, or a file that topr import reads, such as a CSV."}
+        default=None, metadata={"help": "Folder, file or hub:owner/name[:split][@revision] of rows or of other logs."}
     )
 
 
@@ -384,7 +386,7 @@ class TrialArguments(RowsArguments, RunArguments):
 
     input: str | None = field(
         default=None,
-        metadata={"help": "Folder or file of rows with rewards, or a file that topr import reads, such as a CSV."},
+        metadata={"help": "Folder, file or hub:owner/name[:split][@revision] of rows with rewards, or of other logs."},
     )
     output_dir: str | None = field(default="topr-trial", metadata={"help": "Folder to write."})
     task: str = field(

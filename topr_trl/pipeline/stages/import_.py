@@ -42,7 +42,7 @@ class ImportArguments(FolderArguments, ReadingArguments):
     """Settings of `topr import`."""
 
     input: str | None = field(
-        default=None, metadata={"help": "File from another system, or a folder of such files. Required."}
+        default=None, metadata={"help": "File, folder or hub:owner/name[:split][@revision] of logs. Required."}
     )
     output_dir: str | None = field(default=None, metadata={"help": "Folder to write rows to. Required."})
 
@@ -174,6 +174,10 @@ _NOTED = {
     "placeholder": (
         "prompt or completion is a word for a missing value, such as nan, and is read as text",
         "prompts or completions are words for a missing value, such as nan, and are read as text",
+    ),
+    "redacted": (
+        "row has text that --redact blanked out, and no token ids",
+        "rows have text that --redact blanked out, and no token ids",
     ),
 }
 _TURNS = {
