@@ -453,7 +453,7 @@ RECOGNIZED = [
         json.dumps(EXAMPLES["open-webui"]).replace('"content": "42"', '"content": "4", "originalContent": "2"')),
     foreign("a rated answer to a file", "log.jsonl, line 1, files, the export lacks, --skip_unusable", "log.jsonl",
         json.dumps(EXAMPLES["librechat"]).replace('"6*7?"', '"6*7?", "files": [1]')),
-    foreign("two values of an assessment", "log.jsonl, line 1, assessments right differ, Keep one", "log.jsonl",
+    foreign("two values of an assessment", "log.jsonl, line 1, two ratings right, Keep one", "log.jsonl",
         example("mlflow", info={"assessments": [
             {"assessment_name": "right", "feedback": {"value": value}} for value in "ab"]})),
     foreign("a pattern that is no regular expression", "redact, '(', not a regular expression", "log.csv", FEEDBACK,

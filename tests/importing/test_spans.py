@@ -64,7 +64,7 @@ def test_a_rating_of_another_span_is_not_dropped():
     with pytest.raises(NotOfFormat, match=r"not a model call, and has evaluations \(thumbs\).*--rewards.*--id_field"):
         read({"openinference.span.kind": "AGENT"}, annotations=annotations)
     assert read({"openinference.span.kind": "AGENT"}) == ["other"]
-    with pytest.raises(NotOfFormat, match="annotations thumbs differ: 1 and 0"):
+    with pytest.raises(NotOfFormat, match="two ratings thumbs: 1 and 0"):
         read(OPENINFERENCE, annotations=[*annotations, {"name": "thumbs", "result": {"score": 0}}])
 
 
@@ -173,7 +173,7 @@ def feedback(name, value, **more):
 
 
 def read_mlflow(record):
-    return [mlflow.rows(each) for each in mlflow.calls(record)]
+    return [mlflow.FORMAT.rows(each) for each in mlflow.calls(record)]
 
 
 def test_spans_of_mlflow():
@@ -202,7 +202,7 @@ def test_assessments_of_mlflow():
              {"assessment_name": "expected", "expectation": {"value": "12"}}]  # fmt: skip
     found = [mlflow.FORMAT.rewards(each) for each in mlflow.calls(trace(span("a"), span("b"), assessments=given))]
     assert found == [{"assessments.right": "yes"}, {"assessments.right": "yes", "assessments.tone": 0.5}]
-    with pytest.raises(NotOfFormat, match="assessments right differ: yes and no"):
+    with pytest.raises(NotOfFormat, match="two ratings right: yes and no"):
         list(mlflow.calls(trace(span("a"), assessments=[feedback("right", "yes"), feedback("right", "no")])))
     with pytest.raises(NotOfFormat, match=r"not a model call, and has assessments \(right\).*--rewards.*--id_field"):
         read_mlflow(trace(span("a", "AGENT"), assessments=[feedback("right", "yes", span_id="a")]))

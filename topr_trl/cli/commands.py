@@ -32,7 +32,7 @@ def run(command: str, given: list[str]) -> None:
         end_processes_on_signals()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     args = parse(command, given)
-    if command != "push" and str(name := getattr(args, "input", None)).startswith(HUB):
+    if command != "push" and (name := str(getattr(args, "input", None))).startswith(HUB):
         from topr_trl.hub.download import downloaded
 
         args.input = str(downloaded(name))

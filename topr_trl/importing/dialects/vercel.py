@@ -39,7 +39,7 @@ _REASONS = {"tool-calls": "tool_calls", "content-filter": "content_filter", "oth
 
 
 def _tool(given: Record) -> Record:
-    found = {name: given[name] for name in ("name", "description") if name in given}
+    found: Record = {name: given[name] for name in ("name", "description") if name in given}
     return {**found, "parameters": given.get("inputSchema", given.get("parameters"))}
 
 

@@ -6,17 +6,17 @@ from contextlib import suppress
 
 from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
 from topr_trl.importing.dialects import DIALECTS
-from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
-from topr_trl.importing.openai_messages import check_roles
-from topr_trl.importing.record_fields import value_at
-from topr_trl.importing.row_table import Row
+from topr_trl.importing.format import Format, LeftOut, Record, Unusable
+from topr_trl.importing.record_fields import value_at, values_by_name
 
 _CALLS = ("LLM", "CHAT_MODEL")
 _SPANS = ("data.spans", "trace.data.spans", "spans")
 
 
 def calls(record: Record) -> Iterator[Record]:
-    """Yield each span of a trace, with the assessments of the span, and of the trace if the span is a model call.
+    """Yield each span of a trace, with the feedback on the span, and on the trace if the span is a model call.
+
+    Expectations, and feedback that a later one replaced, do not count.
 
     Args:
         record (`Record`): Trace, or a row of a table of traces.
@@ -31,23 +31,11 @@ def calls(record: Record) -> Iterator[Record]:
         yield {
             **span, "is_call": is_call, "settings": {"model": span["attributes"].get("mlflow.llm.model")},
             "trace_id": value_at(record, "info.trace_id", "info.request_id", "trace.info.trace_id", "trace_id"),
-            "assessments": _feedback([each for each in assessments if each.get("span_id") in places]),
+            "assessments": values_by_name(
+                (each["assessment_name"], each["feedback"].get("value")) for each in assessments
+                if each.get("span_id") in places and each.get("valid") is not False and each.get("feedback")
+            ),
         }  # fmt: skip
-
-
-def _feedback(assessments: list[Record]) -> Record:
-    """Return feedback by its names. Expectations, and feedback that a later one replaced, do not count.
-
-    Raises:
-        NotOfFormat: two values of the same name differ.
-    """
-    found: Record = {}
-    for each in assessments:
-        if each.get("valid") is not False and each.get("feedback"):
-            name, value = each["assessment_name"], each["feedback"].get("value")
-            if found.setdefault(name, value) != value:
-                raise NotOfFormat(f"its assessments {name} differ: {found[name]} and {value}. Keep one of them")
-    return found
 
 
 def _parsed(attributes: Record) -> Record:
@@ -86,19 +74,6 @@ ENVELOPE = Envelope(
 )
 
 
-def rows(record: Record) -> list[Row | LeftOut | None]:
-    """Return the rows of a span.
-
-    Raises:
-        Unusable: a span that is not a model call has assessments, a role is unknown, or see `Envelope.rows`.
-    """
-    found = ENVELOPE.rows(record)
-    for row in found:
-        if isinstance(row, Mapping):
-            check_roles(row["prompt"])
-    return found
-
-
 def _is_trace(record: Record) -> bool:
     spans = value_at(record, *_SPANS)
     given = spans[0].get("attributes") if isinstance(spans, list) and spans and isinstance(spans[0], Mapping) else None
@@ -109,7 +84,7 @@ FORMAT = Format(
     source="MLflow 3 (mlflow/entities/trace.py, Trace.to_json; mlflow/entities/assessment.py)",
     suffix=".jsonl",
     test=_is_trace,
-    rows=rows,
+    rows=ENVELOPE.rows,
     rewards=lambda record: {f"assessments.{name}": value for name, value in record["assessments"].items()},
     columns=COLUMNS_OF_CALLS,
     required=frozenset({"attributes"}),

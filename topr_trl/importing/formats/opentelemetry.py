@@ -12,8 +12,7 @@ from topr_trl.importing.calls import COLUMNS_OF_CALLS, Dialect, Envelope
 from topr_trl.importing.dialects import genai_parts, openai, vercel
 from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json, split_parts
-from topr_trl.importing.openai_messages import check_roles
-from topr_trl.importing.record_fields import inner_value, value_at
+from topr_trl.importing.record_fields import inner_value, value_at, values_by_name
 from topr_trl.importing.row_table import Row
 from topr_trl.importing.span_attributes import attributes_of, nested
 
@@ -74,22 +73,14 @@ def _with_attributes(record: Record, evaluations: Record) -> Record:
 
 
 def _evaluations(record: Record) -> dict[str, Any]:
-    """Return the scores in the evaluation events and in Phoenix's annotations of a span, by their names.
-
-    Raises:
-        NotOfFormat: two annotations with the same name differ.
-    """
-    found: dict[str, Any] = {}
-    for event in record.get("events") or ():
-        if event.get("name") == _RESULT:
-            given = attributes_of(event)["gen_ai"]["evaluation"]
-            found[str(given.get("name", "score"))] = given["score"]["value"]
-    for each in record.get("annotations") or ():
-        result = each.get("result") or each
-        value = result.get("label") if result.get("score") is None else result["score"]
-        if found.setdefault(each["name"], value) != value:
-            raise NotOfFormat(f"its annotations {each['name']} differ: {found[each['name']]} and {value}. Keep one")
-    return found
+    """Return the scores in the evaluation events and in Phoenix's annotations of a span, by their names."""
+    events = [attributes_of(event)["gen_ai"]["evaluation"] for event in record.get("events") or ()
+              if event.get("name") == _RESULT]  # fmt: skip
+    results = [(each["name"], each.get("result") or each) for each in record.get("annotations") or ()]
+    return values_by_name([
+        *((str(each.get("name", "score")), each["score"]["value"]) for each in events),
+        *((name, each.get("label") if each.get("score") is None else each["score"]) for name, each in results),
+    ])  # fmt: skip
 
 
 def rows(record: Record) -> list[Row | LeftOut | None]:
@@ -157,9 +148,7 @@ def _like_openai(message: Callable[[Record], Record], tool: Callable[[Record], R
 
     def prompt(asked: Record) -> Row:
         tools = [tool(each) for each in asked.get("tools") or ()]
-        row = openai.prompt({**asked, "messages": [message(each) for each in asked["messages"]], "tools": tools})
-        check_roles(row["prompt"])
-        return row
+        return openai.prompt({**asked, "messages": [message(each) for each in asked["messages"]], "tools": tools})
 
     def answers(body: Record, asked: Record) -> list[Row | None]:
         choices = [{**choice, "message": message(choice["message"])} for choice in body["choices"]]
