@@ -81,6 +81,7 @@ def test_thinking_and_tools_of_open_webui():
         ({"originalContent": "8"}, "edited the rated answer"),
         ({"files": [{"type": "image"}]}, "files, sources or a summary"),
         ({"sources": [{"document": ["CONTEXT"]}]}, "files, sources or a summary"),
+        ({"contextSummary": "SUMMARY"}, "files, sources or a summary"),
         ({"content": '<details type="tool_calls" done="true">\n</details>\n12'}, "shows tool_calls as HTML"),
         ({"output": [{**OUTPUT[-1], "start_tag": "<solution>"}]}, "tag around the model's text"),
         ({"role": "user"}, "from user, not the assistant"),
@@ -173,3 +174,10 @@ def test_text_that_librechat_does_not_export(answer, why):
         librechat.rows(next(librechat.ratings(given)))
     given["messages"][3]["error"] = True
     assert answer.get("isCreatedByUser") or librechat.rows(next(librechat.ratings(given))) == ["failed"]
+
+
+def test_two_system_prompts_of_librechat():
+    given = conversation()
+    given["options"]["instructions"] = "Think."
+    with pytest.raises(Unusable, match="options have promptPrefix and instructions"):
+        librechat.rows(next(librechat.ratings(given)))
