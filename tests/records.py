@@ -163,8 +163,19 @@ RECORDING = {
     ],
 }  # fmt: skip
 
+OPEN_WEBUI = {"type": "rating", "data": {"rating": 1}, "meta": {"message_id": "a"}, "snapshot": {"chat": {"chat": {
+    "history": {"messages": {"u": {"id": "u", "parentId": None, **QUESTION},
+                             "a": {"id": "a", "parentId": "u", "role": "assistant", "content": "42"}}}}}}}  # fmt: skip
+LIBRECHAT = {"conversationId": "c", "messages": [
+    {"messageId": "u", "text": "6*7?", "isCreatedByUser": True},
+    {"messageId": "a", "text": "42", "isCreatedByUser": False, "feedback": {"rating": "thumbsUp"}}]}  # fmt: skip
+MLFLOW = {"info": {"trace_id": "t", "assessments": [{"assessment_name": "right", "feedback": {"value": True}}]},
+          "data": {"spans": [{"span_id": "s", "attributes": {
+              "mlflow.spanType": '"CHAT_MODEL"', "mlflow.spanInputs": json.dumps({"messages": [QUESTION]}),
+              "mlflow.spanOutputs": '"42"'}}]}}  # fmt: skip
+
 EXAMPLES = {
-    "recording": RECORDING,
+    "recording": RECORDING, "open-webui": OPEN_WEBUI, "librechat": LIBRECHAT, "mlflow": MLFLOW,
     "inspect": INSPECT, "langfuse": LANGFUSE, "langsmith": LANGSMITH, "lm-eval": LM_EVAL, "nemo-gym": GYM,
     "openai-completions": TEXT, "openai-responses": RESPONSE, "openhands-output": OUTPUT, "opentelemetry": OTEL,
     "pairs": PAIRS, "sharegpt": SHAREGPT, "table": TABLE,

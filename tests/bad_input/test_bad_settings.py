@@ -114,6 +114,8 @@ COMMANDS = [
     command("an Accelerate config that is a list", "own.yaml, accelerate config",
         "iterate --output_dir out --accelerate_config own.yaml", file="- a\n"),
     command("a setting of another command", "--worker, topr sample", "score --worker 0/2 --input . --output_dir out"),
+    command("the name of a dataset on the Hub that is malformed", "--input, hub:logs, hub:owner/name",
+        "import --input hub:logs --output_dir out"),
     command("`--input` for the loop", "--input, import, score, push", "iterate --input . --output_dir out"),
     command("a setting of another command in YAML", "--worker, own.yaml, topr sample", "score --config own.yaml",
         file="worker: 0/2\n"),

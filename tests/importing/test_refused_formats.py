@@ -11,9 +11,6 @@ from topr_trl.importing.refused_formats import REFUSED, refused
 ANSWER = [{"type": "text", "text": "4"}]
 USER = {"role": "user", "content": "Legs?"}
 RECORDS = {
-    "feedback of Open WebUI": {"data": {"rating": 1}, "meta": {"message_id": "a"}, "snapshot": {"chat": {"chat": {}}}},
-    "chats of Open WebUI": {"chat": {"history": {"messages": {}}, "messages": [USER]}},
-    "LibreChat": {"messages": [{"text": "Legs?", "isCreatedByUser": True}]},
     "ChatGPT or Claude": {"mapping": {}, "current_node": "a"},
     "Claude Code": {"type": "user", "uuid": "1", "sessionId": "s", "message": {"role": "user", "content": "Legs?"}},
     "Codex": {"timestamp": "t", "type": "response_item", "payload": {"type": "message"}},
@@ -22,8 +19,6 @@ RECORDS = {
     "Anthropic": {"request": {"messages": [USER]}, "response": {"type": "message", "content": ANSWER}},
     "Gemini": {"request": {"contents": [{"parts": []}]}, "response": {"candidates": []}},
     "Bedrock": {"messages": [{"role": "user", "content": [{"text": "Legs?"}]}]},
-    "OpenInference": {"attributes": {"llm.input_messages.0.message.content": "Legs?"}},
-    "MLflow": {"info": {}, "data": {"spans": []}},
     "PostHog": {"event": "$ai_generation", "properties": {"$ai_input": []}},
     "Ollama": {"request": {"prompt": "Legs?"}, "response": {"response": "4", "done": True, "eval_count": 1}},
     "Argilla": {"fields": {"prompt": "Legs?"}, "responses": {}},

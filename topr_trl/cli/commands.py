@@ -11,6 +11,7 @@ from topr_trl.pipeline.imported_input import with_imported_input
 from topr_trl.pipeline.parent_process import end_processes_on_signals, end_with_the_loop
 from topr_trl.pipeline.settings import LaunchArguments
 from topr_trl.pipeline.stage import Stage
+from topr_trl.settings.checks import HUB
 
 
 def run(command: str, given: list[str]) -> None:
@@ -31,6 +32,10 @@ def run(command: str, given: list[str]) -> None:
         end_processes_on_signals()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     args = parse(command, given)
+    if command != "push" and (name := str(getattr(args, "input", None))).startswith(HUB):
+        from topr_trl.hub.download import downloaded
+
+        args.input = str(downloaded(name))
     if isinstance(args, InputArguments) and command != "import":
         args = with_imported_input(args)
     if command in COMMANDS:

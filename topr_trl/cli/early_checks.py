@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from topr_trl.cli.command_names import values_given
-from topr_trl.settings.checks import check_choice, check_model_folder
+from topr_trl.settings.checks import HUB, check_choice, check_model_folder
 from topr_trl.settings.import_settings import IMPORT_SETTINGS
 from topr_trl.settings.shared import TOPRArguments
 
@@ -52,7 +52,8 @@ def check_early(
         ImportError: a package is not installed.
         ValueError: a value is not one of the choices, or the rows lack a column.
     """
-    values = {name: value for name, value in {**config, **values_given(given)}.items() if name in names}
+    given_values = {**config, **values_given(given)}.items()
+    values = {name: value for name, value in given_values if name in names and not str(value).startswith(HUB)}
     _check_choices(values, choices)
     _check_paths(values)
     samples = not (command == "evaluate" and values.get("input") is not None)  # `evaluate` with rows loads no model.

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.format import IGNORED, Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json
+from topr_trl.importing.openai_messages import check_roles
 from topr_trl.importing.record_fields import inner_value, value_at
 from topr_trl.importing.row_table import Row
 
 COLUMNS_OF_CALLS = (
     "prompt_ids", "completion_ids", "sampler_logps", "problem_id", "finish_reason", "tools", "chat_template_kwargs",
-    *SAMPLING,
+    "model", *SAMPLING,
 )  # fmt: skip
 _ID_PREFIX = "token_id:"  # vLLM logs a token as `token_id:42` with `return_tokens_as_token_ids`
 
@@ -67,7 +68,8 @@ class Envelope:
 
         Raises:
             NotOfFormat: the request is missing.
-            Unusable: the answer is in no known dialect, there are several answers, or a dialect cannot use the call.
+            Unusable: the answer is in no known dialect, there are several answers, a role is unknown, or a dialect
+                cannot use the call.
         """
         if (reason := self.left_out(record)) is not None:
             return [reason]
@@ -76,6 +78,9 @@ class Envelope:
         asked = self._asked(record)
         dialect, body = self._written_in(answer, asked)
         found = rows_of_call(dialect, asked, self._with_reasons(record, body))
+        for row in found:
+            if isinstance(row, Mapping):  # An application can log any messages.
+                check_roles(row["prompt"])
         if len(found) > 1 and not self.has_several:
             raise Unusable(f"it has {len(found)} choices in one record, so which of them was used is not known")
         return found
@@ -135,7 +140,8 @@ def rows_of_call(dialect: Dialect, asked: Record, body: Record) -> list[Row | Le
         asked (`Record`): Request.
         body (`Record`): Response.
     """
-    shared = {**dialect.prompt(asked), **{name: _number(asked.get(name)) for name in SAMPLING}}
+    settings = {"model": asked.get("model"), **{name: _number(asked.get(name)) for name in SAMPLING}}
+    shared = {**dialect.prompt(asked), **settings}
     found = dialect.answers(body, asked)
     return [{**shared, **each} if isinstance(each, Mapping) else each for each in found]
 

@@ -29,7 +29,7 @@ def notes_of(row: Row) -> list[str]:
 
     `several_turns`: the row has several turns to learn from. `ends_with_user`: messages after the last turn of the
     model are not learned. `placeholder`: the prompt or the completion is a text such as `nan`, which programs write for
-    a missing value. `printed`: the completion is the text of a Python object.
+    a missing value. `printed`: the completion is the text of a Python object. `redacted`: text was blanked out.
     """
     completion = row["completion"]
     found = {
@@ -37,6 +37,7 @@ def notes_of(row: Row) -> list[str]:
         "ends_with_user": isinstance(completion, list) and _role(completion[-1:]) == "user",
         "printed": _content(completion) is not None and bool(_PRINTED.match(_content(completion) or "")),
         "placeholder": _is_placeholder(row["prompt"]) or _is_placeholder(completion),
+        "redacted": row.get("redacted", False),
     }
     return [name for name, is_true in found.items() if is_true]
 

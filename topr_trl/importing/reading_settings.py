@@ -6,6 +6,7 @@ from topr_trl.data.rows import ROLLOUT
 from topr_trl.data.sampler_logps import LOGPROBS_MODES
 from topr_trl.importing import FORMATS
 from topr_trl.importing.input_settings import LAST_TURN, InputArguments
+from topr_trl.recording.redaction import Redactor
 from topr_trl.settings.checks import check_choice, check_types, existing
 
 
@@ -43,10 +44,15 @@ class ReadingArguments(InputArguments):
             "temperature and filters)."
         },
     )
+    redact: list[str] | None = field(
+        default=None,
+        metadata={"help": "Regular expressions, or emails, phones and keys. Their matches in rows are blanked out."},
+    )
 
     def __post_init__(self) -> None:
         check_types(self, ReadingArguments)
         self.check_input()
+        Redactor(self.redact or ())  # checks the patterns
         self.where_values  # noqa: B018  # raises for an invalid pair
         if self.format is not None:
             self.check_format(self.format)

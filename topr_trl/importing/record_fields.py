@@ -1,6 +1,6 @@
 """Find fields of a record by name or path, and rename the fields that the user chose."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from topr_trl.importing.format import NotOfFormat, Record
@@ -63,6 +63,22 @@ def _value_at(value: Any, path: str) -> Any:
         return parsed_json(value[path])
     name, _, rest = path.partition(".")
     return _value_at(parsed_json(value.get(name)), rest) if rest else None
+
+
+def values_by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a dictionary of ratings by their names.
+
+    Args:
+        pairs (`Iterable[tuple[str, Any]]`): Name and value of each rating.
+
+    Raises:
+        NotOfFormat: two ratings with the same name differ.
+    """
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if found.setdefault(name, value) != value:
+            raise NotOfFormat(f"it has two ratings {name}: {found[name]} and {value}. Keep one of them in the file")
+    return found
 
 
 def with_named_fields(record: Record, prompt_fields: list[str] | None, completion_field: str | None) -> Record:

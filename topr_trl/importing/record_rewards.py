@@ -15,9 +15,10 @@ from topr_trl.importing.row_table import Row
 # Labels with the same meaning in every file, and their rewards: 1 for good and -1 for bad. `--label_values` replaces
 # these labels.
 _KNOWN_LABELS = {
-    **dict.fromkeys(("true", "yes", "up", "thumbs up", "thumbs_up", "good", "positive", "like", "correct", "👍"), 1.0),
-    **dict.fromkeys(("false", "no", "down", "thumbs down", "thumbs_down", "bad", "negative", "dislike"), -1.0),
-    **dict.fromkeys(("incorrect", "👎"), -1.0),
+    **dict.fromkeys(("true", "yes", "up", "thumbs up", "thumbs_up", "thumbsup", "good", "positive", "like"), 1.0),
+    **dict.fromkeys(("correct", "👍"), 1.0),
+    **dict.fromkeys(("false", "no", "down", "thumbs down", "thumbs_down", "thumbsdown", "bad", "negative"), -1.0),
+    **dict.fromkeys(("dislike", "incorrect", "👎"), -1.0),
 }  # fmt: skip
 
 

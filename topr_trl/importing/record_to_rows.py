@@ -34,9 +34,11 @@ from topr_trl.importing.recognition import explain, format_of, recognize_source
 from topr_trl.importing.record_fields import field_value, with_named_fields, without_fields
 from topr_trl.importing.record_files import files_of, has_unpaired_surrogate, parsed, read_records
 from topr_trl.importing.record_rewards import RecordRewards, check_rewards, read_by_id, spellings, value_by_id
+from topr_trl.importing.redacted_rows import redact_row
 from topr_trl.importing.refused_formats import refused
 from topr_trl.importing.row_table import Row
 from topr_trl.importing.unread_text import check_unread, find_unread
+from topr_trl.recording.redaction import Redactor
 
 
 class Part(NamedTuple):
@@ -99,6 +101,7 @@ class RecordReader:
         self.format: Format = FORMATS[self.name]
         self.chat = self.format.chat if args.chat is None else args.chat
         self.where = args.where_values
+        self.redactor = Redactor(args.redact or ())
         self.same: Any = None  # value of the field `Format.same` in earlier records
         self.rewards = RecordRewards(args, self.format)
         self.messages_field: str | None = None  # field that was renamed to `messages`
@@ -350,6 +353,7 @@ class RecordReader:
             if self.args.completion == LAST_TURN:
                 check_last_turn(row)
             row.update(self._for_all)
+            redact_row(row, self.redactor)
         return [
             row if isinstance(row, LeftOut) else LeftOut.CALLS if has_broken_call(row) else without_unknown_logps(row)
             for row in found

@@ -97,14 +97,6 @@ def _has_scored_list(record: Record) -> bool:
     return is_list and "messages" not in record and not _has_completion(record)
 
 
-def _is_spans(record: Record) -> bool:
-    attributes = record.get("attributes")
-    names = attributes if isinstance(attributes, Mapping) else ()
-    return any(str(name).startswith(("llm.", "openinference.", "ai.prompt", "traceloop.")) for name in names) or bool(
-        {"gen_ai.prompt.0.content", "gen_ai.completion.0.content"} & set(map(str, names))
-    )
-
-
 def _is_claude_code(record: Record) -> bool:
     return {"sessionId", "type"} <= set(record) and bool({"uuid", "leafUuid"} & set(record))
 
@@ -132,10 +124,6 @@ def _is_label_studio(record: Record) -> bool:
     return isinstance(record.get("data"), Mapping) and isinstance(record.get("annotations"), list)
 
 
-def _is_mlflow(record: Record) -> bool:
-    return isinstance(inner_value(record, "data", "spans"), list) or {"trace_id", "spans"} <= set(record)
-
-
 def _is_openai_evals(record: Record) -> bool:
     return {"run_id", "event_id", "data"} <= set(record) or isinstance(
         inner_value(record, "spec", "completion_fns"), list
@@ -149,23 +137,6 @@ def _is_one_message(record: Record) -> bool:
 _EVENTS_OF_CODEX = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 # The tests do not match a format that is read.
 REFUSED = (
-    Refused(
-        "an export of feedback of Open WebUI",
-        lambda record: inner_value(record, "snapshot", "chat") is not None,
-        "To read each chat up to its rated message, set --messages_field snapshot.chat.chat.messages --reward_fields "
-        "data.rating",
-    ),
-    Refused(
-        "an export of chats of Open WebUI",
-        lambda record: inner_value(record, "chat", "history", "messages") is not None,
-        "Export the feedback, which has the ratings. To read the chats without ratings, set --messages_field "
-        "chat.messages",
-    ),
-    Refused(
-        "a conversation of LibreChat",
-        lambda record: any("isCreatedByUser" in each for each in _objects(record.get("messages"))),
-        _AS_MESSAGES,
-    ),
     Refused("an export of ChatGPT or Claude", _is_export_of_chats, _AS_MESSAGES),
     Refused("a session of Claude Code", _is_claude_code, _AS_OPENAI),
     Refused(
@@ -187,8 +158,6 @@ REFUSED = (
     Refused("a log of Anthropic's Messages API", _is_anthropic, _AS_OPENAI),
     Refused("a log of Gemini's API", _is_gemini, _AS_OPENAI),
     Refused("a log of Bedrock's Converse API", _is_bedrock, _AS_OPENAI),
-    Refused("an export of spans of OpenInference, OpenLLMetry or the Vercel AI SDK", _is_spans, _AS_MESSAGES),
-    Refused("traces of MLflow", _is_mlflow, _AS_MESSAGES),
     Refused("events of PostHog", _is_posthog, _AS_MESSAGES),
     Refused("a log of Ollama's API", _is_ollama, _AS_MESSAGES),
     Refused(

@@ -9,12 +9,24 @@ BLANK = "[redacted]"
 _SECRET_HEADER = re.compile("auth|cookie|key|secret|session|token", re.IGNORECASE)
 _SHORTEST_SECRET = 7  # characters. Shorter values, such as "Bearer" or a version, can be words of the message.
 
+# Patterns by name. Each of them takes time in proportion to the length of the text. A plain number without `+`,
+# parentheses or groups is no phone number, because answers have many such numbers.
+NAMED = {
+    "emails": r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[A-Za-z]{2,24}\b",
+    "phones": r"\+\d{1,3}(?:[ ().\-/]{0,2}\d){6,14}(?!\d)|\(\d{2,5}\)[ -]?\d{3,4}[ .-]?\d{3,4}(?!\d)"
+    r"|(?<![\w.-])\d{3}[ .-]\d{3}[ .-]\d{4}(?![\w-])|(?<![\w.-])0\d{1,4}[ /-]\d{3,8}(?:[ -]\d{2,4}){0,3}(?![\w-])",
+    "keys": r"(?<![\w-])(?:(?:sk|pk|rk)[-_][\w-]{16,256}|hf_\w{16,64}|gh[pousr]_\w{16,255}|github_pat_\w{16,255}"
+    r"|glpat-[\w-]{16,64}|xox[a-z]-[\w-]{10,256}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,40}"
+    r"|eyJ[\w-]{8,4000}\.[\w-]{8,8000}\.[\w-]{8,2000}|[Bb]earer [\w.~+/=-]{16,4000})"
+    r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]{0,8000}-----END [A-Z ]{0,40}PRIVATE KEY-----",
+}
+
 
 class Redactor:
     r"""Callable that blanks out all matches of some patterns in the text of a JSON value.
 
     Args:
-        patterns (`Sequence[str]`): Regular expressions.
+        patterns (`Sequence[str]`): Regular expressions, or names in `NAMED`, such as `emails`.
 
     Raises:
         ValueError: a pattern is not a regular expression.
@@ -29,7 +41,7 @@ class Redactor:
         self._patterns: list[re.Pattern[str]] = []
         for pattern in patterns:
             try:
-                self._patterns.append(re.compile(pattern))
+                self._patterns.append(re.compile(NAMED.get(pattern, pattern)))
             except re.error as error:
                 raise ValueError(f"redact: {pattern!r} is not a regular expression: {error}.") from None
 

@@ -40,7 +40,7 @@ class RecordArguments:
     )
     redact: list[str] | None = field(
         default=None,
-        metadata={"help": "Regular expressions. The recorder blanks out their matches before it stores text."},
+        metadata={"help": "Regular expressions, or emails, phones and keys. Their matches are not stored."},
     )
     on_full: str = field(
         default=REFUSE,

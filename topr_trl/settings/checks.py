@@ -77,6 +77,9 @@ def check_at_least(least: int, settings: object, *names: str) -> None:
             raise ValueError(f"{name} must be at least {least}, not {value}.")
 
 
+HUB = "hub:"  # start of an `--input` that is a dataset on the Hub
+
+
 def existing(name: str, option: str) -> Path:
     """Return the path `name`, which the user gave for the command-line option `option`.
 

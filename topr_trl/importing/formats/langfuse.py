@@ -1,14 +1,12 @@
 """Read exports of Langfuse: observations as CSV, JSON or parquet, and single traces as JSON."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
 from topr_trl.importing.dialects import DIALECTS
 from topr_trl.importing.format import IGNORED, Format, LeftOut, Record
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.openai_messages import check_roles
 from topr_trl.importing.record_fields import value_at
-from topr_trl.importing.row_table import Row
 
 _NOT_A_COMPLETION = ("SPAN", "EVENT", "TOOL", "CHAIN", "AGENT", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
 
@@ -51,24 +49,11 @@ ENVELOPE = Envelope(
 )
 
 
-def rows(record: Record) -> list[Row | LeftOut | None]:
-    """Return the rows of an observation. An application can log any messages, so their roles are checked.
-
-    Raises:
-        Unusable: a role is unknown, or see `Envelope.rows`.
-    """
-    found = ENVELOPE.rows(record)
-    for row in found:
-        if isinstance(row, Mapping):
-            check_roles(row["prompt"])
-    return found
-
-
 FORMAT = Format(
     source="Langfuse (worker/src/features/database-read-stream/observation-stream.ts at 03b77af)",
     rank=1,
     test=_is_observation,
-    rows=rows,
+    rows=ENVELOPE.rows,
     columns=COLUMNS_OF_CALLS,
     required=frozenset({"input", "output"}),
     choices=lambda record: IGNORED,

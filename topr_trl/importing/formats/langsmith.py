@@ -17,7 +17,7 @@ def _left_out(record: Record) -> LeftOut | None:
 def rewards(record: Record) -> dict[str, Any]:
     """Return the mean feedback for each feedback key. The mean is None for feedback without numbers."""
     stats = parsed_json(record.get("feedback_stats")) or {}
-    return {key: each.get("avg") for key, each in stats.items() if isinstance(each, dict)}
+    return {f"feedback_stats.{key}.avg": each.get("avg") for key, each in stats.items() if isinstance(each, dict)}
 
 
 FORMAT = Format(

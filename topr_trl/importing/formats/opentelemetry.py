@@ -1,28 +1,37 @@
-"""Read spans and logs that follow OpenTelemetry's conventions for generative AI, as OTLP JSON or printed by an SDK."""
+"""Read spans and logs of model calls, as OTLP JSON, printed by an SDK, or exported by Phoenix.
 
-from collections.abc import Iterator, Mapping
+`SPELLINGS` has the attributes of OpenTelemetry's conventions for generative AI, of OpenInference, of OpenLLMetry before
+these conventions, and of the Vercel AI SDK.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
-from topr_trl.importing.dialects import genai_parts
+from topr_trl.importing.calls import COLUMNS_OF_CALLS, Dialect, Envelope
+from topr_trl.importing.dialects import genai_parts, openai, vercel
 from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
+from topr_trl.importing.message_parts import parsed_json, split_parts
+from topr_trl.importing.record_fields import inner_value, value_at, values_by_name
+from topr_trl.importing.row_table import Row
+from topr_trl.importing.span_attributes import attributes_of, nested
 
-_INPUT, _OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
-_RESULT, _SCORE, _NAME = "gen_ai.evaluation.result", "gen_ai.evaluation.score.value", "gen_ai.evaluation.name"
-# Attributes with messages in older conventions, which cannot be read.
-_OLD = ("gen_ai.prompt", "gen_ai.completion", "gen_ai.prompt.0.content", "llm.prompts")
+_RESULT = "gen_ai.evaluation.result"
+_OUTPUT = "attributes.gen_ai.output.messages"
 
 
 def calls(record: Record) -> Iterator[Record]:
     """Yield the spans and log records of a document, each with its evaluations.
 
     Args:
-        record (`Record`): OTLP export, or a span as an SDK prints it.
+        record (`Record`): OTLP export, or a span as an SDK or Phoenix writes it.
     """
+    if (listed := _listed(record)) is not None:
+        for span in listed:
+            yield from calls(span)
+        return
     if not {"resourceSpans", "resourceLogs"} & set(record):
-        is_span = "attributes" in record
-        yield _with_plain_attributes(record, _evaluations(record.get("events") or ())) if is_span else record
+        yield _with_attributes(record, {}) if _is_span(record) else record
         return
     spans = [span for group in record.get("resourceSpans") or () for scope in group.get("scopeSpans") or ()
              for span in scope.get("spans") or ()]  # fmt: skip
@@ -31,96 +40,209 @@ def calls(record: Record) -> Iterator[Record]:
     evaluated: dict[Any, dict[str, Any]] = {}
     for log in logs:
         if (log.get("eventName") or log.get("name")) == _RESULT:
-            evaluated.setdefault(log.get("spanId"), {}).update(_evaluations([{**log, "name": _RESULT}]))
-    captured = {span.get("spanId") for span in spans if _OUTPUT in _plain(span.get("attributes"))}
-    # Leave out logs that repeat the messages of their span.
-    for each in (*spans, *(log for log in logs if log.get("spanId") not in captured)):
-        own = {**evaluated.get(each.get("spanId"), {}), **_evaluations(each.get("events") or ())}
-        yield _with_plain_attributes(each, own)
+            evaluated.setdefault(log.get("spanId"), {}).update(_evaluations({"events": [{**log, "name": _RESULT}]}))
+    spans = [_with_attributes(span, evaluated.get(span.get("spanId"), {})) for span in spans]
+    captured = {span.get("spanId") for span in spans if value_at(span, _OUTPUT)}
+    yield from spans
+    for log in logs:  # Leave out logs that repeat the messages of their span, and evaluations.
+        is_result = (log.get("eventName") or log.get("name")) == _RESULT
+        if log.get("spanId") not in captured and not is_result:
+            yield _with_attributes(log, evaluated.get(log.get("spanId"), {}))
 
 
-def _with_plain_attributes(record: Record, evaluations: Record) -> Record:
-    attributes = _plain(record.get("attributes"))
-    settings = {name: attributes.get(f"gen_ai.request.{name}") for name in SAMPLING}
-    return {**record, "attributes": attributes, "settings": settings, "evaluations": evaluations}
-
-
-def _evaluations(events: Any) -> dict[str, Any]:
-    """Return the scores in the evaluation events of a list, by the name of the evaluation."""
-    found = {}
-    for event in events:
-        if event.get("name") == _RESULT:
-            attributes = _plain(event.get("attributes"))
-            found[str(attributes.get(_NAME, "score"))] = attributes.get(_SCORE)
-    return found
-
-
-def _plain(attributes: Any) -> Any:
-    """Convert OTLP's list of attributes to an object. Return an object unchanged."""
-    if isinstance(attributes, list):
-        return {each["key"]: _value(each.get("value") or {}) for each in attributes}
-    return attributes or {}
-
-
-def _value(given: Record) -> Any:
-    if "arrayValue" in given:
-        return [_value(each) for each in given["arrayValue"].get("values") or ()]
-    if "kvlistValue" in given:
-        return _plain(given["kvlistValue"].get("values") or [])
-    if "intValue" in given:
-        return int(given["intValue"])
-    return next(iter(given.values()), None)
-
-
-def _left_out(record: Record) -> LeftOut | None:
-    """Return `LeftOut.OTHER` for a record without output messages.
-
-    Raises:
-        NotOfFormat: the record follows older conventions.
-        Unusable: the prompt was not captured.
-    """
-    attributes = record["attributes"]
-    if _OUTPUT not in attributes:
-        if found := [name for name in _OLD if name in attributes]:
-            raise NotOfFormat(
-                f"it has {found[0]}, an attribute of the conventions before 1.37. Upgrade the instrumentation"
-            )
-        return LeftOut.OTHER
-    if _INPUT not in attributes:
-        raise Unusable(f"it has {_OUTPUT} and no {_INPUT}: the prompt was not captured")
+def _listed(record: Record) -> list[Record] | None:
+    """Return the spans in a trace or a page of Phoenix. Return None for another record."""
+    for name in ("spans", "data"):
+        listed = record.get(name)
+        if isinstance(listed, list) and listed and inner_value(listed[0], "context", "span_id") is not None:
+            return listed
     return None
 
 
+def _with_attributes(record: Record, evaluations: Record) -> Record:
+    attributes = attributes_of(record)
+    llm = attributes.get("llm") or {}
+    for name in {"input_messages", "output_messages"} & set(llm):  # Phoenix's tables have dots in inner names.
+        llm[name] = [nested(each) for each in llm[name]]
+    asked = inner_value(attributes, "gen_ai", "request") or {}
+    model = {"model": asked.get("model") or llm.get("model_name")}
+    settings = {**model, **{name: asked.get(name) for name in SAMPLING}}
+    evaluations = {**evaluations, **_evaluations(record)}
+    rest = {name: value for name, value in record.items() if not name.startswith("attributes.")}
+    return {**rest, "attributes": attributes, "settings": settings, "evaluations": evaluations}
+
+
+def _evaluations(record: Record) -> dict[str, Any]:
+    """Return the scores in the evaluation events and in Phoenix's annotations of a span, by their names."""
+    events = [attributes_of(event)["gen_ai"]["evaluation"] for event in record.get("events") or ()
+              if event.get("name") == _RESULT]  # fmt: skip
+    results = [(each["name"], each.get("result") or each) for each in record.get("annotations") or ()]
+    return values_by_name([
+        *((str(each.get("name", "score")), each["score"]["value"]) for each in events),
+        *((name, each.get("label") if each.get("score") is None else each["score"]) for name, each in results),
+    ])  # fmt: skip
+
+
+def rows(record: Record) -> list[Row | LeftOut | None]:
+    """Return a row for each answer in a span.
+
+    Return `[LeftOut.OTHER]` for a span that is not a model call, and `[LeftOut.FAILED]` for a failed call.
+
+    Raises:
+        NotOfFormat: the span follows conventions that cannot be read.
+        Unusable: the messages were not captured, or a span that is not a model call has evaluations.
+    """
+    status = value_at(record, "status.code", "status.status_code", "status_code")
+    is_failed = str(status) in ("2", "ERROR", "STATUS_CODE_ERROR")
+    for path in ("gen_ai.prompt", "gen_ai.completion"):
+        if isinstance(value_at(record, f"attributes.{path}"), str):
+            raise NotOfFormat(
+                f"it has {path}, an attribute of the conventions before 1.37. Upgrade the instrumentation"
+            )
+    for name, each in SPELLINGS.items():
+        is_asked, is_answered = (value_at(record, *places) is not None for places in (each.request, each.response))
+        if is_failed and (is_asked or is_answered):
+            return [LeftOut.FAILED]
+        if is_answered:
+            found = each.rows(record) if is_asked else each.left_out(record)
+            if found is None:
+                raise Unusable(f"it has an answer ({name}) and no {each.request[0]}: the prompt was not captured")
+            return found if isinstance(found, list) else [found]
+        if is_asked:
+            return []
+    if any(value_at(record, f"attributes.{path}") == value for path, value in _CALLS.items()):
+        if is_failed:
+            return [LeftOut.FAILED]
+        raise Unusable("it is a model call without messages: turn on the capture of content")
+    if record.get("evaluations"):
+        raise Unusable(
+            f"it is not a model call, and has evaluations ({', '.join(record['evaluations'])}). To give them to the "
+            "calls of its trace, write them to a file for --rewards, and set --id_field to traceId or context.trace_id"
+        )
+    return [LeftOut.OTHER]
+
+
+# Attributes of a model call whose content may not be captured.
+_CALLS = {"openinference.span.kind": "LLM", "llm.request.type": "chat"}
+
+
+def _of_openinference(given: Record) -> Record:
+    """Convert a message of OpenInference, such as `{"message": {"role": ...}}`, to a message of OpenAI's API."""
+    message = dict(given.get("message", given))
+    calls = [nested(nested(each)["tool_call"]) for each in message.get("tool_calls") or ()]
+    if message.get("contents"):
+        text, thinking = split_parts([nested(part)["message_content"] for part in message["contents"]])
+        message |= {"content": text, "reasoning_content": thinking or None}
+    return {**message, "tool_calls": calls}
+
+
+def _of_openllmetry(given: Record) -> Record:
+    """Convert a message of OpenLLMetry, which writes the parts of a content as JSON text."""
+    parts = parsed_json(given.get("content"))
+    is_parts = isinstance(parts, list) and parts and all(inner_value(part, "type") is not None for part in parts)
+    return {**given, "content": parts} if is_parts and given.get("role") != "assistant" else given
+
+
+def _like_openai(message: Callable[[Record], Record], tool: Callable[[Record], Record]) -> Dialect:
+    """Return the dialect of OpenAI's chat completions with other spellings of messages and tools."""
+
+    def prompt(asked: Record) -> Row:
+        tools = [tool(each) for each in asked.get("tools") or ()]
+        return openai.prompt({**asked, "messages": [message(each) for each in asked["messages"]], "tools": tools})
+
+    def answers(body: Record, asked: Record) -> list[Row | None]:
+        choices = [{**choice, "message": message(choice["message"])} for choice in body["choices"]]
+        found = openai.answers({"choices": choices}, asked)
+        if others := {turn["role"] for row in found if row for turn in row["completion"]} - {"assistant"}:
+            raise Unusable(f"its answer has the role {others.pop()}")
+        return found
+
+    return openai.DIALECT._replace(prompt=prompt, answers=answers)
+
+
+def _tool_of_openinference(given: Record) -> Record:
+    schema: Record = parsed_json(inner_value(nested(given), "tool", "json_schema")) or given
+    # Anthropic's API has `input_schema`.
+    return {("parameters" if name == "input_schema" else name): value for name, value in schema.items()}
+
+
+def _tool_of_openllmetry(given: Record) -> Record:
+    return {name: parsed_json(value) if name == "parameters" else value for name, value in given.items()}
+
+
+def _is_inner(record: Record) -> LeftOut | None:
+    """Return None for a request of the Vercel AI SDK to a model, and `LeftOut.OTHER` for the span around it."""
+    operation = str(value_at(record, "attributes.ai.operationId"))
+    return None if operation.endswith((".doGenerate", ".doStream")) else LeftOut.OTHER
+
+
+SPELLINGS = {
+    "OpenTelemetry": Envelope(
+        request=("attributes.gen_ai.input.messages",),
+        response=(_OUTPUT,),
+        system=("attributes.gen_ai.system_instructions",),
+        tools=("attributes.gen_ai.tool.definitions",),
+        reasons=("attributes.gen_ai.response.finish_reasons",),
+        settings=("settings",),
+        dialects=(genai_parts.DIALECT,),
+        has_several=True,
+    ),
+    "OpenInference": Envelope(
+        request=("attributes.llm.input_messages",),
+        response=("attributes.llm.output_messages",),
+        tools=("attributes.llm.tools",),
+        reasons=("attributes.llm.finish_reason",),
+        settings=("settings", "attributes.llm.invocation_parameters"),
+        dialects=(_like_openai(_of_openinference, _tool_of_openinference),),
+    ),
+    "OpenLLMetry": Envelope(
+        request=("attributes.gen_ai.prompt",),
+        response=("attributes.gen_ai.completion",),
+        tools=("attributes.llm.request.functions",),
+        settings=("settings",),
+        dialects=(_like_openai(_of_openllmetry, _tool_of_openllmetry),),
+    ),
+    "Vercel AI SDK": Envelope(
+        request=("attributes.ai.prompt.messages",),
+        response=("attributes.ai.response",),
+        tools=("attributes.ai.prompt.tools",),
+        settings=("settings",),
+        dialects=(vercel.DIALECT,),
+        left_out=_is_inner,
+    ),
+}
+
+
+def _is_span(record: Record) -> bool:
+    return "attributes" in record or any(str(name).startswith("attributes.") for name in record)
+
+
 def _is_telemetry(record: Record) -> bool:
+    if {"resourceSpans", "resourceLogs"} & set(record):
+        return True
+    if (listed := _listed(record)) is not None:
+        return _is_telemetry(listed[0])
     attributes = record.get("attributes")
-    keys = (
-        [each.get("key") for each in attributes if isinstance(each, Mapping)]
-        if isinstance(attributes, list)
-        else attributes
+    if isinstance(attributes, list):
+        names = [each.get("key") for each in attributes if isinstance(each, Mapping)]
+    else:
+        names = [*(attributes or ()), *(name.removeprefix("attributes.") for name in record if "attributes." in name)]
+    return (
+        any(str(name).startswith(_PREFIXES) for name in names) or inner_value(attributes, "openinference") is not None
     )
-    is_export = bool({"resourceSpans", "resourceLogs"} & set(record))
-    return is_export or any(str(key).startswith("gen_ai.") for key in keys or ())
 
 
-ENVELOPE = Envelope(
-    request=(f"attributes.{_INPUT}",),
-    response=(f"attributes.{_OUTPUT}",),
-    system=("attributes.gen_ai.system_instructions",),
-    tools=("attributes.gen_ai.tool.definitions",),
-    reasons=("attributes.gen_ai.response.finish_reasons",),
-    settings=("settings",),
-    dialects=(genai_parts.DIALECT,),
-    has_several=True,
-    left_out=_left_out,
-)
+_PREFIXES = ("gen_ai.", "llm.", "openinference.", "traceloop.", "ai.operationId", "ai.prompt", "ai.response")
 FORMAT = Format(
-    source="OpenTelemetry's conventions for generative AI (semantic-conventions-genai, model/gen-ai at 2b902ce)",
+    source="OpenTelemetry's conventions for generative AI (semantic-conventions-genai, model/gen-ai at 2b902ce); "
+    "OpenInference (semantic-conventions 0.1.42); OpenLLMetry 0.46; Vercel AI SDK 5",
     test=_is_telemetry,
-    rows=ENVELOPE.rows,
-    rewards=lambda record: record["evaluations"],
+    rows=rows,
+    rewards=lambda record: {f"evaluations.{name}": value for name, value in record["evaluations"].items()},
     columns=COLUMNS_OF_CALLS,
     required=frozenset({"attributes"}),
     records=calls,
     loses="Spans have messages only if content capture was on (OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT). "
-    "The reward is the score of gen_ai.evaluation.result.",
+    "The reward is the score of gen_ai.evaluation.result, or of an annotation of the span in Phoenix. The Vercel AI "
+    "SDK, and OpenInference for some models, leave out the thinking.",
 )

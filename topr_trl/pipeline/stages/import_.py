@@ -42,7 +42,7 @@ class ImportArguments(FolderArguments, ReadingArguments):
     """Settings of `topr import`."""
 
     input: str | None = field(
-        default=None, metadata={"help": "File from another system, or a folder of such files. Required."}
+        default=None, metadata={"help": "File, folder or hub:owner/name[:split][@revision] of logs. Required."}
     )
 
 
@@ -149,6 +149,7 @@ _NOTED = {
     "printed": "completion{|s} {is|are} the printed text{|s} of {a |}Python object{|s}, and {is|are} read as text",
     "placeholder": "prompt{|s} or completion{|s} {is a word|are words} for a missing value, such as nan, and {is|are} "
     "read as text",
+    "redacted": "row{|s} {has|have} text that --redact blanked out, and no token ids",
 }
 _TEXTS = {**{reason: f"{text} and {{is|are}} left out" for reason, text in _LEFT_OUT.items()}, **_NOTED}
 _TURNS = {

@@ -1,0 +1,47 @@
+"""Test commands whose input is a dataset on the Hub."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hub_server import Repo, serve
+from test_push import start
+
+
+def lines(*answers):
+    rows = [{"question": "1 + 1 =", "response": answer, "score": reward} for answer, reward in answers]
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def parquet(tmp_path, **columns):
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    return (tmp_path / "rows.parquet").read_bytes()
+
+
+@pytest.mark.processes
+def test_the_input_is_a_dataset_on_the_hub(tmp_path):
+    first = {"train.jsonl": lines((" 3.", 0)), "test.jsonl": lines((" 9.", 1))}
+    rows = {"prompt": ["1 + 1 ="] * 2, "completion": [f" The answer is {n}." for n in (2, 3)], "answer": ["2"] * 2}
+    graded = parquet(tmp_path, **rows, reward=[1.0, -1.0])
+    with serve() as hub:
+        hub.repos["dataset", "me/logs"] = Repo(True, [first, {**first, "train.jsonl": lines((" 2.", 1), (" 3.", 0))}])
+        hub.repos["dataset", "me/rows"] = Repo(True, [{"data/train-00000-of-00001.parquet": parquet(tmp_path, **rows)}])
+        hub.repos["dataset", "me/graded"] = Repo(True, [{f"train-0000{k}-of-00002.parquet": graded for k in (0, 1)}])
+        said = start(hub, "from_hub.py", tmp_path, Repo.sha_of(0)).stdout
+    for line in (
+        f"Read me/logs from the Hub: split train of commit {Repo.sha_of(1)}.",
+        f"Read me/logs from the Hub: split train of commit {Repo.sha_of(0)}.",
+        "split [' 2.', ' 3.'] [1.0, 0.0]",
+        "other [' 9.'] [1.0]",
+        "commit [' 3.'] [0.0]",
+        "scored [' The answer is 2.', ' The answer is 3.'] [1.0, -1.0]",
+        "curated 4",
+        "trained [1.0, 0.0]",
+        "refused hub:me/logs: --input: me/logs has several splits. Name one of train, test, as in hub:me/logs:train.",
+        "refused hub:me/logs:dev: --input: me/logs has no split dev. Name one of train, test",
+        "refused hub:logs: --input: hub:logs must have the form hub:owner/name",
+        "Repository Not Found for url",
+        "Revision Not Found for url",
+    ):
+        assert line in said

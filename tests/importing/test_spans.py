@@ -1,0 +1,208 @@
+"""Test the import of spans of OpenInference, OpenLLMetry and the Vercel AI SDK, and of traces of MLflow."""
+
+import json
+from pathlib import Path
+
+import pytest
+from test_evaluations import imported
+from test_logs_of_apis import LEGS, turns
+
+from topr_trl.data.tokenization import tokenize_row
+from topr_trl.importing.format import NotOfFormat
+from topr_trl.importing.formats import mlflow, opentelemetry
+from topr_trl.importing.span_attributes import nested
+
+WRITTEN = Path(__file__).parent / "written"
+ASKED = [("system", "Calculate.", None, []), ("user", "How many legs have 3 cats?", None, [])]
+TOOL = {"name": "legs", "parameters": {"type": "object", "properties": {"animal": {"type": "string"}}}}
+OPENINFERENCE = {
+    "openinference.span.kind": "LLM", "llm.input_messages.0.message.role": "user",
+    "llm.input_messages.0.message.content": "Legs?", "llm.output_messages.0.message.role": "assistant",
+    "llm.output_messages.0.message.content": "12",
+}  # fmt: skip
+
+
+def read(attributes, **more):
+    (record,) = opentelemetry.calls({"name": "a", "attributes": attributes, **more})
+    return opentelemetry.rows(record)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("openinference-openai-0.1.66.json", 3), ("phoenix-client-3.5.0.jsonl", 3), ("openllmetry-openai-0.46.2.json", 3),
+     ("vercel-ai-5.0.277.json", 2)],
+)  # fmt: skip
+def test_spans_that_other_systems_wrote(tmp_path, name, count, tool_tokenizer):
+    rows = imported(tmp_path, WRITTEN / name)
+    assert [turns(row["prompt"])[:2] for row in rows] == [ASKED] * count
+    first, second, *_ = rows
+    assert [(turn["content"] or "", turn["tool_calls"][0]["function"]) for turn in first["completion"]] == [("", LEGS)]
+    (asked, result) = second["prompt"][2:]
+    assert (asked["tool_calls"][0]["function"], result["content"]) == (LEGS, "FOUR")
+    assert asked["tool_calls"][0]["id"] == result["tool_call_id"] == "c1"
+    learned = [tool_tokenizer.decode(tokenize_row(row, tool_tokenizer).completion_ids) for row in rows][1:]
+    assert learned == [f"{answer}{tool_tokenizer.eos_token}" for answer in ("12", "7")][: count - 1]
+    assert [json.loads(row["tools"])[0]["function"] for row in rows] == [TOOL] * count
+    assert (set(rows["model"]), set(rows["temperature"]), set(rows["finish_reason"])) == ({"m"}, {0.7}, {"stop"})
+
+
+def test_annotations_of_phoenix_are_rewards(tmp_path):
+    rows = imported(tmp_path, WRITTEN / "phoenix-client-3.5.0.jsonl")
+    assert rows["reward"][:] == [1.0, 1.0, 0.0]
+    spans = [json.loads(line) for line in (WRITTEN / "phoenix-client-3.5.0.jsonl").read_text().splitlines()]
+    for span in spans:
+        span["annotations"].append({"name": "tone", "result": {"score": None, "label": "good"}})
+    (tmp_path / "a.json").write_text(json.dumps({"traceId": "t", "spans": spans}))
+    with pytest.raises(ValueError, match=r"evaluations.thumbs, evaluations.tone may all be .*--reward_fields"):
+        imported(tmp_path, tmp_path / "a.json")
+    fields = ("evaluations.thumbs", "evaluations.tone")
+    assert imported(tmp_path, tmp_path / "a.json", "--reward_fields", *fields)["reward"][:] == [2.0, 2.0, 1.0]
+
+
+def test_a_rating_of_another_span_is_not_dropped():
+    annotations = [{"name": "thumbs", "result": {"score": 1}}]
+    with pytest.raises(NotOfFormat, match=r"not a model call, and has evaluations \(thumbs\).*--rewards.*--id_field"):
+        read({"openinference.span.kind": "AGENT"}, annotations=annotations)
+    assert read({"openinference.span.kind": "AGENT"}) == ["other"]
+    with pytest.raises(NotOfFormat, match="two ratings thumbs: 1 and 0"):
+        read(OPENINFERENCE, annotations=[*annotations, {"name": "thumbs", "result": {"score": 0}}])
+
+
+def test_attributes_inside_each_other_and_in_columns():
+    asked, said = (
+        {"message": {"role": "user", "content": "Legs?"}},
+        {"message.role": "assistant", "message.content": "12"},
+    )
+    for record in (
+        {"attributes": {"openinference": {"span": {"kind": "LLM"}}, "llm": {"input_messages": [asked],
+                                                                          "output_messages": [said]}}},
+        {"attributes.llm.input_messages": [asked], "attributes.llm.output_messages": [said], "context.span_id": "s"},
+        {"attributes": OPENINFERENCE},
+    ):  # fmt: skip
+        assert opentelemetry.FORMAT.test(record)
+        (row,) = opentelemetry.rows(next(opentelemetry.calls(record)))
+        assert turns([*row["prompt"], *row["completion"]]) == [
+            ("user", "Legs?", None, []),
+            ("assistant", "12", None, []),
+        ]
+    assert nested({"a": "x", "a.0.b": 1, "a.1.b": 2, "c.d": 3, "c": 4}) == {
+        "a": [{"b": 1}, {"b": 2}],
+        "c": {"d": 3, "": 4},
+    }
+
+
+def test_thinking_of_openinference_and_json_text_of_openllmetry():
+    part = "llm.output_messages.0.message.contents"
+    thinking = {f"{part}.0.message_content.type": "reasoning", f"{part}.0.message_content.text": "Hm."}
+    text = {f"{part}.1.message_content.type": "text", f"{part}.1.message_content.text": "12"}
+    (row,) = read({**OPENINFERENCE, **thinking, **text, "llm.finish_reason": "max_tokens"})
+    assert (turns(row["completion"]), row["finish_reason"]) == ([("assistant", "12", "Hm.", [])], "length")
+    answer = '[{"type": "cat", "text": "Tom"}]'  # JSON that the model wrote
+    (row,) = read({"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "Name a cat as JSON.",
+                   "gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": answer})  # fmt: skip
+    assert turns(row["completion"]) == [("assistant", answer, None, [])]
+
+
+def test_parts_of_the_vercel_ai_sdk():
+    """Version 4 of the SDK has `args` and `result`, and version 5 has `input` and `output`."""
+    messages = [
+        {"role": "user", "content": "Legs?"},
+        {"role": "assistant", "content": [{"type": "reasoning", "text": "Hm."}, {"type": "text", "text": "I ask."}, {
+            "type": "tool-call", "toolCallId": "c1", "toolName": "legs", "args": {"animal": "cat"}}]},
+        {"role": "tool", "content": [
+            {"type": "tool-result", "toolCallId": "c1", "toolName": "legs", "result": {"n": 4}}]},
+    ]  # fmt: skip
+    attributes = {"ai.operationId": "ai.streamText.doStream", "ai.prompt.messages": json.dumps(messages),
+                  "ai.response.text": "12", "ai.response.reasoning": "3*4",
+                  "ai.response.finishReason": "length"}  # fmt: skip
+    (row,) = read(attributes)
+    assert turns(row["prompt"])[1:] == [("assistant", "I ask.", "Hm.", [LEGS]), ("tool", '{"n": 4}', None, [])]
+    assert (turns(row["completion"]), row["finish_reason"]) == ([("assistant", "12", "3*4", [])], "length")
+    assert read({**attributes, "ai.response.text": ""} | {"ai.response.reasoning": None}) == []
+    image = [{"role": "user", "content": [{"type": "image", "image": "x"}]}]
+    with pytest.raises(NotOfFormat, match="has image"):
+        read({**attributes, "ai.prompt.messages": json.dumps(image)})
+
+
+@pytest.mark.parametrize(
+    ("attributes", "why"),
+    [
+        ({"openinference.span.kind": "LLM"}, "without messages: turn on the capture"),
+        ({"llm.request.type": "chat"}, "without messages: turn on the capture"),
+        ({name: value for name, value in OPENINFERENCE.items() if "input" not in name}, "prompt was not captured"),
+        ({"ai.operationId": "ai.generateText.doGenerate", "ai.response.text": "12"}, "prompt was not captured"),
+        ({**OPENINFERENCE, "llm.output_messages.1.message.content": "7"}, "2 choices"),
+        ({**OPENINFERENCE, "llm.output_messages.0.message.role": "thinking"}, "answer has the role thinking"),
+        ({**OPENINFERENCE, "llm.input_messages.0.message.role": "narrator"}, "role 'narrator'"),
+        ({"gen_ai.prompt": "Legs?", "gen_ai.completion": "12"}, r"conventions before 1.37"),
+    ],
+)
+def test_text_that_a_span_does_not_have(attributes, why):
+    with pytest.raises(NotOfFormat, match=why):
+        read(attributes)
+
+
+def test_failed_and_unanswered_spans():
+    failed = {"code": "STATUS_CODE_ERROR", "message": "timeout"}
+    assert read(OPENINFERENCE, status=failed) == read({"llm.request.type": "chat"}, status_code="ERROR") == ["failed"]
+    assert read({name: value for name, value in OPENINFERENCE.items() if "output" not in name}) == []
+
+
+def test_traces_that_mlflow_wrote(tmp_path, tool_tokenizer):
+    rows = imported(tmp_path, WRITTEN / "mlflow-3.17.2.jsonl")
+    called = [("assistant", None, None, [LEGS]), ("tool", "FOUR", None, [])]
+    assert [turns(row["prompt"]) for row in rows] == [[*ASKED, *called]] * 2
+    learned = [tool_tokenizer.decode(tokenize_row(row, tool_tokenizer).completion_ids) for row in rows]
+    assert learned == [f"{answer}{tool_tokenizer.eos_token}" for answer in ("12", "7")]
+    assert (rows["reward"][:], rows["model"][:], rows["temperature"][:]) == ([1.0, -1.0], ["m"] * 2, [0.7] * 2)
+    assert json.loads(rows[0]["tools"])[0]["function"]["name"] == "legs"
+
+
+def span(name="s", kind="CHAT_MODEL", given="a =", said=" 7", **more):
+    attributes = {"mlflow.spanType": kind, "mlflow.spanInputs": given, "mlflow.spanOutputs": said}
+    written = {name: json.dumps(value) for name, value in attributes.items()}
+    return {"span_id": name, "attributes": written, "status": {"code": "STATUS_CODE_OK"}, **more}
+
+
+def trace(*spans, assessments=()):
+    return {"info": {"trace_id": "t", "assessments": list(assessments)}, "data": {"spans": list(spans)}}
+
+
+def feedback(name, value, **more):
+    return {"assessment_name": name, "feedback": {"value": value}, **more}
+
+
+def read_mlflow(record):
+    return [mlflow.FORMAT.rows(each) for each in mlflow.calls(record)]
+
+
+def test_spans_of_mlflow():
+    """Text is JSON in the attributes of MLflow. LangChain's messages are read, too, and rows of a table of traces."""
+    ((row,),) = read_mlflow(trace(span()))
+    assert (row["prompt"], row["completion"]) == ("a =", " 7")
+    asked, said = [[{"type": "human", "data": {"content": "Legs?"}}]], {"type": "ai", "data": {"content": "12"}}
+    of_langchain = span(given=asked, said={"generations": [[{"text": "12", "message": said}]]})
+    for record in (trace(of_langchain), {"trace_id": "t", "spans": [of_langchain], "assessments": None},
+                   {"trace": json.dumps(trace(of_langchain))}):  # fmt: skip
+        assert mlflow.FORMAT.test(record)
+        ((row,),) = read_mlflow(record)
+        assert turns([*row["prompt"], *row["completion"]]) == [
+            ("user", "Legs?", None, []),
+            ("assistant", "12", None, []),
+        ]
+    nested = [span("outer"), span("s", parent_span_id="outer"), span("tool", "TOOL"),
+              span("bad", status={"code": "STATUS_CODE_ERROR"})]  # fmt: skip
+    assert [found if isinstance(found[0], str) else "row" for found in read_mlflow(trace(*nested))] == [
+        ["other"], "row", ["other"], ["failed"]
+    ]  # fmt: skip
+
+
+def test_assessments_of_mlflow():
+    given = [feedback("right", "yes"), feedback("right", "no", valid=False), feedback("tone", 0.5, span_id="b"),
+             {"assessment_name": "expected", "expectation": {"value": "12"}}]  # fmt: skip
+    found = [mlflow.FORMAT.rewards(each) for each in mlflow.calls(trace(span("a"), span("b"), assessments=given))]
+    assert found == [{"assessments.right": "yes"}, {"assessments.right": "yes", "assessments.tone": 0.5}]
+    with pytest.raises(NotOfFormat, match="two ratings right: yes and no"):
+        list(mlflow.calls(trace(span("a"), assessments=[feedback("right", "yes"), feedback("right", "no")])))
+    with pytest.raises(NotOfFormat, match=r"not a model call, and has assessments \(right\).*--rewards.*--id_field"):
+        read_mlflow(trace(span("a", "AGENT"), assessments=[feedback("right", "yes", span_id="a")]))

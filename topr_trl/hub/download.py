@@ -1,0 +1,48 @@
+"""Download a split of a dataset from the Hub: its files, as they are."""
+
+import re
+from glob import escape
+from os.path import commonpath
+from pathlib import Path
+
+from datasets import load_dataset_builder
+from huggingface_hub import HfApi, constants, snapshot_download
+
+from topr_trl.pipeline import manifest
+from topr_trl.settings.checks import HUB
+
+_NAME = re.compile(rf"{HUB}(?P<name>[\w.-]+/[\w.-]+)(:(?P<split>[\w.-]+))?(@(?P<revision>[\w./-]+))?")
+
+
+def downloaded(given: str) -> Path:
+    """Return the local file or folder with a split of a dataset.
+
+    The files are kept in `HF_HOME`, in a folder for each commit.
+
+    Args:
+        given (`str`): `hub:owner/name`, perhaps with a split and a revision: `hub:owner/name:train@main`.
+
+    Raises:
+        ValueError: the name is malformed, or the dataset has several splits and none is named, or it has no such split.
+        OSError: the Hub cannot be reached, or has no such dataset or revision.
+    """
+    if (match := _NAME.fullmatch(given)) is None:
+        raise ValueError(f"--input: {given} must have the form hub:owner/name, hub:owner/name:split or ...@revision.")
+    name, split = match["name"], match["split"]
+    commit = HfApi().dataset_info(name, revision=match["revision"]).sha
+    files = load_dataset_builder(name, revision=commit).config.data_files or {}
+    splits = [str(each) for each in files]
+    if split not in splits and (split or len(splits) != 1):
+        missing = f"has no split {split}" if split else "has several splits"
+        raise ValueError(f"--input: {name} {missing}. Name one of {', '.join(splits)}, as in hub:{name}:{splits[0]}.")
+    split = split or splits[0]
+    paths = [Path(str(file).partition("@")[2].partition("/")[2]) for file in files[split]]
+    parent = Path(commonpath([path.parent for path in paths]))
+    folder = Path(constants.HF_HOME) / "topr" / name / str(commit) / split
+    wanted = [*map(str, paths), str(parent / manifest.NAME)]
+    snapshot_download(
+        name, repo_type="dataset", revision=commit, local_dir=folder, allow_patterns=[*map(escape, wanted)]
+    )
+    print(f"Read {name} from the Hub: split {split} of commit {commit}.", flush=True)
+    is_folder = len(paths) > 1 or (folder / parent / manifest.NAME).exists()
+    return folder / (parent if is_folder else paths[0])

@@ -1,0 +1,78 @@
+"""Read requests and answers of the Vercel AI SDK, whose messages have parts such as `tool-call` and `tool-result`."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from topr_trl.importing.calls import Dialect
+from topr_trl.importing.format import Record
+from topr_trl.importing.message_parts import assistant, call, other, parsed_json
+from topr_trl.importing.openai_messages import finish_reason, tools_as_json
+from topr_trl.importing.row_table import Row
+
+
+def prompt(asked: Record) -> Row:
+    """Return the messages and the tools of a request.
+
+    Raises:
+        Unusable: a part of a message cannot become text, for instance an image.
+    """
+    tools = [_tool(parsed_json(each)) for each in asked.get("tools") or ()]
+    return {"prompt": [each for given in asked["messages"] for each in _messages(given)], "tools": tools_as_json(tools)}
+
+
+def answers(body: Record, asked: Record) -> list[Row]:
+    """Return the columns of the answer, or [] for an empty answer.
+
+    Raises:
+        Unusable: the finish reason is unknown.
+    """
+    calls = [_call(each) for each in parsed_json(body.get("toolCalls")) or ()]
+    text, thinking = body.get("text") or body.get("object"), body.get("reasoning")
+    if not (calls or text or thinking):
+        return []
+    reason = finish_reason(_REASONS.get(str(body["finishReason"]), body["finishReason"]))
+    return [{"completion": [assistant(text, calls, thinking)], "finish_reason": reason}]
+
+
+_REASONS = {"tool-calls": "tool_calls", "content-filter": "content_filter", "other": "unknown"}
+
+
+def _tool(given: Record) -> Record:
+    found: Record = {name: given[name] for name in ("name", "description") if name in given}
+    return {**found, "parameters": given.get("inputSchema", given.get("parameters"))}
+
+
+def _call(part: Record) -> Row:
+    return call(part["toolName"], part.get("input", part.get("args")), part["toolCallId"])
+
+
+def _messages(given: Record) -> Iterator[Row]:
+    """Yield the messages of a row for a message. Each result of a tool becomes a separate message."""
+    content = given["content"]
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    rest = [part for part in parts if part.get("type") not in ("tool-call", "tool-result")]
+    calls = [_call(part) for part in parts if part.get("type") == "tool-call"]
+    if given["role"] == "assistant":
+        yield assistant(rest, calls)
+    elif rest:
+        yield other(given["role"], rest)
+    for part in parts:
+        if part.get("type") == "tool-result":
+            yield other("tool", _result(part), tool_call_id=part["toolCallId"])
+
+
+def _result(part: Record) -> str:
+    """Return the text of a result: version 5 of the SDK has it in `output`, and earlier versions in `result`."""
+    value: Any = part.get("output", part.get("result"))
+    if isinstance(value, Mapping) and set(value) >= {"type", "value"}:
+        value = value["value"]
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+DIALECT = Dialect(
+    asks="messages",
+    is_answer=lambda body: "finishReason" in body and bool({"text", "toolCalls", "object"} & set(body)),
+    prompt=prompt,
+    answers=answers,
+)

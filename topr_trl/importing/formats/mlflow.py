@@ -1,0 +1,94 @@
+"""Read traces of MLflow: their model calls, with assessments as rewards."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
+from topr_trl.importing.dialects import DIALECTS
+from topr_trl.importing.format import Format, LeftOut, Record, Unusable
+from topr_trl.importing.record_fields import value_at, values_by_name
+
+_CALLS = ("LLM", "CHAT_MODEL")
+_SPANS = ("data.spans", "trace.data.spans", "spans")
+
+
+def calls(record: Record) -> Iterator[Record]:
+    """Yield each span of a trace, with the feedback on the span, and on the trace if the span is a model call.
+
+    Expectations, and feedback that a later one replaced, do not count.
+
+    Args:
+        record (`Record`): Trace, or a row of a table of traces.
+    """
+    assessments = value_at(record, "info.assessments", "trace.info.assessments", "assessments") or []
+    spans = [{**span, "attributes": _parsed(span["attributes"])} for span in value_at(record, *_SPANS)]
+    outer = {span.get("parent_span_id") for span in spans if _is_call(span)}
+    for span in spans:
+        # If two libraries recorded the same call, only the inner span is read.
+        is_call = _is_call(span) and span["span_id"] not in outer
+        places = (span["span_id"], None) if is_call else (span["span_id"],)
+        yield {
+            **span, "is_call": is_call, "settings": {"model": span["attributes"].get("mlflow.llm.model")},
+            "trace_id": value_at(record, "info.trace_id", "info.request_id", "trace.info.trace_id", "trace_id"),
+            "assessments": values_by_name(
+                (each["assessment_name"], each["feedback"].get("value")) for each in assessments
+                if each.get("span_id") in places and each.get("valid") is not False and each.get("feedback")
+            ),
+        }  # fmt: skip
+
+
+def _parsed(attributes: Record) -> Record:
+    """Return the attributes of a span. MLflow writes each of them as JSON text."""
+    found = dict(attributes)
+    for name, value in attributes.items():
+        with suppress(TypeError, ValueError, RecursionError):
+            found[name] = json.loads(value)
+    return found
+
+
+def _is_call(span: Record) -> bool:
+    return span["attributes"].get("mlflow.spanType") in _CALLS
+
+
+def _left_out(record: Record) -> LeftOut | None:
+    if value_at(record, "status.code", "status_code") in ("STATUS_CODE_ERROR", "ERROR") and record["is_call"]:
+        return LeftOut.FAILED
+    if record["is_call"]:
+        return None
+    if record["assessments"]:
+        raise Unusable(
+            f"it is not a model call, and has assessments ({', '.join(record['assessments'])}). To give them to the "
+            "calls of its trace, write them to a file for --rewards, and set --id_field trace_id"
+        )
+    return LeftOut.OTHER
+
+
+ENVELOPE = Envelope(
+    request=("attributes.mlflow.spanInputs",),
+    response=("attributes.mlflow.spanOutputs",),
+    settings=("settings", "attributes.invocation_params"),
+    tools=("attributes.mlflow.chat.tools",),
+    dialects=DIALECTS,
+    left_out=_left_out,
+)
+
+
+def _is_trace(record: Record) -> bool:
+    spans = value_at(record, *_SPANS)
+    given = spans[0].get("attributes") if isinstance(spans, list) and spans and isinstance(spans[0], Mapping) else None
+    return isinstance(given, Mapping) and any(str(name).startswith("mlflow.") for name in given)
+
+
+FORMAT = Format(
+    source="MLflow 3 (mlflow/entities/trace.py, Trace.to_json; mlflow/entities/assessment.py)",
+    suffix=".jsonl",
+    test=_is_trace,
+    rows=ENVELOPE.rows,
+    rewards=lambda record: {f"assessments.{name}": value for name, value in record["assessments"].items()},
+    columns=COLUMNS_OF_CALLS,
+    required=frozenset({"attributes"}),
+    records=calls,
+    loses="Only spans of the types CHAT_MODEL and LLM become rows. An assessment of a trace is the reward of all its "
+    "model calls. To join these calls to one rollout, set --rollout_field trace_id.",
+)

@@ -1,0 +1,39 @@
+"""Blank out personal data in imported rows."""
+
+import json
+
+from topr_trl.importing.format import Unusable
+from topr_trl.importing.row_table import Row
+from topr_trl.recording.redaction import Redactor
+
+_TEXT = ("prompt", "completion", "answer")
+_JSON = ("tools", "chat_template_kwargs")  # columns with JSON text
+_TOKENS = ("prompt_ids", "completion_ids", "completion_mask", "sampler_logps")
+
+
+def redact_row(row: Row, redactor: Redactor) -> None:
+    """Blank out the matches of a redactor in the text of a row, and set `redacted` to whether there is a match.
+
+    A row with a match loses its token ids and log-probabilities, which would reveal the text.
+
+    Args:
+        row (`Row`): Row, which this function changes.
+        redactor (`Redactor`): Redactor.
+
+    Raises:
+        Unusable: the row has token ids without text, or only token ids tell the model's text from context.
+    """
+    if not redactor:
+        return
+    if any(row.get(f"{name}_ids") and not row.get(name) for name in ("prompt", "completion")):
+        raise Unusable("redact is set, and its token ids have no text in which to look for matches")
+    for name in (*_TEXT, *_JSON):
+        is_json = name in _JSON and row.get(name) is not None
+        value, has_match = redactor(json.loads(row[name]) if is_json else row.get(name))
+        if has_match:
+            row |= {name: json.dumps(value) if is_json else value, "redacted": True}
+    if not row.get("redacted"):
+        return
+    if isinstance(row["completion"], str) and 0 in (row.get("completion_mask") or ()):
+        raise Unusable("redact blanked out text of a row whose token ids mark context, so the row cannot be kept")
+    row.update(dict.fromkeys(_TOKENS))

@@ -1,0 +1,70 @@
+"""Read the attributes of spans, which exporters write as lists, as objects, or with dots in their names."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from topr_trl.importing.format import Record
+
+
+def attributes_of(span: Record) -> Record:
+    """Return the attributes of a span as an object with objects and lists inside.
+
+    For instance, `llm.input_messages.0.message.role` becomes an item of the list `llm.input_messages`. An attribute
+    whose name is also the start of another name has the name `""` inside.
+
+    Args:
+        span (`Record`): Span with `attributes`: a list as in OTLP, or an object. In tables, columns have names such as
+            `attributes.llm.model_name`.
+    """
+    given = span.get("attributes")
+    if given is None:
+        prefix = "attributes."
+        given = {name.removeprefix(prefix): value for name, value in span.items() if name.startswith(prefix)}
+    return nested(_plain(given))
+
+
+def nested(given: Mapping[str, Any]) -> Record:
+    """Return an object whose names have no dots.
+
+    Args:
+        given (`Mapping[str, Any]`): Object whose names may have dots.
+    """
+    root: Record = {}
+    for path, value in given.items():
+        *outer, last = path.split(".")
+        place = root
+        for name in outer:
+            inner = place.get(name)
+            place[name] = inner if isinstance(inner, dict) else {} if inner is None else {"": inner}
+            place = place[name]
+        if isinstance(place.get(last), dict):
+            place[last][""] = value
+        else:
+            place[last] = dict(value) if isinstance(value, Mapping) else value
+    return {name: _with_lists(value) for name, value in root.items()}
+
+
+def _with_lists(value: Any) -> Any:
+    """Return a value in which objects with the names `0`, `1`, and so on are lists."""
+    if not isinstance(value, dict):
+        return value
+    found = {name: _with_lists(inner) for name, inner in value.items()}
+    numbers = {int(name): inner for name, inner in found.items() if name.isdecimal()}
+    return [numbers[n] for n in sorted(numbers)] if numbers and set(found) <= {"", *map(str, numbers)} else found
+
+
+def _plain(attributes: Any) -> Any:
+    """Convert OTLP's list of attributes to an object. Return an object unchanged."""
+    if isinstance(attributes, list):
+        return {each["key"]: _value(each.get("value") or {}) for each in attributes}
+    return attributes or {}
+
+
+def _value(given: Record) -> Any:
+    if "arrayValue" in given:
+        return [_value(each) for each in given["arrayValue"].get("values") or ()]
+    if "kvlistValue" in given:
+        return _plain(given["kvlistValue"].get("values") or [])
+    if "intValue" in given:
+        return int(given["intValue"])
+    return next(iter(given.values()), None)
