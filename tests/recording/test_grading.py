@@ -59,7 +59,8 @@ def test_a_reward_is_replaced_and_removed(running):
 @pytest.mark.parametrize(("given", "field"), [
     ({"reward": 1}, "rollout_id"), ({"rollout_id": 3, "reward": 1}, "rollout_id"),
     ({"rollout_id": "r"}, "reward"), ({"rollout_id": "r", "reward": 1, "label": True}, "label"),
-    ({"rollout_id": "r", "reward": "1"}, "reward"), ({"rollout_id": "r", "reward": True}, "reward"),
+    ({"rollout_id": "r", "reward": "1"}, "reward must be a finite number, not '1'"),
+    ({"rollout_id": "r", "reward": True}, "reward"),
     ({"rollout_id": "r", "reward": 1e300}, "reward"), ({"rollout_id": "r", "label": "maybe"}, "label"),
     ({"rollout_id": "r", "label": 1}, "label"), ({"rollout_id": "r", "label": []}, "label"),
     ({"rollout_id": "r", "reward": 1, "name": "a.b"}, "name"), ({"rollout_id": "r", "reward": 1, "name": ""}, "name"),
@@ -76,22 +77,14 @@ def test_malformed_rewards(running, given, field):
     assert field in found.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{", b'"x"', b'{"rollout_id": "r", "reward": NaN}', b"\xff", b"[" * 100_000]
-)
-def test_malformed_bodies(running, content):
+@pytest.mark.parametrize(("content", "words"), [
+    (b"", "not JSON"), (b"{", "not JSON"), (b"\xff", "not JSON"), (b"[" * 100_000, "not JSON"), (b"[]", "JSON object"),
+    (b'"x"', "JSON object"), (b'{"rollout_id": "r", "reward": NaN}', "finite"),
+])  # fmt: skip
+def test_malformed_bodies(running, content, words):
     headers = {"Content-Type": "application/json"}
-    assert httpx.post(f"{running.address}/rewards", content=content, headers=headers).status_code == 400
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff"])
-def test_a_body_that_is_not_json_is_named(running, content):
-    found = httpx.post(f"{running.address}/rewards", content=content, headers={"Content-Type": "application/json"})
-    assert "not JSON" in found.json()["error"]["message"]
-
-
-def test_a_number_as_text_is_shown_as_text(running):
-    assert "'1'" in grade(running, rollout_id="r", reward="1").json()["error"]["message"]
+    found = httpx.post(f"{running.address}/rewards", content=content, headers=headers)
+    assert (found.status_code, words in found.json()["error"]["message"]) == (400, True)
 
 
 def test_an_unknown_rollout(running):

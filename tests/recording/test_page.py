@@ -1,15 +1,12 @@
 """Test the page of the recorder in Chromium."""
 
-import asyncio
-import threading
+from contextlib import ExitStack
 
 import pytest
+import recorders
 
-from topr_trl.recording.settings import RecordArguments
 from topr_trl.recording.store import State, StorageFullError, Store
 
-aiohttp = pytest.importorskip("aiohttp", reason="needs the extra record")
-server = pytest.importorskip("topr_trl.recording.server")
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
 expect = sync_api.expect
 
@@ -22,34 +19,10 @@ class Recorder:
     """A recorder in a thread. The test writes to the same database."""
 
     def __init__(self, folder):
-        self.folder, self.loop, self.store = folder, asyncio.new_event_loop(), Store(folder)
-        self.thread = threading.Thread(target=self.loop.run_forever)
-        self.thread.start()
-        self.run(self._start())
-
-    def run(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
-
-    async def _start(self):
-        args = RecordArguments(upstream="http://127.0.0.1:9/v1", output_dir=str(self.folder))
-        self.served = Store(self.folder)
-        self.session = aiohttp.ClientSession()
-        self.runner = aiohttp.web.AppRunner(server.application(args, self.served, self.session))
-        await self.runner.setup()
-        await aiohttp.web.TCPSite(self.runner, "127.0.0.1", 0, shutdown_timeout=0.1).start()
-        self.url = f"http://127.0.0.1:{self.runner.addresses[0][1]}/"
-
-    async def _stop(self):
-        await self.runner.cleanup()
-        await self.session.close()
-        self.served.close()
-
-    def stop(self):
-        if self.thread.is_alive():
-            self.run(self._stop())
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self.thread.join()
-            self.loop.close()
+        self._running = ExitStack()
+        running = self._running.enter_context(recorders.recorder(folder, upstream="http://127.0.0.1:9/v1"))
+        self.served, self.url, self.store = running.store, f"{running.address}/", Store(folder)
+        self.stop = self._running.close
 
     def add(self, name, *messages, answer="Fine.", state=State.FINISHED, error=None, tools=None):
         """Record a call. Text stands for a message of a user or for the content of an answer."""

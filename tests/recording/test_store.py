@@ -57,20 +57,6 @@ def test_a_call_is_read_while_the_store_is_open(store):
     assert rollout["rollout_id"] == call.rollouts[0]
 
 
-def test_an_answer_without_choices_has_failed(store):
-    call = store.begin("chat/completions", HI, None, 1)
-    store.end(call.id, State.CUT, None, error="gone")
-    assert [(call["state"], call["error"]) for call in rollouts(store)[0]["calls"]] == [("failed", "gone")]
-
-
-def test_each_answer_is_continued_once(store):
-    first = store.begin("chat/completions", HI, None, 1)
-    store.end(first.id, State.FINISHED, answer("yes"), {0: "key"})
-    assert store.begin("chat/completions", HI, None, 1, "key").rollouts == first.rollouts
-    assert store.begin("chat/completions", HI, None, 1, "key").rollouts != first.rollouts
-    assert store.begin("chat/completions", HI, None, 1, "other").rollouts != first.rollouts
-
-
 def test_an_answer_is_continued_again_after_a_failure(store):
     first = store.begin("chat/completions", HI, None, 1)
     store.end(first.id, State.FINISHED, answer("yes"), {0: "key"})
@@ -94,19 +80,6 @@ def test_one_of_several_choices_continues_an_answer(store):
     names = store.begin("chat/completions", HI, None, 3, "key").rollouts
     assert names[0] == first.rollouts[0]
     assert len(set(names)) == 3
-
-
-def test_rewards(store):
-    name = store.begin("chat/completions", HI, "r", 1).rollouts[0]
-    assert store.set_reward(name, "test", 0.5, "close")
-    assert store.set_reward(name, "test", 1.0)
-    assert store.set_reward(name, "rating", -1.0)
-    assert not store.set_reward("unknown", "test", 1.0)
-    (rollout,) = rollouts(store)
-    assert rollout["rewards"] == {"rating": -1.0, "test": 1.0}
-    assert rollout["comments"] == {}
-    store.set_reward(name, "test", None)
-    assert rollouts(store)[0]["rewards"] == {"rating": -1.0}
 
 
 def test_lists_and_totals(store):
@@ -136,13 +109,6 @@ def test_views_leave_out_tokens_if_they_can(store, number, order):
         assert (choice["index"], choice["text"]) == (1, choices[1]["text"])
         assert ("token_ids" in choice) == ("prompt_token_ids" in response) == (number != number)
     assert rollouts(store)[1]["calls"][0]["response"]["choices"] == choices
-
-
-def test_text_that_is_not_unicode_is_stored(store):
-    text = json.loads('"\\ud83d"')  # half of an emoji
-    call = store.begin("chat/completions", {"messages": text}, None, 1)
-    store.end(call.id, State.FINISHED, answer(text))
-    assert rollouts(store)[0]["calls"][0]["request"] == {"messages": text}
 
 
 def test_a_database_of_another_format(tmp_path):

@@ -9,10 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from topr_trl.rewards import answer_reward
 from topr_trl.sandbox import unit_tests as sandbox
 from topr_trl.sandbox.child import NOT_STARTED, _read, canonical
 from topr_trl.sandbox.unit_tests import parse_tests, run_tests
@@ -82,11 +81,6 @@ def test_many_programs_in_their_order():
     verdicts = [verdict for verdict, _ in run_tests(programs, [TEST] * 60, seconds=1.5)]
     assert verdicts == (["incorrect"] * 2 + ["correct"] + ["incorrect"] * 27) * 2
     assert run_tests([], []) == []
-
-
-def test_it_is_a_judge():
-    reward = answer_reward(run_tests)
-    assert reward([RIGHT, "def f(x): return x"], answer=[TEST, TEST]) == [1.0, -1.0]
 
 
 # Programs that would pass without being right, or do harm.
@@ -317,6 +311,7 @@ plain = st.recursive(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # A busy machine makes examples slowly.
 @given(plain, plain)
 def test_canonical_text_is_equal_exactly_where_values_are(a, b):
     assert (canonical(a) == canonical(b)) == (a == b)

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from topr_trl import evaluate_rows
 from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.settings import ProblemArguments
-from topr_trl.rewards import answer_reward, score_completions
 from topr_trl.sandbox.worker_pool import WorkerPool
 from topr_trl.tasks import TASKS, hendrycks_math
 from topr_trl.tasks.hendrycks_math import extract_boxed
@@ -214,19 +212,6 @@ def test_equal_answers_count_as_one_vote():
     extracted = [answer for _, answer in hendrycks_math.judge(given, ["7"] * len(given))]
     assert extracted == ["1/2"] * 3 + ["2*sqrt(2)"] * 2 + ["1, 2"] * 2 + ["(1, 2)"] + ["x + 1"] * 2
     assert hendrycks_math.judge(given[:3], [r"\frac12"] * 3) == [("correct", r"\frac12")] * 3
-
-
-def test_rows_and_rewards():
-    texts = [box("0.5"), box("5"), "I give up."]
-    rows = Dataset.from_dict(
-        {"problem_id": [0, 0, 0], "completion": texts, "answer": [r"\frac{1}{2}"] * 3, "level": [5] * 3}
-    )
-    scored = score_completions(rows, hendrycks_math.judge)
-    assert scored["verdict"][:] == ["correct", "incorrect", "invalid"]
-    assert scored["extracted"][:] == [r"\frac{1}{2}", "5", None]
-    assert evaluate_rows(scored).shares == {"correct": 1 / 3, "incorrect": 1 / 3, "invalid": 1 / 3}
-    reward = answer_reward(TASKS["math"].judge)
-    assert reward([[{"role": "assistant", "content": t}] for t in texts], answer=rows["answer"][:]) == [1.0, -1.0, -1.0]
 
 
 @needs_data

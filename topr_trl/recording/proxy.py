@@ -81,7 +81,7 @@ class Proxy:
             return error(
                 400, f"{ROLLOUT_HEADER} must be printable ASCII without commas, with at most {LONGEST_ID} characters."
             )
-        asked = await in_thread(len(body), read_request, body, endpoint, self.writer.redact, self.writer.salt)
+        asked = await in_thread(len(body), read_request, body, self.writer.redact, self.writer.salt)
         if asked is None:  # The server explains what is wrong with the request.
             self.unrecorded.add(request, "its body is not a JSON object")
             return await self._forward(request, body, None)

@@ -196,8 +196,7 @@ class RecordedAnswer:
         is_stored: bool = False,
     ) -> None:
         self.ended = True
-        conversation = self.request.conversation
-        keys = conversation.keys(answer) if answer and conversation is not None else None
+        keys = self.request.conversation.keys(answer) if answer else None
         if message is not None:
             message, _ = self.writer.redact(self.without_secrets(message))
         stored, is_redacted = redacted

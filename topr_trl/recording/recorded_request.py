@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from topr_trl.recording.answers import CHAT
 from topr_trl.recording.conversations import Conversation, continued_conversation
 from topr_trl.recording.redaction import Redactor
 
@@ -19,7 +18,7 @@ class RecordedRequest:
         stored (`Mapping[str, Any]`): Body with blanked-out text.
         is_redacted (`bool`): Whether text was blanked out.
         size (`int`): Number of bytes of the body.
-        conversation (`Conversation` or `None`): Hash of the messages. None if the request is not for a chat.
+        conversation (`Conversation`): Hash of the messages.
         continues (`str` or `None`): Key of the conversation that the request continues.
     """
 
@@ -27,7 +26,7 @@ class RecordedRequest:
     stored: Mapping[str, Any]
     is_redacted: bool
     size: int
-    conversation: Conversation | None
+    conversation: Conversation
     continues: str | None
 
     @property
@@ -44,12 +43,11 @@ class RecordedRequest:
         return count * (n if isinstance(n, int) and n > 0 else 1)
 
 
-def read_request(body: bytes, endpoint: str, redact: Redactor, salt: str) -> RecordedRequest | None:
+def read_request(body: bytes, redact: Redactor, salt: str) -> RecordedRequest | None:
     """Return the request in a body. Return None if the body is not a JSON object.
 
     Args:
         body (`bytes`): Body.
-        endpoint (`str`): `CHAT` or `TEXT`.
         redact (`Redactor`): Function that blanks out text.
         salt (`str`): Secret text in the hashes of conversations.
     """
@@ -60,8 +58,5 @@ def read_request(body: bytes, endpoint: str, redact: Redactor, salt: str) -> Rec
         return None
     if not isinstance(asked, dict):
         return None
-    is_chat = endpoint == CHAT
-    return RecordedRequest(
-        asked, stored, is_redacted, len(body), Conversation(asked, salt) if is_chat else None,
-        continued_conversation(asked, salt) if is_chat else None,
-    )  # fmt: skip
+    conversation, continues = Conversation(asked, salt), continued_conversation(asked, salt)
+    return RecordedRequest(asked, stored, is_redacted, len(body), conversation, continues)
