@@ -10,7 +10,6 @@ import torch
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer, loss
 from topr_trl.trainers import base as trainer_base
 from topr_trl.trainers import messages
-from topr_trl.trainers.model_card import CardSection
 
 SETTINGS = {
     "per_device_train_batch_size": 8, "report_to": "none", "use_cpu": True, "bf16": False, "disable_tqdm": True,
@@ -99,14 +98,6 @@ def test_float64_is_not_half_precision(model, tokenizer, rows, tmp_path):
     for dtype, is_half in ((torch.float32, False), (torch.float64, False), (torch.bfloat16, True)):
         trainer.model.to(dtype)
         assert trainer._is_half == is_half
-
-
-def test_a_plain_dictionary_of_evaluations_is_refused(model, tokenizer, rows, tmp_path):
-    """Version 0.1 accepted a dictionary. Now the error names `Evaluations`."""
-    trainer = offline(model, tokenizer, rows, tmp_path)
-    with pytest.raises(TypeError, match=r"not a dict. Set trainer\.evaluations = Evaluations\(before=\.\.\., after="):
-        trainer.evaluations = {"before": None}
-    assert isinstance(Measured(), CardSection)
 
 
 @pytest.mark.slow

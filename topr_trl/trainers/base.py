@@ -15,12 +15,7 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from topr_trl.loss import LossOutputs, topr_loss
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
-from topr_trl.trainers.checkpoints import (
-    StopAtNaN,
-    check_finite,
-    not_finite,
-    writing_to,
-)
+from topr_trl.trainers.checkpoints import StopAtNaN, check_finite, not_finite, writing_to
 from topr_trl.trainers.fingerprints import base_fingerprint, mu_fingerprint
 from topr_trl.trainers.forward_checks import (
     LogProbs,
@@ -72,7 +67,8 @@ class TOPRMixin(Trainer):
         # Readers of the row log that get the rows of training, and of evaluation. Subclasses add theirs.
         self._row_readers = {"train": ["train"], "eval": ["eval"]}
         self._said: set[object] = set()  # messages and warnings that are given only once
-        self._evaluations: CardSection | None = None
+        # Evaluations for the model card, for instance `topr_trl.Evaluations(before=..., after=...)`.
+        self.evaluations: CardSection | None = None
         self._metric_prefix = "eval"  # metric prefix of the current evaluation
         self._sharing = PromptSharing(self)
         model = args[0] if args else kwargs.get("model")
@@ -91,24 +87,6 @@ class TOPRMixin(Trainer):
         self.add_callback(StopAtNaN(self))
         self.add_callback(_Beginning(self))
         warn_if_updates_vanish(self.model, self.is_deepspeed_enabled)
-
-    @property
-    def evaluations(self) -> CardSection | None:
-        """Evaluations for the model card, for instance `topr_trl.Evaluations(before=..., after=...)`.
-
-        Raises:
-            TypeError: the property is set to a value that is neither a `topr_trl.Evaluations` nor None.
-        """
-        return self._evaluations
-
-    @evaluations.setter
-    def evaluations(self, evaluations: CardSection | None) -> None:
-        if not isinstance(evaluations, CardSection | None):
-            raise TypeError(
-                f"evaluations must be a topr_trl.Evaluations, not a {type(evaluations).__name__}. Set "
-                "trainer.evaluations = Evaluations(before=..., after=...)."
-            )
-        self._evaluations = evaluations
 
     def _compute_losses(
         self, policy_logps_BT: Tensor, mu_logps: Tensor, rewards_N: Tensor, mask_BT: Tensor, numbers_N: Tensor
@@ -157,17 +135,14 @@ class TOPRMixin(Trainer):
 
         Return False without a measurement if a text has fewer than two tokens, and so no log π.
         """
+        check_finite(self.model, "The model to train")
         sequences = probes(self.model, tokenizer)
         if min(map(len, sequences)) < 2:
             return False
-        try:
-            with without_cudnn_attention():
-                return depends_on_batch(
-                    self.model, model, log_probs, sequences, temperature, self._is_half, self.accelerator.autocast
-                )
-        except ValueError:
-            check_finite(self.model, "The model to train")  # If weights are NaN, this check raises a clearer error.
-            raise
+        with without_cudnn_attention():
+            return depends_on_batch(
+                self.model, model, log_probs, sequences, temperature, self._is_half, self.accelerator.autocast
+            )
 
     def _check_model(self, share: Callable[[Any], PromptSharing]) -> None:
         """Check log π of the model, and share prompts.

@@ -64,8 +64,7 @@ from topr_trl.trainers.start_checks import (
     check_prompts,
     check_state_is_whole,
     check_tokenizer,
-    path_as_text,
-    settings_for,
+    model_and_settings,
 )
 from topr_trl.trainers.training_warnings import (
     SilentBatches,
@@ -183,8 +182,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
                 f"The training dataset needs a column `prompt`; it has {train_dataset.column_names}. Rename the "
                 "column with the prompts."
             )
-        model = path_as_text(model)
-        args = settings_for("TOPRTrainer", model, args, TOPRConfig)
+        model, args = model_and_settings("TOPRTrainer", model, args, TOPRConfig)
         logged = check_replay(args, train_dataset, replay_dataset)
         if isinstance(train_dataset, Dataset) and len(train_dataset) == 0:
             raise ValueError("The training dataset has no row. Check how it was filtered or split.")
