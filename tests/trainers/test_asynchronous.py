@@ -315,18 +315,6 @@ def test_a_run_is_resumed_with_its_settings(problems, tmp_path):
         other.train(resume_from_checkpoint=checkpoint)
 
 
-@pytest.mark.weekly
-def test_it_learns_from_rows_that_are_sixteen_versions_old(problems, tmp_path):
-    worker = Worker(problems, age=16)
-    trainer = make(tmp_path, worker, max_steps=32, learning_rate=3e-4, optim="adamw_torch", weight_decay=0.0,
-                   lr_scheduler_type="constant", per_device_train_batch_size=32, logging_steps=8)  # fmt: skip
-    trainer.train()
-    logged = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
-    assert logged[-1] > logged[0] + 0.2
-    staleness = [entry["sample/staleness_max"] for entry in trainer.state.log_history if "reward" in entry]
-    assert staleness[-1] >= 16
-
-
 class Before(TrainerCallback):
     """Callback that keeps a copy of the weights before each step."""
 

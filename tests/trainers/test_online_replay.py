@@ -87,15 +87,6 @@ def test_a_share_alone_is_enough(make, capsys):
     assert printed.count("a micro-batch grows from 8 rows to 16. Each process keeps at most 64 rows") == 1
 
 
-def test_nothing_changes_without_a_share(make):
-    weights = []
-    for settings in ({"replay_share": 0.0}, {}):
-        trainer = make(max_steps=1, **settings)  # there are no rows to replay in the first batch
-        trainer.train()
-        weights.append(torch.cat([p.flatten() for p in trainer.model.parameters()]))
-    assert torch.equal(*weights)
-
-
 @pytest.mark.parametrize(("steps", "scale"), [(1, 1.0), (2, 10 / 9)])
 def test_all_rows_weigh_alike_also_where_some_were_not_chosen(make, steps, scale):
     """The gradient is that of the mean loss over the chosen and the replayed rows.
