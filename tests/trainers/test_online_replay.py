@@ -238,18 +238,6 @@ def logged(**columns):
     return Dataset.from_dict({**texts, **columns})
 
 
-def test_log_mu_of_logged_rows_is_computed_without_dropout(make):
-    plain, trainer = (
-        make(replay_dataset=logged(), model_init_kwargs={"dtype": "float32", "attention_dropout": dropout})
-        for dropout in (0.0, 0.5)
-    )
-    for each in (plain, trainer):
-        each.model.train()
-        each._replay._compute_log_mu()
-        assert each.model.training
-    torch.testing.assert_close(trainer._replay.buffer.rows[1].mu_logps, plain._replay.buffer.rows[1].mu_logps)
-
-
 def test_logged_rows_are_there_from_the_beginning_and_log_mu_is_of_the_starting_weights(make):
     trainer = make(replay_dataset=logged(), learning_rate=1e-4)
     assert [row.number for row in trainer._replay.buffer.rows] == list(range(-8, 0))

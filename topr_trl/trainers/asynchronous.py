@@ -216,7 +216,6 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
 
     def _identity_values(self) -> dict[str, Any]:
         return {
-            **super()._identity_values(),
             "rows": prompts_fingerprint(self.train_dataset),
             "reward_functions": self._reward_names,
             "chat_template": text_fingerprint(self.processing_class.chat_template),

@@ -35,7 +35,7 @@ from topr_trl.settings.config import OfflineTOPRConfig
 from topr_trl.trainers.base import TOPRMixin
 from topr_trl.trainers.completions_table import LogCompletions
 from topr_trl.trainers.fingerprints import mu_fingerprint
-from topr_trl.trainers.forward_checks import text_model, virtual_tokens, without_cudnn_attention
+from topr_trl.trainers.forward_checks import depends_on_batch, text_model, virtual_tokens, without_cudnn_attention
 from topr_trl.trainers.log_mu import LogMu, rows_fingerprint
 from topr_trl.trainers.messages import say, say_recipe, say_share, warn_of_signs
 from topr_trl.trainers.shared_prompts import share_stored
@@ -299,7 +299,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             logps, mask, _ = self._policy_logps(model, batch)
             return [row[own.bool()] for row, own in zip(logps, mask, strict=True)]
 
-        if self._depends_on_batch(model, log_probs, tokenizer_of(self.processing_class), self._temperature):
+        if depends_on_batch(self, model, log_probs, tokenizer_of(self.processing_class), self._temperature):
             remedy = "Set padding_free=False" if self.padding_free else "Train a different model"
             attention = self.model.config._attn_implementation
             raise ValueError(
@@ -327,14 +327,11 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             )
 
     def _identity_values(self) -> dict[str, Any]:
-        rows, values = self.train_dataset, super()._identity_values()
+        rows = self.train_dataset
+        values = {"temperature": self._temperature, "rows": rows_fingerprint(rows, self._log_mu.needs(rows))}
         if self.args.dataloader_drop_last:  # An incomplete micro-batch at the end of an epoch is dropped.
             values["rows_per_micro_batch"] = self._rows_per_micro_batch
-        return {
-            **values,
-            "temperature": self._temperature,
-            "rows": rows_fingerprint(rows, self._log_mu.needs(rows)),
-        }
+        return values
 
     def _plan_log_mu(self, datasets: dict[str, Dataset], model: str, checkpoint: Path | None = None) -> None:
         for name, dataset in datasets.items():
