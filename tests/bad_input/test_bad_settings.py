@@ -53,8 +53,6 @@ SETTINGS = [
     of_both("a share of positives above 1", "curation_positive_share, [0, 1], 2.0", curation="positive_share",
         curation_positive_share=2.0),
     of_both("an unknown level of the ratio", "ratio_level, sequence, segment, 'word'", ratio_level="word"),
-    of_both("the former level of a token", "ratio_level='token', ratio_level='segment', segment_tokens=1",
-        ratio_level="token"),
     of_both("a segment without tokens", "segment_tokens, at least 1, 0", ratio_level="segment", segment_tokens=0),
     of_both("segment_tokens without ratio_level='segment'", "segment_tokens=16, ratio_level='segment', leave, out",
         segment_tokens=16),

@@ -31,7 +31,7 @@ from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer, Rol
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample, _AsyncRolloutLoop
 
 from topr_trl.experimental import AsyncTOPRConfig, AsyncTOPRTrainer
-from topr_trl.trainers.asynchronous import ASYNC_ONLY, _AfterBaseline, _WholeConversations
+from topr_trl.trainers.asynchronous import _AfterBaseline, _WholeConversations
 
 MODEL = str(arithmetic.CARELESS_MODEL)
 QUIET = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
@@ -233,20 +233,6 @@ def test_a_filter_of_the_model_is_off_at_the_server():
     args.__post_init__()
 
 
-def test_no_new_setting_goes_unnoticed():
-    """Test that all settings of TRL are known. A new setting that only TRL's loss reads would have no effect here."""
-    known = {
-        "chat_template_kwargs", "dtype", "epsilon", "epsilon_high", "fork_threshold_tokens", "heartbeat_stale_after_s",
-        "ignore_data_skip", "learning_rate", "log_completions", "logging_steps", "lr_scheduler_type",
-        "max_completion_length", "max_inflight_tasks", "max_staleness", "max_tool_calling_iterations", "min_p",
-        "model_init_kwargs", "num_completions_to_print", "num_generations", "queue_maxsize", "repetition_penalty",
-        "request_timeout", "router_aux_loss_coef", "temperature", "token_budget", "top_k", "top_p",
-        "trust_remote_code", "vllm_server_base_url", "vllm_server_timeout", "weight_sync_steps", "weight_sync_timeout",
-    }  # fmt: skip
-    new = set(inspect.get_annotations(AsyncGRPOConfig)) - known - set(ASYNC_ONLY)
-    assert not new, f"new settings of AsyncGRPOConfig in TRL {trl.__version__}: {new}"
-
-
 def test_a_path(problems, tmp_path):
     assert make(tmp_path, Worker(problems), Path(MODEL)).args.output_dir == str(tmp_path)
 
@@ -313,18 +299,6 @@ def test_a_run_is_resumed_with_its_settings(problems, tmp_path):
     other.processing_class.chat_template = "{{ messages }}"
     with pytest.raises(ValueError, match="other values: fingerprint of the chat template"):
         other.train(resume_from_checkpoint=checkpoint)
-
-
-@pytest.mark.weekly
-def test_it_learns_from_rows_that_are_sixteen_versions_old(problems, tmp_path):
-    worker = Worker(problems, age=16)
-    trainer = make(tmp_path, worker, max_steps=32, learning_rate=3e-4, optim="adamw_torch", weight_decay=0.0,
-                   lr_scheduler_type="constant", per_device_train_batch_size=32, logging_steps=8)  # fmt: skip
-    trainer.train()
-    logged = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
-    assert logged[-1] > logged[0] + 0.2
-    staleness = [entry["sample/staleness_max"] for entry in trainer.state.log_history if "reward" in entry]
-    assert staleness[-1] >= 16
 
 
 class Before(TrainerCallback):

@@ -2,7 +2,6 @@
 
 import io
 import sys
-import warnings
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ import torch
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer, loss
 from topr_trl.trainers import base as trainer_base
 from topr_trl.trainers import messages
-from topr_trl.trainers.model_card import CardSection
 
 SETTINGS = {
     "per_device_train_batch_size": 8, "report_to": "none", "use_cpu": True, "bf16": False, "disable_tqdm": True,
@@ -99,27 +97,6 @@ def test_float64_is_not_half_precision(model, tokenizer, rows, tmp_path):
     for dtype, is_half in ((torch.float32, False), (torch.float64, False), (torch.bfloat16, True)):
         trainer.model.to(dtype)
         assert trainer._is_half == is_half
-
-
-def test_a_plain_dictionary_of_evaluations_is_refused(model, tokenizer, rows, tmp_path):
-    """Version 0.1 accepted a dictionary. Now the error names `Evaluations`."""
-    trainer = offline(model, tokenizer, rows, tmp_path)
-    with pytest.raises(TypeError, match=r"not a dict. Set trainer\.evaluations = Evaluations\(before=\.\.\., after="):
-        trainer.evaluations = {"before": None}
-    assert isinstance(Measured(), CardSection)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("preset", "warns"), [("topr", True), ("positives_only", False)])
-def test_negatives_that_are_dead_from_the_start_are_warned_about(model, tokenizer, rows, tmp_path, preset, warns):
-    settings = {**SETTINGS, "preset": preset, "max_steps": 10, "logging_steps": 1, "learning_rate": 0.0}
-    certain = rows.add_column("mu_logps", [0.0] * len(rows))  # the sampler was certain of each token
-    args = OfflineTOPRConfig(str(tmp_path), **settings)
-    trainer = OfflineTOPRTrainer(model, args, certain, processing_class=tokenizer)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        trainer.train()
-    assert sum("of the negatives have a weight" in str(each.message) for each in caught) == warns
 
 
 def test_messages_fit_the_encoding_of_the_output(monkeypatch, tmp_path):

@@ -97,26 +97,6 @@ def weights(folder):
 
 @pytest.mark.processes
 @pytest.mark.weekly
-def test_gsm8k_example_in_two_processes(tmp_path):
-    printed = launch(
-        "ddp", ROOT / "examples" / "gsm8k.py", "--output_dir", tmp_path, "--num_train_problems", 8,
-        "--num_test_problems", 6,
-        "--num_generations", 4, "--num_generations_eval", 4, "--iterations", 2, "--per_device_train_batch_size", 4,
-        "--curation", "anna_karenina", "--iteration_size", 12,
-        "--use_peft", "--lora_target_modules", "q_proj", "v_proj", again=True,
-    )  # fmt: skip
-    assert "pass@1" in printed
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert list(results) == ["before", "iteration-1", "iteration-2"]
-    assert results["before"]["num_problems"] == 6
-    assert all(run["greedy"] for run in results.values())
-    assert "greedy (T=0)" in printed
-    assert (tmp_path / "results.png").is_file()
-    assert len(list((tmp_path / "iteration-1" / "rollouts").glob("*.parquet"))) == 2
-
-
-@pytest.mark.processes
-@pytest.mark.weekly
 def test_stage_train_merges_an_adapter_under_zero3(tmp_path):
     pytest.importorskip("deepspeed")
     rows = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}", "reward": float((-1) ** n)} for n in range(8)]

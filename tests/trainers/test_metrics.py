@@ -73,13 +73,6 @@ def test_hand_made_rows():
     assert not any("log_ratio/positives" in name for name in metrics)
 
 
-def test_a_nominal_half_is_three_quarters_once_negatives_are_tapered():
-    rewards = torch.tensor([1.0, -1.0] * 4)
-    metrics = row_metrics(torch.tensor([1.0, 0.3] * 4), torch.tensor([NAN, math.log(0.3)] * 4), rewards)
-    assert metrics["topr/effective_positive_share"] == 0.5
-    assert metrics["topr/realized_positive_share"] == pytest.approx(1 / 1.3)
-
-
 def test_rows_without_weight_have_no_realized_share():
     metrics = row_metrics(torch.tensor([0.0]), torch.tensor([NAN]), torch.tensor([-1.0]))
     assert metrics["topr/effective_positive_share"] == 0
@@ -119,19 +112,6 @@ def test_rows_whose_reward_is_nan_do_not_count():
     log.add(["train", "table"], torch.tensor([3, 4]), rows_of([0.5, 0.0, NAN], [0.25, 0.0, -1.0]))
     assert log.read("table") == [(4, 0.25, 0.0)]
     assert log.read_metrics("train", Accelerator(cpu=True))["topr/weight_mean"] == 0.25
-
-
-def test_log_probabilities_are_averaged_by_sign():
-    log = RowLog()
-    log.add(["train"], torch.arange(3), torch.tensor([
-        [1, 0, 1, -0.5, -10, 20], [1, 0, -1, -1, -30, 30], [1, 0, -1, -3, -6, 2],
-    ]))  # fmt: skip
-    metrics = log.read_metrics("train", Accelerator(cpu=True))
-    assert metrics["topr/logps/positives/token"] == -0.5
-    assert metrics["topr/logps/positives/completion"] == -10.0
-    assert metrics["topr/logps/negatives/token"] == -2.0
-    assert metrics["topr/logps/negatives/completion"] == -18.0
-    assert (metrics["topr/tokens/positives"], metrics["topr/tokens/negatives"]) == (20.0, 16.0)
 
 
 @pytest.mark.parametrize("level", ["sequence", "segment"])

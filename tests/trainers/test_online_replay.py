@@ -87,15 +87,6 @@ def test_a_share_alone_is_enough(make, capsys):
     assert printed.count("a micro-batch grows from 8 rows to 16. Each process keeps at most 64 rows") == 1
 
 
-def test_nothing_changes_without_a_share(make):
-    weights = []
-    for settings in ({"replay_share": 0.0}, {}):
-        trainer = make(max_steps=1, **settings)  # there are no rows to replay in the first batch
-        trainer.train()
-        weights.append(torch.cat([p.flatten() for p in trainer.model.parameters()]))
-    assert torch.equal(*weights)
-
-
 @pytest.mark.parametrize(("steps", "scale"), [(1, 1.0), (2, 10 / 9)])
 def test_all_rows_weigh_alike_also_where_some_were_not_chosen(make, steps, scale):
     """The gradient is that of the mean loss over the chosen and the replayed rows.
@@ -245,18 +236,6 @@ def test_truncated_completions_do_not_enter(make):
 def logged(**columns):
     texts = {"prompt": ["2 + 3 =", "2 + 4 ="] * 4, "completion": [" 5", " 7"] * 4, "reward": [1.0, -1.0] * 4}
     return Dataset.from_dict({**texts, **columns})
-
-
-def test_log_mu_of_logged_rows_is_computed_without_dropout(make):
-    plain, trainer = (
-        make(replay_dataset=logged(), model_init_kwargs={"dtype": "float32", "attention_dropout": dropout})
-        for dropout in (0.0, 0.5)
-    )
-    for each in (plain, trainer):
-        each.model.train()
-        each._replay._compute_log_mu()
-        assert each.model.training
-    torch.testing.assert_close(trainer._replay.buffer.rows[1].mu_logps, plain._replay.buffer.rows[1].mu_logps)
 
 
 def test_logged_rows_are_there_from_the_beginning_and_log_mu_is_of_the_starting_weights(make):

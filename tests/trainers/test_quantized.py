@@ -81,24 +81,6 @@ def test_offline_training_and_resuming(base, tokenizer, tmp_path):
         torch.testing.assert_close(value, after[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("optim", ["adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit"])
-def test_optimizers_with_a_small_state(base, tokenizer, tmp_path, optim):
-    """With an 8-bit optimizer, a resumed run of full fine-tuning ends with the same weights."""
-    if optim == "adamw_torch_8bit":
-        pytest.importorskip("torchao")
-    ends = []
-    for checkpoint in (None, str(tmp_path / "run" / "checkpoint-2")):
-        args = OfflineTOPRConfig(str(tmp_path / "run"), optim=optim, max_steps=4, save_steps=2, logging_steps=1,
-                                 per_device_train_batch_size=8, **CPU)  # fmt: skip
-        trainer = OfflineTOPRTrainer(base, args, ROWS, processing_class=tokenizer)
-        trainer.train(resume_from_checkpoint=checkpoint)
-        ends.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
-    torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-6)
-    states = [value for state in trainer.optimizer.state.values() for value in state.values()]
-    kinds = {str(getattr(getattr(value, "codes", value), "dtype", "")) for value in states}
-    assert "torch.uint8" in kinds
-
-
 def test_an_evaluation_leaves_the_gradients(base, tokenizer, tmp_path):
     trainer = offline(base, tokenizer, tmp_path / "run")
     trainer.evaluate()

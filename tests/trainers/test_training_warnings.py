@@ -1,5 +1,6 @@
 import re
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,10 +10,10 @@ from topr_trl.trainers.training_warnings import (
     SilentBatches,
     advice_on_segments,
     sampler_distance,
-    warn_if_dead,
     warn_if_far,
     warn_if_merged_coarsely,
     warn_of_scale,
+    warn_of_weights,
 )
 
 
@@ -39,18 +40,28 @@ def test_an_adapter_that_trl_merges_into_coarse_weights(model, dtype, is_warned)
     assert torch.allclose(before, after, atol=1e-6, rtol=0) != is_warned
 
 
-def test_negatives_that_are_dead_early_are_warned_about():
-    for steps, first_log in ((100, 1), (40, 10)):
-        (message,), has_warned = said(warn_if_dead, 0.6, 10, steps, first_log)
-        assert has_warned
-        assert re.fullmatch(
-            rf"60% of the negatives .* below 0\.01 at step 10 of {steps} and contribute .* source of log μ: .* the "
-            r"rounding of .* engine\. Otherwise use a lower learning .*See \"Metrics\" in the documentation\.", message,
-        )  # fmt: skip
-        assert "ratio_level" not in message
-    (message,), _ = said(warn_if_dead, 0.6, 1, 100, 1, True)
-    assert "set ratio_level='segment'" in message
-    assert said(warn_if_dead, 0.6, 11, 100, 1) == said(warn_if_dead, 0.5, 1, 100, 1) == ([], False)
+DEAD = {"topr/negatives_dead": 0.6}
+LONG = {"topr/tokens/negatives": 128.0, "topr/weight_mean_negatives": 0.49}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "step", "steps", "first_log", "warned"),
+    [
+        (DEAD, 10, 100, 1, r"^60% of the negatives .* below 0\.01 at step 10 of 100 .*Otherwise use .*\"Metrics\""),
+        (DEAD, 10, 40, 10, "at step 10 of 40"),  # the first log
+        (DEAD | LONG, 1, 100, 1, "of the negatives.* set ratio_level='segment' first"),
+        (LONG, 50, 100, 1, "^Negatives have 128 tokens.* Set ratio_level='segment'"),
+        (DEAD, 11, 100, 1, None),
+        ({"topr/negatives_dead": 0.5}, 1, 100, 1, None),
+        ({}, 1, 100, 1, None),
+    ],
+)
+def test_weights_of_negatives_are_warned_about_once(metrics, step, steps, first_log, warned):
+    state = SimpleNamespace(global_step=step, max_steps=steps, logging_steps=first_log)
+    earlier = set()
+    messages, _ = said(warn_of_weights, metrics, state, "sequence", earlier)
+    assert [bool(re.search(warned, message)) for message in messages] == [True] if warned else messages == []
+    assert said(warn_of_weights, metrics, state, "sequence", earlier) == ([], None)
 
 
 @pytest.mark.parametrize(

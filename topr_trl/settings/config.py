@@ -1,6 +1,7 @@
 """Settings for `TOPRTrainer` and `OfflineTOPRTrainer`: TRL's settings, and those of TOPR."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,7 @@ from trl import GRPOConfig, SFTConfig
 from topr_trl.curation import REPEATING
 from topr_trl.settings.checks import check_type
 from topr_trl.settings.sampling import refuse_sampling_settings
-from topr_trl.settings.shared import (
-    ReplayArguments,
-    TOPRArguments,
-)
+from topr_trl.settings.shared import ReplayArguments, TOPRArguments
 from topr_trl.settings.unsupported import (
     GRPO_ONLY,
     LIKE_OFFLINE_TOPR,
@@ -361,14 +359,7 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             check_type(name, getattr(self, name), bool)
         check_type("num_completions_to_print", self.num_completions_to_print, int | None)
         refuse_settings(self, SFTConfig, "OfflineTOPRTrainer", SFT_ONLY, LIKE_OFFLINE_TOPR)
-        metric = self.metric_for_best_model
-        if is_loss(metric) or (metric is None and needs_metric_for_best_model(self)):
-            raise ValueError(
-                "The best checkpoint, and reduce_lr_on_plateau, would depend on the loss (metric_for_best_model), "
-                "which rises as negatives become less likely: the model before training can have the lowest loss. Use "
-                "a metric that your own callback adds to evaluations, or keep the checkpoints and compare them with "
-                "topr evaluate."
-            )
+        self.refuse_loss_as_metric()
         template = getattr(self, "chat_template_path", None)
         if template is not None:
             self.chat_template_path = template = os.fspath(template)  # TRL accepts a path only as text.
@@ -380,3 +371,13 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
         refuse_unsupported_order(self)
         refuse_offloading_without_accelerator(self)
         refuse_uneven_batches(self)
+
+    def refuse_loss_as_metric(self, sets: Iterable[str] = ()) -> None:
+        """Raise a ValueError if the best checkpoint would depend on the loss. `sets` are names of evaluation sets."""
+        metric = self.metric_for_best_model
+        if is_loss(metric, sets) or (metric is None and needs_metric_for_best_model(self)):
+            raise ValueError(
+                f"metric_for_best_model={metric!r}: the best checkpoint, and reduce_lr_on_plateau, would depend on the "
+                "loss, which rises as negatives become less likely. Use a metric that your own callback adds to "
+                "evaluations, or keep the checkpoints and compare them with topr evaluate."
+            )

@@ -12,11 +12,7 @@ from topr_trl.baseline import BASELINES, FloatArray
 from topr_trl.curation import CURATIONS, Curated, compose
 from topr_trl.limits import PRESETS, RATIO_LEVELS, SEGMENT_TOKENS, TruncationLimits
 from topr_trl.settings.checks import check_at_least, check_choice, check_type, check_types
-from topr_trl.settings.unsupported import (
-    offloads_optimizer,
-    refuse_adafactor,
-    refuse_split_sequences,
-)
+from topr_trl.settings.unsupported import offloads_optimizer, refuse_adafactor, refuse_split_sequences
 from topr_trl.user_warnings import warn_user
 
 LOG_MU_SOURCES = ("trainer", "sampler")
@@ -97,8 +93,6 @@ class LossArguments:
                 is not the default and `ratio_level` is not `"segment"`.
         """
         check_types(self, LossArguments)
-        if self.ratio_level == "token":
-            raise ValueError("ratio_level='token' is now ratio_level='segment' with segment_tokens=1. Set both.")
         check_choice(self, preset=tuple(PRESETS), ratio_level=RATIO_LEVELS, log_mu=LOG_MU_SOURCES)
         check_at_least(1, self, "segment_tokens")
         if self.segment_tokens != SEGMENT_TOKENS and self.ratio_level != "segment":
@@ -178,11 +172,6 @@ class CurationArguments:
         if not 0 <= of_rows <= 1:
             raise ValueError(f"curation_positive_share must be in [0, 1], not {of_rows}.")
         if of_rows != CurationArguments.curation_positive_share and rule != "positive_share":
-            if rule == "balanced" and of_rows == 1:  # the pair that was the recipe `repeated_positives`
-                raise ValueError(
-                    "curation='balanced' with curation_positive_share=1 is now curation='repeated_positives'. Replace "
-                    "both settings with it."
-                )
             raise ValueError(
                 f"curation_positive_share={of_rows:g} has no effect with curation={rule!r}: only "
                 "curation='positive_share' uses it. Remove it."
@@ -193,22 +182,14 @@ class CurationArguments:
                 f"curation='balanced' gives right and wrong rows the same weight: its baseline is the middle between "
                 f"the two rewards, and {name}={value} would change it. Remove {name}."
             )
-        if share is not None and rule in ("positives", "repeated_positives"):
+        # The rule must leave rows of both signs, unless the share is 1 and the rows are positives.
+        is_reached = of_rows == 1 if share == 1 else 0 < of_rows < 1
+        of_one_sign = rule in ("positives", "repeated_positives") or (rule == "positive_share" and not is_reached)
+        if share is not None and of_one_sign:
+            how = f" with curation_positive_share={of_rows:g}" * (rule == "positive_share")
             raise ValueError(
-                f"curation={rule!r} leaves no negatives, so effective_positive_share cannot be reached. Remove one of "
-                "the two settings."
-            )
-        if share is None or rule != "positive_share":
-            return
-        if share == 1 and of_rows < 1:
-            raise ValueError(
-                "effective_positive_share=1 makes every completion a positive, and curation='positive_share' needs "
-                "negatives too. Remove one of the two settings."
-            )
-        if share < 1 and of_rows in (0, 1):
-            raise ValueError(
-                f"curation='positive_share' with curation_positive_share={of_rows:g} chooses rows of one sign, so "
-                f"effective_positive_share={share:g} cannot be reached. Remove one of the two settings."
+                f"effective_positive_share={share:g} cannot be reached with the rows that curation={rule!r}{how} "
+                "chooses. Remove one of these settings."
             )
 
 

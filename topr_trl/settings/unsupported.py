@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,9 @@ def needs_metric_for_best_model(args: Any) -> bool:
     return bool(by_best) or args.lr_scheduler_type == "reduce_lr_on_plateau"
 
 
-def is_loss(metric: str | None) -> bool:
-    """Whether a metric for the best model is the evaluation loss.
-
-    The loss of one of several evaluation sets is not recognized, because only the trainer knows the names of the sets.
-    """
-    return metric in ("loss", "eval_loss")
+def is_loss(metric: str | None, sets: Iterable[str] = ()) -> bool:
+    """Whether a metric for the best model is the evaluation loss, or the loss of one of the evaluation sets `sets`."""
+    return str(metric).removeprefix("eval_") in ("loss", *(f"{name}_loss" for name in sets))
 
 
 def offloads_optimizer(deepspeed: Any) -> bool:
@@ -101,15 +98,18 @@ def refuse_unsupported_order(args: Any) -> None:
     samplers in several processes.
     """
     strategy = getattr(args, "train_sampling_strategy", None)
-    by_length = "Remove it. sort_by_length is on by default and groups rows of similar length."
-    if strategy == "group_by_length" or getattr(args, "group_by_length", False):
-        given = f"train_sampling_strategy={strategy!r}" if strategy == "group_by_length" else "group_by_length=True"
-        raise ValueError(f"{given}: a resumed run would read the rows in a different order. {by_length}")
-    reason = "does not work with the order in which the trainer reads rows in several processes"
-    if strategy == "batch_rebalance":
-        raise ValueError(f"train_sampling_strategy='batch_rebalance' {reason}. {by_length}")
+    is_named = strategy in ("group_by_length", "batch_rebalance")
+    if is_named or getattr(args, "group_by_length", False):
+        given = f"train_sampling_strategy={strategy!r}" if is_named else "group_by_length=True"
+        raise ValueError(
+            f"{given}: this order cannot be resumed, or several processes cannot read it. Remove it. sort_by_length is "
+            "on by default and groups rows of similar length."
+        )
     if getattr(getattr(args, "accelerator_config", None), "dispatch_batches", None):
-        raise ValueError(f"accelerator_config with dispatch_batches=True {reason}. Leave dispatch_batches out.")
+        raise ValueError(
+            "accelerator_config with dispatch_batches=True does not work with the order in which the trainer reads "
+            "rows in several processes. Leave dispatch_batches out."
+        )
 
 
 def refuse_uneven_batches(args: Any) -> None:
@@ -117,9 +117,8 @@ def refuse_uneven_batches(args: Any) -> None:
     even = getattr(getattr(args, "accelerator_config", None), "even_batches", True)
     if not even and args.world_size > 1:
         raise ValueError(
-            f"accelerator_config with even_batches=False: {args.world_size} processes could have different numbers of "
-            "rows, and a process without rows would leave the others waiting. Leave even_batches out: rows that "
-            "Accelerate adds do not count."
+            f"accelerator_config with even_batches=False: a process of {args.world_size} processes without rows would "
+            "leave the others waiting. Leave even_batches out: rows that Accelerate adds do not count."
         )
 
 
@@ -127,36 +126,32 @@ def refuse_offloading_without_accelerator(args: Any) -> None:
     """Raise a ValueError if settings offload activations to the CPU while the model trains on the CPU."""
     if getattr(args, "activation_offloading", False) and args.device.type == "cpu":
         raise ValueError(
-            "activation_offloading=True moves activations from an accelerator to the CPU, and this model trains on "
-            "the CPU. Leave it out; gradient_checkpointing=True saves memory here."
+            "activation_offloading=True, but the model trains on the CPU. Leave it out, or use "
+            "gradient_checkpointing=True."
         )
 
 
 LIMITS_ADVICE = "The limits of a ratio are set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`."
-_TAPER_ADVICE = "The taper is the only correction; see `log_mu`."
+_TAPER_ADVICE = "The taper is the only correction; `log_mu` selects the source of log μ."
 _NOISE = {"neftune_noise_alpha": "The noise changes log π but not log μ, so TOPR's weights would be wrong."}
 _NO_NOISE = {"neftune_noise_alpha": (0,)}
 # These values are accepted in addition to the defaults, because they do not conflict with TOPR.
 LIKE_TOPR: dict[str, tuple[Any, ...]] = {"loss_type": ("topr", None), "scale_rewards": (False, "none"), **_NO_NOISE}
 LIKE_OFFLINE_TOPR: dict[str, tuple[Any, ...]] = {
-    "dataset_kwargs": ({}, {"skip_prepare_dataset": False}),
-    **_NO_NOISE,
-}
+    "dataset_kwargs": ({}, {"skip_prepare_dataset": False}), **_NO_NOISE,
+}  # fmt: skip
 GRPO_ONLY = {
     "loss_type": f"The loss is TOPR's; related losses are presets: {', '.join(PRESETS)}.",
-    **dict.fromkeys(("epsilon", "epsilon_high", "delta"), LIMITS_ADVICE),
-    **dict.fromkeys(("sapo_temperature_neg", "sapo_temperature_pos"), LIMITS_ADVICE),
-    **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), LIMITS_ADVICE),
+    **dict.fromkeys(
+        ("epsilon", "epsilon_high", "delta", "sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos",
+         "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), LIMITS_ADVICE),
     "importance_sampling_level": "TOPR uses the ratio of the whole completion; `ratio_level` has another level.",
     "scale_rewards": "TOPR uses the raw reward minus `baseline`; nothing is divided by a standard deviation.",
     "multi_objective_aggregation": "Rewards are summed with `reward_weights`, then `baseline` is subtracted.",
     "off_policy_mask_threshold": "TOPR tapers stale negatives by their ratio instead of masking them.",
-    "vllm_importance_sampling_mode": "The taper is the only correction; `log_mu` selects the source of log μ.",
-    "vllm_importance_sampling_clip_max": _TAPER_ADVICE,
-    "vllm_importance_sampling_clip_min": _TAPER_ADVICE,
-    "vllm_importance_sampling_cap": _TAPER_ADVICE,
+    **{f"vllm_importance_sampling_{name}": _TAPER_ADVICE for name in ("mode", "clip_max", "clip_min", "cap")},
     **_NOISE,
-}
+}  # fmt: skip
 
 SFT_ONLY = {
     "loss_type": "The loss is TOPR's; see `preset`.",

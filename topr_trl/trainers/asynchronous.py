@@ -24,7 +24,7 @@ from topr_trl.settings.shared import Baseline, LossArguments, parse_baseline
 from topr_trl.settings.unsupported import GRPO_ONLY, LIKE_TOPR, refuse_settings
 from topr_trl.trainers.base import TOPRMixin
 from topr_trl.trainers.fingerprints import prompts_fingerprint, text_fingerprint
-from topr_trl.trainers.start_checks import path_as_text, settings_for
+from topr_trl.trainers.start_checks import model_and_settings
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_trainer import RewardFunc
@@ -200,8 +200,7 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
         *others: Any,
         **named: Any,
     ) -> None:
-        model = path_as_text(model)
-        args = settings_for("AsyncTOPRTrainer", model, args, AsyncTOPRConfig)
+        model, args = model_and_settings("AsyncTOPRTrainer", model, args, AsyncTOPRConfig)
         super().__init__(model, reward_funcs, args, *others, **named)
         self._rows_trained_on = "completions that a server wrote during training"
         functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
@@ -217,7 +216,6 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
 
     def _identity_values(self) -> dict[str, Any]:
         return {
-            **super()._identity_values(),
             "rows": prompts_fingerprint(self.train_dataset),
             "reward_functions": self._reward_names,
             "chat_template": text_fingerprint(self.processing_class.chat_template),

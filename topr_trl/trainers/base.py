@@ -11,26 +11,12 @@ import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor, nn
 from torch.utils.data import Sampler
-from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from topr_trl.loss import LossOutputs, topr_loss
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
-from topr_trl.trainers.checkpoints import (
-    StopAtNaN,
-    check_finite,
-    not_finite,
-    writing_to,
-)
-from topr_trl.trainers.fingerprints import base_fingerprint, mu_fingerprint
-from topr_trl.trainers.forward_checks import (
-    LogProbs,
-    depends_on_batch,
-    probes,
-    refuse_adapters,
-    text_model,
-    turn_off_noise,
-    without_cudnn_attention,
-)
+from topr_trl.trainers.checkpoints import StopAtNaN, check_finite, not_finite, writing_to
+from topr_trl.trainers.forward_checks import refuse_adapters, text_model, turn_off_noise, without_cudnn_attention
 from topr_trl.trainers.messages import say
 from topr_trl.trainers.metrics import RowLog, row_values, without_ratio
 from topr_trl.trainers.model_card import PAPER, CardSection, complete_card, training_facts
@@ -39,22 +25,19 @@ from topr_trl.trainers.quantization import (
     keep_adapter_in_float32,
     keep_gradients_of_4bit_layers,
 )
-from topr_trl.trainers.run_identity import (
-    RESTORES_MICRO_BATCH,
-    Identity,
-    check_identity,
-    given_optimizer,
-    read_identity,
-    run_identity,
-    write_identity,
-)
+from topr_trl.trainers.run_identity import Identity, given_optimizer, identity_of_run, write_identity
 from topr_trl.trainers.shared_prompts import PromptSharing, remove_shared_prompts
 from topr_trl.trainers.start_checks import checked_checkpoint, refuse_unknown_experts, warn_if_updates_vanish
 from topr_trl.trainers.training_warnings import warn_of_weights
 
 
 class TOPRMixin(Trainer):
-    """Base class of the TOPR trainers. In a list of base classes, it must precede TRL's trainer."""
+    """Base class of the TOPR trainers. In a list of base classes, it must precede TRL's trainer.
+
+    Attributes:
+        evaluations (`CardSection`, *optional*):
+            Evaluations for the model card, for instance `topr_trl.Evaluations(before=..., after=...)`.
+    """
 
     _tag_names = ["trl", "topr"]
     _name = "TOPR"
@@ -72,7 +55,7 @@ class TOPRMixin(Trainer):
         # Readers of the row log that get the rows of training, and of evaluation. Subclasses add theirs.
         self._row_readers = {"train": ["train"], "eval": ["eval"]}
         self._said: set[object] = set()  # messages and warnings that are given only once
-        self._evaluations: CardSection | None = None
+        self.evaluations: CardSection | None = None
         self._metric_prefix = "eval"  # metric prefix of the current evaluation
         self._sharing = PromptSharing(self)
         model = args[0] if args else kwargs.get("model")
@@ -91,24 +74,6 @@ class TOPRMixin(Trainer):
         self.add_callback(StopAtNaN(self))
         self.add_callback(_Beginning(self))
         warn_if_updates_vanish(self.model, self.is_deepspeed_enabled)
-
-    @property
-    def evaluations(self) -> CardSection | None:
-        """Evaluations for the model card, for instance `topr_trl.Evaluations(before=..., after=...)`.
-
-        Raises:
-            TypeError: the property is set to a value that is neither a `topr_trl.Evaluations` nor None.
-        """
-        return self._evaluations
-
-    @evaluations.setter
-    def evaluations(self, evaluations: CardSection | None) -> None:
-        if not isinstance(evaluations, CardSection | None):
-            raise TypeError(
-                f"evaluations must be a topr_trl.Evaluations, not a {type(evaluations).__name__}. Set "
-                "trainer.evaluations = Evaluations(before=..., after=...)."
-            )
-        self._evaluations = evaluations
 
     def _compute_losses(
         self, policy_logps_BT: Tensor, mu_logps: Tensor, rewards_N: Tensor, mask_BT: Tensor, numbers_N: Tensor
@@ -150,25 +115,6 @@ class TOPRMixin(Trainer):
         dtype = next(self.model.parameters()).dtype
         return self.accelerator.mixed_precision != "no" or dtype not in (torch.float32, torch.float64)
 
-    def _depends_on_batch(
-        self, model: nn.Module, log_probs: LogProbs, tokenizer: PreTrainedTokenizerBase, temperature: float
-    ) -> bool:
-        """Whether log π of a row depends on its batch, measured on two short texts. See `depends_on_batch`.
-
-        Return False without a measurement if a text has fewer than two tokens, and so no log π.
-        """
-        sequences = probes(self.model, tokenizer)
-        if min(map(len, sequences)) < 2:
-            return False
-        try:
-            with without_cudnn_attention():
-                return depends_on_batch(
-                    self.model, model, log_probs, sequences, temperature, self._is_half, self.accelerator.autocast
-                )
-        except ValueError:
-            check_finite(self.model, "The model to train")  # If weights are NaN, this check raises a clearer error.
-            raise
-
     def _check_model(self, share: Callable[[Any], PromptSharing]) -> None:
         """Check log π of the model, and share prompts.
 
@@ -176,6 +122,7 @@ class TOPRMixin(Trainer):
         """
         self._is_checked = self._is_ready
         if self._is_checked:
+            check_finite(self.model, "The model to train")
             self._check_rows(self.model)
         self._sharing = share(self)
         if self._is_checked:
@@ -225,30 +172,13 @@ class TOPRMixin(Trainer):
         return bool(self.args.num_train_epochs) or self.args.max_steps > 0
 
     def _before_training(self, checkpoint: Path | None) -> None:
-        """Prepare training before Trainer loads the checkpoint, if there is one. Subclasses extend this method.
-
-        The identity of the run is compared with that in the checkpoint. The starting model is that of the first run: a
-        checkpoint has other weights, and so has the model if `train` is called again.
-        """
+        """Prepare training before Trainer loads the checkpoint, if there is one. Subclasses extend this method."""
         self._loss_settings = self.args.loss_settings  # may have changed since the trainer was made
-        there = None if checkpoint is None else read_identity(checkpoint)
-        first = self._run if there is None and self.state.global_step > 0 else there
-        run = run_identity(self, self._identity_values())
-        run["model"] = mu_fingerprint(self.model, run["temperature"]) if first is None else first["model"]
-        if checkpoint is not None and there is not None:
-            check_identity(checkpoint, there, run)
-        self._run = run
+        self._run = identity_of_run(self, checkpoint, self._run if self.state.global_step > 0 else None)
 
     def _identity_values(self) -> dict[str, Any]:
-        """Return values that identify a run of this kind of trainer, by name. Subclasses add theirs."""
-        return {
-            "trainer": self._kind,
-            "base_model": base_fingerprint(self.model),
-            "rows_per_step": self._rows_per_step,
-            "rows_per_micro_batch": self._rows_per_micro_batch if RESTORES_MICRO_BATCH else None,
-            "rows_of_a_prompt_together": self._sharing.together,
-            "optimizer": self._given_optimizer,
-        }
+        """Return values that identify a run of this kind of trainer alone, by their names in `COMPARED`."""
+        return {}
 
     @property
     def _rows_per_micro_batch(self) -> int:

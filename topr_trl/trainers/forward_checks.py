@@ -7,7 +7,7 @@ different output head, padding, or other rows in the batch.
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import wraps
 from types import MethodType
 from typing import Any
@@ -167,47 +167,42 @@ def probes(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> list[list[in
 
 @torch.no_grad()
 def depends_on_batch(
-    model: nn.Module,
-    wrapped: nn.Module,
-    log_probs: LogProbs,
-    sequences: list[list[int]],
-    temperature: float,
-    is_half: bool,
-    autocast: Callable[[], AbstractContextManager[Any]],
+    trainer: Any, model: nn.Module, log_probs: LogProbs, tokenizer: PreTrainedTokenizerBase, temperature: float
 ) -> bool:
-    """Whether log π of a sequence depends on the other sequence in its batch, or on padding.
+    """Whether log π of a text depends on the other text in its batch, or on padding.
+
+    Return False without a measurement if a text has fewer than two tokens, and so no log π.
 
     Args:
+        trainer (`TOPRMixin`):
+            Trainer, whose precision is used.
         model (`torch.nn.Module`):
-            Model before FSDP or DeepSpeed wrapped it. Only the name of its class is used, in errors.
-        wrapped (`torch.nn.Module`):
             Model that computes, which FSDP or DeepSpeed may have wrapped.
         log_probs (`LogProbs`):
             Function that computes log π as the trainer does.
-        sequences (`list[list[int]]`):
-            Token ids of two sequences, the longer one first.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            Tokenizer of the texts.
         temperature (`float`):
             Divisor of the logits.
-        is_half (`bool`):
-            Whether the forward pass rounds to bfloat16 or float16.
-        autocast (`Callable[[], AbstractContextManager]`):
-            Function that returns the context of the trainer's forward pass.
 
     Raises:
         ValueError: log π differs between training and evaluation mode, or between the fused head and the logits.
     """
-    name, was_training = type(text_model(model)).__name__, wrapped.training
-    with autocast(), warnings.catch_warnings():
+    sequences, is_half = probes(trainer.model, tokenizer), trainer._is_half
+    if min(map(len, sequences)) < 2:
+        return False
+    name, was_training = type(text_model(trainer.model)).__name__, model.training
+    with trainer.accelerator.autocast(), without_cudnn_attention(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # gradient checkpointing warns under no_grad
         try:
-            wrapped.train()
+            model.train()
             (training,) = log_probs(sequences[:1])
-            wrapped.eval()
+            model.eval()
             alone = [log_probs([ids])[0] for ids in sequences]
             together = log_probs(sequences)
-            of_logits = _of_logits(wrapped, sequences[0], temperature, training.device)
+            of_logits = _of_logits(model, sequences[0], temperature, training.device)
         finally:
-            wrapped.train(was_training)
+            model.train(was_training)
     # The same computation runs in both modes, so rounding stays below 1e-3. `not <=` also catches a NaN difference.
     if not (noise := _difference(training, alone[0], temperature)) <= 1e-3:
         raise ValueError(

@@ -43,16 +43,21 @@ def keep_rows(
     keep = is_unchosen[process].argsort(stable=True)[:count]
 
     # The image tensors of a batch have no row axis. TRL's function splits them into lists with one item per row.
-    batch = split_pixel_values_by_grid(batch)
-    for name, value in batch.items():
-        if isinstance(value, list):
-            batch[name] = [value[i] for i in keep.tolist()]
-        elif isinstance(value, Tensor) and value.dim() > 0:
-            batch[name] = value[keep.to(value.device)]
-    batch = unsplit_pixel_values_by_grid(batch)
+    batch = unsplit_pixel_values_by_grid(take_rows(split_pixel_values_by_grid(batch), keep))
     scale = count * processes / max(len(chosen), 1)
     batch["topr_scale"] = torch.tensor(scale, device=device)
     return batch
+
+
+def take_rows(batch: dict[str, Any], places: Tensor) -> dict[str, Any]:
+    """Return the rows of a batch at `places`. Values without rows, such as scalars, stay."""
+    taken = dict(batch)
+    for name, value in batch.items():
+        if isinstance(value, list):
+            taken[name] = [value[i] for i in places.tolist()]
+        elif isinstance(value, Tensor) and value.dim() > 0:
+            taken[name] = value[places.to(value.device)]
+    return taken
 
 
 def trim_padding(batch: dict[str, Any], multiple: int | None) -> dict[str, Any]:

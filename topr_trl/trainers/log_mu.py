@@ -293,32 +293,25 @@ def check_fingerprints(found: set[str], model: str) -> None:
 def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], args: TOPRConfig | OfflineTOPRConfig) -> None:
     """Raise a ValueError if a row needs log μ, and its `mu_logps` is missing, invalid, or of the wrong length."""
     counts, rows = completion_lengths(dataset), column(dataset, "row").to_numpy()
-    for row, mu_logps, count, needed in zip(rows, dataset["mu_logps"], counts, needs_N, strict=True):
-        if needed and (wrong := _what_is_wrong(mu_logps, int(count), args)):
-            raise ValueError(f"Row {row} of the {name} dataset: {wrong}")
-
-
-def _what_is_wrong(mu_logps: object, tokens: int, args: TOPRConfig | OfflineTOPRConfig) -> str | None:
-    """Return why log μ of a completion with this number of tokens cannot be used, or None if it can."""
     remedy = "drop the column" if args.log_mu == "trainer" else "set log_mu='trainer'"
+    for row, mu_logps, count, needed in zip(rows, dataset["mu_logps"], counts, needs_N, strict=True):
+        if needed and (wrong := _what_is_wrong(mu_logps, int(count), args.needs_mu_of_tokens)):
+            raise ValueError(f"Row {row} of the {name} dataset: {wrong}; or {remedy}, and log μ is computed.")
+
+
+def _what_is_wrong(mu_logps: object, tokens: int, needs_tokens: bool) -> str | None:
+    """Return why log μ of a completion with this number of tokens cannot be used, or None if it can."""
     if isinstance(mu_logps, list) and len(mu_logps) != tokens:
         return (
             f"log μ has {len(mu_logps)} values for a completion of {tokens} tokens. Give one value per token of "
-            "`completion_ids` (or per token that the model wrote), including the stop token; or "
-            f"{remedy}, and log μ is computed."
+            "`completion_ids` (or per token that the model wrote), including the stop token"
         )
     # 1e-3 instead of 0, because rounding can make log μ of a token with probability 1 slightly positive.
     for value in mu_logps if isinstance(mu_logps, list) else [mu_logps]:
         if not (isinstance(value, int | float) and -math.inf < value <= 1e-3):
-            return (
-                f"log μ must be finite and at most 0, for each token or as their sum; found {value}. Fix it; or "
-                f"{remedy}, and log μ is computed."
-            )
-    if args.needs_mu_of_tokens and not isinstance(mu_logps, list):
-        return (
-            f"ratio_level={args.ratio_level!r} needs log μ for each token, and mu_logps has the sum. Give a list; or "
-            f"{remedy}, and log μ is computed."
-        )
+            return f"log μ must be finite and at most 0, for each token or as their sum; found {value}. Fix it"
+    if needs_tokens and not isinstance(mu_logps, list):
+        return "ratio_level='segment' needs log μ for each token, and mu_logps has the sum. Give a list"
     return None
 
 

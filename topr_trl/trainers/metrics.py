@@ -157,20 +157,17 @@ def row_metrics(
         "topr/weight_not_one": ((weights_N - 1).abs() > ROUNDING).double().mean(),
         "topr/positive_share": (rewards_N > 0).double().mean(),  # R = 0 has no gradient
         "topr/reward": rewards_N.mean(),
+        # NaN if all R, or all w · R, are 0
+        "topr/effective_positive_share": torch.tensor(effective_positive_share(rewards_N.numpy())),
+        "topr/realized_positive_share": torch.tensor(effective_positive_share((weights_N * rewards_N).numpy())),
     }
-    share = effective_positive_share(rewards_N.numpy())
-    if share == share:  # The share is NaN if all R are 0.
-        metrics["topr/effective_positive_share"] = torch.tensor(share)
-    realized = effective_positive_share((weights_N * rewards_N).numpy())
-    if realized == realized:
-        metrics["topr/realized_positive_share"] = torch.tensor(realized)
-    if not positive.all():
-        negative_weights = weights_N[~positive]
-        metrics["topr/weight_mean_negatives"] = negative_weights.mean()
-        metrics["topr/negatives_tapered"] = (negative_weights < 1 - ROUNDING).double().mean()
-        metrics["topr/negatives_dead"] = (negative_weights < DEAD_WEIGHT).double().mean()
-        if (squares := negative_weights.square().mean()) > 0:
-            metrics["topr/negatives_effective"] = negative_weights.mean() ** 2 / squares
+    if len(negative_weights := weights_N[~positive]):
+        metrics |= {
+            "topr/weight_mean_negatives": negative_weights.mean(),
+            "topr/negatives_tapered": (negative_weights < 1 - ROUNDING).double().mean(),
+            "topr/negatives_dead": (negative_weights < DEAD_WEIGHT).double().mean(),
+            "topr/negatives_effective": negative_weights.mean() ** 2 / negative_weights.square().mean(),
+        }
     for name, sign in (("positives", positive), ("negatives", ~positive)):
         known = log_ratio_N[sign & ~log_ratio_N.isnan()]
         if len(known):
@@ -183,4 +180,4 @@ def row_metrics(
         if len(known_M3):
             names = (f"topr/logps/{name}/token", f"topr/logps/{name}/completion", f"topr/tokens/{name}")
             metrics.update(zip(names, known_M3.mean(0), strict=True))
-    return {name: float(value) for name, value in metrics.items()}
+    return {name: float(value) for name, value in metrics.items() if not value.isnan()}

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from huggingface_hub import ModelCard, ModelCardData
 from transformers.training_args import OptimizerNames
@@ -127,7 +127,6 @@ def model_card(
     )
 
 
-@runtime_checkable
 class CardSection(Protocol):
     """Object that can write the section `## Evaluation` of a model card, such as `topr_trl.Evaluations`."""
 

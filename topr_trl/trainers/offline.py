@@ -35,11 +35,11 @@ from topr_trl.settings.config import OfflineTOPRConfig
 from topr_trl.trainers.base import TOPRMixin
 from topr_trl.trainers.completions_table import LogCompletions
 from topr_trl.trainers.fingerprints import mu_fingerprint
-from topr_trl.trainers.forward_checks import text_model, virtual_tokens, without_cudnn_attention
+from topr_trl.trainers.forward_checks import depends_on_batch, text_model, virtual_tokens, without_cudnn_attention
 from topr_trl.trainers.log_mu import LogMu, rows_fingerprint
 from topr_trl.trainers.messages import say, say_recipe, say_share, warn_of_signs
 from topr_trl.trainers.shared_prompts import share_stored
-from topr_trl.trainers.start_checks import path_as_text, settings_for
+from topr_trl.trainers.start_checks import model_and_settings
 from topr_trl.trainers.training_warnings import warn_of_many_reads, warn_of_scale
 
 if TYPE_CHECKING:
@@ -139,14 +139,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self._temperature = temperature_of(datasets)
         if isinstance(eval_dataset, DatasetDict):
             eval_dataset = dict(eval_dataset)
-        model = path_as_text(model)
-        args = settings_for("OfflineTOPRTrainer", model, args, OfflineTOPRConfig)
-        for name in _by_name(eval_dataset):
-            if str(args.metric_for_best_model).removeprefix("eval_") == f"{name}_loss":
-                raise ValueError(
-                    f"metric_for_best_model={args.metric_for_best_model!r}: the loss rises as negatives become less "
-                    "likely. Use a metric that your own callback adds to evaluations."
-                )
+        model, args = model_and_settings("OfflineTOPRTrainer", model, args, OfflineTOPRConfig)
+        args.refuse_loss_as_metric(_by_name(eval_dataset))
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
         # `compute_loss` divides by the number of rows of the whole step, so Trainer must not divide by the number of
         # micro-batches.
@@ -305,7 +299,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             logps, mask, _ = self._policy_logps(model, batch)
             return [row[own.bool()] for row, own in zip(logps, mask, strict=True)]
 
-        if self._depends_on_batch(model, log_probs, tokenizer_of(self.processing_class), self._temperature):
+        if depends_on_batch(self, model, log_probs, tokenizer_of(self.processing_class), self._temperature):
             remedy = "Set padding_free=False" if self.padding_free else "Train a different model"
             attention = self.model.config._attn_implementation
             raise ValueError(
@@ -323,8 +317,6 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def _before_training(self, checkpoint: Path | None) -> None:
         if self._will_train:
             say_share(np.array(self.train_dataset["reward"][:]), self.args, self._said)
-            if self._sharing.said_of_training:
-                say(self._sharing.said_of_training, self.args)
         super()._before_training(checkpoint)
         self._plan_log_mu({"train": self.train_dataset, **_by_name(self.eval_dataset)}, self._run["model"], checkpoint)
         if "train" in self._log_mu.planned and not self._sampler_reported:
@@ -335,14 +327,11 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             )
 
     def _identity_values(self) -> dict[str, Any]:
-        rows, values = self.train_dataset, super()._identity_values()
+        rows = self.train_dataset
+        values = {"temperature": self._temperature, "rows": rows_fingerprint(rows, self._log_mu.needs(rows))}
         if self.args.dataloader_drop_last:  # An incomplete micro-batch at the end of an epoch is dropped.
             values["rows_per_micro_batch"] = self._rows_per_micro_batch
-        return {
-            **values,
-            "temperature": self._temperature,
-            "rows": rows_fingerprint(rows, self._log_mu.needs(rows)),
-        }
+        return values
 
     def _plan_log_mu(self, datasets: dict[str, Dataset], model: str, checkpoint: Path | None = None) -> None:
         for name, dataset in datasets.items():

@@ -54,7 +54,13 @@ from topr_trl.trainers.base import TOPRMixin
 from topr_trl.trainers.completions_table import WEIGHT_COLUMNS, DisplayedFloat, refuse_own_column
 from topr_trl.trainers.evaluated_rewards import EvaluatedRewards
 from topr_trl.trainers.fingerprints import model_fingerprint, prompts_fingerprint, text_fingerprint
-from topr_trl.trainers.forward_checks import count_positions_from_mask, learned_positions, text_model, virtual_tokens
+from topr_trl.trainers.forward_checks import (
+    count_positions_from_mask,
+    depends_on_batch,
+    learned_positions,
+    text_model,
+    virtual_tokens,
+)
 from topr_trl.trainers.generation_batches import keep_rows, trim_padding
 from topr_trl.trainers.messages import say_share, warn_of_signs
 from topr_trl.trainers.replay.replay import Replay, check_replay
@@ -64,8 +70,7 @@ from topr_trl.trainers.start_checks import (
     check_prompts,
     check_state_is_whole,
     check_tokenizer,
-    path_as_text,
-    settings_for,
+    model_and_settings,
 )
 from topr_trl.trainers.training_warnings import (
     SilentBatches,
@@ -183,8 +188,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
                 f"The training dataset needs a column `prompt`; it has {train_dataset.column_names}. Rename the "
                 "column with the prompts."
             )
-        model = path_as_text(model)
-        args = settings_for("TOPRTrainer", model, args, TOPRConfig)
+        model, args = model_and_settings("TOPRTrainer", model, args, TOPRConfig)
         logged = check_replay(args, train_dataset, replay_dataset)
         if isinstance(train_dataset, Dataset) and len(train_dataset) == 0:
             raise ValueError("The training dataset has no row. Check how it was filtered or split.")
@@ -251,7 +255,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         if self._is_vlm:  # Skip the check, because the forward pass of vision-language models needs images.
             return
         check = partial(
-            self._depends_on_batch, model, partial(self._padded_log_probs, model), self._tokenizer, self.temperature
+            depends_on_batch, self, model, partial(self._padded_log_probs, model), self._tokenizer, self.temperature
         )
         if not check():
             return
@@ -324,7 +328,6 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         elif self.args.beta != 0:  # If the script passes a model with an adapter, TRL makes the copy.
             reference = "copy of the adapter" if "ref" in self.model.peft_config else "base model"
         return {
-            **super()._identity_values(),
             "rows": prompts_fingerprint(self.train_dataset),
             "reference_model": reference,
             "reward_functions": self.reward_func_names,

@@ -6,7 +6,6 @@ and how fast a run computes, and what the run logs, saves or evaluates.
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ import transformers
 from accelerate.utils import is_peft_model
 from packaging.version import Version
 
+from topr_trl.trainers.fingerprints import base_fingerprint, mu_fingerprint
 from topr_trl.user_warnings import warn_user
 
 FILE = "topr_run.json"  # name of the document in a checkpoint
@@ -126,27 +126,46 @@ def compared_settings(args: Any) -> Identity:
     return {name: getattr(args, name) for compared in COMPARED for name in compared.names if name in known}
 
 
-def run_identity(trainer: Any, values: Mapping[str, Any]) -> Identity:
-    """Return the identity of a run as JSON, without the fingerprint of the starting model.
+def identity_of_run(trainer: Any, checkpoint: Path | None, latest: Identity | None) -> Identity:
+    """Return the identity of a run as JSON. Compare it with the identity in the checkpoint to resume from.
+
+    The starting model is that of the first run. A checkpoint has other weights, and so has the trainer's model if
+    `train` is called again.
 
     Args:
         trainer ([`~transformers.Trainer`]):
             Trainer of the run.
-        values (`Mapping[str, Any]`):
-            Values of this kind of trainer, by their names in `COMPARED`.
+        checkpoint (`Path`, *optional*):
+            Checkpoint to resume from. `None` for a new run.
+        latest (`dict`, *optional*):
+            Identity of the run that trained the weights of the trainer's model. `None` for the starting weights.
+
+    Raises:
+        ValueError: the identity in the checkpoint is missing, damaged or different.
     """
+    there = None if checkpoint is None else read_identity(checkpoint)
     args = trainer.args
     identity = {
         **compared_settings(args),
+        "trainer": trainer._kind,
+        "base_model": base_fingerprint(trainer.model),
+        "rows_per_step": trainer._rows_per_step,
+        "rows_per_micro_batch": trainer._rows_per_micro_batch if RESTORES_MICRO_BATCH else None,
+        "rows_of_a_prompt_together": trainer._sharing.together,
+        "optimizer": trainer._given_optimizer,
         "limits": asdict(args.limits),
         "split_batches": args.accelerator_config.split_batches,
         "adapter": _adapter(trainer.model),
         "dtype": str(next((p.dtype for p in trainer.model.parameters() if p.requires_grad), None)),
         "attention": trainer.model.config._attn_implementation,
-        **values,
+        **trainer._identity_values(),
     }
-    known: Identity = json.loads(json.dumps(identity, default=_as_json))
-    return known
+    run: Identity = json.loads(json.dumps(identity, default=_as_json))
+    first = there or latest
+    run["model"] = first["model"] if first else mu_fingerprint(trainer.model, run["temperature"])
+    if checkpoint is not None and there is not None:
+        check_identity(checkpoint, there, run)
+    return run
 
 
 def given_optimizer(trainer: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from trl.trainer.utils import get_config_model_id
 
 from topr_trl.data.tokenized_rows import check_special_tokens
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
-from topr_trl.settings.unsupported import needs_metric_for_best_model
+from topr_trl.settings.unsupported import is_loss, needs_metric_for_best_model
 from topr_trl.trainers.checkpoints import STATE, check_files, check_resumable, from_safetensors, refuse_adapter
 from topr_trl.trainers.forward_checks import text_model
 from topr_trl.user_warnings import warn_user
@@ -23,15 +23,11 @@ from topr_trl.user_warnings import warn_user
 Config = TypeVar("Config", TOPRConfig, OfflineTOPRConfig)
 
 
-def path_as_text(model: Any) -> Any:
-    """Convert a path to text, because TRL requires text. Return any other value unchanged."""
-    return os.fspath(model) if isinstance(model, os.PathLike) else model
+def model_and_settings(trainer: str, model: Any, args: Config | None, kind: type[Config]) -> tuple[Any, Config]:
+    """Return the model and the settings of a trainer, or default settings if `args` is None.
 
-
-def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Config]) -> Config:
-    """Return the settings of a trainer, or default settings if `args` is None.
-
-    If the model is given by name, `model_init_kwargs` gets `use_safetensors=True`, unless it sets this argument itself.
+    A path becomes text, because TRL requires text. If the model is given by name, `model_init_kwargs` gets
+    `use_safetensors=True`, unless it sets this argument itself.
 
     Args:
         trainer (`str`):
@@ -48,6 +44,8 @@ def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Confi
         FileNotFoundError: `model` is the path of a folder that does not exist.
         ValueError: the folder has no usable weights (see `from_safetensors`), or only an adapter.
     """
+    if isinstance(model, os.PathLike):
+        model = os.fspath(model)
     if args is None:
         name = model if isinstance(model, str) else get_config_model_id(model.config)
         args = kind(f"{name.split('/')[-1]}-TOPR")
@@ -56,7 +54,7 @@ def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Confi
     if isinstance(model, str):
         refuse_adapter(model)
         args.model_init_kwargs = from_safetensors(model, args.model_init_kwargs)
-    return args
+    return model, args
 
 
 def checked_checkpoint(checkpoint: str | bool | None, folder: str, model: nn.Module) -> Path | None:
@@ -155,8 +153,7 @@ def check_metric_for_best_model(args: TOPRConfig, eval_dataset: object) -> None:
     """Raise a ValueError if `metric_for_best_model` is `reward` or a loss, although the evaluation sets have names."""
     if not isinstance(eval_dataset, dict) or not needs_metric_for_best_model(args):
         return
-    metric = str(args.metric_for_best_model).removeprefix("eval_")
-    if metric in ("reward", *(f"{name}_loss" for name in eval_dataset)):
+    if is_loss(args.metric_for_best_model, eval_dataset) or args.metric_for_best_model in ("reward", "eval_reward"):
         names = ", ".join(f"eval_{name}_reward" for name in eval_dataset)
         raise ValueError(
             f"metric_for_best_model={args.metric_for_best_model!r} is the loss, or names none of the evaluation sets. "

@@ -39,38 +39,6 @@ def warn_if_merged_coarsely(model: nn.Module) -> None:
         )
 
 
-def warn_if_dead(share: float, step: int, steps: int, first_log: int, use_segments: bool = False) -> bool:
-    """Warn if most negatives are dead early in training, or at the first log.
-
-    Args:
-        share (`float`):
-            Share of the negatives that are dead, with a weight below `DEAD_WEIGHT`.
-        step (`int`):
-            Number of optimizer steps so far.
-        steps (`int`):
-            Number of optimizer steps of the whole run.
-        first_log (`int`):
-            Step of the first log.
-        use_segments (`bool`, *optional*, defaults to `False`):
-            Whether to recommend a ratio per segment.
-
-    Returns:
-        `bool`: whether the function warned.
-    """
-    if share <= MOSTLY_DEAD or step > max(EARLY * steps, first_log):
-        return False
-    segments = "Completions are long, so set ratio_level='segment' first. Then use" if use_segments else "Otherwise use"
-    warn_user(
-        f"{share:.0%} of the negatives have a weight below {DEAD_WEIGHT:g} at step {step} of {steps} and "
-        "contribute almost nothing: according to log μ, the model being trained is far from the model that wrote them. "
-        "If the two should be close, check the source of log μ: small errors add up over long completions, for "
-        "instance from top_k or top_p, a different temperature, or the rounding of a different engine. "
-        f"{segments} a lower learning rate or fewer updates on the same rows. "
-        'See "Metrics" in the documentation.'
-    )
-    return True
-
-
 def advice_on_segments(tokens: float, weight: float, ratio_level: str) -> str:
     """Return a recommendation to use a ratio per segment if negatives are long and have lost much of their weight.
 
@@ -111,9 +79,17 @@ def warn_of_weights(metrics: Mapping[str, float], state: TrainerState, ratio_lev
     advice = advice_on_segments(
         metrics.get("topr/tokens/negatives", 0.0), metrics.get("topr/weight_mean_negatives", 1.0), ratio_level
     )
-    dead = metrics.get("topr/negatives_dead", 0.0)
-    if "dead" not in said and warn_if_dead(dead, state.global_step, state.max_steps, state.logging_steps, bool(advice)):
+    dead, step, steps = metrics.get("topr/negatives_dead", 0.0), state.global_step, state.max_steps
+    if "dead" not in said and dead > MOSTLY_DEAD and step <= max(EARLY * steps, state.logging_steps):
         said |= {"dead", "segments"} if advice else {"dead"}  # The warning includes the advice.
+        then = "Completions are long, so set ratio_level='segment' first. Then use" if advice else "Otherwise use"
+        warn_user(
+            f"{dead:.0%} of the negatives have a weight below {DEAD_WEIGHT:g} at step {step} of {steps} and contribute "
+            "almost nothing: according to log μ, the model being trained is far from the model that wrote them. If the "
+            "two should be close, check the source of log μ: small errors add up over long completions, for instance "
+            f"from top_k or top_p, a different temperature, or the rounding of a different engine. {then} a lower "
+            'learning rate or fewer updates on the same rows. See "Metrics" in the documentation.'
+        )
     if advice and "segments" not in said:
         said.add("segments")
         warn_user(advice)

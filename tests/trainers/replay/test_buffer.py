@@ -21,7 +21,6 @@ def test_the_newest_are_kept_and_the_size_is_a_bound():
         buffer.add([row(n, reward=(-1.0) ** n)])
         assert len(buffer) <= 3
     assert numbers(buffer) == [7, 8, 9]
-    assert buffer.nbytes == 3 * (2 * 4 + 3 * 4 + 3 + 3 * 4)
 
 
 def test_dead_negatives_leave_and_positives_cannot_be_dead():

@@ -47,12 +47,6 @@ class ReplayRow:
     weight: float = 1.0
 
     @property
-    def nbytes(self) -> int:
-        """Size of the row's tensors, in bytes."""
-        tensors = (self.prompt_ids, self.completion_ids, self.written, self.mu_logps)
-        return sum(tensor.nbytes for tensor in tensors)
-
-    @property
     def is_dead(self) -> bool:
         """Whether the row is a negative with a weight below `DEAD_WEIGHT`."""
         return self.reward < 0 and self.weight < DEAD_WEIGHT
@@ -103,11 +97,6 @@ class ReplayBuffer:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the tensors of all rows, in bytes."""
-        return sum(row.nbytes for row in self.rows)
 
     def add(self, rows: list[ReplayRow]) -> None:
         """Add rows. Then remove dead rows and rows that the rule does not keep, and keep the newest `size` rows."""

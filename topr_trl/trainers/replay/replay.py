@@ -73,7 +73,7 @@ class Replay:
     """
 
     def __init__(self, trainer: Any, logged: ScoredRows | None) -> None:
-        self._trainer, self._has_said_size = trainer, False
+        self._trainer = trainer
         args, accelerator = trainer.args, trainer.accelerator
         rows: list[ReplayRow] = []
         self._fingerprints: set[str] = set()  # models that computed log μ of the logged rows
@@ -88,9 +88,12 @@ class Replay:
         own = np.random.default_rng(args.seed).permutation(len(rows))[process::processes]
         self.buffer.add([rows[place] for place in own])
         fresh = args.per_device_train_batch_size
-        share = args.rows_again(fresh) / (fresh + args.rows_again(fresh))  # `replay_share`, rounded to whole rows
+        larger = fresh + args.rows_again(fresh)
+        share = args.rows_again(fresh) / larger  # `replay_share`, rounded to whole rows
         logged_too = f" or {len(rows):,} logged rows" if rows else ""
         self.description = f"up to {share:.0%} of a step's rows come from earlier batches{logged_too}"
+        kept = f"Each process keeps at most {self.buffer.size} rows for replay in host memory."
+        say(f"a micro-batch grows from {fresh} rows to {larger}. {kept}", args)
 
     def start(self, model: str) -> None:
         """Prepare a new run, whose starting model has the fingerprint `model`.
@@ -130,26 +133,10 @@ class Replay:
         if not rows:
             return batch
         metrics["topr/replay/age"].append(sum(self._of_all(sum(step - row.step for row in rows))) / count / processes)
-        self._say_size()
         # With `topr_scale`, the loss is the mean over the chosen and the replayed rows.
         scale = (fresh + count) * processes / (chosen + count * processes)
         batch = with_rows(batch, rows, trainer._tokenizer.pad_token_id, args.pad_to_multiple_of)
         return {**batch, "topr_scale": torch.tensor(scale, device=trainer.accelerator.device)}
-
-    def _say_size(self) -> None:
-        """Print once how replay changes the size of micro-batches and the memory of the host."""
-        if self._has_said_size:
-            return
-        self._has_said_size = True
-        args, buffer = self._trainer.args, self.buffer
-        most = buffer.size * buffer.nbytes / len(buffer) / 2**20
-        own = args.per_device_train_batch_size
-        say(
-            f"a micro-batch grows from {own} rows to {own + args.rows_again(own)}. Each process keeps at most "
-            f"{buffer.size} rows for replay. They take about {most:.1f} MB of host memory if they are as long as "
-            "the rows kept now.",
-            args,
-        )
 
     def _settle(self) -> None:
         """Add the rows of the last batch to the buffer, with the latest weights from the row log."""

@@ -36,14 +36,12 @@ class PromptSharing:
     Attributes:
         together (`int`):
             Number of rows of a prompt that training keeps together.
-        said_of_training (`str`):
-            Message for the start of training, or an empty string.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._shared: SharedPrompts | None = None
-        self.together, self.said_of_training = 1, ""
+        self.together = 1
 
     @property
     def is_on(self) -> bool:
@@ -63,10 +61,8 @@ class PromptSharing:
         except ValueError as error:
             self.say_why_not(str(error))
         else:
-            say(
-                f"prompts of more than {LEAST_SHARED} tokens are computed once for adjacent completions.",
-                self._trainer.args,
-            )
+            what = f"prompts of more than {LEAST_SHARED} tokens are computed once for adjacent completions."
+            say(what, self._trainer.args)
 
     def check(self, model: nn.Module) -> None:
         """Stop sharing prompts if sharing fails or changes log π on any process.
@@ -93,16 +89,14 @@ class PromptSharing:
             # A model that FSDP or DeepSpeed has wrapped keeps the replaced `forward`. While `enabled` is False, this
             # `forward` shares no prompts.
             self._shared.enabled = False
-            self._shared, self.together, self.said_of_training = None, 1, ""
+            self._shared, self.together = None, 1
             self.say_why_not(why_not)
 
     def say_why_not(self, why: str) -> None:
         """Print why prompts are not shared."""
         name = type(text_model(self._trainer.model)).__name__
-        say(
-            f"prompts are computed again for each completion, because {name} cannot share them: {why}.",
-            self._trainer.args,
-        )
+        what = f"prompts are computed again for each completion, because {name} cannot share them: {why}."
+        say(what, self._trainer.args)
 
     def log_tokens(self, metrics: dict[str, list[Any]]) -> None:
         """Log the share of a batch's tokens that the last forward pass computed, if prompts are shared."""
@@ -162,15 +156,14 @@ def share_stored(trainer: Any) -> PromptSharing:
     if not sharing.is_on:
         return sharing
     if saved < LEAST_SAVED:
-        sharing.said_of_training = (
-            "training keeps the order of rows, so a prompt is shared only where its rows are already adjacent."
-        )
+        say("training keeps the order of rows, so a prompt is shared only where its rows are already adjacent.", args)
         return sharing
     in_a_batch = min(together, args.per_device_train_batch_size)  # Only rows of a micro-batch share a prompt.
     saved_in_batches = part_saved_by_sharing(rows, groups, in_a_batch, LEAST_SHARED)
     sharing.together = together
-    sharing.said_of_training = (
+    say(
         f"rows of a prompt are read in groups of up to {together}. Micro-batches of "
-        f"{args.per_device_train_batch_size} rows save about {saved_in_batches:.0%} of the tokens."
+        f"{args.per_device_train_batch_size} rows save about {saved_in_batches:.0%} of the tokens.",
+        args,
     )
     return sharing

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from topr_trl.trainers.generation_batches import take_rows
+
 CONTEXT = -100  # label of a token that is not predicted
 LEAST_SHARED = 8  # minimum number of shared tokens; sharing fewer tokens costs more than it saves
 LEAST_SAVED = 0.1  # minimum share of tokens that a layout must save; below it, the conversion is not worthwhile
@@ -195,18 +197,15 @@ def prompts_together(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return batches
     order = sorted(range(len(prompts)), key=prompts.__getitem__)
     size = len(order) // len(batches)
-    places = [order[start : start + size] for start in range(0, len(order), size)]
-    together: list[dict[str, Any]] = [dict(batch) for batch in batches]
-    for name, value in batches[0].items():
-        if isinstance(value, list):
-            rows = [row for batch in batches for row in batch[name]]
-            for batch, own in zip(together, places, strict=True):
-                batch[name] = [rows[i] for i in own]
-        elif isinstance(value, Tensor) and value.dim() > 0:
-            joined = torch.cat([batch[name] for batch in batches])
-            for batch, own in zip(together, places, strict=True):
-                batch[name] = joined[own]
-    return together
+    joined = {name: _joined([batch[name] for batch in batches]) for name in batches[0]}
+    return [take_rows(joined, torch.tensor(order[start : start + size])) for start in range(0, len(order), size)]
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Join the values of a column in several micro-batches. A value without rows is the same in each of them."""
+    if isinstance(parts[0], list):
+        return [row for part in parts for row in part]
+    return torch.cat(parts) if isinstance(parts[0], Tensor) and parts[0].dim() > 0 else parts[0]
 
 
 def saved_part(groups: Sequence[tuple[int, Sequence[int]]]) -> float:
