@@ -163,7 +163,11 @@ RECORDING = {
     ],
 }  # fmt: skip
 
+COMPARISON = {"prompt": "6*7?", "response_a": "42", "response_b": "41", "winner": "a"}
+
 EXAMPLES = {
+    "comparisons": COMPARISON,
+    "scored-lists": {"instruction": "6*7?", "completions": [{"response": "42", "overall_score": 9}]},
     "recording": RECORDING,
     "inspect": INSPECT, "langfuse": LANGFUSE, "langsmith": LANGSMITH, "lm-eval": LM_EVAL, "nemo-gym": GYM,
     "openai-completions": TEXT, "openai-responses": RESPONSE, "openhands-output": OUTPUT, "opentelemetry": OTEL,

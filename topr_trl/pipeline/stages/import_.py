@@ -155,7 +155,10 @@ _LEFT_OUT = {
     ),
     "where": ("record does not match --where and is left out", "records do not match --where and are left out"),
     "other": ("record is not a model call and is left out", "records are not model calls and are left out"),
-    "tied": ("pair has the same text twice and is left out", "pairs have the same text twice and are left out"),
+    "tied": (
+        "pair is a tie, or has the same text twice, and is left out",
+        "pairs are ties, or have the same text twice, and are left out",
+    ),
     "repeated": ("file repeats the previous file and is left out", "files repeat the previous file and are left out"),
 }
 
