@@ -7,8 +7,10 @@ import pytest
 from topr_trl import load_rows
 from topr_trl.cli import main
 
-ANSWERS = [{"response": "4", "custom_system_prompt": "Count.", "overall_score": 9, "fine-grained_score": 4.5},
-           {"response": "5", "custom_system_prompt": "Guess.", "overall_score": 2, "fine-grained_score": 1.5}]  # fmt: skip
+ANSWERS = [
+    {"response": text, "custom_system_prompt": system, "overall_score": score, "fine-grained_score": score / 2}
+    for text, system, score in (("4", "Count.", 9), ("5", "Guess.", 2))
+]
 
 
 def imported(tmp_path, record, *given):
@@ -34,5 +36,5 @@ def test_texts(tmp_path):
 
 
 def test_several_scores_are_named(tmp_path):
-    with pytest.raises(ValueError, match="overall_score, fine-grained_score may all be the reward.*--reward_fields"):
+    with pytest.raises(ValueError, match=r"overall_score, fine-grained_score may all be the reward.*--reward_fields"):
         imported(tmp_path, {"instruction": "Legs?", "completions": ANSWERS})

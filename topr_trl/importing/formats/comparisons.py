@@ -1,7 +1,7 @@
 """Read comparisons of two completions, where a name or another field says which one is better.
 
-OpenAI's format for preferences has `preferred_output` and `non_preferred_output`. LLaMA-Factory's has messages in `chosen`
-and `rejected`, and ms-swift's has `rejected_response` beside messages. Arenas have a field `winner`.
+OpenAI's format for preferences has `preferred_output` and `non_preferred_output`. LLaMA-Factory's has messages in
+`chosen` and `rejected`. ms-swift's has `rejected_response` beside messages. Arenas have a field `winner`.
 """
 
 import re
