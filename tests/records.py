@@ -163,6 +163,7 @@ RECORDING = {
     ],
 }  # fmt: skip
 
+COMPARISON = {"prompt": "6*7?", "response_a": "42", "response_b": "41", "winner": "a"}
 OPEN_WEBUI = {"type": "rating", "data": {"rating": 1}, "meta": {"message_id": "a"}, "snapshot": {"chat": {"chat": {
     "history": {"messages": {"u": {"id": "u", "parentId": None, **QUESTION},
                              "a": {"id": "a", "parentId": "u", "role": "assistant", "content": "42"}}}}}}}  # fmt: skip
@@ -175,6 +176,8 @@ MLFLOW = {"info": {"trace_id": "t", "assessments": [{"assessment_name": "right",
               "mlflow.spanOutputs": '"42"'}}]}}  # fmt: skip
 
 EXAMPLES = {
+    "comparisons": COMPARISON,
+    "scored-lists": {"instruction": "6*7?", "completions": [{"response": "42", "overall_score": 9}]},
     "recording": RECORDING, "open-webui": OPEN_WEBUI, "librechat": LIBRECHAT, "mlflow": MLFLOW,
     "inspect": INSPECT, "langfuse": LANGFUSE, "langsmith": LANGSMITH, "lm-eval": LM_EVAL, "nemo-gym": GYM,
     "openai-completions": TEXT, "openai-responses": RESPONSE, "openhands-output": OUTPUT, "opentelemetry": OTEL,

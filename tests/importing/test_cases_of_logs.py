@@ -310,6 +310,9 @@ HISTORY = "Legs of a cat? | EARLIER four. | And of three cats?"
         ("lists.jsonl", "", "Legs of 2 cats?", ["8", "10", "12", "15"], [1, 0, 1, 0]),
         ("responses_scores.jsonl", "", "Legs of 2 cats?", ["8", "10", "12", "15"], [1, 0, 1, 0]),
         ("string_records.jsonl", "--format openai --reward_fields score", QUESTION, ["12", "7"], [1, 0]),
+        ("ultrafeedback.jsonl", "", "Legs of 2 cats?", ["8", "10", "12", "15"], [9, 2, 9, 2]),
+        *((name, "", "Legs of 2 cats?", ["8", "10", "12", "15"], [1, -1, 1, -1])
+          for name in ("openai_dpo.jsonl", "arena.jsonl", "lf_sharegpt_dpo.json", "swift_dpo.jsonl", "ab.csv")),
         ("messages_chosen.jsonl", "", "Answer in DIGITS. | MESSAGES legs of 2 cats?", ["8", "10", "12", "15"],
          [1, -1, 1, -1]),
         ("argilla.json", "--prompt_field fields.prompt --completion_field fields.response --reward_fields "
@@ -345,10 +348,7 @@ def test_answers_that_the_model_did_not_end(read, tmp_path, capsys):
         ("ragas.csv", "text of retrieved_contexts .*--prompt_field user_input retrieved_contexts"),
         ("history.csv", "text of chat_history .*--prompt_field chat_history question"),
         ("alpaca_scored.json", "text of input .*--prompt_field instruction input"),
-        *((name, "a comparison of two completions.*prompt.*chosen.*rejected")
-          for name in ("openai_dpo.jsonl", "arena.jsonl", "lf_sharegpt_dpo.json", "swift_dpo.jsonl", "ab.csv")),
         ("bare_messages.json", "one message per row.*messages"),
-        ("ultrafeedback.jsonl", "a list of completions with their scores.*Write"),
         ("anthropic_log.jsonl", "Anthropic's Messages API.*Write"),
         ("anthropic_messages.jsonl", "Anthropic's Messages API.*Write"),
         ("tau2.json", "results of tau2.*Write"),

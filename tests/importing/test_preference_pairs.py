@@ -33,6 +33,7 @@ USER, ANSWERS = ("user", "3 + 4?"), [([("assistant", "7")], 1.0), ([("assistant"
         ({"system": "Add.", "question": "3 + 4?", "chosen": "7", "rejected": "8"}, [("system", "Add."), USER]),
         ({"prompt": [SYSTEM, ASKED], "chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]},
          [("system", "Add."), USER]),
+        ({"instruction": "3 +", "input": "4?", "chosen": "7", "rejected": "8"}, [("user", "3 +\n4?")]),
         ({"instruction": "3 + 4?", "input": "", "chosen": "7", "rejected": "8"}, [USER]),
         ({"chosen": [*EARLIER, ASKED, RIGHT], "rejected": [*EARLIER, ASKED, WRONG]},
          [("user", "Hi"), ("assistant", "Hello"), USER]),

@@ -71,7 +71,7 @@ def test_an_error_names_the_likeliest_format(tmp_path, named, own):
         found = str(error)
         assert f"Use --format {own}, or omit --format" in found or "none of its records" in found or named == own
     else:
-        assert named in (own, "table", "langfuse")
+        assert named in (own, "table", "scored-lists", "langfuse") or (named, own) == ("comparisons", "pairs")
 
 
 def test_records_of_two_formats(tmp_path):

@@ -25,9 +25,7 @@ RECORDS = {
     "Label Studio": {"data": {"prompt": "Legs?"}, "annotations": []},
     "promptfoo": {"results": {"results": []}},
     "OpenAI's evals": {"run_id": "r", "event_id": 0, "type": "match", "data": {}},
-    "comparison": {"prompt": "Legs?", "response_a": "4", "response_b": "5", "winner": "a"},
     "steps with a label": {"prompt": "Legs?", "completions": ["Four", "times two"], "labels": [True, False]},
-    "list of completions": {"instruction": "Legs?", "completions": [{"response": "4", "overall_score": 9}]},
     "one message": {"role": "user", "content": "Legs?", "rating": 1},
 }  # fmt: skip
 
@@ -49,20 +47,6 @@ def test_formats_that_are_read_are_not_refused(name):
 
 
 @pytest.mark.parametrize(
-    "record",
-    [
-        {"input": {"messages": [USER]}, "preferred_output": [], "non_preferred_output": []},
-        {"conversation_a": [USER], "conversation_b": [USER], "winner": "model_a"},
-        {"instruction": "Legs?", "output_1": "4", "output_2": "5", "preference": 1},
-        {"conversations": [], "chosen": {"from": "gpt", "value": "4"}, "rejected": {"from": "gpt", "value": "5"}},
-        {"messages": [USER], "rejected_response": "5"},
-    ],
-)
-def test_comparisons_of_other_shapes(record):
-    assert "comparison" in refused(record).name
-
-
-@pytest.mark.parametrize(
     "more",
     [{"sessionId": "s", "message": "Hello"}, {"metadata": {"candidates": 3}}, {"contents": "a"}, {"simulations": 3},
      {"candidates": [{"document": "Cats have legs."}]}, {"answers": [{"text": "4", "answer_start": 3}]},
@@ -71,7 +55,3 @@ def test_comparisons_of_other_shapes(record):
 )  # fmt: skip
 def test_similar_fields_are_not_refused(more):
     assert refused({"prompt": "Legs?", "response": "4", "score": 1, **more}) is None
-
-
-def test_choices_of_a_question_are_no_comparison():
-    assert refused({"question": "Legs?", "answer_a": "2", "answer_b": "3", "answer_c": "4", "answer_d": "5"}) is None

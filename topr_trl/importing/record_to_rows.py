@@ -250,7 +250,7 @@ class RecordReader:
         if unread := refused(record):
             return f"{explain(unread)}. With --format {self.name}, the error is: "
         likely = format_of(record)
-        if likely in (None, self.name):
+        if likely in (None, self.name) or FORMATS[likely].rows is self.format.rows:
             return ""
         return (
             f"it looks like {likely} ({FORMATS[likely].source}). Use --format {likely}, or omit --format. With "

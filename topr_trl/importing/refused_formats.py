@@ -1,12 +1,9 @@
 """Recognize files of systems that `topr import` does not read yet, and tell users what to do with them."""
 
-import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from topr_trl.importing.format import Record
-from topr_trl.importing.formats.table import has_columns
 from topr_trl.importing.record_fields import inner_value
 
 _NOT_YET = "topr import does not read it yet. "
@@ -19,7 +16,6 @@ _AS_OPENAI = (
     _AS_MESSAGES + ". As in OpenAI's chat completions, a system prompt is the first message, calls of tools are "
     "tool_calls, and results of tools are messages with the role tool"
 )
-_AS_PAIRS = _NOT_YET + 'Write one JSON object per comparison: {"prompt": ..., "chosen": ..., "rejected": ...}'
 _AS_ROWS = _NOT_YET + 'Write one JSON object per completion: {"prompt": ..., "completion": ..., "score": 1}'
 
 
@@ -68,33 +64,6 @@ def _is_bedrock(record: Record) -> bool:
     return of_converse or inner_value(record, "input", "inputBodyJson") is not None
 
 
-def _is_comparison(record: Record) -> bool:
-    """Return whether a record has two completions and no prompt of a pair, such as `response_a` and `response_b`."""
-    if {"chosen", "rejected"} <= set(record):
-        return inner_value(record, "chosen", "from") is not None
-    if any(str(name).startswith(("rejected_", "non_preferred_")) for name in record):
-        return True
-    stems = Counter(found["stem"] for name in record if (found := _ONE_OF_TWO.fullmatch(str(name).lower())))
-    return any(count == 2 for count in stems.values()) and not _has_completion(record)
-
-
-def _has_completion(record: Record) -> bool:
-    """Return whether a record has a prompt and a single completion, apart from its lists."""
-    return has_columns({name: value for name, value in record.items() if not isinstance(value, list)})
-
-
-# The name of one of several completions, such as `response_a`, `output_1` or `conversation_a`.
-_ONE_OF_TWO = re.compile(
-    r"(?P<stem>(\w*_)?(response|answer|output|completion|conversation|generation|reply|text|summary))"
-    r"_?([a-k]|[0-9]|left|right)"
-)
-
-
-def _has_scored_list(record: Record) -> bool:
-    """Return whether a record has a list of completions that are objects, such as a text with its scores."""
-    lists = (_objects(record.get(name)) for name in ("completions", "responses", "answers", "candidates", "outputs"))
-    is_list = any(each and not {"role", "from", "message", "type"} & set(each[0]) for each in lists)
-    return is_list and "messages" not in record and not _has_completion(record)
 
 
 def _is_claude_code(record: Record) -> bool:
@@ -176,13 +145,11 @@ REFUSED = (
         "results of promptfoo", lambda record: isinstance(inner_value(record, "results", "results"), list), _AS_ROWS
     ),
     Refused("a log of OpenAI's evals", _is_openai_evals, _AS_ROWS),
-    Refused("a comparison of two completions", _is_comparison, _AS_PAIRS),
     Refused(
         "steps with a label each",
         lambda record: isinstance(record.get("completions"), list) and isinstance(record.get("labels"), list),
         f"{_AS_ROWS}. A row is a whole answer with one score",
     ),
-    Refused("a list of completions with their scores", _has_scored_list, _AS_ROWS),
     Refused(
         "a table with one message per row",
         _is_one_message,

@@ -30,6 +30,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
         raise Unusable("one of chosen and rejected is text, and the other is a list of messages")
     name = _prompt_name(record, chosen)
     prompt = None if name is None else plain(record[name], name)
+    if name == "instruction" and isinstance(prompt, str) and isinstance(record.get("input"), str):
+        prompt = "\n".join(filter(None, (prompt, record["input"])))  # as LLaMA-Factory joins them
     if isinstance(chosen, list):
         prompt, chosen, rejected = _split_messages(prompt, chosen, rejected)
     elif prompt is None:

@@ -140,7 +140,7 @@ _LEFT_OUT = {
     "evaluated": "run{|s} come{s|} from {an evaluation|evaluations}",
     "where": "record{|s} {does|do} not match --where",
     "other": "record{|s} {is not a model call|are not model calls}",
-    "tied": "pair{|s} {has|have} the same text twice",
+    "tied": "pair{|s} {is a tie|are ties}, or {has|have} the same text twice,",
     "repeated": "file{|s} repeat{s|} the previous file",
 }
 _NOTED = {

@@ -1,0 +1,73 @@
+"""Test that a comparison of two completions becomes two rows, and that the better one is never guessed."""
+
+import pytest
+
+from topr_trl.importing.format import NotOfFormat
+from topr_trl.importing.formats.comparisons import rows
+from topr_trl.importing.recognition import format_of
+
+USER, FOUR, FIVE = ({"role": role, "content": text} for role, text in (("user", "Legs?"), ("assistant", "4"),
+                                                                        ("assistant", "5")))  # fmt: skip
+SYSTEM = {"role": "system", "content": "Count."}
+
+
+def words(value):
+    return value if isinstance(value, str) else " | ".join(turn["content"] for turn in value)
+
+
+@pytest.mark.parametrize(
+    ("record", "prompt"),
+    [
+        ({"input": {"messages": [USER], "tools": []}, "preferred_output": [FOUR], "non_preferred_output": [FIVE]},
+         "Legs?"),
+        ({"conversations": [{"from": "human", "value": "Legs?"}], "chosen": {"from": "gpt", "value": "4"},
+          "rejected": {"from": "gpt", "value": "5"}}, "Legs?"),
+        ({"messages": [SYSTEM, USER, FOUR], "rejected_response": "5"}, "Count. | Legs?"),
+        ({"messages": [SYSTEM, USER, FOUR], "rejected_messages": [SYSTEM, USER, FIVE]}, "Count. | Legs?"),
+        ({"messages": [USER, FOUR], "rejected_messages": [FIVE]}, "Legs?"),
+        ({"instruction": "Legs?", "chosen_answer": "4", "rejected_answer": "5", "chosen_score": 9}, "Legs?"),
+        ({"conversation_a": [USER, FIVE], "conversation_b": [USER, FOUR], "winner": "model_b"}, "Legs?"),
+        ({"prompt": "Legs?", "response_a": "4", "response_b": "5", "winner": "A"}, "Legs?"),
+        ({"prompt": '["Legs?"]', "response_a": '["5"]', "response_b": '["4"]', "winner_model_a": "0",
+          "winner_model_b": "1", "winner_tie": "0"}, "Legs?"),
+        ({"question": "Legs?", "output_1": "5", "output_2": "4", "preference": 2.0}, "Legs?"),
+        ({"context": [USER], "response1": "4", "response2": "5", "overall_preference": -1}, "Legs?"),
+        ({"context": [USER], "response1": "5", "response2": "4", "overall_preference": 2}, "Legs?"),
+    ],
+)  # fmt: skip
+def test_the_better_one_has_reward_1(record, prompt):
+    assert format_of(record) == "comparisons"
+    made = [(words(row["prompt"]), words(row["completion"]), row["reward"]) for row in rows(record)]
+    assert made == [(prompt, "4", 1.0), (prompt, "5", -1.0)]
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [{"winner": "tie (bothbad)"}, {"winner": "both"}, {"winner_model_a": 0, "winner_model_b": 0, "winner_tie": 1}],
+)
+def test_ties(verdict):
+    assert rows({"prompt": "Legs?", "response_a": "4", "response_b": "5", **verdict}) == ["tied"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "why"),
+    [
+        ({}, "no field names the better one.*winner"),
+        ({"label": 1}, "no field names the better one.*winner"),
+        ({"winner": "gpt-4"}, "no field names the better one.*winner"),
+        ({"winner": "a", "human_preference": "b"}, "winner, human_preference name different ones.*--ignore_fields"),
+    ],
+)
+def test_an_unknown_verdict_is_refused(verdict, why):
+    with pytest.raises(NotOfFormat, match=why):
+        rows({"prompt": "Legs?", "response_a": "4", "response_b": "5", **verdict})
+
+
+def test_lists_of_different_lengths_are_refused():
+    with pytest.raises(NotOfFormat, match="response_b is a list of 2 texts, and its prompt must be a list of as many"):
+        rows({"prompt": ["Legs?"], "response_a": ["4"], "response_b": ["5", "6"], "winner": "a"})
+
+
+def test_choices_of_a_question_are_no_comparison():
+    letters = {f"answer_{side}": text for side, text in zip("abcd", "2345", strict=True)}
+    assert format_of({"question": "Legs?", **letters}) is None

@@ -1,0 +1,195 @@
+"""Read comparisons of two completions, where a name or another field says which one is better.
+
+OpenAI's format for preferences has `preferred_output` and `non_preferred_output`. LLaMA-Factory's has messages in
+`chosen` and `rejected`. ms-swift's has `rejected_response` beside messages. Arenas have a field `winner`.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+from topr_trl.importing.field_names import normalized, words_of
+from topr_trl.importing.format import IGNORED, Choices, Format, LeftOut, NotOfFormat, Record
+from topr_trl.importing.formats import pairs
+from topr_trl.importing.formats.table import has_columns
+from topr_trl.importing.message_parts import parsed_json
+from topr_trl.importing.openai_messages import message
+from topr_trl.importing.row_table import Row
+
+# Name of one of two completions, such as `response_a`, `output_1` or `conversation_left`. `side` is its ending.
+_ONE_OF_TWO = re.compile(
+    r"(?P<stem>(\w+_)?(response|answer|output|completion|conversation|generation|reply|text|summary|ref))"
+    r"_?(?P<side>[a-k]|[0-9]|left|right)"
+)
+_COMPLETION = {"response", "answer", "output", "completion", "conversation", "generation", "reply", "text", "message",
+               "messages", "summary"}  # fmt: skip
+_BETTER = {"chosen", "preferred", "better", "winning", "accepted"}
+_WORSE = {"rejected", "dispreferred", "worse", "losing"}
+_VERDICT = {
+    "winner",
+    "preference",
+    "preferred",
+    "better",
+    "best",
+    "choice",
+    "chosen",
+    "verdict",
+    "vote",
+    "win",
+    "label",
+}
+_SCALE = "overall_preference"  # HelpSteer3: from -3 (response1 is better) to 3 (response2 is better)
+_TIES = {"tie", "ties", "tied", "both", "bothbad", "equal", "neither", "none", "same", "draw"}
+
+
+def rows(record: Record) -> list[Row | LeftOut]:
+    """Return a row with reward 1 for the better completion, and a row with reward -1 for the other one.
+
+    Return `[LeftOut.TIED]` if neither is better.
+
+    Raises:
+        NotOfFormat: no field names the better completion, or fields name different ones, or see `pairs.rows`.
+        Unusable: see `pairs.rows`.
+    """
+    names = _by_name(record) or _by_verdict(record)
+    if names is None:
+        return [LeftOut.TIED]
+    request = record.get("input")
+    rest = {**record, **request} if isinstance(request, Mapping) else record  # OpenAI's format
+    rest = {name: value for name, value in rest.items() if name not in names}
+    better, worse = (_completion(record, name) for name in names)
+    if names[0] == "messages" and (isinstance(worse, str) or worse[0]["role"] == "assistant"):
+        rest["messages"], better = better[:-1], better[-1:]
+        worse = [message({"role": "assistant", "content": worse})] if isinstance(worse, str) else worse
+    lists = [name for name, value in rest.items() if _is_messages(parsed_json(value))]
+    if "prompt" not in rest and len(lists) == 1:
+        rest["messages"] = [message(each) for each in parsed_json(rest.pop(lists[0]))]
+    elif _is_texts(parsed_json(rest.get("prompt"))):
+        del rest["prompt"]  # The completions have the questions, see `_completion`.
+    return pairs.rows({**rest, "chosen": better, "rejected": worse})
+
+
+def _completion(record: Record, name: str) -> Any:
+    """Return a completion as text or messages. In a list of texts, each text answers a text of the list `prompt`.
+
+    Raises:
+        NotOfFormat: the numbers of texts differ.
+    """
+    value = parsed_json(record[name])
+    if isinstance(value, Mapping):
+        return [message(value)]
+    if _is_messages(value):
+        return [message(each) for each in value]
+    if not _is_texts(value):
+        return record[name]
+    asked = parsed_json(record.get("prompt"))
+    if not _is_texts(asked) or len(asked) != len(value):
+        raise NotOfFormat(f"its {name} is a list of {len(value)} texts, and its prompt must be a list of as many texts")
+    said = chain.from_iterable(zip(asked, value, strict=True))
+    return [message({"role": ("user", "assistant")[n % 2], "content": text}) for n, text in enumerate(said)]
+
+
+def _is_messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(
+        isinstance(each, Mapping) and {"role", "from"} & set(each) for each in value
+    )  # fmt: skip
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value)
+
+
+def _by_name(record: Record) -> tuple[str, str] | None:
+    """Return the names of the better and the worse completion, such as `chosen_answer` and `rejected_answer`."""
+    found: dict[tuple[str, ...], dict[bool, str]] = defaultdict(dict)
+    for name in record:
+        words = words_of(name)
+        is_worse = bool({*words} & _WORSE) or {"non", "preferred"} <= {*words}
+        others = tuple(word for word in words if word not in _BETTER | _WORSE | {"non"})
+        if len(others) < len(words) and {*others} <= _COMPLETION:
+            found[others][is_worse] = name
+    pair = next(((each[False], each[True]) for each in found.values() if len(each) == 2), None)
+    lone = next((each[True] for each in found.values() if True in each), None)
+    return pair or (("messages", lone) if lone and _is_messages(parsed_json(record.get("messages"))) else None)
+
+
+def _by_verdict(record: Record) -> tuple[str, str] | None:
+    """Return the names of the better and the worse completion, from a field such as `winner`. Return None for a tie.
+
+    Raises:
+        NotOfFormat: no field names the better completion, or fields name different ones.
+    """
+    first, second = _two_sides(record)
+    verdicts = dict(_verdicts(record, {first: _side_in(first), second: _side_in(second)}))
+    if len(set(verdicts.values())) == 1:
+        better = next(iter(verdicts.values()))
+        return None if better is None else (better, second if better == first else first)
+    why = (
+        f"{', '.join(verdicts)} name different ones as the better one" if verdicts else "no field names the better one"
+    )
+    raise NotOfFormat(
+        f"it has two completions, {first} and {second}, and {why}. Write {first}, {second} or tie in a field winner, "
+        "and set --ignore_fields to other fields that name one"
+    )
+
+
+def _two_sides(record: Record) -> list[str]:
+    """Return the names of two completions, such as `response_a` and `response_b`. Return [] if there are not two."""
+    stems: dict[str, list[str]] = defaultdict(list)
+    for name, value in record.items():
+        if (found := _ONE_OF_TWO.fullmatch(normalized(name))) and not isinstance(value, int | float):
+            stems[found["stem"]].append(name)
+    return next((names for names in stems.values() if len(names) == 2), [])
+
+
+def _side_in(name: str) -> str:
+    found = _ONE_OF_TWO.fullmatch(normalized(name))
+    return found["side"] if found else ""
+
+
+def _verdicts(record: Record, sides: dict[str, str]) -> Iterator[tuple[str, str | None]]:
+    """Yield each field that names the better completion, with the name of this completion, or None for a tie."""
+    for field, value in record.items():
+        words = words_of(field)
+        if field in sides or value is None or not _VERDICT & {*words}:
+            continue
+        text = f"{value:g}" if isinstance(value, float) else normalized(value)
+        if field == _SCALE:
+            text = "tie" if not float(value) else "12"[float(value) > 0]
+        last = normalized(field).rpartition("_")[2]
+        if words[0] == "winner" and len(words) > 1 and text in ("1", "0", "true", "false"):  # as `winner_model_a`
+            text = last if text in ("1", "true") else ""
+        chosen = [name for name, side in sides.items() if text == normalized(name) or text.rpartition("_")[2] == side]
+        if {*text.split("_")} & _TIES:
+            yield field, None
+        elif len(chosen) == 1:
+            yield field, chosen[0]
+
+
+def _is_comparison(record: Record) -> bool:
+    if {"chosen", "rejected"} <= set(record) and not isinstance(parsed_json(record["chosen"]), Mapping):
+        return False  # See `pairs`.
+    has_completion = has_columns({name: value for name, value in record.items() if not isinstance(value, list)})
+    return _by_name(record) is not None or (bool(_two_sides(record)) and not has_completion)
+
+
+def _choices(record: Record) -> Choices:
+    names = _by_name(record)
+    read = [name for name, value in record.items() if _VERDICT & {*words_of(name)} or _is_messages(parsed_json(value))]
+    return IGNORED._replace(completions=frozenset(), read=(*(names or _two_sides(record)), *read))
+
+
+FORMAT = Format(
+    source="comparisons of two completions, such as OpenAI's, LLaMA-Factory's and ms-swift's formats for preferences",
+    rank=3,
+    test=_is_comparison,
+    rows=rows,
+    columns=("reward", "problem_id", "tools"),
+    required=frozenset(),
+    chat=True,
+    choices=_choices,
+    loses="Each comparison is two rows: the better completion with reward 1 and the other one with reward -1. Scores "
+    "beside it are not read.",
+)
