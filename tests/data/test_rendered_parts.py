@@ -4,8 +4,9 @@ import pytest
 
 from tests.data.test_messages import CALL, PROMPT, TURNS, own, use
 from tests.data.test_rendering import ANSWER, CALLS, RESULT, USER, tokenizer_of
+from topr_trl.data.chat_templates import CannotWrite, missing_of_tools
 from topr_trl.data.messages import tokenize_turns
-from topr_trl.data.rendered_parts import CannotWrite, check_context, missing_of_tools
+from topr_trl.data.rendered_parts import check_context
 from topr_trl.data.tokenization import tokenize_row
 
 TOOLS = [{"type": "function", "function": {"name": "multiply", "description": "Multiply.", "parameters": {

@@ -97,8 +97,8 @@ def test_a_truncated_turn_has_no_part_of_a_stop_token(name):
         assert cut.endswith(content)
 
 
-@pytest.mark.parametrize("content", ["e", "end", "<", "<|end|", "|end|>"])
-def test_content_that_is_in_the_stop_token_alone_is_left_out(tokenizer, content):
+@pytest.mark.parametrize("content", ["e", "end", "<", "<|end|", "|end|>", "legs?", f"{USER['content']} And more."])
+def test_content_that_is_only_in_the_stop_token_or_the_prompt_is_left_out(tokenizer, content):
     tokenizer.chat_template = "{% for m in messages %}{{ m.content if m.role == 'user' else '' }}<|end|>{% endfor %}"
     with pytest.raises(ValueError, match="leaves out the content"):
         tokenize_turns([USER], [{**ANSWER, "content": content}], tokenizer)
@@ -135,22 +135,6 @@ def test_reasoning_may_be_given_twice(tokenizer):
     for more in ({"reasoning_content": "I count them."}, {"reasoning": "So.", "reasoning_content": "So."}):
         message = {**ANSWER, "content": content, **more}
         assert tokenizer.decode(tokenize_turns([USER], [message], tokenizer)[1]).endswith(f"{content}<|end|>")
-
-
-def test_words_of_the_prompt_are_not_those_of_the_turn(tokenizer):
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content if m.role == 'user' else '' }}<|end|>{% endfor %}"
-    for said in ("legs?", "No words of the prompt, and more than it has."):
-        with pytest.raises(ValueError, match="leaves out the content"):
-            tokenize_turns([USER], [{**ANSWER, "content": said}], tokenizer)
-
-
-def test_a_generation_prompt_may_have_the_beginning_of_a_turn(tokenizer):
-    tokenizer.chat_template = (
-        "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]<think>{% endif %}"
-    )
-    _, ids, _ = tokenize_turns([USER], [{**ANSWER, "content": "<think>So.</think>4."}], tokenizer)
-    assert tokenizer.decode(ids) == "So.</think>4.<|end|>"
 
 
 def test_a_call_that_a_template_leaves_out_is_refused():

@@ -20,9 +20,9 @@ from topr_trl.data.rows import (
     ANSWER,
     ROLLOUT,
     TIMES_CHOSEN,
+    MalformedRow,
     after_baseline_column,
     check_finish_reasons,
-    named_rows,
     order_column,
     problem_column,
     refuse_images,
@@ -93,9 +93,13 @@ class ScoredRows:
                 "it has images, and stored completions must be for text prompts. Drop the rows and the column of "
                 "images, or generate completions with TOPRTrainer.",
             )
-            rewards_N, rollouts = reward_column(rows), rollouts_of(rows)
+            rewards_N = reward_column(rows)
             after_baseline_N = after_baseline_column(rows) if AFTER_BASELINE in columns else None
             times_N = times_column(rows) if {AFTER_BASELINE, TIMES_CHOSEN} <= set(columns) else None
+            check_finish_reasons(rows)
+            problems_N = problem_column(rows)
+            training_temperatures(rows)
+            rollouts = rollouts_of(rows)
             # NaN differs from itself, so a missing reward is compared as infinity.
             rollouts.check_same("reward", np.nan_to_num(rewards_N, nan=np.inf))
             if times_N is not None:
@@ -103,9 +107,6 @@ class ScoredRows:
             for each in _SAME_IN_A_ROLLOUT:
                 if {ROLLOUT, each} <= set(columns):
                     rollouts.check_same(each, np.array(rows.with_format(None)[each][:], dtype=str))
-            check_finish_reasons(rows)
-            training_temperatures(rows)
-            problems_N = problem_column(rows)
         except ValueError as error:
             raise ValueError(f"The {name} dataset: {error}") from None
         firsts = rollouts.firsts_R
@@ -229,13 +230,7 @@ class ScoredRows:
             ValueError: a row is malformed, or `sampler_logps` cannot be compared with log π although
                 `log_mu="sampler"`.
         """
-        if self.name == "train" and writes_todays_date(self.rows, tokenizer):
-            warn_user(
-                "The chat template writes today's date, so these rows have other tokens on other days. Compute log μ "
-                "and train on the same day, and resume a run with the date of its first day. To fix the date, give the "
-                "rows chat_template_kwargs with date_string (Llama 3.2), or set chat_template_path to a template "
-                "without strftime_now."
-            )
+        firsts_M = self.rollouts.firsts_R[rollouts_M]
         rows, counts = self.rollouts.rows_of(rollouts_M), self.rollouts.counts_R[rollouts_M]
         has_logps = "sampler_logps" in self.rows.column_names
         why = why_incomparable(self.rows, temperature, len(tokenizer)) if has_logps else None
@@ -244,15 +239,26 @@ class ScoredRows:
             raise ValueError(f"log_mu='sampler' and the {self.name} dataset: {why}.")
         wanted = {"sampler_logps"} if of_sampler else {"sampler_logps", "mu_logps", "mu_fingerprint"}
         keep = [name for name in self.rows.column_names if name in wanted]
-        with named_rows(self.name, rows):
+        if self.name == "train" and writes_todays_date(self.rows, tokenizer):
+            warn_user(
+                "The chat template writes today's date, so these rows have other tokens on other days. Compute log μ "
+                "and train on the same day, and resume a run with the date of its first day. To fix the date, give the "
+                "rows chat_template_kwargs with date_string (Llama 3.2), or set chat_template_path to a template "
+                "without strftime_now."
+            )
+        try:
             dataset = tokenize(
                 self.rows.select(rows), tokenizer, keep, num_proc=num_proc, desc=f"Tokenizing {self.name} dataset"
             )
+        except MalformedRow as error:
+            raise ValueError(
+                f"Row {rows[error.row]} of the {self.name} dataset: {error.why}. Fix or drop it."
+            ) from None
         if (counts > 1).any():
             dataset = join_parts(dataset, counts)
         # These columns are added after tokenization, so the cached tokens do not depend on the baseline.
         dataset = dataset.add_column("reward", rewards_M).add_column("given_reward", self.rewards_R[rollouts_M])
-        dataset = dataset.add_column("row", self.rollouts.firsts_R[rollouts_M])
+        dataset = dataset.add_column("row", firsts_M)
         if of_sampler:
             return dataset.rename_column("sampler_logps", "mu_logps")
         # Incomparable `sampler_logps` were needed only because their null values mark context.
