@@ -208,6 +208,11 @@ def is_learned(message: dict[str, Any]) -> bool:
     return bool(message.get("role") == "assistant" and message.get("weight", 1))
 
 
+def learned_turns(completion: Messages) -> list[int]:
+    """Return the positions of the turns to learn from."""
+    return [n for n, message in enumerate(completion) if is_learned(message)]
+
+
 def change_turns(completion: Messages, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Messages:
     """Return a completion with a change of each learned turn."""
     return [change(message) if is_learned(message) else message for message in completion]

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
@@ -166,16 +164,10 @@ class ScoredRows:
             return None
         last_R = self.rollouts.order_N[self.rollouts.counts_R.cumsum() - 1]
         names = [name for name in (ANSWER, "completion", "completion_ids") if name in self.rows.column_names]
-        table = self.rows.select_columns(names[:2]).select(last_R).with_format("arrow")[:]
-        texts = [
-            pa.array([None if value is None else str(value) for value in column.to_pylist()])
-            if pa.types.is_nested(column.type)
-            else column.cast(pa.string())
-            for column in table.columns
-        ]
-        known = [pc.if_else(pc.equal(text, ""), None, text) for text in texts]  # judges also write "" for no answer
-        encoded = pa.chunked_array(pc.coalesce(*known, "")).dictionary_encode().combine_chunks()
-        answers = encoded.indices.to_pylist()
+        lasts = self.rows.with_format(None).select_columns(names[:2]).select(last_R)
+        # Judges also write "" for no answer.
+        rows = zip(*(lasts[name][:] for name in names[:2]), strict=True)
+        answers = [next((str(text) for text in texts if text not in (None, "")), "") for texts in rows]
         return diagnose(self.rewards_R, self.problems_R, answers)
 
     def check_values(self, args: CurationArguments) -> None:
@@ -195,17 +187,16 @@ class ScoredRows:
 
     def check_signal(self, rewards: FloatArray, args: CurationArguments) -> None:
         """Raise a ValueError if the rewards R of all chosen rows are 0."""
-        if not rewards.any() and self.after_baseline_R is not None:
-            raise ValueError(
-                f"All {len(rewards)} rows of the {self.name} dataset that {AFTER_BASELINE} chooses have 0 in this "
-                "column: there is nothing to learn. Run topr curate with other settings, or drop the column."
-            )
-        if not rewards.any():
-            raise ValueError(
-                f"All {len(rewards)} rewards of the {self.name} dataset are 0 after baseline={args.baseline}: there is "
-                "nothing to learn. Add rows with other rewards. To imitate all rows, set baseline to a number below "
-                "their rewards."
-            )
+        if rewards.any():
+            return
+        if self.after_baseline_R is not None:
+            found, remedy = f"in {AFTER_BASELINE}", "Run topr curate with other settings, or drop the column"
+        else:
+            found = f"after baseline={args.baseline}"
+            remedy = "Add rows with other rewards. To imitate all rows, set baseline to a number below their rewards"
+        raise ValueError(
+            f"All {len(rewards)} rewards of the {self.name} dataset are 0 {found}: there is nothing to learn. {remedy}."
+        )
 
     def tokenize(
         self,

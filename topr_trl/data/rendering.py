@@ -17,6 +17,7 @@ from topr_trl.data.chat_templates import (
     change_turns,
     check_tools,
     is_learned,
+    learned_turns,
     open_thinking,
     render,
     templates_of,
@@ -84,7 +85,7 @@ def render_turns(
         CannotWrite: every template refuses the messages, or omits or changes a part of them, or writes thinking that
             the model did not write; or it is unknown whether a truncated turn is thinking.
     """
-    last = max((n for n, message in enumerate(completion) if is_learned(message)), default=0)
+    last = max(learned_turns(completion), default=0)
     tags, opened = open_thinking([*prompt, *completion[:last]], tokenizer, options)
     completion = change_turns(completion, partial(without_repeated_thinking, tags=tags))
     if opened and truncated:
@@ -161,8 +162,8 @@ def _by_prefixes(
 ) -> Rendered:
     """Render the messages up to each turn. The turn is the text that the template adds for its message."""
     tags = thinking_tags(tokenizer, options)
-    turns = [n for n, message in enumerate(completion) if is_learned(message)]
-    text = str(render(tokenizer, prompt, add_generation_prompt=is_learned(completion[0]), **options))
+    turns = learned_turns(completion)
+    text = str(render(tokenizer, prompt, add_generation_prompt=turns[:1] == [0], **options))
     check_context(prompt, text, tokenizer)
     rendered, read = Rendered([], [], []), 0
     if turns[:1] != [0]:
