@@ -49,6 +49,13 @@ def tokenizer_of(name):
     return tokenizer
 
 
+BLOCKS = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}[assistant]{{ space }}{{ m.content }}"
+    "{% endgeneration %}{% else %}[{{ m.role }}]{{ m.content }}{% endif %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% else %}.{% endif %}"
+)
+
+
 def squeezed(text):
     return "".join(text.split())
 
@@ -166,11 +173,7 @@ def test_the_generation_prompt_is_context_in_later_turns_too():
 
 
 def test_a_block_may_be_the_generation_prompt_alone(tokenizer):
-    tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}[assistant]{{ m.content }}"
-        "{% endgeneration %}{% else %}[{{ m.role }}]{{ m.content }}{% endif %}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]{% else %}.{% endif %}"
-    )
+    tokenizer.chat_template = BLOCKS
     _, ids, mask = tokenize_turns([USER], [ANSWER, USER, {**ANSWER, "content": ""}], tokenizer)
     assert own(tokenizer, ids, mask) == ["It has 4 legs.<|end|>", "<|end|>"]
 
@@ -181,13 +184,9 @@ def test_an_empty_turn_is_its_stop_token():
 
 
 def test_white_space_behind_the_generation_prompt_is_the_models(tokenizer):
-    tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}[assistant] {{ m.content }}"
-        "{% endgeneration %}{% else %}[{{ m.role }}]{{ m.content }}{% endif %}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]{% else %}.{% endif %}"
-    )
+    tokenizer.chat_template = BLOCKS
     tokenizer.backend_tokenizer.post_processor = ByteLevel(trim_offsets=True)  # like the tokenizers of Llama and Qwen
-    _, ids, mask = tokenize_turns([USER], [ANSWER, USER, ANSWER], tokenizer, truncated=True)
+    _, ids, mask = tokenize_turns([USER], [ANSWER, USER, ANSWER], tokenizer, truncated=True, space=" ")
     assert own(tokenizer, ids, mask) == [" It has 4 legs.<|end|>", " It has 4 legs."]
 
 

@@ -110,16 +110,6 @@ def test_problems_are_those_of_the_rows_whatever_their_format(form):
     assert (found == problem_column(rows)).all()
 
 
-@pytest.mark.parametrize(
-    ("ids", "words"),
-    [([1.0, float("nan"), 2.0], "row 1 holds nan"), ([1, None, 2], "row 1 holds None"),
-     ([1.0, 1e18, 2.0], "1000000000000000000 in row 1.*int64 or as text")],
-)  # fmt: skip
-def test_a_missing_or_rounded_problem_id_is_refused(ids, words):
-    with pytest.raises(ValueError, match=f"`problem_id`.*{words}"):
-        problem_column(rows_with(prompt=["a"] * 3, problem_id=ids))
-
-
 def test_a_missing_prompt_is_no_problem_of_its_own():
     with pytest.raises(ValueError, match=r"`prompt`: row 1 has no prompt.*problem_id"):
         problem_column(rows_with(prompt=["a", None, None]))
