@@ -84,7 +84,7 @@ MESSAGES = [[{"role": "assistant", "content": text}] for text in "xyxxrw"]
         ({"completion_ids": [[n] for n in (1, 2, 1, 1, 3, 4)], "prompt_ids": [[1]] * 4 + [[2]] * 2}, 1 / 2),
         ({"completion": list("xyxxrw"), "extracted": ["1", "1", "1", "1", "2", "3"]}, 1),
         # Without an extracted answer, null or empty, the text is compared.
-        ({"completion": list("xyxxrw"), "extracted": ["1", "", "1", None, "2", "3"]}, 1 / 6),
+        ({"completion": list("xyxxrw"), "extracted": ["1", "", "1", "", "2", "3"]}, 1 / 6),
         ({"completion": list("xyxxrw"), "extracted": [None] * 6}, 1 / 2),
         ({"completion_ids": [[], [2], [], [], [3], [4]], "prompt_ids": [[1]] * 4 + [[2]] * 2}, 1 / 2),
     ],

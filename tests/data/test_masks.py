@@ -68,12 +68,6 @@ def test_masks_that_cannot_be(tokenizer, mask, message, all_ids):
     assert error.value.row == 0
 
 
-def test_a_mask_needs_ids(tokenizer):
-    rows = Dataset.from_dict({"prompt": ["1"], "completion": ["2"], "completion_mask": [[1, 0]]})
-    with pytest.raises(MalformedRow, match="a completion_mask and no completion_ids"):
-        tokenize(rows, tokenizer)
-
-
 def test_nulls_in_log_probabilities_of_other_tokens():
     with pytest.raises(
         ValueError, match=r"null for some of 3 tokens, and the completion has 2: keep the sampler's .* them$"

@@ -58,18 +58,12 @@ def test_rows_are_repeated_as_often_as_they_were_chosen():
         ({"reward_after_baseline": [0.5] * 4, "times_chosen": [1, -1, 1, 1]}, "`times_chosen` .*; row 1 holds -1"),
         ({"reward_after_baseline": [0.5, 0.5, None, 0.5]}, "Row 2 has the reward_after_baseline None, .* 0.5"),
         ({"reward_after_baseline": [float("nan"), 0.5, 0.5, 0.5]}, "`reward_after_baseline` .*; row 0 holds nan"),
-        ({"reward": [1.0, -1.0, -1.0, -1.0]}, "Row 2 has the reward -1"),
         ({"mu_fingerprint": ["a", "a", "b", "a"]}, "Row 2 has the mu_fingerprint b"),
-        ({"temperature": [1.0, 0.0, 1.0, 1.0]}, "greedy"),
-        ({"finish_reason": ["end"] * 4}, "`finish_reason`"),
-        ({"image": [None] * 4}, "images"),
     ],
 )
 def test_malformed_rows_are_refused_with_the_name_of_the_dataset(columns, message):
     with pytest.raises(ValueError, match=f"The train dataset: .*{message}"):
         scored(**columns)
-    with pytest.raises(TypeError, match=r"train dataset .*datasets\.Dataset, not list"):
-        ScoredRows.read("train", [])
 
 
 def test_only_chosen_rows_are_tokenized(tokenizer, tmp_path):

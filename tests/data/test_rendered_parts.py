@@ -4,8 +4,9 @@ import pytest
 
 from tests.data.test_messages import CALL, PROMPT, TURNS, own, use
 from tests.data.test_rendering import ANSWER, CALLS, RESULT, USER, tokenizer_of
+from topr_trl.data.chat_templates import CannotWrite, missing_of_tools
 from topr_trl.data.messages import tokenize_turns
-from topr_trl.data.rendered_parts import CannotWrite, check_context, missing_of_tools
+from topr_trl.data.rendered_parts import check_context
 from topr_trl.data.tokenization import tokenize_row
 
 TOOLS = [{"type": "function", "function": {"name": "multiply", "description": "Multiply.", "parameters": {
@@ -211,12 +212,6 @@ def test_turns_with_weight_0_by_blocks_of_a_template():
     _, ids, mask = tokenize_turns([USER], turns, tokenizer)
     assert own(tokenizer, ids, mask) == ["Still 4.<|im_end|>"]
     assert "It has 4 legs." in tokenizer.decode(ids)
-
-
-@pytest.mark.parametrize("weight", [0.5, 2, "0"])
-def test_other_weights_are_refused(tokenizer, weight):
-    with pytest.raises(ValueError, match=r"weight .*: it must be 1 .* or 0"):
-        tokenize_turns(PROMPT, [{**ANSWER, "weight": weight}], tokenizer)
 
 
 # Parts of messages, and arguments of the template.

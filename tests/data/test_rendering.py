@@ -49,6 +49,13 @@ def tokenizer_of(name):
     return tokenizer
 
 
+BLOCKS = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}[assistant]{{ space }}{{ m.content }}"
+    "{% endgeneration %}{% else %}[{{ m.role }}]{{ m.content }}{% endif %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% else %}.{% endif %}"
+)
+
+
 def squeezed(text):
     return "".join(text.split())
 
@@ -97,8 +104,8 @@ def test_a_truncated_turn_has_no_part_of_a_stop_token(name):
         assert cut.endswith(content)
 
 
-@pytest.mark.parametrize("content", ["e", "end", "<", "<|end|", "|end|>"])
-def test_content_that_is_in_the_stop_token_alone_is_left_out(tokenizer, content):
+@pytest.mark.parametrize("content", ["e", "end", "<", "<|end|", "|end|>", "legs?", f"{USER['content']} And more."])
+def test_content_that_is_only_in_the_stop_token_or_the_prompt_is_left_out(tokenizer, content):
     tokenizer.chat_template = "{% for m in messages %}{{ m.content if m.role == 'user' else '' }}<|end|>{% endfor %}"
     with pytest.raises(ValueError, match="leaves out the content"):
         tokenize_turns([USER], [{**ANSWER, "content": content}], tokenizer)
@@ -137,22 +144,6 @@ def test_reasoning_may_be_given_twice(tokenizer):
         assert tokenizer.decode(tokenize_turns([USER], [message], tokenizer)[1]).endswith(f"{content}<|end|>")
 
 
-def test_words_of_the_prompt_are_not_those_of_the_turn(tokenizer):
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content if m.role == 'user' else '' }}<|end|>{% endfor %}"
-    for said in ("legs?", "No words of the prompt, and more than it has."):
-        with pytest.raises(ValueError, match="leaves out the content"):
-            tokenize_turns([USER], [{**ANSWER, "content": said}], tokenizer)
-
-
-def test_a_generation_prompt_may_have_the_beginning_of_a_turn(tokenizer):
-    tokenizer.chat_template = (
-        "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]<think>{% endif %}"
-    )
-    _, ids, _ = tokenize_turns([USER], [{**ANSWER, "content": "<think>So.</think>4."}], tokenizer)
-    assert tokenizer.decode(ids) == "So.</think>4.<|end|>"
-
-
 def test_a_call_that_a_template_leaves_out_is_refused():
     """GPT-OSS's template writes only the first of two calls of the same tool."""
     with pytest.raises(ValueError, match="leaves out the call of multiply"):
@@ -182,11 +173,7 @@ def test_the_generation_prompt_is_context_in_later_turns_too():
 
 
 def test_a_block_may_be_the_generation_prompt_alone(tokenizer):
-    tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}[assistant]{{ m.content }}"
-        "{% endgeneration %}{% else %}[{{ m.role }}]{{ m.content }}{% endif %}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]{% else %}.{% endif %}"
-    )
+    tokenizer.chat_template = BLOCKS
     _, ids, mask = tokenize_turns([USER], [ANSWER, USER, {**ANSWER, "content": ""}], tokenizer)
     assert own(tokenizer, ids, mask) == ["It has 4 legs.<|end|>", "<|end|>"]
 
@@ -197,13 +184,9 @@ def test_an_empty_turn_is_its_stop_token():
 
 
 def test_white_space_behind_the_generation_prompt_is_the_models(tokenizer):
-    tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}[assistant] {{ m.content }}"
-        "{% endgeneration %}{% else %}[{{ m.role }}]{{ m.content }}{% endif %}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]{% else %}.{% endif %}"
-    )
+    tokenizer.chat_template = BLOCKS
     tokenizer.backend_tokenizer.post_processor = ByteLevel(trim_offsets=True)  # like the tokenizers of Llama and Qwen
-    _, ids, mask = tokenize_turns([USER], [ANSWER, USER, ANSWER], tokenizer, truncated=True)
+    _, ids, mask = tokenize_turns([USER], [ANSWER, USER, ANSWER], tokenizer, truncated=True, space=" ")
     assert own(tokenizer, ids, mask) == [" It has 4 legs.<|end|>", " It has 4 legs."]
 
 

@@ -70,7 +70,7 @@ def test_json_without_a_row(tmp_path, text):
         load_rows(tmp_path / "rows.json")
 
 
-@pytest.mark.parametrize("text", ["null", "\ufeffnull", ' null\n{"prompt": "a"}', '[\nnull,\n{"prompt": "a"}]'])
+@pytest.mark.parametrize("text", ["\ufeffnull", ' null\n{"prompt": "a"}', '[\nnull,\n{"prompt": "a"}]'])
 def test_a_first_row_that_is_null_is_refused_before_it_crashes_pyarrow(tmp_path, text):
     (tmp_path / "rows.json").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=r"rows\.json cannot be read: the first row is null"):
@@ -128,12 +128,6 @@ def test_a_relative_path_in_a_folder_whose_name_looks_like_a_pattern(rows, tmp_p
     save_rows(rows, tmp_path / "run[1]")
     monkeypatch.chdir(tmp_path / "run[1]")
     assert len(load_rows(".")) == len(rows)
-
-
-def test_a_file_that_is_no_parquet_is_named(tmp_path):
-    (tmp_path / "rows.parquet").write_text("a,b")
-    with pytest.raises(ValueError, match=r"rows\.parquet cannot be read"):
-        load_rows(tmp_path / "rows.parquet")
 
 
 def test_file_names_that_are_numbers_count_no_shards(tmp_path):

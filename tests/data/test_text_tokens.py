@@ -6,7 +6,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from topr_trl.data.messages import tokenize_turns
-from topr_trl.data.text_tokens import continued_ids, rfind_between_specials, special_tokens
+from topr_trl.data.rendered_parts import find_between_specials
+from topr_trl.data.text_tokens import continued_ids, special_tokens
 from topr_trl.data.tokenization import tokenize_row
 
 
@@ -34,12 +35,12 @@ def test_special_tokens_include_added_ones(tokenizer):
     ],
 )
 def test_a_part_is_not_found_within_a_special_token(tokenizer, part, text, place):
-    assert rfind_between_specials(part, text, 0, tokenizer) == place
+    assert find_between_specials(part, text, tokenizer, last=True) == place
 
 
 def test_a_part_is_found_from_the_start_on(tokenizer):
-    assert rfind_between_specials("e", "e.e", 1, tokenizer) == 2
-    assert rfind_between_specials("e", "e..", 1, tokenizer) == -1
+    assert find_between_specials("e", "e.e", tokenizer, 1) == 2
+    assert find_between_specials("e", "e..", tokenizer, 1) == -1
 
 
 # Tokenizers that add tokens where a text starts or ends.

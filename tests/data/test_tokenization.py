@@ -60,17 +60,6 @@ def test_a_completion_that_was_cut_has_no_stop_token(tokenizer):
         assert (ids[-1] != tokenizer.eos_token_id) == is_cut
 
 
-@pytest.mark.parametrize("kind", ["image", "image_url"])
-def test_images_in_messages_are_refused(tokenizer, monkeypatch, kind):
-    monkeypatch.setattr(tokenizer, "chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}")
-    row = {"prompt": [{"role": "user", "content": [{"type": "text", "text": "1"}]}],
-           "completion": [{"role": "assistant", "content": "2"}]}  # fmt: skip
-    assert tokenizer.decode(tokenize_row(row, tokenizer).prompt_ids) == "1"
-    row["prompt"][0]["content"].append({"type": kind})
-    with pytest.raises(ValueError, match=f"has {kind}: .* only text"):
-        tokenize_row(row, tokenizer)
-
-
 def test_log_probabilities_that_are_null_mark_context_beside_text_too(tokenizer):
     row = {"prompt": "1", "completion_ids": [5, 6, 7], "sampler_logps": [-1.0, None, -2.0]}
     assert tokenize_row(row, tokenizer).completion_mask == [True, False, True]

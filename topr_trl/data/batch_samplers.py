@@ -23,7 +23,20 @@ def rows_together(rows: int) -> int:
     return min(_MOST_TOGETHER, max(1, rows // _PROMPTS_PER_STEP))
 
 
-class StepsSortedByLength(Sampler[int]):
+class _Reordered(Sampler[int]):
+    """Sampler that changes the order of another sampler, and passes the epoch on to it."""
+
+    order: Any
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, which seeds the order. Accelerate calls this method, so a resumed run repeats the order."""
+        self.order.set_epoch(epoch)
+
+
+class StepsSortedByLength(_Reordered):
     """Sampler with a random order, in which the rows of each optimizer step are sorted by length, longest first.
 
     Each step keeps its random rows and its gradient, which is a sum over the rows. Sorting only changes which rows
@@ -42,9 +55,6 @@ class StepsSortedByLength(Sampler[int]):
     def __init__(self, order: SeedableRandomSampler, lengths_N: NDArray[np.int64], rows: int) -> None:
         self.order, self.lengths_N, self.rows = order, lengths_N, rows
 
-    def __len__(self) -> int:
-        return len(self.order)
-
     def __iter__(self) -> Iterator[int]:
         order = np.fromiter(self.order, dtype=np.int64)
         full = len(order) % self.rows == 0
@@ -54,12 +64,8 @@ class StepsSortedByLength(Sampler[int]):
                 step = step[np.argsort(-self.lengths_N[step], kind="stable")]
             yield from step.tolist()
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which seeds the order. Accelerate calls this method, so a resumed run repeats the order."""
-        self.order.set_epoch(epoch)
 
-
-class StepsOfGroups(Sampler[int]):
+class StepsOfGroups(_Reordered):
     """Sampler with a random order, in which up to `rows_together` rows of a group stay together.
 
     The rows of a group have the same prompt. Groups are cut into random pieces, and the pieces are shuffled. With
@@ -78,9 +84,6 @@ class StepsOfGroups(Sampler[int]):
     ) -> None:
         self.order, self.groups_N, self.lengths_N = order, groups_N, lengths_N
         self.rows, self.together = rows, rows_together(rows)
-
-    def __len__(self) -> int:
-        return len(self.order)
 
     def __iter__(self) -> Iterator[int]:
         order = np.fromiter(self.order, dtype=np.int64)
@@ -120,10 +123,6 @@ class StepsOfGroups(Sampler[int]):
             group = int(self.groups_N[row])
             longest[group] = max(longest.get(group, 0), int(self.lengths_N[row]))
         return sorted(step, key=lambda piece: (-longest[group := int(self.groups_N[piece[0]])], group))
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which seeds the order. Accelerate calls this method, so a resumed run repeats the order."""
-        self.order.set_epoch(epoch)
 
 
 class ReseededSampler(Sampler[int]):

@@ -1,15 +1,74 @@
-"""Apply chat templates, and find out what a template writes: tools, and tags around thinking."""
+"""Apply chat templates, and find out what a template writes: tools, and tags around thinking.
+
+A server without a reasoning parser logs the raw completion as the content of a message. This content has the thinking
+and its closing tag. The opening tag can be in the generation prompt.
+"""
 
 import json
+import re
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import get_training_chat_template, supports_tool_calling
 
-from topr_trl.data.rendered_parts import CannotWrite, Messages, missing_of_tools
-from topr_trl.data.thinking import ANSWER, DEFAULT, KEYS, THINKING, Tags, tags_in
+Messages = list[dict[str, Any]]
+
+KEYS = ("reasoning_content", "reasoning", "thinking")  # keys of a message that can hold thinking
+# Placeholders, which find the tags that a template writes around them.
+THINKING, ANSWER = "[thinking-placeholder]", "[answer-placeholder]"
+
+
+class CannotWrite(ValueError):
+    """Error for a chat template that refuses messages, or changes or omits text that the model read or wrote."""
+
+
+class Tags(NamedTuple):
+    """Tags that a chat template writes before and after thinking."""
+
+    opening: str
+    closing: str
+
+    def opened_by(self, before: str) -> str:
+        """Return the opening tag at the end of a text, with the white space after it, or empty text."""
+        end = len(before.rstrip())
+        return before[end - len(self.opening) :] if before[:end].endswith(self.opening) else ""
+
+    def are_in(self, content: str) -> bool:
+        """Whether a content has thinking: it starts with the opening tag, or has the closing tag."""
+        return content.lstrip().startswith(self.opening) or self.closing in content
+
+    def raw_text(self, content: str, before: str) -> str | None:
+        """Return the text that the model wrote after `before`, if the content is the raw completion, or None.
+
+        The content is raw if it starts with the opening tag, or if `before` opens thinking and the content closes it.
+        """
+        opened, starts = self.opened_by(before), content.lstrip().startswith(self.opening)
+        if not starts:
+            return content if opened and self.closing in content else None
+        # If both texts have the opening tag, drop the second one, and the white space after it.
+        return content.lstrip()[len(self.opening) :].removeprefix(opened[len(self.opening) :]) if opened else content
+
+    def with_opening(self, content: str, opened: str) -> str:
+        """Put the opening tag of a generation prompt before a content that only closes thinking.
+
+        Return any other content unchanged.
+        """
+        is_closed = self.closing in content and not content.lstrip().startswith(self.opening)
+        return f"{opened}{content}" if is_closed else content
+
+    def empty_block(self, text: str, before: str, content: str) -> str:
+        """Return the block without thinking at the start of a turn's text, or empty text if there is none."""
+        opening = "" if self.opened_by(before) else re.escape(self.opening)
+        if not (block := re.match(rf"\s*{opening}\s*{re.escape(self.closing)}\s*", text)):
+            return ""
+        space = content[: len(content) - len(content.lstrip())]  # This space is the model's.
+        return block.group().removesuffix(space)
+
+
+DEFAULT = Tags("<think>", "</think>")
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: Messages, /, tokenize: bool = False, **options: Any) -> Any:
@@ -77,6 +136,22 @@ def _missing_tools(tokenizer: PreTrainedTokenizerBase, options: str) -> str | No
     return missing_of_tools(given["tools"], text)
 
 
+def missing_of_tools(tools: Any, text: str) -> str | None:
+    """Return a description of the first tool or parameter whose name a text lacks, or None."""
+    for function in (tool.get("function", tool) for tool in tools if isinstance(tool, dict)):
+        tool = str(_dict(function).get("name") or "")
+        if tool not in text:
+            return f"the tool {tool}"
+        for name in _dict(_dict(_dict(function).get("parameters")).get("properties")):
+            if name not in text:
+                return f"the parameter {name} of the tool {tool}"
+    return None
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 def thinking_tags(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> Tags | None:
     """Return the tags that a template writes around thinking, or None. `options` include the template."""
     return _tags_of(tokenizer, json.dumps(options, default=str))
@@ -104,3 +179,73 @@ def open_thinking(messages: Messages, tokenizer: PreTrainedTokenizerBase, option
         return tags, tags.opened_by(render(tokenizer, messages, add_generation_prompt=True, **own))
     except CannotWrite:
         return tags, ""
+
+
+def tags_in(rendered: str, plain: str, generation_prompt: str) -> Tags | None:
+    """Return the tags of thinking of a chat template, or None if it writes none.
+
+    Args:
+        rendered (`str`): Conversation that ends with an assistant's turn of the two placeholders.
+        plain (`str`): The same conversation without the placeholder of thinking.
+        generation_prompt (`str`): Text before a completion. It can end with the opening tag.
+    """
+    before, _, after = rendered.partition(THINKING)
+    closing, is_written, _ = after.partition(ANSWER)
+    closing = closing.strip()
+    if is_written and closing:
+        openings = [before[len(generation_prompt) :].strip()] if before.startswith(generation_prompt) else []
+        if "/" in closing:
+            openings.append(closing.replace("/", "", 1))
+        if not "".join(plain.split()).startswith("".join(f"{generation_prompt}{ANSWER}".split())):
+            openings.append(generation_prompt.split()[-1])  # Only thinking can follow this generation prompt.
+        for opening in filter(before.rstrip().endswith, filter(None, openings)):
+            return Tags(opening, closing)
+    return DEFAULT if generation_prompt.rstrip().endswith(DEFAULT.opening) else None
+
+
+def is_learned(message: dict[str, Any]) -> bool:
+    """Whether a message of a completion is a turn to learn from. Weight 0 marks context, as in OpenAI's format."""
+    return bool(message.get("role") == "assistant" and message.get("weight", 1))
+
+
+def learned_turns(completion: Messages) -> list[int]:
+    """Return the positions of the turns to learn from."""
+    return [n for n, message in enumerate(completion) if is_learned(message)]
+
+
+def change_turns(completion: Messages, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Messages:
+    """Return a completion with a change of each learned turn."""
+    return [change(message) if is_learned(message) else message for message in completion]
+
+
+def thinking_of(message: dict[str, Any]) -> str:
+    """Return the thinking that a message has in a field of its own, or empty text."""
+    return next((message[name] for name in KEYS if isinstance(message.get(name), str) and message[name].strip()), "")
+
+
+def without_repeated_thinking(message: dict[str, Any], tags: Tags) -> dict[str, Any]:
+    """Return a message without the fields of its thinking, if its content has the same thinking between tags."""
+    in_content = "".join(message["content"].rpartition(tags.closing)[0].split())
+    thinking = "".join(thinking_of(message).split())
+    if not thinking or in_content.removeprefix("".join(tags.opening.split())) != thinking:
+        return message
+    return {name: value for name, value in message.items() if name not in KEYS}
+
+
+def with_thinking_in_content(message: dict[str, Any], is_cut: bool) -> dict[str, Any]:
+    """Return an assistant message with its thinking in the content, between `<think>` and `</think>`.
+
+    A message without thinking, or with `</think>` in its content, is returned unchanged.
+
+    Args:
+        message (`dict`): Assistant message.
+        is_cut (`bool`): Whether the message was cut at a token limit. If it also has no content and no tool call, its
+            thinking gets no `</think>`.
+    """
+    thinking, content = thinking_of(message), message["content"]
+    if not thinking or DEFAULT.closing in content:
+        return message
+    others = {name: value for name, value in message.items() if name not in KEYS}
+    is_open = is_cut and not content.strip() and not message.get("tool_calls")
+    after = "" if is_open else f"\n{DEFAULT.closing}\n\n{content}"
+    return {**others, "content": f"{DEFAULT.opening}\n{thinking}{after}"}

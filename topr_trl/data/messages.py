@@ -6,10 +6,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from topr_trl.data.chat_templates import writes_tools
-from topr_trl.data.rendered_parts import Messages
+from topr_trl.data.chat_templates import Messages, writes_tools
 from topr_trl.data.rendering import Turn, render_turns
-from topr_trl.data.text_tokens import continued_ids, special_tokens
+from topr_trl.data.text_tokens import continued_ids, special_tokens, stop_token
 
 
 def tokenize_turns(
@@ -86,20 +85,6 @@ def _last_turn(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizerBase, t
     # The template wrote no stop token, so add the tokenizer's. Drop whitespace that the template added at the end.
     end = max(turn.said, len(turn.text.rstrip()))
     return [*continued_ids(turn.text[:end], turn.before, tokenizer), stop_token(tokenizer)]
-
-
-def stop_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the tokenizer's stop token.
-
-    Raises:
-        ValueError: the tokenizer has no stop token.
-    """
-    if tokenizer.eos_token_id is None:
-        raise ValueError(
-            "the completion needs a stop token, and the tokenizer has none. Set tokenizer.eos_token, or give "
-            "completion_ids"
-        )
-    return int(tokenizer.eos_token_id)
 
 
 def _length_with_stop(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizerBase) -> int:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
@@ -20,9 +18,9 @@ from topr_trl.data.rows import (
     ANSWER,
     ROLLOUT,
     TIMES_CHOSEN,
+    MalformedRow,
     after_baseline_column,
     check_finish_reasons,
-    named_rows,
     order_column,
     problem_column,
     refuse_images,
@@ -93,9 +91,13 @@ class ScoredRows:
                 "it has images, and stored completions must be for text prompts. Drop the rows and the column of "
                 "images, or generate completions with TOPRTrainer.",
             )
-            rewards_N, rollouts = reward_column(rows), rollouts_of(rows)
+            rewards_N = reward_column(rows)
             after_baseline_N = after_baseline_column(rows) if AFTER_BASELINE in columns else None
             times_N = times_column(rows) if {AFTER_BASELINE, TIMES_CHOSEN} <= set(columns) else None
+            check_finish_reasons(rows)
+            problems_N = problem_column(rows)
+            training_temperatures(rows)
+            rollouts = rollouts_of(rows)
             # NaN differs from itself, so a missing reward is compared as infinity.
             rollouts.check_same("reward", np.nan_to_num(rewards_N, nan=np.inf))
             if times_N is not None:
@@ -103,9 +105,6 @@ class ScoredRows:
             for each in _SAME_IN_A_ROLLOUT:
                 if {ROLLOUT, each} <= set(columns):
                     rollouts.check_same(each, np.array(rows.with_format(None)[each][:], dtype=str))
-            check_finish_reasons(rows)
-            training_temperatures(rows)
-            problems_N = problem_column(rows)
         except ValueError as error:
             raise ValueError(f"The {name} dataset: {error}") from None
         firsts = rollouts.firsts_R
@@ -165,16 +164,10 @@ class ScoredRows:
             return None
         last_R = self.rollouts.order_N[self.rollouts.counts_R.cumsum() - 1]
         names = [name for name in (ANSWER, "completion", "completion_ids") if name in self.rows.column_names]
-        table = self.rows.select_columns(names[:2]).select(last_R).with_format("arrow")[:]
-        texts = [
-            pa.array([None if value is None else str(value) for value in column.to_pylist()])
-            if pa.types.is_nested(column.type)
-            else column.cast(pa.string())
-            for column in table.columns
-        ]
-        known = [pc.if_else(pc.equal(text, ""), None, text) for text in texts]  # judges also write "" for no answer
-        encoded = pa.chunked_array(pc.coalesce(*known, "")).dictionary_encode().combine_chunks()
-        answers = encoded.indices.to_pylist()
+        lasts = self.rows.with_format(None).select_columns(names[:2]).select(last_R)
+        # Judges also write "" for no answer.
+        rows = zip(*(lasts[name][:] for name in names[:2]), strict=True)
+        answers = [next((str(text) for text in texts if text not in (None, "")), "") for texts in rows]
         return diagnose(self.rewards_R, self.problems_R, answers)
 
     def check_values(self, args: CurationArguments) -> None:
@@ -194,17 +187,16 @@ class ScoredRows:
 
     def check_signal(self, rewards: FloatArray, args: CurationArguments) -> None:
         """Raise a ValueError if the rewards R of all chosen rows are 0."""
-        if not rewards.any() and self.after_baseline_R is not None:
-            raise ValueError(
-                f"All {len(rewards)} rows of the {self.name} dataset that {AFTER_BASELINE} chooses have 0 in this "
-                "column: there is nothing to learn. Run topr curate with other settings, or drop the column."
-            )
-        if not rewards.any():
-            raise ValueError(
-                f"All {len(rewards)} rewards of the {self.name} dataset are 0 after baseline={args.baseline}: there is "
-                "nothing to learn. Add rows with other rewards. To imitate all rows, set baseline to a number below "
-                "their rewards."
-            )
+        if rewards.any():
+            return
+        if self.after_baseline_R is not None:
+            found, remedy = f"in {AFTER_BASELINE}", "Run topr curate with other settings, or drop the column"
+        else:
+            found = f"after baseline={args.baseline}"
+            remedy = "Add rows with other rewards. To imitate all rows, set baseline to a number below their rewards"
+        raise ValueError(
+            f"All {len(rewards)} rewards of the {self.name} dataset are 0 {found}: there is nothing to learn. {remedy}."
+        )
 
     def tokenize(
         self,
@@ -229,13 +221,7 @@ class ScoredRows:
             ValueError: a row is malformed, or `sampler_logps` cannot be compared with log π although
                 `log_mu="sampler"`.
         """
-        if self.name == "train" and writes_todays_date(self.rows, tokenizer):
-            warn_user(
-                "The chat template writes today's date, so these rows have other tokens on other days. Compute log μ "
-                "and train on the same day, and resume a run with the date of its first day. To fix the date, give the "
-                "rows chat_template_kwargs with date_string (Llama 3.2), or set chat_template_path to a template "
-                "without strftime_now."
-            )
+        firsts_M = self.rollouts.firsts_R[rollouts_M]
         rows, counts = self.rollouts.rows_of(rollouts_M), self.rollouts.counts_R[rollouts_M]
         has_logps = "sampler_logps" in self.rows.column_names
         why = why_incomparable(self.rows, temperature, len(tokenizer)) if has_logps else None
@@ -244,15 +230,26 @@ class ScoredRows:
             raise ValueError(f"log_mu='sampler' and the {self.name} dataset: {why}.")
         wanted = {"sampler_logps"} if of_sampler else {"sampler_logps", "mu_logps", "mu_fingerprint"}
         keep = [name for name in self.rows.column_names if name in wanted]
-        with named_rows(self.name, rows):
+        if self.name == "train" and writes_todays_date(self.rows, tokenizer):
+            warn_user(
+                "The chat template writes today's date, so these rows have other tokens on other days. Compute log μ "
+                "and train on the same day, and resume a run with the date of its first day. To fix the date, give the "
+                "rows chat_template_kwargs with date_string (Llama 3.2), or set chat_template_path to a template "
+                "without strftime_now."
+            )
+        try:
             dataset = tokenize(
                 self.rows.select(rows), tokenizer, keep, num_proc=num_proc, desc=f"Tokenizing {self.name} dataset"
             )
+        except MalformedRow as error:
+            raise ValueError(
+                f"Row {rows[error.row]} of the {self.name} dataset: {error.why}. Fix or drop it."
+            ) from None
         if (counts > 1).any():
             dataset = join_parts(dataset, counts)
         # These columns are added after tokenization, so the cached tokens do not depend on the baseline.
         dataset = dataset.add_column("reward", rewards_M).add_column("given_reward", self.rewards_R[rollouts_M])
-        dataset = dataset.add_column("row", self.rollouts.firsts_R[rollouts_M])
+        dataset = dataset.add_column("row", firsts_M)
         if of_sampler:
             return dataset.rename_column("sampler_logps", "mu_logps")
         # Incomparable `sampler_logps` were needed only because their null values mark context.

@@ -6,21 +6,16 @@ escape, the search also tries escaped forms.
 
 import json
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from topr_trl.data.text_tokens import find_between_specials, first_special, rfind_between_specials
-from topr_trl.data.thinking import DEFAULT, KEYS, Tags, thinking_of
-
-Messages = list[dict[str, Any]]
+from topr_trl.data.chat_templates import DEFAULT, KEYS, CannotWrite, Messages, Tags, thinking_of
+from topr_trl.data.text_tokens import special_tokens
 
 _TEXTS = ("content", *KEYS, "refusal")  # keys of a message that can hold text
 _ANYWHERE = ("system", "developer")  # Some templates write these messages before or after all others.
-
-
-class CannotWrite(ValueError):
-    """Error for a chat template that refuses messages, or changes or omits text that the model read or wrote."""
 
 
 def end_of_turn(
@@ -70,7 +65,7 @@ def _visible_length(message: dict[str, Any], context: str, text: str, tokenizer:
     end = read
     for name, part in _parts(message):
         own = squeezed(part)
-        place = rfind_between_specials(own, rest, max(0, read - len(own) + 1), tokenizer)
+        place = find_between_specials(own, rest, tokenizer, max(0, read - len(own) + 1), last=True)
         if place < 0:
             raise CannotWrite(
                 f"its chat template leaves out {name} of an assistant's turn ({part.strip()[:40]!r}), which the model "
@@ -91,7 +86,7 @@ def _visible_length(message: dict[str, Any], context: str, text: str, tokenizer:
 def _check_thinking(message: dict[str, Any], written: str, tags: Tags, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise a CannotWrite if a template adds thinking to a message, or writes special tokens of its content twice."""
     content, closing = squeezed(message["content"]), squeezed(tags.closing)
-    before = written[: rfind_between_specials(content, written, 0, tokenizer)] if content in written else ""
+    before = written[: find_between_specials(content, written, tokenizer, last=True)] if content in written else ""
     if written.count(closing) > content.count(closing) + bool(thinking_of(message)):
         found = f"thinking ({tags.closing}) that the model did not write"
     elif (special := first_special(before, tokenizer)) and special in content:
@@ -155,18 +150,6 @@ def _without(text: str, spans: list[tuple[int, int]]) -> str:
     return text
 
 
-def missing_of_tools(tools: Any, text: str) -> str | None:
-    """Return a description of the first tool or parameter whose name a text lacks, or None."""
-    for function in (tool.get("function", tool) for tool in tools if isinstance(tool, dict)):
-        tool = str(_dict(function).get("name") or "")
-        if tool not in text:
-            return f"the tool {tool}"
-        for name in _dict(_dict(_dict(function).get("parameters")).get("properties")):
-            if name not in text:
-                return f"the parameter {name} of the tool {tool}"
-    return None
-
-
 def _as_read(message: dict[str, Any], with_thinking: bool) -> dict[str, Any]:
     """Return an assistant turn as the model reads it later: without thinking, or with thinking in its own field."""
     thinking, ends, answer = message["content"].rpartition(DEFAULT.closing)
@@ -222,7 +205,7 @@ def _find(part: str, text: str, start: int, tokenizer: PreTrainedTokenizerBase) 
     or without escapes of non-ASCII characters.
     """
     for own in _spellings(part.strip()):
-        place = find_between_specials(own, text, start, tokenizer)
+        place = find_between_specials(own, text, tokenizer, start)
         if place >= 0:
             return place, place + len(own)
     return None
@@ -238,10 +221,39 @@ def _spellings(part: str) -> Iterator[str]:
         yield squeezed(json.dumps(once, ensure_ascii=only_ascii)[3:-3])  # without the quotes of both encodings
 
 
+def find_between_specials(
+    part: str, text: str, tokenizer: PreTrainedTokenizerBase, start: int = 0, last: bool = False
+) -> int:
+    """Return the first or last index, from `start` on, at which `part` occurs without splitting a special token.
+
+    Return -1 if there is no such index. For instance, the part `<|end|>` is found in the text `4.<|end|>`, but the part
+    `end` is not.
+    """
+    specials = _special_texts(tokenizer, len(tokenizer))
+    place = text.rfind(part, start) if last else text.find(part, start)
+    while place >= 0 and (_splits(specials, text, place) or _splits(specials, text, place + len(part))):
+        place = text.rfind(part, start, place + len(part) - 1) if last else text.find(part, place + 1)
+    return place
+
+
+def first_special(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the special token that comes first in a text, or empty text if there is none."""
+    found = [special for special in _special_texts(tokenizer, len(tokenizer)) if special in text]
+    return min(found, key=lambda special: (text.index(special), -len(special)), default="")
+
+
+@lru_cache(maxsize=8)
+def _special_texts(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[str, ...]:
+    """Return the texts of special tokens, except single characters, which cannot be split."""
+    tokens = tokenizer.convert_ids_to_tokens(sorted(special_tokens(tokenizer)))
+    return tuple(token for token in tokens if len(token) > 1)
+
+
+def _splits(specials: tuple[str, ...], text: str, place: int) -> bool:
+    """Whether cutting a text at an index would split a special token."""
+    return any(text.find(each, max(0, place - len(each) + 1), max(0, place + len(each) - 1)) >= 0 for each in specials)
+
+
 def squeezed(text: str) -> str:
     """Return a text without whitespace."""
     return "".join(text.split())
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

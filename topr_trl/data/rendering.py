@@ -1,7 +1,7 @@
 """Render messages with a chat template and locate the assistant's turns."""
 
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -9,16 +9,25 @@ from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import has_generation_markers
 from trl.data_utils import common_prefix_length
 
-from topr_trl.data.chat_templates import check_tools, open_thinking, render, templates_of, thinking_tags
-from topr_trl.data.rendered_parts import CannotWrite, Messages, check_context, end_of_turn
-from topr_trl.data.text_tokens import continued_ids, first_special, token_ids
-from topr_trl.data.thinking import (
+from topr_trl.data.chat_templates import (
     ANSWER,
+    CannotWrite,
+    Messages,
     Tags,
+    change_turns,
+    check_tools,
+    is_learned,
+    learned_turns,
+    open_thinking,
+    render,
+    templates_of,
     thinking_of,
+    thinking_tags,
     with_thinking_in_content,
     without_repeated_thinking,
 )
+from topr_trl.data.rendered_parts import check_context, end_of_turn, first_special
+from topr_trl.data.text_tokens import continued_ids, token_ids
 
 
 class Turn(NamedTuple):
@@ -51,11 +60,6 @@ class Rendered(NamedTuple):
     turns: list[Turn]
 
 
-def is_learned(message: dict[str, Any]) -> bool:
-    """Whether a message of a completion is a turn to learn from. Weight 0 marks context, as in OpenAI's format."""
-    return bool(message.get("role") == "assistant" and message.get("weight", 1))
-
-
 def render_turns(
     prompt: Messages,
     completion: Messages,
@@ -81,20 +85,20 @@ def render_turns(
         CannotWrite: every template refuses the messages, or omits or changes a part of them, or writes thinking that
             the model did not write; or it is unknown whether a truncated turn is thinking.
     """
-    last = max((n for n, message in enumerate(completion) if is_learned(message)), default=0)
+    last = max(learned_turns(completion), default=0)
     tags, opened = open_thinking([*prompt, *completion[:last]], tokenizer, options)
-    completion = _for_turns(completion, lambda message: without_repeated_thinking(message, tags))
+    completion = change_turns(completion, partial(without_repeated_thinking, tags=tags))
     if opened and truncated:
         _refuse_unknown_thinking(completion[last], tags)
     if opened:
-        completion = _for_turns(
+        completion = change_turns(
             completion, lambda message: {**message, "content": tags.with_opening(message["content"], opened)}
         )
     try:
         return _render_first_way(prompt, completion, tokenizer, options)
     except CannotWrite:
         is_cut = completion[last] if truncated else None
-        spelled = _for_turns(completion, lambda message: with_thinking_in_content(message, message is is_cut))
+        spelled = change_turns(completion, lambda message: with_thinking_in_content(message, message is is_cut))
         if spelled == completion or not opened:
             raise
         with suppress(CannotWrite):
@@ -118,11 +122,6 @@ def _render_first_way(
         except CannotWrite as error:
             refusal = error
     raise refusal
-
-
-def _for_turns(completion: Messages, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Messages:
-    """Return a completion with a change of each learned turn."""
-    return [change(message) if is_learned(message) else message for message in completion]
 
 
 def _refuse_unknown_thinking(message: dict[str, Any], tags: Tags) -> None:
@@ -163,8 +162,8 @@ def _by_prefixes(
 ) -> Rendered:
     """Render the messages up to each turn. The turn is the text that the template adds for its message."""
     tags = thinking_tags(tokenizer, options)
-    turns = [n for n, message in enumerate(completion) if is_learned(message)]
-    text = str(render(tokenizer, prompt, add_generation_prompt=is_learned(completion[0]), **options))
+    turns = learned_turns(completion)
+    text = str(render(tokenizer, prompt, add_generation_prompt=turns[:1] == [0], **options))
     check_context(prompt, text, tokenizer)
     rendered, read = Rendered([], [], []), 0
     if turns[:1] != [0]:
@@ -178,13 +177,13 @@ def _by_prefixes(
         check_context(completion[read:n], context, tokenizer)
         block = _block_of_template(own, before, message, tags, tokenizer)
         before, context, own = before + block, context + block, own[len(block) :]
+        said = end_of_turn(message, context if n else before, own, tokenizer, tags)
         if n:
             rendered.ids.extend(continued_ids(context, known, tokenizer))
         else:
             rendered.prompt_ids.extend(token_ids(before, tokenizer))
         start = len(rendered.ids)
         rendered.ids.extend(continued_ids(own, before, tokenizer))
-        said = end_of_turn(message, context if n else before, own, tokenizer, tags)
         rendered.turns.append(Turn(message, start, len(rendered.ids), before, own, said))
         text, read = after, n + 1
     return rendered

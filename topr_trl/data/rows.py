@@ -32,8 +32,7 @@ A wrong value in a column raises a ValueError with the column, the first wrong r
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -50,18 +49,6 @@ class MalformedRow(ValueError):
     def __init__(self, row: int, why: str) -> None:
         super().__init__(row, why)
         self.row, self.why = row, why
-
-
-@contextmanager
-def named_rows(dataset: str, rows_N: Sequence[int] | NDArray[np.int64]) -> Iterator[None]:
-    """Turn a `MalformedRow` into a ValueError that names the dataset and the row.
-
-    `rows_N` has the position of each row in the dataset.
-    """
-    try:
-        yield
-    except MalformedRow as error:
-        raise ValueError(f"Row {rows_N[error.row]} of the {dataset} dataset: {error.why}. Fix or drop it.") from None
 
 
 ROLLOUT = "rollout_id"
@@ -158,7 +145,7 @@ def reward_column(rows: Dataset) -> NDArray[np.float64]:
     if len(rows) == 0:
         raise ValueError("there is no row to learn from.")
     # Rows that `topr curate` left out can lack a reward.
-    return rewards_or_nan(rows) if AFTER_BASELINE in columns else finite_rewards(rows)
+    return finite_rewards(rows, may_be_missing=AFTER_BASELINE in columns)
 
 
 def have_rewards(columns: Collection[str]) -> bool:
@@ -192,29 +179,18 @@ def check_trainable_columns(columns: Sequence[str]) -> None:
     )
 
 
-def finite_rewards(rows: Dataset) -> NDArray[np.float64]:
-    """Return the rewards as (N,) float64. All values must be finite in float32."""
+def finite_rewards(rows: Dataset, may_be_missing: bool = False) -> NDArray[np.float64]:
+    """Return the rewards as (N,) float64, with NaN for null if rewards may be missing. A label counts as 1 or -1.
+
+    All other values must be finite in float32.
+    """
     if "reward" not in rows.column_names:
-        return _labels(rows)
-    remedy = _remedy(rows, "reward", "Fill or drop such rows.")
-    rewards = checked_column(rows, "reward", _is_reward, "finite numbers (float32)", remedy)
+        remedy = _remedy(rows, "label", "Fill or cast the column.")
+        labels = checked_column(rows, "label", lambda v: isinstance(v, bool), "true or false", remedy)
+        return np.where(labels, 1.0, -1.0)
+    remedy, kind = _remedy(rows, "reward", "Fill or drop such rows."), "finite numbers (float32)"
+    rewards = checked_column(rows, "reward", lambda v: (v is None and may_be_missing) or _is_reward(v), kind, remedy)
     return np.array(rewards, dtype=np.float64)
-
-
-def rewards_or_nan(rows: Dataset) -> NDArray[np.float64]:
-    """Return the rewards as (N,) float64, with NaN for null. All other values must be finite in float32."""
-    if "reward" not in rows.column_names:
-        return _labels(rows)
-    remedy = _remedy(rows, "reward", "Fill or drop such rows.")
-    rewards = checked_column(rows, "reward", lambda v: v is None or _is_reward(v), "finite numbers (float32)", remedy)
-    return np.array(rewards, dtype=np.float64)
-
-
-def _labels(rows: Dataset) -> NDArray[np.float64]:
-    """Return the column `label` as (N,) float64: 1 for true, and -1 for false."""
-    remedy = _remedy(rows, "label", "Fill or cast the column.")
-    labels = checked_column(rows, "label", lambda v: isinstance(v, bool), "true or false", remedy)
-    return np.where(labels, 1.0, -1.0)
 
 
 def _remedy(rows: Dataset, name: str, remedy: str) -> str:
@@ -272,15 +248,14 @@ def hash_prompts(prompts: Iterable[Any]) -> NDArray[np.str_]:
     Raises:
         ValueError: a prompt is missing. Without the error, all rows without a prompt would be one problem.
     """
-    return np.array([_hash(row, prompt) for row, prompt in enumerate(prompts)], dtype=str)
-
-
-def _hash(row: int, prompt: Any) -> str:
-    if is_missing(prompt):
-        raise ValueError(
-            f"Column `prompt`: row {row} has no prompt. Fill or drop such rows, or add a column problem_id."
-        )
-    return hashlib.blake2b(repr(_without_call_ids(prompt)).encode(), digest_size=8).hexdigest()
+    hashes = []
+    for row, prompt in enumerate(prompts):
+        if prompt is None or prompt != prompt:  # NaN differs from itself.
+            raise ValueError(
+                f"Column `prompt`: row {row} has no prompt. Fill or drop such rows, or add a column problem_id."
+            )
+        hashes.append(hashlib.blake2b(repr(_without_call_ids(prompt)).encode(), digest_size=8).hexdigest())
+    return np.array(hashes, dtype=str)
 
 
 def _without_call_ids(prompt: Any) -> Any:

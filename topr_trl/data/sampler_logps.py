@@ -105,8 +105,12 @@ def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str 
     settings = ({name: column[n] for name, column in columns.items()} for n in range(len(rows)))
     for how in {tuple(how.values()): how for how in settings}.values():  # each combination of settings once
         mode, top_p, top_k = (how.get(name) for name in (LOGPROBS_MODE, TOP_P, TOP_K))
-        if why := _why_other_temperature(mode, temperature):
-            return why
+        advice = "" if mode else f"; add a column {LOGPROBS_MODE} if you know the mode ({' or '.join(LOGPROBS_MODES)})"
+        if temperature != 1 and mode != PROCESSED:
+            return (
+                f"its rows were sampled at temperature {temperature:g}, and their sampler_logps "
+                f"{'are' if mode else 'may be'} for temperature 1 ({LOGPROBS_MODE} is {mode}). {_REMEDY}{advice}"
+            )
         filters = {TOP_P: top_p is not None and top_p < 1, TOP_K: 0 < (top_k or 0) < vocabulary}
         cut = [f"{name}={how[name]:g}" for name, cuts in filters.items() if cuts]
         if cut and mode != RAW:
@@ -114,23 +118,9 @@ def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str 
                 f"its rows were sampled with {' and '.join(cut)}, and their sampler_logps "
                 f"{'were' if mode else 'may have been'} computed after that ({LOGPROBS_MODE} is {mode}), so they are "
                 "larger than over the whole vocabulary, and every negative would start with a small weight. "
-                f"{_REMEDY}{_mode_advice(mode)}; or sample with top_p=1 and top_k=-1"
+                f"{_REMEDY}{advice}; or sample with top_p=1 and top_k=-1"
             )
     return None
-
-
-def _why_other_temperature(mode: str | None, temperature: float) -> str | None:
-    """Return why log-probabilities of this mode can be for a different temperature, or None if they cannot."""
-    if temperature == 1 or mode == PROCESSED:
-        return None
-    return (
-        f"its rows were sampled at temperature {temperature:g}, and their sampler_logps {'are' if mode else 'may be'} "
-        f"for temperature 1 ({LOGPROBS_MODE} is {mode}). {_REMEDY}{_mode_advice(mode)}"
-    )
-
-
-def _mode_advice(mode: str | None) -> str:
-    return "" if mode else f"; add a column {LOGPROBS_MODE} if you know the mode ({' or '.join(LOGPROBS_MODES)})"
 
 
 _KINDS: dict[str, tuple[Any, str]] = {

@@ -47,6 +47,14 @@ def continued_ids(text: str, before: str, tokenizer: PreTrainedTokenizerBase) ->
     )
 
 
+def completion_ids(text: str, before: str, tokenizer: PreTrainedTokenizerBase, is_cut: bool) -> list[int]:
+    """Return the token ids of a completion of text, with the stop token unless the completion was cut."""
+    ids = continued_ids(text, before, tokenizer)
+    if is_cut or ids[-1:] == [stop := stop_token(tokenizer)]:  # The text can already end with the stop token.
+        return ids
+    return [*ids, stop]
+
+
 def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the token ids of a text prompt, with at most one BOS token, and without a stop token that is added."""
     found = tokenizer(prompt, return_special_tokens_mask=True)
@@ -61,6 +69,20 @@ def without_second_bos(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> li
     return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
 
+def stop_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the tokenizer's stop token.
+
+    Raises:
+        ValueError: the tokenizer has no stop token.
+    """
+    if tokenizer.eos_token_id is None:
+        raise ValueError(
+            "the completion needs a stop token, and the tokenizer has none. Set tokenizer.eos_token, or give "
+            "completion_ids"
+        )
+    return int(tokenizer.eos_token_id)
+
+
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Return the ids of all special tokens: the stop token, and others such as `<end_of_turn>` or the BOS token."""
     return _special_tokens(tokenizer, len(tokenizer))
@@ -71,58 +93,3 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> frozenset[
     # `size` is only a part of the cache key, because tokens can be added to a tokenizer.
     added = {token for token, content in tokenizer.added_tokens_decoder.items() if content.special}
     return frozenset({*added, *tokenizer.all_special_ids, tokenizer.eos_token_id} - {None})
-
-
-def rfind_between_specials(part: str, text: str, start: int, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the last index, from `start` on, at which `part` occurs without splitting a special token.
-
-    Return -1 if there is no such index. For instance, the part `<|end|>` is found in the text `4.<|end|>`, but the part
-    `end` is not.
-    """
-    specials = _special_texts(tokenizer, len(tokenizer))
-    place = text.rfind(part, start)
-    while place >= 0 and (_splits(specials, text, place) or _splits(specials, text, place + len(part))):
-        place = text.rfind(part, start, place + len(part) - 1)
-    return place
-
-
-def find_between_specials(part: str, text: str, start: int, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the first index, from `start` on, at which `part` occurs without splitting a special token.
-
-    Return -1 if there is no such index.
-    """
-    specials = _special_texts(tokenizer, len(tokenizer))
-    place = text.find(part, start)
-    while place >= 0 and (_splits(specials, text, place) or _splits(specials, text, place + len(part))):
-        place = text.find(part, place + 1)
-    return place
-
-
-def first_special(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the special token that comes first in a text, or empty text if there is none."""
-    found = [special for special in _special_texts(tokenizer, len(tokenizer)) if special in text]
-    return min(found, key=lambda special: (text.index(special), -len(special)), default="")
-
-
-@lru_cache(maxsize=8)
-def _special_texts(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[str, ...]:
-    """Return the texts of special tokens, except single characters, which cannot be split."""
-    tokens = tokenizer.convert_ids_to_tokens(sorted(special_tokens(tokenizer)))
-    return tuple(token for token in tokens if len(token) > 1)
-
-
-def _splits(specials: tuple[str, ...], text: str, place: int) -> bool:
-    """Whether cutting a text at an index would split a special token."""
-    first, longest = _extent(specials)
-    return any(
-        text[start] in first
-        and text.startswith(specials, start)
-        and any(start + len(special) > place and text.startswith(special, start) for special in specials)
-        for start in range(max(0, place - longest + 1), min(place, len(text)))
-    )
-
-
-@lru_cache(maxsize=8)
-def _extent(specials: tuple[str, ...]) -> tuple[frozenset[str], int]:
-    """Return the first characters of special tokens, and the length of the longest one."""
-    return frozenset(special[0] for special in specials), max(map(len, specials), default=0)

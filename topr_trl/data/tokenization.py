@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from trl import is_conversational
 
+from topr_trl.data.chat_templates import Messages
 from topr_trl.data.masks import MASK, apply_masks, have_masks, is_list, written
-from topr_trl.data.messages import plain_messages, plain_tools, stop_token, tokenize_turns
-from topr_trl.data.rendered_parts import Messages
+from topr_trl.data.messages import plain_messages, plain_tools, tokenize_turns
 from topr_trl.data.rendering import render_prompt
 from topr_trl.data.rows import FINISH_REASONS, MalformedRow
-from topr_trl.data.text_tokens import continued_ids, encode_prompt, token_ids
+from topr_trl.data.text_tokens import completion_ids, encode_prompt, token_ids
 
 
 def _is_ids(value: object) -> bool:
@@ -71,15 +71,11 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
             return TokenizedRow(prompt, completion, None if all(is_own) else is_own)
         prompt = encode_messages(prompt, tokenizer, row)
     text = prompt if isinstance(prompt, str) else None
+    if isinstance(completion, str) and (text is not None or _is_ids(prompt)):
+        before = text if text is not None else tokenizer.decode([token for token in prompt[-_TAIL:] if token >= 0])
+        completion = completion_ids(completion, before, tokenizer, is_cut)
     if text is not None:
         prompt = encode_prompt(text, tokenizer)
-    if isinstance(completion, str) and _is_ids(prompt):
-        before = text if text is not None else tokenizer.decode([token for token in prompt[-_TAIL:] if token >= 0])
-        completion = continued_ids(completion, before, tokenizer)
-        if not is_cut:
-            stop = stop_token(tokenizer)
-            if completion[-1:] != [stop]:  # The text can already end with the stop token.
-                completion = [*completion, stop]
     for name, ids in (("prompt", prompt), ("completion", completion)):
         if ids == []:
             raise ValueError(f"the {name} has no token: the tokenizer removes all of its text")
@@ -87,6 +83,8 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
         raise ValueError("prompt and completion must be text, messages (both of them) or token ids")
     # With dtype float, None in a list becomes NaN.
     mask, logps = (None if row.get(name) is None else np.array(row[name], dtype=float) for name in _MASKING)
+    if mask is None and logps is None:
+        return TokenizedRow(prompt, completion)
     own = written(mask, logps, len(completion))
     return TokenizedRow(prompt, completion, None if own.all() else own.tolist())
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from topr_trl.data.rows import hash_prompts, id_column, need_columns, rewards_or_nan
+from topr_trl.data.rows import finite_rewards, hash_prompts, id_column, need_columns
 from topr_trl.data.sampler_logps import TEMPERATURE
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
 from topr_trl.evaluation.answers import ProblemId, rows_by_problem
@@ -83,7 +83,7 @@ def reward_samples_of(rows: Dataset) -> RewardSamples:
     if len(rows) == 0:
         raise ValueError("There are no rows to evaluate.")
     ids = id_column(rows, "problem_id") if by_id else hash_prompts(rows.with_format(None)["prompt"])
-    rewards = rewards_or_nan(rows)
+    rewards = finite_rewards(rows, may_be_missing=True)
     if np.isnan(rewards).all():
         raise ValueError(f"None of the {len(rewards)} rows to evaluate has a reward.")
     places, sampled, greedy, temperatures = rows_by_problem(rows, ids.tolist())

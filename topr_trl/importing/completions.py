@@ -4,7 +4,7 @@ import math
 import re
 from typing import Any
 
-from topr_trl.data.rendering import is_learned
+from topr_trl.data.chat_templates import is_learned
 from topr_trl.data.rows import ROLLOUT
 from topr_trl.importing.format import NotOfFormat, Unusable
 from topr_trl.importing.openai_messages import message

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
+from topr_trl.data.chat_templates import is_learned
 from topr_trl.data.messages import check_weight, plain_content
-from topr_trl.data.rendering import is_learned
 from topr_trl.importing.field_names import words_of
 from topr_trl.importing.format import NotOfFormat, Unusable
 from topr_trl.importing.record_files import parsed

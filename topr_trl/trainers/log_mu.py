@@ -29,7 +29,7 @@ from tqdm.auto import tqdm
 from topr_trl.baseline import FloatArray
 from topr_trl.data.masks import MASK
 from topr_trl.data.tables import atomic_write
-from topr_trl.data.tokenized_rows import column, completion_lengths, lengths_of, prompt_groups
+from topr_trl.data.tokenized_rows import COLUMNS, column, completion_lengths, lengths_of, prompt_groups
 from topr_trl.data.trajectories import PARTS
 from topr_trl.limits import TruncationLimits
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
@@ -268,7 +268,8 @@ def needs_log_mu(rewards_N: FloatArray, limits: TruncationLimits) -> NDArray[np.
 
 def _keys(dataset: Dataset, which_N: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """Return the pair of the columns `dataset` and `row` for each selected row."""
-    datasets, rows = (column(dataset, name).to_numpy()[which_N].tolist() for name in ("dataset", "row"))
+    table = dataset.select_columns(["dataset", "row"]).with_format("arrow")[:]
+    datasets, rows = (values.to_numpy()[which_N].tolist() for values in table.columns)
     return list(zip(datasets, rows, strict=True))
 
 
@@ -355,17 +356,19 @@ def _per_token_logps(
 def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:
     """Return a short hash of `needs_N`, and of the tokens, lengths, masks, parts, rewards and log μ of all rows."""
     digest = hashlib.sha256()
-    for ids in column(dataset, "input_ids").chunks:
+    names = [name for name in COLUMNS if name in dataset.column_names]
+    table = dataset.select_columns(names).with_format("arrow")[:]
+    for ids in table["input_ids"].chunks:
         digest.update(ids.flatten().to_numpy().tobytes())
-    for name in [n for n in (MASK, PARTS) if n in dataset.column_names]:
+    for name in [name for name in (MASK, PARTS) if name in names]:
         for lists in column(dataset, name).chunks:
             digest.update(np.asarray(lists.flatten()).tobytes() + np.asarray(lists.is_valid()).tobytes())
-    if "mu_logps" in dataset.column_names:
-        given = column(dataset, "mu_logps")
+    if "mu_logps" in names:
+        given = table["mu_logps"]
         digest.update(given.is_valid().to_numpy().tobytes())
         digest.update((given if pa.types.is_floating(given.type) else pc.list_flatten(given)).to_numpy().tobytes())
-    prompts, rewards = (column(dataset, name).to_numpy() for name in ("prompt_length", "reward"))
-    for values in (lengths_of(dataset), prompts, rewards, needs_N):
+    lengths = np.asarray(pc.list_value_length(table["input_ids"]), dtype=np.int64)
+    for values in (lengths, table["prompt_length"].to_numpy(), table["reward"].to_numpy(), needs_N):
         digest.update(values.tobytes())
     return digest.hexdigest()[:16]
 

@@ -4,8 +4,8 @@ import pytest
 
 from tests.data.test_messages import own
 from tests.data.test_rendering import ANSWER, CALLS, TEMPLATES, USER, tokenizer_of
+from topr_trl.data.chat_templates import DEFAULT, Tags, tags_in, with_thinking_in_content, without_repeated_thinking
 from topr_trl.data.messages import tokenize_turns
-from topr_trl.data.thinking import DEFAULT, Tags, tags_in, with_thinking_in_content, without_repeated_thinking
 from topr_trl.data.tokenization import tokenize_row
 
 RAW = "I count.\n</think>\n\nIt has 4 legs."
