@@ -28,7 +28,7 @@ CASES = [
     (["evaluate", "--input", "rows.jsonl"], "answer"),
     (["curate", "--input", "folder"], "Is 'rewrd' meant to be 'reward'?"),
     (["train", "--curation", "balancd"], "curation must be one of none, "),
-    (["train", "--ratio_level", "token"], "ratio_level='segment' with segment_tokens=1"),
+    (["train", "--ratio_level", "token"], "ratio_level must be one of sequence, segment"),
     (["trial", "--ratio_level=tokens"], "ratio_level must be one of sequence, segment"),
     (["log-mu", "--preset", "tpr"], "preset must be one of topr, "),
     (["iterate", "--log_mu", "sample"], "log_mu must be one of trainer, sampler"),

@@ -10,7 +10,8 @@ from topr_trl.evaluation.answers import encode
 from topr_trl.evaluation.bootstrap import compare
 from topr_trl.evaluation.estimates import Estimate, evaluate_in_full
 from topr_trl.evaluation.figure_style import DPI, WIDTH
-from topr_trl.evaluation.plots import plot_evaluations, plot_progress
+from topr_trl.evaluation.plots import _figure_of_progress, plot_evaluations, plot_progress
+from topr_trl.evaluation.rewards import RewardSamples, evaluate_rewards
 
 
 def make(seed, samples, scored=True, groups=None):
@@ -64,3 +65,10 @@ def test_a_column_that_one_run_lacks_is_left_out(tmp_path):
     runs = {"a": make(0, 4, groups={"level": ["1"] * 30}), "b": make(1, 4)}
     plot_evaluations({name: evaluate_in_full(run) for name, run in runs.items()}, tmp_path / "picture.svg")
     assert "By level" not in (tmp_path / "picture.svg").read_text()
+
+
+def test_one_evaluation_has_its_measures_on_the_axis():
+    rewards = RewardSamples(np.random.default_rng(0).random((30, 4)), list(range(30)), np.full(30, 0.5), [1.0])
+    figure = _figure_of_progress({"model": evaluate_rewards(rewards, 0.5)})
+    shown = [[label.get_text() for label in axes.get_xticklabels()] for axes in figure.axes]
+    assert shown == [["mean", "greedy", "best@2", "best@4"], ["pass@1", "pass@2", "pass@4"], ["passed", "not passed"]]

@@ -3,13 +3,17 @@
 import base64
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 OWNER, TOKEN = "me", "hf_a_token_of_the_test"
@@ -250,3 +254,20 @@ def tree(files: dict[str, bytes], folder: str, recursive: bool) -> list[dict]:
 
 def _sha1(content: bytes) -> str:
     return hashlib.sha1(content).hexdigest()
+
+
+def start(hub, script, *arguments):
+    """Run a script in a new Python process, because the Hub's client reads its endpoint when it is imported.
+
+    Its cache is in the folder that is the first argument.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment |= {
+        "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HOME": str(arguments[0] / "home"), "OMP_NUM_THREADS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_XET": "1",  # Without Xet, the client uploads large files with LFS.
+    }  # fmt: skip
+    command = [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4_000:]
+    return done

@@ -5,8 +5,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hub_server import Repo, serve
-from test_push import start
+from hub_server import Repo, serve, start
 
 
 def lines(*answers):

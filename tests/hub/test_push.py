@@ -2,8 +2,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
-from hub_server import TOKEN, serve
+from hub_server import serve, start
 from huggingface_hub import DatasetCard, ModelCard
 
 from tests.loops import stage_of, steps_of
@@ -55,16 +53,8 @@ def loop(tmp_path_factory):
 def hub(loop, tmp_path_factory):
     """Yield a Hub to which a new Python process pushed. The Hub's client reads its endpoint when it is imported."""
     out = tmp_path_factory.mktemp("pushed")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     with serve() as hub:
-        environment |= {
-            "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HOME": str(out / "home"), "OMP_NUM_THREADS": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_HUB_DISABLE_XET": "1",  # Without Xet, the client uploads large files with LFS.
-        }  # fmt: skip
-        command = [sys.executable, str(HERE / "pushed.py"), str(out), str(loop)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-4_000:]
+        start(hub, "pushed.py", out, loop)
         assert any(path.suffix in PICKLES for path in (out / "offline" / "checkpoint-2").iterdir())
         yield hub
 

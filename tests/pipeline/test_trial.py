@@ -1,6 +1,5 @@
 import json
 import re
-from base64 import b64decode
 from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from topr_trl.cli import main
 from topr_trl.cli.parsing import parse
 from topr_trl.cli.trial_report import (
     _describe_recommendation,
-    _draw_picture,
     _format_table,
     _results_as_json,
     _settings_of_arm,
@@ -24,7 +22,6 @@ from topr_trl.cli.trial_report import (
 )
 from topr_trl.data.tables import read_table
 from topr_trl.evaluation.answers import encode
-from topr_trl.evaluation.figure_style import POSITIVE
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline import trial as trials
 from topr_trl.pipeline.lineage import lineage
@@ -294,14 +291,6 @@ def test_a_setting_that_does_not_improve_on_the_starting_model_is_not_recommende
     assert found.better_than_none
     found = recommend({None: start, better: np.array([0.8, 0.1]), recipe: np.array([0.0, 0.8])})
     assert not found.better_than_none
-
-
-@pytest.mark.parametrize("gain", [0.1, -0.1])
-def test_only_a_recommended_arm_is_green(tmp_path, gain):
-    start = np.linspace(0.2, 0.6, 8)
-    values = {None: start, ARMS[0]: start + gain}
-    picture = _draw_picture(trial(tmp_path, tmp_path), Outcome(values, True, {}, 16, {}, "greedy"), recommend(values))
-    assert (POSITIVE in b64decode(picture.partition(",")[2]).decode()) == (gain > 0)
 
 
 # Greedy answers.

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer, loss
+from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer, loss
 from topr_trl.trainers import base as trainer_base
 from topr_trl.trainers import messages
 
@@ -67,7 +67,7 @@ def test_the_weights_are_those_of_the_public_loss(model, tokenizer, rows, tmp_pa
     ((rewards, settings),) = calls
     assert sorted(rewards.tolist()) == ([-1.0] * 6 + [1.0] * 2 if make is offline else [-1.0] * 4 + [1.0] * 4)
     assert settings == trainer.args.loss_settings
-    assert settings["limits"] == loss.PRESETS["tis"]
+    assert settings["limits"] == PRESETS["tis"]
 
 
 class Measured:

@@ -9,7 +9,7 @@ import numpy as np
 from topr_trl.evaluation.answers import GROUPINGS
 from topr_trl.evaluation.bootstrap import Difference
 from topr_trl.evaluation.estimates import Estimate, Evaluation, shared_ks
-from topr_trl.evaluation.figure_style import DPI, GRAY, LOOK, NEGATIVE, NEITHER, POSITIVE, RUNS, WIDTH
+from topr_trl.evaluation.figure_style import DPI, GRAY, LOOK, NEGATIVE, NEITHER, POSITIVE, RUNS, TOPR, WIDTH
 from topr_trl.evaluation.rewards import NOT_PASSED, PASSED
 from topr_trl.rewards import CORRECT, INCORRECT
 
@@ -169,7 +169,8 @@ def plot_progress(evaluations: Mapping[str, Evaluation], path: str | Path | IO[b
     """Plot the rewards, accuracies and shares of a series of evaluations. See [`Evaluation`].
 
     Rewards are plotted if all evaluations have them. The other panels are plotted if any evaluation has values.
-    Measures of k samples are plotted at each k that all evaluations have.
+    Measures of k samples are plotted at each k that all evaluations have. With one evaluation, the measures are on the
+    axis.
 
     Args:
         evaluations (`Mapping[str, Evaluation]`):
@@ -199,7 +200,8 @@ def _figure_of_progress(evaluations: Mapping[str, Evaluation]) -> Any:
     figure = Figure(figsize=(WIDTH, 2.8 * len(draws)), layout="constrained")
     for panel, draw in zip(figure.subplots(len(draws), 1, squeeze=False)[:, 0], draws, strict=True):
         draw(panel, evaluations)
-        panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        if len(runs) > 1:
+            panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
         panel.tick_params("x", rotation=0 if len(runs) < 5 else 45)
     return figure
 
@@ -217,7 +219,12 @@ def _draw_rewards(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
 def _draw_series(
     panel: Any, names: Iterable[str], estimates: Sequence[Estimate | None], unit: float, **look: object
 ) -> None:
-    """Draw the estimates of a series of evaluations. Leave out evaluations without an estimate."""
+    """Draw the estimates of a series of evaluations. Leave out evaluations without an estimate.
+
+    A single evaluation has its measures on the axis instead of its name.
+    """
+    if len(estimates) == 1:
+        names, look = [str(look["label"])], {"color": TOPR}
     known = [(name, each) for name, each in zip(names, estimates, strict=True) if each is not None]
     if known:
         errors = np.nan_to_num([2 * unit * each.standard_error for _, each in known])
@@ -244,6 +251,8 @@ def _draw_shares(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
     bottom = [0.0] * len(runs)
     for share in kinds:
         values = [100 * run.shares.get(share, 0.0) for run in runs]
+        if len(runs) == 1:
+            names, bottom = [share], [0.0]
         panel.bar(names, values, bottom=bottom, color=_SHARE_COLORS.get(share, NEITHER), label=share, width=0.5)
         bottom = [b + v for b, v in zip(bottom, values, strict=True)]
     panel.set(ylabel="samples (%)", ylim=(0, 100), title="Answers")

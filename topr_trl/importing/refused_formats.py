@@ -64,8 +64,6 @@ def _is_bedrock(record: Record) -> bool:
     return of_converse or inner_value(record, "input", "inputBodyJson") is not None
 
 
-
-
 def _is_claude_code(record: Record) -> bool:
     return {"sessionId", "type"} <= set(record) and bool({"uuid", "leafUuid"} & set(record))
 
