@@ -211,6 +211,8 @@ def imported(given: str, words: str, *lines: Any, also: dict[str, str] | None = 
 
 # fmt: off
 IMPORTED = [
+    imported("two rewards for one completion", "log/1.jsonl, line 1, score, 2 reward(s), one reward per completion",
+        {**LOG_OF_VERL, "score": [1, 0]}),
     imported("fields that are missing", "log/1.jsonl, line 2, lacks output, has gts", LOG_OF_VERL,
         {name: value for name, value in LOG_OF_VERL.items() if name != "output"}),
     imported("a value of another kind", 'log/1.jsonl, line 2, completion, ["2"], text', LOG_OF_VERL,

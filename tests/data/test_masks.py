@@ -144,3 +144,9 @@ def test_columns_of_another_kind_are_named(column, values):
     rows = Dataset.from_dict({**IDS, "completion_mask": MASKS, column: values})
     with pytest.raises(ValueError, match=rf"Column {column} must hold lists of .*; it holds"):
         explicit_masks(rows)
+
+
+def test_a_mask_needs_ids(tokenizer):
+    rows = Dataset.from_dict({"prompt": ["1"], "completion": ["2"], "completion_mask": [[1, 0]]})
+    with pytest.raises(MalformedRow, match="a completion_mask and no completion_ids"):
+        tokenize(rows, tokenizer)

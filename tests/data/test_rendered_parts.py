@@ -262,3 +262,9 @@ def test_a_null_option_is_of_other_rows():
 def test_options_that_cannot_be_used_are_refused(tokenizer, options, why):
     with pytest.raises(ValueError, match=f"chat_template_kwargs.* {why}"):
         tokenize_row({"prompt": [USER], "completion": [ANSWER], "chat_template_kwargs": options}, tokenizer)
+
+
+@pytest.mark.parametrize("weight", [0.5, 2, "0"])
+def test_other_weights_are_refused(tokenizer, weight):
+    with pytest.raises(ValueError, match=r"weight .*: it must be 1 .* or 0"):
+        tokenize_turns(PROMPT, [{**ANSWER, "weight": weight}], tokenizer)
