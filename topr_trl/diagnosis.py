@@ -17,7 +17,7 @@ KINDS = {
     "some right answers": "repeat right answers: curation='repeated_positives'",
     "no right answer, wrong ones agree": "several iterations, with curation='repeated_positives'",
     "no right answer, wrong ones scattered": "more samples, a better prompt, or easier problems",
-    "one completion": "several samples tell: topr sample --num_generations 8",
+    "one completion": "several samples of each problem: topr sample --num_generations 8",
 }
 
 

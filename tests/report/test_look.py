@@ -10,11 +10,13 @@ import pytest
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
 from topr_trl.cli import main as cli
+from topr_trl.evaluation.bootstrap import Difference
+from topr_trl.pipeline.stages.evaluate import Evaluate, EvaluateArguments
 from topr_trl.report.contents import Rows, read_contents
 from topr_trl.report.curves import PANELS, draw_panel, has_metric, series, warnings_of
 from topr_trl.report.look import LookArguments, look_command
 from topr_trl.report.page import write_page
-from topr_trl.report.results import results_of
+from topr_trl.report.results import _on_certainty, results_of
 from topr_trl.report.samples import Table, section_of_logged, section_of_rows, sections_of_tests
 from topr_trl.tasks.arithmetic import CARELESS_MODEL
 
@@ -186,8 +188,80 @@ def test_a_test_that_is_not_finished(loop):
     shard = loop / "iteration-1" / "test" / "rollouts" / "rows-00000-of-00001.parquet"
     shard.rename(shard.with_name("rows-00000-of-00002.parquet"))
     page = page_of(loop)
-    assert "1 of 2 shards" in page["notes"][0]
-    assert len(page["sections"]) == 2
+    assert page["notes"] == ["iteration-1 is still being tested, so its test is left out."]
+    assert page["sections"][0]["counts"] == {"right": 1, "wrong": 2}
+
+
+def test_a_problem_without_an_answer_of_a_model_is_neither_better_nor_worse():
+    first, last = (table(prompt=list(prompts), completion=["x"] * len(prompts), reward=rewards)
+                   for prompts, rewards in (("abc", [0.0, 1.0, 0.0]), ("ab", [1.0, 1.0])))  # fmt: skip
+    assert sections_of_tests([first, last], 5)[0].counts == {
+        "better": 1, "still right": 1, "not answered by all models": 1
+    }  # fmt: skip
+
+
+def test_a_comparison(tmp_path):
+    for name, right in (("a", [[0, 0, 0]] * 3), ("b", [[1, 1, 1]] * 3)):
+        save_test(tmp_path / name / "scored", right)
+    folders = [str(tmp_path / name / "scored") for name in "ab"]
+    stage = Evaluate(EvaluateArguments(input=folders[0], compare=folders[1], output_dir=str(tmp_path / "out")))
+    stage.run()
+    page = page_of(tmp_path / "out")
+    assert page["sentences"][0].startswith("Greedy answers: 0.0% → 100.0%, better")
+    assert page["sections"][0]["counts"] == {"better": 3}
+
+
+def test_answers_that_no_judge_found_do_not_agree():
+    rows = table(prompt=["a"] * 3, completion=list("xyz"), reward=[0.0] * 3, extracted=["", "", ""])
+    rows.has_two_values = True
+    assert section_of_rows(rows, "rows", 5).counts == {"no right answer, wrong ones scattered": 1}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"prompt": ["a", "b"], "completion": ["x", "y"], "reward": [float("inf"), 0.0]},
+        {"prompt_ids": [[1], [1]], "completion_ids": [[2], [3]], "reward": [1.0, 0.0]},
+        {"prompt": ["", "[]"], "completion": ["x", "y"], "reward": [1.0, None]},
+        {"prompt": ["a"] * 3_000, "completion": ["x"] * 3_000, "rewards/f": [1.0] * 3_000, "rewards/g": [0.0] * 3_000},
+    ],
+)  # fmt: skip
+def test_unusual_rows_have_a_page(tmp_path, columns):
+    folder = tmp_path / "MY_DATA"
+    folder.mkdir()
+    save(folder, **columns)
+    page = write_page(folder, tmp_path / "page.html").path.read_text()
+    assert json.loads(page.partition('id="data">')[2].partition("</script>")[0])["sections"]
+
+
+def test_wrong_columns_are_named(tmp_path):
+    save(tmp_path / "words", prompt=["a"], completion=["x"], reward=["bad"])
+    with pytest.raises(ValueError, match=r"`reward` .*topr import"):
+        page_of(tmp_path / "words")
+    save(tmp_path / "none", completion=["x"], reward=[1.0])
+    with pytest.raises(ValueError, match=r"none .* without a column prompt"):
+        page_of(tmp_path / "none")
+
+
+@pytest.mark.parametrize("given", [[], ["a", "b"]])
+def test_one_folder_is_needed(given):
+    with pytest.raises(ValueError, match=r"--input"):
+        cli.main(["look", *given])
+
+
+def test_a_yaml_file_names_the_folder(loop, tmp_path, capsys):
+    (tmp_path / "look.yaml").write_text(f"input: {loop}\nenv: {{A: b}}\n")
+    cli.main(["look", "--config", str(tmp_path / "look.yaml")])
+    assert "problems to read" in capsys.readouterr().out
+
+
+def test_advice_on_certainty():
+    said = [_on_certainty(Difference(gap, low, high, 0.9), 100) for gap, low, high in
+            ((0.1, 0.05, 0.15), (0.1, -0.1, 0.3), (-0.1, -0.25, 0.0), (0.001, -0.1, 0.1))]  # fmt: skip
+    assert said[0] == []
+    assert "about 400 test problems" in said[1][0]
+    assert "about 200 test problems" in said[2][0]
+    assert "equal" in said[3][0]
 
 
 def test_nothing_to_show(tmp_path):

@@ -111,7 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if command == "look":  # without torch and TRL
         from topr_trl.report.look import LookArguments, look_command
 
-        look_command(LookArguments(**{**config, **values_given(given)}))
+        known = index["settings"][command]
+        values = {**config, **values_given(given)}
+        look_command(LookArguments(**{name: value for name, value in values.items() if name in known}))
         return
     if command in ("iterate", "trial"):
         start_server()  # It imports the libraries at the same time as this process.

@@ -1,4 +1,4 @@
-"""Find what a folder has: rows, tests of models, logs of training, settings."""
+"""Read a folder: rows, tests of models, logs of training, settings."""
 
 import json
 import re
@@ -12,7 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from topr_trl.data.tables import columns_of, read_shard
+from topr_trl.data.rows import have_rewards
+from topr_trl.data.tables import columns_of, read_shard, shards_of
+from topr_trl.data.usable_rows import have_answers
+from topr_trl.evaluation.answers import run_names
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline import run_folders as layout
 from topr_trl.recording.store import read_rollouts, recording_in
@@ -41,6 +44,15 @@ class Rows:
     name: str
     read: Callable[[], pa.Table]
     path: Path | None = None
+
+    def is_finished(self) -> bool:
+        """Return whether the rows of a folder are all there, with rewards or answers."""
+        assert self.path is not None
+        try:
+            columns = [columns_of(shard) for shard in shards_of(self.path)]
+        except FileNotFoundError:
+            return False
+        return all(have_rewards(names) or have_answers(names) for names in columns)
 
 
 @dataclass
@@ -92,15 +104,16 @@ def read_contents(path: Path) -> Contents:
 
 
 def _recording(path: Path, name: str) -> Contents | None:
-    if recording_in(path) is None:
+    database = recording_in(path)
+    if database is None:
         return None
-    return Contents(name, "Recording", read_rows=[Rows("recorded answers", partial(_recorded, path), None)])
+    return Contents(name, "Recording", read_rows=[Rows("recorded answers", partial(_recorded, database))])
 
 
 def _recorded(path: Path) -> pa.Table:
     from topr_trl.importing.formats import recording  # imports torch and TRL
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for rollout in read_rollouts(path):
         ratings = {f"rewards/{name}": value for name, value in rollout["rewards"].items()}
         known = [value for value in ratings.values() if value is not None]
@@ -110,8 +123,11 @@ def _recorded(path: Path) -> pa.Table:
                 texts = {"prompt": row["prompt"], "completion": row["completion"]}
                 reward = sum(known) / len(known) if known else None
                 rows.append({**texts, "rollout_id": str(rollout["rollout_id"]), **ratings, "reward": reward})
-    return pa.Table.from_pylist([{name: json.dumps(v) if isinstance(v, list) else v for name, v in row.items()}
-                                 for row in rows])  # fmt: skip
+    names = dict.fromkeys(["prompt", "completion", "rollout_id", "reward", *(name for row in rows for name in row)])
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    for name in ("prompt", "completion"):  # text, or messages as JSON
+        columns[name] = [value if isinstance(value, str) else json.dumps(value) for value in columns[name]]
+    return pa.table(columns)
 
 
 def _trial(path: Path, name: str) -> Contents | None:
@@ -121,8 +137,8 @@ def _trial(path: Path, name: str) -> Contents | None:
     found = Contents(name, f"Trial of {len(trial['arms'])} settings", trial=trial, settings=_settings(path))
     found.read_rows = [*_rows_in(path / "rows" / "training", "rows of the trial")]
     if trial["by_answers"]:
-        best = next(arm["folder"] for arm in trial["arms"] if arm["folder"] != "base")
-        for folder, label in (("base", "before training"), (best, best)):
+        best = [arm["folder"] for arm in trial["arms"] if arm["folder"] != "base"][:1]
+        for folder, label in (("base", "before training"), *zip(best, best, strict=True)):
             found.tests += _rows_in(path / folder / layout.ROLLOUTS, label)
     return found
 
@@ -136,8 +152,9 @@ def _loop(path: Path, name: str) -> Contents | None:
     if not models:
         return None
     models.sort(key=lambda one: (one.name not in ("base", "before"), layout_number(one.name), one.name))
-    iterations = len(models) - 1
-    found = Contents(name, f"Loop of {iterations} iteration{'s' * (iterations != 1)}", settings=_settings(path))
+    iterations = len(layout.iteration_folders(path))
+    kind = f"Loop of {iterations} iteration{'s' * (iterations != 1)}" if iterations else f"{len(models)} models"
+    found = Contents(name, kind, settings=_settings(path))
     for folder in models:
         found.tests += _test_rows(folder)
         found.read_rows += _rows_in(folder / layout.ROLLOUTS, folder.name)
@@ -164,12 +181,10 @@ def _evaluation(path: Path, name: str) -> Contents | None:
     found = Contents(name, "Evaluation", settings=_settings(path))
     record = manifest.read(path)
     sources = record.stages["evaluate"]["sources"] if record and "evaluate" in record.stages else {}
-    for role in ("input", "compare"):
-        source = (path / sources[role]).resolve() if role in sources else path / {"input": "scored"}.get(role, "-")
-        label = source.parent.name if source.name in ("rollouts", "scored", "test") else source.name
-        found.tests += _rows_in(source, label or "model")
-    if len(found.tests) == 1:
-        found.tests = [Rows("model", found.tests[0].read, found.tests[0].path)]
+    places = [(path / sources[role]).resolve() for role in ("input", "compare") if role in sources]
+    names = run_names(*places) if len(places) == 2 else ["model"]
+    for label, source in zip(names, places or [path / "scored"], strict=True):
+        found.tests += _rows_in(source, label)
     return found
 
 
@@ -215,9 +230,15 @@ def _read_table(path: Path) -> pa.Table:
     tables = []
     # A running stage has written only some of the shards.
     for shard in sorted(path.glob("*.parquet")) if path.is_dir() else [path]:
-        names = [one for one in columns_of(shard) if one in COLUMNS or one.startswith("rewards/")]
+        known = columns_of(shard)
+        names = [name for name in known if name in COLUMNS or name.startswith("rewards/")]
+        if "prompt" not in known and "prompt_ids" in known:
+            names.append("prompt_ids")
         tables.append(read_shard(shard, names).select(names))
-    return pa.concat_tables(tables, promote_options="permissive")
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise ValueError(f"The files of {path} have columns of different types. Write them again: {error}") from error
 
 
 def _settings(folder: Path) -> dict[str, dict[str, Any]]:

@@ -12,6 +12,7 @@ from topr_trl.evaluation.figure_style import GRAY, NEGATIVE, POSITIVE, TOPR
 _MAX_POINTS = 200  # a line with more points is drawn pale, under its running mean
 _SMOOTHING_POINTS = 25  # number of points in the running mean
 _LINES = ("-", "--", ":")
+DEAD = 0.01  # a negative with a lower weight contributes almost nothing
 _MOST_DEAD = 0.2  # share of dead negatives early in training that is still healthy
 
 
@@ -172,19 +173,21 @@ def _draw_line(axes: Any, steps: NDArray[Any], values: NDArray[Any], look: tuple
     axes.plot(steps, values, style, color=color, linewidth=1.6, label=label, marker=marker, markersize=3)
 
 
-def warnings_of(history: Sequence[Mapping[str, Any]]) -> list[str]:
+def warnings_of(history: Sequence[Mapping[str, Any]], uses_segments: bool = False) -> list[str]:
     """Return what looks wrong in a log, with the rules of the page "Metrics".
 
     Args:
         history (`Sequence[Mapping]`): `log_history` of a trainer.
+        uses_segments (`bool`, defaults to `False`): Whether the run has a ratio per segment already.
     """
     found = []
     steps, dead = series(history, "topr/negatives_dead")
     early = dead[steps <= last_step(history) / 10]
     if len(early) and early.max() > _MOST_DEAD:
+        segments = "With completions of 128 tokens or more, set ratio_level='segment'. Otherwise lower"
         found.append(
-            f"{early.max():.0%} of the negatives were dead (w < 0.01) in the first tenth of the steps. With "
-            "completions of 128 tokens or more, set ratio_level='segment'. Otherwise lower the learning rate."
+            f"{early.max():.0%} of the negatives were dead (w < {DEAD:g}) in the first tenth of the steps. "
+            f"{'Lower' if uses_segments else segments} the learning rate."
         )
     steps, ratios = series(history, "topr/log_ratio/negatives/q50")
     if len(ratios) and steps[0] <= 2 and ratios[0] < -2:

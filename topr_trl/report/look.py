@@ -11,11 +11,12 @@ from topr_trl.report.page import write_page
 class LookArguments:
     """Settings of `topr look`."""
 
-    input: str = field(
+    input: str | None = field(
+        default=None,
         metadata={
             "help": "Folder that a command, a trainer or the demo wrote, also before it has finished, or rows to train "
-            "on (topr look FOLDER is the same)."
-        }
+            "on (topr look FOLDER is the same). Required."
+        },
     )
     output: str | None = field(
         default=None,
@@ -33,6 +34,8 @@ def look_command(args: LookArguments) -> None:
         FileNotFoundError: the folder does not exist, or there is nothing to show.
         ValueError: rows, an evaluation or a manifest are damaged.
     """
+    if not isinstance(args.input, str):
+        raise ValueError(f"Name one folder or file (--input), as in topr look my-model; found {args.input}.")
     source = Path(args.input)
     beside = source / manifest.PAGE if source.is_dir() else source.with_suffix(f".{manifest.PAGE}")
     written = write_page(source, Path(args.output or beside))

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
@@ -59,20 +60,23 @@ def write_page(folder: Path, output: Path) -> Written:
     contents = read_contents(folder)
     page, sections = _page(contents)
     # "<" could end the script that holds the JSON.
-    data = json.dumps(page, ensure_ascii=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
+    parts = {"TITLE": escape(contents.name), "DATA": json.dumps(page, allow_nan=False).replace("<", "\\u003c")}
     template = Path(__file__).with_name("page.html").read_text("utf-8")
     with atomic_write(output) as partial:
-        partial.write_text(template.replace("TITLE", escape(contents.name), 1).replace("DATA", data, 1), "utf-8")
+        partial.write_text(re.sub("@(TITLE|DATA)@", lambda part: parts[part[1]], template), "utf-8", "replace")
     shown = sum(len(section.cards) for section in sections)
     return Written(output, " ".join(page["sentences"]), sum(one.completions for one in sections), shown)
 
 
 def _page(contents: Contents) -> tuple[Json, list[Section]]:
+    for unfinished in [test for test in contents.tests if not test.is_finished()]:
+        contents.tests.remove(unfinished)
+        contents.notes.append(f"{unfinished.name} is still being tested, so its test is left out.")
     try:
         found = results_of(contents.tests)
-    except (FileNotFoundError, ValueError) as error:  # A stage may be running.
+    except ValueError as error:
         found = Results([], "", [])
-        contents.notes.append(f"The tests have not been evaluated: {error}")
+        contents.notes.append(f"The tests cannot be evaluated: {error}")
     sentences = list(found.sentences)
     trial = _trial_table(contents)
     if contents.trial:
@@ -87,7 +91,8 @@ def _page(contents: Contents) -> tuple[Json, list[Section]]:
         if len(json.dumps([one.to_dict() for one in sections])) <= _MOST_BYTES:
             break
     newest = next((one for one in reversed(sections) if set(one.counts) & set(KINDS)), None)
-    warned = [note for history in contents.histories.values() for note in warnings_of(history)]
+    uses_segments = any(values.get("ratio_level") == "segment" for values in contents.settings.values())
+    warned = [note for history in contents.histories.values() for note in warnings_of(history, uses_segments)]
     steps = sum(map(last_step, contents.histories.values()))
     return {
         "name": contents.name,

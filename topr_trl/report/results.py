@@ -1,4 +1,4 @@
-"""Say in sentences and tables how good the tested models are, and what to do next."""
+"""Describe results and rows in sentences and tables, and give advice."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +17,13 @@ from topr_trl.evaluation.estimates import Estimate, Evaluation, RewardEstimate, 
 from topr_trl.evaluation.report import Evaluations
 from topr_trl.evaluation.rewards import compare_rewards, evaluate_rewards, read_reward_samples
 from topr_trl.report.contents import Rows
-from topr_trl.report.samples import Table
+from topr_trl.report.samples import Table, turns_of
 from topr_trl.rewards import INVALID
 
 _TEMPERATURE_GAP = 0.05  # accuracy that sampled answers lose against greedy ones before a lower temperature is advised
+_ROUNDING = 1e-6  # larger differences between two means are no rounding errors
 _MANY_INVALID = 0.05  # share of completions without an answer that is worth a look
+_MANY_TIMES = 100  # if more than this many times the problems would be needed, a difference has no practical size
 _LEAST_SHARE = 0.1  # kinds of problems with a smaller share are not named
 
 
@@ -97,18 +99,24 @@ def _measured(paths: Mapping[str, Path]) -> tuple[Evaluations, dict[str, Differe
 def _change(label: str, before: Estimate | None, after: Estimate | None, gap: Difference) -> str:
     verdict = "better" if gap.low > 0 else "worse" if gap.high < 0 else "not distinguishable"
     is_reward = isinstance(after, RewardEstimate)
-    values = (one and (f"{one.value:.3f}" if is_reward else f"{100 * one.value:.1f}%") for one in (before, after))
     difference, _, interval = str(gap).partition(" ")
-    unit = "" if is_reward else " points"
-    return f"{label}: {' → '.join(map(str, values))}, {verdict} ({difference}{unit}, 95% interval {interval})."
+    said = f"{verdict} ({difference}{'' if is_reward else ' points'}, 95% interval {interval})"
+    assert before is not None
+    assert after is not None
+    if abs(after.value - before.value - gap.difference) > _ROUNDING:
+        return f"{label}: {said}, on the problems that have rewards from both models."
+    first, last = (f"{one.value:.3f}" if is_reward else f"{100 * one.value:.1f}%" for one in (before, after))
+    return f"{label}: {first} → {last}, {said}."
 
 
 def _on_certainty(gap: Difference, problems: int) -> list[str]:
     """Return how many problems would tell, if the interval contains 0."""
     if gap.low > 0 or gap.high < 0 or gap.difference == 0:
         return []
-    half = (gap.high - gap.low) / 2
-    needed = ceil(problems * (half / abs(gap.difference)) ** 2 / 100) * 100
+    toward_zero = gap.difference - gap.low if gap.difference > 0 else gap.high - gap.difference
+    needed = max(2 * problems, ceil(problems * (toward_zero / abs(gap.difference)) ** 2 / 100) * 100)
+    if needed > _MANY_TIMES * problems:
+        return ["The difference is too small to tell from chance: treat the models as equal."]
     return [f"The difference may be chance: about {needed:,} test problems would tell, if it is as large as it looks."]
 
 
@@ -141,7 +149,10 @@ def describe_rows(rows: Table) -> list[list[object]]:
     if "reward_after_baseline" in table.column_names:
         chosen = int((~np.isnan(rows.column("reward_after_baseline"))).sum())
         facts.append(["chosen by the recipe", f"{chosen:,}"])
-    texts = [str(text) for text in table["completion"].to_pylist()] if "completion" in table.column_names else []
+    completions = table["completion"].to_pylist() if "completion" in table.column_names else []
+    texts = [
+        text if isinstance(text, str) else "".join(turn["text"] for turn in turns_of(text)) for text in completions
+    ]
     if texts:
         repeated = count - len(set(zip(map(str, rows.problems), texts, strict=True)))
         lengths = np.quantile([len(text) for text in texts], [0.5, 0.95, 1]).astype(int)

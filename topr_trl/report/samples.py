@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,13 @@ from numpy.typing import NDArray
 
 from topr_trl.diagnosis import agreements, kinds_of
 from topr_trl.report.contents import Rows
+from topr_trl.report.curves import DEAD
+from topr_trl.rewards import CORRECT, INCORRECT, INVALID
 
 _SHOWN_CHARACTERS = 4_000  # longer texts are cut
 _OF_FUNCTION = "rewards/"  # prefix of the columns that hold the rewards of one function
-_DEAD = 0.01  # a negative with a lower weight contributes almost nothing
 _DISAGREE = ["reward functions disagree"]
+_MOST_COMPARED = 50  # completions of a problem whose order by two reward functions is compared
 _CHANGES = ("worse", "better", "still wrong", "still right")  # in the order of the page
 Json = dict[str, Any]
 
@@ -54,6 +57,7 @@ class Table:
         problems (`list`): Id of the problem of each row, or its prompt.
         values_N (`np.ndarray`): 1 for a right completion and 0 for a wrong one, or rewards if they have more values.
         has_two_values (`bool`): Whether completions are right or wrong.
+        of_functions (`dict`): Rewards of each reward function.
         places (`dict`): Rows of each problem.
     """
 
@@ -62,6 +66,7 @@ class Table:
     problems: list[Any]
     values_N: NDArray[np.float64]
     has_two_values: bool
+    of_functions: dict[str, NDArray[np.float64]]
     places: dict[Any, list[int]] = field(default_factory=dict)
 
     @classmethod
@@ -69,11 +74,16 @@ class Table:
         """Read rows."""
         table = rows.read()
         by_id = "problem_id" in table.column_names and table["problem_id"].null_count == 0
-        problems = table["problem_id" if by_id else "prompt"].to_pylist()
+        names = ["problem_id"] * by_id + [name for name in ("prompt", "prompt_ids") if name in table.column_names]
+        if not names:
+            raise ValueError(f"{rows.path or rows.name} has rows without a column prompt, prompt_ids or problem_id.")
+        problems = table[names[0]].to_pylist()
         if problems and not isinstance(problems[0], str | int | float):
             problems = [json.dumps(one, sort_keys=True) for one in problems]
         values_N, has_two_values = _values(table)
-        found = cls(rows.name, table, problems, values_N, has_two_values)
+        functions = [name for name in table.column_names if name.startswith(_OF_FUNCTION)]
+        of_functions = {name: _numbers(table, name) for name in functions}
+        found = cls(rows.name, table, problems, values_N, has_two_values, of_functions)
         for place, problem in enumerate(problems):
             found.places.setdefault(problem, []).append(place)
         return found
@@ -98,12 +108,18 @@ class Table:
 def _numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
     if name not in table.column_names:
         return np.full(table.num_rows, np.nan)
-    return np.asarray(table[name].cast("double").to_numpy(), dtype=np.float64)
+    try:
+        return np.asarray(table[name].cast("double").to_numpy(), dtype=np.float64)
+    except pa.ArrowInvalid as error:
+        raise ValueError(
+            f"Column `{name}` must hold numbers: {error}. Import the file with topr import, which reads words, too."
+        ) from error
 
 
 def _values(table: pa.Table) -> tuple[NDArray[np.float64], bool]:
     if "verdict" in table.column_names:
-        return np.array([float(verdict == "correct") for verdict in table["verdict"].to_pylist()]), True
+        known_values = {CORRECT: 1.0, INCORRECT: 0.0, INVALID: 0.0}
+        return np.array([known_values.get(verdict, np.nan) for verdict in table["verdict"].to_pylist()]), True
     rewards_N = _numbers(table, "reward" if "reward" in table.column_names else "label")
     known = np.unique(rewards_N[~np.isnan(rewards_N)])
     if len(known) != 2:
@@ -122,8 +138,10 @@ def sections_of_tests(tests: Sequence[Table], per_tag: int) -> list[Section]:
     tags, order = {}, {}
     for problem in first.places:
         before, after = (found.get(problem, np.nan) for found in means)
-        order[problem] = abs(after - before)
-        if len(tests) == 1:
+        order[problem] = abs(after - before) if before == before and after == after else 0.0
+        if np.isnan(after) or np.isnan(before):
+            tags[problem] = ["not answered by all models"]
+        elif len(tests) == 1:
             names = ("right", "wrong") if last.has_two_values else ("above the median", "below the median")
             tags[problem] = [names[0] if after >= middle else names[1]]
         elif after != before:
@@ -150,9 +168,11 @@ def section_of_rows(rows: Table, title: str, per_tag: int) -> Section:
 
 def _kinds(rows: Table) -> dict[Any, list[str]]:
     """Return the kind of each problem with rewards, see `topr_trl.diagnosis`."""
-    known = np.flatnonzero(~np.isnan(rows.values_N))
-    answers = rows.table["extracted" if "extracted" in rows.table.column_names else "completion"].take(known)
-    keys = [answer if isinstance(answer, str | None) else json.dumps(answer) for answer in answers.to_pylist()]
+    known = np.flatnonzero(~np.isnan(rows.values_N) & ~rows.greedy_N)
+    names = [name for name in ("extracted", "completion") if name in rows.table.column_names]
+    answers = zip(*(rows.table[name].take(known).to_pylist() for name in names), strict=True)
+    # An answer that was not found is no answer that others agree with.
+    keys = [str(next(filter(None, texts), "")) for texts in answers] or [""] * len(known)  # "": only token ids
     numbers = {problem: number for number, problem in enumerate(rows.places)}
     ids = [numbers[rows.problems[place]] for place in known.tolist()]
     found, problem_N = np.unique(np.array(ids, dtype=np.int64), return_inverse=True)
@@ -176,8 +196,9 @@ def section_of_logged(rows: Table, title: str, per_tag: int) -> Section:
     """Return a section with the rows that a trainer logged, by the weight of negatives."""
     R_N, weight_N = rows.column("advantage"), rows.column("weight")
     kinds = np.select(
-        [R_N > 0, (R_N < 0) & (weight_N < _DEAD), (R_N < 0) & (weight_N < 1), R_N < 0],
-        ["positive", "dead negative (w < 0.01)", "tapered negative (w < 1)", "negative with w = 1"], "R = 0",
+        [R_N > 0, R_N == 0, weight_N < DEAD, weight_N < 1, weight_N >= 1],
+        ["positive", "R = 0", f"dead negative (w < {DEAD:g})", "tapered negative (w < 1)", "negative with w = 1"],
+        "weight not known",
     )  # fmt: skip
     tags = {problem: sorted({str(kinds[i]) for i in place}) for problem, place in rows.places.items()}
     return _section(title, [rows], tags, {}, per_tag)
@@ -185,11 +206,11 @@ def section_of_logged(rows: Table, title: str, per_tag: int) -> Section:
 
 def _disagree(rows: Table, places: Sequence[int]) -> bool:
     """Return whether one function prefers a completion of a problem that another one likes less."""
-    names = [name for name in rows.table.column_names if name.startswith(_OF_FUNCTION)]
-    if len(names) < 2 or len(places) < 2:
+    values = list(rows.of_functions.values())
+    if len(values) < 2 or len(places) < 2:
         return False
-    ranks = [np.array([rows.column(name)[i] for i in places]) for name in names]
-    signs = [np.sign(one[:, None] - one[None, :]) for one in ranks]
+    some = [one[list(places[:_MOST_COMPARED])] for one in values]
+    signs = [np.sign(one[:, None] - one[None, :]) for one in some]
     return any(bool((a * b < 0).any()) for n, a in enumerate(signs) for b in signs[:n])
 
 
@@ -218,7 +239,7 @@ def _card(problem: Any, tables: Sequence[Table], tags: list[str]) -> Json:
     for one in with_rows:
         place = one.places[problem]
         columns.append({"name": one.name, "of": len(place), "answers": [_answer(one, i) for i in _shown(one, place)]})
-    prompt = _turns(row["prompt"])
+    prompt = turns_of(row.get("prompt", "(token ids only)"))
     return {"prompt": prompt, "truth": _cut(row.get("answer") or ""), "tags": tags, "columns": columns}
 
 
@@ -248,23 +269,17 @@ def _answer(rows: Table, place: int) -> Json:
     if rows.has_two_values:
         shown.pop("reward", None)
     return {
-        "turns": _turns(row["completion"]) if "completion" in row else [{"role": "", "text": "(token ids only)"}],
+        "turns": turns_of(row["completion"]) if "completion" in row else [{"role": "", "text": "(token ids only)"}],
         "right": None if not rows.has_two_values or value != value else bool(value),
         "labels": labels, "numbers": shown, "extracted": _cut(row.get("extracted") or ""),
-        **({"tokens": _tokens(row)} if row.get("token_log_ratios") else {}),
     }  # fmt: skip
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and value == value
+    return isinstance(value, int | float) and isfinite(value)  # JSON has neither NaN nor infinity
 
 
-def _tokens(row: Json) -> list[list[Any]]:
-    """Return the text and log π/μ of each token."""
-    return [[text, round(ratio, 3)] for text, ratio in zip(row["tokens"], row["token_log_ratios"], strict=True)]
-
-
-def _turns(text: Any) -> list[Json]:
+def turns_of(text: Any) -> list[Json]:
     """Return the turns of a conversation, or one turn without a role for text."""
     if isinstance(text, str):
         try:  # Importers write messages as JSON.
@@ -272,7 +287,7 @@ def _turns(text: Any) -> list[Json]:
         except ValueError:
             parsed = None
         text = parsed if parsed is not None else text
-    if not isinstance(text, list) or not all(isinstance(turn, dict) for turn in text):
+    if not isinstance(text, list) or not text or not all(isinstance(turn, dict) for turn in text):
         return [{"role": "", "text": _cut("" if text is None else str(text))}]
     return [{"role": str(turn.get("role", "")), "text": _cut(_text_of(turn))} for turn in text]
 

@@ -107,6 +107,10 @@ def row_values(outputs: LossOutputs, rewards_N: Tensor, mask_BT: Tensor) -> Tens
     return torch.cat([rows, skipped])
 
 
+# Metrics that are NaN if all R, all w · R, or all weights are 0, and are then left out. NaN elsewhere is logged.
+_MAY_BE_UNDEFINED = ("topr/effective_positive_share", "topr/realized_positive_share", "topr/negatives_effective")
+
+
 def row_metrics(
     weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor, of_tokens_N3: Tensor | None = None
 ) -> dict[str, float]:
@@ -157,7 +161,6 @@ def row_metrics(
         "topr/weight_not_one": ((weights_N - 1).abs() > ROUNDING).double().mean(),
         "topr/positive_share": (rewards_N > 0).double().mean(),  # R = 0 has no gradient
         "topr/reward": rewards_N.mean(),
-        # NaN if all R, or all w · R, are 0
         "topr/effective_positive_share": torch.tensor(effective_positive_share(rewards_N.numpy())),
         "topr/realized_positive_share": torch.tensor(effective_positive_share((weights_N * rewards_N).numpy())),
     }
@@ -180,4 +183,5 @@ def row_metrics(
         if len(known_M3):
             names = (f"topr/logps/{name}/token", f"topr/logps/{name}/completion", f"topr/tokens/{name}")
             metrics.update(zip(names, known_M3.mean(0), strict=True))
-    return {name: float(value) for name, value in metrics.items() if not value.isnan()}
+    undefined = {name for name in _MAY_BE_UNDEFINED if name in metrics and metrics[name].isnan()}
+    return {name: float(value) for name, value in metrics.items() if name not in undefined}

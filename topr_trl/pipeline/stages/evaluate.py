@@ -54,6 +54,10 @@ class Evaluate(Stage[EvaluateArguments]):
         """Return the paths of the rows, and of the rows to compare with."""
         return [Path(path) for path in (self.args.input, self.args.compare) if path is not None]
 
+    def _read_from(self) -> dict[str, Path]:
+        compare = {"compare": Path(self.args.compare)} if self.args.compare else {}
+        return super()._read_from() | compare
+
     def inputs(self) -> Json:
         """Return the rows, the rows to compare with, the threshold, and the seed of the bootstrap."""
         assert self.args.input is not None
