@@ -175,7 +175,14 @@ MLFLOW = {"info": {"trace_id": "t", "assessments": [{"assessment_name": "right",
               "mlflow.spanType": '"CHAT_MODEL"', "mlflow.spanInputs": json.dumps({"messages": [QUESTION]}),
               "mlflow.spanOutputs": '"42"'}}]}}  # fmt: skip
 
+ATIF = {"schema_version": "ATIF-v1.8", "reward": 1, "agent": {"name": "a", "version": "1"}, "steps": [
+    {"step_id": 1, "source": "user", "message": "6*7?"},
+    {"step_id": 2, "source": "agent", "message": "", "tool_calls": [
+        {"tool_call_id": "c1", "function_name": "run", "arguments": {}}],
+     "observation": {"results": [{"source_call_id": "c1", "content": "42"}]}}]}  # fmt: skip
+
 EXAMPLES = {
+    "atif": ATIF,
     "comparisons": COMPARISON,
     "scored-lists": {"instruction": "6*7?", "completions": [{"response": "42", "overall_score": 9}]},
     "recording": RECORDING, "open-webui": OPEN_WEBUI, "librechat": LIBRECHAT, "mlflow": MLFLOW,

@@ -14,7 +14,6 @@ RECORDS = {
     "ChatGPT or Claude": {"mapping": {}, "current_node": "a"},
     "Claude Code": {"type": "user", "uuid": "1", "sessionId": "s", "message": {"role": "user", "content": "Legs?"}},
     "Codex": {"timestamp": "t", "type": "response_item", "payload": {"type": "message"}},
-    "ATIF": {"schema_version": "ATIF-v1.4", "steps": []},
     "tau2": {"simulations": [], "tasks": []},
     "Anthropic": {"request": {"messages": [USER]}, "response": {"type": "message", "content": ANSWER}},
     "Gemini": {"request": {"contents": [{"parts": []}]}, "response": {"candidates": []}},

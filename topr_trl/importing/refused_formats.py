@@ -64,8 +64,6 @@ def _is_bedrock(record: Record) -> bool:
     return of_converse or inner_value(record, "input", "inputBodyJson") is not None
 
 
-
-
 def _is_claude_code(record: Record) -> bool:
     return {"sessionId", "type"} <= set(record) and bool({"uuid", "leafUuid"} & set(record))
 
@@ -111,11 +109,6 @@ REFUSED = (
     Refused(
         "a session of Codex",
         lambda record: isinstance(record.get("payload"), Mapping) and record.get("type") in _EVENTS_OF_CODEX,
-        _AS_OPENAI,
-    ),
-    Refused(
-        "a trajectory in the format ATIF",
-        lambda record: str(record.get("schema_version")).startswith("ATIF"),
         _AS_OPENAI,
     ),
     Refused(
