@@ -181,7 +181,13 @@ ATIF = {"schema_version": "ATIF-v1.8", "reward": 1, "agent": {"name": "a", "vers
         {"tool_call_id": "c1", "function_name": "run", "arguments": {}}],
      "observation": {"results": [{"source_call_id": "c1", "content": "42"}]}}]}  # fmt: skip
 
+# A line of a session. Sessions are joined from their lines.
+CLAUDE_CODE = {"type": "assistant", "uuid": "2", "parentUuid": None, "sessionId": "s",
+               "message": {"id": "m", "role": "assistant", "content": [{"type": "text", "text": "42"}]}}  # fmt: skip
+CODEX = {"timestamp": "t", "type": "response_item", "payload": ITEM}
+
 EXAMPLES = {
+    "claude-code": CLAUDE_CODE, "codex": CODEX,
     "atif": ATIF,
     "comparisons": COMPARISON,
     "scored-lists": {"instruction": "6*7?", "completions": [{"response": "42", "overall_score": 9}]},

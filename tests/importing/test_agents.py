@@ -11,7 +11,7 @@ from test_logs_of_apis import LEGS, turns
 
 from topr_trl.data.tokenization import tokenize_row
 from topr_trl.importing.format import Unusable
-from topr_trl.importing.formats import atif
+from topr_trl.importing.formats import atif, codex
 
 WRITTEN = Path(__file__).parent / "written"
 START = [("system", "Calculate.", None, []), ("user", "How many legs have 3 cats?", None, [])]
@@ -80,3 +80,127 @@ def test_token_ids_need_the_prompt():
     step = {"source": "agent", "message": "4", "metrics": {"completion_token_ids": [4]}}
     with pytest.raises(Unusable, match="without prompt_token_ids"):
         atif.rows({"agent": {"name": "a"}, "steps": [step]})
+
+
+def of_claude(uuid, parent, kind, content, **message):
+    message = {"role": kind, "content": content, **message}
+    return {"type": kind, "uuid": uuid, "parentUuid": parent, "sessionId": "s", "message": message}
+
+
+def use(name):
+    return {"type": "tool_use", "id": name, "name": "legs", "input": {"animal": "cat"}}
+
+
+def result(name, text):
+    return {"type": "tool_result", "tool_use_id": name, "content": [{"type": "text", "text": text}]}
+
+
+SESSION = [
+    {"type": "summary", "summary": "Cats", "leafUuid": "9"},
+    of_claude("1", None, "user", "How many legs have 3 cats?"),
+    of_claude("2", "1", "assistant", [{"type": "thinking", "thinking": "Hm."}], id="m1", model="c", stop_reason=None),
+    of_claude("3", "2", "assistant", [use("t1")], id="m1", model="c", stop_reason="tool_use"),
+    of_claude("4", "3", "assistant", [use("t2")], id="m1", model="c", stop_reason="tool_use"),
+    of_claude("5", "3", "user", [result("t1", "FOUR")]),
+    of_claude("6", "4", "user", [result("t2", "AGAIN")]),
+    {"type": "progress", "uuid": "7", "parentUuid": "6", "sessionId": "s"},
+    {**of_claude("8", "7", "assistant", [{"type": "text", "text": "API Error"}], model="<synthetic>"),
+     "isApiErrorMessage": True},
+    of_claude("9", "8", "assistant", [{"type": "text", "text": "It is 1"}], id="m2", model="c", stop_reason=None),
+    of_claude("10", "9", "user", [{"type": "text", "text": "[Request interrupted by user]"}]),
+    of_claude("11", "1", "user", "Be brief."),
+    of_claude("12", "11", "assistant", [{"type": "text", "text": "12"}], id="m3", model="d", stop_reason="end_turn"),
+    of_claude("13", "12", "assistant", [{"type": "text", "text": "No response requested."}], model="<synthetic>"),
+]  # fmt: skip
+
+
+def written(path, lines):
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    return path
+
+
+def test_each_call_of_a_session_of_claude_code_is_a_row(tmp_path, tool_tokenizer):
+    rewards = written(tmp_path / "rewards", [{"id": "s", "reward": 1}])
+    rows = imported(tmp_path, written(tmp_path / "a.jsonl", SESSION), "--rewards", str(rewards), "--id_field",
+                    "sessionId")  # fmt: skip
+    first, second, third = rows
+    called = [("assistant", "", "Hm.", [LEGS, LEGS]), ("tool", "FOUR", None, []), ("tool", "AGAIN", None, [])]
+    assert turns(first["prompt"]) == START[1:]
+    assert turns(first["completion"]) == called[:1]
+    assert turns(second["prompt"]) == [*START[1:], *called]
+    assert turns(third["prompt"]) == [*START[1:], ("user", "Be brief.", None, [])]
+    assert [row["finish_reason"] for row in rows] == ["stop", "length", "stop"]
+    assert (set(rows["rollout_id"]), set(rows["reward"]), rows["model"][:]) == ({"s"}, {1.0}, ["c", "c", "d"])
+    answers = [learned(row, tool_tokenizer)[0].removeprefix("<think>\n\n</think>\n\n") for row in (second, third)]
+    assert answers == ["It is 1", "12<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "why"), [("5", "the result of the call t1 is not in the file"), ("1", "the line 1 is not in the file")]
+)
+def test_sessions_of_claude_code_without_a_line(tmp_path, missing, why):
+    lines = [line for line in SESSION if line.get("uuid") != missing]
+    with pytest.raises(ValueError, match=rf"line 2: {why}.*--skip_unusable"):
+        imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+
+
+def of_codex(kind, **payload):
+    return {"timestamp": "t", "type": kind, "payload": payload}
+
+
+def said(role, text):
+    kind = "output_text" if role == "assistant" else "input_text"
+    return of_codex("response_item", type="message", role=role, content=[{"type": kind, "text": text}])
+
+
+META = of_codex("session_meta", id="s", base_instructions={"text": "Calculate."})
+CODEX = [
+    META,
+    of_codex("turn_context", model="g"),
+    said("user", "How many legs have 3 cats?"),
+    of_codex("event_msg", type="agent_message", message="12"),
+    of_codex("response_item", type="reasoning", summary=[{"type": "summary_text", "text": "Hm."}], content=None),
+    of_codex("response_item", type="custom_tool_call", call_id="c", name="legs", input="cat"),
+    of_codex("response_item", type="custom_tool_call_output", call_id="c", output="FOUR"),
+    of_codex("response_item", type="ghost_snapshot", ghost_commit={}),
+    said("assistant", "It is 12."),
+    of_codex("compacted", message="", replacement_history=[said("user", "SUMMARY")["payload"]]),
+    said("user", "And of 4?"),
+    said("assistant", "16"),
+]
+
+
+def test_each_call_of_a_session_of_codex_is_a_row(tmp_path, tool_tokenizer):
+    second = [of_codex("session_meta", id="s2"), said("user", "Legs?"), said("assistant", "4")]
+    rows = imported(tmp_path, written(tmp_path / "a.jsonl", [*CODEX, *second]))
+    called = [("assistant", "", "Hm.", [{"name": "legs", "arguments": '{"input": "cat"}'}]), ("tool", "FOUR", None, [])]
+    assert [turns(row["prompt"]) for row in rows] == [
+        START, [*START, *called], [START[0], ("user", "SUMMARY", None, []), ("user", "And of 4?", None, [])],
+        [("user", "Legs?", None, [])],
+    ]  # fmt: skip
+    assert turns(rows[0]["completion"]) == called[:1]
+    assert (rows["rollout_id"][:], rows["model"][:]) == (["s"] * 3 + [None], ["g"] * 3 + [None])
+    end = [learned(row, tool_tokenizer)[0].rpartition("</think>\n\n")[2] for row in rows.select([1, 2, 3])]
+    assert end == ["It is 12.<|im_end|>", "16<|im_end|>", "4<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (of_codex("compacted", message="m"), "context was compacted"),
+        (of_codex("event_msg", type="thread_rolled_back", num_turns=1), "took back a turn"),
+        (of_codex("response_item", type="web_search_call"), "web_search_call"),
+    ],
+)
+def test_sessions_of_codex_without_what_the_model_read(line, why):
+    with pytest.raises(Unusable, match=why):
+        codex.rows({"session_id": "s", "lines": [*CODEX[:4], line, said("assistant", "4")]})
+
+
+def test_a_broken_line_of_codex(tmp_path):
+    path = written(tmp_path / "a.jsonl", CODEX[:9])
+    path.write_text(path.read_text() + '\n{"timestamp"')
+    assert len(imported(tmp_path, path)) == 2
+    path.write_text(path.read_text() + "\n" + json.dumps(said("assistant", "16")))
+    with pytest.raises(ValueError, match="a line is not valid JSON"):
+        imported(tmp_path, path)

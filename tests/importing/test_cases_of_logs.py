@@ -339,13 +339,18 @@ THOUGHT = "<think>\nHm.\n</think>\n\n"
 
 @pytest.mark.parametrize(
     ("name", "prompt", "learned"),
-    [("atif.json", "Legs of Tom?", [f"{THOUGHT}I look.\n{TOOL}", "4<|im_end|>"])],
-)  # fmt: skip
+    [
+        ("atif.json", "Legs of Tom?", [f"{THOUGHT}I look.\n{TOOL}", "4<|im_end|>"]),
+        ("claude_code.jsonl", "Legs of Tom?", [TOOL, "4<|im_end|>"]),
+        ("codex.jsonl", "Legs?", ["4<|im_end|>"]),
+    ],
+)
 def test_what_is_learned_of_agents(name, prompt, learned, read, tmp_path):
+    """The prompt is that of the first row."""
     main.main(["import", "--input", str(SECOND_CASES / name), "--output_dir", str(tmp_path / "rows")])
-    (row,) = load_rows(tmp_path / "rows")
-    asked, answered = read(row, "qwen3")
-    assert asked.endswith(f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n")
+    (asked, first), *others = (read(row, "qwen3") for row in load_rows(tmp_path / "rows"))
+    assert f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n" in asked
+    answered = "".join([first, *(completion for _, completion in others)])
     assert re.findall("⟪(.*?)⟫", answered, re.DOTALL) == learned
 
 
@@ -369,8 +374,6 @@ def test_answers_that_the_model_did_not_end(read, tmp_path, capsys):
         ("anthropic_log.jsonl", "Anthropic's Messages API.*Write"),
         ("anthropic_messages.jsonl", "Anthropic's Messages API.*Write"),
         ("tau2.json", "results of tau2.*Write"),
-        ("claude_code.jsonl", "Claude Code.*Write"),
-        ("codex.jsonl", "Codex.*Write"),
         ("argilla.json", "Argilla.*--prompt_field"),
         ("label_studio.json", "Label Studio.*--prompt_field"),
         ("promptfoo.json", "promptfoo.*Write"),

@@ -12,8 +12,6 @@ ANSWER = [{"type": "text", "text": "4"}]
 USER = {"role": "user", "content": "Legs?"}
 RECORDS = {
     "ChatGPT or Claude": {"mapping": {}, "current_node": "a"},
-    "Claude Code": {"type": "user", "uuid": "1", "sessionId": "s", "message": {"role": "user", "content": "Legs?"}},
-    "Codex": {"timestamp": "t", "type": "response_item", "payload": {"type": "message"}},
     "tau2": {"simulations": [], "tasks": []},
     "Anthropic": {"request": {"messages": [USER]}, "response": {"type": "message", "content": ANSWER}},
     "Gemini": {"request": {"contents": [{"parts": []}]}, "response": {"candidates": []}},
