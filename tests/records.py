@@ -188,6 +188,9 @@ CODEX = {"timestamp": "t", "type": "response_item", "payload": ITEM}
 
 EXAMPLES = {
     "claude-code": CLAUDE_CODE, "codex": CODEX,
+    "message-rows": {"conversation_id": "c", "role": "assistant", "content": "42", "rating": 1},
+    "mini-swe-agent": {"messages": [QUESTION, {"role": "assistant", "content": "42"}, {"role": "exit", "content": ""}],
+                       "info": {}, "trajectory_format": "mini-swe-agent-1.1", "reward": 1},
     "atif": ATIF,
     "comparisons": COMPARISON,
     "scored-lists": {"instruction": "6*7?", "completions": [{"response": "42", "overall_score": 9}]},

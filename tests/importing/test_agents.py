@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from records import EXAMPLES
 from test_evaluations import imported
-from test_logs_of_apis import LEGS, turns
+from test_logs_of_apis import CALL, LEGS, RESULT, SAID, response, turns
 
 from topr_trl.data.tokenization import tokenize_row
 from topr_trl.importing.format import Unusable
-from topr_trl.importing.formats import atif, codex
+from topr_trl.importing.formats import atif, codex, mini_swe_agent
 
 WRITTEN = Path(__file__).parent / "written"
 START = [("system", "Calculate.", None, []), ("user", "How many legs have 3 cats?", None, [])]
@@ -204,3 +204,66 @@ def test_a_broken_line_of_codex(tmp_path):
     path.write_text(path.read_text() + "\n" + json.dumps(said("assistant", "16")))
     with pytest.raises(ValueError, match="a line is not valid JSON"):
         imported(tmp_path, path)
+
+
+TABLE = """conversation_id,turn,role,content,rating
+a,1,user,How many legs have 3 cats?,
+b,1,user,Legs?,
+a,2,assistant,12,1
+b,2,assistant,4,
+a,3,user,Thanks!,
+a,4,assistant,Bye.,-1
+"""
+
+
+def test_one_message_per_row(tmp_path, tool_tokenizer):
+    (tmp_path / "a.csv").write_text(TABLE)
+    rows = imported(tmp_path, tmp_path / "a.csv", "--skip_unrewarded")
+    assert [turns(row["prompt"]) for row in rows] == [
+        START[1:], [*START[1:], ("assistant", "12", None, []), ("user", "Thanks!", None, [])],
+    ]  # fmt: skip
+    assert rows["reward"][:] == [1.0, -1.0]
+    end = [learned(row, tool_tokenizer)[0].rpartition("</think>\n\n")[2] for row in rows]
+    assert end == ["12<|im_end|>", "Bye.<|im_end|>"]
+
+
+def test_a_value_of_all_messages_belongs_to_the_conversation(tmp_path):
+    lines = [{"threadId": "a", "role": role, "content": role, "score": 3} for role in ("user", "assistant")]
+    rows = imported(tmp_path, written(tmp_path / "a.jsonl", lines), "--reward_fields", "score")
+    assert (rows["reward"][:], turns(rows[0]["completion"])) == ([3.0], [("assistant", "assistant", None, [])])
+
+
+def test_each_array_of_messages_is_a_run(tmp_path):
+    run = [{"role": "user", "content": "Legs?"}, {"role": "assistant", "content": "4"}]
+    (tmp_path / "a.json").write_text(json.dumps([*run, {"role": "exit", "content": "Submitted"}]) + json.dumps(run * 2))
+    first, second = imported(tmp_path, tmp_path / "a.json")
+    answered = [("assistant", "4", None, [])]
+    assert (turns(first["prompt"]), turns(first["completion"])) == ([("user", "Legs?", None, [])], answered)
+    assert turns(second["completion"]) == [*answered, ("user", "Legs?", None, []), *answered]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, "line 1: it is one message without the id of its conversation.*conversation_id"),
+        ({"chat_id": 1, "run_id": 2}, "line 1: chat_id, run_id may all be the id"),
+        ({"chat_id": 1, "created_at": "2026-01-02"}, "line 1: .*not in the order of created_at"),
+    ],
+)
+def test_messages_of_an_unknown_conversation_or_order(tmp_path, changes, why):
+    lines = [{"role": "user", "content": "Legs?", **changes}, {"role": "assistant", "content": "4", **changes}]
+    if "created_at" in changes:
+        lines[1]["created_at"] = "2026-01-01"
+    with pytest.raises(ValueError, match=why):
+        imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+
+
+def test_trajectories_of_mini_swe_agent():
+    (row,) = mini_swe_agent.rows(EXAMPLES["mini-swe-agent"])
+    assert turns(row["completion"]) == [("assistant", "42", None, [])]
+    messages = [{"role": "user", "content": "Legs?"}, response(CALL), RESULT, response(SAID)]
+    (row,) = mini_swe_agent.rows({"messages": messages, "info": {"config": {"model": {"model_name": "m"}}}})
+    assert turns(row["completion"]) == [
+        ("assistant", "", None, [LEGS]), ("tool", "FOUR", None, []), ("assistant", "12", None, []),
+    ]  # fmt: skip
+    assert row["model"] == "m"

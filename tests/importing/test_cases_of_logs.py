@@ -343,6 +343,7 @@ THOUGHT = "<think>\nHm.\n</think>\n\n"
         ("atif.json", "Legs of Tom?", [f"{THOUGHT}I look.\n{TOOL}", "4<|im_end|>"]),
         ("claude_code.jsonl", "Legs of Tom?", [TOOL, "4<|im_end|>"]),
         ("codex.jsonl", "Legs?", ["4<|im_end|>"]),
+        ("bare_messages.json", "Legs of Tom?", ["4<|im_end|>"]),
     ],
 )
 def test_what_is_learned_of_agents(name, prompt, learned, read, tmp_path):
@@ -370,7 +371,6 @@ def test_answers_that_the_model_did_not_end(read, tmp_path, capsys):
         ("ragas.csv", "text of retrieved_contexts .*--prompt_field user_input retrieved_contexts"),
         ("history.csv", "text of chat_history .*--prompt_field chat_history question"),
         ("alpaca_scored.json", "text of input .*--prompt_field instruction input"),
-        ("bare_messages.json", "one message per row.*messages"),
         ("anthropic_log.jsonl", "Anthropic's Messages API.*Write"),
         ("anthropic_messages.jsonl", "Anthropic's Messages API.*Write"),
         ("tau2.json", "results of tau2.*Write"),

@@ -23,7 +23,6 @@ RECORDS = {
     "promptfoo": {"results": {"results": []}},
     "OpenAI's evals": {"run_id": "r", "event_id": 0, "type": "match", "data": {}},
     "steps with a label": {"prompt": "Legs?", "completions": ["Four", "times two"], "labels": [True, False]},
-    "one message": {"role": "user", "content": "Legs?", "rating": 1},
 }  # fmt: skip
 
 

@@ -9,22 +9,22 @@ from topr_trl.importing.record_files import parsed
 LINES = "lines"  # field of a joined record with its lines
 
 
-def joined_by(field: str, key: Callable[[Record], Any]) -> Callable[[Iterable[Placed]], Iterator[Placed]]:
+def joined_by(field: str, key: Callable[[str, Record], Any]) -> Callable[[Iterable[Placed]], Iterator[Placed]]:
     """Return a function for `Format.join` that joins all lines of a file with the same key.
 
     The joined record has the place of its first line. A broken line, and a line without a key, is yielded unchanged.
 
     Args:
         field (`str`): Field of the joined record with the key.
-        key (`Callable`): Function that returns the key of a line. It returns `""` for a line to skip, and None for a
-            line that is not a part of a record.
+        key (`Callable`): Function that takes the place and the content of a line and returns its key. It returns `""`
+            for a line to skip, and None for a line that is not a part of a record.
     """
 
     def join(records: Iterable[Placed]) -> Iterator[Placed]:
         found: dict[Any, tuple[str, list[Record]]] = {}
         for place, raw in records:
             record = parsed(raw)
-            value = key(record) if isinstance(record, dict) else None
+            value = key(place, record) if isinstance(record, dict) else None
             if value is None:
                 yield place, raw
             elif value != "":

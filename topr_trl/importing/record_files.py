@@ -177,7 +177,8 @@ def read_records(path: Path) -> Iterator[Placed]:
         if json_documents.is_by_lines(path):
             yield from ((f"{path}, line {n}", line) for n, line in _read_lines(path))
         else:
-            yield from ((f"{path}, record {n}", item) for n, item in enumerate(json_documents.read_documents(path), 1))
+            for n, (array, item) in enumerate(json_documents.read_documents(path), 1):
+                yield f"{path}, {f'array {array}, ' if array > 1 else ''}record {n}", item
 
 
 def parsed(raw: bytes | Record) -> Any:

@@ -97,10 +97,6 @@ def _is_openai_evals(record: Record) -> bool:
     )
 
 
-def _is_one_message(record: Record) -> bool:
-    return {"role", "content"} <= set(record) and "messages" not in record
-
-
 # The tests do not match a format that is read.
 REFUSED = (
     Refused("an export of ChatGPT or Claude", _is_export_of_chats, _AS_MESSAGES),
@@ -135,11 +131,6 @@ REFUSED = (
         "steps with a label each",
         lambda record: isinstance(record.get("completions"), list) and isinstance(record.get("labels"), list),
         f"{_AS_ROWS}. A row is a whole answer with one score",
-    ),
-    Refused(
-        "a table with one message per row",
-        _is_one_message,
-        f"{_AS_MESSAGES}. Group messages by the id of their conversation",
     ),
 )
 

@@ -108,7 +108,7 @@ def _text(result: Record) -> str:
     return text_of(result.get("content"))
 
 
-def _session_of(line: Record) -> Any:
+def _session_of(place: str, line: Record) -> Any:
     """Return the session of a line. Return `""` for lines such as titles, and None for a line of another format."""
     return line.get("sessionId", "" if "type" in line and "message" not in line else None)
 
