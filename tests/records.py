@@ -188,6 +188,8 @@ CODEX = {"timestamp": "t", "type": "response_item", "payload": ITEM}
 
 EXAMPLES = {
     "claude-code": CLAUDE_CODE, "codex": CODEX,
+    "tau2": {"task_id": "0", "reward_info": {"reward": 1.0}, "messages": [
+        {"role": "assistant", "content": "Hi!"}, QUESTION, {"role": "assistant", "content": "42"}]},
     "message-rows": {"conversation_id": "c", "role": "assistant", "content": "42", "rating": 1},
     "mini-swe-agent": {"messages": [QUESTION, {"role": "assistant", "content": "42"}, {"role": "exit", "content": ""}],
                        "info": {}, "trajectory_format": "mini-swe-agent-1.1", "reward": 1},

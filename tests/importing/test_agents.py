@@ -11,7 +11,7 @@ from test_logs_of_apis import CALL, LEGS, RESULT, SAID, response, turns
 
 from topr_trl.data.tokenization import tokenize_row
 from topr_trl.importing.format import Unusable
-from topr_trl.importing.formats import atif, codex, mini_swe_agent
+from topr_trl.importing.formats import atif, codex, mini_swe_agent, tau2
 
 WRITTEN = Path(__file__).parent / "written"
 START = [("system", "Calculate.", None, []), ("user", "How many legs have 3 cats?", None, [])]
@@ -267,3 +267,59 @@ def test_trajectories_of_mini_swe_agent():
         ("assistant", "", None, [LEGS]), ("tool", "FOUR", None, []), ("assistant", "12", None, []),
     ]  # fmt: skip
     assert row["model"] == "m"
+
+
+GREETING = {"role": "assistant", "content": "Hi!", "turn_idx": 0}
+ASKED = {"role": "user", "content": "How many legs have 3 cats?"}
+OF_TAU2 = [
+    GREETING,
+    ASKED,
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "t", **LEGS, "requestor": "assistant"}]},
+    {"role": "tool", "id": "t", "content": "FOUR", "requestor": "assistant"},
+    {"role": "assistant", "content": "Check your phone.", "raw_data": {"message": {"reasoning_content": "Hm."}}},
+    {"role": "user", "content": None, "tool_calls": [{"id": "u", "name": "check", "arguments": {}}]},
+    {"role": "tool", "id": "u", "content": "PHONE", "requestor": "user"},
+    {"role": "user", "content": "It works."},
+    {"role": "assistant", "content": "12", "raw_data": {"finish_reason": "length"}},
+]  # fmt: skip
+RESULTS = {
+    "info": {"agent_info": {"llm": "m", "llm_args": {"temperature": 0.0}},
+             "environment_info": {"domain_name": "cats", "policy": "Calculate."}},
+    "tasks": [{"id": "0"}, {"id": "1", "initial_state": {"message_history": OF_TAU2[1:4]}}],
+    "simulations": [
+        {"id": "a", "task_id": "0", "reward_info": {"reward": 1.0}, "messages": OF_TAU2},
+        {"id": "b", "task_id": "1", "reward_info": {"reward": 0.0}, "messages": OF_TAU2[1:]},
+        {"id": "c", "task_id": "1", "reward_info": None, "messages": [], "termination_reason": "infrastructure_error"},
+    ],
+}  # fmt: skip
+
+
+def test_results_of_tau2(tmp_path, tool_tokenizer, capsys):
+    (tmp_path / "a.json").write_text(json.dumps(RESULTS, indent=1))
+    rows = imported(tmp_path, tmp_path / "a.json")
+    assert "1 request or run failed and is left out" in capsys.readouterr().out
+    assert (rows["reward"][:], rows["problem_id"][:]) == ([1.0, 0.0], ["cats/0", "cats/1"])
+    assert (set(rows["model"]), set(rows["temperature"]), set(rows["finish_reason"])) == ({"m"}, {0.0}, {"length"})
+    called = [("assistant", "", None, [LEGS]), ("tool", "FOUR", None, [])]
+    end = [
+        ("assistant", "Check your phone.", "Hm.", []), ("user", "It works.", None, []), ("assistant", "12", None, []),
+    ]  # fmt: skip
+    assert turns(rows[0]["prompt"]) == [START[0], ("assistant", "Hi!", None, []), START[1]]
+    assert turns(rows[0]["completion"]) == [*called, *end]
+    assert turns(rows[1]["prompt"]) == [*START, *called]
+    assert turns(rows[1]["completion"]) == end
+    assert learned(rows[1], tool_tokenizer)[-1] == "12"
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        (None, "audio"),
+        ([{**ASKED, "is_audio": True}], "audio"),
+        ([ASKED, {"role": "assistant", "content": "4", "context_truncation": {"messages_dropped": 1}}], "truncated"),
+    ],
+)
+def test_results_of_tau2_without_the_text_that_the_agent_read(messages, why):
+    (record,) = tau2.simulations({"task_id": "0", "messages": messages})
+    with pytest.raises(Unusable, match=why):
+        tau2.rows(record)

@@ -344,6 +344,7 @@ THOUGHT = "<think>\nHm.\n</think>\n\n"
         ("claude_code.jsonl", "Legs of Tom?", [TOOL, "4<|im_end|>"]),
         ("codex.jsonl", "Legs?", ["4<|im_end|>"]),
         ("bare_messages.json", "Legs of Tom?", ["4<|im_end|>"]),
+        ("tau2.json", "Legs of Tom?", [TOOL, "4<|im_end|>"]),
     ],
 )
 def test_what_is_learned_of_agents(name, prompt, learned, read, tmp_path):
@@ -373,7 +374,6 @@ def test_answers_that_the_model_did_not_end(read, tmp_path, capsys):
         ("alpaca_scored.json", "text of input .*--prompt_field instruction input"),
         ("anthropic_log.jsonl", "Anthropic's Messages API.*Write"),
         ("anthropic_messages.jsonl", "Anthropic's Messages API.*Write"),
-        ("tau2.json", "results of tau2.*Write"),
         ("argilla.json", "Argilla.*--prompt_field"),
         ("label_studio.json", "Label Studio.*--prompt_field"),
         ("promptfoo.json", "promptfoo.*Write"),

@@ -12,7 +12,6 @@ ANSWER = [{"type": "text", "text": "4"}]
 USER = {"role": "user", "content": "Legs?"}
 RECORDS = {
     "ChatGPT or Claude": {"mapping": {}, "current_node": "a"},
-    "tau2": {"simulations": [], "tasks": []},
     "Anthropic": {"request": {"messages": [USER]}, "response": {"type": "message", "content": ANSWER}},
     "Gemini": {"request": {"contents": [{"parts": []}]}, "response": {"candidates": []}},
     "Bedrock": {"messages": [{"role": "user", "content": [{"text": "Legs?"}]}]},

@@ -100,12 +100,6 @@ def _is_openai_evals(record: Record) -> bool:
 # The tests do not match a format that is read.
 REFUSED = (
     Refused("an export of ChatGPT or Claude", _is_export_of_chats, _AS_MESSAGES),
-    Refused(
-        "results of tau2",
-        lambda record: isinstance(record.get("simulations"), list),
-        f'{_NOT_YET}Write one JSON object per simulation: {{"messages": ..., "reward": ...}}. Leave out the calls that '
-        "the simulated user makes, and their results",
-    ),
     Refused("a log of Anthropic's Messages API", _is_anthropic, _AS_OPENAI),
     Refused("a log of Gemini's API", _is_gemini, _AS_OPENAI),
     Refused("a log of Bedrock's Converse API", _is_bedrock, _AS_OPENAI),
