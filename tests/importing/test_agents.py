@@ -12,6 +12,7 @@ from test_logs_of_apis import CALL, LEGS, RESULT, SAID, response, turns
 from topr_trl.data.tokenization import tokenize_row
 from topr_trl.importing.format import Unusable
 from topr_trl.importing.formats import atif, codex, mini_swe_agent, tau2
+from topr_trl.importing.recognition import format_of
 
 WRITTEN = Path(__file__).parent / "written"
 START = [("system", "Calculate.", None, []), ("user", "How many legs have 3 cats?", None, [])]
@@ -233,9 +234,15 @@ def test_a_value_of_all_messages_belongs_to_the_conversation(tmp_path):
     assert (rows["reward"][:], turns(rows[0]["completion"])) == ([3.0], [("assistant", "assistant", None, [])])
 
 
-def test_each_array_of_messages_is_a_run(tmp_path):
+def test_the_first_line_of_a_session_may_describe_it():
+    assert format_of(SESSION[0]) == format_of({"type": "file-history-snapshot", "messageId": "1"}) == "claude-code"
+
+
+@pytest.mark.parametrize("written_as", ["{0}{1}", "{0}\n{1}\n", "[{0}, {1}]"])
+def test_each_array_of_messages_is_a_run(tmp_path, written_as):
     run = [{"role": "user", "content": "Legs?"}, {"role": "assistant", "content": "4"}]
-    (tmp_path / "a.json").write_text(json.dumps([*run, {"role": "exit", "content": "Submitted"}]) + json.dumps(run * 2))
+    runs = [*run, {"role": "exit", "content": "Submitted"}], run * 2
+    (tmp_path / "a.json").write_text(written_as.format(*map(json.dumps, runs)))
     first, second = imported(tmp_path, tmp_path / "a.json")
     answered = [("assistant", "4", None, [])]
     assert (turns(first["prompt"]), turns(first["completion"])) == ([("user", "Legs?", None, [])], answered)

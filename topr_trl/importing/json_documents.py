@@ -67,7 +67,7 @@ def too_long(path: Path, place: str) -> ValueError:
 
 
 def read_documents(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the items of top-level arrays, and all other documents, without loading the whole file.
+    """Yield the items of top-level arrays, of arrays in these, and all other documents, without loading the whole file.
 
     Each comes with the number of arrays that the file has had until there.
 
@@ -113,7 +113,11 @@ def read_documents(path: Path) -> Iterator[tuple[int, Any]]:
             except ValueError as error:  # an integer with more than 4,300 digits
                 raise ValueError(f"{path}: after {done:,} complete records: {error}.") from None
             done, wanted = done + 1, _CHUNK
-            yield arrays, value
+            if isinstance(value, list):  # an array in an array, such as a run in a list of runs
+                arrays += 1
+                yield from ((arrays, item) for item in value)
+            else:
+                yield arrays, value
 
 
 class _TextReader:

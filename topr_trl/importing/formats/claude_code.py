@@ -113,10 +113,16 @@ def _session_of(place: str, line: Record) -> Any:
     return line.get("sessionId", "" if "type" in line and "message" not in line else None)
 
 
+def _is_line(record: Record) -> bool:
+    kind, names = record.get("type"), set(record)
+    is_about_lines = (kind == "summary" and "leafUuid" in names) or kind == "file-history-snapshot"
+    return is_about_lines or ({"sessionId", "type"} <= names and bool({"uuid", "leafUuid", "operation"} & names))
+
+
 FORMAT = Format(
     source="Claude Code (its files have no documentation; after sessions of the versions 1.0 to 2.1)",
     suffix=".jsonl",
-    test=lambda record: {"sessionId", "type"} <= set(record) and bool({"uuid", "leafUuid", "operation"} & set(record)),
+    test=_is_line,
     rows=rows,
     columns=("problem_id", "rollout_id", "finish_reason", "model"),
     required=frozenset({"sessionId", LINES}),
