@@ -175,7 +175,25 @@ MLFLOW = {"info": {"trace_id": "t", "assessments": [{"assessment_name": "right",
               "mlflow.spanType": '"CHAT_MODEL"', "mlflow.spanInputs": json.dumps({"messages": [QUESTION]}),
               "mlflow.spanOutputs": '"42"'}}]}}  # fmt: skip
 
+ATIF = {"schema_version": "ATIF-v1.8", "reward": 1, "agent": {"name": "a", "version": "1"}, "steps": [
+    {"step_id": 1, "source": "user", "message": "6*7?"},
+    {"step_id": 2, "source": "agent", "message": "", "tool_calls": [
+        {"tool_call_id": "c1", "function_name": "run", "arguments": {}}],
+     "observation": {"results": [{"source_call_id": "c1", "content": "42"}]}}]}  # fmt: skip
+
+# A line of a session. Sessions are joined from their lines.
+CLAUDE_CODE = {"type": "assistant", "uuid": "2", "parentUuid": None, "sessionId": "s",
+               "message": {"id": "m", "role": "assistant", "content": [{"type": "text", "text": "42"}]}}  # fmt: skip
+CODEX = {"timestamp": "t", "type": "response_item", "payload": ITEM}
+
 EXAMPLES = {
+    "claude-code": CLAUDE_CODE, "codex": CODEX,
+    "tau2": {"task_id": "0", "reward_info": {"reward": 1.0}, "messages": [
+        {"role": "assistant", "content": "Hi!"}, QUESTION, {"role": "assistant", "content": "42"}]},
+    "message-rows": {"conversation_id": "c", "role": "assistant", "content": "42", "rating": 1},
+    "mini-swe-agent": {"messages": [QUESTION, {"role": "assistant", "content": "42"}, {"role": "exit", "content": ""}],
+                       "info": {}, "trajectory_format": "mini-swe-agent-1.1", "reward": 1},
+    "atif": ATIF,
     "comparisons": COMPARISON,
     "scored-lists": {"instruction": "6*7?", "completions": [{"response": "42", "overall_score": 9}]},
     "recording": RECORDING, "open-webui": OPEN_WEBUI, "librechat": LIBRECHAT, "mlflow": MLFLOW,

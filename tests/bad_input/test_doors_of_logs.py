@@ -77,9 +77,10 @@ def test_records_of_other_systems(log, skips, turns):
     reader = RecordReader(args, Path(__file__))
     lines = FORMATS[name].suffix == ".jsonl"
     with refused_by_name("log, line "):
-        part = reader.read(
+        places = (
             (f"log, line {n}", json.dumps(record).encode() if lines else record) for n, record in enumerate(records)
         )
+        part = reader.read(reader.format.join(places))
         assume(part.rows)
         table = to_table(part.rows, part.places, reader.columns, isinstance(part.rows[0]["prompt"], list))
         assert np.isfinite(np.asarray(table["reward"], dtype=float)).all()

@@ -4,6 +4,7 @@ Earlier versions learned these files wrongly or not at all. The tokenizers come 
 chat templates that ship with TRL.
 """
 
+import re
 import runpy
 import sys
 from itertools import groupby
@@ -332,6 +333,29 @@ def test_the_right_text_is_learned(name, given, prompts, answers, rewards, tmp_p
     assert (said[0][0], said[1], rows["reward"][:]) == (prompts, answers, rewards)
 
 
+TOOL = '<tool_call>\n{"name": "legs", "arguments": {"cat": "Tom"}}\n</tool_call><|im_end|>'
+THOUGHT = "<think>\nHm.\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "learned"),
+    [
+        ("atif.json", "Legs of Tom?", [f"{THOUGHT}I look.\n{TOOL}", "4<|im_end|>"]),
+        ("claude_code.jsonl", "Legs of Tom?", [TOOL, "4<|im_end|>"]),
+        ("codex.jsonl", "Legs?", ["4<|im_end|>"]),
+        ("bare_messages.json", "Legs of Tom?", ["4<|im_end|>"]),
+        ("tau2.json", "Legs of Tom?", [TOOL, "4<|im_end|>"]),
+    ],
+)
+def test_what_is_learned_of_agents(name, prompt, learned, read, tmp_path):
+    """The prompt is that of the first row."""
+    main.main(["import", "--input", str(SECOND_CASES / name), "--output_dir", str(tmp_path / "rows")])
+    (asked, first), *others = (read(row, "qwen3") for row in load_rows(tmp_path / "rows"))
+    assert f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n" in asked
+    answered = "".join([first, *(completion for _, completion in others)])
+    assert re.findall("⟪(.*?)⟫", answered, re.DOTALL) == learned
+
+
 def test_answers_that_the_model_did_not_end(read, tmp_path, capsys):
     main.main(["import", "--format", "openai", "--input", str(SECOND_CASES / "finish_other.jsonl"), "--output_dir",
                str(tmp_path / "rows"), *SCORE])  # fmt: skip
@@ -348,13 +372,8 @@ def test_answers_that_the_model_did_not_end(read, tmp_path, capsys):
         ("ragas.csv", "text of retrieved_contexts .*--prompt_field user_input retrieved_contexts"),
         ("history.csv", "text of chat_history .*--prompt_field chat_history question"),
         ("alpaca_scored.json", "text of input .*--prompt_field instruction input"),
-        ("bare_messages.json", "one message per row.*messages"),
         ("anthropic_log.jsonl", "Anthropic's Messages API.*Write"),
         ("anthropic_messages.jsonl", "Anthropic's Messages API.*Write"),
-        ("tau2.json", "results of tau2.*Write"),
-        ("atif.json", "ATIF.*Write"),
-        ("claude_code.jsonl", "Claude Code.*Write"),
-        ("codex.jsonl", "Codex.*Write"),
         ("argilla.json", "Argilla.*--prompt_field"),
         ("label_studio.json", "Label Studio.*--prompt_field"),
         ("promptfoo.json", "promptfoo.*Write"),

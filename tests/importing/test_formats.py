@@ -212,7 +212,7 @@ def test_every_format_names_its_source():
     for name, form in FORMATS.items():
         assert form.source, name
         assert form.suffix in (".jsonl", ".parquet", ".eval", ".sqlite", ""), name
-        assert form.required or name in ("comparisons", "scored-lists", "table"), name
+        assert form.required or form.choices, name
 
 
 def test_traces_without_a_reward_and_with_a_broken_tree():

@@ -288,7 +288,7 @@ def test_a_recording_that_grows_during_an_import(tmp_path, log, monkeypatch):
         (name,) = log.add([HI], ({"content": str(n)}, None))
         log.reward(name, 1)
     monkeypatch.setattr(import_, "RECORDS_PER_SHARD", 1)
-    monkeypatch.setattr(import_, "count_records", lambda files: [2])
+    monkeypatch.setattr(import_, "count_records", lambda *_: [2])
     assert len(imported(tmp_path)) == 2
 
 

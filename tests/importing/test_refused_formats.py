@@ -12,10 +12,6 @@ ANSWER = [{"type": "text", "text": "4"}]
 USER = {"role": "user", "content": "Legs?"}
 RECORDS = {
     "ChatGPT or Claude": {"mapping": {}, "current_node": "a"},
-    "Claude Code": {"type": "user", "uuid": "1", "sessionId": "s", "message": {"role": "user", "content": "Legs?"}},
-    "Codex": {"timestamp": "t", "type": "response_item", "payload": {"type": "message"}},
-    "ATIF": {"schema_version": "ATIF-v1.4", "steps": []},
-    "tau2": {"simulations": [], "tasks": []},
     "Anthropic": {"request": {"messages": [USER]}, "response": {"type": "message", "content": ANSWER}},
     "Gemini": {"request": {"contents": [{"parts": []}]}, "response": {"candidates": []}},
     "Bedrock": {"messages": [{"role": "user", "content": [{"text": "Legs?"}]}]},
@@ -26,7 +22,6 @@ RECORDS = {
     "promptfoo": {"results": {"results": []}},
     "OpenAI's evals": {"run_id": "r", "event_id": 0, "type": "match", "data": {}},
     "steps with a label": {"prompt": "Legs?", "completions": ["Four", "times two"], "labels": [True, False]},
-    "one message": {"role": "user", "content": "Legs?", "rating": 1},
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Define the class of import formats, and errors for records that cannot be imported."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -10,6 +10,7 @@ from topr_trl.importing.field_names import Kind
 from topr_trl.importing.row_table import COLUMNS, Row
 
 Record = dict[str, Any]
+Placed = tuple[str, bytes | Record]  # place and content of a record
 
 
 def has(*names: str) -> Callable[[Record], bool]:
@@ -121,6 +122,9 @@ class Format:
             returns the files to read. It leaves out each file that repeats the records of another file, or raises a
             ValueError if it cannot choose. The default, `list`, leaves out no file.
         records (`Callable`, *optional*): Function that splits a JSON document, such as a log, into records.
+        join (`Callable`, defaults to `iter`): Function that takes the places and the contents of a file's records, and
+            yields the place and the content of each joined record, such as a session of several lines. `test` gets the
+            records of the file. `iter`, the default, joins nothing.
         same (`str`, *optional*): Field that must have the same value in all records of an import.
         messages (`str`, defaults to `""`): Field with the messages of a conversation. `rows` then takes the argument
             `rated`: the messages whose reward a setting names, or None.
@@ -146,6 +150,7 @@ class Format:
     loses: str = ""
     without_repeats: Callable[[list[Path]], list[Path]] = list
     records: Callable[[Record], Iterable[Record]] | None = None
+    join: Callable[[Iterable[Placed]], Iterator[Placed]] = iter
     same: str | None = None
     messages: str = ""
     find_messages: Callable[[Record], list[str]] | None = None

@@ -66,8 +66,10 @@ def too_long(path: Path, place: str) -> ValueError:
     )
 
 
-def read_documents(path: Path) -> Iterator[Any]:
-    """Yield the items of top-level arrays, and all other documents, without loading the whole file.
+def read_documents(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the items of top-level arrays, of arrays in these, and all other documents, without loading the whole file.
+
+    Each comes with the number of arrays that the file has had until there.
 
     Args:
         path (`Path`): JSON file, compressed or not.
@@ -77,7 +79,7 @@ def read_documents(path: Path) -> Iterator[Any]:
             `LONGEST`. Complete records before invalid JSON are yielded first.
         OSError: the file cannot be read or decompressed.
     """
-    decoder, text, place, in_array, done = json.JSONDecoder(), "", 0, False, 0
+    decoder, text, place, in_array, arrays, done = json.JSONDecoder(), "", 0, False, 0, 0
     with pa.input_stream(path) as raw:
         file = _TextReader(raw, path)
         text = file.read(_CHUNK).lstrip("\ufeff" + _SPACE)
@@ -89,6 +91,7 @@ def read_documents(path: Path) -> Iterator[Any]:
                 continue
             if text[place : place + 1] == ("]" if in_array else "["):
                 in_array, place = not in_array, place + 1
+                arrays += in_array
                 continue
             try:
                 value, place = decoder.raw_decode(text, place)
@@ -110,7 +113,11 @@ def read_documents(path: Path) -> Iterator[Any]:
             except ValueError as error:  # an integer with more than 4,300 digits
                 raise ValueError(f"{path}: after {done:,} complete records: {error}.") from None
             done, wanted = done + 1, _CHUNK
-            yield value
+            if isinstance(value, list):  # an array in an array, such as a run in a list of runs
+                arrays += 1
+                yield from ((arrays, item) for item in value)
+            else:
+                yield arrays, value
 
 
 class _TextReader:

@@ -6,7 +6,7 @@ JSON, CSV and TSV files may be compressed with gzip or zstd.
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from topr_trl.data.tables import rows_of, unreadable
 from topr_trl.importing import csv_tables, eval_archives, json_documents
-from topr_trl.importing.format import Record
+from topr_trl.importing.format import Placed, Record
 from topr_trl.recording.store import NAME, count_rollouts, read_rollouts
 
 RECORDING = Path(NAME).suffix
@@ -89,9 +89,16 @@ def _uncompressed(file: Path) -> Path:
     return file.with_suffix("") if file.suffix in _COMPRESSED else file
 
 
-def count_records(files: Sequence[Path]) -> list[int]:
-    """Return the number of records in each file, such as lines, rows or samples."""
-    return [_count(path) for path in files]
+def count_records(files: Sequence[Path], join: Callable[[Iterable[Placed]], Iterator[Placed]] = iter) -> list[int]:
+    """Return the number of records in each file, such as lines, rows or samples.
+
+    Args:
+        files (`Sequence[Path]`): Files of records.
+        join (`Callable`, defaults to `iter`): Function that joins records, see `Format.join`.
+    """
+    if join is iter:
+        return [_count(path) for path in files]
+    return [sum(1 for _ in join(read_records(path))) for path in files]
 
 
 def _count(path: Path) -> int:
@@ -139,7 +146,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield number + 1, b"{"  # `parsed` returns None for this line.
 
 
-def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
+def read_records(path: Path) -> Iterator[Placed]:
     """Yield the place of each record, such as `rows.jsonl, line 3`, and its content.
 
     A line is not parsed, because callers skip some lines. `parsed` parses it.
@@ -170,7 +177,8 @@ def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
         if json_documents.is_by_lines(path):
             yield from ((f"{path}, line {n}", line) for n, line in _read_lines(path))
         else:
-            yield from ((f"{path}, record {n}", item) for n, item in enumerate(json_documents.read_documents(path), 1))
+            for n, (array, item) in enumerate(json_documents.read_documents(path), 1):
+                yield f"{path}, {f'array {array}, ' if array > 1 else ''}record {n}", item
 
 
 def parsed(raw: bytes | Record) -> Any:

@@ -26,7 +26,7 @@ from topr_trl.importing.completions import (
     turns_of,
     without_unknown_logps,
 )
-from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unrewarded, Unusable
+from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Placed, Record, Unrewarded, Unusable
 from topr_trl.importing.input_settings import LAST_TURN
 from topr_trl.importing.openai_messages import FAILED, has_broken_call
 from topr_trl.importing.reading_settings import ReadingArguments
@@ -118,6 +118,10 @@ class RecordReader:
         self.columns = tuple(dict.fromkeys((*self.format.columns, *more, *self._for_all)))
         self.not_read = Counter[str]()
 
+    def records_of(self, file: Path) -> Iterator[Placed]:
+        """Yield the place and the content of each record of a file. See `Format.join`."""
+        return self.format.join(read_records(file))
+
     def _first_records_have_rewards(self) -> bool:
         """Return whether a field of the first records is a known reward, if the format has rewards in its records.
 
@@ -128,14 +132,14 @@ class RecordReader:
         found = list[bool]()
         with suppress(ValueError):
             first = files_of(self.source, self.format.suffix)[0]
-            for _, record in islice(self._split(read_records(first)), _RECORDS):
+            for _, record in islice(self._split(self.records_of(first)), _RECORDS):
                 if record is None or self._is_other(record):
                     continue
                 with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
                     found.append(bool(self.format.rewards(self._with_names_of_format(record))))
         return any(found) or not found
 
-    def find_runs(self, records: Iterable[tuple[str, bytes | Record]]) -> None:
+    def find_runs(self, records: Iterable[Placed]) -> None:
         """Collect the problem id and the reward of each run. With `rollout_field`, call this method before `read`.
 
         Args:
@@ -163,7 +167,7 @@ class RecordReader:
                 if run.problem is None and (rows := _rows_in(self._completions(record))):
                     run.problem = self._problem(record, rows)
 
-    def read(self, records: Iterable[tuple[str, bytes | Record]]) -> Part:
+    def read(self, records: Iterable[Placed]) -> Part:
         """Convert the records of a shard.
 
         Args:
@@ -201,7 +205,7 @@ class RecordReader:
         """Return the rows of a record, or the reason why it is left out."""
         return [LeftOut.WHERE] if self._is_other(record) else self._rows(self._check_fields(record))
 
-    def _split(self, records: Iterable[tuple[str, bytes | Record]]) -> Iterator[tuple[str, Any]]:
+    def _split(self, records: Iterable[Placed]) -> Iterator[tuple[str, Any]]:
         """Split documents into records, and yield the place and the content of each record.
 
         The content of a broken line, and of a record with an unpaired surrogate, is None.

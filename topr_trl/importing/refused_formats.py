@@ -45,12 +45,16 @@ def _parts(record: Record) -> list[Mapping[str, Any]]:
 
 def _is_anthropic(record: Record) -> bool:
     is_answer = any(
-        inner_value(value, "type") == "message" and isinstance(inner_value(value, "content"), list)
+        inner_value(value, "type") == "message"
+        and any(part.get("type") not in _OF_RESPONSES for part in _objects(inner_value(value, "content")))
         for value in record.values()
     )
     # inspect_ai has parts of the type `tool_use`, too, without an input.
     is_call = any(part.get("type") == "tool_use" and "input" in part for part in _parts(record))
     return is_answer or is_call or any(part.get("type") == "tool_result" for part in _parts(record))
+
+
+_OF_RESPONSES = ("input_text", "output_text")  # parts of messages in OpenAI's Responses API, which Codex writes
 
 
 def _is_gemini(record: Record) -> bool:
@@ -62,10 +66,6 @@ def _is_gemini(record: Record) -> bool:
 def _is_bedrock(record: Record) -> bool:
     of_converse = any("text" in part and "type" not in part for part in _parts(record))
     return of_converse or inner_value(record, "input", "inputBodyJson") is not None
-
-
-def _is_claude_code(record: Record) -> bool:
-    return {"sessionId", "type"} <= set(record) and bool({"uuid", "leafUuid"} & set(record))
 
 
 def _is_export_of_chats(record: Record) -> bool:
@@ -97,31 +97,9 @@ def _is_openai_evals(record: Record) -> bool:
     )
 
 
-def _is_one_message(record: Record) -> bool:
-    return {"role", "content"} <= set(record) and "messages" not in record
-
-
-_EVENTS_OF_CODEX = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 # The tests do not match a format that is read.
 REFUSED = (
     Refused("an export of ChatGPT or Claude", _is_export_of_chats, _AS_MESSAGES),
-    Refused("a session of Claude Code", _is_claude_code, _AS_OPENAI),
-    Refused(
-        "a session of Codex",
-        lambda record: isinstance(record.get("payload"), Mapping) and record.get("type") in _EVENTS_OF_CODEX,
-        _AS_OPENAI,
-    ),
-    Refused(
-        "a trajectory in the format ATIF",
-        lambda record: str(record.get("schema_version")).startswith("ATIF"),
-        _AS_OPENAI,
-    ),
-    Refused(
-        "results of tau2",
-        lambda record: isinstance(record.get("simulations"), list),
-        f'{_NOT_YET}Write one JSON object per simulation: {{"messages": ..., "reward": ...}}. Leave out the calls that '
-        "the simulated user makes, and their results",
-    ),
     Refused("a log of Anthropic's Messages API", _is_anthropic, _AS_OPENAI),
     Refused("a log of Gemini's API", _is_gemini, _AS_OPENAI),
     Refused("a log of Bedrock's Converse API", _is_bedrock, _AS_OPENAI),
@@ -147,11 +125,6 @@ REFUSED = (
         "steps with a label each",
         lambda record: isinstance(record.get("completions"), list) and isinstance(record.get("labels"), list),
         f"{_AS_ROWS}. A row is a whole answer with one score",
-    ),
-    Refused(
-        "a table with one message per row",
-        _is_one_message,
-        f"{_AS_MESSAGES}. Group messages by the id of their conversation",
     ),
 )
 

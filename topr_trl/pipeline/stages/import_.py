@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import chain, islice
@@ -15,10 +15,10 @@ from tqdm.auto import tqdm
 from topr_trl.data.rows import ROLLOUT
 from topr_trl.data.sampler_logps import TEMPERATURE
 from topr_trl.data.tables import read_shard, shard_path, shards_of
-from topr_trl.importing.format import LeftOut, NotOfFormat, Record
+from topr_trl.importing.format import LeftOut, NotOfFormat, Placed
 from topr_trl.importing.input_settings import ALL_TURNS, LAST_TURN
 from topr_trl.importing.reading_settings import ReadingArguments
-from topr_trl.importing.record_files import count_records, files_of, parsed, read_records
+from topr_trl.importing.record_files import count_records, files_of, parsed
 from topr_trl.importing.record_rewards import UnknownLabel, numbers_in
 from topr_trl.importing.record_to_rows import Part, RecordReader, short_place
 from topr_trl.importing.row_table import to_table
@@ -76,7 +76,7 @@ class Import(Stage[ImportArguments]):
         reader = RecordReader(args, args.source)
         found = files_of(args.source, reader.format.suffix)
         files = reader.format.without_repeats(found)
-        shards = sum(-(-count // RECORDS_PER_SHARD) for count in count_records(files))
+        shards = sum(-(-count // RECORDS_PER_SHARD) for count in count_records(files, reader.format.join))
         if not shards:
             raise ValueError(f"{args.source} has no record.")
         if recording_in(args.source):
@@ -84,12 +84,19 @@ class Import(Stage[ImportArguments]):
             for shard in self.folder.glob("*-of-*.parquet"):
                 shard.unlink()
         if args.rollout_field:
-            reader.find_runs(tqdm(chain.from_iterable(map(read_records, files)), desc="Finding runs", unit="record"))
+            reader.find_runs(
+                tqdm(chain.from_iterable(map(reader.records_of, files)), desc="Finding runs", unit="record")
+            )
         conversational: bool | None = None  # whether the first row has messages as its prompt; None until a row is read
         waiting: list[tuple[Path, Part]] = []  # shards to write once `conversational` is known
         for k, records in enumerate(
             # A recording may have grown since its records were counted.
-            tqdm(islice(_records_by_shard(files), shards), total=shards, desc=f"Importing {reader.name}", unit="shard")
+            tqdm(
+                islice(_records_by_shard(map(reader.records_of, files)), shards),
+                total=shards,
+                desc=f"Importing {reader.name}",
+                unit="shard",
+            )
         ):
             path = shard_path(self.folder, k, shards)
             if conversational is not None and path.is_file():
@@ -116,7 +123,7 @@ class Import(Stage[ImportArguments]):
         repeated = [short_place(str(file), args.source) for file in found if file not in files]
         notes["left_out"]["repeated"] = _count_places(repeated)
         if "reward" not in reader.columns:
-            seen = (numbers_in(parsed(raw)) for _, raw in islice(read_records(files[0]), _RECORDS_TO_INSPECT))
+            seen = (numbers_in(parsed(raw)) for _, raw in islice(reader.records_of(files[0]), _RECORDS_TO_INSPECT))
             notes["numbers"] = list(dict.fromkeys(chain.from_iterable(seen)))
         return rows, notes
 
@@ -226,7 +233,7 @@ def _listing_unknown_labels(reader: RecordReader, files: Sequence[Path]) -> Iter
         if not isinstance(error.__context__, UnknownLabel):
             raise
         unknown: dict[str, None] = {}
-        for _, raw in chain.from_iterable(map(read_records, files)):
+        for _, raw in chain.from_iterable(map(reader.records_of, files)):
             record = parsed(raw)
             try:
                 if isinstance(record, dict):
@@ -239,10 +246,9 @@ def _listing_unknown_labels(reader: RecordReader, files: Sequence[Path]) -> Iter
         raise ValueError(f"{error} All labels without a number: {shown}.") from None
 
 
-def _records_by_shard(files: Sequence[Path]) -> Iterator[Iterator[tuple[str, bytes | Record]]]:
+def _records_by_shard(files: Iterable[Iterator[Placed]]) -> Iterator[Iterator[Placed]]:
     """Yield an iterator over the records of each shard. A shard holds records of one file only."""
-    for file in files:
-        records = read_records(file)
+    for records in files:
         for first in records:
             shard = chain((first,), islice(records, RECORDS_PER_SHARD - 1))
             yield shard

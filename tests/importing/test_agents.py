@@ -1,0 +1,332 @@
+"""Test the import of runs that agents wrote: trajectories, sessions and simulations."""
+
+import json
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from records import EXAMPLES
+from test_evaluations import imported
+from test_logs_of_apis import CALL, LEGS, RESULT, SAID, response, turns
+
+from topr_trl.data.tokenization import tokenize_row
+from topr_trl.importing.format import Unusable
+from topr_trl.importing.formats import atif, codex, mini_swe_agent, tau2
+from topr_trl.importing.recognition import format_of
+
+WRITTEN = Path(__file__).parent / "written"
+START = [("system", "Calculate.", None, []), ("user", "How many legs have 3 cats?", None, [])]
+CALLED = [("assistant", "I look.", "Hm.", [LEGS]), ("tool", "FOUR", None, [])]
+
+
+def learned(row, tokenizer):
+    """Return the texts of a completion that a trainer learns."""
+    made = tokenize_row(row, tokenizer)
+    own = made.completion_mask or [True] * len(made.completion_ids)
+    runs = groupby(zip(made.completion_ids, own, strict=True), key=lambda pair: pair[1])
+    return [tokenizer.decode([token for token, _ in run]) for is_own, run in runs if is_own]
+
+
+def test_trajectories_that_harbor_wrote(tmp_path, tool_tokenizer):
+    (tmp_path / "rewards.jsonl").write_text(
+        "\n".join(
+            json.dumps({"id": name, "reward": n}) for n, name in enumerate(("text", "context", "tokens", "parent"))
+        )
+    )
+    rows = imported(tmp_path, WRITTEN / "harbor-0.26.0.jsonl", "--rewards", str(tmp_path / "rewards.jsonl"),
+                    "--id_field", "session_id")  # fmt: skip
+    assert rows["reward"][:] == [0.0, 1.0, 2.0, 2.0, 3.0, 3.0]
+    assert rows["rollout_id"][:] == [None, None, "tokens", "tokens", "parent", "parent"]
+    assert (set(rows["model"]), set(rows["temperature"])) == ({"m"}, {0.7})
+    text, context, first, second, parent, inner = rows
+    assert turns(text["prompt"]) == START
+    assert turns(text["completion"]) == [*CALLED, ("assistant", "It is 12.", None, [])]
+    assert text["completion"][0]["tool_calls"][0]["id"] == text["completion"][1]["tool_call_id"] == "t"
+    asked, answer = learned(text, tool_tokenizer)
+    assert all(words in asked for words in ("I look.", '"animal": "cat"'))
+    assert "FOUR" not in asked
+    assert answer.endswith("It is 12.<|im_end|>")
+    dispatched = [("assistant", "DISPATCHED", None, []), ("user", "The page shows 4.", None, [])]
+    assert turns(context["prompt"]) == [*START, *CALLED, *dispatched]
+    assert learned(context, tool_tokenizer)[0].endswith("It is 12.<|im_end|>")
+    assert (first["prompt_ids"], first["completion_ids"]) == ([1, 21], [5, 2, 60, 42, 2])
+    assert first["completion_mask"] == [1, 1, 0, 1, 1]
+    assert first["sampler_logps"] == [-0.5, -0.25, None, -1.0, -0.125]
+    assert (second["prompt_ids"], second["completion_ids"], second["sampler_logps"]) == ([1, 70], [43], [-2.0])
+    assert turns(parent["prompt"]) == START
+    assert turns(inner["prompt"]) == [("user", "Legs?", None, [])]
+
+
+SUMMARIZED = {"source": "system", "message": "Summarized.", "observation": {"results": [
+    {"subagent_trajectory_ref": [{"trajectory_path": "a.json"}]}]}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps", "why"),
+    [
+        ({"agent": {"name": "terminus-2"}}, [], "parsed answers.*collect_rollout_details"),
+        ({}, [SUMMARIZED], "context was summarized"),
+        ({}, [{"source": "agent", "message": "4", "llm_call_count": 2}], "llm_call_count above 1"),
+        ({}, [{"source": "user", "message": [{"type": "image", "source": {}}]}], "has image"),
+        ({"subagent_trajectories": [EXAMPLES["atif"]]}, [], "needs a session_id"),
+    ],
+)
+def test_trajectories_without_the_text_of_the_model(changes, steps, why):
+    record = EXAMPLES["atif"]
+    with pytest.raises(Unusable, match=why):
+        atif.rows({**record, **changes, "steps": [*record["steps"], *steps]})
+
+
+def test_token_ids_need_the_prompt():
+    step = {"source": "agent", "message": "4", "metrics": {"completion_token_ids": [4]}}
+    with pytest.raises(Unusable, match="without prompt_token_ids"):
+        atif.rows({"agent": {"name": "a"}, "steps": [step]})
+
+
+def of_claude(uuid, parent, kind, content, **message):
+    message = {"role": kind, "content": content, **message}
+    return {"type": kind, "uuid": uuid, "parentUuid": parent, "sessionId": "s", "message": message}
+
+
+def use(name):
+    return {"type": "tool_use", "id": name, "name": "legs", "input": {"animal": "cat"}}
+
+
+def result(name, text):
+    return {"type": "tool_result", "tool_use_id": name, "content": [{"type": "text", "text": text}]}
+
+
+SESSION = [
+    {"type": "summary", "summary": "Cats", "leafUuid": "9"},
+    of_claude("1", None, "user", "How many legs have 3 cats?"),
+    of_claude("2", "1", "assistant", [{"type": "thinking", "thinking": "Hm."}], id="m1", model="c", stop_reason=None),
+    of_claude("3", "2", "assistant", [use("t1")], id="m1", model="c", stop_reason="tool_use"),
+    of_claude("4", "3", "assistant", [use("t2")], id="m1", model="c", stop_reason="tool_use"),
+    of_claude("5", "3", "user", [result("t1", "FOUR")]),
+    of_claude("6", "4", "user", [result("t2", "AGAIN")]),
+    {"type": "progress", "uuid": "7", "parentUuid": "6", "sessionId": "s"},
+    {**of_claude("8", "7", "assistant", [{"type": "text", "text": "API Error"}], model="<synthetic>"),
+     "isApiErrorMessage": True},
+    of_claude("9", "8", "assistant", [{"type": "text", "text": "It is 1"}], id="m2", model="c", stop_reason=None),
+    of_claude("10", "9", "user", [{"type": "text", "text": "[Request interrupted by user]"}]),
+    of_claude("11", "1", "user", "Be brief."),
+    of_claude("12", "11", "assistant", [{"type": "text", "text": "12"}], id="m3", model="d", stop_reason="end_turn"),
+    of_claude("13", "12", "assistant", [{"type": "text", "text": "No response requested."}], model="<synthetic>"),
+]  # fmt: skip
+
+
+def written(path, lines):
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    return path
+
+
+def test_each_call_of_a_session_of_claude_code_is_a_row(tmp_path, tool_tokenizer):
+    rewards = written(tmp_path / "rewards", [{"id": "s", "reward": 1}])
+    rows = imported(tmp_path, written(tmp_path / "a.jsonl", SESSION), "--rewards", str(rewards), "--id_field",
+                    "sessionId")  # fmt: skip
+    first, second, third = rows
+    called = [("assistant", "", "Hm.", [LEGS, LEGS]), ("tool", "FOUR", None, []), ("tool", "AGAIN", None, [])]
+    assert turns(first["prompt"]) == START[1:]
+    assert turns(first["completion"]) == called[:1]
+    assert turns(second["prompt"]) == [*START[1:], *called]
+    assert turns(third["prompt"]) == [*START[1:], ("user", "Be brief.", None, [])]
+    assert [row["finish_reason"] for row in rows] == ["stop", "length", "stop"]
+    assert (set(rows["rollout_id"]), set(rows["reward"]), rows["model"][:]) == ({"s"}, {1.0}, ["c", "c", "d"])
+    answers = [learned(row, tool_tokenizer)[0].removeprefix("<think>\n\n</think>\n\n") for row in (second, third)]
+    assert answers == ["It is 1", "12<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "why"), [("5", "the result of the call t1 is not in the file"), ("1", "the line 1 is not in the file")]
+)
+def test_sessions_of_claude_code_without_a_line(tmp_path, missing, why):
+    lines = [line for line in SESSION if line.get("uuid") != missing]
+    with pytest.raises(ValueError, match=rf"line 2: {why}.*--skip_unusable"):
+        imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+
+
+def of_codex(kind, **payload):
+    return {"timestamp": "t", "type": kind, "payload": payload}
+
+
+def said(role, text):
+    kind = "output_text" if role == "assistant" else "input_text"
+    return of_codex("response_item", type="message", role=role, content=[{"type": kind, "text": text}])
+
+
+META = of_codex("session_meta", id="s", base_instructions={"text": "Calculate."})
+CODEX = [
+    META,
+    of_codex("turn_context", model="g"),
+    said("user", "How many legs have 3 cats?"),
+    of_codex("event_msg", type="agent_message", message="12"),
+    of_codex("response_item", type="reasoning", summary=[{"type": "summary_text", "text": "Hm."}], content=None),
+    of_codex("response_item", type="custom_tool_call", call_id="c", name="legs", input="cat"),
+    of_codex("response_item", type="custom_tool_call_output", call_id="c", output="FOUR"),
+    of_codex("response_item", type="ghost_snapshot", ghost_commit={}),
+    said("assistant", "It is 12."),
+    of_codex("compacted", message="", replacement_history=[said("user", "SUMMARY")["payload"]]),
+    said("user", "And of 4?"),
+    said("assistant", "16"),
+]
+
+
+def test_each_call_of_a_session_of_codex_is_a_row(tmp_path, tool_tokenizer):
+    second = [of_codex("session_meta", id="s2"), said("user", "Legs?"), said("assistant", "4")]
+    rows = imported(tmp_path, written(tmp_path / "a.jsonl", [*CODEX, *second]))
+    called = [("assistant", "", "Hm.", [{"name": "legs", "arguments": '{"input": "cat"}'}]), ("tool", "FOUR", None, [])]
+    assert [turns(row["prompt"]) for row in rows] == [
+        START, [*START, *called], [START[0], ("user", "SUMMARY", None, []), ("user", "And of 4?", None, [])],
+        [("user", "Legs?", None, [])],
+    ]  # fmt: skip
+    assert turns(rows[0]["completion"]) == called[:1]
+    assert (rows["rollout_id"][:], rows["model"][:]) == (["s"] * 3 + [None], ["g"] * 3 + [None])
+    end = [learned(row, tool_tokenizer)[0].rpartition("</think>\n\n")[2] for row in rows.select([1, 2, 3])]
+    assert end == ["It is 12.<|im_end|>", "16<|im_end|>", "4<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (of_codex("compacted", message="m"), "context was compacted"),
+        (of_codex("event_msg", type="thread_rolled_back", num_turns=1), "took back a turn"),
+        (of_codex("response_item", type="web_search_call"), "web_search_call"),
+    ],
+)
+def test_sessions_of_codex_without_what_the_model_read(line, why):
+    with pytest.raises(Unusable, match=why):
+        codex.rows({"session_id": "s", "lines": [*CODEX[:4], line, said("assistant", "4")]})
+
+
+def test_a_broken_line_of_codex(tmp_path):
+    path = written(tmp_path / "a.jsonl", CODEX[:9])
+    path.write_text(path.read_text() + '\n{"timestamp"')
+    assert len(imported(tmp_path, path)) == 2
+    path.write_text(path.read_text() + "\n" + json.dumps(said("assistant", "16")))
+    with pytest.raises(ValueError, match="a line is not valid JSON"):
+        imported(tmp_path, path)
+
+
+TABLE = """conversation_id,turn,role,content,rating
+a,1,user,How many legs have 3 cats?,
+b,1,user,Legs?,
+a,2,assistant,12,1
+b,2,assistant,4,
+a,3,user,Thanks!,
+a,4,assistant,Bye.,-1
+"""
+
+
+def test_one_message_per_row(tmp_path, tool_tokenizer):
+    (tmp_path / "a.csv").write_text(TABLE)
+    rows = imported(tmp_path, tmp_path / "a.csv", "--skip_unrewarded")
+    assert [turns(row["prompt"]) for row in rows] == [
+        START[1:], [*START[1:], ("assistant", "12", None, []), ("user", "Thanks!", None, [])],
+    ]  # fmt: skip
+    assert rows["reward"][:] == [1.0, -1.0]
+    end = [learned(row, tool_tokenizer)[0].rpartition("</think>\n\n")[2] for row in rows]
+    assert end == ["12<|im_end|>", "Bye.<|im_end|>"]
+
+
+def test_a_value_of_all_messages_belongs_to_the_conversation(tmp_path):
+    lines = [{"threadId": "a", "role": role, "content": role, "score": 3} for role in ("user", "assistant")]
+    rows = imported(tmp_path, written(tmp_path / "a.jsonl", lines), "--reward_fields", "score")
+    assert (rows["reward"][:], turns(rows[0]["completion"])) == ([3.0], [("assistant", "assistant", None, [])])
+
+
+def test_the_first_line_of_a_session_may_describe_it():
+    assert format_of(SESSION[0]) == format_of({"type": "file-history-snapshot", "messageId": "1"}) == "claude-code"
+
+
+@pytest.mark.parametrize("written_as", ["{0}{1}", "{0}\n{1}\n", "[{0}, {1}]"])
+def test_each_array_of_messages_is_a_run(tmp_path, written_as):
+    run = [{"role": "user", "content": "Legs?"}, {"role": "assistant", "content": "4"}]
+    runs = [*run, {"role": "exit", "content": "Submitted"}], run * 2
+    (tmp_path / "a.json").write_text(written_as.format(*map(json.dumps, runs)))
+    first, second = imported(tmp_path, tmp_path / "a.json")
+    answered = [("assistant", "4", None, [])]
+    assert (turns(first["prompt"]), turns(first["completion"])) == ([("user", "Legs?", None, [])], answered)
+    assert turns(second["completion"]) == [*answered, ("user", "Legs?", None, []), *answered]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, "line 1: it is one message without the id of its conversation.*conversation_id"),
+        ({"chat_id": 1, "run_id": 2}, "line 1: chat_id, run_id may all be the id"),
+        ({"chat_id": 1, "created_at": "2026-01-02"}, "line 1: .*not in the order of created_at"),
+    ],
+)
+def test_messages_of_an_unknown_conversation_or_order(tmp_path, changes, why):
+    lines = [{"role": "user", "content": "Legs?", **changes}, {"role": "assistant", "content": "4", **changes}]
+    if "created_at" in changes:
+        lines[1]["created_at"] = "2026-01-01"
+    with pytest.raises(ValueError, match=why):
+        imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+
+
+def test_trajectories_of_mini_swe_agent():
+    (row,) = mini_swe_agent.rows(EXAMPLES["mini-swe-agent"])
+    assert turns(row["completion"]) == [("assistant", "42", None, [])]
+    messages = [{"role": "user", "content": "Legs?"}, response(CALL), RESULT, response(SAID)]
+    (row,) = mini_swe_agent.rows({"messages": messages, "info": {"config": {"model": {"model_name": "m"}}}})
+    assert turns(row["completion"]) == [
+        ("assistant", "", None, [LEGS]), ("tool", "FOUR", None, []), ("assistant", "12", None, []),
+    ]  # fmt: skip
+    assert row["model"] == "m"
+
+
+GREETING = {"role": "assistant", "content": "Hi!", "turn_idx": 0}
+ASKED = {"role": "user", "content": "How many legs have 3 cats?"}
+OF_TAU2 = [
+    GREETING,
+    ASKED,
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "t", **LEGS, "requestor": "assistant"}]},
+    {"role": "tool", "id": "t", "content": "FOUR", "requestor": "assistant"},
+    {"role": "assistant", "content": "Check your phone.", "raw_data": {"message": {"reasoning_content": "Hm."}}},
+    {"role": "user", "content": None, "tool_calls": [{"id": "u", "name": "check", "arguments": {}}]},
+    {"role": "tool", "id": "u", "content": "PHONE", "requestor": "user"},
+    {"role": "user", "content": "It works."},
+    {"role": "assistant", "content": "12", "raw_data": {"finish_reason": "length"}},
+]  # fmt: skip
+RESULTS = {
+    "info": {"agent_info": {"llm": "m", "llm_args": {"temperature": 0.0}},
+             "environment_info": {"domain_name": "cats", "policy": "Calculate."}},
+    "tasks": [{"id": "0"}, {"id": "1", "initial_state": {"message_history": OF_TAU2[1:4]}}],
+    "simulations": [
+        {"id": "a", "task_id": "0", "reward_info": {"reward": 1.0}, "messages": OF_TAU2},
+        {"id": "b", "task_id": "1", "reward_info": {"reward": 0.0}, "messages": OF_TAU2[1:]},
+        {"id": "c", "task_id": "1", "reward_info": None, "messages": [], "termination_reason": "infrastructure_error"},
+    ],
+}  # fmt: skip
+
+
+def test_results_of_tau2(tmp_path, tool_tokenizer, capsys):
+    (tmp_path / "a.json").write_text(json.dumps(RESULTS, indent=1))
+    rows = imported(tmp_path, tmp_path / "a.json")
+    assert "1 request or run failed and is left out" in capsys.readouterr().out
+    assert (rows["reward"][:], rows["problem_id"][:]) == ([1.0, 0.0], ["cats/0", "cats/1"])
+    assert (set(rows["model"]), set(rows["temperature"]), set(rows["finish_reason"])) == ({"m"}, {0.0}, {"length"})
+    called = [("assistant", "", None, [LEGS]), ("tool", "FOUR", None, [])]
+    end = [
+        ("assistant", "Check your phone.", "Hm.", []), ("user", "It works.", None, []), ("assistant", "12", None, []),
+    ]  # fmt: skip
+    assert turns(rows[0]["prompt"]) == [START[0], ("assistant", "Hi!", None, []), START[1]]
+    assert turns(rows[0]["completion"]) == [*called, *end]
+    assert turns(rows[1]["prompt"]) == [*START, *called]
+    assert turns(rows[1]["completion"]) == end
+    assert learned(rows[1], tool_tokenizer)[-1] == "12"
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        (None, "audio"),
+        ([{**ASKED, "is_audio": True}], "audio"),
+        ([ASKED, {"role": "assistant", "content": "4", "context_truncation": {"messages_dropped": 1}}], "truncated"),
+    ],
+)
+def test_results_of_tau2_without_the_text_that_the_agent_read(messages, why):
+    (record,) = tau2.simulations({"task_id": "0", "messages": messages})
+    with pytest.raises(Unusable, match=why):
+        tau2.rows(record)

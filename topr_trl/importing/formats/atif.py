@@ -1,0 +1,124 @@
+"""Read trajectories in the format ATIF, which Harbor and NeMo-Gym write."""
+
+from typing import Any
+
+from topr_trl.importing.format import Format, Record, Unusable
+from topr_trl.importing.message_parts import assistant, call, other, text_of
+from topr_trl.importing.openai_messages import row_of_run, tools_as_json
+from topr_trl.importing.record_fields import inner_value
+from topr_trl.importing.row_table import Row
+from topr_trl.importing.token_turns import join_turns
+
+
+def rows(record: Record) -> list[Row]:
+    """Return the rows of a trajectory and of the trajectories of its subagents, as parts of one rollout.
+
+    A trajectory is one row of messages. If each step of the model has token ids, it is one or more rows with token ids.
+    Steps that were copied from an earlier trajectory, and steps that no model wrote, are context.
+
+    Raises:
+        Unusable: a step stands for several calls of the model, or the file lacks token ids and text that the model read
+            or wrote.
+    """
+    trajectories = _with_subagents(record)
+    found = [row for each in trajectories for row in _rows_of_trajectory(each)]
+    name = record.get("trajectory_id") or record.get("session_id")
+    if len(found) < 2:
+        return found
+    if name is None:
+        raise Unusable("it has several rows, and needs a session_id or a trajectory_id that joins them")
+    return [{**row, "rollout_id": str(name)} for row in found]
+
+
+def _with_subagents(record: Record) -> list[Record]:
+    inner = record.get("subagent_trajectories") or ()
+    return [record, *(found for each in inner for found in _with_subagents(each))]
+
+
+def _rows_of_trajectory(record: Record) -> list[Row]:
+    agent, steps = record["agent"], record["steps"]
+    own = [step for step in steps if _is_own(step)]
+    if any((step.get("llm_call_count") or 1) > 1 for step in own):
+        raise Unusable("a step has llm_call_count above 1, so the text of each call of the model is not known")
+    made = row_of_run(
+        [message for step in steps for message in _messages(step)],
+        tools=tools_as_json(agent.get("tool_definitions")),
+        model=next(filter(None, (step.get("model_name") for step in own)), agent.get("model_name")),
+        temperature=inner_value(agent, "extra", "temperature"),
+    )
+    if not made:
+        return []
+    if all(inner_value(step, "metrics", "completion_token_ids") for step in own):
+        return [{**made[0], **part} for part in join_turns([_tokens(step["metrics"]) for step in own])]
+    _check_text(agent, steps)
+    return made
+
+
+def _is_own(step: Record) -> bool:
+    """Return whether the model wrote the step in this trajectory."""
+    return step["source"] == "agent" and not step.get("is_copied_context") and step.get("llm_call_count") != 0
+
+
+def _messages(step: Record) -> list[Row]:
+    """Return the messages of a step. Results of calls are tool messages. Other observations are user messages."""
+    calls = [
+        call(each["function_name"], each["arguments"], each["tool_call_id"]) for each in step.get("tool_calls") or ()
+    ]
+    if step["source"] != "agent":
+        found = [other(step["source"], step["message"])] if text_of(step["message"]) else []
+    elif step["message"] or calls or step.get("reasoning_content"):
+        weight = {} if _is_own(step) else {"weight": 0}
+        found = [assistant(step["message"], calls, step.get("reasoning_content"), **weight)]
+    else:
+        found = []
+    results = inner_value(step, "observation", "results") or ()
+    role = "tool" if calls else "user"
+    read = [each for each in results if each.get("content") is not None]
+    return found + [other(role, each["content"], tool_call_id=each.get("source_call_id")) for each in read]
+
+
+def _tokens(metrics: Record) -> dict[str, Any]:
+    """Return the tokens of a step under the names that `join_turns` expects.
+
+    Raises:
+        Unusable: the step has token ids of its completion, and none of its prompt.
+    """
+    ids = metrics["completion_token_ids"]
+    if not metrics.get("prompt_token_ids"):
+        raise Unusable("a step has completion_token_ids without prompt_token_ids, so what the model read is not known")
+    return {
+        "prompt_ids": metrics["prompt_token_ids"], "completion_ids": ids, "completion_mask": [1] * len(ids),
+        "completion_logprobs": metrics.get("logprobs") or [None] * len(ids),
+    }  # fmt: skip
+
+
+def _check_text(agent: Record, steps: list[Record]) -> None:
+    """Check that the messages of a trajectory are what the model read and wrote.
+
+    Raises:
+        Unusable: the agent Terminus parsed the answers of the model, or the context was summarized.
+    """
+    if agent["name"].startswith("terminus") and any(step.get("tool_calls") for step in steps):
+        raise Unusable(
+            "Terminus wrote parsed answers, not the text of the model. Run Harbor with collect_rollout_details, which "
+            "adds token ids, or with raw_content in trajectory_config"
+        )
+    for step in steps:
+        results = inner_value(step, "observation", "results") or ()
+        if step["source"] == "system" and any(each.get("subagent_trajectory_ref") for each in results):
+            raise Unusable("its context was summarized, so later steps had a different context")
+
+
+FORMAT = Format(
+    source="ATIF 1.0 to 1.8 (harbor 0.26.0, harbor/models/trajectories)",
+    suffix=".jsonl",
+    test=lambda record: str(record.get("schema_version")).startswith("ATIF"),
+    rows=rows,
+    columns=(
+        "prompt_ids", "completion_ids", "completion_mask", "sampler_logps", "problem_id", "rollout_id", "tools",
+        "model", "temperature",
+    ),
+    required=frozenset({"schema_version", "agent", "steps"}),
+    loses="Trajectories have no rewards: see --rewards and --id_field session_id. Text of agents that Harbor converted "
+    "can differ from the text of the model. Subagents in other files are not joined to the run.",
+)  # fmt: skip

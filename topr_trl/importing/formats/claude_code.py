@@ -1,0 +1,132 @@
+"""Read sessions of Claude Code, which it keeps in `~/.claude/projects`. Each call of the model is a row."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from topr_trl.importing.format import Format, Record, Unusable
+from topr_trl.importing.joined_records import LINES, joined_by
+from topr_trl.importing.message_parts import assistant, call, other, text_of
+from topr_trl.importing.message_trees import branch
+from topr_trl.importing.openai_messages import finish_reason
+from topr_trl.importing.record_fields import inner_value
+from topr_trl.importing.row_table import Row
+
+_PARENT = "parentUuid"
+
+
+def rows(record: Record) -> list[Row]:
+    """Return a row for each call of the model. The lines before the call in its branch of the session are the prompt.
+
+    The calls of a session are rows of one rollout.
+
+    Raises:
+        Unusable: the file lacks a line or a tool's result that the model read, or a message has a part without text.
+    """
+    lines = {each["uuid"]: each for each in record[LINES] if each.get("uuid")}
+    calls: dict[str, list[Record]] = {}  # lines of each call. Claude Code writes one line per block of an answer.
+    for each in lines.values():
+        if each["type"] == "assistant" and not each.get("isApiErrorMessage"):
+            calls.setdefault(_call_of(each), []).append(each)
+    results = {part["tool_use_id"]: part for each in lines.values() for part in _results(each)}
+    interrupted = {each[_PARENT] for each in lines.values() if _is_interruption(each)}
+    found = []
+    for answer in calls.values():
+        last = answer[-1]["message"]
+        if last.get("model") == "<synthetic>":  # text that Claude Code wrote itself
+            continue
+        found.append({
+            "prompt": list(_prompt(answer[0][_PARENT], lines, calls, results)), "completion": [_turn(answer)],
+            "finish_reason": "length" if answer[-1]["uuid"] in interrupted else finish_reason(last.get("stop_reason")),
+            "model": last.get("model"),
+        })  # fmt: skip
+    agent = next((each["agentId"] for each in lines.values() if each.get("agentId")), None)
+    name = f"{record['sessionId']}/{agent}" if agent else str(record["sessionId"])
+    return [{**row, "rollout_id": name} for row in found] if len(found) > 1 else found
+
+
+def _call_of(line: Record) -> str:
+    return line["message"].get("id") or line["uuid"]
+
+
+def _blocks(line: Record) -> list[Any]:
+    content = inner_value(line, "message", "content")
+    return content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
+
+
+def _results(line: Record) -> list[Record]:
+    return [part for part in _blocks(line) if line["type"] == "user" and part["type"] == "tool_result"]
+
+
+def _is_interruption(line: Record) -> bool:
+    parts = _blocks(line) if line["type"] == "user" else []
+    return any(str(part.get("text")).startswith("[Request interrupted by user") for part in parts)
+
+
+def _prompt(
+    last: str | None, lines: dict[str, Record], calls: dict[str, list[Record]], results: dict[str, Record]
+) -> Iterator[Row]:
+    """Yield the messages that the model had read at a line.
+
+    Results of parallel calls are in different branches of the session. Each turn is therefore followed by all results
+    of its calls.
+    """
+    if missing := next((name for name in _ancestors(last, lines) if name not in lines), None):
+        raise Unusable(f"the line {missing} is not in the file, so what the model read is not known")
+    seen = set[str]()
+    for line in branch(lines, last, _PARENT):
+        if line["type"] == "user":
+            rest = [part for part in _blocks(line) if part["type"] != "tool_result"]
+            if rest:
+                yield other("user", rest)
+        elif line["type"] == "assistant" and not line.get("isApiErrorMessage") and (name := _call_of(line)) not in seen:
+            seen.add(name)
+            turn = _turn(calls[name])
+            yield turn
+            for each in turn["tool_calls"] or ():
+                if each["id"] not in results:
+                    raise Unusable(f"the result of the call {each['id']} is not in the file")
+                yield other("tool", _text(results[each["id"]]), tool_call_id=each["id"])
+
+
+def _ancestors(last: str | None, lines: dict[str, Record]) -> Iterator[str]:
+    """Yield the ids of a line and of all lines before it. The last id may be missing in `lines`."""
+    seen = set[str]()
+    while last and last not in seen:
+        seen.add(last)
+        yield last
+        last = lines.get(last, {}).get(_PARENT)
+
+
+def _turn(answer: list[Record]) -> Row:
+    """Return the assistant turn of a call from its lines."""
+    blocks = [part for each in answer for part in _blocks(each)]
+    calls = [call(part["name"], part["input"], part["id"]) for part in blocks if part["type"] == "tool_use"]
+    return assistant(blocks, calls)
+
+
+def _text(result: Record) -> str:
+    return text_of(result.get("content"))
+
+
+def _session_of(place: str, line: Record) -> Any:
+    """Return the session of a line. Return `""` for lines such as titles, and None for a line of another format."""
+    return line.get("sessionId", "" if "type" in line and "message" not in line else None)
+
+
+def _is_line(record: Record) -> bool:
+    kind, names = record.get("type"), set(record)
+    is_about_lines = (kind == "summary" and "leafUuid" in names) or kind == "file-history-snapshot"
+    return is_about_lines or ({"sessionId", "type"} <= names and bool({"uuid", "leafUuid", "operation"} & names))
+
+
+FORMAT = Format(
+    source="Claude Code (its files have no documentation; after sessions of the versions 1.0 to 2.1)",
+    suffix=".jsonl",
+    test=_is_line,
+    rows=rows,
+    columns=("problem_id", "rollout_id", "finish_reason", "model"),
+    required=frozenset({"sessionId", LINES}),
+    join=joined_by("sessionId", _session_of),
+    loses="Sessions lack the system prompt, the tools, and the reminders that Claude Code attaches. Claude's thinking "
+    "is a summary, or hidden. Sessions have no rewards: see --rewards and --id_field sessionId.",
+)

@@ -1,0 +1,125 @@
+"""Read sessions of Codex, which it keeps in `~/.codex/sessions`. Each call of the model is a row."""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from topr_trl.importing.dialects.openai_responses import messages_of
+from topr_trl.importing.format import Format, Placed, Record, Unusable
+from topr_trl.importing.joined_records import LINES
+from topr_trl.importing.message_parts import other
+from topr_trl.importing.record_fields import inner_value
+from topr_trl.importing.record_files import parsed
+from topr_trl.importing.row_table import Row
+
+_EVENTS = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
+
+
+def sessions(records: Iterable[Placed]) -> Iterator[Placed]:
+    """Yield the sessions of a file. A session starts with the line `session_meta`.
+
+    A broken line, and a line of another format, is yielded unchanged. A broken line also is None in its session.
+
+    Args:
+        records (`Iterable`): Place and content of each line.
+    """
+    first, lines = "", list[Any]()
+    for place, raw in records:
+        record = parsed(raw)
+        if inner_value(record, "payload") is None:
+            yield place, raw
+            if record is not None:
+                continue
+        # A session that continues another has the first lines of both.
+        if inner_value(record, "type") == "session_meta" and any(map(_is_item, lines)):
+            yield first, _session(lines)
+            lines = []
+        first = first if lines else place
+        lines.append(record)
+    if any(line is not None for line in lines):
+        yield first, _session(lines)
+
+
+def _is_item(line: Any) -> bool:
+    return inner_value(line, "type") == "response_item"
+
+
+def _session(lines: list[Any]) -> Record:
+    metas = [line["payload"] for line in lines if inner_value(line, "type") == "session_meta"]
+    return {"session_id": metas[0].get("id") if metas else None, LINES: lines}
+
+
+def rows(record: Record) -> list[Row]:
+    """Return a row for each answer of the model. All earlier messages of the session are the prompt.
+
+    The answers of a session are rows of one rollout. After a compaction, the prompt starts with the new history.
+
+    Raises:
+        Unusable: the file lacks a part of what the model read, the provider ran a tool itself, or a part has no text.
+    """
+    found, history, own = list[Row](), list[Record](), list[Record]()
+    start, models = list[Row](), set[str]()
+    *whole, last = record[LINES]
+    for line in [*whole, *filter(None, [last])]:  # A killed session ends with a broken line.
+        if line is None:
+            raise Unusable("a line is not valid JSON, so what the model read after it is not known")
+        kind, given = line["type"], line["payload"]
+        if kind == "session_meta" and (text := inner_value(given, "base_instructions", "text")):
+            start = start or [other("system", text)]
+        elif kind == "turn_context" and given.get("model"):
+            models.add(given["model"])
+        elif kind == "response_item":
+            own += _item(given)
+        elif kind == "compacted":
+            found += _answers(start, history, own)
+            if given.get("replacement_history") is None:
+                raise Unusable("its context was compacted, and the file lacks the new context")
+            history, own = [item for each in given["replacement_history"] for item in _item(each)], []
+        elif kind == "event_msg" and given.get("type") == "thread_rolled_back":
+            raise Unusable("the user took back a turn, so later turns had a different context")
+    found += _answers(start, history, own)
+    name = record.get("session_id")
+    if len(found) > 1 and name is None:
+        raise Unusable("it has no session_meta with the id that joins its rows")
+    shared = {"rollout_id": name if len(found) > 1 else None, "model": models.pop() if len(models) == 1 else None}
+    return [{**row, **shared} for row in found]
+
+
+def _answers(start: list[Row], history: list[Record], own: list[Record]) -> list[Row]:
+    """Return a row for each assistant turn in `own`. `start` and `history` are context."""
+    read = [*start, *messages_of(history)]
+    messages = [*read, *messages_of(own)]
+    return [
+        {"prompt": messages[:n], "completion": [each]}
+        for n, each in enumerate(messages)
+        if n >= len(read) and each["role"] == "assistant"
+    ]
+
+
+def _item(given: Record) -> list[Record]:
+    """Return an item as the Responses API has it. Return [] for an item that the model does not read."""
+    kind = given["type"]
+    if kind == "ghost_snapshot":
+        return []
+    if kind == "custom_tool_call":
+        arguments = json.dumps({"input": given["input"]})
+        return [{**given, "type": "function_call", "arguments": arguments}]
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        output = given["output"]
+        text = output.get("content") if isinstance(output, dict) else output
+        return [{**given, "type": "function_call_output", "output": text}]
+    return [given]
+
+
+FORMAT = Format(
+    source="Codex (codex-rs/protocol/src/protocol.rs, RolloutItem; models.rs, ResponseItem)",
+    suffix=".jsonl",
+    test=lambda record: isinstance(record.get("payload"), dict) and record.get("type") in _EVENTS,
+    rows=rows,
+    columns=("problem_id", "rollout_id", "model"),
+    required=frozenset({LINES}),
+    join=sessions,
+    loses="Sessions lack the tools and, before 2026, the system prompt. The model's reasoning is a summary, or hidden. "
+    "A free-form call of a tool has its text as the argument input. Sessions have no rewards: see --rewards and "
+    "--id_field session_id.",
+)

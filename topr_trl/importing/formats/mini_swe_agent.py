@@ -1,0 +1,39 @@
+"""Read trajectories of mini-swe-agent 1.1 and later: objects with messages."""
+
+from topr_trl.importing.dialects.openai_responses import messages_of
+from topr_trl.importing.format import Format, Record
+from topr_trl.importing.openai_messages import message, row_of_run
+from topr_trl.importing.record_fields import inner_value
+from topr_trl.importing.row_table import Row
+
+
+def rows(record: Record) -> list[Row]:
+    """Return one row of messages. Return [] if there is no agent turn."""
+    return row_of_run(
+        [each for given in record["messages"] for each in _messages(given)],
+        problem_id=record.get("instance_id"),
+        model=inner_value(record, "info", "config", "model", "model_name"),
+    )
+
+
+def _messages(given: Record) -> list[Row]:
+    """Return the messages that a message of the file stands for. The last one, with the role `exit`, is no message.
+
+    With the Responses API, an answer is the response itself, and a result of a tool is an item of the API.
+    """
+    if given.get("object") == "response":
+        return messages_of(given["output"])
+    if given.get("type") == "function_call_output":
+        return messages_of([given])
+    return [] if given["role"] == "exit" else [message(given)]
+
+
+FORMAT = Format(
+    source="mini-swe-agent 1.1 to 2.4 (minisweagent/agents/default.py, serialize)",
+    suffix=".jsonl",
+    test=lambda record: str(record.get("trajectory_format")).startswith("mini-swe-agent"),
+    rows=rows,
+    columns=("problem_id", "model"),
+    required=frozenset({"messages"}),
+    loses="Trajectories lack the tools. They have no rewards: see --reward_fields, or --rewards and --id_field.",
+)

@@ -1,0 +1,105 @@
+"""Read results of tau2-bench: an agent, a simulated user, and tools that each of them calls."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from topr_trl.data.sampler_logps import SAMPLING
+from topr_trl.importing.format import Format, LeftOut, Record, Unusable, has
+from topr_trl.importing.message_parts import assistant, call, other
+from topr_trl.importing.openai_messages import finish_reason, row_of_run
+from topr_trl.importing.record_fields import inner_value
+from topr_trl.importing.row_table import Row
+
+# Reasons for the end of a simulation that say nothing about the agent's answers.
+_FAILED = ("infrastructure_error", "context_window_exceeded", "unexpected_error", "user_error")
+_STOP = "###STOP###"  # tau2 writes it in place of the last call of an agent without a user
+
+
+def simulations(record: Record) -> Iterator[Record]:
+    """Yield the simulations of a file, each with `info` and the messages with which its task starts as `given`.
+
+    Args:
+        record (`Record`): Results, or a single simulation.
+    """
+    starts = {
+        task.get("id"): inner_value(task, "initial_state", "message_history") for task in record.get("tasks") or ()
+    }
+    for each in record.get("simulations", [record]):
+        yield {**each, "info": record.get("info"), "given": starts.get(each.get("task_id")) or []}
+
+
+def rows(record: Record) -> list[Row | LeftOut]:
+    """Return one row of the messages that the agent read and wrote. Return [] if there is no turn of the agent.
+
+    Calls of the simulated user, and their results, are left out. The messages with which a task starts are context, and
+    so is the fixed greeting. Return `[LeftOut.FAILED]` for a simulation that failed for another reason than the agent.
+
+    Raises:
+        Unusable: the simulation is spoken, or the context of a turn was truncated.
+    """
+    if record.get("termination_reason") in _FAILED:
+        return [LeftOut.FAILED]
+    given = record["messages"]
+    if given is None or any(each.get("is_audio") for each in given):
+        raise Unusable("its messages are audio: offline training supports only text")
+    if any(each.get("context_truncation") for each in given if each["role"] == "assistant"):
+        raise Unusable("its context was truncated, so later turns had a different context")
+    fixed = len(record["given"]) or int(bool(given) and given[0]["role"] == "assistant" and not _calls(given[0]))
+    turns = [_turn(each, n < fixed) for n, each in enumerate(given) if _is_read(each)]
+    environment, agent = (inner_value(record, "info", f"{name}_info") or {} for name in ("environment", "agent"))
+    policy, domain = record.get("policy") or environment.get("policy"), environment.get("domain_name")
+    own = [each for each in given[fixed:] if each["role"] == "assistant"]
+    return [
+        *row_of_run(
+            [*([other("system", policy)] if policy else []), *turns],
+            problem_id="/".join(map(str, filter(None, (domain, str(record["task_id"]))))),
+            finish_reason=finish_reason(inner_value(own[-1], "raw_data", "finish_reason")) if own else None,
+            model=agent.get("llm"),
+            **{name: inner_value(agent, "llm_args", name) for name in SAMPLING},
+        )
+    ]
+
+
+def _calls(message: Record) -> list[Record]:
+    return message.get("tool_calls") or []
+
+
+def _is_read(message: Record) -> bool:
+    """Return whether the agent reads or writes a message."""
+    role = message["role"]
+    return (
+        role == "assistant"
+        or (role == "user" and not _calls(message))
+        or (role == "tool" and message.get("requestor", "assistant") == "assistant")
+    )
+
+
+def _turn(message: Record, is_fixed: bool) -> Row:
+    if message["role"] != "assistant":
+        return other(message["role"], message["content"], tool_call_id=message.get("id"))
+    calls = [call(each["name"], each["arguments"], each.get("id")) for each in _calls(message)]
+    weight = {"weight": 0} if is_fixed or message.get("content") == _STOP else {}
+    thinking = inner_value(message, "raw_data", "message", "reasoning_content")
+    return assistant(message.get("content"), calls, thinking, **weight)
+
+
+def rewards(record: Record) -> dict[str, Any]:
+    """Return the reward of the simulation. Return {} if it was not evaluated."""
+    reward = inner_value(record, "reward_info", "reward")
+    return {} if reward is None else {"reward_info.reward": reward}
+
+
+FORMAT = Format(
+    source="tau2-bench (src/tau2/data_model/simulation.py, message.py)",
+    suffix=".jsonl",
+    test=lambda record: (
+        isinstance(record.get("simulations"), list) or has("task_id", "reward_info", "messages")(record)
+    ),
+    rows=rows,
+    rewards=rewards,
+    columns=("problem_id", "finish_reason", "model", *SAMPLING),
+    required=frozenset({"task_id", "messages"}),
+    records=simulations,
+    loses="The system prompt is the policy of the domain, without the instructions that tau2 writes around it. Results "
+    "lack the tools.",
+)
