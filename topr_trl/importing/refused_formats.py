@@ -43,16 +43,6 @@ def _parts(record: Record) -> list[Mapping[str, Any]]:
     return [part for each in found for part in _objects(each.get("content"))]
 
 
-def _is_anthropic(record: Record) -> bool:
-    is_answer = any(
-        inner_value(value, "type") == "message" and isinstance(inner_value(value, "content"), list)
-        for value in record.values()
-    )
-    # inspect_ai has parts of the type `tool_use`, too, without an input.
-    is_call = any(part.get("type") == "tool_use" and "input" in part for part in _parts(record))
-    return is_answer or is_call or any(part.get("type") == "tool_result" for part in _parts(record))
-
-
 def _is_gemini(record: Record) -> bool:
     bodies = [value for value in (record, *record.values()) if isinstance(value, Mapping)]
     turns = [turn for body in bodies for name in ("contents", "candidates") for turn in _objects(body.get(name))]
@@ -122,7 +112,6 @@ REFUSED = (
         f'{_NOT_YET}Write one JSON object per simulation: {{"messages": ..., "reward": ...}}. Leave out the calls that '
         "the simulated user makes, and their results",
     ),
-    Refused("a log of Anthropic's Messages API", _is_anthropic, _AS_OPENAI),
     Refused("a log of Gemini's API", _is_gemini, _AS_OPENAI),
     Refused("a log of Bedrock's Converse API", _is_bedrock, _AS_OPENAI),
     Refused("events of PostHog", _is_posthog, _AS_MESSAGES),
