@@ -163,6 +163,14 @@ RECORDING = {
     ],
 }  # fmt: skip
 
+ANTHROPIC = {
+    "request": {"model": "m", "system": [{"type": "text", "text": "Calculate."}], "max_tokens": 64, "temperature": 0.7,
+                "messages": [QUESTION], "tools": [{"name": "run", "input_schema": {"type": "object"}}]},
+    "response": {"type": "message", "role": "assistant", "stop_reason": "tool_use", "content": [
+        {"type": "thinking", "thinking": "Hm.", "signature": "s"}, {"type": "text", "text": "I ask."},
+        {"type": "tool_use", "id": "c1", "name": "run", "input": {"command": "ls"}}]},
+    "reward": 1,
+}  # fmt: skip
 COMPARISON = {"prompt": "6*7?", "response_a": "42", "response_b": "41", "winner": "a"}
 OPEN_WEBUI = {"type": "rating", "data": {"rating": 1}, "meta": {"message_id": "a"}, "snapshot": {"chat": {"chat": {
     "history": {"messages": {"u": {"id": "u", "parentId": None, **QUESTION},
@@ -194,6 +202,7 @@ EXAMPLES = {
     "mini-swe-agent": {"messages": [QUESTION, {"role": "assistant", "content": "42"}, {"role": "exit", "content": ""}],
                        "info": {}, "trajectory_format": "mini-swe-agent-1.1", "reward": 1},
     "atif": ATIF,
+    "anthropic": ANTHROPIC,
     "comparisons": COMPARISON,
     "scored-lists": {"instruction": "6*7?", "completions": [{"response": "42", "overall_score": 9}]},
     "recording": RECORDING, "open-webui": OPEN_WEBUI, "librechat": LIBRECHAT, "mlflow": MLFLOW,

@@ -8,11 +8,9 @@ from records import EXAMPLES
 from topr_trl.importing.recognition import recognize
 from topr_trl.importing.refused_formats import REFUSED, refused
 
-ANSWER = [{"type": "text", "text": "4"}]
 USER = {"role": "user", "content": "Legs?"}
 RECORDS = {
     "ChatGPT or Claude": {"mapping": {}, "current_node": "a"},
-    "Anthropic": {"request": {"messages": [USER]}, "response": {"type": "message", "content": ANSWER}},
     "Gemini": {"request": {"contents": [{"parts": []}]}, "response": {"candidates": []}},
     "Bedrock": {"messages": [{"role": "user", "content": [{"text": "Legs?"}]}]},
     "PostHog": {"event": "$ai_generation", "properties": {"$ai_input": []}},

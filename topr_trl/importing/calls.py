@@ -141,7 +141,7 @@ def rows_of_call(dialect: Dialect, asked: Record, body: Record) -> list[Row | Le
         body (`Record`): Response.
     """
     settings = {"model": asked.get("model"), **{name: _number(asked.get(name)) for name in SAMPLING}}
-    shared = {**dialect.prompt(asked), **settings}
+    shared = {**settings, **dialect.prompt(asked)}
     found = dialect.answers(body, asked)
     return [{**shared, **each} if isinstance(each, Mapping) else each for each in found]
 

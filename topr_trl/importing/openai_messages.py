@@ -169,7 +169,23 @@ def tools_as_json(tools: Any) -> str | None:
     """
     if not tools or isinstance(tools, str):
         return tools or None
-    return json.dumps([tool if "function" in tool else {"type": "function", "function": tool} for tool in tools])
+    return json.dumps(
+        [tool if "function" in tool else {"type": "function", "function": _function(tool)} for tool in tools]
+    )
+
+
+def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a tool with its parameters in the field `parameters`. Anthropic's API has them in `input_schema`.
+
+    Raises:
+        Unusable: the provider defines the tool, so the file does not have its parameters.
+    """
+    if "input_schema" in tool:
+        names = ("name", "description", "input_schema")
+        return {name.replace("input_schema", "parameters"): tool[name] for name in names if tool.get(name) is not None}
+    if re.fullmatch(r"\w+_20\d{6}", str(tool.get("type"))):
+        raise Unusable(f"its request has the tool {tool['type']}, which the provider defines")
+    return tool
 
 
 def template_columns(request: Mapping[str, Any]) -> Row:
@@ -207,7 +223,8 @@ _FINISHED = {
     ),
     **dict.fromkeys(
         ("length", "max_tokens", "max_output_tokens", "max_length", "model_length", "model_context_window_exceeded",
-         "limit", "content_filter", "sensitive", "safety", "recitation", "repetition", "incomplete", "truncated"),
+         "limit", "content_filter", "sensitive", "safety", "recitation", "repetition", "incomplete", "truncated",
+         "refusal", "pause_turn"),
         "length",
     ),
     **dict.fromkeys(

@@ -35,7 +35,7 @@ class RecordRewards:
 
     def __init__(self, args: ReadingArguments, format: Format) -> None:
         self.args, self.format, self.labels = args, format, args.labels
-        self.by_id = read_by_id(args.rewards, "id", "reward")
+        self.by_id = read_by_id(args.rewards, ("id",), ("reward",))
 
     @property
     def are_set(self) -> bool:
@@ -207,15 +207,15 @@ def numbers_in(record: Any, inside: str = "") -> list[str]:
     ]
 
 
-def read_by_id(path: str | None, by: str, name: str) -> dict[str, Any] | None:
+def read_by_id(path: str | None, by: Sequence[str], names: Sequence[str]) -> dict[str, Any] | None:
     """Return a dictionary from the id of each record in a file to the value of a field. Return None if `path` is None.
 
     Ids become text, because a CSV file has the number 17 as text.
 
     Args:
         path (`str` or `None`): File of records.
-        by (`str`): Field with the id.
-        name (`str`): Field with the value.
+        by (`Sequence[str]`): Fields that may have the id.
+        names (`Sequence[str]`): Fields that may have the value.
 
     Raises:
         ValueError: a record lacks a field, its id is neither text nor an integer, or two records have the same id.
@@ -225,11 +225,15 @@ def read_by_id(path: str | None, by: str, name: str) -> dict[str, Any] | None:
     file, found = Path(path), dict[str, Any]()
     for place, raw in read_records(file):
         record = parsed(raw)
-        if not isinstance(record, dict) or not {by, name} <= set(record) or not isinstance(record[by], str | int):
-            raise ValueError(f"{place} must be JSON with the fields {by} (text or an integer) and {name}.")
-        if (identifier := str(record[by])) in found:
-            raise ValueError(f"{place} has the same {by} as an earlier line: {record[by]!r}. Remove one of the lines.")
-        found[identifier] = record[name]
+        fields = record if isinstance(record, dict) else {}
+        key, value = (next((name for name in some if name in fields), None) for some in (by, names))
+        if key is None or value is None or not isinstance(fields[key], str | int):
+            raise ValueError(f"{place} must be JSON with the fields {by[0]} (text or an integer) and {names[0]}.")
+        if (identifier := str(fields[key])) in found:
+            raise ValueError(
+                f"{place} has the same {key} as an earlier line: {fields[key]!r}. Remove one of the lines."
+            )
+        found[identifier] = fields[value]
     return found
 
 

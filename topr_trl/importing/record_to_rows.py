@@ -106,7 +106,7 @@ class RecordReader:
         self.rewards = RecordRewards(args, self.format)
         self.messages_field: str | None = None  # field that was renamed to `messages`
         self.has_rewards = self.rewards.are_set or self._first_records_have_rewards()
-        self.requests = read_by_id(args.requests, "custom_id", "body")
+        self.requests = read_by_id(args.requests, ("custom_id", "key"), ("body", "params", "request"))
         self.runs: dict[str, _Run] = {}
         self._for_all = {
             name: value
@@ -276,7 +276,8 @@ class RecordReader:
         self.format.check(record, [name.partition(".")[0] for name in self._named_fields])
         if self.requests is None:
             return record
-        return {**record, "request": value_by_id(self.requests, record, "custom_id", "--requests", NotOfFormat)}
+        by = "key" if "key" in record and "custom_id" not in record else "custom_id"  # Gemini's batches have a key.
+        return {**record, "request": value_by_id(self.requests, record, by, "--requests", NotOfFormat)}
 
     def _rated_by_settings(self) -> dict[str, list[int]]:
         """Return the argument of `Format.rows` for a conversation whose reward is in a field that the settings name.

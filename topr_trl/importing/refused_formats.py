@@ -43,20 +43,6 @@ def _parts(record: Record) -> list[Mapping[str, Any]]:
     return [part for each in found for part in _objects(each.get("content"))]
 
 
-def _is_anthropic(record: Record) -> bool:
-    is_answer = any(
-        inner_value(value, "type") == "message"
-        and any(part.get("type") not in _OF_RESPONSES for part in _objects(inner_value(value, "content")))
-        for value in record.values()
-    )
-    # inspect_ai has parts of the type `tool_use`, too, without an input.
-    is_call = any(part.get("type") == "tool_use" and "input" in part for part in _parts(record))
-    return is_answer or is_call or any(part.get("type") == "tool_result" for part in _parts(record))
-
-
-_OF_RESPONSES = ("input_text", "output_text")  # parts of messages in OpenAI's Responses API, which Codex writes
-
-
 def _is_gemini(record: Record) -> bool:
     bodies = [value for value in (record, *record.values()) if isinstance(value, Mapping)]
     turns = [turn for body in bodies for name in ("contents", "candidates") for turn in _objects(body.get(name))]
@@ -100,7 +86,6 @@ def _is_openai_evals(record: Record) -> bool:
 # The tests do not match a format that is read.
 REFUSED = (
     Refused("an export of ChatGPT or Claude", _is_export_of_chats, _AS_MESSAGES),
-    Refused("a log of Anthropic's Messages API", _is_anthropic, _AS_OPENAI),
     Refused("a log of Gemini's API", _is_gemini, _AS_OPENAI),
     Refused("a log of Bedrock's Converse API", _is_bedrock, _AS_OPENAI),
     Refused("events of PostHog", _is_posthog, _AS_MESSAGES),

@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import Any
 
+from topr_trl.importing.content_blocks import messages_of
 from topr_trl.importing.field_names import COMPLETIONS, PROMPTS, REWARDS, Kind, normalized, words_of
 from topr_trl.importing.format import Choices, Format, LeftOut, NotOfFormat, Record
 from topr_trl.importing.formats.table import columns_of, has_columns, is_failed, system_of, with_system
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.openai_messages import ROLE_NAMES, finish_reason_of, message, row_of_run, template_columns
+from topr_trl.importing.openai_messages import ROLE_NAMES, finish_reason_of, row_of_run, template_columns
 from topr_trl.importing.row_table import Row
 
 
@@ -24,11 +26,11 @@ def rows(record: Record, rated: Sequence[int] | None = None) -> list[Row | LeftO
     if is_failed(record):
         return [LeftOut.FAILED]
     given = parsed_json(record["messages"])
-    return [*rows_of_conversation(record, given, list(map(message, given)), template_columns(record), rated)]
+    return [*rows_of_conversation(record, given, list(map(messages_of, given)), template_columns(record), rated)]
 
 
 def rows_of_conversation(
-    record: Record, given: list[Record], messages: list[Row], shared: Row, rated: Sequence[int] | None
+    record: Record, given: list[Record], turns: list[list[Row]], shared: Row, rated: Sequence[int] | None
 ) -> list[Row]:
     """Return the rows of a conversation. A system prompt beside the messages becomes the first message.
 
@@ -38,14 +40,15 @@ def rows_of_conversation(
     Args:
         record (`Record`): Record.
         given (`list[Record]`): Messages of the record.
-        messages (`list[Row]`): The same messages, as rows have them.
+        turns (`list[list[Row]]`): The same messages, as rows have them. A message with results of tools can be several.
         shared (`Row`): Other columns of the rows.
         rated (`Sequence[int]` or `None`): Messages whose reward a setting names, see `Format.messages`.
 
     Raises:
         NotOfFormat: the record names a message that is not an answer of the model.
     """
-    rated = _rated(record, given, rated)
+    ends = list(accumulate(map(len, turns)))
+    messages, rated = list(chain.from_iterable(turns)), [ends[n] - 1 for n in _rated(record, given, rated)]
     if wrong := [n for n in rated if messages[n]["role"] != "assistant"]:
         raise NotOfFormat(
             f"its message {wrong[0]} is rated, and is from {messages[wrong[0]]['role']}, not the assistant"
@@ -56,10 +59,10 @@ def rows_of_conversation(
     shared = {**shared, "finish_reason": finish_reason_of({**given[-1], **record}) if given else None}
     if not rated:
         return row_of_run(messages, **shared)
-    ends = [shared["finish_reason"] if n == len(messages) - 1 else None for n in rated]
+    reasons = [shared["finish_reason"] if n == len(messages) - 1 else None for n in rated]
     return [
-        {**shared, "prompt": messages[:n], "completion": messages[n : n + 1], "finish_reason": end}
-        for n, end in zip(rated, ends, strict=True)
+        {**shared, "prompt": messages[:n], "completion": messages[n : n + 1], "finish_reason": reason}
+        for n, reason in zip(rated, reasons, strict=True)
     ]
 
 
@@ -98,7 +101,7 @@ def _rated(record: Record, given: list[Record], by_settings: Sequence[int] | Non
     if named or by_settings is not None or "reward" in record:
         return sorted(set(named.values()))
     rated = [n for n, each in enumerate(given) if _rating(each) not in (None, "")]
-    own = [n for n in rated if message(given[n])["role"] == "assistant"]
+    own = [n for n in rated if messages_of(given[n])[-1]["role"] == "assistant"]
     return own or [n for n in rated if _rating(given[n])]
 
 
@@ -171,7 +174,8 @@ def choices(record: Record, messages: str = "messages") -> Choices:
         record (`Record`): Record with at least one row.
         messages (`str`, defaults to `"messages"`): Field with the messages.
     """
-    last, field = message(parsed_json(record[messages])[-1]), messages if messages != "messages" else "{messages}"
+    last = messages_of(parsed_json(record[messages])[-1])[-1]
+    field = messages if messages != "messages" else "{messages}"
     beside = {name: value for name, value in record.items() if not isinstance(parsed_json(value), list)}
     names = columns_of(beside) if has_columns(beside) else None
     if names and str(record[names[1]]).strip() != str(last["content"]).strip():

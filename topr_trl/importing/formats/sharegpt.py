@@ -23,7 +23,7 @@ def rows(record: Record, rated: Sequence[int] | None = None) -> list[Row]:
         raise Unusable("it has images: offline training supports only text")
     given = parsed_json(record["conversations"])
     tools = tools_as_json(parsed_json(record.get("tools")))
-    return rows_of_conversation(record, given, list(map(_message, given)), {"tools": tools}, rated)
+    return rows_of_conversation(record, given, [[_message(turn)] for turn in given], {"tools": tools}, rated)
 
 
 def _message(turn: Record) -> Row:

@@ -1,0 +1,102 @@
+"""Test the import of logs of providers whose messages differ from OpenAI's."""
+
+import json
+
+import pytest
+from records import ANTHROPIC
+from test_logs_of_apis import turns
+from test_openai_chat import imported
+
+from topr_trl.importing.content_blocks import messages_of
+from topr_trl.importing.dialects import anthropic
+from topr_trl.importing.format import LeftOut, NotOfFormat
+from topr_trl.importing.formats import messages
+from topr_trl.importing.recognition import format_of
+
+LS = {"name": "run", "arguments": '{"command": "ls"}'}
+THOUGHT, SAID, CALL = ANTHROPIC["response"]["content"]
+RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "README"}]}
+TURN = {"role": "assistant", "content": [THOUGHT, {"type": "redacted_thinking", "data": "x"}, SAID, CALL]}
+READ = [("assistant", "I ask.", "Hm.", [LS]), ("tool", "README", None, []), ("user", "Now?", None, [])]
+TEXT = {"type": "text", "text": "Now?"}
+
+
+def request(*added, **more):
+    asked = ANTHROPIC["request"]
+    return {**asked, "messages": [*asked["messages"], *added], **more}
+
+
+def test_a_call_with_thinking_and_tools():
+    after = [TURN, {"role": "user", "content": [RESULT, TEXT]}]
+    (row,) = anthropic.FORMAT.rows({**ANTHROPIC, "request": request(*after)})
+    assert turns(row["prompt"]) == [("system", "Calculate.", None, []), ("user", "6*7?", None, []), *READ]
+    assert row["prompt"][3]["tool_call_id"] == row["prompt"][2]["tool_calls"][0]["id"] == "c1"
+    assert turns(row["completion"]) == [("assistant", "I ask.", "Hm.", [LS])]
+    assert (row["finish_reason"], row["temperature"], row["model"]) == ("stop", 0.7, "m")
+    assert json.loads(row["tools"]) == [
+        {"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [("max_tokens", "length"), ("stop_sequence", "stop"), ("refusal", "length"), ("pause_turn", "length")],
+)
+def test_only_the_model_ends_an_answer(reason, finish):
+    body = {"type": "message", "content": [SAID], "stop_reason": reason}
+    (row,) = anthropic.FORMAT.rows({**ANTHROPIC, "response": body})
+    assert row["finish_reason"] == finish
+
+
+def test_an_empty_answer_is_left_out():
+    for content in ([], [{"type": "redacted_thinking", "data": "x"}]):
+        body = {"type": "message", "content": content, "stop_reason": "end_turn"}
+        assert anthropic.FORMAT.rows({**ANTHROPIC, "response": body}) == [None]
+    failed = {**ANTHROPIC, "response": {"type": "error", "error": {"type": "overloaded_error"}}}
+    assert anthropic.FORMAT.rows(failed) == [LeftOut.FAILED]
+
+
+def test_a_batch(tmp_path):
+    (tmp_path / "in.jsonl").write_text(json.dumps({"custom_id": "a", "params": ANTHROPIC["request"]}))
+    succeeded = {"type": "succeeded", "message": ANTHROPIC["response"]}
+    records = [{"custom_id": "a", "result": result, "score": 1} for result in (succeeded, {"type": "expired"})]
+    assert format_of(records[0]) == format_of(records[1]) == "anthropic"
+    (row,) = imported(tmp_path, records, format="anthropic", requests=tmp_path / "in.jsonl", reward_fields="score")
+    assert [turn["content"] for turn in (*row["prompt"], *row["completion"])] == ["Calculate.", "6*7?", "I ask."]
+    assert (row["reward"], row["temperature"]) == (1.0, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("request_", "content", "why"),
+    [
+        (request({"role": "assistant", "content": "It is"}), [SAID], "start of the answer"),
+        (request(tools=[{"type": "web_search_20250305", "name": "web_search"}]), [SAID], "tool web_search_20250305"),
+        (request(mcp_servers=[{"name": "m"}]), [SAID], "mcp_servers"),
+        (request(), [{"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}], "server_tool_use"),
+        (request(), [CALL, SAID], "tool_use, text in this order"),
+        (request(), [SAID, THOUGHT], "text, thinking in this order"),
+        (request({"role": "user", "content": [{"type": "image", "source": {}}]}), [SAID], "image: .* only text"),
+        (request({"role": "user", "content": [{**RESULT, "content": [{"type": "image"}]}]}), [SAID], "image"),
+    ],
+)
+def test_calls_that_rows_cannot_hold(request_, content, why):
+    body = {"type": "message", "content": content, "stop_reason": "end_turn"}
+    with pytest.raises(NotOfFormat, match=why):
+        anthropic.FORMAT.rows({"request": request_, "response": body})
+
+
+def test_results_keep_their_place():
+    given = {"role": "user", "content": [TEXT, RESULT, {**RESULT, "content": "LICENSE"}, TEXT]}
+    roles = [(turn["role"], turn["content"]) for turn in messages_of(given)]
+    assert roles == [("user", "Now?"), ("tool", "README"), ("tool", "LICENSE"), ("user", "Now?")]
+
+
+def test_a_rated_answer_after_results_of_tools():
+    """A message with two results is two messages of the row, so the index of the rated answer moves."""
+    rated = {"role": "assistant", "content": [{"type": "text", "text": "Two files."}], "rating": 1}
+    both = {"role": "user", "content": [RESULT, {**RESULT, "content": "LICENSE"}]}
+    later = [{"role": "user", "content": "Thanks."}, {"role": "assistant", "content": "Bye."}]
+    given = [{"role": "user", "content": "Files?"}, TURN, both, rated, *later]
+    (row,) = messages.FORMAT.rows({"messages": given, "system": "Calculate."})
+    assert [turn["role"] for turn in row["prompt"]] == ["system", "user", "assistant", "tool", "tool"]
+    assert turns(row["completion"]) == [("assistant", "Two files.", None, [])]

@@ -1,0 +1,83 @@
+"""Convert messages whose content has the blocks of Anthropic's Messages API."""
+
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import Any
+
+from topr_trl.importing.format import Unusable
+from topr_trl.importing.message_parts import call, other, split_parts
+from topr_trl.importing.openai_messages import message
+from topr_trl.importing.row_table import Row
+
+# Blocks that OpenAI's messages lack, and text, in the order in which chat templates write them.
+_ORDER = {"thinking": 0, "redacted_thinking": 0, "text": 1, "tool_use": 2}
+
+
+def messages_of(given: Mapping[str, Any]) -> list[Row]:
+    """Convert a chat message to messages of a row. Each result of a tool becomes a separate message.
+
+    Args:
+        given (`Mapping[str, Any]`): Message whose content is text, parts of OpenAI's API, or blocks.
+
+    Raises:
+        NotOfFormat: the message has no role.
+        Unusable: a block cannot become text, for instance an image or a tool that the provider ran, or a chat template
+            cannot write the blocks in their order.
+    """
+    blocks = given.get("content")
+    if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
+        return [message(given)]
+    if given.get("role") == "assistant":
+        return [_answer(given, blocks) if any(map(_is_block, blocks)) else message(given)]
+    found: list[Row] = []
+    for is_result, run in groupby(blocks, lambda block: block.get("type") == "tool_result"):
+        if is_result:
+            found += [other("tool", each.get("content"), tool_call_id=each.get("tool_use_id")) for each in run]
+        else:
+            found.append(message({**given, "content": list(run)}))
+    return found or [message(given)]
+
+
+def prompt_of(messages: Iterable[Mapping[str, Any]], system: Any) -> list[Row]:
+    """Convert the messages of a request and its system prompt.
+
+    Args:
+        messages (`Iterable[Mapping]`): Messages.
+        system (`Any`): System prompt: text, blocks or None.
+
+    Raises:
+        NotOfFormat: a message has no role.
+        Unusable: the request has the start of the answer, or see `messages_of`.
+    """
+    start = messages_of({"role": "system", "content": system}) if system else []
+    found = [*start, *(row for each in messages for row in messages_of(each))]
+    if found and found[-1]["role"] == "assistant":
+        raise Unusable(
+            "its request ends with a message of the assistant, which is the start of the answer. Write the whole "
+            "answer into the response, to learn from all of it"
+        )
+    return found
+
+
+def _is_block(block: Mapping[str, Any]) -> bool:
+    # inspect_ai has parts of the type `tool_use`, too, without an input.
+    return _ORDER.get(str(block.get("type")), 1) != 1 and (block["type"] != "tool_use" or "input" in block)
+
+
+def _answer(given: Mapping[str, Any], blocks: list[Mapping[str, Any]]) -> Row:
+    """Return the assistant turn of a message with blocks."""
+    kinds = [str(block.get("type", "text")) for block in blocks if block.get("text") != ""]
+    order = [_ORDER.get(kind, 1) for kind in kinds]
+    if order != sorted(order):
+        raise Unusable(
+            f"an assistant message has {', '.join(kinds)} in this order, and chat templates write thinking, text and "
+            "tool calls. Split the message in the file"
+        )
+    text, thinking = split_parts(blocks)
+    calls = [call(block["name"], block["input"], block.get("id")) for block in filter(_is_call, blocks)]
+    return message({**given, "content": text, "reasoning_content": thinking or given.get("reasoning_content"),
+                    "tool_calls": calls or given.get("tool_calls")})  # fmt: skip
+
+
+def _is_call(block: Mapping[str, Any]) -> bool:
+    return block.get("type") == "tool_use"
