@@ -33,6 +33,10 @@ def words(value):
         ({"question": "Legs?", "output_1": "5", "output_2": "4", "preference": 2.0}, "Legs?"),
         ({"context": [USER], "response1": "4", "response2": "5", "overall_preference": -1}, "Legs?"),
         ({"context": [USER], "response1": "5", "response2": "4", "overall_preference": 2}, "Legs?"),
+        ({"prompt": "Legs?", "response_1": "4", "response_2": "5", "preference_strength": -2,
+          "preference_statement": "Response 1 is better than Response 2"}, "Legs?"),
+        ({"prompt": "Legs?", "response_1": "5", "response_2": "4", "preference_strength": 1}, "Legs?"),
+        ({"prompt": "Legs?", "response_a": "4", "response_b": "5", "verdict": "[[A]]"}, "Legs?"),
     ],
 )  # fmt: skip
 def test_the_better_one_has_reward_1(record, prompt):
@@ -54,7 +58,13 @@ def test_ties(verdict):
     [
         ({}, "no field names the better one.*winner"),
         ({"label": 1}, "no field names the better one.*winner"),
-        ({"winner": "gpt-4"}, "no field names the better one.*winner"),
+        ({"preference_statement": "Response A is better"}, "no field names the better one.*winner"),
+        ({"individual_preference": [{"score": -3}]}, "no field names the better one.*winner"),
+        ({"winner": "gpt-4"}, "winner is 'gpt-4'.*--ignore_fields winner"),
+        ({"verdict": "Assistant A is better than Assistant B"}, "verdict is .*--ignore_fields verdict"),
+        ({"preference": "a > b"}, "preference is 'a > b'"),
+        ({"preference": "not_a"}, "preference is 'not_a'"),
+        ({"winner": "A wins", "vote": "none"}, "winner is 'A wins'"),
         ({"winner": "a", "human_preference": "b"}, "winner, human_preference name different ones.*--ignore_fields"),
     ],
 )
@@ -71,3 +81,8 @@ def test_lists_of_different_lengths_are_refused():
 def test_choices_of_a_question_are_no_comparison():
     letters = {f"answer_{side}": text for side, text in zip("abcd", "2345", strict=True)}
     assert format_of({"question": "Legs?", **letters}) is None
+
+
+def test_a_negative_number_is_no_side():
+    with pytest.raises(NotOfFormat, match="preference is -1"):
+        rows({"prompt": "Legs?", "output_1": "4", "output_2": "5", "preference": -1})

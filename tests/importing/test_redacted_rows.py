@@ -72,3 +72,5 @@ def test_rows_that_cannot_be_redacted(tmp_path):
         imported(tmp_path, tmp_path / "a.jsonl", "--redact", "42")
     with pytest.raises(ValueError, match=r"redact: '\(' is not a regular expression"):
         imported(tmp_path, tmp_path / "a.jsonl", "--redact", "(")
+    with pytest.raises(ValueError, match=r"email.* Did you mean emails"):
+        Redactor(["email"])

@@ -8,9 +8,10 @@ from test_evaluations import imported
 from test_logs_of_apis import LEGS, turns
 
 from topr_trl.data.tokenization import tokenize_row
-from topr_trl.importing.format import NotOfFormat
+from topr_trl.importing.dialects import vercel
+from topr_trl.importing.format import NotOfFormat, Unusable
 from topr_trl.importing.formats import mlflow, opentelemetry
-from topr_trl.importing.span_attributes import nested
+from topr_trl.importing.span_attributes import attributes_of, nested
 
 WRITTEN = Path(__file__).parent / "written"
 ASKED = [("system", "Calculate.", None, []), ("user", "How many legs have 3 cats?", None, [])]
@@ -202,7 +203,34 @@ def test_assessments_of_mlflow():
              {"assessment_name": "expected", "expectation": {"value": "12"}}]  # fmt: skip
     found = [mlflow.FORMAT.rewards(each) for each in mlflow.calls(trace(span("a"), span("b"), assessments=given))]
     assert found == [{"assessments.right": "yes"}, {"assessments.right": "yes", "assessments.tone": 0.5}]
-    with pytest.raises(NotOfFormat, match="two ratings right: yes and no"):
-        list(mlflow.calls(trace(span("a"), assessments=[feedback("right", "yes"), feedback("right", "no")])))
+    given = [feedback("right", "yes"), feedback("right", "no", span_id="a"), feedback("right", None, span_id="a")]
+    (call,) = mlflow.calls(trace(span("a"), assessments=given))
+    assert mlflow.FORMAT.rewards(call) == {"assessments.right": "no"}
+    (call,) = mlflow.calls(trace(span("a"), assessments=[feedback("right", "yes"), feedback("right", "no")]))
+    with pytest.raises(Unusable, match="two ratings right: yes and no"):
+        mlflow.FORMAT.rewards(call)
     with pytest.raises(NotOfFormat, match=r"not a model call, and has assessments \(right\).*--rewards.*--id_field"):
         read_mlflow(trace(span("a", "AGENT"), assessments=[feedback("right", "yes", span_id="a")]))
+
+
+@pytest.mark.parametrize("numbers", [(1, 3), (0, 2)])
+def test_messages_that_an_exporter_dropped(numbers):
+    messages = {f"llm.input_messages.{n}.message.{name}": text for n in numbers
+                for name, text in (("role", "user"), ("content", "a"))}  # fmt: skip
+    with pytest.raises(Unusable, match=r"lacks the item .*OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"):
+        attributes_of({"attributes": messages})
+    with pytest.raises(Unusable, match="dropped 40 attributes"):
+        attributes_of({"attributes": {"a": 1}, "droppedAttributesCount": 40})
+
+
+def test_text_after_a_result_of_a_tool_of_the_provider_stays_after_it():
+    parts = [
+        {"type": "tool-call", "toolCallId": "c", "toolName": "search", "input": {}},
+        {"type": "tool-result", "toolCallId": "c", "output": "12"}, {"type": "text", "text": "after"},
+    ]  # fmt: skip
+    found = vercel.prompt({"messages": [{"role": "assistant", "content": parts}]})["prompt"]
+    assert [(turn["role"], turn["content"]) for turn in found] == [
+        ("assistant", ""),
+        ("tool", "12"),
+        ("assistant", "after"),
+    ]

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from topr_trl.importing.format import Record
+from topr_trl.importing.format import Record, Unusable
+
+_LIMIT = "Record again with a higher OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"
 
 
 def attributes_of(span: Record) -> Record:
@@ -15,7 +17,12 @@ def attributes_of(span: Record) -> Record:
     Args:
         span (`Record`): Span with `attributes`: a list as in OTLP, or an object. In tables, columns have names such as
             `attributes.llm.model_name`.
+
+    Raises:
+        Unusable: the exporter dropped attributes, so messages are missing.
     """
+    if dropped := span.get("droppedAttributesCount"):
+        raise Unusable(f"its exporter dropped {dropped} attributes, so messages are missing. {_LIMIT}")
     given = span.get("attributes")
     if given is None:
         prefix = "attributes."
@@ -45,12 +52,20 @@ def nested(given: Mapping[str, Any]) -> Record:
 
 
 def _with_lists(value: Any) -> Any:
-    """Return a value in which objects with the names `0`, `1`, and so on are lists."""
+    """Return a value in which objects with the names `0`, `1`, and so on are lists.
+
+    Raises:
+        Unusable: a number is missing.
+    """
     if not isinstance(value, dict):
         return value
     found = {name: _with_lists(inner) for name, inner in value.items()}
     numbers = {int(name): inner for name, inner in found.items() if name.isdecimal()}
-    return [numbers[n] for n in sorted(numbers)] if numbers and set(found) <= {"", *map(str, numbers)} else found
+    if not numbers or not set(found) <= {"", *map(str, numbers)}:
+        return found
+    if missing := [n for n in range(max(numbers)) if n not in numbers]:
+        raise Unusable(f"a list in its attributes lacks the item {missing[0]}, so messages may be missing. {_LIMIT}")
+    return [numbers[n] for n in sorted(numbers)]
 
 
 def _plain(attributes: Any) -> Any:

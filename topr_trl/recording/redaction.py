@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -29,7 +30,7 @@ class Redactor:
         patterns (`Sequence[str]`): Regular expressions, or names in `NAMED`, such as `emails`.
 
     Raises:
-        ValueError: a pattern is not a regular expression.
+        ValueError: a pattern is not a regular expression, or is nearly a name in `NAMED`.
 
     Example:
 
@@ -40,6 +41,8 @@ class Redactor:
     def __init__(self, patterns: Sequence[str]) -> None:
         self._patterns: list[re.Pattern[str]] = []
         for pattern in patterns:
+            if pattern not in NAMED and pattern.isalpha() and (similar := get_close_matches(pattern, NAMED, 1)):
+                raise ValueError(f"redact: {pattern!r} is no name of a pattern. Did you mean {similar[0]}?")
             try:
                 self._patterns.append(re.compile(NAMED.get(pattern, pattern)))
             except re.error as error:

@@ -27,20 +27,13 @@ _COMPLETION = {"response", "answer", "output", "completion", "conversation", "ge
                "messages", "summary"}  # fmt: skip
 _BETTER = {"chosen", "preferred", "better", "winning", "accepted"}
 _WORSE = {"rejected", "dispreferred", "worse", "losing"}
-_VERDICT = {
-    "winner",
-    "preference",
-    "preferred",
-    "better",
-    "best",
-    "choice",
-    "chosen",
-    "verdict",
-    "vote",
-    "win",
-    "label",
-}
-_SCALE = "overall_preference"  # HelpSteer3: from -3 (response1 is better) to 3 (response2 is better)
+_VERDICT = {"winner", "preference", "preferred", "better", "best", "choice", "chosen", "verdict", "vote", "win",
+            "label"}  # fmt: skip
+# Scales whose negative values mean that the first completion is better: HelpSteer3 and HelpSteer2.
+_SCALES = ("overall_preference", "preference_strength")
+# Last words of fields that describe a verdict.
+_ABOUT = {"strength", "statement", "reason", "reasoning", "explanation", "comment", "id", "type", "source", "model"}
+_BEFORE_A_SIDE = r"(model|response|assistant|answer|output|completion|option|candidate|conversation|system)_"
 _TIES = {"tie", "ties", "tied", "both", "bothbad", "equal", "neither", "none", "same", "draw"}
 
 
@@ -150,22 +143,41 @@ def _side_in(name: str) -> str:
 
 
 def _verdicts(record: Record, sides: dict[str, str]) -> Iterator[tuple[str, str | None]]:
-    """Yield each field that names the better completion, with the name of this completion, or None for a tie."""
+    """Yield each field that names the better completion, with the name of this completion, or None for a tie.
+
+    Raises:
+        NotOfFormat: a field of a verdict has a value that names neither completion.
+    """
     for field, value in record.items():
         words = words_of(field)
-        if field in sides or value is None or not _VERDICT & {*words}:
+        if field in sides or value is None or isinstance(value, list | Mapping) or not _VERDICT & {*words}:
             continue
-        text = f"{value:g}" if isinstance(value, float) else normalized(value)
-        if field == _SCALE:
-            text = "tie" if not float(value) else "12"[float(value) > 0]
-        last = normalized(field).rpartition("_")[2]
-        if words[0] == "winner" and len(words) > 1 and text in ("1", "0", "true", "false"):  # as `winner_model_a`
-            text = last if text in ("1", "true") else ""
-        chosen = [name for name, side in sides.items() if text == normalized(name) or text.rpartition("_")[2] == side]
-        if {*text.split("_")} & _TIES:
-            yield field, None
-        elif len(chosen) == 1:
-            yield field, chosen[0]
+        if normalized(field) in _SCALES:
+            yield field, None if not float(value) else list(sides)[float(value) > 0]
+        elif words[0] == "winner" and len(words) > 1 and str(value).lower() in ("1", "0", "true", "false"):
+            if str(value).lower() in ("1", "true"):  # as `winner_model_a`
+                yield field, _side_of(normalized(field).rpartition("_")[2], sides)
+        elif not _ABOUT & {words[-1]} and words[-1] != "label":
+            yield field, _side_of(f"{value:g}" if isinstance(value, float) else value, sides, field)
+
+
+def _side_of(value: Any, sides: dict[str, str], field: str = "winner") -> str | None:
+    """Return the name of the completion that a verdict names, or None for a tie.
+
+    Raises:
+        NotOfFormat: the verdict names neither completion.
+    """
+    text = normalized(value)
+    named = re.sub(f"^{_BEFORE_A_SIDE}", "", text)
+    chosen = [name for name, side in sides.items() if text == normalized(name) or named == side]
+    if len(chosen) == 1 and not str(value).strip().startswith("-"):
+        return chosen[0]
+    if {*text.split("_")} & _TIES and {*text.split("_")} <= _TIES | {"bad", "good", "by"}:
+        return None
+    raise NotOfFormat(
+        f"its {field} is {value!r}, and names neither {' nor '.join(sides)} nor a tie. Write one of these names in a "
+        f"field winner, and set --ignore_fields {field}"
+    )
 
 
 def _is_comparison(record: Record) -> bool:

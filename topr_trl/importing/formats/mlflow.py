@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from typing import Any
 
 from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
 from topr_trl.importing.dialects import DIALECTS
@@ -27,14 +28,15 @@ def calls(record: Record) -> Iterator[Record]:
     for span in spans:
         # If two libraries recorded the same call, only the inner span is read.
         is_call = _is_call(span) and span["span_id"] not in outer
-        places = (span["span_id"], None) if is_call else (span["span_id"],)
+        of_span, of_trace = (
+            [(each["assessment_name"], each["feedback"].get("value")) for each in assessments
+             if each.get("span_id") == place and each.get("valid") is not False and each.get("feedback")]
+            for place in (span["span_id"], None)
+        )  # fmt: skip
         yield {
             **span, "is_call": is_call, "settings": {"model": span["attributes"].get("mlflow.llm.model")},
             "trace_id": value_at(record, "info.trace_id", "info.request_id", "trace.info.trace_id", "trace_id"),
-            "assessments": values_by_name(
-                (each["assessment_name"], each["feedback"].get("value")) for each in assessments
-                if each.get("span_id") in places and each.get("valid") is not False and each.get("feedback")
-            ),
+            "assessments": [of_trace if is_call else [], of_span],
         }  # fmt: skip
 
 
@@ -51,14 +53,28 @@ def _is_call(span: Record) -> bool:
     return span["attributes"].get("mlflow.spanType") in _CALLS
 
 
+def rewards(record: Record) -> dict[str, Any]:
+    """Return the assessments of a span by name. One of the span comes before one of the trace with the same name.
+
+    Args:
+        record (`Record`): Span, as `calls` yields it.
+
+    Raises:
+        Unusable: two assessments of the same span, or of its trace, differ.
+    """
+    of_trace, of_span = map(values_by_name, record["assessments"])
+    return {f"assessments.{name}": value for name, value in {**of_trace, **of_span}.items()}
+
+
 def _left_out(record: Record) -> LeftOut | None:
     if value_at(record, "status.code", "status_code") in ("STATUS_CODE_ERROR", "ERROR") and record["is_call"]:
         return LeftOut.FAILED
     if record["is_call"]:
         return None
-    if record["assessments"]:
+    if found := rewards(record):
+        names = ", ".join(name.removeprefix("assessments.") for name in found)
         raise Unusable(
-            f"it is not a model call, and has assessments ({', '.join(record['assessments'])}). To give them to the "
+            f"it is not a model call, and has assessments ({names}). To give them to the "
             "calls of its trace, write them to a file for --rewards, and set --id_field trace_id"
         )
     return LeftOut.OTHER
@@ -85,7 +101,7 @@ FORMAT = Format(
     suffix=".jsonl",
     test=_is_trace,
     rows=ENVELOPE.rows,
-    rewards=lambda record: {f"assessments.{name}": value for name, value in record["assessments"].items()},
+    rewards=rewards,
     columns=COLUMNS_OF_CALLS,
     required=frozenset({"attributes"}),
     records=calls,
