@@ -265,6 +265,12 @@ def test_messages_of_an_unknown_conversation_or_order(tmp_path, changes, why):
         imported(tmp_path, written(tmp_path / "a.jsonl", lines))
 
 
+def test_documents_without_an_array_are_not_one_conversation(tmp_path):
+    (tmp_path / "a.json").write_text("\n".join(json.dumps(each, indent=1) for each in (ASKED, ASKED)))
+    with pytest.raises(ValueError, match="document 1: it is one message without the id of its conversation"):
+        imported(tmp_path, tmp_path / "a.json")
+
+
 def test_trajectories_of_mini_swe_agent():
     (row,) = mini_swe_agent.rows(EXAMPLES["mini-swe-agent"])
     assert turns(row["completion"]) == [("assistant", "42", None, [])]
