@@ -165,7 +165,7 @@ CODEX = [
     of_codex("response_item", type="custom_tool_call_output", call_id="c", output="FOUR"),
     of_codex("response_item", type="ghost_snapshot", ghost_commit={}),
     said("assistant", "It is 12."),
-    of_codex("compacted", message="", replacement_history=[said("user", "SUMMARY")["payload"]]),
+    of_codex("compacted", message="", replacement_history=[said("assistant", "SUMMARY")["payload"]]),
     said("user", "And of 4?"),
     said("assistant", "16"),
 ]
@@ -176,7 +176,7 @@ def test_each_call_of_a_session_of_codex_is_a_row(tmp_path, tool_tokenizer):
     rows = imported(tmp_path, written(tmp_path / "a.jsonl", [*CODEX, *second]))
     called = [("assistant", "", "Hm.", [{"name": "legs", "arguments": '{"input": "cat"}'}]), ("tool", "FOUR", None, [])]
     assert [turns(row["prompt"]) for row in rows] == [
-        START, [*START, *called], [START[0], ("user", "SUMMARY", None, []), ("user", "And of 4?", None, [])],
+        START, [*START, *called], [START[0], ("assistant", "SUMMARY", None, []), ("user", "And of 4?", None, [])],
         [("user", "Legs?", None, [])],
     ]  # fmt: skip
     assert turns(rows[0]["completion"]) == called[:1]
@@ -265,6 +265,12 @@ def test_messages_of_an_unknown_conversation_or_order(tmp_path, changes, why):
         imported(tmp_path, written(tmp_path / "a.jsonl", lines))
 
 
+def test_documents_without_an_array_are_not_one_conversation(tmp_path):
+    (tmp_path / "a.json").write_text("\n".join(json.dumps(each, indent=1) for each in (ASKED, ASKED)))
+    with pytest.raises(ValueError, match="document 1: it is one message without the id of its conversation"):
+        imported(tmp_path, tmp_path / "a.json")
+
+
 def test_trajectories_of_mini_swe_agent():
     (row,) = mini_swe_agent.rows(EXAMPLES["mini-swe-agent"])
     assert turns(row["completion"]) == [("assistant", "42", None, [])]
@@ -316,6 +322,17 @@ def test_results_of_tau2(tmp_path, tool_tokenizer, capsys):
     assert turns(rows[1]["prompt"]) == [*START, *called]
     assert turns(rows[1]["completion"]) == end
     assert learned(rows[1], tool_tokenizer)[-1] == "12"
+
+
+def test_the_end_that_tau2_wrote_is_not_learned(tool_tokenizer):
+    """An agent without a user ends with a call, in whose place tau2 writes a text."""
+    messages = [*OF_TAU2[2:4], {"role": "assistant", "content": "###STOP###"}]
+    (record,) = tau2.simulations({"task_id": "0", "messages": messages, "info": RESULTS["info"]})
+    (row,) = tau2.rows(record)
+    assert turns(row["prompt"]) == START[:1]
+    (text,) = learned(row, tool_tokenizer)
+    assert "###STOP###" not in text
+    assert '"animal": "cat"' in text
 
 
 @pytest.mark.parametrize(

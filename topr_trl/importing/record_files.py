@@ -178,7 +178,8 @@ def read_records(path: Path) -> Iterator[Placed]:
             yield from ((f"{path}, line {n}", line) for n, line in _read_lines(path))
         else:
             for n, (array, item) in enumerate(json_documents.read_documents(path), 1):
-                yield f"{path}, {f'array {array}, ' if array > 1 else ''}record {n}", item
+                kind = "document" if array == 0 else "record" if array == 1 else f"array {array}, record"
+                yield f"{path}, {kind} {n}", item
 
 
 def parsed(raw: bytes | Record) -> Any:
