@@ -171,6 +171,15 @@ ANTHROPIC = {
         {"type": "tool_use", "id": "c1", "name": "run", "input": {"command": "ls"}}]},
     "reward": 1,
 }  # fmt: skip
+GEMINI = {
+    "request": {"model": "m", "contents": [{"role": "user", "parts": [{"text": "6*7?"}]}],
+                "systemInstruction": {"parts": [{"text": "Calculate."}]}, "generationConfig": {"temperature": 0.7},
+                "tools": [{"functionDeclarations": [{"name": "run", "parameters": {"type": "OBJECT"}}]}]},
+    "response": {"candidates": [{"finishReason": "STOP", "content": {"role": "model", "parts": [
+        {"text": "Hm.", "thought": True}, {"text": "I ask.", "thoughtSignature": "s"},
+        {"functionCall": {"name": "run", "args": {"command": "ls"}}}]}}]},
+    "reward": 1,
+}  # fmt: skip
 COMPARISON = {"prompt": "6*7?", "response_a": "42", "response_b": "41", "winner": "a"}
 OPEN_WEBUI = {"type": "rating", "data": {"rating": 1}, "meta": {"message_id": "a"}, "snapshot": {"chat": {"chat": {
     "history": {"messages": {"u": {"id": "u", "parentId": None, **QUESTION},
@@ -184,7 +193,7 @@ MLFLOW = {"info": {"trace_id": "t", "assessments": [{"assessment_name": "right",
               "mlflow.spanOutputs": '"42"'}}]}}  # fmt: skip
 
 EXAMPLES = {
-    "anthropic": ANTHROPIC,
+    "anthropic": ANTHROPIC, "gemini": GEMINI,
     "comparisons": COMPARISON,
     "scored-lists": {"instruction": "6*7?", "completions": [{"response": "42", "overall_score": 9}]},
     "recording": RECORDING, "open-webui": OPEN_WEBUI, "librechat": LIBRECHAT, "mlflow": MLFLOW,

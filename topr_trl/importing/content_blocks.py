@@ -59,6 +59,21 @@ def prompt_of(messages: Iterable[Mapping[str, Any]], system: Any) -> list[Row]:
     return found
 
 
+def answer_of(given: Mapping[str, Any], reason: str | None) -> Row | None:
+    """Return the columns of an answer, or None if it is empty.
+
+    Args:
+        given (`Mapping[str, Any]`): Message of the answer.
+        reason (`str` or `None`): Finish reason, as `finish_reason` returns it.
+
+    Raises:
+        Unusable: see `messages_of`.
+    """
+    (said,) = messages_of({**given, "role": "assistant"})
+    is_empty = not any(said[name] for name in ("content", "tool_calls", "reasoning_content"))
+    return None if is_empty else {"completion": [said], "finish_reason": reason}
+
+
 def _is_block(block: Mapping[str, Any]) -> bool:
     # inspect_ai has parts of the type `tool_use`, too, without an input.
     return _ORDER.get(str(block.get("type")), 1) != 1 and (block["type"] != "tool_use" or "input" in block)

@@ -43,12 +43,6 @@ def _parts(record: Record) -> list[Mapping[str, Any]]:
     return [part for each in found for part in _objects(each.get("content"))]
 
 
-def _is_gemini(record: Record) -> bool:
-    bodies = [value for value in (record, *record.values()) if isinstance(value, Mapping)]
-    turns = [turn for body in bodies for name in ("contents", "candidates") for turn in _objects(body.get(name))]
-    return any("parts" in turn or inner_value(turn, "content", "parts") is not None for turn in turns)
-
-
 def _is_bedrock(record: Record) -> bool:
     of_converse = any("text" in part and "type" not in part for part in _parts(record))
     return of_converse or inner_value(record, "input", "inputBodyJson") is not None
@@ -112,7 +106,6 @@ REFUSED = (
         f'{_NOT_YET}Write one JSON object per simulation: {{"messages": ..., "reward": ...}}. Leave out the calls that '
         "the simulated user makes, and their results",
     ),
-    Refused("a log of Gemini's API", _is_gemini, _AS_OPENAI),
     Refused("a log of Bedrock's Converse API", _is_bedrock, _AS_OPENAI),
     Refused("events of PostHog", _is_posthog, _AS_MESSAGES),
     Refused("a log of Ollama's API", _is_ollama, _AS_MESSAGES),
