@@ -180,6 +180,18 @@ GEMINI = {
         {"functionCall": {"name": "run", "args": {"command": "ls"}}}]}}]},
     "reward": 1,
 }  # fmt: skip
+BEDROCK = {
+    "request": {"modelId": "m", "system": [{"text": "Calculate."}, {"cachePoint": {"type": "default"}}],
+                "messages": [{"role": "user", "content": [{"text": "6*7?"}]}],
+                "inferenceConfig": {"temperature": 0.7, "topP": 0.5}, "additionalModelRequestFields": {"top_k": 5},
+                "toolConfig": {"tools": [{"toolSpec": {"name": "run", "inputSchema": {"json": {"type": "object"}}}}]}},
+    "response": {"stopReason": "tool_use", "output": {"message": {"role": "assistant", "content": [
+        {"reasoningContent": {"reasoningText": {"text": "Hm.", "signature": "s"}}}, {"text": "I ask."},
+        {"toolUse": {"toolUseId": "c1", "name": "run", "input": {"command": "ls"}}}]}}},
+    "reward": 1,
+}  # fmt: skip
+BEDROCK_LOG = {"operation": "Converse", "modelId": "m", "input": {"inputBodyJson": BEDROCK["request"]},
+               "output": {"outputBodyJson": BEDROCK["response"]}, "reward": 1}  # fmt: skip
 COMPARISON = {"prompt": "6*7?", "response_a": "42", "response_b": "41", "winner": "a"}
 OPEN_WEBUI = {"type": "rating", "data": {"rating": 1}, "meta": {"message_id": "a"}, "snapshot": {"chat": {"chat": {
     "history": {"messages": {"u": {"id": "u", "parentId": None, **QUESTION},
@@ -193,7 +205,7 @@ MLFLOW = {"info": {"trace_id": "t", "assessments": [{"assessment_name": "right",
               "mlflow.spanOutputs": '"42"'}}]}}  # fmt: skip
 
 EXAMPLES = {
-    "anthropic": ANTHROPIC, "gemini": GEMINI,
+    "anthropic": ANTHROPIC, "gemini": GEMINI, "bedrock": BEDROCK, "bedrock-log": BEDROCK_LOG,
     "comparisons": COMPARISON,
     "scored-lists": {"instruction": "6*7?", "completions": [{"response": "42", "overall_score": 9}]},
     "recording": RECORDING, "open-webui": OPEN_WEBUI, "librechat": LIBRECHAT, "mlflow": MLFLOW,

@@ -3,14 +3,14 @@
 import json
 
 import pytest
-from records import ANTHROPIC, GEMINI
+from records import ANTHROPIC, BEDROCK, BEDROCK_LOG, GEMINI
 from test_logs_of_apis import turns
 from test_openai_chat import imported
 
 from topr_trl.importing.content_blocks import messages_of
-from topr_trl.importing.dialects import anthropic, gemini
+from topr_trl.importing.dialects import anthropic, bedrock, gemini
 from topr_trl.importing.format import LeftOut, NotOfFormat
-from topr_trl.importing.formats import messages
+from topr_trl.importing.formats import bedrock_log, messages
 from topr_trl.importing.recognition import format_of
 
 LS = {"name": "run", "arguments": '{"command": "ls"}'}
@@ -165,3 +165,64 @@ def test_a_batch_of_gemini(tmp_path):
 def test_calls_of_gemini_that_rows_cannot_hold(request_, body, why):
     with pytest.raises(NotOfFormat, match=why):
         gemini.FORMAT.rows({"request": request_, "response": body})
+
+
+FILES = {"toolResult": {"toolUseId": "c1", "content": [{"json": {"files": ["É"]}}, {"text": "."}]}}
+POINT = {"cachePoint": {"type": "default"}}
+MADE = BEDROCK["response"]["output"]["message"]
+
+
+def converse(*added, **more):
+    return {**BEDROCK["request"], "messages": [*BEDROCK["request"]["messages"], *added], **more}
+
+
+def of_converse(*parts, reason="end_turn"):
+    return {"output": {"message": {"role": "assistant", "content": list(parts)}}, "stopReason": reason}
+
+
+def test_a_call_of_converse():
+    asked = converse(MADE, {"role": "user", "content": [FILES, POINT]})
+    (row,) = bedrock.FORMAT.rows({**BEDROCK, "request": asked})
+    result = ("tool", '{"files": ["É"]}.', None, [])
+    assert turns(row["prompt"]) == [("system", "Calculate.", None, []), ("user", "6*7?", None, []), READ[0], result]
+    assert row["prompt"][3]["tool_call_id"] == row["prompt"][2]["tool_calls"][0]["id"] == "c1"
+    assert turns(row["completion"]) == [("assistant", "I ask.", "Hm.", [LS])]
+    assert [row[name] for name in ("finish_reason", "model", "temperature", "top_p", "top_k")] == [
+        "stop", "m", 0.7, 0.5, 5,
+    ]  # fmt: skip
+    assert json.loads(row["tools"]) == [
+        {"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}
+    ]
+    assert messages.FORMAT.rows({"messages": asked["messages"]})[0]["completion"][-1]["content"] == result[1]
+
+
+@pytest.mark.parametrize(("reason", "finish"), [("content_filtered", "length"), ("guardrail_intervened", "failed")])
+def test_bedrock_ended_an_answer(reason, finish):
+    (row,) = bedrock.FORMAT.rows({**BEDROCK, "response": of_converse({"text": "42"}, reason=reason)})
+    assert row["finish_reason"] == finish
+
+
+@pytest.mark.parametrize(
+    ("request_", "body", "why"),
+    [
+        (converse(MADE), of_converse({"text": "42"}), "start of the answer"),
+        (converse(toolConfig={"tools": [{"systemTool": {}}]}), of_converse({"text": "42"}), "the tool systemTool"),
+        (converse({"role": "user", "content": [{"image": {}}]}), of_converse({"text": "42"}), "image: .* only text"),
+        (converse(), of_converse({"citationsContent": {}}), "citationsContent: .* only text"),
+        (converse(), of_converse({"text": "42"}, reason="new"), "ended with 'new'"),
+    ],
+)
+def test_calls_of_converse_that_rows_cannot_hold(request_, body, why):
+    with pytest.raises(NotOfFormat, match=why):
+        bedrock.FORMAT.rows({"request": request_, "response": body})
+
+
+def test_logs_of_invocations():
+    (row,) = bedrock_log.FORMAT.rows(BEDROCK_LOG)
+    assert (turns(row["completion"]), row["model"]) == ([("assistant", "I ask.", "Hm.", [LS])], "m")
+    bodies = {"input": {"inputBodyJson": ANTHROPIC["request"]}, "output": {"outputBodyJson": ANTHROPIC["response"]}}
+    (row,) = bedrock_log.FORMAT.rows({"operation": "InvokeModel", "modelId": "of-claude", **bodies})
+    assert (turns(row["completion"]), row["model"]) == ([("assistant", "I ask.", "Hm.", [LS])], "of-claude")
+    assert bedrock_log.FORMAT.rows({**bodies, "output": {}, "errorCode": "Throttling"}) == [LeftOut.FAILED]
+    with pytest.raises(NotOfFormat, match=r"s3://a: write .* output\.outputBodyJson"):
+        bedrock_log.FORMAT.rows({**bodies, "output": {"outputBodyS3Path": "s3://a"}})

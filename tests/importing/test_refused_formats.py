@@ -15,7 +15,6 @@ RECORDS = {
     "Codex": {"timestamp": "t", "type": "response_item", "payload": {"type": "message"}},
     "ATIF": {"schema_version": "ATIF-v1.4", "steps": []},
     "tau2": {"simulations": [], "tasks": []},
-    "Bedrock": {"messages": [{"role": "user", "content": [{"text": "Legs?"}]}]},
     "PostHog": {"event": "$ai_generation", "properties": {"$ai_input": []}},
     "Ollama": {"request": {"prompt": "Legs?"}, "response": {"response": "4", "done": True, "eval_count": 1}},
     "Argilla": {"fields": {"prompt": "Legs?"}, "responses": {}},

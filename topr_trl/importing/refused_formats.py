@@ -37,17 +37,6 @@ def _objects(value: Any) -> list[Mapping[str, Any]]:
     return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
 
 
-def _parts(record: Record) -> list[Mapping[str, Any]]:
-    """Return the parts of the contents of all messages in a record, or in its request."""
-    found = [*_objects(record.get("messages")), *_objects(inner_value(record, "request", "messages"))]
-    return [part for each in found for part in _objects(each.get("content"))]
-
-
-def _is_bedrock(record: Record) -> bool:
-    of_converse = any("text" in part and "type" not in part for part in _parts(record))
-    return of_converse or inner_value(record, "input", "inputBodyJson") is not None
-
-
 def _is_claude_code(record: Record) -> bool:
     return {"sessionId", "type"} <= set(record) and bool({"uuid", "leafUuid"} & set(record))
 
@@ -106,7 +95,6 @@ REFUSED = (
         f'{_NOT_YET}Write one JSON object per simulation: {{"messages": ..., "reward": ...}}. Leave out the calls that '
         "the simulated user makes, and their results",
     ),
-    Refused("a log of Bedrock's Converse API", _is_bedrock, _AS_OPENAI),
     Refused("events of PostHog", _is_posthog, _AS_MESSAGES),
     Refused("a log of Ollama's API", _is_ollama, _AS_MESSAGES),
     Refused(

@@ -23,10 +23,11 @@ def prompt(asked: Record) -> Row:
         raise Unusable("its request has cachedContent, so the file does not have the whole prompt")
     system, contents = _get(settings, "system_instruction"), field_of(asked, "contents", "request")
     are_turns = isinstance(contents, list) and all(isinstance(each, Mapping) and "parts" in each for each in contents)
-    messages = map(_message, contents if are_turns else [contents])
     tools = [each for tool in settings.get("tools") or () for each in _functions(tool)]
-    system = _message(system)["content"] if system else None
-    return {"prompt": prompt_of(messages, system), "tools": tools_as_json(tools), **sampling_of(settings)}
+    messages = prompt_of(
+        map(_message, contents if are_turns else [contents]), _message(system)["content"] if system else None
+    )
+    return {"prompt": messages, "tools": tools_as_json(tools), **sampling_of(settings)}
 
 
 def answers(body: Record, asked: Record) -> list[Row | LeftOut | None]:
@@ -85,11 +86,9 @@ def _functions(tool: Any) -> list[Record]:
     names = {name for name, value in tool.items() if value is not None} if isinstance(tool, Mapping) else {str(tool)}
     if others := names - {"functionDeclarations", "function_declarations"}:
         raise Unusable(f"its request has the tool {', '.join(sorted(others))}, which is no list of functions")
-    found = []
-    for each in _get(tool, "function_declarations") or ():
-        function = {**each, "parameters": each.get("parameters") or _get(each, "parameters_json_schema")}
-        found.append({name: function[name] for name in ("name", "description", "parameters") if function.get(name)})
-    return found
+    given = ({**each, "parameters": each.get("parameters") or _get(each, "parameters_json_schema")}
+             for each in _get(tool, "function_declarations") or ())  # fmt: skip
+    return [{name: each[name] for name in ("name", "description", "parameters") if each.get(name)} for each in given]
 
 
 DIALECT = Dialect("contents", lambda body: isinstance(body.get("candidates"), list), prompt, answers)
