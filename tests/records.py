@@ -171,6 +171,27 @@ ANTHROPIC = {
         {"type": "tool_use", "id": "c1", "name": "run", "input": {"command": "ls"}}]},
     "reward": 1,
 }  # fmt: skip
+GEMINI = {
+    "request": {"model": "m", "contents": [{"role": "user", "parts": [{"text": "6*7?"}]}],
+                "systemInstruction": {"parts": [{"text": "Calculate."}]}, "generationConfig": {"temperature": 0.7},
+                "tools": [{"functionDeclarations": [{"name": "run", "parameters": {"type": "OBJECT"}}]}]},
+    "response": {"candidates": [{"finishReason": "STOP", "content": {"role": "model", "parts": [
+        {"text": "Hm.", "thought": True}, {"text": "I ask.", "thoughtSignature": "s"},
+        {"functionCall": {"name": "run", "args": {"command": "ls"}}}]}}]},
+    "reward": 1,
+}  # fmt: skip
+BEDROCK = {
+    "request": {"modelId": "m", "system": [{"text": "Calculate."}, {"cachePoint": {"type": "default"}}],
+                "messages": [{"role": "user", "content": [{"text": "6*7?"}]}],
+                "inferenceConfig": {"temperature": 0.7, "topP": 0.5}, "additionalModelRequestFields": {"top_k": 5},
+                "toolConfig": {"tools": [{"toolSpec": {"name": "run", "inputSchema": {"json": {"type": "object"}}}}]}},
+    "response": {"stopReason": "tool_use", "output": {"message": {"role": "assistant", "content": [
+        {"reasoningContent": {"reasoningText": {"text": "Hm.", "signature": "s"}}}, {"text": "I ask."},
+        {"toolUse": {"toolUseId": "c1", "name": "run", "input": {"command": "ls"}}}]}}},
+    "reward": 1,
+}  # fmt: skip
+BEDROCK_LOG = {"operation": "Converse", "modelId": "m", "input": {"inputBodyJson": BEDROCK["request"]},
+               "output": {"outputBodyJson": BEDROCK["response"]}, "reward": 1}  # fmt: skip
 COMPARISON = {"prompt": "6*7?", "response_a": "42", "response_b": "41", "winner": "a"}
 OPEN_WEBUI = {"type": "rating", "data": {"rating": 1}, "meta": {"message_id": "a"}, "snapshot": {"chat": {"chat": {
     "history": {"messages": {"u": {"id": "u", "parentId": None, **QUESTION},
@@ -202,7 +223,7 @@ EXAMPLES = {
     "mini-swe-agent": {"messages": [QUESTION, {"role": "assistant", "content": "42"}, {"role": "exit", "content": ""}],
                        "info": {}, "trajectory_format": "mini-swe-agent-1.1", "reward": 1},
     "atif": ATIF,
-    "anthropic": ANTHROPIC,
+    "anthropic": ANTHROPIC, "gemini": GEMINI, "bedrock": BEDROCK, "bedrock-log": BEDROCK_LOG,
     "comparisons": COMPARISON,
     "scored-lists": {"instruction": "6*7?", "completions": [{"response": "42", "overall_score": 9}]},
     "recording": RECORDING, "open-webui": OPEN_WEBUI, "librechat": LIBRECHAT, "mlflow": MLFLOW,

@@ -293,6 +293,9 @@ HISTORY = "Legs of a cat? | EARLIER four. | And of three cats?"
         ("qwen_math_eval.jsonl", "--completion_field code", "Legs of 2 cats?", ["PRED 8", "PRED 15"], [1, -1]),
         *((f"{name}.jsonl", "--reward_fields score", HISTORY, ["NEW 12", "NEW 15"], [1, 0])
           for name in ("helicone", "generic_log", "weave", "opik", "portkey")),
+        ("gemini_log.jsonl", "--reward_fields score",
+         "Answer in DIGITS. | Legs of a cat? | EARLIER four. | And of three?", ["NEW 12", "NEW 15"], [1, 0]),
+        ("bedrock_log.jsonl", "--reward_fields score", "Legs of three cats?", ["NEW 12", "NEW 15"], [1, 0]),
         ("anthropic_log.jsonl", "--reward_fields score", f"Answer in DIGITS. | {HISTORY}", ["NEW 12", "NEW 15"],
          [1, 0]),
         ("anthropic_messages.jsonl", "", "Answer in DIGITS. | Legs of my cat Tom?",
@@ -380,8 +383,6 @@ def test_answers_that_the_model_did_not_end(read, tmp_path, capsys):
         ("label_studio.json", "Label Studio.*--prompt_field"),
         ("promptfoo.json", "promptfoo.*Write"),
         ("oaieval.jsonl", "OpenAI's evals.*Write"),
-        ("gemini_log.jsonl", "Gemini.*Write"),
-        ("bedrock_log.jsonl", "Bedrock.*Write"),
     ],
 )  # fmt: skip
 def test_a_refusal_says_what_to_do(name, words, tmp_path):

@@ -3,14 +3,14 @@
 import json
 
 import pytest
-from records import ANTHROPIC
+from records import ANTHROPIC, BEDROCK, BEDROCK_LOG, GEMINI
 from test_logs_of_apis import turns
 from test_openai_chat import imported
 
 from topr_trl.importing.content_blocks import messages_of
-from topr_trl.importing.dialects import anthropic
+from topr_trl.importing.dialects import anthropic, bedrock, gemini
 from topr_trl.importing.format import LeftOut, NotOfFormat
-from topr_trl.importing.formats import messages
+from topr_trl.importing.formats import bedrock_log, messages
 from topr_trl.importing.recognition import format_of
 
 LS = {"name": "run", "arguments": '{"command": "ls"}'}
@@ -100,3 +100,129 @@ def test_a_rated_answer_after_results_of_tools():
     (row,) = messages.FORMAT.rows({"messages": given, "system": "Calculate."})
     assert [turn["role"] for turn in row["prompt"]] == ["system", "user", "assistant", "tool", "tool"]
     assert turns(row["completion"]) == [("assistant", "Two files.", None, [])]
+
+
+def of_gemini(*parts, reason="STOP", **more):
+    return {"candidates": [{"content": {"role": "model", "parts": list(parts)}, "finishReason": reason}], **more}
+
+
+RAN = {"functionResponse": {"name": "run", "response": {"files": ["É"]}}}
+OWN = {"role": "model", "parts": GEMINI["response"]["candidates"][0]["content"]["parts"]}
+
+
+def asked_gemini(*added, **more):
+    return {**GEMINI["request"], "contents": [*GEMINI["request"]["contents"], *added], **more}
+
+
+def test_a_call_of_gemini():
+    (row,) = gemini.FORMAT.rows({**GEMINI, "request": asked_gemini(OWN, {"role": "user", "parts": [RAN]})})
+    assert turns(row["prompt"]) == [
+        ("system", "Calculate.", None, []), ("user", "6*7?", None, []), READ[0], ("tool", '{"files": ["É"]}', None, []),
+    ]  # fmt: skip
+    assert turns(row["completion"]) == [("assistant", "I ask.", "Hm.", [LS])]
+    assert (row["finish_reason"], row["temperature"], row["model"]) == ("stop", 0.7, "m")
+    assert json.loads(row["tools"]) == [
+        {"type": "function", "function": {"name": "run", "parameters": {"type": "OBJECT"}}}
+    ]
+
+
+def test_a_call_of_googles_python_client():
+    config = {"system_instruction": "Calculate.", "top_p": 0.5, "temperature": None, "tools": [
+        {"function_declarations": [{"name": "run", "parameters_json_schema": {"type": "object"}}]}]}  # fmt: skip
+    said = {"text": "42", "thought": None, "function_call": None, "inline_data": None}
+    body = {"candidates": [{"content": {"parts": [said]}, "finish_reason": "MAX_TOKENS"}], "prompt_feedback": None}
+    request_ = {"contents": ["6*7?", {"text": " And 2*3?"}], "config": config}
+    (row,) = gemini.FORMAT.rows({"request": request_, "response": body})
+    assert turns(row["prompt"]) == [("system", "Calculate.", None, []), ("user", "6*7? And 2*3?", None, [])]
+    assert turns(row["completion"]) == [("assistant", "42", None, [])]
+    assert (row["finish_reason"], row["top_p"], row["temperature"]) == ("length", 0.5, None)
+    assert json.loads(row["tools"])[0]["function"] == {"name": "run", "parameters": {"type": "object"}}
+
+
+def test_a_batch_of_gemini(tmp_path):
+    (tmp_path / "in.jsonl").write_text(json.dumps({"key": "a", "request": GEMINI["request"]}))
+    answers = ({"response": of_gemini({"text": "42"})}, {"error": {"code": 500}}, {"response": of_gemini()},
+               {"response": {"promptFeedback": {"blockReason": "SAFETY"}}},
+               {"response": of_gemini({"text": "4"}, reason="MALFORMED_FUNCTION_CALL")})  # fmt: skip
+    records = [{"key": "a", **each, "score": 1} for each in answers]
+    (row,) = imported(tmp_path, records, format="gemini", requests=tmp_path / "in.jsonl", reward_fields="score")
+    assert [turn["content"] for turn in (*row["prompt"], *row["completion"])] == ["Calculate.", "6*7?", "42"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "body", "why"),
+    [
+        (asked_gemini(OWN), of_gemini({"text": "42"}), "start of the answer"),
+        (asked_gemini(tools=[{"googleSearch": {}}]), of_gemini({"text": "42"}), "the tool googleSearch"),
+        (asked_gemini(cachedContent="c"), of_gemini({"text": "42"}), "cachedContent.*whole prompt"),
+        (asked_gemini({"role": "user", "parts": [{"inlineData": {}}]}), of_gemini({"text": "42"}), "inlineData"),
+        (asked_gemini(), of_gemini({"executableCode": {}}, {"text": "42"}), "executableCode"),
+        (asked_gemini(), of_gemini(*reversed(OWN["parts"])), "in this order"),
+        (asked_gemini(), of_gemini({"text": "42"}, reason="NEW_REASON"), "ended with 'NEW_REASON'"),
+        (asked_gemini(), of_gemini({"text": "42"}, automaticFunctionCallingHistory=[OWN]), "lacks the calls"),
+    ],
+)
+def test_calls_of_gemini_that_rows_cannot_hold(request_, body, why):
+    with pytest.raises(NotOfFormat, match=why):
+        gemini.FORMAT.rows({"request": request_, "response": body})
+
+
+FILES = {"toolResult": {"toolUseId": "c1", "content": [{"json": {"files": ["É"]}}, {"text": "."}]}}
+POINT = {"cachePoint": {"type": "default"}}
+MADE = BEDROCK["response"]["output"]["message"]
+
+
+def converse(*added, **more):
+    return {**BEDROCK["request"], "messages": [*BEDROCK["request"]["messages"], *added], **more}
+
+
+def of_converse(*parts, reason="end_turn"):
+    return {"output": {"message": {"role": "assistant", "content": list(parts)}}, "stopReason": reason}
+
+
+def test_a_call_of_converse():
+    asked = converse(MADE, {"role": "user", "content": [FILES, POINT]})
+    (row,) = bedrock.FORMAT.rows({**BEDROCK, "request": asked})
+    result = ("tool", '{"files": ["É"]}.', None, [])
+    assert turns(row["prompt"]) == [("system", "Calculate.", None, []), ("user", "6*7?", None, []), READ[0], result]
+    assert row["prompt"][3]["tool_call_id"] == row["prompt"][2]["tool_calls"][0]["id"] == "c1"
+    assert turns(row["completion"]) == [("assistant", "I ask.", "Hm.", [LS])]
+    assert [row[name] for name in ("finish_reason", "model", "temperature", "top_p", "top_k")] == [
+        "stop", "m", 0.7, 0.5, 5,
+    ]  # fmt: skip
+    assert json.loads(row["tools"]) == [
+        {"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}
+    ]
+    assert messages.FORMAT.rows({"messages": asked["messages"]})[0]["completion"][-1]["content"] == result[1]
+
+
+@pytest.mark.parametrize(("reason", "finish"), [("content_filtered", "length"), ("guardrail_intervened", "failed")])
+def test_bedrock_ended_an_answer(reason, finish):
+    (row,) = bedrock.FORMAT.rows({**BEDROCK, "response": of_converse({"text": "42"}, reason=reason)})
+    assert row["finish_reason"] == finish
+
+
+@pytest.mark.parametrize(
+    ("request_", "body", "why"),
+    [
+        (converse(MADE), of_converse({"text": "42"}), "start of the answer"),
+        (converse(toolConfig={"tools": [{"systemTool": {}}]}), of_converse({"text": "42"}), "the tool systemTool"),
+        (converse({"role": "user", "content": [{"image": {}}]}), of_converse({"text": "42"}), "image: .* only text"),
+        (converse(), of_converse({"citationsContent": {}}), "citationsContent: .* only text"),
+        (converse(), of_converse({"text": "42"}, reason="new"), "ended with 'new'"),
+    ],
+)
+def test_calls_of_converse_that_rows_cannot_hold(request_, body, why):
+    with pytest.raises(NotOfFormat, match=why):
+        bedrock.FORMAT.rows({"request": request_, "response": body})
+
+
+def test_logs_of_invocations():
+    (row,) = bedrock_log.FORMAT.rows(BEDROCK_LOG)
+    assert (turns(row["completion"]), row["model"]) == ([("assistant", "I ask.", "Hm.", [LS])], "m")
+    bodies = {"input": {"inputBodyJson": ANTHROPIC["request"]}, "output": {"outputBodyJson": ANTHROPIC["response"]}}
+    (row,) = bedrock_log.FORMAT.rows({"operation": "InvokeModel", "modelId": "of-claude", **bodies})
+    assert (turns(row["completion"]), row["model"]) == ([("assistant", "I ask.", "Hm.", [LS])], "of-claude")
+    assert bedrock_log.FORMAT.rows({**bodies, "output": {}, "errorCode": "Throttling"}) == [LeftOut.FAILED]
+    with pytest.raises(NotOfFormat, match=r"s3://a: write .* output\.outputBodyJson"):
+        bedrock_log.FORMAT.rows({**bodies, "output": {"outputBodyS3Path": "s3://a"}})

@@ -11,8 +11,6 @@ from topr_trl.importing.refused_formats import REFUSED, refused
 USER = {"role": "user", "content": "Legs?"}
 RECORDS = {
     "ChatGPT or Claude": {"mapping": {}, "current_node": "a"},
-    "Gemini": {"request": {"contents": [{"parts": []}]}, "response": {"candidates": []}},
-    "Bedrock": {"messages": [{"role": "user", "content": [{"text": "Legs?"}]}]},
     "PostHog": {"event": "$ai_generation", "properties": {"$ai_input": []}},
     "Ollama": {"request": {"prompt": "Legs?"}, "response": {"response": "4", "done": True, "eval_count": 1}},
     "Argilla": {"fields": {"prompt": "Legs?"}, "responses": {}},

@@ -1,6 +1,7 @@
 """Read logged calls of a model. An envelope says where a record has the call, and a dialect how the call is written."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -140,10 +141,21 @@ def rows_of_call(dialect: Dialect, asked: Record, body: Record) -> list[Row | Le
         asked (`Record`): Request.
         body (`Record`): Response.
     """
-    settings = {"model": asked.get("model"), **{name: _number(asked.get(name)) for name in SAMPLING}}
-    shared = {**settings, **dialect.prompt(asked)}
+    shared = {"model": asked.get("model"), **sampling_of(asked), **dialect.prompt(asked)}
     found = dialect.answers(body, asked)
     return [{**shared, **each} if isinstance(each, Mapping) else each for each in found]
+
+
+def sampling_of(settings: Record) -> Row:
+    """Return the columns of the sampling settings, such as `top_p`. Some APIs write the names as `topP`.
+
+    Args:
+        settings (`Record`): Settings of a request.
+    """
+    return {name: _number(settings.get(name, settings.get(_CAMEL_CASE[name]))) for name in SAMPLING}
+
+
+_CAMEL_CASE = {name: re.sub(r"_(\w)", lambda found: found[1].upper(), name) for name in SAMPLING}
 
 
 def _number(value: Any) -> Any:
@@ -241,7 +253,8 @@ def format_of_calls(dialect: Dialect, source: str, loses: str) -> Format:
     return Format(
         source=source, suffix=".jsonl", rows=envelope.rows, columns=COLUMNS_OF_CALLS,
         required=frozenset({"response"}), rank=2, loses=loses,
-        records=lambda record: [_with_call(record, dialect)],
+        # A failed line of a batch can lack a response.
+        records=lambda record: [_with_call({"response": None, **record} if record.get("error") else record, dialect)],
         test=lambda record: _is_answer(dialect, _body(_with_call(record, dialect))),
         choices=lambda record: IGNORED._replace(read=("response",)),
     )  # fmt: skip

@@ -1,5 +1,6 @@
-"""Convert messages whose content has the blocks of Anthropic's Messages API."""
+"""Convert messages whose content has the blocks of Anthropic's Messages API or of Bedrock's Converse API."""
 
+import json
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
@@ -24,15 +25,18 @@ def messages_of(given: Mapping[str, Any]) -> list[Row]:
         Unusable: a block cannot become text, for instance an image or a tool that the provider ran, or a chat template
             cannot write the blocks in their order.
     """
-    blocks = given.get("content")
+    blocks = _as_blocks(given.get("content"))
     if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
         return [message(given)]
+    given = {**given, "content": blocks}
     if given.get("role") == "assistant":
         return [_answer(given, blocks) if any(map(_is_block, blocks)) else message(given)]
     found: list[Row] = []
     for is_result, run in groupby(blocks, lambda block: block.get("type") == "tool_result"):
         if is_result:
-            found += [other("tool", each.get("content"), tool_call_id=each.get("tool_use_id")) for each in run]
+            found += [
+                other("tool", _as_blocks(each.get("content")), tool_call_id=each.get("tool_use_id")) for each in run
+            ]
         else:
             found.append(message({**given, "content": list(run)}))
     return found or [message(given)]
@@ -57,6 +61,49 @@ def prompt_of(messages: Iterable[Mapping[str, Any]], system: Any) -> list[Row]:
             "answer into the response, to learn from all of it"
         )
     return found
+
+
+def answer_of(given: Mapping[str, Any], reason: str | None) -> Row | None:
+    """Return the columns of an answer, or None if it is empty.
+
+    Args:
+        given (`Mapping[str, Any]`): Message of the answer.
+        reason (`str` or `None`): Finish reason, as `finish_reason` returns it.
+
+    Raises:
+        Unusable: see `messages_of`.
+    """
+    (said,) = messages_of({**given, "role": "assistant"})
+    is_empty = not any(said[name] for name in ("content", "tool_calls", "reasoning_content"))
+    return None if is_empty else {"completion": [said], "finish_reason": reason}
+
+
+def _as_blocks(content: Any) -> Any:
+    """Return the content of a message, with each part of Converse as a block. Marks of a cache are left out."""
+    if not isinstance(content, list):
+        return content
+    found = [_block(part) if isinstance(part, Mapping) else part for part in content]
+    return [block for block in found if block is not None]
+
+
+def _block(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return a part of Converse, which is an object with one field, as a block. Return other parts unchanged."""
+    if "type" in part or len(part) != 1:
+        return part
+    ((name, inner),) = part.items()
+    if name == "cachePoint":
+        return None
+    if name == "toolUse":
+        return {"type": "tool_use", "id": inner.get("toolUseId"), "name": inner["name"], "input": inner["input"]}
+    if name == "toolResult":
+        return {"type": "tool_result", "tool_use_id": inner.get("toolUseId"), "content": inner.get("content")}
+    if name == "reasoningContent":
+        return {"type": "thinking", "thinking": (inner.get("reasoningText") or {}).get("text")}  # None if it is hidden
+    if name == "guardContent" and "text" in inner:
+        return {"type": "text", "text": inner["text"]["text"]}
+    if name in ("text", "json"):
+        return {"type": "text", "text": inner if name == "text" else json.dumps(inner, ensure_ascii=False)}
+    return {"type": name}
 
 
 def _is_block(block: Mapping[str, Any]) -> bool:

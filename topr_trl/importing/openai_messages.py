@@ -224,12 +224,12 @@ _FINISHED = {
     **dict.fromkeys(
         ("length", "max_tokens", "max_output_tokens", "max_length", "model_length", "model_context_window_exceeded",
          "limit", "content_filter", "sensitive", "safety", "recitation", "repetition", "incomplete", "truncated",
-         "refusal", "pause_turn"),
+         "refusal", "pause_turn", "content_filtered"),
         "length",
     ),
     **dict.fromkeys(
         ("abort", "aborted", "error", "failed", "cancelled", "canceled", "timeout", "network_error",
-         "insufficient_system_resource"),
+         "insufficient_system_resource", "guardrail_intervened", "malformed_model_output", "malformed_tool_use"),
         FAILED,
     ),
     **dict.fromkeys(("", "none", "null", "unknown", "finish_reason_unspecified"), None),

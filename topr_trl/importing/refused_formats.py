@@ -37,23 +37,6 @@ def _objects(value: Any) -> list[Mapping[str, Any]]:
     return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
 
 
-def _parts(record: Record) -> list[Mapping[str, Any]]:
-    """Return the parts of the contents of all messages in a record, or in its request."""
-    found = [*_objects(record.get("messages")), *_objects(inner_value(record, "request", "messages"))]
-    return [part for each in found for part in _objects(each.get("content"))]
-
-
-def _is_gemini(record: Record) -> bool:
-    bodies = [value for value in (record, *record.values()) if isinstance(value, Mapping)]
-    turns = [turn for body in bodies for name in ("contents", "candidates") for turn in _objects(body.get(name))]
-    return any("parts" in turn or inner_value(turn, "content", "parts") is not None for turn in turns)
-
-
-def _is_bedrock(record: Record) -> bool:
-    of_converse = any("text" in part and "type" not in part for part in _parts(record))
-    return of_converse or inner_value(record, "input", "inputBodyJson") is not None
-
-
 def _is_export_of_chats(record: Record) -> bool:
     of_claude = any("sender" in each for each in _objects(record.get("chat_messages")))
     return {"mapping", "current_node"} <= set(record) or of_claude
@@ -86,8 +69,6 @@ def _is_openai_evals(record: Record) -> bool:
 # The tests do not match a format that is read.
 REFUSED = (
     Refused("an export of ChatGPT or Claude", _is_export_of_chats, _AS_MESSAGES),
-    Refused("a log of Gemini's API", _is_gemini, _AS_OPENAI),
-    Refused("a log of Bedrock's Converse API", _is_bedrock, _AS_OPENAI),
     Refused("events of PostHog", _is_posthog, _AS_MESSAGES),
     Refused("a log of Ollama's API", _is_ollama, _AS_MESSAGES),
     Refused(

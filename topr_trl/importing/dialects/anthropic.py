@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from topr_trl.importing.calls import Dialect, field_of, format_of_calls
-from topr_trl.importing.content_blocks import messages_of, prompt_of
+from topr_trl.importing.content_blocks import answer_of, prompt_of
 from topr_trl.importing.format import Record, Unusable
 from topr_trl.importing.openai_messages import finish_reason, tools_as_json
 from topr_trl.importing.record_fields import inner_value
@@ -31,10 +31,7 @@ def answers(body: Record, asked: Record) -> list[Row | None]:
     Raises:
         Unusable: the provider ran a tool itself, or the finish reason is new.
     """
-    (said,) = messages_of({**body, "role": "assistant"})
-    if not any(said[name] for name in ("content", "tool_calls", "reasoning_content")):
-        return [None]
-    return [{"completion": [said], "finish_reason": finish_reason(body.get("stop_reason"))}]
+    return [answer_of(body, finish_reason(body.get("stop_reason")))]
 
 
 def _is_answer(body: Record) -> bool:
