@@ -81,6 +81,8 @@ def main() -> None:
         real_page.write(real_page.PAGE)
         with suppress(cells.Unfinished):
             pictures.draw_long_completions(store, results_page.LONG_PICTURE)
+        with suppress(cells.Unfinished):
+            pictures.draw_wrong_answers(store, results_page.AGREEMENT_PICTURE)
     print(f"Written: {os.path.relpath(tables)}, {os.path.relpath(page)}")
 
 

@@ -81,8 +81,8 @@ def draw_wrong_answers(store: Store, path: Path) -> None:
     if not all(wrong_answers.of_base(base).is_finished(store) for base in bases):
         raise Unfinished("not all recipes have been run")
     with rc_context(LOOK):
-        figure = Figure(figsize=(WIDTH, 2.7), layout="constrained")
-        for base, panel in zip(bases, figure.subplots(1, len(bases), sharey=True), strict=True):
+        figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
+        for base, panel in zip(bases, figure.subplots(2, 2, sharex=True, sharey=True).flat, strict=True):
             of_base = wrong_answers.of_base(base)
             untrained = [end["curve"][0]["agreement"] for end in of_base.ends(store, wrong_answers.CONTROL).values()]
             for name, (color, marker) in RECIPES.items():
@@ -93,8 +93,9 @@ def draw_wrong_answers(store: Store, path: Path) -> None:
                     range(len(found)), [one.mean for one in found], [one.half for one in found],
                     color=color, marker=marker, markersize=4, capsize=2, label=name,
                 )  # fmt: skip
-            panel.set(title=f"{base}\nagreement {np.mean(untrained):.2f}", xlabel="iterations", ylim=(-3, 100))
+            panel.set(title=f"{base}; agreement {np.mean(untrained):.2f}", xlabel="iterations", ylim=(-3, 90))
             panel.grid(axis="y")
-        figure.axes[0].set_ylabel("unsolved problems solved, %")
-        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+            panel.label_outer()
+        figure.supylabel("unsolved problems solved, %", fontsize=9)
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
         figure.savefig(path, dpi=DPI)

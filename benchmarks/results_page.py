@@ -34,6 +34,7 @@ from benchmarks.statistics import Interval, difference, over_seeds
 
 PAGE, CHOICE_PAGE = (HERE.parent / "docs" / name for name in ("results.md", "which_method.md"))
 PAGES = (PAGE, CHOICE_PAGE, HERE.parent / "README.md")
+AGREEMENT_PICTURE = HERE.parent / "docs" / "results" / "wrong_answers.png"
 LONG_PICTURE = HERE.parent / "docs" / "results" / "long_completions.png"
 
 
@@ -306,7 +307,7 @@ def _rivals(store: Store, measure: str) -> list[Interval]:
 
 
 _RIVALS = ("DAPO (TRL's GRPO)", "DPO", "KTO")
-_AGREEING, _SCATTERED = ("facts-agree", "facts-alone"), ("facts-scattered",)
+_AGREEING, _SCATTERED = ("facts-agree", "facts-alone", "misconceptions"), ("facts-scattered",)
 _SHORT, *_LONG = [Setting(parts) for parts in (1, 4, 16, 64)]  # the long ones have at least 160 tokens
 _MISTAKES, _NOISY = [long_completions.EARLY, long_completions.LATE], [long_completions.NOISY]
 
@@ -369,6 +370,7 @@ _TABLES: list[tuple[Callable[..., Found], dict[str, tuple[Any, ...]]]] = [
         "solved_default_scattered": (_SCATTERED, wrong_answers.DEFAULT),
         "solved_weighted": (_AGREEING, wrong_answers.WEIGHTED),
         "solved_weighted_scattered": (_SCATTERED, wrong_answers.WEIGHTED),
+        "solved_where_agreed": (_AGREEING, wrong_answers.WHERE_AGREED),
     }),
     (trials.recommended, {"trial_count": ()}),
     (_lost, {"trial_default": (trials.DEFAULT,), "trial_repeated": (trials.REPEATED,)}),

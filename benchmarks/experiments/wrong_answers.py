@@ -27,7 +27,7 @@ from benchmarks.rows import Rows
 from benchmarks.setting import TEST_SEED, VALIDATION_SEED, Profile, base_model, model_hash, problems, sample
 from topr_trl.diagnosis import AGREE
 
-BASES = ("facts-agree", "facts-alone", "facts-scattered")
+BASES = ("facts-agree", "facts-alone", "misconceptions", "facts-scattered")
 CANDIDATES, ITERATIONS, COLD = 8, 6, 0.3
 REPEATED, DEFAULT, BALANCED, CONTROL = "repeated right answers", "TOPR (default)", "balanced rows", "mean per problem"
 WEIGHTED, DRAWN, CHOSEN = "weighted by agreement", "drawn by agreement", "chosen by agreement"
@@ -164,7 +164,7 @@ def experiments(store: Store) -> list[Experiment]:
 def unpublished() -> list[Experiment]:
     """Return the comparisons that have not been run to the end, in the order to run them."""
     (base,) = pretrained.BASES
-    return [of_base("misconceptions"), of_pretrained(base, WARM, 5), one_pass(base), of_pretrained(base, 1.0, 3)]
+    return [of_pretrained(base, WARM, 5), one_pass(base), of_pretrained(base, 1.0, 3)]
 
 
 QUICK: list[Cell] = []
