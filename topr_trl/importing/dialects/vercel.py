@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 from topr_trl.importing.calls import Dialect
@@ -48,18 +49,23 @@ def _call(part: Record) -> Row:
 
 
 def _messages(given: Record) -> Iterator[Row]:
-    """Yield the messages of a row for a message. Each result of a tool becomes a separate message."""
+    """Yield the messages of a row for a message, in its order. Each result of a tool becomes a separate message."""
     content = given["content"]
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    rest = [part for part in parts if part.get("type") not in ("tool-call", "tool-result")]
-    calls = [_call(part) for part in parts if part.get("type") == "tool-call"]
-    if given["role"] == "assistant":
-        yield assistant(rest, calls)
-    elif rest:
-        yield other(given["role"], rest)
-    for part in parts:
-        if part.get("type") == "tool-result":
+    for is_result, each in groupby(parts, lambda part: part.get("type") == "tool-result"):
+        for part in each if is_result else ():
             yield other("tool", _result(part), tool_call_id=part["toolCallId"])
+        if not is_result:
+            yield _message(given["role"], list(each))
+    if not parts and given["role"] == "assistant":
+        yield assistant("")
+
+
+def _message(role: str, parts: list[Record]) -> Row:
+    rest = [part for part in parts if part.get("type") != "tool-call"]
+    if role != "assistant":
+        return other(role, rest)
+    return assistant(rest, [_call(part) for part in parts if part.get("type") == "tool-call"])
 
 
 def _result(part: Record) -> str:
