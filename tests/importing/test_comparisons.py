@@ -83,7 +83,7 @@ def test_an_unknown_verdict_is_refused(verdict, why):
 def test_the_scale_of_helpsteer(strength, better):
     record = {"prompt": "Legs?", "response_1": "one", "response_2": "two", "preference_strength": strength}
     if better is ValueError:
-        with pytest.raises(NotOfFormat, match="preference_strength is '4'.*--ignore_fields preference_strength"):
+        with pytest.raises(NotOfFormat, match=r"preference_strength is '4'.*--ignore_fields preference_strength"):
             rows(record)
         return
     first = rows(record)[0]

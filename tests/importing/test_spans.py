@@ -8,7 +8,7 @@ from test_evaluations import imported
 from test_logs_of_apis import LEGS, turns
 
 from topr_trl.data.tokenization import tokenize_row
-from topr_trl.importing.format import NotOfFormat
+from topr_trl.importing.format import NotOfFormat, Unusable
 from topr_trl.importing.formats import mlflow, opentelemetry
 from topr_trl.importing.span_attributes import nested
 
@@ -64,7 +64,7 @@ def test_a_rating_of_another_span_is_not_dropped():
     with pytest.raises(NotOfFormat, match=r"not a model call, and has evaluations \(thumbs\).*--rewards.*--id_field"):
         read({"openinference.span.kind": "AGENT"}, annotations=annotations)
     assert read({"openinference.span.kind": "AGENT"}) == ["other"]
-    with pytest.raises(NotOfFormat, match="two ratings thumbs: 1 and 0"):
+    with pytest.raises(Unusable, match="two ratings thumbs: 1 and 0"):
         read(OPENINFERENCE, annotations=[*annotations, {"name": "thumbs", "result": {"score": 0}}])
 
 
@@ -103,6 +103,31 @@ def test_thinking_of_openinference_and_json_text_of_openllmetry():
     assert turns(row["completion"]) == [("assistant", answer, None, [])]
 
 
+@pytest.mark.parametrize(
+    ("lost", "more", "missing"),
+    [
+        ({"llm.input_messages.0": "llm.input_messages.1"}, {}, "llm.input_messages.0"),
+        ({"llm.input_messages.0": "llm.input_messages.3"}, {}, "llm.input_messages.0"),
+        ({}, {"droppedAttributesCount": 2}, "2 attributes"),
+        ({}, {"dropped_attributes_count": 1}, "1 attributes"),
+    ],
+)
+def test_spans_with_missing_attributes_are_not_whole(lost, more, missing):
+    attributes = dict(OPENINFERENCE)
+    for old, new in lost.items():
+        attributes = {name.replace(old, new): value for name, value in attributes.items()}
+    with pytest.raises(Unusable, match=f"lacks {missing}.*OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"):
+        read(attributes, **more)
+    assert read({"openinference.span.kind": "TOOL", "tool.parts.1.x": 1}, **more) == ["other"]
+
+
+def test_missing_messages_of_openllmetry():
+    given = {f"gen_ai.prompt.{n}.{name}": value for n in (0, 2) for name, value in (("role", "user"), ("content", "?"))}
+    answer = {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": "12"}
+    with pytest.raises(Unusable, match=r"lacks gen_ai\.prompt\.1"):
+        read({**given, **answer})
+
+
 def test_parts_of_the_vercel_ai_sdk():
     """Version 4 of the SDK has `args` and `result`, and version 5 has `input` and `output`."""
     messages = [
@@ -119,6 +144,14 @@ def test_parts_of_the_vercel_ai_sdk():
     assert turns(row["prompt"])[1:] == [("assistant", "I ask.", "Hm.", [LEGS]), ("tool", '{"n": 4}', None, [])]
     assert (turns(row["completion"]), row["finish_reason"]) == ([("assistant", "12", "3*4", [])], "length")
     assert read({**attributes, "ai.response.text": ""} | {"ai.response.reasoning": None}) == []
+    parts = [messages[1]["content"][2], messages[2]["content"][0], {"type": "text", "text": "So 12."}]
+    in_one = [messages[0], {"role": "assistant", "content": parts}]
+    (row,) = read({**attributes, "ai.prompt.messages": json.dumps(in_one)})
+    assert turns(row["prompt"])[1:] == [
+        ("assistant", "", None, [LEGS]),
+        ("tool", '{"n": 4}', None, []),
+        ("assistant", "So 12.", None, []),
+    ]
     image = [{"role": "user", "content": [{"type": "image", "image": "x"}]}]
     with pytest.raises(NotOfFormat, match="has image"):
         read({**attributes, "ai.prompt.messages": json.dumps(image)})
@@ -202,7 +235,14 @@ def test_assessments_of_mlflow():
              {"assessment_name": "expected", "expectation": {"value": "12"}}]  # fmt: skip
     found = [mlflow.FORMAT.rewards(each) for each in mlflow.calls(trace(span("a"), span("b"), assessments=given))]
     assert found == [{"assessments.right": "yes"}, {"assessments.right": "yes", "assessments.tone": 0.5}]
-    with pytest.raises(NotOfFormat, match="two ratings right: yes and no"):
-        list(mlflow.calls(trace(span("a"), assessments=[feedback("right", "yes"), feedback("right", "no")])))
+    people = [feedback("right", True), feedback("right", False)]
+    (found,) = mlflow.calls(trace(span("a"), assessments=people))
+    with pytest.raises(Unusable, match="two ratings right: True and False"):
+        mlflow.FORMAT.rows(found)
+    own = feedback("right", True, span_id="a")
+    for given in ([own, feedback("right", False)], [*people, own], [own, feedback("right", None)]):
+        assert read_mlflow(trace(span("a"), assessments=given))[0][0] not in ("other", "failed")
+        (found,) = mlflow.calls(trace(span("a"), assessments=given))
+        assert mlflow.FORMAT.rewards(found) == {"assessments.right": True}
     with pytest.raises(NotOfFormat, match=r"not a model call, and has assessments \(right\).*--rewards.*--id_field"):
         read_mlflow(trace(span("a", "AGENT"), assessments=[feedback("right", "yes", span_id="a")]))

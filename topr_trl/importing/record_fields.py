@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from topr_trl.importing.format import NotOfFormat, Record
+from topr_trl.importing.format import NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json
 
 
@@ -66,18 +66,18 @@ def _value_at(value: Any, path: str) -> Any:
 
 
 def values_by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a dictionary of ratings by their names.
+    """Return a dictionary of ratings by their names, without ratings that are None.
 
     Args:
         pairs (`Iterable[tuple[str, Any]]`): Name and value of each rating.
 
     Raises:
-        NotOfFormat: two ratings with the same name differ.
+        Unusable: two ratings with the same name differ.
     """
     found: dict[str, Any] = {}
     for name, value in pairs:
-        if found.setdefault(name, value) != value:
-            raise NotOfFormat(f"it has two ratings {name}: {found[name]} and {value}. Keep one of them in the file")
+        if value is not None and found.setdefault(name, value) != value:
+            raise Unusable(f"it has two ratings {name}: {found[name]} and {value}. Keep one of them in the file")
     return found
 
 

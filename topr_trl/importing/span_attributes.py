@@ -1,6 +1,8 @@
 """Read the attributes of spans, which exporters write as lists, as objects, or with dots in their names."""
 
+from collections import defaultdict
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 from topr_trl.importing.format import Record
@@ -16,11 +18,35 @@ def attributes_of(span: Record) -> Record:
         span (`Record`): Span with `attributes`: a list as in OTLP, or an object. In tables, columns have names such as
             `attributes.llm.model_name`.
     """
+    return nested(_given(span))
+
+
+def missing_in(span: Record) -> list[str]:
+    """Return what a span lacks: attributes that the SDK dropped, and the first missing item of each list.
+
+    Args:
+        span (`Record`): Span, see `attributes_of`.
+    """
+    dropped = span.get("droppedAttributesCount") or span.get("dropped_attributes_count")
+    numbers = defaultdict[str, set[int]](set)
+    for path in _given(span):
+        names = str(path).split(".")
+        for n, name in enumerate(names):
+            if name.isdecimal() and n:
+                numbers[".".join(names[:n])].add(int(name))
+    first = {path: next(n for n in count() if n not in found) for path, found in numbers.items()}
+    gaps = [f"{path}.{n}" for path, n in first.items() if n < max(numbers[path])]
+    return [f"{dropped} attributes that were dropped", *gaps] if dropped else gaps
+
+
+def _given(span: Record) -> Mapping[str, Any]:
+    """Return the attributes of a span, whose names may have dots."""
     given = span.get("attributes")
     if given is None:
         prefix = "attributes."
         given = {name.removeprefix(prefix): value for name, value in span.items() if name.startswith(prefix)}
-    return nested(_plain(given))
+    plain: Mapping[str, Any] = _plain(given)
+    return plain
 
 
 def nested(given: Mapping[str, Any]) -> Record:

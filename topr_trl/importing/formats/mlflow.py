@@ -1,8 +1,9 @@
 """Read traces of MLflow: their model calls, with assessments as rewards."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from typing import Any
 
 from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
 from topr_trl.importing.dialects import DIALECTS
@@ -27,15 +28,25 @@ def calls(record: Record) -> Iterator[Record]:
     for span in spans:
         # If two libraries recorded the same call, only the inner span is read.
         is_call = _is_call(span) and span["span_id"] not in outer
-        places = (span["span_id"], None) if is_call else (span["span_id"],)
+        found, unusable = dict[str, Any](), ""
+        try:
+            for place in (span["span_id"], None) if is_call else (span["span_id"],):  # The span's replace the trace's.
+                at_place = [each for each in assessments if each.get("span_id") == place]
+                found |= _ratings(each for each in at_place if each["assessment_name"] not in found)
+        except Unusable as error:  # Raised for the row of this span, so that the other spans are read.
+            unusable = str(error)
         yield {
             **span, "is_call": is_call, "settings": {"model": span["attributes"].get("mlflow.llm.model")},
             "trace_id": value_at(record, "info.trace_id", "info.request_id", "trace.info.trace_id", "trace_id"),
-            "assessments": values_by_name(
-                (each["assessment_name"], each["feedback"].get("value")) for each in assessments
-                if each.get("span_id") in places and each.get("valid") is not False and each.get("feedback")
-            ),
+            "assessments": found, "unusable": unusable,
         }  # fmt: skip
+
+
+def _ratings(assessments: Iterable[Record]) -> dict[str, Any]:
+    return values_by_name(
+        (each["assessment_name"], each["feedback"].get("value")) for each in assessments
+        if each.get("valid") is not False and each.get("feedback")
+    )  # fmt: skip
 
 
 def _parsed(attributes: Record) -> Record:
@@ -54,6 +65,8 @@ def _is_call(span: Record) -> bool:
 def _left_out(record: Record) -> LeftOut | None:
     if value_at(record, "status.code", "status_code") in ("STATUS_CODE_ERROR", "ERROR") and record["is_call"]:
         return LeftOut.FAILED
+    if record["unusable"]:
+        raise Unusable(record["unusable"])
     if record["is_call"]:
         return None
     if record["assessments"]:
