@@ -34,9 +34,13 @@ def words(value):
         ({"context": [USER], "response1": "4", "response2": "5", "overall_preference": -1}, "Legs?"),
         ({"context": [USER], "response1": "5", "response2": "4", "overall_preference": 2}, "Legs?"),
         ({"prompt": "Legs?", "response_1": "4", "response_2": "5", "preference_strength": -2,
-          "preference_statement": "Response 1 is better than Response 2"}, "Legs?"),
-        ({"prompt": "Legs?", "response_1": "5", "response_2": "4", "preference_strength": 1}, "Legs?"),
-        ({"prompt": "Legs?", "response_a": "4", "response_b": "5", "verdict": "[[A]]"}, "Legs?"),
+          "preference_statement": "Response 2 is worse", "preference_id": 2}, "Legs?"),
+        ({"prompt": "Legs?", "response_1": "4", "response_2": "5", "preference_strength": "-1",
+          "individual_preference": [{"score": 1}]}, "Legs?"),
+        ({"prompt": "Legs?", "response_a": "5", "response_b": "4", "winner": "[[B]]", "winner_reason": "a"}, "Legs?"),
+        ({"prompt": "Legs?", "response_a": "5", "response_b": "4", "verdict": "Assistant B"}, "Legs?"),
+        ({"prompt": "Legs?", "response_a": "5", "response_b": "4", "vote": "response_b",
+          "preference_strength": -3}, "Legs?"),
     ],
 )  # fmt: skip
 def test_the_better_one_has_reward_1(record, prompt):
@@ -58,19 +62,32 @@ def test_ties(verdict):
     [
         ({}, "no field names the better one.*winner"),
         ({"label": 1}, "no field names the better one.*winner"),
-        ({"preference_statement": "Response A is better"}, "no field names the better one.*winner"),
-        ({"individual_preference": [{"score": -3}]}, "no field names the better one.*winner"),
-        ({"winner": "gpt-4"}, "winner is 'gpt-4'.*--ignore_fields winner"),
-        ({"verdict": "Assistant A is better than Assistant B"}, "verdict is .*--ignore_fields verdict"),
-        ({"preference": "a > b"}, "preference is 'a > b'"),
-        ({"preference": "not_a"}, "preference is 'not_a'"),
-        ({"winner": "A wins", "vote": "none"}, "winner is 'A wins'"),
+        ({"winner": "gpt-4"}, "winner is 'gpt-4', which is not understood.*--ignore_fields winner"),
+        ({"winner": "Assistant A is better than Assistant B"}, "winner is 'Assistant A is.*--ignore_fields winner"),
+        ({"vote": "a > b"}, "vote is 'a > b'.*--ignore_fields vote"),
+        ({"verdict": "not_a"}, "verdict is 'not_a'.*--ignore_fields verdict"),
+        ({"winner": "-a"}, "winner is '-a'.*--ignore_fields winner"),
+        ({"winner": "Both are good, and A is better"}, "winner is 'Both.*--ignore_fields winner"),
+        ({"winner": "a", "human_preference": -1}, "human_preference is '-1'.*--ignore_fields human_preference"),
+        ({"label": "tie", "preference": "rather a"}, "preference is 'rather a'.*--ignore_fields preference"),
+        ({"preference_strength": 2}, "no field names the better one.*winner"),
         ({"winner": "a", "human_preference": "b"}, "winner, human_preference name different ones.*--ignore_fields"),
     ],
 )
 def test_an_unknown_verdict_is_refused(verdict, why):
     with pytest.raises(NotOfFormat, match=why):
         rows({"prompt": "Legs?", "response_a": "4", "response_b": "5", **verdict})
+
+
+@pytest.mark.parametrize(("strength", "better"), [(-2, "one"), ("3", "two"), (0.0, None), (4, ValueError)])
+def test_the_scale_of_helpsteer(strength, better):
+    record = {"prompt": "Legs?", "response_1": "one", "response_2": "two", "preference_strength": strength}
+    if better is ValueError:
+        with pytest.raises(NotOfFormat, match=r"preference_strength is '4'.*--ignore_fields preference_strength"):
+            rows(record)
+        return
+    first = rows(record)[0]
+    assert first == "tied" if better is None else words(first["completion"]) == better
 
 
 def test_lists_of_different_lengths_are_refused():
@@ -81,8 +98,3 @@ def test_lists_of_different_lengths_are_refused():
 def test_choices_of_a_question_are_no_comparison():
     letters = {f"answer_{side}": text for side, text in zip("abcd", "2345", strict=True)}
     assert format_of({"question": "Legs?", **letters}) is None
-
-
-def test_a_negative_number_is_no_side():
-    with pytest.raises(NotOfFormat, match="preference is -1"):
-        rows({"prompt": "Legs?", "output_1": "4", "output_2": "5", "preference": -1})

@@ -8,10 +8,9 @@ from test_evaluations import imported
 from test_logs_of_apis import LEGS, turns
 
 from topr_trl.data.tokenization import tokenize_row
-from topr_trl.importing.dialects import vercel
 from topr_trl.importing.format import NotOfFormat, Unusable
 from topr_trl.importing.formats import mlflow, opentelemetry
-from topr_trl.importing.span_attributes import attributes_of, nested
+from topr_trl.importing.span_attributes import nested
 
 WRITTEN = Path(__file__).parent / "written"
 ASKED = [("system", "Calculate.", None, []), ("user", "How many legs have 3 cats?", None, [])]
@@ -65,7 +64,7 @@ def test_a_rating_of_another_span_is_not_dropped():
     with pytest.raises(NotOfFormat, match=r"not a model call, and has evaluations \(thumbs\).*--rewards.*--id_field"):
         read({"openinference.span.kind": "AGENT"}, annotations=annotations)
     assert read({"openinference.span.kind": "AGENT"}) == ["other"]
-    with pytest.raises(NotOfFormat, match="two ratings thumbs: 1 and 0"):
+    with pytest.raises(Unusable, match="two ratings thumbs: 1 and 0"):
         read(OPENINFERENCE, annotations=[*annotations, {"name": "thumbs", "result": {"score": 0}}])
 
 
@@ -104,6 +103,31 @@ def test_thinking_of_openinference_and_json_text_of_openllmetry():
     assert turns(row["completion"]) == [("assistant", answer, None, [])]
 
 
+@pytest.mark.parametrize(
+    ("lost", "more", "missing"),
+    [
+        ({"llm.input_messages.0": "llm.input_messages.1"}, {}, "llm.input_messages.0"),
+        ({"llm.input_messages.0": "llm.input_messages.3"}, {}, "llm.input_messages.0"),
+        ({}, {"droppedAttributesCount": 2}, "2 attributes"),
+        ({}, {"dropped_attributes_count": 1}, "1 attributes"),
+    ],
+)
+def test_spans_with_missing_attributes_are_not_whole(lost, more, missing):
+    attributes = dict(OPENINFERENCE)
+    for old, new in lost.items():
+        attributes = {name.replace(old, new): value for name, value in attributes.items()}
+    with pytest.raises(Unusable, match=f"lacks {missing}.*OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"):
+        read(attributes, **more)
+    assert read({"openinference.span.kind": "TOOL", "tool.parts.1.x": 1}, **more) == ["other"]
+
+
+def test_missing_messages_of_openllmetry():
+    given = {f"gen_ai.prompt.{n}.{name}": value for n in (0, 2) for name, value in (("role", "user"), ("content", "?"))}
+    answer = {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": "12"}
+    with pytest.raises(Unusable, match=r"lacks gen_ai\.prompt\.1"):
+        read({**given, **answer})
+
+
 def test_parts_of_the_vercel_ai_sdk():
     """Version 4 of the SDK has `args` and `result`, and version 5 has `input` and `output`."""
     messages = [
@@ -120,6 +144,14 @@ def test_parts_of_the_vercel_ai_sdk():
     assert turns(row["prompt"])[1:] == [("assistant", "I ask.", "Hm.", [LEGS]), ("tool", '{"n": 4}', None, [])]
     assert (turns(row["completion"]), row["finish_reason"]) == ([("assistant", "12", "3*4", [])], "length")
     assert read({**attributes, "ai.response.text": ""} | {"ai.response.reasoning": None}) == []
+    parts = [messages[1]["content"][2], messages[2]["content"][0], {"type": "text", "text": "So 12."}]
+    in_one = [messages[0], {"role": "assistant", "content": parts}]
+    (row,) = read({**attributes, "ai.prompt.messages": json.dumps(in_one)})
+    assert turns(row["prompt"])[1:] == [
+        ("assistant", "", None, [LEGS]),
+        ("tool", '{"n": 4}', None, []),
+        ("assistant", "So 12.", None, []),
+    ]
     image = [{"role": "user", "content": [{"type": "image", "image": "x"}]}]
     with pytest.raises(NotOfFormat, match="has image"):
         read({**attributes, "ai.prompt.messages": json.dumps(image)})
@@ -203,34 +235,14 @@ def test_assessments_of_mlflow():
              {"assessment_name": "expected", "expectation": {"value": "12"}}]  # fmt: skip
     found = [mlflow.FORMAT.rewards(each) for each in mlflow.calls(trace(span("a"), span("b"), assessments=given))]
     assert found == [{"assessments.right": "yes"}, {"assessments.right": "yes", "assessments.tone": 0.5}]
-    given = [feedback("right", "yes"), feedback("right", "no", span_id="a"), feedback("right", None, span_id="a")]
-    (call,) = mlflow.calls(trace(span("a"), assessments=given))
-    assert mlflow.FORMAT.rewards(call) == {"assessments.right": "no"}
-    (call,) = mlflow.calls(trace(span("a"), assessments=[feedback("right", "yes"), feedback("right", "no")]))
-    with pytest.raises(Unusable, match="two ratings right: yes and no"):
-        mlflow.FORMAT.rewards(call)
+    people = [feedback("right", True), feedback("right", False)]
+    (found,) = mlflow.calls(trace(span("a"), assessments=people))
+    with pytest.raises(Unusable, match="two ratings right: True and False"):
+        mlflow.FORMAT.rows(found)
+    own = feedback("right", True, span_id="a")
+    for given in ([own, feedback("right", False)], [*people, own], [own, feedback("right", None)]):
+        assert read_mlflow(trace(span("a"), assessments=given))[0][0] not in ("other", "failed")
+        (found,) = mlflow.calls(trace(span("a"), assessments=given))
+        assert mlflow.FORMAT.rewards(found) == {"assessments.right": True}
     with pytest.raises(NotOfFormat, match=r"not a model call, and has assessments \(right\).*--rewards.*--id_field"):
         read_mlflow(trace(span("a", "AGENT"), assessments=[feedback("right", "yes", span_id="a")]))
-
-
-@pytest.mark.parametrize("numbers", [(1, 3), (0, 2)])
-def test_messages_that_an_exporter_dropped(numbers):
-    messages = {f"llm.input_messages.{n}.message.{name}": text for n in numbers
-                for name, text in (("role", "user"), ("content", "a"))}  # fmt: skip
-    with pytest.raises(Unusable, match=r"lacks the item .*OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"):
-        attributes_of({"attributes": messages})
-    with pytest.raises(Unusable, match="dropped 40 attributes"):
-        attributes_of({"attributes": {"a": 1}, "droppedAttributesCount": 40})
-
-
-def test_text_after_a_result_of_a_tool_of_the_provider_stays_after_it():
-    parts = [
-        {"type": "tool-call", "toolCallId": "c", "toolName": "search", "input": {}},
-        {"type": "tool-result", "toolCallId": "c", "output": "12"}, {"type": "text", "text": "after"},
-    ]  # fmt: skip
-    found = vercel.prompt({"messages": [{"role": "assistant", "content": parts}]})["prompt"]
-    assert [(turn["role"], turn["content"]) for turn in found] == [
-        ("assistant", ""),
-        ("tool", "12"),
-        ("assistant", "after"),
-    ]

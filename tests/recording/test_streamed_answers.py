@@ -118,6 +118,13 @@ def test_redaction_of_nested_text():
     assert Redactor(["a"])({"a": 1}) == ({"[redacted]": 1}, True)
 
 
+@pytest.mark.parametrize(("word", "name"), [("email", "emails"), ("Phones", "phones"), ("key", "keys")])
+def test_a_word_that_is_almost_a_name_is_no_pattern(word, name):
+    with pytest.raises(ValueError, match=f"redact: '{word}'.*Did you mean {name}?"):
+        Redactor([word])
+    assert Redactor([f"({word})"])(word) == ("[redacted]", True)
+
+
 def test_patterns_do_not_change_each_other():
     assert Redactor([r"(a)b", r"(?i)KEY", r"(\d)\1"])("11 12 key") == ("[redacted] 12 [redacted]", True)
 

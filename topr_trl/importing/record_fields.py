@@ -66,10 +66,10 @@ def _value_at(value: Any, path: str) -> Any:
 
 
 def values_by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a dictionary of ratings by their names.
+    """Return a dictionary of ratings by their names, without ratings that are None.
 
     Args:
-        pairs (`Iterable[tuple[str, Any]]`): Name and value of each rating. Ratings without a value are left out.
+        pairs (`Iterable[tuple[str, Any]]`): Name and value of each rating.
 
     Raises:
         Unusable: two ratings with the same name differ.

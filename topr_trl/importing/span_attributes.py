@@ -1,11 +1,11 @@
 """Read the attributes of spans, which exporters write as lists, as objects, or with dots in their names."""
 
+from collections import defaultdict
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
-from topr_trl.importing.format import Record, Unusable
-
-_LIMIT = "Record again with a higher OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"
+from topr_trl.importing.format import Record
 
 
 def attributes_of(span: Record) -> Record:
@@ -17,17 +17,36 @@ def attributes_of(span: Record) -> Record:
     Args:
         span (`Record`): Span with `attributes`: a list as in OTLP, or an object. In tables, columns have names such as
             `attributes.llm.model_name`.
-
-    Raises:
-        Unusable: the exporter dropped attributes, so messages are missing.
     """
-    if dropped := span.get("droppedAttributesCount"):
-        raise Unusable(f"its exporter dropped {dropped} attributes, so messages are missing. {_LIMIT}")
+    return nested(_given(span))
+
+
+def missing_in(span: Record) -> list[str]:
+    """Return what a span lacks: attributes that the SDK dropped, and the first missing item of each list.
+
+    Args:
+        span (`Record`): Span, see `attributes_of`.
+    """
+    dropped = span.get("droppedAttributesCount") or span.get("dropped_attributes_count")
+    numbers = defaultdict[str, set[int]](set)
+    for path in _given(span):
+        names = str(path).split(".")
+        for n, name in enumerate(names):
+            if name.isdecimal() and n:
+                numbers[".".join(names[:n])].add(int(name))
+    first = {path: next(n for n in count() if n not in found) for path, found in numbers.items()}
+    gaps = [f"{path}.{n}" for path, n in first.items() if n < max(numbers[path])]
+    return [f"{dropped} attributes that were dropped", *gaps] if dropped else gaps
+
+
+def _given(span: Record) -> Mapping[str, Any]:
+    """Return the attributes of a span, whose names may have dots."""
     given = span.get("attributes")
     if given is None:
         prefix = "attributes."
         given = {name.removeprefix(prefix): value for name, value in span.items() if name.startswith(prefix)}
-    return nested(_plain(given))
+    plain: Mapping[str, Any] = _plain(given)
+    return plain
 
 
 def nested(given: Mapping[str, Any]) -> Record:
@@ -52,20 +71,12 @@ def nested(given: Mapping[str, Any]) -> Record:
 
 
 def _with_lists(value: Any) -> Any:
-    """Return a value in which objects with the names `0`, `1`, and so on are lists.
-
-    Raises:
-        Unusable: a number is missing.
-    """
+    """Return a value in which objects with the names `0`, `1`, and so on are lists."""
     if not isinstance(value, dict):
         return value
     found = {name: _with_lists(inner) for name, inner in value.items()}
     numbers = {int(name): inner for name, inner in found.items() if name.isdecimal()}
-    if not numbers or not set(found) <= {"", *map(str, numbers)}:
-        return found
-    if missing := [n for n in range(max(numbers)) if n not in numbers]:
-        raise Unusable(f"a list in its attributes lacks the item {missing[0]}, so messages may be missing. {_LIMIT}")
-    return [numbers[n] for n in sorted(numbers)]
+    return [numbers[n] for n in sorted(numbers)] if numbers and set(found) <= {"", *map(str, numbers)} else found
 
 
 def _plain(attributes: Any) -> Any:

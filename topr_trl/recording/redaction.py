@@ -30,7 +30,7 @@ class Redactor:
         patterns (`Sequence[str]`): Regular expressions, or names in `NAMED`, such as `emails`.
 
     Raises:
-        ValueError: a pattern is not a regular expression, or is nearly a name in `NAMED`.
+        ValueError: a pattern is not a regular expression, or a word that is almost a name in `NAMED`.
 
     Example:
 
@@ -41,8 +41,12 @@ class Redactor:
     def __init__(self, patterns: Sequence[str]) -> None:
         self._patterns: list[re.Pattern[str]] = []
         for pattern in patterns:
-            if pattern not in NAMED and pattern.isalpha() and (similar := get_close_matches(pattern, NAMED, 1)):
-                raise ValueError(f"redact: {pattern!r} is no name of a pattern. Did you mean {similar[0]}?")
+            similar = get_close_matches(pattern.lower(), NAMED, 1)
+            if similar and pattern not in NAMED and pattern.isalpha():
+                raise ValueError(
+                    f"redact: {pattern!r} is not the name of a pattern. Did you mean {similar[0]}? To blank out the "
+                    f"word {pattern} itself, use {f'({pattern})'!r}."
+                )
             try:
                 self._patterns.append(re.compile(NAMED.get(pattern, pattern)))
             except re.error as error:

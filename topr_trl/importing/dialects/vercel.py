@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from itertools import groupby
 from typing import Any
 
 from topr_trl.importing.calls import Dialect
@@ -49,27 +49,23 @@ def _call(part: Record) -> Row:
 
 
 def _messages(given: Record) -> Iterator[Row]:
-    """Yield the messages of a row for a message. Each result of a tool becomes a separate message.
-
-    If the provider ran a tool, its result stands inside the message, and the parts after it become another message.
-    """
+    """Yield the messages of a row for a message, in its order. Each result of a tool becomes a separate message."""
     content = given["content"]
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    kinds = [part.get("type") for part in parts]
-    cut = [n for n in range(1, len(parts)) if kinds[n - 1] == "tool-result" and kinds[n] != "tool-result"]
-    if given["role"] == "assistant" and cut:
-        for start, end in pairwise([0, *cut, len(parts)]):
-            yield from _messages({**given, "content": parts[start:end]})
-        return
-    rest = [part for part in parts if part.get("type") not in ("tool-call", "tool-result")]
-    calls = [_call(part) for part in parts if part.get("type") == "tool-call"]
-    if given["role"] == "assistant":
-        yield assistant(rest, calls)
-    elif rest:
-        yield other(given["role"], rest)
-    for part in parts:
-        if part.get("type") == "tool-result":
+    for is_result, each in groupby(parts, lambda part: part.get("type") == "tool-result"):
+        for part in each if is_result else ():
             yield other("tool", _result(part), tool_call_id=part["toolCallId"])
+        if not is_result:
+            yield _message(given["role"], list(each))
+    if not parts and given["role"] == "assistant":
+        yield assistant("")
+
+
+def _message(role: str, parts: list[Record]) -> Row:
+    rest = [part for part in parts if part.get("type") != "tool-call"]
+    if role != "assistant":
+        return other(role, rest)
+    return assistant(rest, [_call(part) for part in parts if part.get("type") == "tool-call"])
 
 
 def _result(part: Record) -> str:

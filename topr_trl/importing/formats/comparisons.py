@@ -27,14 +27,32 @@ _COMPLETION = {"response", "answer", "output", "completion", "conversation", "ge
                "messages", "summary"}  # fmt: skip
 _BETTER = {"chosen", "preferred", "better", "winning", "accepted"}
 _WORSE = {"rejected", "dispreferred", "worse", "losing"}
-_VERDICT = {"winner", "preference", "preferred", "better", "best", "choice", "chosen", "verdict", "vote", "win",
-            "label"}  # fmt: skip
-# Scales whose negative values mean that the first completion is better: HelpSteer3 and HelpSteer2.
+_VERDICT = {
+    "winner",
+    "preference",
+    "preferred",
+    "better",
+    "best",
+    "choice",
+    "chosen",
+    "verdict",
+    "vote",
+    "win",
+    "label",
+}
+_STRICT = {"winner", "vote", "verdict"}  # Fields that are only verdicts, so that each value must be understood.
+# Last words of fields that say more about a verdict.
+_ABOUT = {"strength", "statement", "reason", "reasoning", "rationale", "explanation", "elaboration", "justification",
+          "comment", "confidence", "score", "margin", "count", "time", "id", "ids"}  # fmt: skip
+# HelpSteer 2 and 3: from -3 (response 1 is better) to 3 (response 2 is better).
 _SCALES = ("overall_preference", "preference_strength")
-# Last words of fields that describe a verdict.
-_ABOUT = {"strength", "statement", "reason", "reasoning", "explanation", "comment", "id", "type", "source", "model"}
-_BEFORE_A_SIDE = r"(model|response|assistant|answer|output|completion|option|candidate|conversation|system)_"
+_LARGEST = 3
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
+_BEFORE_SIDE = re.compile(
+    r"(model|response|assistant|answer|output|completion|conversation|generation|reply|text|summary|option|candidate)_?"
+)
 _TIES = {"tie", "ties", "tied", "both", "bothbad", "equal", "neither", "none", "same", "draw"}
+_BESIDE_TIES = {"bad", "good", "are", "equally"}
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
@@ -146,37 +164,70 @@ def _verdicts(record: Record, sides: dict[str, str]) -> Iterator[tuple[str, str 
     """Yield each field that names the better completion, with the name of this completion, or None for a tie.
 
     Raises:
-        NotOfFormat: a field of a verdict has a value that names neither completion.
+        NotOfFormat: a value of a verdict is not understood, and no other field may decide.
     """
+    found, unclear = dict[str, str | None](), list[str]()
     for field, value in record.items():
-        words = words_of(field)
-        if field in sides or value is None or isinstance(value, list | Mapping) or not _VERDICT & {*words}:
+        if field in sides or not _may_be_verdict(field, value, [*sides.values()]):
             continue
-        if normalized(field) in _SCALES:
-            yield field, None if not float(value) else list(sides)[float(value) > 0]
-        elif words[0] == "winner" and len(words) > 1 and str(value).lower() in ("1", "0", "true", "false"):
-            if str(value).lower() in ("1", "true"):  # as `winner_model_a`
-                yield field, _side_of(normalized(field).rpartition("_")[2], sides)
-        elif not _ABOUT & {words[-1]} and words[-1] != "label":
-            yield field, _side_of(f"{value:g}" if isinstance(value, float) else value, sides, field)
+        text = _verdict(field, value, [*sides.values()])
+        names = [name for name, side in sides.items() if text in (side, normalized(name))]
+        if names or text == "tie":
+            found[field] = names[0] if names else None
+        elif text:
+            unclear.append(field)
+            is_strict = _STRICT & {*words_of(field)} or _is_scale(field, value, [*sides.values()])
+            if is_strict or text.startswith("-"):
+                raise NotOfFormat(_not_understood(field, value, sides))
+    if unclear and None in found.values():
+        raise NotOfFormat(_not_understood(unclear[0], record[unclear[0]], sides))
+    yield from found.items()
 
 
-def _side_of(value: Any, sides: dict[str, str], field: str = "winner") -> str | None:
-    """Return the name of the completion that a verdict names, or None for a tie.
+def _may_be_verdict(field: str, value: Any, sides: list[str]) -> bool:
+    words = words_of(field)
+    if value is None or value != value or not _VERDICT & {*words} or isinstance(parsed_json(value), list | Mapping):
+        return False  # NaN is unlike itself.
+    return words[-1] not in _ABOUT or _is_scale(field, value, sides)
 
-    Raises:
-        NotOfFormat: the verdict names neither completion.
+
+def _is_scale(field: str, value: Any, sides: list[str]) -> bool:
+    return normalized(field) in _SCALES and sides == ["1", "2"] and bool(_NUMBER.fullmatch(_text(value)))
+
+
+def _text(value: Any) -> str:
+    """Return a verdict in lower case, without brackets and quotes around it."""
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text.strip().lower().strip("[](){}\"'`*.: ")
+
+
+def _verdict(field: str, value: Any, sides: list[str]) -> str:
+    """Return the side or the field that a verdict names, `tie`, or `""` if it only says which one is not better.
+
+    Return another text if the verdict is not understood.
     """
-    text = normalized(value)
-    named = re.sub(f"^{_BEFORE_A_SIDE}", "", text)
-    chosen = [name for name, side in sides.items() if text == normalized(name) or named == side]
-    if len(chosen) == 1 and not str(value).strip().startswith("-"):
-        return chosen[0]
-    if {*text.split("_")} & _TIES and {*text.split("_")} <= _TIES | {"bad", "good", "by"}:
-        return None
-    raise NotOfFormat(
-        f"its {field} is {value!r}, and names neither {' nor '.join(sides)} nor a tie. Write one of these names in a "
-        f"field winner, and set --ignore_fields {field}"
+    text = _text(value)
+    number = float(text) if _NUMBER.fullmatch(text) else None
+    if number is not None and _is_scale(field, value, sides):
+        return text if abs(number) > _LARGEST else "tie" if not number else "12"[number > 0]
+    if normalized(field).startswith("winner_") and text in ("1", "1.0", "0", "0.0", "true", "false"):
+        # As `winner_model_a`.
+        return normalized(field).rpartition("_")[2] if text in ("1", "1.0", "true") else ""
+    if number is not None:
+        return f"{number:g}"
+    words = {*normalized(text).split("_")}
+    if words & _TIES and words <= _TIES | _BESIDE_TIES:
+        return "tie"
+    text = re.sub(r"[\s_-]+", "_", text)
+    before = _BEFORE_SIDE.match(text)
+    return text[before.end() :] if before and text[before.end() :] in sides else text
+
+
+def _not_understood(field: str, value: Any, sides: dict[str, str]) -> str:
+    names = " and ".join(sides)
+    return (
+        f"it has two completions, {names}, and {field} is {str(value)[:60]!r}, which is not understood. Write "
+        f"{', '.join(sides)} or tie in {field}. To leave {field} out, set --ignore_fields {field}"
     )
 
 

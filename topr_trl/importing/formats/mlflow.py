@@ -1,7 +1,7 @@
 """Read traces of MLflow: their model calls, with assessments as rewards."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -28,16 +28,25 @@ def calls(record: Record) -> Iterator[Record]:
     for span in spans:
         # If two libraries recorded the same call, only the inner span is read.
         is_call = _is_call(span) and span["span_id"] not in outer
-        of_span, of_trace = (
-            [(each["assessment_name"], each["feedback"].get("value")) for each in assessments
-             if each.get("span_id") == place and each.get("valid") is not False and each.get("feedback")]
-            for place in (span["span_id"], None)
-        )  # fmt: skip
+        found, unusable = dict[str, Any](), ""
+        try:
+            for place in (span["span_id"], None) if is_call else (span["span_id"],):  # The span's replace the trace's.
+                at_place = [each for each in assessments if each.get("span_id") == place]
+                found |= _ratings(each for each in at_place if each["assessment_name"] not in found)
+        except Unusable as error:  # Raised for the row of this span, so that the other spans are read.
+            unusable = str(error)
         yield {
             **span, "is_call": is_call, "settings": {"model": span["attributes"].get("mlflow.llm.model")},
             "trace_id": value_at(record, "info.trace_id", "info.request_id", "trace.info.trace_id", "trace_id"),
-            "assessments": [of_trace if is_call else [], of_span],
+            "assessments": found, "unusable": unusable,
         }  # fmt: skip
+
+
+def _ratings(assessments: Iterable[Record]) -> dict[str, Any]:
+    return values_by_name(
+        (each["assessment_name"], each["feedback"].get("value")) for each in assessments
+        if each.get("valid") is not False and each.get("feedback")
+    )  # fmt: skip
 
 
 def _parsed(attributes: Record) -> Record:
@@ -53,28 +62,16 @@ def _is_call(span: Record) -> bool:
     return span["attributes"].get("mlflow.spanType") in _CALLS
 
 
-def rewards(record: Record) -> dict[str, Any]:
-    """Return the assessments of a span by name. One of the span comes before one of the trace with the same name.
-
-    Args:
-        record (`Record`): Span, as `calls` yields it.
-
-    Raises:
-        Unusable: two assessments of the same span, or of its trace, differ.
-    """
-    of_trace, of_span = map(values_by_name, record["assessments"])
-    return {f"assessments.{name}": value for name, value in {**of_trace, **of_span}.items()}
-
-
 def _left_out(record: Record) -> LeftOut | None:
     if value_at(record, "status.code", "status_code") in ("STATUS_CODE_ERROR", "ERROR") and record["is_call"]:
         return LeftOut.FAILED
+    if record["unusable"]:
+        raise Unusable(record["unusable"])
     if record["is_call"]:
         return None
-    if found := rewards(record):
-        names = ", ".join(name.removeprefix("assessments.") for name in found)
+    if record["assessments"]:
         raise Unusable(
-            f"it is not a model call, and has assessments ({names}). To give them to the "
+            f"it is not a model call, and has assessments ({', '.join(record['assessments'])}). To give them to the "
             "calls of its trace, write them to a file for --rewards, and set --id_field trace_id"
         )
     return LeftOut.OTHER
@@ -101,7 +98,7 @@ FORMAT = Format(
     suffix=".jsonl",
     test=_is_trace,
     rows=ENVELOPE.rows,
-    rewards=rewards,
+    rewards=lambda record: {f"assessments.{name}": value for name, value in record["assessments"].items()},
     columns=COLUMNS_OF_CALLS,
     required=frozenset({"attributes"}),
     records=calls,

@@ -14,7 +14,7 @@ from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unus
 from topr_trl.importing.message_parts import parsed_json, split_parts
 from topr_trl.importing.record_fields import inner_value, value_at, values_by_name
 from topr_trl.importing.row_table import Row
-from topr_trl.importing.span_attributes import attributes_of, nested
+from topr_trl.importing.span_attributes import attributes_of, missing_in, nested
 
 _RESULT = "gen_ai.evaluation.result"
 _OUTPUT = "attributes.gen_ai.output.messages"
@@ -67,9 +67,14 @@ def _with_attributes(record: Record, evaluations: Record) -> Record:
     asked = inner_value(attributes, "gen_ai", "request") or {}
     model = {"model": asked.get("model") or llm.get("model_name")}
     settings = {**model, **{name: asked.get(name) for name in SAMPLING}}
-    evaluations = {**evaluations, **_evaluations(record)}
+    unusable = ""
+    try:
+        evaluations = {**evaluations, **_evaluations(record)}
+    except Unusable as error:  # Raised for the row of this span, so that the other spans are read.
+        unusable = str(error)
     rest = {name: value for name, value in record.items() if not name.startswith("attributes.")}
-    return {**rest, "attributes": attributes, "settings": settings, "evaluations": evaluations}
+    return {**rest, "attributes": attributes, "settings": settings, "evaluations": evaluations, "unusable": unusable,
+            "missing": missing_in(record)}  # fmt: skip
 
 
 def _evaluations(record: Record) -> dict[str, Any]:
@@ -94,6 +99,8 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
     """
     status = value_at(record, "status.code", "status.status_code", "status_code")
     is_failed = str(status) in ("2", "ERROR", "STATUS_CODE_ERROR")
+    if record.get("unusable"):
+        raise Unusable(record["unusable"])
     for path in ("gen_ai.prompt", "gen_ai.completion"):
         if isinstance(value_at(record, f"attributes.{path}"), str):
             raise NotOfFormat(
@@ -103,6 +110,8 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
         is_asked, is_answered = (value_at(record, *places) is not None for places in (each.request, each.response))
         if is_failed and (is_asked or is_answered):
             return [LeftOut.FAILED]
+        if (is_asked or is_answered) and each.left_out(record) is None:
+            _check_whole(record, (*each.request, *each.response, *each.tools))
         if is_answered:
             found = each.rows(record) if is_asked else each.left_out(record)
             if found is None:
@@ -120,6 +129,20 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
             "calls of its trace, write them to a file for --rewards, and set --id_field to traceId or context.trace_id"
         )
     return [LeftOut.OTHER]
+
+
+def _check_whole(record: Record, paths: tuple[str, ...]) -> None:
+    """Check that no attribute at some paths is missing.
+
+    Raises:
+        Unusable: attributes are missing.
+    """
+    places = tuple(path.removeprefix("attributes.") for path in paths)
+    if lost := [name for name in record.get("missing") or () if name.startswith(places) or " " in name]:
+        raise Unusable(
+            f"it lacks {', '.join(lost)}. To record whole calls, raise OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT in the program "
+            "that writes the spans"
+        )
 
 
 # Attributes of a model call whose content may not be captured.
