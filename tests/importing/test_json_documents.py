@@ -93,7 +93,7 @@ def test_a_folder_of_documents(tmp_path):
         ('[{"a": ' + "1" * 5_000 + "}]", r"after 0 complete records: .*4300 digits"),
         ("hello\nworld", "none of its first lines is JSON"),
         ("[1, 2]", "its first record is a number"),
-        (json.dumps({"a": 1}), "its records have the fields a.*--prompt_field.*--format to one of comparisons"),
+        (json.dumps({"a": 1}), "its records have the fields a.*--prompt_field.*--format to one of anthropic"),
         (b'[{"a": "\xff\xff\xff\xff"}]', "UTF-8"),
         ("", "has no record"),
     ],
