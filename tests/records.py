@@ -192,6 +192,16 @@ BEDROCK = {
 }  # fmt: skip
 BEDROCK_LOG = {"operation": "Converse", "modelId": "m", "input": {"inputBodyJson": BEDROCK["request"]},
                "output": {"outputBodyJson": BEDROCK["response"]}, "reward": 1}  # fmt: skip
+OLLAMA = {
+    "request": {"model": "m", "messages": ASKED, "options": {"temperature": 0.7, "top_k": 5}, "think": True,
+                "tools": OPENHANDS["tools"]},
+    "response": {"model": "m", "done": True, "done_reason": "stop", "eval_count": 9, "message": {
+        "role": "assistant", "content": "I ask.", "thinking": "Hm.",
+        "tool_calls": [{"function": {"name": "run", "arguments": {"command": "ls"}}}]}},
+    "reward": 1,
+}  # fmt: skip
+GENERATED = {"request": {"prompt": "6*7?", "system": "Calculate.", "think": False, "options": {"temperature": 0.7}},
+             "response": {"response": "42", "done": True, "done_reason": "length"}, "reward": 1}  # fmt: skip
 COMPARISON = {"prompt": "6*7?", "response_a": "42", "response_b": "41", "winner": "a"}
 OPEN_WEBUI = {"type": "rating", "data": {"rating": 1}, "meta": {"message_id": "a"}, "snapshot": {"chat": {"chat": {
     "history": {"messages": {"u": {"id": "u", "parentId": None, **QUESTION},
@@ -224,6 +234,7 @@ EXAMPLES = {
                        "info": {}, "trajectory_format": "mini-swe-agent-1.1", "reward": 1},
     "atif": ATIF,
     "anthropic": ANTHROPIC, "gemini": GEMINI, "bedrock": BEDROCK, "bedrock-log": BEDROCK_LOG,
+    "ollama": OLLAMA, "ollama-generate": GENERATED,
     "comparisons": COMPARISON,
     "scored-lists": {"instruction": "6*7?", "completions": [{"response": "42", "overall_score": 9}]},
     "recording": RECORDING, "open-webui": OPEN_WEBUI, "librechat": LIBRECHAT, "mlflow": MLFLOW,

@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from records import ANTHROPIC, BEDROCK, BEDROCK_LOG, GEMINI
+from records import ANTHROPIC, BEDROCK, BEDROCK_LOG, GEMINI, GENERATED, OLLAMA
 from test_logs_of_apis import turns
 from test_openai_chat import imported
 
 from topr_trl.importing.content_blocks import messages_of
-from topr_trl.importing.dialects import anthropic, bedrock, gemini
+from topr_trl.importing.dialects import anthropic, bedrock, gemini, ollama, ollama_generate
 from topr_trl.importing.format import LeftOut, NotOfFormat
 from topr_trl.importing.formats import bedrock_log, messages
 from topr_trl.importing.recognition import format_of
@@ -226,3 +226,46 @@ def test_logs_of_invocations():
     assert bedrock_log.FORMAT.rows({**bodies, "output": {}, "errorCode": "Throttling"}) == [LeftOut.FAILED]
     with pytest.raises(NotOfFormat, match=r"s3://a: write .* output\.outputBodyJson"):
         bedrock_log.FORMAT.rows({**bodies, "output": {"outputBodyS3Path": "s3://a"}})
+
+
+DONE = {"done": True, "done_reason": "stop"}
+
+
+def test_a_chat_of_ollama():
+    result = {"role": "tool", "tool_name": "run", "content": "README"}
+    asked = {**OLLAMA["request"], "messages": [*OLLAMA["request"]["messages"], OLLAMA["response"]["message"], result]}
+    (row,) = ollama.FORMAT.rows({**OLLAMA, "request": asked})
+    assert turns(row["prompt"]) == [("system", "Calculate.", None, []), ("user", "6*7?", None, []), *READ[:2]]
+    assert row["prompt"][3]["name"] == "run"
+    assert turns(row["completion"]) == [("assistant", "I ask.", "Hm.", [LS])]
+    assert [row[name] for name in ("finish_reason", "model", "temperature", "top_k")] == ["stop", "m", 0.7, 5]
+    assert json.loads(row["chat_template_kwargs"]) == {"enable_thinking": True}
+    assert json.loads(row["tools"]) == OLLAMA["request"]["tools"]
+    assert ollama.FORMAT.rows({**OLLAMA, "response": {"message": {"content": ""}, **DONE}}) == [None]
+
+
+def test_a_generation_of_ollama():
+    (row,) = ollama_generate.FORMAT.rows(GENERATED)
+    assert turns(row["prompt"]) == [("system", "Calculate.", None, []), ("user", "6*7?", None, [])]
+    assert turns(row["completion"]) == [("assistant", "42", None, [])]
+    assert (row["finish_reason"], row["temperature"]) == ("length", 0.7)
+    assert json.loads(row["chat_template_kwargs"]) == {"enable_thinking": False}
+    raw = {**GENERATED, "request": {"prompt": "6*7=", "raw": True}}
+    (row,) = ollama_generate.FORMAT.rows(raw)
+    assert (row["prompt"], row["completion"], row["finish_reason"]) == ("6*7=", "42", "length")
+    assert ollama_generate.FORMAT.rows({**raw, "response": {"response": "", **DONE}}) == [None]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "request_", "body", "why"),
+    [
+        (ollama, {"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, OLLAMA["response"], "images"),
+        (ollama, {"messages": [{"role": "assistant", "content": "a"}]}, OLLAMA["response"], "start of the answer"),
+        (ollama, OLLAMA["request"], {**OLLAMA["response"], "done": False}, "part of a stream"),
+        (ollama_generate, GENERATED["request"], {"response": "4", "done": False}, "part of a stream"),
+        (ollama_generate, {"prompt": "a", "context": [1]}, {"response": "4", **DONE}, "has context, so"),
+    ],
+)
+def test_calls_of_ollama_that_rows_cannot_hold(dialect, request_, body, why):
+    with pytest.raises(NotOfFormat, match=why):
+        dialect.FORMAT.rows({"request": request_, "response": body})

@@ -12,7 +12,7 @@ USER = {"role": "user", "content": "Legs?"}
 RECORDS = {
     "ChatGPT or Claude": {"mapping": {}, "current_node": "a"},
     "PostHog": {"event": "$ai_generation", "properties": {"$ai_input": []}},
-    "Ollama": {"request": {"prompt": "Legs?"}, "response": {"response": "4", "done": True, "eval_count": 1}},
+    "Ollama": {"model": "m", "created_at": "t", "response": "Fo", "done": False},
     "Argilla": {"fields": {"prompt": "Legs?"}, "responses": {}},
     "Label Studio": {"data": {"prompt": "Legs?"}, "annotations": []},
     "promptfoo": {"results": {"results": []}},
@@ -41,7 +41,7 @@ def test_formats_that_are_read_are_not_refused(name):
     "more",
     [{"sessionId": "s", "message": "Hello"}, {"metadata": {"candidates": 3}}, {"contents": "a"}, {"simulations": 3},
      {"candidates": [{"document": "Cats have legs."}]}, {"answers": [{"text": "4", "answer_start": 3}]},
-     {"answer_a": "2", "answer_b": "4"}, {"payload": {"messages": []}, "timestamp": 1, "type": "chat"},
+     {"answer_a": "2", "answer_b": "4"}, {"done": True}, {"payload": {"messages": []}, "timestamp": 1, "type": "chat"},
      {"chat_messages": [USER]}],
 )  # fmt: skip
 def test_similar_fields_are_not_refused(more):

@@ -42,10 +42,8 @@ def _is_export_of_chats(record: Record) -> bool:
     return {"mapping", "current_node"} <= set(record) or of_claude
 
 
-def _is_ollama(record: Record) -> bool:
-    return any(
-        {"eval_count", "done"} <= set(value) for value in (record, *record.values()) if isinstance(value, Mapping)
-    )
+def _is_body_of_ollama(record: Record) -> bool:
+    return isinstance(record.get("done"), bool) and bool({"eval_count", "created_at"} & set(record))
 
 
 def _is_posthog(record: Record) -> bool:
@@ -70,7 +68,12 @@ def _is_openai_evals(record: Record) -> bool:
 REFUSED = (
     Refused("an export of ChatGPT or Claude", _is_export_of_chats, _AS_MESSAGES),
     Refused("events of PostHog", _is_posthog, _AS_MESSAGES),
-    Refused("a log of Ollama's API", _is_ollama, _AS_MESSAGES),
+    Refused(
+        "responses of Ollama's API without requests, or parts of a stream",
+        _is_body_of_ollama,
+        'Write one JSON object per answer: {"request": ..., "response": ..., "score": 1}, with the bodies of the '
+        "request and of the whole response",
+    ),
     Refused(
         "an export of Argilla",
         _is_argilla,

@@ -1,0 +1,82 @@
+"""Read logs of Ollama's `/api/chat`."""
+
+from collections.abc import Mapping
+
+from topr_trl.importing.calls import Dialect, field_of, format_of_calls, sampling_of
+from topr_trl.importing.content_blocks import answer_of, prompt_of
+from topr_trl.importing.format import LeftOut, Record, Unusable
+from topr_trl.importing.openai_messages import finish_reason, template_columns
+from topr_trl.importing.row_table import Row
+
+LOSES = (
+    "A system prompt in the model's Modelfile is not in the log. Text is tokenized again, which can give different "
+    "tokens. A request without options used those of the model, often a temperature of 0.8, a top_k of 40 and a top_p "
+    "of 0.9: set --temperature."
+)
+
+
+def prompt(asked: Record) -> Row:
+    """Return the messages, the tools, the template settings and the sampling settings of a request.
+
+    Raises:
+        NotOfFormat: a message has no role.
+        Unusable: a message has an image, or see `content_blocks.prompt_of`.
+    """
+    messages = [_with_name(each) for each in field_of(asked, "messages", "request")]
+    return {"prompt": prompt_of(messages, asked.get("instructions")), **settings_of(asked)}
+
+
+def settings_of(asked: Record) -> Row:
+    """Return the tools, the template settings and the sampling settings of a request.
+
+    Args:
+        asked (`Record`): Request. Its field `think` is a setting of the chat template.
+    """
+    think = asked.get("think")
+    found: Record = {"reasoning_effort": think} if isinstance(think, str) else {}
+    if isinstance(think, bool):
+        found["chat_template_kwargs"] = {"enable_thinking": think}
+    return {
+        **template_columns({"tools": asked.get("tools"), **found}),
+        **sampling_of({**asked, **(asked.get("options") or {})}),
+    }
+
+
+def answers(body: Record, asked: Record) -> list[Row | LeftOut | None]:
+    """Return the columns of the answer, or None if it is empty.
+
+    Raises:
+        Unusable: the response is a part of a stream, or the finish reason is new.
+    """
+    check_is_whole(body)
+    return [answer_of(body["message"], finish_reason(body.get("done_reason")))]
+
+
+def check_is_whole(body: Record) -> None:
+    """Check that a response is not a part of a stream.
+
+    Raises:
+        Unusable: the response is a part of a stream.
+    """
+    if not body["done"]:
+        raise Unusable("its response is a part of a stream (done is false). Join the parts of an answer in the file")
+
+
+def _with_name(given: Record) -> Record:
+    """Return a message with the name of the tool in the field `name`.
+
+    Raises:
+        Unusable: the message has images.
+    """
+    if given.get("images"):
+        raise Unusable("a message has images: offline training supports only text")
+    return {**given, "name": given.get("tool_name") or given.get("name")}
+
+
+DIALECT = Dialect(
+    asks="messages",
+    is_answer=lambda body: isinstance(body.get("message"), Mapping) and isinstance(body.get("done"), bool),
+    prompt=prompt,
+    answers=answers,
+)
+FORMAT = format_of_calls(DIALECT, source="Ollama's API, /api/chat (ollama-python, _types.py)", loses=LOSES)
