@@ -56,6 +56,10 @@ def test_an_empty_answer_is_left_out():
     assert anthropic.FORMAT.rows(failed) == [LeftOut.FAILED]
 
 
+def test_an_item_of_the_responses_api_is_no_message():
+    assert not anthropic.DIALECT.is_answer({"type": "message", "content": [{"type": "output_text", "text": "42"}]})
+
+
 def test_a_batch(tmp_path):
     (tmp_path / "in.jsonl").write_text(json.dumps({"custom_id": "a", "params": ANTHROPIC["request"]}))
     succeeded = {"type": "succeeded", "message": ANTHROPIC["response"]}
@@ -147,6 +151,11 @@ def test_a_batch_of_gemini(tmp_path):
     records = [{"key": "a", **each, "score": 1} for each in answers]
     (row,) = imported(tmp_path, records, format="gemini", requests=tmp_path / "in.jsonl", reward_fields="score")
     assert [turn["content"] for turn in (*row["prompt"], *row["completion"])] == ["Calculate.", "6*7?", "42"]
+
+
+def test_a_blocked_prompt_failed():
+    body = {"promptFeedback": {"blockReason": "SAFETY"}}
+    assert gemini.FORMAT.rows({**GEMINI, "response": body}) == [LeftOut.FAILED]
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,8 @@ def _as_call(record: Record) -> Record:
     result: Any = record.get("result")
     if "custom_id" not in record or not isinstance(inner_value(result, "type"), str):
         return record
-    error = None if result["type"] == "succeeded" else result
     others = {name: value for name, value in record.items() if name != "result"}
-    return {**others, "response": result.get("message"), "error": error}
+    return {**others, "response": result.get("message")}
 
 
 FORMAT = replace(
