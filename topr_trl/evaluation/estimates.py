@@ -254,7 +254,7 @@ def _scores_of(samples: Samples) -> NDArray[np.float64]:
 class Measures(TypedDict, total=False):
     """Arguments that [`evaluate_rows`], [`evaluate_samples`] and [`evaluate`] share, by keyword.
 
-    Args:
+    Attributes:
         pass_ks (`Sequence[int]`, *optional*, defaults to `(1,)`):
             Values of k for pass@k, each in [1, S].
         maj_ks (`Sequence[int]`, *optional*, defaults to `()`):
