@@ -109,7 +109,7 @@ coverage: install
 # settings that belong to TRL, chat templates, tokens, generation, and tables of `datasets`.
 VERSIONS_CHANGE = tests/test_contract.py tests/settings tests/generation/test_settings.py tests/generation/test_transformers.py \
 	tests/trainers/test_offline.py tests/trainers/test_online.py \
-	$(patsubst %,tests/data/test_%.py,messages rendered_parts rendering tables text_tokens thinking tokenization)
+	$(patsubst %,tests/data/test_%.py,messages rendered_parts rendering tables text_tokens tokenization chat_templates)
 # TRL 1.15 computes log-probabilities only with Triton kernels. Triton's interpreter runs them on a CPU.
 PYTEST_MIN = TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-min/bin/python -m pytest --numprocesses $(JOBS) --dist loadgroup
 test-versions: install-min
