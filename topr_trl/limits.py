@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from math import inf
 
+# A negative with a lower weight is "dead": it contributes almost nothing to the gradient.
+DEAD_WEIGHT = 0.01
+
 
 @dataclass(frozen=True)
 class TruncationLimits:

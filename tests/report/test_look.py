@@ -16,7 +16,7 @@ from topr_trl.report.contents import Rows, read_contents
 from topr_trl.report.curves import PANELS, draw_panel, has_metric, series, warnings_of
 from topr_trl.report.look import LookArguments, look_command
 from topr_trl.report.page import write_page
-from topr_trl.report.results import _on_certainty, results_of
+from topr_trl.report.results import _on_certainty, describe_rows, results_of
 from topr_trl.report.samples import Table, section_of_logged, section_of_rows, sections_of_tests
 from topr_trl.tasks.arithmetic import CARELESS_MODEL
 
@@ -174,6 +174,8 @@ def test_conversations_have_turns_and_long_texts_are_cut():
     assert turn["role"] == "assistant"
     assert "more characters" in turn["text"]
     assert len(turn["text"]) < 4_100
+    facts = dict(describe_rows(table(prompt=[asked], completion=[said[:1]], reward=[1.0])))
+    assert "5,0" in facts["characters (median, 95%, longest)"]  # of the whole text
 
 
 def test_rewards_without_answers(tmp_path):

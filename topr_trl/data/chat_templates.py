@@ -219,7 +219,7 @@ def change_turns(completion: Messages, change: Callable[[dict[str, Any]], dict[s
 
 
 def thinking_of(message: dict[str, Any]) -> str:
-    """Return the thinking that a message has in a field of its own, or empty text."""
+    """Return the text in the field of a message that holds its thinking, or empty text."""
     return next((message[name] for name in KEYS if isinstance(message.get(name), str) and message[name].strip()), "")
 
 

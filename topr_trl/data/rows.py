@@ -55,6 +55,7 @@ ROLLOUT = "rollout_id"
 AFTER_BASELINE = "reward_after_baseline"
 ANSWER = "extracted"  # answer that a judge found in a completion
 TIMES_CHOSEN = "times_chosen"
+OF_FUNCTION = "rewards/"  # prefix of columns that hold the rewards of one function
 
 
 def need_columns(columns: Collection[str], needed: Sequence[str], what: str) -> None:
@@ -188,8 +189,10 @@ def finite_rewards(rows: Dataset, may_be_missing: bool = False) -> NDArray[np.fl
         remedy = _remedy(rows, "label", "Fill or cast the column.")
         labels = checked_column(rows, "label", lambda v: isinstance(v, bool), "true or false", remedy)
         return np.where(labels, 1.0, -1.0)
-    remedy, kind = _remedy(rows, "reward", "Fill or drop such rows."), "finite numbers (float32)"
-    rewards = checked_column(rows, "reward", lambda v: (v is None and may_be_missing) or _is_reward(v), kind, remedy)
+    remedy = _remedy(rows, "reward", "Fill or drop such rows.")
+    rewards = checked_column(
+        rows, "reward", lambda v: (v is None and may_be_missing) or _is_reward(v), "finite numbers (float32)", remedy
+    )
     return np.array(rewards, dtype=np.float64)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from topr_trl.data.rows import have_rewards
+from topr_trl.data.rows import OF_FUNCTION, have_rewards
 from topr_trl.data.tables import columns_of, read_shard, shards_of
 from topr_trl.data.usable_rows import have_answers
 from topr_trl.evaluation.answers import run_names
@@ -27,6 +27,7 @@ COLUMNS = (
     "prompt", "completion", "answer", "extracted", "verdict", "reward", "label", "reward_after_baseline",
     "times_chosen", "problem_id", "rollout_id", "temperature", "model", "finish_reason",
 )  # fmt: skip
+_UNTRAINED = ("base", "before")  # folders of the untrained model in a loop or a trial, and in the demo
 _RECENT_ROWS = 2_000  # logged rows that are read, newest first
 Log = list[dict[str, Any]]
 
@@ -115,7 +116,7 @@ def _recorded(path: Path) -> pa.Table:
 
     rows: list[dict[str, Any]] = []
     for rollout in read_rollouts(path):
-        ratings = {f"rewards/{name}": value for name, value in rollout["rewards"].items()}
+        ratings = {f"{OF_FUNCTION}{name}": value for name, value in rollout["rewards"].items()}
         known = [value for value in ratings.values() if value is not None]
         rated = {**rollout, "rewards": rollout["rewards"] if known else {"none": 0.0}}
         for row in recording.rows(rated):
@@ -138,8 +139,8 @@ def _trial(path: Path, name: str) -> Contents | None:
     found.read_rows = [*_rows_in(path / "rows" / "training", "rows of the trial")]
     if trial["by_answers"]:
         best = [arm["folder"] for arm in trial["arms"] if arm["folder"] != "base"][:1]
-        for folder, label in (("base", "before training"), *zip(best, best, strict=True)):
-            found.tests += _rows_in(path / folder / layout.ROLLOUTS, label)
+        for folder in ("base", *best):
+            found.tests += _rows_in(path / folder / layout.ROLLOUTS, _model_name(folder))
     return found
 
 
@@ -151,7 +152,7 @@ def _loop(path: Path, name: str) -> Contents | None:
     models += [one for one in layout.iteration_folders(path) if one not in models]
     if not models:
         return None
-    models.sort(key=lambda one: (one.name not in ("base", "before"), layout_number(one.name), one.name))
+    models.sort(key=lambda one: (one.name not in _UNTRAINED, _number_in(one.name), one.name))
     iterations = len(layout.iteration_folders(path))
     kind = f"Loop of {iterations} iteration{'s' * (iterations != 1)}" if iterations else f"{len(models)} models"
     found = Contents(name, kind, settings=_settings(path))
@@ -163,16 +164,20 @@ def _loop(path: Path, name: str) -> Contents | None:
     return found
 
 
-def layout_number(name: str) -> int:
+def _number_in(name: str) -> int:
     """Return the number at the end of a name, or 0, so that iteration-10 comes after iteration-9."""
     match = re.search(r"\d+$", name)
     return int(match.group()) if match else 0
 
 
 def _test_rows(folder: Path) -> Iterator[Rows]:
-    name = "before training" if folder.name in ("base", "before") else folder.name
     test = folder / layout.TEST
-    yield from _rows_in(test / layout.ROLLOUTS if (test / layout.ROLLOUTS).is_dir() else test, name)
+    rows = test / layout.ROLLOUTS
+    yield from _rows_in(rows if rows.is_dir() else test, _model_name(folder.name))
+
+
+def _model_name(folder: str) -> str:
+    return "before training" if folder in _UNTRAINED else folder
 
 
 def _evaluation(path: Path, name: str) -> Contents | None:
@@ -231,7 +236,7 @@ def _read_table(path: Path) -> pa.Table:
     # A running stage has written only some of the shards.
     for shard in sorted(path.glob("*.parquet")) if path.is_dir() else [path]:
         known = columns_of(shard)
-        names = [name for name in known if name in COLUMNS or name.startswith("rewards/")]
+        names = [name for name in known if name in COLUMNS or name.startswith(OF_FUNCTION)]
         if "prompt" not in known and "prompt_ids" in known:
             names.append("prompt_ids")
         tables.append(read_shard(shard, names).select(names))
@@ -242,7 +247,7 @@ def _read_table(path: Path) -> pa.Table:
 
 
 def _settings(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the inputs of each stage of a folder that its manifest lists, without fingerprints of files."""
+    """Return the inputs of each stage that the manifest of a folder lists, without those that are null."""
     if not folder.is_dir() or (record := manifest.read(folder)) is None:
         return {}
     return {

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topr_trl.evaluation.figure_style import GRAY, NEGATIVE, POSITIVE, TOPR
+from topr_trl.limits import DEAD_WEIGHT
 
 _MAX_POINTS = 200  # a line with more points is drawn pale, under its running mean
 _SMOOTHING_POINTS = 25  # number of points in the running mean
 _LINES = ("-", "--", ":")
-DEAD = 0.01  # a negative with a lower weight contributes almost nothing
 _MOST_DEAD = 0.2  # share of dead negatives early in training that is still healthy
 
 
@@ -186,7 +186,7 @@ def warnings_of(history: Sequence[Mapping[str, Any]], uses_segments: bool = Fals
     if len(early) and early.max() > _MOST_DEAD:
         segments = "With completions of 128 tokens or more, set ratio_level='segment'. Otherwise lower"
         found.append(
-            f"{early.max():.0%} of the negatives were dead (w < {DEAD:g}) in the first tenth of the steps. "
+            f"{early.max():.0%} of the negatives were dead (w < {DEAD_WEIGHT:g}) in the first tenth of the steps. "
             f"{'Lower' if uses_segments else segments} the learning rate."
         )
     steps, ratios = series(history, "topr/log_ratio/negatives/q50")

@@ -17,7 +17,7 @@ from topr_trl.evaluation.estimates import Estimate, Evaluation, RewardEstimate, 
 from topr_trl.evaluation.report import Evaluations
 from topr_trl.evaluation.rewards import compare_rewards, evaluate_rewards, read_reward_samples
 from topr_trl.report.contents import Rows
-from topr_trl.report.samples import Table, turns_of
+from topr_trl.report.samples import Table, whole_turns
 from topr_trl.rewards import INVALID
 
 _TEMPERATURE_GAP = 0.05  # accuracy that sampled answers lose against greedy ones before a lower temperature is advised
@@ -150,9 +150,7 @@ def describe_rows(rows: Table) -> list[list[object]]:
         chosen = int((~np.isnan(rows.column("reward_after_baseline"))).sum())
         facts.append(["chosen by the recipe", f"{chosen:,}"])
     completions = table["completion"].to_pylist() if "completion" in table.column_names else []
-    texts = [
-        text if isinstance(text, str) else "".join(turn["text"] for turn in turns_of(text)) for text in completions
-    ]
+    texts = ["".join(said for _, said in whole_turns(text)) for text in completions]
     if texts:
         repeated = count - len(set(zip(map(str, rows.problems), texts, strict=True)))
         lengths = np.quantile([len(text) for text in texts], [0.5, 0.95, 1]).astype(int)

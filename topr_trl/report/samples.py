@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isfinite
 from typing import Any
 
@@ -11,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from topr_trl.data.rows import OF_FUNCTION
 from topr_trl.diagnosis import agreements, kinds_of
+from topr_trl.limits import DEAD_WEIGHT
 from topr_trl.report.contents import Rows
-from topr_trl.report.curves import DEAD
 from topr_trl.rewards import CORRECT, INCORRECT, INVALID
 
 _SHOWN_CHARACTERS = 4_000  # longer texts are cut
-_OF_FUNCTION = "rewards/"  # prefix of the columns that hold the rewards of one function
 _DISAGREE = ["reward functions disagree"]
 _MOST_COMPARED = 50  # completions of a problem whose order by two reward functions is compared
 _CHANGES = ("worse", "better", "still wrong", "still right")  # in the order of the page
@@ -31,7 +32,7 @@ class Section:
     Attributes:
         title (`str`): Title.
         cards (`list[dict]`): Chosen cards. Each has its `tags`.
-        counts (`dict[str, int]`): Number of problems with each tag, also of those that were not chosen.
+        counts (`dict[str, int]`): Number of problems with each tag, chosen or not.
         problems (`int`): Number of problems.
         completions (`int`): Number of completions.
     """
@@ -81,7 +82,7 @@ class Table:
         if problems and not isinstance(problems[0], str | int | float):
             problems = [json.dumps(one, sort_keys=True) for one in problems]
         values_N, has_two_values = _values(table)
-        functions = [name for name in table.column_names if name.startswith(_OF_FUNCTION)]
+        functions = [name for name in table.column_names if name.startswith(OF_FUNCTION)]
         of_functions = {name: _numbers(table, name) for name in functions}
         found = cls(rows.name, table, problems, values_N, has_two_values, of_functions)
         for place, problem in enumerate(problems):
@@ -92,13 +93,13 @@ class Table:
         """Return a column of numbers as float64, with NaN for null, or NaN without the column."""
         return _numbers(self.table, name)
 
-    @property
+    @cached_property
     def greedy_N(self) -> NDArray[np.bool_]:
         """Whether each completion is greedy."""
         return self.column("temperature") == 0
 
     def mean_by_problem(self, which_N: NDArray[np.bool_]) -> dict[Any, float]:
-        """Return the mean value of some rows of each problem that has such rows."""
+        """Return the mean value of each problem over the given rows with a value. Leave out problems without one."""
         found: dict[Any, list[float]] = {}
         for place in np.flatnonzero(which_N & ~np.isnan(self.values_N)).tolist():
             found.setdefault(self.problems[place], []).append(self.values_N[place])
@@ -195,9 +196,10 @@ def _by_reward(rows: Table) -> tuple[dict[Any, list[str]], dict[Any, float]]:
 def section_of_logged(rows: Table, title: str, per_tag: int) -> Section:
     """Return a section with the rows that a trainer logged, by the weight of negatives."""
     R_N, weight_N = rows.column("advantage"), rows.column("weight")
+    dead = f"dead negative (w < {DEAD_WEIGHT:g})"
     kinds = np.select(
-        [R_N > 0, R_N == 0, weight_N < DEAD, weight_N < 1, weight_N >= 1],
-        ["positive", "R = 0", f"dead negative (w < {DEAD:g})", "tapered negative (w < 1)", "negative with w = 1"],
+        [R_N > 0, R_N == 0, weight_N < DEAD_WEIGHT, weight_N < 1, weight_N >= 1],
+        ["positive", "R = 0", dead, "tapered negative (w < 1)", "negative with w = 1"],
         "weight not known",
     )  # fmt: skip
     tags = {problem: sorted({str(kinds[i]) for i in place}) for problem, place in rows.places.items()}
@@ -264,7 +266,7 @@ def _answer(rows: Table, place: int) -> Json:
     if row.get("finish_reason") == "length":
         labels.append("cut")
     numbers = {name: row.get(name) for name in ("reward", "advantage", "weight", "log_ratio")}
-    numbers |= {name.removeprefix(_OF_FUNCTION): row[name] for name in row if name.startswith(_OF_FUNCTION)}
+    numbers |= {name.removeprefix(OF_FUNCTION): row[name] for name in row if name.startswith(OF_FUNCTION)}
     shown = {name: float(f"{number:.3g}") for name, number in numbers.items() if _is_number(number)}
     if rows.has_two_values:
         shown.pop("reward", None)
@@ -280,7 +282,12 @@ def _is_number(value: object) -> bool:
 
 
 def turns_of(text: Any) -> list[Json]:
-    """Return the turns of a conversation, or one turn without a role for text."""
+    """Return the turns of a conversation, or one turn without a role for text, with long texts cut."""
+    return [{"role": role, "text": _cut(said)} for role, said in whole_turns(text)]
+
+
+def whole_turns(text: Any) -> list[tuple[str, str]]:
+    """Return role and text of each turn of a conversation, or of one turn without a role for text."""
     if isinstance(text, str):
         try:  # Importers write messages as JSON.
             parsed = json.loads(text) if text.startswith("[{") else None
@@ -288,8 +295,8 @@ def turns_of(text: Any) -> list[Json]:
             parsed = None
         text = parsed if parsed is not None else text
     if not isinstance(text, list) or not text or not all(isinstance(turn, dict) for turn in text):
-        return [{"role": "", "text": _cut("" if text is None else str(text))}]
-    return [{"role": str(turn.get("role", "")), "text": _cut(_text_of(turn))} for turn in text]
+        return [("", "" if text is None else str(text))]
+    return [(str(turn.get("role", "")), _text_of(turn)) for turn in text]
 
 
 def _text_of(turn: Json) -> str:

@@ -35,7 +35,7 @@ from trl.trainer.utils import (
 
 from topr_trl.baseline import LARGEST_REWARD
 from topr_trl.data.messages import plain_messages
-from topr_trl.data.rows import need_columns, problem_column, text_column
+from topr_trl.data.rows import OF_FUNCTION, need_columns, problem_column, text_column
 from topr_trl.data.tokenization import template_options
 from topr_trl.rewards.verdicts import CORRECT, VERDICTS, check_rewards, text_of
 
@@ -49,7 +49,6 @@ _NOT_PASSED = (
     "prompt", "completion", "completion_ids", "prompt_ids", "sampler_logps", "logprobs_mode", "mu_logps",
     "mu_fingerprint",
 )  # fmt: skip
-OF_FUNCTION = "rewards/"  # prefix of columns that hold the rewards of one function
 _OF_TRAINER = ("trainer_state", "log_extra", "log_metric")  # arguments that TRL passes in addition to columns
 
 

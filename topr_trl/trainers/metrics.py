@@ -8,10 +8,9 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from topr_trl.baseline import effective_positive_share
+from topr_trl.limits import DEAD_WEIGHT
 from topr_trl.loss import LossOutputs
 
-# A negative with a lower weight is "dead": it contributes almost nothing to the gradient.
-DEAD_WEIGHT = 0.01
 # A weight that differs from 1 by less than this counts as 1, because rounding can cause the difference.
 ROUNDING = 1e-3
 QUANTILES = (0.05, 0.5, 0.95)

@@ -10,7 +10,7 @@ from torch import Tensor, float32, nn
 from transformers import TrainerState
 
 from topr_trl.curation import Curated
-from topr_trl.trainers.metrics import DEAD_WEIGHT
+from topr_trl.limits import DEAD_WEIGHT
 from topr_trl.user_warnings import warn_user
 
 # If most negatives are dead early in training, the run probably has an error.

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from topr_trl.data.rows import finite_rewards, have_rewards
+from topr_trl.data.rows import OF_FUNCTION, finite_rewards, have_rewards
 from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, shards_of
 from topr_trl.data.usable_rows import check_usable
 from topr_trl.pipeline.manifest import Json
@@ -17,7 +17,7 @@ from topr_trl.pipeline.shards import columns_before, count_rows, naming, remove_
 from topr_trl.pipeline.stage import Result, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, task_of_rows
 from topr_trl.rewards import VERDICTS, score_completions
-from topr_trl.rewards.functions import OF_FUNCTION, prepare_rewards, score_rows
+from topr_trl.rewards.functions import prepare_rewards, score_rows
 from topr_trl.rewards.load_functions import (
     code_fingerprint,
     is_model,

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topr_trl.limits import TruncationLimits
+from topr_trl.limits import DEAD_WEIGHT, TruncationLimits
 from topr_trl.trainers.log_mu import needs_log_mu
-from topr_trl.trainers.metrics import DEAD_WEIGHT
 
 
 @dataclass(frozen=True)
