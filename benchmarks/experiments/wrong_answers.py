@@ -126,9 +126,13 @@ RIVALS = {
 
 
 def of_base(base: str) -> Experiment:
-    """Return the comparison on one base model. Rates are chosen separately for sampled and greedy answers."""
+    """Return the comparison on one base model. Rates are chosen separately for sampled and greedy answers.
+
+    Models whose problems follow one rule compare only the methods of the primary prediction.
+    """
+    names = RECIPES if base in habits.AUTHORS else (REPEATED, DEFAULT, WEIGHTED)
     return Experiment(
-        "wrong_answers", {name: {"recipe": name} for name in RECIPES}, rates(1e-4, 3e-4, 1e-3), range(5),
+        "wrong_answers", {name: {"recipe": name} for name in names}, rates(1e-4, 3e-4, 1e-3), range(5),
         (SOLVED, "end/greedy"), f"Six iterations on the same problems: {base}", further=3,
         fields={"base": base, "weights": model_hash(base), "draws": DRAWS}, shows=SHOWS,
     )  # fmt: skip
