@@ -8,7 +8,6 @@ from topr_trl.data.rows import ROLLOUT
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.completions import cut_turns, turns_of
 from topr_trl.importing.format import LeftOut, NotOfFormat, Unusable
-from topr_trl.importing.openai_messages import row_of_run
 from topr_trl.importing.row_table import TURN_DISCOUNT, TURN_REWARDS, Row
 
 PLACE = "place"  # key of a row with the place of its record
@@ -90,21 +89,19 @@ def _shared(messages: list[Row], others: list[Row]) -> int:
     return same
 
 
-def _row_of(chain: list[Row], read: list[list[Row]], at_end: bool) -> Row:
+def _row_of(chain: Sequence[Row], read: Sequence[list[Row]], at_end: bool) -> Row:
     """Return the row of answers that continue each other. It starts at the first turn that no earlier row has."""
     last = chain[-1]
     messages = [*last["prompt"], *last["completion"]]
-    ratings: dict[int, float] = {}
+    ratings: dict[int, Any] = {}
     for row in chain:
         own = [len(row["prompt"]) + n for n in learned_turns(row["completion"])]
         ratings |= dict.fromkeys(own[-1:] if at_end else own, row["reward"])
-    start = min(max((_shared(each, messages) for each in read), default=0), len(last["prompt"]))
-    (wide,) = row_of_run(messages[start:])
-    first = start + len(wide["prompt"])
-    turns = [first + n for n in learned_turns(wide["completion"])]
+    shared = min(max((_shared(each, messages) for each in read), default=0), len(last["prompt"]))
+    turns = [n for n in learned_turns(messages) if n >= max(shared, 1)]  # A greeting at the start is context.
     return {
-        **last, "prompt": messages[:first], "completion": messages[first:], "problem_id": chain[0]["problem_id"],
-        "reward": None, TURN_REWARDS: [ratings.get(n) for n in turns],
+        **last, "prompt": messages[: turns[0]], "completion": messages[turns[0] :], "reward": None,
+        "problem_id": chain[0]["problem_id"], TURN_REWARDS: [ratings.get(n) for n in turns],
     }  # fmt: skip
 
 

@@ -83,11 +83,12 @@ class ReadingArguments(InputArguments):
     def _check_discount(self, discount: float) -> None:
         if not 0 < discount <= 1:
             raise ValueError(f"turn_discount must be above 0 and at most 1, not {discount}.")
-        if self.rollout_field is not None or self.completion == LAST_TURN:
-            other = "rollout_field" if self.rollout_field is not None else "completion='last_turn'"
+        others = {"rollout_field": self.rollout_field is not None, "rewards": self.rewards is not None,
+                  f"completion={LAST_TURN!r}": self.completion == LAST_TURN}  # fmt: skip
+        if name := next((name for name, is_set in others.items() if is_set), None):
             raise ValueError(
-                f"turn_discount and {other}: returns need a conversation whose turns have rewards of their own. Remove "
-                "one of the two settings."
+                f"turn_discount and {name}: returns need a conversation in which turns have rewards of their own. "
+                "Remove one of the two settings."
             )
 
     def check_format(self, name: str) -> None:

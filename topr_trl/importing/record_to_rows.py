@@ -123,7 +123,7 @@ class RecordReader:
         named = {"problem_id": True, ROLLOUT: args.rollout_field, "reward": self.has_rewards,
                  TURN_REWARDS: by_turn, TURN_DISCOUNT: args.turn_discount}  # fmt: skip
         more = (name for name, is_there in named.items() if is_there)
-        self.joins_answers = by_turn and args.completion != LAST_TURN and not args.rollout_field
+        self.joins_answers = by_turn and args.completion != LAST_TURN and not (args.rollout_field or args.rewards)
         self.columns = tuple(dict.fromkeys((*self.format.columns, *more, *self._for_all)))
         self.not_read = Counter[str]()
 
@@ -360,19 +360,22 @@ class RecordReader:
         if not (rows := _rows_in(found)):
             return found
         self._check_unread(record, rows)
+        if self.rewards.are_set:  # A reward in the turns does not count, as in `_rated_by_settings`.
+            for row in rows:
+                row.pop(TURN_REWARDS, None)
         # A list of rewards has a value for each row and for each empty completion.
         placed = [row for row in found if not isinstance(row, LeftOut) or row in (LeftOut.EMPTY, LeftOut.FAILED)]
         if self.args.rollout_field:
             self._add_run(record, placed)
         else:
             self._add_rewards(record, placed)
+            if self.args.turn_discount:
+                check_turns(rows)
             problem = self._problem(record, rows)
             for row in rows:
                 row["problem_id"] = problem if self.args.problem_field else row.get("problem_id") or problem
         if "reward" in self.columns:
             check_rewards(rows)
-        if self.args.turn_discount:
-            check_turns(rows)
         for row in rows:
             if not row.get("prompt") and not row.get("prompt_ids"):
                 raise Unusable("its prompt is empty")
@@ -447,9 +450,11 @@ class RecordReader:
         """Add the rewards of a record to its rows. All rows of a rollout get the same reward."""
         rollouts = Rollouts.of([None if isinstance(row, LeftOut) else row.get(ROLLOUT) for row in rows])
         by_turn = [row for row in rows if not isinstance(row, LeftOut) and row.get(TURN_REWARDS)]
-        if self.has_rewards and by_turn and not self.rewards.are_set:
+        if self.has_rewards and by_turn:
             for row in by_turn:
                 row[TURN_REWARDS] = self.rewards.of_turns(row[TURN_REWARDS])
+            if all(reward is None for row in by_turn for reward in row[TURN_REWARDS]):
+                raise Unrewarded("the reward of each turn is null")
             return
         rewards = self.rewards.of(record, len(rollouts.counts_R)) if self.has_rewards else None
         if rewards is None and self.format.rewards is not None and (names := self.format.rewards(record)):
@@ -459,7 +464,7 @@ class RecordReader:
         if rewards is not None:
             for n, reward in zip(rollouts.order_N, np.repeat(rewards, rollouts.counts_R), strict=True):
                 if not isinstance(row := rows[n], LeftOut):
-                    row |= {"reward": float(reward), TURN_REWARDS: None}
+                    row["reward"] = float(reward)
 
 
 def _matches(record: Record, name: str, value: str) -> bool:

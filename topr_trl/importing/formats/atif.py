@@ -58,10 +58,10 @@ def _reward(step: Record) -> Any:
     Raises:
         Unusable: the step has several rewards.
     """
-    found = {each for path in _REWARDS if (each := value_at(step, path)) is not None}
-    if len(found) > 1:
+    found = [each for path in _REWARDS if (each := value_at(step, path)) is not None]
+    if any(each != found[0] for each in found[1:]):
         raise Unusable(f"a step has the rewards {' and '.join(map(str, found))}. Keep one of them in the file")
-    return next(iter(found), None)
+    return found[0] if found else None
 
 
 _REWARDS = ("extra.reward", "metrics.extra.reward", "reward", "metrics.reward")
