@@ -220,12 +220,10 @@ a,4,assistant,Bye.,-1
 def test_one_message_per_row(tmp_path, tool_tokenizer):
     (tmp_path / "a.csv").write_text(TABLE)
     rows = imported(tmp_path, tmp_path / "a.csv", "--skip_unrewarded")
-    assert [turns(row["prompt"]) for row in rows] == [
-        START[1:], [*START[1:], ("assistant", "12", None, []), ("user", "Thanks!", None, [])],
-    ]  # fmt: skip
-    assert rows["reward"][:] == [1.0, -1.0]
-    end = [learned(row, tool_tokenizer)[0].rpartition("</think>\n\n")[2] for row in rows]
-    assert end == ["12<|im_end|>", "Bye.<|im_end|>"]
+    assert [turns(row["prompt"]) for row in rows] == [START[1:]]
+    assert rows["turn_rewards"][:] == [[1.0, -1.0]]
+    ends = [text.rpartition("</think>\n\n")[2] for text in learned(rows[0], tool_tokenizer)]
+    assert ends == ["12<|im_end|>", "Bye.<|im_end|>"]
 
 
 def test_a_value_of_all_messages_belongs_to_the_conversation(tmp_path):

@@ -239,9 +239,12 @@ def test_a_named_message_must_be_an_answer(read, where):
         read({"messages": CHAT, "rating": 1, **where}, reward_fields=["rating"])
 
 
-def test_each_rated_answer_is_a_row(read):
+def test_rated_answers_are_a_row_with_a_reward_for_each(read):
     rated = [CHAT[0], {**CHAT[1], "rating": 1}, CHAT[2], {**CHAT[3], "feedback": {"rating": "down"}}]
     part, rows = read({"messages": rated})
+    assert rows == [("Legs of a cat?", "EARLIER 4 | And of three? | LATER 12")]
+    assert (part.rows[0]["turn_rewards"], part.noted) == ([1, -1], {})
+    part, rows = read({"messages": rated}, completion="last_turn")
     assert rows == [("Legs of a cat?", "EARLIER 4"), ("Legs of a cat? | EARLIER 4 | And of three?", "LATER 12")]
     assert [row["reward"] for row in part.rows] == [1, -1]
     turns = [{"from": "human", "value": "Legs?"}, {"from": "gpt", "value": "4", "score": 0.5}]

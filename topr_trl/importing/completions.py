@@ -8,7 +8,7 @@ from topr_trl.data.chat_templates import is_learned
 from topr_trl.data.rows import ROLLOUT
 from topr_trl.importing.format import NotOfFormat, Unusable
 from topr_trl.importing.openai_messages import message
-from topr_trl.importing.row_table import Row
+from topr_trl.importing.row_table import TURN_REWARDS, Row
 
 # Tokens that start a turn in common chat templates. A user's own text is unlikely to have them.
 _TEMPLATE_TOKENS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start_of_role|>", "[INST]", "<|user|>",
@@ -33,7 +33,7 @@ def notes_of(row: Row) -> list[str]:
     """
     completion = row["completion"]
     found = {
-        "several_turns": turns_of(row) > 1,
+        "several_turns": turns_of(row) > 1 and row.get(TURN_REWARDS) is None,
         "ends_with_user": isinstance(completion, list) and _role(completion[-1:]) == "user",
         "printed": _content(completion) is not None and bool(_PRINTED.match(_content(completion) or "")),
         "placeholder": _is_placeholder(row["prompt"]) or _is_placeholder(completion),
@@ -131,21 +131,35 @@ def check_last_turn(row: Row) -> None:
 
 
 def last_turn(row: Row) -> Row:
-    """Return a row whose completion is the model's last turn. Earlier turns become part of the prompt.
+    """Return a row whose completion is the model's last turn. Earlier turns become part of the prompt."""
+    return cut_turns(row, turns_of(row) - 1)
 
-    If the row has token ids and plain text, only the ids are cut, because the trainer uses them instead of the text.
+
+def cut_turns(row: Row, first: int, last: int | None = None) -> Row:
+    """Return a row whose completion starts with one turn of the model, and ends with another turn.
+
+    Earlier turns become part of the prompt. If the row has token ids and other text, only the ids are cut, because the
+    trainer uses them instead of the text.
+
+    Args:
+        row (`Row`): Row.
+        first (`int`): Number of the first turn, counted from 0.
+        last (`int`, *optional*): Number of the last turn. By default, the completion keeps its end.
     """
-    row = dict(row)
-    if row.get("completion_ids") and (runs := _runs(row.get("completion_mask") or [1])):
-        start = runs[-1]
+    row, count = dict(row), turns_of(row)
+    if last is not None and last < count - 1:
+        row["finish_reason"] = None  # It is the reason of the last turn.
+    if row.get("completion_ids"):
+        mask = row.get("completion_mask") or [1]
+        start = _runs(mask)[first]
+        end = None if last is None or 0 not in mask[_runs(mask)[last] :] else mask.index(0, _runs(mask)[last])
         row["prompt_ids"] = [*(row.get("prompt_ids") or ()), *row["completion_ids"][:start]]
         for name in ("completion_ids", "completion_mask", "sampler_logps"):
             if row.get(name) is not None:
-                row[name] = row[name][start:]
-    if isinstance(completion := row["completion"], list):
-        start = _learned(completion)[-1]
-        row["prompt"] = [*row["prompt"], *completion[:start]]
-        row["completion"] = completion[start:]
+                row[name] = row[name][start:end]
+    if isinstance(completion := row["completion"], list) and len(learned := _learned(completion)) == count:
+        row["prompt"] = [*row["prompt"], *completion[: learned[first]]]
+        row["completion"] = completion[learned[first] : None if last is None else learned[last] + 1]
     return row
 
 

@@ -129,6 +129,8 @@ class Format:
         messages (`str`, defaults to `""`): Field with the messages of a conversation. `rows` then takes the argument
             `rated`: the messages whose reward a setting names, or None.
         find_messages (`Callable`, *optional*): Function that returns the fields of a record that may hold the messages.
+        rates_turns (`bool`, defaults to `False`): Whether a reward can be for one turn of a conversation, so that rows
+            can have `turn_rewards`. `rows` then marks rows with `as_rated`, or sets `turn_rewards`.
         names_rollouts (`bool`, defaults to `False`): Whether users name the rollouts, so that two files can have
             rollouts of the same name.
         chat (`bool`, defaults to `False`): Whether text becomes chat messages by default.
@@ -154,6 +156,7 @@ class Format:
     same: str | None = None
     messages: str = ""
     find_messages: Callable[[Record], list[str]] | None = None
+    rates_turns: bool = False
     names_rollouts: bool = False
     chat: bool = False
     skips_unrewarded: bool = False

@@ -34,6 +34,13 @@ class ReadingArguments(InputArguments):
         default=None,
         metadata={"help": "Field with the id of the run, if a run has several records, one for each request."},
     )
+    turn_discount: float | None = field(
+        default=None,
+        metadata={
+            "help": "Discount in (0, 1] that makes returns of rewards of turns: each turn gets its own reward plus the "
+            "discounted return of the next turn."
+        },
+    )
     temperature: float | None = field(
         default=None, metadata={"help": "Sampling temperature of all rows. It replaces values in the files."}
     )
@@ -58,6 +65,8 @@ class ReadingArguments(InputArguments):
             self.check_format(self.format)
         if self.temperature is not None and not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature must be above 0, not {self.temperature}.")
+        if self.turn_discount is not None:
+            self._check_discount(self.turn_discount)
         if self.logprobs_mode is not None:
             check_choice(self, logprobs_mode=LOGPROBS_MODES)
         if self.rollout_field is not None and self.completion == LAST_TURN:
@@ -71,6 +80,17 @@ class ReadingArguments(InputArguments):
         if self.rewards is not None and self.reward_fields:
             raise ValueError("rewards and reward_fields both set the reward of a record. Keep one of them.")
 
+    def _check_discount(self, discount: float) -> None:
+        if not 0 < discount <= 1:
+            raise ValueError(f"turn_discount must be above 0 and at most 1, not {discount}.")
+        others = {"rollout_field": self.rollout_field is not None, "rewards": self.rewards is not None,
+                  f"completion={LAST_TURN!r}": self.completion == LAST_TURN}  # fmt: skip
+        if name := next((name for name, is_set in others.items() if is_set), None):
+            raise ValueError(
+                f"turn_discount and {name}: returns need a conversation in which turns have rewards of their own. "
+                "Remove one of the two settings."
+            )
+
     def check_format(self, name: str) -> None:
         """Check that the settings fit a format.
 
@@ -82,6 +102,12 @@ class ReadingArguments(InputArguments):
         """
         if self.rollout_field is not None and ROLLOUT in FORMATS[name].columns:
             raise ValueError(f"rollout_field: a record of format {name} is a whole run. Remove rollout_field.")
+        if self.turn_discount is not None and not FORMATS[name].rates_turns:
+            known = ", ".join(other for other, each in FORMATS.items() if each.rates_turns)
+            raise ValueError(
+                f"turn_discount: format {name} has no rewards of single turns. Remove turn_discount. Formats with such "
+                f"rewards: {known}."
+            )
 
     @property
     def where_values(self) -> dict[str, str]:

@@ -10,7 +10,7 @@ from topr_trl.importing.format import Format, NotOfFormat, Record, Unrewarded, U
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.record_fields import field_value
 from topr_trl.importing.record_files import parsed, read_records
-from topr_trl.importing.row_table import Row
+from topr_trl.importing.row_table import TURN_REWARDS, Row
 
 # Labels with the same meaning in every file, and their rewards: 1 for good and -1 for bad. `--label_values` replaces
 # these labels.
@@ -92,6 +92,22 @@ class RecordRewards:
                 )
         return [float(sum(numbers)) for numbers in zip(*by_rollout.values(), strict=True)]
 
+    def of_turns(self, rewards: Sequence[Any]) -> list[float | None]:
+        """Return the reward of each turn. It is None for a turn without a reward.
+
+        Args:
+            rewards (`Sequence`): Value of each turn: a number, a label or None.
+
+        Raises:
+            NotOfFormat: a reward is not a number.
+            Unusable: a reward is infinite, NaN or too large for float32.
+        """
+        found = as_number("the reward of a turn", list(rewards), self.labels)
+        for number in found:
+            if number is not None:
+                _check_number("the reward of a turn", number)
+        return [None if number is None else float(number) for number in found]
+
 
 class UnknownLabel(NotOfFormat):
     """Error for a reward that is neither a number nor a known label.
@@ -161,7 +177,7 @@ def spellings(value: Any) -> Iterator[str]:
 
 
 def check_rewards(rows: Sequence[Row]) -> None:
-    """Check the rewards that a format set in its rows.
+    """Check the rewards that a format set in its rows. Rewards of turns are checked before.
 
     Args:
         rows (`Sequence[Row]`): Rows of a record.
@@ -172,6 +188,8 @@ def check_rewards(rows: Sequence[Row]) -> None:
         Unusable: a reward is infinite, NaN or too large for float32.
     """
     for row in rows:
+        if row.get(TURN_REWARDS) is not None:
+            continue
         if row.get("reward") is None:
             raise Unrewarded("it has no reward")
         _check_number("its reward", row["reward"])

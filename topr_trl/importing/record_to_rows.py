@@ -28,7 +28,8 @@ from topr_trl.importing.completions import (
 )
 from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Placed, Record, Unrewarded, Unusable
 from topr_trl.importing.input_settings import LAST_TURN
-from topr_trl.importing.openai_messages import FAILED, has_broken_call
+from topr_trl.importing.openai_messages import FAILED, has_broken_call, row_of_run
+from topr_trl.importing.rated_turns import PLACE, RATED, check_turns, join_answers, with_turn_rewards
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.recognition import explain, format_of, recognize_source
 from topr_trl.importing.record_fields import field_value, with_named_fields, without_fields
@@ -36,7 +37,7 @@ from topr_trl.importing.record_files import files_of, has_unpaired_surrogate, pa
 from topr_trl.importing.record_rewards import RecordRewards, check_rewards, read_by_id, spellings, value_by_id
 from topr_trl.importing.redacted_rows import redact_row
 from topr_trl.importing.refused_formats import refused
-from topr_trl.importing.row_table import Row
+from topr_trl.importing.row_table import TURN_DISCOUNT, TURN_REWARDS, Row
 from topr_trl.importing.unread_text import check_unread, find_unread
 from topr_trl.recording.redaction import Redactor
 
@@ -113,8 +114,16 @@ class RecordReader:
             for name, value in ((TEMPERATURE, args.temperature), (LOGPROBS_MODE, args.logprobs_mode))
             if value
         }
-        named = {"problem_id": True, ROLLOUT: args.rollout_field, "reward": self.has_rewards}
+        by_turn = self.has_rewards and self.format.rates_turns
+        if args.turn_discount and not by_turn:
+            raise ValueError(
+                f"turn_discount: the first records of {source} have no rewards. Remove turn_discount, or see "
+                "--reward_fields."
+            )
+        named = {"problem_id": True, ROLLOUT: args.rollout_field, "reward": self.has_rewards,
+                 TURN_REWARDS: by_turn, TURN_DISCOUNT: args.turn_discount}  # fmt: skip
         more = (name for name, is_there in named.items() if is_there)
+        self.joins_answers = by_turn and args.completion != LAST_TURN and not (args.rollout_field or args.rewards)
         self.columns = tuple(dict.fromkeys((*self.format.columns, *more, *self._for_all)))
         self.not_read = Counter[str]()
 
@@ -178,23 +187,33 @@ class RecordReader:
         """
         self.not_read = Counter()
         part = Part([], [], {reason.value: [] for reason in LeftOut}, {}, {})
-        for place, record in self._split(records):
-            try:
-                with self._errors_with(place, record):
-                    found = [LeftOut.BROKEN] if record is None else self._rows_of(record)
-            except Unusable as error:
-                found = [error.reason]
-            for row in found or [LeftOut.EMPTY]:
-                if isinstance(row, LeftOut):
-                    part.left_out[row].append(short_place(place, self.source))
-                else:
-                    for note in notes_of(row):
-                        part.noted.setdefault(note, []).append(short_place(place, self.source))
-                    if self.format.names_rollouts and row.get(ROLLOUT):
-                        row[ROLLOUT] = self._name_in_folder(place, row[ROLLOUT])
-                    part.rows.append(self._cut(row))
-                    part.places.append(place)
+        for raw in records:
+            answers: list[Row] = []
+            for place, record in self._split([raw]):
+                try:
+                    with self._errors_with(place, record):
+                        found = [LeftOut.BROKEN] if record is None else self._rows_of(record)
+                except Unusable as error:
+                    found = [error.reason]
+                for row in found or [LeftOut.EMPTY]:
+                    if isinstance(row, LeftOut):
+                        part.left_out[row].append(short_place(place, self.source))
+                    elif row.pop(RATED, False) and self.joins_answers:
+                        answers.append({**row, PLACE: place})
+                    else:
+                        self._add(part, place, row)
+            for row in join_answers(answers, self.args.turn_discount):
+                self._add(part, row.pop(PLACE), row)
         return part._replace(not_read=dict(self.not_read))
+
+    def _add(self, part: Part, place: str, row: Row) -> None:
+        """Add a row to a shard."""
+        for note in notes_of(row):
+            part.noted.setdefault(note, []).append(short_place(place, self.source))
+        if self.format.names_rollouts and row.get(ROLLOUT):
+            row[ROLLOUT] = self._name_in_folder(place, row[ROLLOUT])
+        part.rows.append(self._cut(row))
+        part.places.append(place)
 
     def _name_in_folder(self, place: str, rollout: str) -> str:
         """Return the name of a rollout with the folder of its file, if the file is in a subfolder of the source."""
@@ -341,12 +360,17 @@ class RecordReader:
         if not (rows := _rows_in(found)):
             return found
         self._check_unread(record, rows)
+        if self.rewards.are_set:  # A reward in the turns does not count, as in `_rated_by_settings`.
+            for row in rows:
+                row.pop(TURN_REWARDS, None)
         # A list of rewards has a value for each row and for each empty completion.
         placed = [row for row in found if not isinstance(row, LeftOut) or row in (LeftOut.EMPTY, LeftOut.FAILED)]
         if self.args.rollout_field:
             self._add_run(record, placed)
         else:
             self._add_rewards(record, placed)
+            if self.args.turn_discount:
+                check_turns(rows)
             problem = self._problem(record, rows)
             for row in rows:
                 row["problem_id"] = problem if self.args.problem_field else row.get("problem_id") or problem
@@ -359,6 +383,9 @@ class RecordReader:
                 check_last_turn(row)
             row.update(self._for_all)
             redact_row(row, self.redactor)
+        if any(row.get(TURN_REWARDS) for row in rows):
+            left_out = [row for row in found if isinstance(row, LeftOut)]
+            found = [*left_out, *with_turn_rewards(rows, self.args.turn_discount)]
         return [
             row if isinstance(row, LeftOut) else LeftOut.CALLS if has_broken_call(row) else without_unknown_logps(row)
             for row in found
@@ -396,6 +423,8 @@ class RecordReader:
         if self.args.problem_field:
             return str(field_value(record, self.args.problem_field, NotOfFormat))
         first = rows[0]
+        if self.args.turn_discount and first.get(RATED):  # The row will start at the first turn of the conversation.
+            first = {**first, **row_of_run([*first["prompt"], *first["completion"]])[0]}
         return str(first.get("problem_id") or hash_prompts([first.get("prompt_ids") or first["prompt"]])[0])
 
     def _run_name(self, record: Record) -> str:
@@ -420,6 +449,13 @@ class RecordReader:
     def _add_rewards(self, record: Record, rows: Sequence[Row | LeftOut]) -> None:
         """Add the rewards of a record to its rows. All rows of a rollout get the same reward."""
         rollouts = Rollouts.of([None if isinstance(row, LeftOut) else row.get(ROLLOUT) for row in rows])
+        by_turn = [row for row in rows if not isinstance(row, LeftOut) and row.get(TURN_REWARDS)]
+        if self.has_rewards and by_turn:
+            for row in by_turn:
+                row[TURN_REWARDS] = self.rewards.of_turns(row[TURN_REWARDS])
+            if all(reward is None for row in by_turn for reward in row[TURN_REWARDS]):
+                raise Unrewarded("the reward of each turn is null")
+            return
         rewards = self.rewards.of(record, len(rollouts.counts_R)) if self.has_rewards else None
         if rewards is None and self.format.rewards is not None and (names := self.format.rewards(record)):
             raise NotOfFormat(

@@ -1,12 +1,15 @@
 """Read trajectories in the format ATIF, which Harbor and NeMo-Gym write."""
 
+from itertools import accumulate
 from typing import Any
 
+from topr_trl.data.chat_templates import is_learned
+from topr_trl.importing.completions import turns_of
 from topr_trl.importing.format import Format, Record, Unusable
 from topr_trl.importing.message_parts import assistant, call, other, text_of
 from topr_trl.importing.openai_messages import row_of_run, tools_as_json
-from topr_trl.importing.record_fields import inner_value
-from topr_trl.importing.row_table import Row
+from topr_trl.importing.record_fields import inner_value, value_at
+from topr_trl.importing.row_table import TURN_REWARDS, Row
 from topr_trl.importing.token_turns import join_turns
 
 
@@ -16,12 +19,16 @@ def rows(record: Record) -> list[Row]:
     A trajectory is one row of messages. If each step of the model has token ids, it is one or more rows with token ids.
     Steps that were copied from an earlier trajectory, and steps that no model wrote, are context.
 
+    If a step has a reward, rows have `turn_rewards`.
+
     Raises:
-        Unusable: a step stands for several calls of the model, or the file lacks token ids and text that the model read
-            or wrote.
+        Unusable: a step stands for several calls of the model, or has two rewards, or the file lacks token ids and text
+            that the model read or wrote.
     """
     trajectories = _with_subagents(record)
     found = [row for each in trajectories for row in _rows_of_trajectory(each)]
+    if not rewards(record):
+        found = [{**row, TURN_REWARDS: None} for row in found]
     name = record.get("trajectory_id") or record.get("session_id")
     if len(found) < 2:
         return found
@@ -35,13 +42,39 @@ def _with_subagents(record: Record) -> list[Record]:
     return [record, *(found for each in inner for found in _with_subagents(each))]
 
 
+def rewards(record: Record) -> dict[str, Any]:
+    """Return the rewards of the steps, if there are any. ATIF defines no field for them, so they are in `extra`.
+
+    Args:
+        record (`Record`): Trajectory.
+    """
+    found = [_reward(step) for each in _with_subagents(record) for step in each["steps"] if _is_own(step)]
+    return {} if all(each is None for each in found) else {"rewards of steps": found}
+
+
+def _reward(step: Record) -> Any:
+    """Return the reward of a step, or None.
+
+    Raises:
+        Unusable: the step has several rewards.
+    """
+    found = [each for path in _REWARDS if (each := value_at(step, path)) is not None]
+    if any(each != found[0] for each in found[1:]):
+        raise Unusable(f"a step has the rewards {' and '.join(map(str, found))}. Keep one of them in the file")
+    return found[0] if found else None
+
+
+_REWARDS = ("extra.reward", "metrics.extra.reward", "reward", "metrics.reward")
+
+
 def _rows_of_trajectory(record: Record) -> list[Row]:
     agent, steps = record["agent"], record["steps"]
     own = [step for step in steps if _is_own(step)]
     if any((step.get("llm_call_count") or 1) > 1 for step in own):
         raise Unusable("a step has llm_call_count above 1, so the text of each call of the model is not known")
+    messages = [(message, _reward(step)) for step in steps for message in _messages(step)]
     made = row_of_run(
-        [message for step in steps for message in _messages(step)],
+        [message for message, _ in messages],
         tools=tools_as_json(agent.get("tool_definitions")),
         model=next(filter(None, (step.get("model_name") for step in own)), agent.get("model_name")),
         temperature=inner_value(agent, "extra", "temperature"),
@@ -49,9 +82,22 @@ def _rows_of_trajectory(record: Record) -> list[Row]:
     if not made:
         return []
     if all(inner_value(step, "metrics", "completion_token_ids") for step in own):
-        return [{**made[0], **part} for part in join_turns([_tokens(step["metrics"]) for step in own])]
+        parts = [{**made[0], **part} for part in join_turns([_tokens(step["metrics"]) for step in own])]
+        return _with_rewards(parts, [_reward(step) for step in own])
     _check_text(agent, steps)
-    return made
+    return _with_rewards(made, [reward for message, reward in messages if is_learned(message)][-turns_of(made[0]) :])
+
+
+def _with_rewards(parts: list[Row], given: list[Any]) -> list[Row]:
+    """Return the rows of a trajectory with the rewards of its steps, each of which is one turn.
+
+    Raises:
+        Unusable: two steps with rewards have no tokens between them, so they look like one turn.
+    """
+    ends = list(accumulate(map(turns_of, parts)))
+    if ends[-1] != len(given) and any(each is not None for each in given):
+        raise Unusable(f"{len(given)} steps have the tokens of {ends[-1]} turns, so the turn of a reward is not known")
+    return [{**row, TURN_REWARDS: given[end - turns_of(row) : end]} for row, end in zip(parts, ends, strict=True)]
 
 
 def _is_own(step: Record) -> bool:
@@ -114,11 +160,14 @@ FORMAT = Format(
     suffix=".jsonl",
     test=lambda record: str(record.get("schema_version")).startswith("ATIF"),
     rows=rows,
+    rewards=rewards,
+    rates_turns=True,
     columns=(
         "prompt_ids", "completion_ids", "completion_mask", "sampler_logps", "problem_id", "rollout_id", "tools",
         "model", "temperature",
     ),
     required=frozenset({"schema_version", "agent", "steps"}),
-    loses="Trajectories have no rewards: see --rewards and --id_field session_id. Text of agents that Harbor converted "
-    "can differ from the text of the model. Subagents in other files are not joined to the run.",
+    loses="Steps can have rewards (extra.reward). For a reward of the whole trajectory, see --rewards and --id_field "
+    "session_id. Text of agents that Harbor converted can differ from the text of the model. Subagents in other files "
+    "are not joined to the run.",
 )  # fmt: skip

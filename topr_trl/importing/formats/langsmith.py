@@ -5,7 +5,9 @@ from typing import Any
 from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
 from topr_trl.importing.dialects import langchain
 from topr_trl.importing.format import Format, LeftOut, Record, has
+from topr_trl.importing.joined_records import LINES, joined_by
 from topr_trl.importing.message_parts import parsed_json
+from topr_trl.importing.rated_turns import as_rated
 
 
 def _left_out(record: Record) -> LeftOut | None:
@@ -20,16 +22,28 @@ def rewards(record: Record) -> dict[str, Any]:
     return {f"feedback_stats.{key}.avg": each.get("avg") for key, each in stats.items() if isinstance(each, dict)}
 
 
+def _trace_of(place: str, record: Record) -> Any:
+    """Return the trace of a model call with feedback. Return None for other runs."""
+    is_rated = record.get("run_type") == "llm" and any(each is not None for each in rewards(record).values())
+    return record.get("trace_id") if is_rated else None
+
+
+ENVELOPE = Envelope(
+    request=("inputs",),
+    response=("outputs.message", "outputs.output", "outputs.messages", "outputs"),
+    settings=("extra.options", "extra.invocation_params"),
+    dialects=(langchain.DIALECT,),
+    left_out=_left_out,
+)
+
+
 FORMAT = Format(
     source="LangSmith's run data format (langsmith 0.15, schemas.py; langchain-core 1.8, tracers/core.py)",
     test=has("run_type", "inputs"),
-    rows=Envelope(
-        request=("inputs",),
-        response=("outputs.message", "outputs.output", "outputs.messages", "outputs"),
-        settings=("extra.options", "extra.invocation_params"),
-        dialects=(langchain.DIALECT,),
-        left_out=_left_out,
-    ).rows,
+    rows=lambda record: as_rated(ENVELOPE.rows(record)),
+    records=lambda record: record.get(LINES, [record]),
+    join=joined_by("trace", _trace_of),
+    rates_turns=True,
     rewards=rewards,
     columns=COLUMNS_OF_CALLS,
     required=frozenset({"run_type", "inputs"}),

@@ -9,6 +9,7 @@ from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unus
 from topr_trl.importing.message_parts import other
 from topr_trl.importing.message_trees import branch
 from topr_trl.importing.openai_messages import finish_reason
+from topr_trl.importing.rated_turns import RATED
 from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
 
@@ -58,6 +59,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
         "prompt": [*start, *(turn for each in earlier for turn in _turns(each))], "completion": _turns(answer),
         "finish_reason": "length" if answer.get("unfinished") else finish_reason(answer.get("finish_reason")),
         "model": answer.get("model") or options.get("model"), **{name: options.get(name) for name in SAMPLING},
+        RATED: True,
     }]  # fmt: skip
 
 
@@ -124,6 +126,7 @@ FORMAT = Format(
     columns=("problem_id", "finish_reason", "model", *SAMPLING),
     required=frozenset({"conversationId"}),
     records=ratings,
+    rates_turns=True,
     loses="Only answers with a thumb are learned. The system prompt and the temperature are known only if the export "
     "includes the endpoint's options. Exports lack the tools.",
 )

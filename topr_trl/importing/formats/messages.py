@@ -11,6 +11,7 @@ from topr_trl.importing.format import Choices, Format, LeftOut, NotOfFormat, Rec
 from topr_trl.importing.formats.table import columns_of, has_columns, is_failed, system_of, with_system
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.openai_messages import ROLE_NAMES, finish_reason_of, row_of_run, template_columns
+from topr_trl.importing.rated_turns import RATED
 from topr_trl.importing.row_table import Row
 
 
@@ -61,7 +62,7 @@ def rows_of_conversation(
         return row_of_run(messages, **shared)
     reasons = [shared["finish_reason"] if n == len(messages) - 1 else None for n in rated]
     return [
-        {**shared, "prompt": messages[:n], "completion": messages[n : n + 1], "finish_reason": reason}
+        {**shared, "prompt": messages[:n], "completion": messages[n : n + 1], "finish_reason": reason, RATED: True}
         for n, reason in zip(rated, reasons, strict=True)
     ]
 
@@ -245,6 +246,7 @@ FORMAT = Format(
     messages="messages",
     find_messages=messages_fields,
     rewards=rewards,
+    rates_turns=True,
     columns=("problem_id", "finish_reason", "tools", "chat_template_kwargs"),
     required=frozenset({"messages"}),
     choices=choices,

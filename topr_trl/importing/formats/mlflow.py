@@ -8,7 +8,9 @@ from typing import Any
 from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
 from topr_trl.importing.dialects import DIALECTS
 from topr_trl.importing.format import Format, LeftOut, Record, Unusable
+from topr_trl.importing.rated_turns import as_rated
 from topr_trl.importing.record_fields import value_at, values_by_name
+from topr_trl.importing.row_table import Row
 
 _CALLS = ("LLM", "CHAT_MODEL")
 _SPANS = ("data.spans", "trace.data.spans", "spans")
@@ -24,6 +26,7 @@ def calls(record: Record) -> Iterator[Record]:
     """
     assessments = value_at(record, "info.assessments", "trace.info.assessments", "assessments") or []
     spans = [{**span, "attributes": _parsed(span["attributes"])} for span in value_at(record, *_SPANS)]
+    rates_spans = all(each.get("span_id") for each in assessments if each.get("feedback"))
     outer = {span.get("parent_span_id") for span in spans if _is_call(span)}
     for span in spans:
         # If two libraries recorded the same call, only the inner span is read.
@@ -38,6 +41,7 @@ def calls(record: Record) -> Iterator[Record]:
         yield {
             **span, "is_call": is_call, "settings": {"model": span["attributes"].get("mlflow.llm.model")},
             "trace_id": value_at(record, "info.trace_id", "info.request_id", "trace.info.trace_id", "trace_id"),
+            "is_rated": rates_spans and bool(found),
             "assessments": found, "unusable": unusable,
         }  # fmt: skip
 
@@ -87,6 +91,12 @@ ENVELOPE = Envelope(
 )
 
 
+def rows(record: Record) -> list[Row | LeftOut | None]:
+    """Return the row of a span. Feedback on a span is for one answer, unless the trace has feedback, too."""
+    found = ENVELOPE.rows(record)
+    return as_rated(found) if record["is_rated"] else found
+
+
 def _is_trace(record: Record) -> bool:
     spans = value_at(record, *_SPANS)
     given = spans[0].get("attributes") if isinstance(spans, list) and spans and isinstance(spans[0], Mapping) else None
@@ -97,7 +107,8 @@ FORMAT = Format(
     source="MLflow 3 (mlflow/entities/trace.py, Trace.to_json; mlflow/entities/assessment.py)",
     suffix=".jsonl",
     test=_is_trace,
-    rows=ENVELOPE.rows,
+    rows=rows,
+    rates_turns=True,
     rewards=lambda record: {f"assessments.{name}": value for name, value in record["assessments"].items()},
     columns=COLUMNS_OF_CALLS,
     required=frozenset({"attributes"}),

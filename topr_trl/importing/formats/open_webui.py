@@ -8,10 +8,12 @@ from typing import Any
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.dialects.openai_responses import messages_of
 from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
+from topr_trl.importing.joined_records import LINES, joined_by
 from topr_trl.importing.message_parts import assistant, other, text_of
 from topr_trl.importing.message_trees import branch
 from topr_trl.importing.openai_messages import finish_reason_of
-from topr_trl.importing.record_fields import inner_value
+from topr_trl.importing.rated_turns import RATED
+from topr_trl.importing.record_fields import inner_value, value_at
 from topr_trl.importing.row_table import Row
 
 _THINKING = re.compile(
@@ -21,11 +23,14 @@ _SHOWN = re.compile(r'<details type="(?P<kind>\w+)"')
 
 
 def ratings(record: Record) -> Iterator[Record]:
-    """Yield a feedback record for each rated answer of a chat. Yield other records unchanged.
+    """Yield a feedback record for each rated answer of a chat.
 
     Args:
-        record (`Record`): Feedback, or a chat.
+        record (`Record`): Feedback, the joined feedback on a chat, or a chat.
     """
+    if LINES in record:
+        yield from record[LINES]
+        return
     if not _is_chat(record):
         yield record
         return
@@ -62,7 +67,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
     return [{
         "prompt": [*start, *(turn for each in earlier for turn in _turns(each))], "completion": _turns(answer),
         "finish_reason": reason, "model": answer.get("selectedModelId") or answer.get("model"),
-        **{name: settings.get(name) for name in SAMPLING},
+        **{name: settings.get(name) for name in SAMPLING}, RATED: True,
     }]  # fmt: skip
 
 
@@ -109,6 +114,11 @@ def _is_chat(record: Record) -> bool:
     return inner_value(record, "chat", "history", "messages") is not None
 
 
+def _chat_of(place: str, record: Record) -> Any:
+    """Return the id of the chat to which feedback belongs. Return None for a whole chat."""
+    return None if _is_chat(record) else value_at(record, "meta.chat_id", "snapshot.chat.id")
+
+
 def _is_export(record: Record) -> bool:
     is_feedback = record.get("type") == "rating" and inner_value(record, "meta", "message_id") is not None
     return is_feedback or inner_value(record, "snapshot", "chat", "chat") is not None or _is_chat(record)
@@ -128,6 +138,8 @@ FORMAT = Format(
     columns=("problem_id", "finish_reason", "model", *SAMPLING),
     required=frozenset({"meta"}),
     records=ratings,
+    join=joined_by("conversation", _chat_of),
+    rates_turns=True,
     loses="Only rated answers are learned. The reward is the thumb. For the rating from 1 to 10, set --reward_fields "
     "data.details.rating. Exports lack the tools, and the system prompts and settings of models and users.",
 )

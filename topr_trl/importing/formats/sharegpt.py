@@ -57,6 +57,7 @@ FORMAT = Format(
     rows=rows,
     messages="conversations",
     rewards=lambda record: rewards(record, "conversations"),
+    rates_turns=True,
     columns=("problem_id", "finish_reason", "tools"),
     required=frozenset({"conversations"}),
     choices=lambda record: choices(record, "conversations"),

@@ -21,7 +21,7 @@ from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.record_files import count_records, files_of, parsed
 from topr_trl.importing.record_rewards import UnknownLabel, numbers_in
 from topr_trl.importing.record_to_rows import Part, RecordReader, short_place
-from topr_trl.importing.row_table import to_table
+from topr_trl.importing.row_table import TURN_REWARDS, to_table
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import FolderArguments
@@ -33,6 +33,7 @@ from topr_trl.recording.store import recording_id, recording_in
 RECORDS_PER_SHARD = 1_000
 _RECORDS_TO_INSPECT = 100  # number of records in which to look for fields that may be the reward
 _MOST_REWARDS = 6  # maximum number of distinct rewards that the summary lists
+_REWARDS = ("reward", TURN_REWARDS)  # each row has one of the two
 _MOST_LABELS = 20  # maximum number of unknown labels that an error lists
 _MOST_PLACES = 5  # maximum number of skipped records that the summary lists for each reason
 
@@ -186,8 +187,11 @@ def _describe(done: Json) -> str:
         )
     else:
         lines.append(f"{runs} of {problems:,} problem{'s' * (problems != 1)}.")
+    if turns := done.get("rated_turns"):
+        whole = rows - done["filled"][TURN_REWARDS]
+        lines.append(f"{turns + whole:,} units: {turns:,} turns with rewards of their own, {whole:,} whole rows.")
     if rewards := done["rewards"]:
-        lines.append(_describe_rewards(rewards))
+        lines.append(_describe_rewards(rewards, "unit" if turns else "row"))
     elif not done["filled"].get("reward"):
         found = done.get("numbers")
         numbers = f" Fields with numbers: {', '.join(found)}." if found else ""
@@ -216,11 +220,11 @@ def _in_words(reason: str, count: int) -> str:
     return f"{count:,} " + re.sub(r"{([^|]*)\|([^}]*)}", lambda pair: pair[1 + (count > 1)], _TEXTS[reason])
 
 
-def _describe_rewards(rewards: list[tuple[float, int]] | list[float]) -> str:
-    """Return the number of rows with each reward, or the range of the rewards if there are many."""
+def _describe_rewards(rewards: list[tuple[float, int]] | list[float], unit: str) -> str:
+    """Return the number of units with each reward, or the range of the rewards if there are many."""
     if isinstance(rewards[0], float):
         return f"Rewards range from {rewards[0]:g} to {rewards[1]:g}."
-    counts = [f"{value:g} in {n:,} {'row' if n == 1 else 'rows'}" for value, n in rewards]
+    counts = [f"{value:g} in {n:,} {unit}{'s' * (n != 1)}" for value, n in rewards]
     return f"Rewards: {', '.join(counts)}."
 
 
@@ -270,6 +274,7 @@ def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
     """Return the number of rows, and notes for the manifest, such as counts of values, problems and skipped records."""
     filled, rows, temperatures = Counter[str](), 0, set[float | None]()
     problems, runs, rewards = set[str](), set[str](), list[NDArray[np.float64]]()
+    rated_turns = 0
     left_out: dict[str, list[str]] = {}
     noted: dict[str, list[str]] = {}
     not_read = Counter[str]()
@@ -280,6 +285,10 @@ def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
         problems |= set(table["problem_id"].unique().to_pylist())
         if "reward" in table.column_names:
             rewards.append(table["reward"].drop_null().to_numpy())
+        if TURN_REWARDS in table.column_names:
+            of_turns = table[TURN_REWARDS].combine_chunks().flatten().drop_null().to_numpy()
+            rewards.append(of_turns)
+            rated_turns += len(of_turns)
         if ROLLOUT in table.column_names:
             runs |= set(table[ROLLOUT].drop_null().unique().to_pylist())
         if TEMPERATURE in table.column_names:
@@ -297,7 +306,8 @@ def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
         "rollouts": len(runs) + rows - filled[ROLLOUT],
         "filled": dict(filled),
         "rewards": _count_rewards(np.concatenate(rewards)) if rewards else [],
-        "lacking": [name for name in reader.columns if not filled[name]],
+        "rated_turns": rated_turns,
+        "lacking": [name for name in reader.columns if not filled[name] and not (name in _REWARDS and rewards)],
         "temperatures": sorted({1.0 if value is None else value for value in temperatures}),
         "left_out": {kind: _count_places(places) for kind, places in left_out.items()},
         "noted": {kind: _count_places(places) for kind, places in noted.items()},

@@ -1,0 +1,160 @@
+"""Join the rated answers of a conversation to a row with a reward for each turn, and turn rewards into returns."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from topr_trl.data.chat_templates import learned_turns
+from topr_trl.data.rows import ROLLOUT
+from topr_trl.data.sampler_logps import SAMPLING
+from topr_trl.importing.completions import cut_turns, turns_of
+from topr_trl.importing.format import LeftOut, NotOfFormat, Unusable
+from topr_trl.importing.row_table import TURN_DISCOUNT, TURN_REWARDS, Row
+
+PLACE = "place"  # key of a row with the place of its record
+RATED = "rated"  # key of a row whose reward is for its completion, which is one answer of a conversation
+_SAME = ("tools", "chat_template_kwargs", "model", *SAMPLING)  # equal in all answers of a row
+
+
+def as_rated(rows: Sequence[Row | LeftOut | None]) -> list[Row | LeftOut | None]:
+    """Return rows with the mark that the reward of each is for one answer of a conversation."""
+    return [{**row, RATED: True} if isinstance(row, Mapping) else row for row in rows]
+
+
+def check_turns(rows: Sequence[Row]) -> None:
+    """Check that rows have rewards of turns, which a discount needs.
+
+    Raises:
+        NotOfFormat: the reward of a row is for the whole row.
+        Unusable: the row of an answer has token ids, so its earlier turns are not known.
+    """
+    for row in rows:
+        if row.get(TURN_REWARDS) is None and not row.get(RATED):
+            raise NotOfFormat(
+                "its reward is for the whole completion, and --turn_discount needs rewards of single turns. Remove "
+                "--turn_discount, or the setting that names the reward"
+            )
+        if row.get(RATED) and (row.get("completion_ids") or not isinstance(row["prompt"], list)):
+            raise Unusable("its answer has token ids or text, so --turn_discount cannot find the earlier turns")
+
+
+def join_answers(rows: Sequence[Row], discount: float | None) -> list[Row]:
+    """Return rows in which rated answers of one conversation are joined.
+
+    An answer joins the row of an earlier answer if the model read this row before it, and if model, tools and sampling
+    settings are the same. Without a discount, an answer that joins no other keeps its row with `reward`. The messages
+    of an answer, such as calls of tools, all get its reward. With a discount, the last of them gets it.
+
+    Args:
+        rows (`Sequence[Row]`): Rows of messages with a reward, each for one answer of the same conversation.
+        discount (`float`, *optional*): Discount of returns.
+    """
+    chains: list[list[Row]] = []
+    for row in sorted(rows, key=lambda row: len(row["prompt"])):
+        earlier = next((chain for chain in chains if _continues(chain[-1], row)), None)
+        if earlier is None:
+            chains.append([row])
+        else:
+            earlier.append(row)
+    found: list[Row] = []
+    read: list[list[Row]] = []  # messages of earlier rows, which another branch of the conversation can share
+    for chain in chains:
+        if len(chain) == 1 and not discount:
+            found.append(chain[0])
+            continue
+        found += with_turn_rewards([_row_of(chain, read, bool(discount))], discount)
+        read.append([*chain[-1]["prompt"], *chain[-1]["completion"]])
+    return found
+
+
+def _continues(row: Row, later: Row) -> bool:
+    """Return whether the prompt of a later answer starts with the messages of a row.
+
+    A cut answer has no stop token, which it would get in the middle of a conversation.
+    """
+    if any(row.get(name) != later.get(name) for name in _SAME) or row.get("finish_reason") == "length":
+        return False
+    if any(each.get("completion_ids") or not isinstance(each["prompt"], list) for each in (row, later)):
+        return False
+    read = [*row["prompt"], *row["completion"]]
+    return _shared(read, later["prompt"]) == len(read)
+
+
+def _shared(messages: list[Row], others: list[Row]) -> int:
+    """Return the number of messages with which both conversations start. An empty field is like a missing one."""
+    same = 0
+    for message, other in zip(messages, others, strict=False):
+        if any((message.get(name) or None) != (other.get(name) or None) for name in {*message, *other}):
+            break
+        same += 1
+    return same
+
+
+def _row_of(chain: Sequence[Row], read: Sequence[list[Row]], at_end: bool) -> Row:
+    """Return the row of answers that continue each other. It starts at the first turn that no earlier row has."""
+    last = chain[-1]
+    messages = [*last["prompt"], *last["completion"]]
+    ratings: dict[int, Any] = {}
+    for row in chain:
+        own = [len(row["prompt"]) + n for n in learned_turns(row["completion"])]
+        ratings |= dict.fromkeys(own[-1:] if at_end else own, row["reward"])
+    shared = min(max((_shared(each, messages) for each in read), default=0), len(last["prompt"]))
+    turns = [n for n in learned_turns(messages) if n >= max(shared, 1)]  # A greeting at the start is context.
+    return {
+        **last, "prompt": messages[: turns[0]], "completion": messages[turns[0] :], "reward": None,
+        "problem_id": chain[0]["problem_id"], TURN_REWARDS: [ratings.get(n) for n in turns],
+    }  # fmt: skip
+
+
+def with_turn_rewards(parts: Sequence[Row], discount: float | None) -> list[Row]:
+    """Return the rows of a rollout from its first to its last rated turn, with returns if there is a discount.
+
+    A single rated turn in a single row becomes a row with `reward`. With a discount, the row starts at its first turn.
+
+    Args:
+        parts (`Sequence[Row]`): Rows of one rollout, in order, with `turn_rewards`: a number or None for each turn.
+        discount (`float`, *optional*): Discount of returns.
+
+    Raises:
+        Unusable: a row does not have one reward or None for each of its turns.
+    """
+    for row in parts:
+        if len(row[TURN_REWARDS]) != turns_of(row):
+            raise Unusable(f"it has rewards or nulls for {len(row[TURN_REWARDS])} turns, and {turns_of(row)} turns")
+    lists = [row[TURN_REWARDS] for row in parts]
+    if discount:
+        lists = _split(returns([each for turns in lists for each in turns], discount), lists)
+    rated = [[n for n, each in enumerate(turns) if each is not None] for turns in lists]
+    kept = [
+        {**cut_turns(row, own[0], own[-1]), TURN_REWARDS: turns[own[0] : own[-1] + 1], TURN_DISCOUNT: discount}
+        for row, turns, own in zip(parts, lists, rated, strict=True)
+        if own
+    ]
+    if len(kept) > 1:
+        return kept
+    for row in kept:
+        row.pop(ROLLOUT, None)
+        if len(row[TURN_REWARDS]) == 1 and not discount:
+            row["reward"] = row.pop(TURN_REWARDS)[0]
+    return kept
+
+
+def returns(rewards: Sequence[float | None], discount: float) -> list[float | None]:
+    """Return the discounted sum of the rewards from each turn on. It is None after the last reward.
+
+    Args:
+        rewards (`Sequence[float | None]`): Reward of each turn. None counts as 0.
+        discount (`float`): Factor for the return of the next turn.
+    """
+    found: list[float | None] = []
+    later: float | None = None
+    for reward in reversed(rewards):
+        if reward is not None or later is not None:
+            later = (reward or 0.0) + discount * (later or 0.0)
+        found.append(later)
+    return found[::-1]
+
+
+def _split(values: list[Any], lists: Sequence[list[Any]]) -> list[list[Any]]:
+    """Split values into lists of the same lengths as `lists`."""
+    rest = iter(values)
+    return [[next(rest) for _ in each] for each in lists]
