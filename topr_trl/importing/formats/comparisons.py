@@ -202,9 +202,9 @@ def _text(value: Any) -> str:
 
 
 def _verdict(field: str, value: Any, sides: list[str]) -> str:
-    """Return the side or the field that a verdict names, `tie`, or `""` if it only says which one is not better.
+    """Return the better side or its field, or `tie`. Return `""` if the verdict names only a side that is not better.
 
-    Return another text if the verdict is not understood.
+    Return the verdict's text if it is not understood.
     """
     text = _text(value)
     number = float(text) if _NUMBER.fullmatch(text) else None
