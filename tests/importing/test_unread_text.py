@@ -53,6 +53,7 @@ def texts(value):
         (["text"], Kind.ASKED),
         (["system_fingerprint"], Kind.ABOUT),
         (["response_time"], Kind.ABOUT),
+        (["graders"], Kind.ABOUT),
         (["served_model"], Kind.ABOUT),
         (["prompt_id"], Kind.ABOUT),
         (["colour"], Kind.UNKNOWN),
@@ -556,6 +557,7 @@ def test_names_of_arguments(read):
         ({"instruction": "Copy.", "sentence": "Cats have four legs.", "response": "Cats have four legs."}, "sentence"),
         ({"question": "Legs?", "answer": "GOLD 12", "inference": "PRED 9"}, "inference"),
         ({"question": "Legs?", "response": "HUMAN 4", "original_response": "MODEL 10"}, "original_response"),
+        ({"question": "Legs?", "response": "HUMAN 4", "answer": "12", "prediction": "12"}, "prediction"),
     ],
 )  # fmt: skip
 def test_text_that_the_row_only_seems_to_have(read, record, field):
