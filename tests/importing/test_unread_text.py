@@ -161,6 +161,10 @@ def test_a_text_with_prompt_and_completion_counts_as_read(read):
     assert not read(record)[0].not_read
 
 
+def test_a_short_part_of_the_prompt_counts_as_read(read):
+    assert not read({"question": "About cats: legs?", "passage": "cats", "response": "8", "score": 1})[0].not_read
+
+
 def test_joined_columns_leave_out_empty_cells(read):
     record = {"input": float("nan"), "contexts": ["A", "B"], "instruction": "Legs?", "response": "8", "score": 1}
     assert read(record, prompt_field=["input", "contexts", "instruction"])[1] == [("A\n\nB\n\nLegs?", "8")]
@@ -558,6 +562,7 @@ def test_names_of_arguments(read):
         ({"question": "Legs?", "answer": "GOLD 12", "inference": "PRED 9"}, "inference"),
         ({"question": "Legs?", "response": "HUMAN 4", "original_response": "MODEL 10"}, "original_response"),
         ({"question": "Legs?", "response": "HUMAN 4", "answer": "12", "prediction": "12"}, "prediction"),
+        ({"question": "Legs?", "response": "It has 8 legs.", "prediction": "8"}, "prediction"),
     ],
 )  # fmt: skip
 def test_text_that_the_row_only_seems_to_have(read, record, field):
