@@ -101,6 +101,7 @@ def test_equal_texts_are_no_question(read):
         ("answer", "NEW 12", "answer"),
         ("reply", "NEW 12", "reply"),
         ("anything", "NEW 12", "anything"),
+        ("anything", "12", "anything"),
         ("answer", 12, "answer"),
         ("output", {"role": "assistant", "content": "NEW 12"}, "output.content"),
         ("final", {"text": "NEW 12"}, "final.text"),
