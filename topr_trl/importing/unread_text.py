@@ -67,7 +67,7 @@ def _rules(rows: Sequence[Row], choices: Choices) -> dict[Kind, _Rule]:
     """Return the decision for each kind of field. `Choices` says which kinds may be the completion or in the prompt."""
     written, asked, about = _texts_of(rows)
     everything = written | asked | about
-    # Without an answer in the rows, the texts of the model are earlier turns.
+    # Without an answer in the rows, the model's texts are earlier turns, so an answer in the record is unread.
     own = written if choices.has_answer else set[str]()
     # A correct answer beside the completion is rarely a sentence, or longer than the completion.
     longer = max(_SENTENCE, 1 + max((len(text.split()) for text in written), default=0))
@@ -202,10 +202,10 @@ def _plain(text: str) -> str:
 def _texts_in(
     value: Any, whole: Collection[str], path: tuple[str, ...] = (), kind: Kind | None = None, name: str = ""
 ) -> Iterator[_Text]:
-    """Yield each text in a value, which has a path and may be in a message of a kind, and in a list with a name.
+    """Yield each text in the value at `path`. JSON text is parsed, unless `whole` is empty or has the text.
 
-    The role of a message gives the kind of its content. JSON text in `whole` is yielded as it is. Without `whole`, all
-    JSON text is.
+    The role of a message gives the kind of its content. `kind` is the kind of the message around the value, and `name`
+    is the path of a list around it.
     """
     if whole and not (isinstance(value, str) and _plain(value) in whole):
         value = parsed_json(value)
