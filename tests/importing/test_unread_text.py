@@ -53,6 +53,7 @@ def texts(value):
         (["text"], Kind.ASKED),
         (["system_fingerprint"], Kind.ABOUT),
         (["response_time"], Kind.ABOUT),
+        (["graders"], Kind.ABOUT),
         (["served_model"], Kind.ABOUT),
         (["prompt_id"], Kind.ABOUT),
         (["colour"], Kind.UNKNOWN),
@@ -100,6 +101,7 @@ def test_equal_texts_are_no_question(read):
         ("answer", "NEW 12", "answer"),
         ("reply", "NEW 12", "reply"),
         ("anything", "NEW 12", "anything"),
+        ("anything", "12", "anything"),
         ("answer", 12, "answer"),
         ("output", {"role": "assistant", "content": "NEW 12"}, "output.content"),
         ("final", {"text": "NEW 12"}, "final.text"),
@@ -158,6 +160,10 @@ def test_a_text_with_prompt_and_completion_counts_as_read(read):
     rendered = "### Instruction: Legs of two cats? ### Response: They have 8."
     record = {"instruction": "Legs of two cats?", "output": "They have 8.", "text": rendered, "score": 1}
     assert not read(record)[0].not_read
+
+
+def test_a_short_part_of_the_prompt_counts_as_read(read):
+    assert not read({"question": "About cats: legs?", "passage": "cats", "response": "8", "score": 1})[0].not_read
 
 
 def test_joined_columns_leave_out_empty_cells(read):
@@ -559,6 +565,8 @@ def test_names_of_arguments(read):
         ({"instruction": "Copy.", "sentence": "Cats have four legs.", "response": "Cats have four legs."}, "sentence"),
         ({"question": "Legs?", "answer": "GOLD 12", "inference": "PRED 9"}, "inference"),
         ({"question": "Legs?", "response": "HUMAN 4", "original_response": "MODEL 10"}, "original_response"),
+        ({"question": "Legs?", "response": "HUMAN 4", "answer": "12", "prediction": "12"}, "prediction"),
+        ({"question": "Legs?", "response": "It has 8 legs.", "prediction": "8"}, "prediction"),
     ],
 )  # fmt: skip
 def test_text_that_the_row_only_seems_to_have(read, record, field):

@@ -548,6 +548,20 @@ def test_few_right_answers_name_the_recipes(make, capsys, settings, named):
 
 
 @pytest.mark.parametrize(
+    ("answers", "said"), [(1, "agree in 100%. What helps these problems: several iterations"),
+                          (8, "agree in 0%. What helps these problems: more samples")]
+)  # fmt: skip
+def test_the_agreement_of_wrong_answers_is_printed(make, rows, capsys, answers, said):
+    """No completion of the second problem is right."""
+
+    def change(row, n):
+        return {"reward": row["reward"] if n < 4 else -1.0, "extracted": str(n % answers)}
+
+    make(rows.map(change, with_indices=True), disable_tqdm=False)
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("settings", "reads"),
     [({"num_train_epochs": 8}, None), ({"num_train_epochs": 9}, 9), ({"max_steps": 18}, 9),
      ({"curation": "repeated_positives", "num_train_epochs": 2}, None),

@@ -23,8 +23,8 @@ _ENDINGS = (".parquet", ".json", ".jsonl")
 _TRACKERS = ("tensorboard", "trackio", "wandb")
 _OF_COMMANDS = {"record": [("aiohttp", "record")]}
 _MOST_BYTES = 1 << 20  # size of a small JSON file, whose columns are checked
-# Use of the rows in `input` or `rows` by each command, see `check_usable`. Of these commands, `_IMPORTING` also read
-# files of other systems. Their JSON files are checked only if they have the columns of rows.
+# Use of the rows in `input` or `rows` by each command, see `check_usable`. The commands in `_IMPORTING` also read files
+# of other systems, so a JSON file without the columns of rows is not checked for them.
 _USES = {"iterate": "loop", "trial": "train", "score": "score", "curate": "train", "log-mu": "train", "train": "train",
          "evaluate": "evaluate"}  # fmt: skip
 _WITH_MODEL = ("iterate", "trial", "sample", "log-mu", "train", "evaluate")

@@ -52,8 +52,8 @@ def parse(command: str, given: list[str]) -> Any:
         An instance of `settings_class(command)`.
 
     Raises:
-        ValueError: the command does not accept the value of a setting. Other settings are refused before, see
-            `command_names.refuse_unknown`.
+        ValueError: the command does not accept the value of a setting. `command_names.refuse_unknown` has already
+            refused settings that the command does not have.
         OSError: the YAML file does not exist, or is a folder.
         SystemExit: a value on the command line, or text in the YAML file, cannot be converted to the setting's type.
     """
@@ -61,7 +61,8 @@ def parse(command: str, given: list[str]) -> Any:
     config = read_config(given)
     for name, hint in get_type_hints(kind).items():
         value = config.get(name)
-        # The parser checks text, as on the command line. YAML can have a number for a str setting such as baseline.
+        # The parser below checks text, and numbers of the YAML file for settings of type str (`baseline: 0.5`). This
+        # loop checks the other values of the YAML file.
         is_text = isinstance(value, str) or (hint is str and type(value) in (int, float))
         if name in names and name in config and not is_text:
             check_type(name, value, hint | _UNDECLARED_TYPES[name] if name in _UNDECLARED_TYPES else hint)

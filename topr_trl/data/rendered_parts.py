@@ -244,7 +244,10 @@ def first_special(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
 
 @lru_cache(maxsize=8)
 def _special_texts(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[str, ...]:
-    """Return the texts of special tokens, except single characters, which cannot be split."""
+    """Return the texts of special tokens, except single characters, which cannot be split.
+
+    The argument `size` is a part of the cache key, because tokens can be added to a tokenizer.
+    """
     tokens = tokenizer.convert_ids_to_tokens(sorted(special_tokens(tokenizer)))
     return tuple(token for token in tokens if len(token) > 1)
 

@@ -211,8 +211,8 @@ def _text_after(
 ) -> str:
     """Return the text of messages and a turn that follows them.
 
-    If the content of the turn is a raw completion, the text has this content unchanged, because a template that knows
-    thinking only as a field would add a block of thinking. With `tags` of None, the template writes the turn.
+    If the content of the turn is a raw completion, the text has this content unchanged. Otherwise, some templates would
+    add a second block of thinking. If `tags` is None, the template writes the turn.
     """
     raw = tags.raw_text(message["content"], before) if tags and not thinking_of(message) else None
     if raw is not None:

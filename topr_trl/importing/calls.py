@@ -194,7 +194,7 @@ def first_choice(body: Any, name: str) -> Any:
 
 
 def _as_choices(answer: Any, is_chat: bool) -> Record | None:
-    """Return an answer without a response around it as a response with choices. Return None for another object.
+    """Wrap an answer in a response with choices. Return None if the argument is not an answer.
 
     Args:
         answer (`Any`): Text, a message, an object with a message, or a list of these.

@@ -33,13 +33,22 @@ class Kind(StrEnum):
     UNKNOWN = "unknown"
 
 
+_WRITERS = (
+    "assistant",
+    "bot",
+    "chatbot",
+    "gpt",
+    "chatgpt",
+    "llm",
+    "sampled",
+)  # authors, alone or before a word: `bot`, `bot_text`
 # The last word of a name says what the field holds: `system_fingerprint` is a fingerprint, and `reference_answer` an
 # answer. Words before it can change this: the text in `generated_text` was written by the model.
 _BY_LAST_WORD = {
     **dict.fromkeys(
         ("completion", "response", "generation", "prediction", "pred", "reply", "continuation", "hypothesis",
-         "candidate", "sampled", "resp", "assistant", "bot", "chatbot", "gpt", "chatgpt", "llm", "hyp", "rollout",
-         "reasoning", "thinking", "thought", "cot", "scratchpad", "preferred", "chosen", "rejected"),
+         "candidate", "resp", "hyp", "rollout", "reasoning", "thinking", "thought", "cot", "scratchpad", "preferred",
+         "chosen", "rejected", *_WRITERS),
         Kind.WRITTEN,
     ),
     **dict.fromkeys(("answer", "output", "result", "solution", "code", "final", "outcome"), Kind.ANSWER),
@@ -55,13 +64,12 @@ _BY_LAST_WORD = {
         ("id", "ids", "uuid", "uid", "key", "hash", "fingerprint", "name", "model", "version", "type", "kind",
          "format", "time", "timestamp", "date", "day", "at", "on", "by", "url", "uri", "link", "path", "file",
          "filename", "status", "state", "reason", "language", "lang", "locale", "split", "category", "tag", "level",
-         "difficulty", "domain", "group", "role", "author", "index", "idx", "number", "count", "token", "logprob",
-         "length", "size", "cost", "price", "latency", "duration", "seed", "object", "provider", "engine", "dataset",
-         "origin", "license", "comment", "note", "explanation", "user", "rationale", "critique", "justification",
-         "remark", "feedback", "annotation", "annotator", "judge", "judgment", "judgement", "verdict", "reference",
-         "gold", "gt", "expected", "target", "truth", "ideal", "error", "metadata", "meta", "info", "score", "rating",
-         "grade", "rank", "confidence", "logp", "session", "environment", "env", "region", "finish", "effort",
-         "bytes", "enum", "required", "arguments", "param", "header", "ip", "agent", "device", "platform"),
+         "difficulty", "domain", "group", "role", "author", "index", "idx", "number", "token", "logprob", "length",
+         "size", "cost", "price", "latency", "duration", "object", "provider", "engine", "dataset", "origin",
+         "license", "comment", "note", "explanation", "user", "rationale", "critique", "justification", "remark",
+         "feedback", "annotation", "judgment", "judgement", "verdict", "error", "metadata", "meta", "info", "score",
+         "rating", "grade", "rank", "confidence", "logp", "session", "environment", "env", "region", "finish",
+         "effort", "bytes", "enum", "required", "arguments", "param", "header", "ip", "agent", "device", "platform"),
         Kind.ABOUT,
     ),
 }  # fmt: skip
@@ -72,11 +80,14 @@ _REFERENCE = {"reference", "ref", "gold", "golden", "gt", "ground", "truth", "ex
               "canonical", "true", "right", "label", "original", "raw", "seed", "num", "count", "judge", "grader",
               "evaluator", "annotator", "critic"}  # fmt: skip
 _SOURCES = {"context", "document", "doc", "passage", "evidence", "chunk"}  # parts of the prompt, with any other word
-_BY_MODEL = {"generated", "predicted", "actual", "model", "bot", "assistant", "ai", "llm", "gpt", "chatgpt", "chatbot",
-             "claude", "gemini", "llama", "qwen", "mistral", "deepseek", "sampled", "our", "my"}  # fmt: skip
+_BY_MODEL = {"generated", "predicted", "actual", "model", "ai", "claude", "gemini", "llama", "qwen", "mistral",
+             "deepseek", "our", "my", *_WRITERS}  # fmt: skip
 # Names whose value is often an id, a number or a setting, and then says nothing about the text of the row.
 _OFTEN_SHORT = {"conversation", "chat", "dialogue", "dialog", "turn", "transcript", "document", "doc", "reasoning",
                 "thinking", "thought", "cot", "knowledge", "memory", "source", "example", "tool"}  # fmt: skip
+
+
+_SINGULAR = {*_BY_LAST_WORD, *_REFERENCE}
 
 
 @lru_cache(maxsize=4096)
@@ -89,7 +100,7 @@ def words_of(name: str) -> list[str]:
     """Return the words of a name in lower case and singular, such as `chat` and `history` for `chatHistory2`."""
     split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", str(name))
     words = re.findall(r"[a-z]+", split.lower())
-    return [word[:-1] if word.endswith("s") and word[:-1] in _BY_LAST_WORD else word for word in words]
+    return [word[:-1] if word.endswith("s") and word[:-1] in _SINGULAR else word for word in words]
 
 
 @lru_cache(maxsize=4096)
@@ -134,7 +145,7 @@ def _kind_of_words(words: list[str]) -> Kind:
 
 
 def is_often_short(path: Sequence[str]) -> bool:
-    """Return whether a word in a field is rather an id or a setting than text, as in `conversation` or `reasoning`.
+    """Return whether a single word in this field is probably an id or a setting, such as `c17` in `conversation`.
 
     Args:
         path (`Sequence[str]`): Names from the outer to the inner field.

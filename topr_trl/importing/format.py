@@ -61,7 +61,7 @@ class Unrewarded(Unusable):
 
 
 class Choices(NamedTuple):
-    """Ways to read a record that has more text than its rows.
+    """Fields that may be read wrongly if a record has text that no row has, with remedies.
 
     Attributes:
         completions (`frozenset[Kind]`): Kinds of fields that may hold the completion.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
-from topr_trl.data.chat_templates import is_learned
+from topr_trl.data.chat_templates import KEYS, is_learned
 from topr_trl.data.messages import check_weight, plain_content
 from topr_trl.importing.field_names import words_of
 from topr_trl.importing.format import NotOfFormat, Unusable
@@ -52,7 +52,7 @@ def message(given: Mapping[str, Any]) -> Row:
     }  # fmt: skip
 
 
-_BESIDE_CONTENT = ("tool_calls", "function_call", "refusal", "reasoning_content", "reasoning", "thinking")
+_BESIDE_CONTENT = ("tool_calls", "function_call", "refusal", *KEYS)
 _LIKE_CONTENT = ("text", "message", "value", "parts", "output", "body")
 
 # Role of a message, by the names that programs give it. Other names are kept.

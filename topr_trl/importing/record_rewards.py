@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from topr_trl.baseline import LARGEST_REWARD
+from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.format import Format, NotOfFormat, Record, Unrewarded, Unusable
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.record_fields import field_value
 from topr_trl.importing.record_files import parsed, read_records
-from topr_trl.importing.row_table import TURN_REWARDS, Row
+from topr_trl.importing.row_table import JSON_COLUMNS, TURN_REWARDS, Row
 
 # Labels with the same meaning in every file, and their rewards: 1 for good and -1 for bad. `--label_values` replaces
 # these labels.
@@ -203,7 +204,7 @@ def _check_number(name: str, number: Any) -> None:
 
 
 # Numeric fields that are never suggested as the reward.
-_NEVER_REWARDS = ("temperature", "top_p", "top_k", "seed", "n", "max_tokens", "chat_template_kwargs")
+_NEVER_REWARDS = (*SAMPLING, *JSON_COLUMNS, "seed", "n", "max_tokens")
 
 
 def numbers_in(record: Any, inside: str = "") -> list[str]:

@@ -3,11 +3,10 @@
 import json
 
 from topr_trl.importing.format import Unusable
-from topr_trl.importing.row_table import Row
+from topr_trl.importing.row_table import JSON_COLUMNS, Row
 from topr_trl.recording.redaction import Redactor
 
 _TEXT = ("prompt", "completion", "answer")
-_JSON = ("tools", "chat_template_kwargs")  # columns with JSON text
 _TOKENS = ("prompt_ids", "completion_ids", "completion_mask", "sampler_logps")
 
 
@@ -27,8 +26,8 @@ def redact_row(row: Row, redactor: Redactor) -> None:
         return
     if any(row.get(f"{name}_ids") and not row.get(name) for name in ("prompt", "completion")):
         raise Unusable("redact is set, and its token ids have no text in which to look for matches")
-    for name in (*_TEXT, *_JSON):
-        is_json = name in _JSON and row.get(name) is not None
+    for name in (*_TEXT, *JSON_COLUMNS):
+        is_json = name in JSON_COLUMNS and row.get(name) is not None
         value, has_match = redactor(json.loads(row[name]) if is_json else row.get(name))
         if has_match:
             row |= {name: json.dumps(value) if is_json else value, "redacted": True}

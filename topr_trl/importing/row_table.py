@@ -21,6 +21,7 @@ IDS, LOGPS = pa.list_(pa.int32()), pa.list_(pa.float32())
 TEXT, NUMBER = pa.string(), pa.float64()
 TURN_REWARDS, TURN_DISCOUNT = "turn_rewards", "turn_discount"
 _MOST_CHARACTERS = 60  # maximum length of a value in an error message
+JSON_COLUMNS = ("tools", "chat_template_kwargs")  # columns with JSON text
 # Columns that rows can have in addition to prompt and completion.
 COLUMNS: dict[str, pa.DataType] = {
     "prompt_ids": IDS, "completion_ids": IDS, "completion_mask": pa.list_(pa.int8()), "sampler_logps": LOGPS,

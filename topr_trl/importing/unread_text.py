@@ -1,4 +1,4 @@
-"""Find text of a record that no row has, and tell whether it may be the completion or a part of the prompt."""
+"""Find text of a record that no row has, and decide by its field whether it may be the completion or in the prompt."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 from topr_trl.importing.field_names import Kind, is_often_short, kind_of
 from topr_trl.importing.format import Choices, NotOfFormat, Record
 from topr_trl.importing.message_parts import parsed_json
+from topr_trl.importing.openai_messages import ROLE_NAMES
 from topr_trl.importing.record_fields import inner_value
-from topr_trl.importing.row_table import Row
+from topr_trl.importing.row_table import JSON_COLUMNS, Row
 
 _LONG = 16  # characters; shorter text can occur in a row by chance
-_WORDS_OF_PROSE = 4
+_SENTENCE = 4  # words
 _MARGIN = 40  # characters that a template adds behind a completion
-_ASSISTANT = ("assistant", "model", "ai", "bot", "gpt")
+_OF_CONVERSATION = ("prompt", "completion", *JSON_COLUMNS)  # columns with text that the model read or wrote
 _RENDERED = ("text", "content", "full_text", "formatted", "conversation", "transcript")  # may hold a rendered row
 _TOKENS = ("logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs")  # long lists without text of their own
 
@@ -46,43 +47,40 @@ class _Text(NamedTuple):
     is_said: bool = False
 
 
-class _Read:
-    """Texts of rows, apart for the model's completions, for other messages, and for all of them."""
+class _Rule(NamedTuple):
+    """Decision about text in fields of one kind.
 
-    def __init__(self, rows: Sequence[Row], choices: Choices) -> None:
-        self.has_answer = choices.has_answer
-        self.ends = [_ends_of(row) for row in rows]
-        texts: dict[Kind, set[str]] = {Kind.WRITTEN: set(), Kind.ASKED: set(), Kind.ABOUT: set()}
-        for row in rows:
-            for kind, text in _texts_of_row(row):
-                texts[kind].add(text)
-        self.longest = max((len(text.split()) for text in texts[Kind.WRITTEN]), default=0)
-        self.exact = set().union(*texts.values())
-        texts[Kind.ABOUT] = self.exact
-        if not self.has_answer:
-            texts[Kind.WRITTEN] = set()
-        parts = {kind: (found, "\n".join(found)) for kind, found in texts.items()}
-        # A sentence in an unknown field can be a part of the prompt, also if the completion quotes it.
-        unknown = parts[Kind.ASKED if Kind.UNKNOWN in choices.prompts else Kind.ABOUT]
-        self.parts = {**parts, Kind.ANSWER: parts[Kind.WRITTEN], Kind.UNKNOWN: unknown}
+    Attributes:
+        texts (`set[str]`): Texts of the rows. A text that equals one of them is read.
+        part_from (`int`): Number of characters from which a text is also read if it is a part of one of `texts`.
+        completion_from (`int`): Number of words from which an unread text may be the completion.
+        prompt_from (`int`): Number of words from which an unread text may be a part of the prompt.
+    """
 
-    def has(self, given: _Text) -> bool:
-        """Return whether the rows have a text. A short text must equal a text of the rows, unless it may be asked."""
-        text = _plain(given.text)
-        exact, everything = self.parts[Kind.ABOUT if given.is_said and self.has_answer else given.kind]
-        if not text or text in exact or (given.path[-1].lower() in _RENDERED and self._renders(text)):
-            return True
-        if (len(text) < _LONG and given.kind is not Kind.ASKED) or text not in everything:
-            return False
-        return re.search(rf"(?<!\w){re.escape(text)}(?!\w)", everything) is not None
+    texts: set[str]
+    part_from: int
+    completion_from: int
+    prompt_from: int
 
-    def _renders(self, text: str) -> bool:
-        """Return whether a text is a rendered row: a prompt, followed by its completion at the end."""
-        for prompt, completion in self.ends:
-            start, end = text.find(prompt), text.rfind(completion)
-            if 0 <= start < end and len(text) - end - len(completion) <= _MARGIN and start + len(prompt) <= end:
-                return True
-        return False
+
+def _rules(rows: Sequence[Row], choices: Choices) -> dict[Kind, _Rule]:
+    """Return the decision for each kind of field. `Choices` says which kinds may be the completion or in the prompt."""
+    written, asked, about = _texts_of(rows)
+    everything = written | asked | about
+    # Without an answer in the rows, the model's texts are earlier turns, so an answer in the record is unread.
+    own = written if choices.has_answer else set[str]()
+    # A correct answer beside the completion is rarely a sentence, or longer than the completion.
+    longer = max(_SENTENCE, 1 + max((len(text.split()) for text in written), default=0))
+    answer = 1 if Kind.ANSWER in choices.completions else longer
+    # The completion can quote a part of the prompt.
+    unknown = asked if Kind.UNKNOWN in choices.prompts else everything
+    return {
+        Kind.WRITTEN: _Rule(own, _LONG, 1, 1),
+        Kind.ANSWER: _Rule(own, _LONG, answer, 1),
+        Kind.ASKED: _Rule(asked, 1, 1, 1),
+        Kind.UNKNOWN: _Rule(unknown, _LONG, 1 + choices.has_answer, _SENTENCE),
+        Kind.ABOUT: _Rule(everything, _LONG, 1, 1),
+    }
 
 
 def find_unread(record: Record, rows: Sequence[Row], read: Collection[str], choices: Choices) -> Unread:
@@ -94,31 +92,37 @@ def find_unread(record: Record, rows: Sequence[Row], read: Collection[str], choi
         read (`Collection[str]`): Paths of fields that count as read, because settings name them.
         choices (`Choices`): Kinds of fields that may hold the completion or a part of the prompt.
     """
-    known, paths = _Read(rows, choices), {*read, *choices.read}
+    rules, read = _rules(rows, choices), tuple(f"{path}." for path in (*read, *choices.read))
+    everything = rules[Kind.ABOUT].texts
     found, tops = Unread([], [], []), set[str]()
-    for each in _texts_in(record, known.exact):
-        if any(each.name == path or each.name.startswith(f"{path}.") for path in paths) or known.has(each):
-            tops.add(each.path[0])
-            continue
-        if _plain(each.text) in known.exact:
-            tops.add(each.path[0])  # The text is in another column, such as `answer`.
-        is_top, words = len(each.path) == 1, len(each.text.split())
-        is_word = words == 1 and not each.is_said and is_often_short(each.path)
-        # One word in a field of an unknown name is rarely a completion, unless the rows lack the answer.
-        is_rare = each.kind is Kind.UNKNOWN and words == 1 and choices.has_answer
-        longer = each.kind is Kind.ANSWER and words >= _WORDS_OF_PROSE and words > known.longest
-        if is_word or (not is_top and each.kind in (Kind.ABOUT, Kind.UNKNOWN)):
-            found.others.append(each.path[0])
-        elif (each.kind in choices.completions and not is_rare) or longer:
-            found.completions.append(each.name)
-        elif each.kind in choices.prompts and (each.kind is not Kind.UNKNOWN or words >= _WORDS_OF_PROSE):
-            found.prompts.append(each.name)
-        else:
-            found.others.append(each.path[0])
+    for each in _texts_in(record, everything):
+        text, rule, top = _plain(each.text), rules[each.kind], each.path[0]
+        # Earlier turns can be in any part of a row.
+        texts = everything if each.is_said and choices.has_answer else rule.texts
+        is_read = not text or f"{each.name}.".startswith(read) or _has(texts, text, rule.part_from)
+        is_read = is_read or (each.path[-1].lower() in _RENDERED and _renders(text, rows))
+        if is_read or text in everything:  # The text can be in another column, such as `answer`.
+            tops.add(top)
+        if not is_read:
+            may_be = _may_be(each, rule, choices)
+            getattr(found, may_be).append(top if may_be == "others" else each.name)
     if choices.counts_numbers:
-        found.completions.extend(_numbers_in(record, paths, choices))
+        kinds = choices.completions - {Kind.UNKNOWN}
+        numbers = (name for name, value in record.items() if type(value) in (int, float) and kind_of((name,)) in kinds)
+        found.completions.extend(name for name in numbers if not f"{name}.".startswith(read))
     others = [name for name in found.others if name not in tops]
     return Unread(*(list(dict.fromkeys(names)) for names in (found.completions, found.prompts, others)))
+
+
+def _may_be(unread: _Text, rule: _Rule, choices: Choices) -> str:
+    """Return the list of `Unread` for a text: `completions`, `prompts` or `others`."""
+    words = len(unread.text.split())
+    is_id = words == 1 and not unread.is_said and is_often_short(unread.path)
+    if is_id or (len(unread.path) > 1 and unread.kind in (Kind.ABOUT, Kind.UNKNOWN)):
+        return "others"
+    if unread.kind in {*choices.completions, Kind.ANSWER} and words >= rule.completion_from:
+        return "completions"
+    return "prompts" if unread.kind in choices.prompts and words >= rule.prompt_from else "others"
 
 
 def check_unread(unread: Unread, choices: Choices, record: Record, messages: str) -> None:
@@ -134,59 +138,60 @@ def check_unread(unread: Unread, choices: Choices, record: Record, messages: str
     Raises:
         NotOfFormat: there is such a field.
     """
-    questions = (
-        (unread.completions, "the completion", choices.completion),
-        (unread.prompts, "a part of the prompt", choices.prompt),
+    if not (names := unread.completions or unread.prompts):
+        return
+    what, remedy = (
+        ("the completion", choices.completion) if unread.completions else ("a part of the prompt", choices.prompt)
     )
     # A history comes before the question.
     order = {name: (not isinstance(parsed_json(value), list), n) for n, (name, value) in enumerate(record.items())}
-    for names, what, remedy in questions:
-        if names:
-            both = sorted(
-                [*names, choices.column], key=lambda name: order.get(name.partition(".")[0], (True, len(order)))
-            )
-            given = {
-                "names": ", ".join(names),
-                "fields": " ".join(names),
-                "joined": " ".join(both),
-                "messages": messages,
-            }
-            advice = remedy
-            for place, text in given.items():  # Not `format`: the name of a column can have braces.
-                advice = advice.replace(f"{{{place}}}", text)
-            raise NotOfFormat(f"the text of {', '.join(names)} is in no row, and may be {what}. {advice}")
+    both = sorted([*names, choices.column], key=lambda name: order.get(name.partition(".")[0], (True, len(order))))
+    given = {"names": ", ".join(names), "fields": " ".join(names), "joined": " ".join(both), "messages": messages}
+    # Not `format`, because the name of a column can have braces.
+    advice = re.sub(rf"\{{({'|'.join(given)})\}}", lambda place: given[place[1]], remedy)
+    raise NotOfFormat(f"the text of {given['names']} is in no row, and may be {what}. {advice}")
 
 
-def _numbers_in(record: Record, read: Collection[str], choices: Choices) -> list[str]:
-    """Return the fields at the top of a record whose number may be the completion."""
-    numbers = (name for name, value in record.items() if type(value) in (int, float) and name not in read)
-    return [name for name in numbers if kind_of((name,)) in choices.completions - {Kind.UNKNOWN}]
+def _texts_of(rows: Sequence[Row]) -> tuple[set[str], set[str], set[str]]:
+    """Return the texts of rows: completions of the model, other text that it read or wrote, and other columns."""
+    written, asked, about = set[str](), set[str](), set[str]()
+    for row in rows:
+        for name, value in row.items():
+            value = parsed_json(value) if name in JSON_COLUMNS else value
+            for each in value if isinstance(value, list) and name in _OF_CONVERSATION else [value]:
+                is_own = name == "completion" and (isinstance(value, str) or inner_value(each, "role") == "assistant")
+                # Some APIs write the arguments of a tool call as an object, and rows have them as JSON text.
+                calls = inner_value(each, "tool_calls") or ()
+                arguments = [parsed_json(inner_value(call, "function", "arguments")) for call in calls]
+                kind = written if is_own else asked if name in _OF_CONVERSATION else about
+                kind.update(_plain(text.text) for text in _texts_in({name: [each, *arguments]}, ()))
+        if isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str):
+            written.add(_plain(row["prompt"] + row["completion"]))  # A record may have both in one field.
+    return written, asked, about
 
 
-def _texts_of_row(row: Row) -> Iterator[tuple[Kind, str]]:
-    """Yield each text of a row: `WRITTEN` if the model wrote it for this row, `ASKED` in the prompt, or `ABOUT`."""
-    for name, value in row.items():
-        is_prompt = name in ("prompt", "completion", "tools", "chat_template_kwargs")
-        value = parsed_json(value) if name in ("tools", "chat_template_kwargs") else value
-        for each in value if isinstance(value, list) and is_prompt else [value]:
-            is_own = name == "completion" and (isinstance(value, str) or inner_value(each, "role") == "assistant")
-            kind = Kind.WRITTEN if is_own else Kind.ASKED if is_prompt else Kind.ABOUT
-            # Some APIs write the arguments of a tool call as an object, and rows have them as JSON text.
-            calls = inner_value(each, "tool_calls") or ()
-            arguments = [parsed_json(inner_value(call, "function", "arguments")) for call in calls]
-            yield from ((kind, _plain(text.text)) for text in _texts_in({name: [each, *arguments]}, ()))
-    if isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str):
-        yield Kind.WRITTEN, _plain(row["prompt"] + row["completion"])  # A record may have both in one field.
+def _has(texts: Collection[str], text: str, part_from: int) -> bool:
+    """Return whether a text is one of `texts`, or is `part_from` characters long and consists of whole words of one."""
+    if text in texts or len(text) < part_from:
+        return text in texts
+    words = re.compile(rf"(?<!\w){re.escape(text)}(?!\w)")
+    return any(text in each and words.search(each) for each in texts)
 
 
-def _ends_of(row: Row) -> tuple[str, str]:
-    """Return the last text of a row's prompt and the last text of its completion."""
-    ends = []
-    for name in ("prompt", "completion"):
-        value = row.get(name)
-        last = value[-1] if isinstance(value, list) and value else value
-        ends.append(str((last.get("content") if isinstance(last, Mapping) else last) or ""))
-    return _plain(ends[0]) or "\0", _plain(ends[1]) or "\0"  # No text contains a null character.
+def _renders(text: str, rows: Sequence[Row]) -> bool:
+    """Return whether a text is a rendered row: a prompt, followed by its completion at the end."""
+    for row in rows:
+        prompt, completion = _end_of(row.get("prompt")), _end_of(row.get("completion"))
+        start, end = text.find(prompt), text.rfind(completion)
+        if 0 <= start < end and len(text) - end - len(completion) <= _MARGIN and start + len(prompt) <= end:
+            return True
+    return False
+
+
+def _end_of(value: Any) -> str:
+    """Return the last text of a prompt or of a completion. Without one, return a character that no text has."""
+    last = value[-1] if isinstance(value, list) and value else value
+    return _plain(str((last.get("content") if isinstance(last, Mapping) else last) or "")) or "\0"
 
 
 def _plain(text: str) -> str:
@@ -197,14 +202,10 @@ def _plain(text: str) -> str:
 def _texts_in(
     value: Any, whole: Collection[str], path: tuple[str, ...] = (), kind: Kind | None = None, name: str = ""
 ) -> Iterator[_Text]:
-    """Yield each text in a value. The role of a message gives the kind of its content.
+    """Yield each text in the value at `path`. JSON text is parsed, unless `whole` is empty or has the text.
 
-    Args:
-        value (`Any`): Value.
-        whole (`Collection[str]`): Texts that stay whole if they are JSON. If empty, all texts stay whole.
-        path (`tuple[str, ...]`, defaults to `()`): Path of the value.
-        kind (`Kind`, *optional*): Kind of the message that holds the value.
-        name (`str`, defaults to `""`): Path of a list that holds the value.
+    The role of a message gives the kind of its content. `kind` is the kind of the message around the value, and `name`
+    is the path of a list around it.
     """
     if whole and not (isinstance(value, str) and _plain(value) in whole):
         value = parsed_json(value)
@@ -213,12 +214,11 @@ def _texts_in(
         is_said = kind is not None and own is not Kind.ABOUT
         yield _Text(path, name or ".".join(path), value, kind if is_said and kind else own, is_said)
     elif isinstance(value, Mapping):
-        said = None
-        if isinstance(role := value.get("role"), str):
-            said = Kind.WRITTEN if role.lower() in _ASSISTANT else Kind.ASKED
+        if is_message := isinstance(role := value.get("role"), str):
+            kind = Kind.WRITTEN if ROLE_NAMES.get(role.lower()) == "assistant" else Kind.ASKED
         for key, inner in value.items():
             if key not in _TOKENS:
-                yield from _texts_in(_joined(inner) if said else inner, whole, (*path, str(key)), said or kind, name)
+                yield from _texts_in(_joined(inner) if is_message else inner, whole, (*path, str(key)), kind, name)
     elif isinstance(value, list | tuple):
         for inner in () if value and isinstance(value[0], int | float) else value:
             yield from _texts_in(inner, whole, path, kind, name or ".".join(path))

@@ -17,7 +17,7 @@ from topr_trl.trainers.offline import OfflineTOPRTrainer
 
 
 def adapter_settings(args: ModelConfig) -> Json:
-    """Return the LoRA settings as `peft`, for the inputs of a stage. The value is None without LoRA."""
+    """Return `{"peft": SETTINGS}` for the inputs of a stage: the LoRA settings, or None if LoRA is off."""
     return {"peft": values_of(args, ADAPTER_SETTINGS) if args.use_peft else None}
 
 

@@ -1,7 +1,7 @@
-"""Prepare the process from which the stages of a loop are forked, when it imports this module.
+"""Prepare Python's fork server, from which the stages of a loop are forked. The server imports this module first.
 
-Python's fork server imports this module first. It is a child of the loop, and the stages are its children. So if the
-loop is killed, the kernel ends the server, and then the stages.
+The server is a child of the loop, and the stages are children of the server. So if the loop is killed, the kernel ends
+the server, and then the stages.
 """
 
 import os

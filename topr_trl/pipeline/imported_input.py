@@ -58,9 +58,9 @@ def with_imported_input(args: Settings) -> Settings:
 
 
 def _with_rows(args: Settings, name: str, rows: str | None) -> Settings:
-    """Return a copy of the settings that reads `rows` and has default import settings.
+    """Return a copy of the settings with `rows` as its input, and with the defaults of all import settings.
 
-    With other import settings, the stages of a loop would import again.
+    The import has finished, and a stage that gets these settings must not import again.
     """
     changed = copy(args)
     setattr(changed, name, rows)

@@ -107,7 +107,7 @@ def run_apart(stage: Stage[Any], launch: LaunchArguments, log: Path | None, stop
     # Exit status 0 is not enough, because a launcher can exit with 0 after losing a machine.
     if not isinstance(stage, Sample) or stage.has_missing_shards():
         raise ChildProcessError(describe_failure(stage.name, "ended before its work was done", log))
-    stage.run()  # The workers have sampled all shards, and none of them finishes the stage.
+    stage.run()  # Workers sample shards. This call marks the stage as finished.
 
 
 def programs_of(stage: Stage[Any], launch: LaunchArguments) -> list[Program]:

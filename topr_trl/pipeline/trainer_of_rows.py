@@ -65,7 +65,8 @@ def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) 
     work, own = args.folder / manifest.WORK, copy(args)
     own.output_dir, own.seed = str(work), seed_of("train", args.seed, args.iteration)
     how = {**loading(args), **(args.model_init_kwargs or {})}
-    # An adapter on merged weights would have a base model that cannot be rounded, so training goes on with the old one.
+    # Training continues with the old adapter. A new adapter would need the merged weights as its base model, and these
+    # weights must not be rounded.
     further = adapter_of(args, None if args.use_peft else how.get("dtype"), "quantization_config" in how)
     tokenizer = load_tokenizer(args)
     with PartialState().main_process_first():

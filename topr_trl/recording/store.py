@@ -356,7 +356,7 @@ class Store:
 
     @contextmanager
     def _read(self) -> Iterator[sqlite3.Connection]:
-        """Open the database for reading until the store is closed. Closing a large recording must not take minutes."""
+        """Open the database for reading. Closing the store stops a query, which can take minutes on a large file."""
         with _opened(self.path) as connection:
             connection.set_progress_handler(self._closed.is_set, 10_000)
             yield connection

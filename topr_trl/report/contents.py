@@ -69,7 +69,7 @@ class Contents:
         histories (`dict[str, list]`): `log_history` of each training run, by name.
         settings (`dict[str, dict]`): Settings by name of the stage.
         trial (`dict`, *optional*): Results of a trial.
-        notes (`list[str]`): What is not on disk, and the command that writes it.
+        notes (`list[str]`): Sentences about missing files, with the commands that write them.
     """
 
     name: str
@@ -145,7 +145,7 @@ def _trial(path: Path, name: str) -> Contents | None:
 
 
 def _loop(path: Path, name: str) -> Contents | None:
-    """Read a loop, or another folder with one folder per model, each of which has a test, as the demo's."""
+    """Read a loop, or a folder such as the demo's, which has a folder with a test for each model."""
     if not path.is_dir():
         return None
     models = [one for one in path.iterdir() if one.is_dir() and (one / layout.TEST).is_dir()]

@@ -23,7 +23,7 @@ from topr_trl.rewards import INVALID
 _TEMPERATURE_GAP = 0.05  # accuracy that sampled answers lose against greedy ones before a lower temperature is advised
 _ROUNDING = 1e-6  # larger differences between two means are no rounding errors
 _MANY_INVALID = 0.05  # share of completions without an answer that is worth a look
-_MANY_TIMES = 100  # if more than this many times the problems would be needed, a difference has no practical size
+_MANY_TIMES = 100  # a difference that needs more than this many times the problems is too small to matter
 _LEAST_SHARE = 0.1  # kinds of problems with a smaller share are not named
 
 

@@ -172,8 +172,8 @@ def _kinds(rows: Table) -> dict[Any, list[str]]:
     known = np.flatnonzero(~np.isnan(rows.values_N) & ~rows.greedy_N)
     names = [name for name in ("extracted", "completion") if name in rows.table.column_names]
     answers = zip(*(rows.table[name].take(known).to_pylist() for name in names), strict=True)
-    # An answer that was not found is no answer that others agree with.
-    keys = [str(next(filter(None, texts), "")) for texts in answers] or [""] * len(known)  # "": only token ids
+    # A missing answer agrees with no other answer, so it becomes empty text. With only token ids, all are missing.
+    keys = [str(next(filter(None, texts), "")) for texts in answers] or [""] * len(known)
     numbers = {problem: number for number, problem in enumerate(rows.places)}
     ids = [numbers[rows.problems[place]] for place in known.tolist()]
     found, problem_N = np.unique(np.array(ids, dtype=np.int64), return_inverse=True)

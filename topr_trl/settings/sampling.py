@@ -16,15 +16,15 @@ from topr_trl.user_warnings import warn_user
 
 # Settings that do not change the distribution of a token.
 _FREE = frozenset({
-    # of transformers
+    # Settings of transformers: caches, compilation and outputs.
     "use_cache", "cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size", "low_memory",
     "compile_config", "disable_compile", "continuous_batching_config", "renormalize_logits", "output_attentions",
     "output_hidden_states", "output_scores", "output_logits", "transformers_version", "bos_token_id",
-    # of beams, assistant models and encoders, which are not used
+    # Settings of transformers for beams, assistant models and encoders. Samplers use none of these.
     "early_stopping", "length_penalty", "diversity_penalty", "num_assistant_tokens", "num_assistant_tokens_schedule",
     "assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind", "max_matching_ngram_size",
     "decoder_start_token_id",
-    # of vLLM
+    # Settings of vLLM.
     "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens",
     "spaces_between_special_tokens", "detokenize", "ignore_eos",
 })  # fmt: skip

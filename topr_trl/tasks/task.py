@@ -8,11 +8,7 @@ from datasets import Dataset
 from topr_trl.rewards import Judge
 from topr_trl.tasks import arithmetic, gsm8k, hendrycks_math, own_prompts
 
-PREPARED = {
-    "problem_id",
-    "prompt",
-    "answer",
-}  # columns of problems that `prepare` has written and `topr trial` has kept
+PREPARED = {"problem_id", "prompt", "answer"}  # columns that `prepare` adds; `topr trial` saves problems with them
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from accelerate import PartialState
 from topr_trl.baseline import FloatArray, effective_positive_share
 from topr_trl.curation import Curated
 from topr_trl.data.preparation import ScoredRows
+from topr_trl.diagnosis import AGREE, KINDS
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.user_warnings import warn_user
 
@@ -94,7 +95,9 @@ def warn_of_signs(curated: Curated, zeros: bool, args: TOPRConfig | OfflineTOPRC
 
 
 def say_recipe(scored: ScoredRows, args: OfflineTOPRConfig) -> None:
-    """Print the recipe for few right answers, if rewards have two values and the user has made no choice.
+    """Print the agreement of wrong answers if rewards have two values, and the recipe for few right answers.
+
+    The recipe is not printed if the user has made a choice. Rows that `curate` chose need neither message.
 
     Args:
         scored (`ScoredRows`):
@@ -106,7 +109,16 @@ def say_recipe(scored: ScoredRows, args: OfflineTOPRConfig) -> None:
     choices = ("baseline", "effective_positive_share", "curation", "preset")
     is_chosen = any(getattr(args, name) != defaults[name].default for name in choices) or args.limits.b_neg == 0
     values, counts = np.unique(scored.rewards_U[~np.isnan(scored.rewards_U)], return_counts=True)
-    if is_chosen or scored.after_baseline_U is not None or len(values) != 2 or counts[1] >= counts[0]:
+    if scored.after_baseline_U is not None or len(values) != 2:
+        return
+    if (diagnosis := scored.diagnose()) and not np.isnan(diagnosis.agreement):
+        kind = f"no right answer, wrong ones {'agree' if diagnosis.agreement >= AGREE else 'scattered'}"
+        say(
+            f"wrong answers of problems without a right one agree in {diagnosis.agreement:.0%}. What helps these "
+            f"problems: {KINDS[kind]}.",
+            args,
+        )
+    if is_chosen or counts[1] >= counts[0]:
         return
     say(
         f"{counts[1] / counts.sum():.0%} of the rows are right. Repeating them with curation='repeated_positives', "

@@ -202,16 +202,16 @@ def _text(value: Any) -> str:
 
 
 def _verdict(field: str, value: Any, sides: list[str]) -> str:
-    """Return the side or the field that a verdict names, `tie`, or `""` if it only says which one is not better.
+    """Return the better side or its field, or `tie`. Return `""` if the verdict names only a side that is not better.
 
-    Return another text if the verdict is not understood.
+    Return the verdict's text if it is not understood.
     """
     text = _text(value)
     number = float(text) if _NUMBER.fullmatch(text) else None
     if number is not None and _is_scale(field, value, sides):
         return text if abs(number) > _LARGEST else "tie" if not number else "12"[number > 0]
     if normalized(field).startswith("winner_") and text in ("1", "1.0", "0", "0.0", "true", "false"):
-        # As `winner_model_a`.
+        # Such a field has the side in its name: `winner_model_a`.
         return normalized(field).rpartition("_")[2] if text in ("1", "1.0", "true") else ""
     if number is not None:
         return f"{number:g}"
@@ -233,7 +233,7 @@ def _not_understood(field: str, value: Any, sides: dict[str, str]) -> str:
 
 def _is_comparison(record: Record) -> bool:
     if {"chosen", "rejected"} <= set(record) and not isinstance(parsed_json(record["chosen"]), Mapping):
-        return False  # See `pairs`.
+        return False  # The format `pairs` reads this record.
     has_completion = has_columns({name: value for name, value in record.items() if not isinstance(value, list)})
     return _by_name(record) is not None or (bool(_two_sides(record)) and not has_completion)
 

@@ -76,7 +76,7 @@ def _flat(messages: list[Record], parent: str | None) -> list[Record]:
 
 
 def _turns(given: Record) -> list[Row]:
-    """Return the messages that a message of a conversation stands for: an answer with calls of tools has several.
+    """Return a message of the export as messages of a row. An answer with tool calls becomes several.
 
     Raises:
         Unusable: the model read a file, a quote or a summary, or a part has no text.

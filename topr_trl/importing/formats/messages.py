@@ -21,7 +21,7 @@ def rows(record: Record, rated: Sequence[int] | None = None) -> list[Row | LeftO
     Return `[LeftOut.FAILED]` if a field such as `status` says that the call failed.
 
     Raises:
-        NotOfFormat: a message has no role, or see `rows_of_conversation`.
+        NotOfFormat: a message has no role, or `rows_of_conversation` raises an error.
         Unusable: a message has an image, a part without text, or a weight other than 0 and 1.
     """
     if is_failed(record):

@@ -17,7 +17,7 @@ _SPANS = ("data.spans", "trace.data.spans", "spans")
 
 
 def calls(record: Record) -> Iterator[Record]:
-    """Yield each span of a trace, with the feedback on the span, and on the trace if the span is a model call.
+    """Yield each span of a trace, with its feedback. A model call also has the feedback on the trace.
 
     Expectations, and feedback that a later one replaced, do not count.
 

@@ -194,7 +194,7 @@ def _tool_of_openllmetry(given: Record) -> Record:
 
 
 def _is_inner(record: Record) -> LeftOut | None:
-    """Return None for a request of the Vercel AI SDK to a model, and `LeftOut.OTHER` for the span around it."""
+    """Return `LeftOut.OTHER` for a span of the Vercel AI SDK that wraps calls of the model, and None for a call."""
     operation = str(value_at(record, "attributes.ai.operationId"))
     return None if operation.endswith((".doGenerate", ".doStream")) else LeftOut.OTHER
 

@@ -115,6 +115,6 @@ FORMAT = Format(
     rows=rows,
     columns=("reward", "problem_id", "tools"),
     required=frozenset({"chosen", "rejected"}),
-    choices=lambda record: IGNORED._replace(completions=frozenset()),  # A pair has both completions.
+    choices=lambda record: IGNORED._replace(completions=frozenset()),  # The rows have both completions.
     loses="Each pair is two rows: chosen with reward 1 and rejected with reward -1.",
 )

@@ -9,7 +9,7 @@ from topr_trl.importing.openai_messages import text_or_messages
 from topr_trl.importing.row_table import Row
 
 _FIXED = frozenset({"step", "prompt", "completion", "advantage"})
-_OF_TOPR = {"weight", "log_ratio"}  # columns that the trainers of topr_trl add
+_OF_TOPR = {"weight", "log_ratio"}  # columns that only the trainers of topr_trl log
 
 
 def rows(record: Record) -> list[Row]:
