@@ -220,12 +220,31 @@ ATIF = {"schema_version": "ATIF-v1.8", "reward": 1, "agent": {"name": "a", "vers
         {"tool_call_id": "c1", "function_name": "run", "arguments": {}}],
      "observation": {"results": [{"source_call_id": "c1", "content": "42"}]}}]}  # fmt: skip
 
+OF_CHAT = {"model": "m", "messages": ASKED}
+SAID = {"choices": [{"message": {"role": "assistant", "content": "42"}, "finish_reason": "stop"}]}
+EXPORTS = {
+    "opik": {"id": "s", "trace_id": "t", "type": "llm", "start_time": "x", "input": OF_CHAT, "output": SAID,
+             "feedback_scores": [{"name": "right", "value": 1}]},
+    "braintrust": {"id": "s", "root_span_id": "t", "span_attributes": {"type": "llm"}, "input": ASKED,
+                   "output": SAID["choices"], "scores": {"right": 1}, "metadata": {"model": "m"}},
+    "weave": {"id": "c", "trace_id": "t", "op_name": "weave:///e/p/op/create:x", "inputs": OF_CHAT, "output": SAID,
+              "feedback": [{"feedback_type": "right", "payload": {"value": 1}}]},
+    "posthog": {"event": "$ai_generation", "distinct_id": "u", "reward": 1, "properties": {
+        "$ai_input": ASKED,
+        "$ai_output_choices": [{"role": "assistant", "content": [{"type": "text", "text": "42"}]}]}},
+    "helicone": {"request_id": "r", "request_body": OF_CHAT, "response_body": SAID, "response_status": 200,
+                 "feedback_rating": True, "scores": {}},
+    "portkey": {"trace_id": "t", "ai_org": "openai", "ai_model": "m", "request": OF_CHAT, "response": SAID,
+                "reward": 1},
+}  # fmt: skip
+
 # A line of a session. Sessions are joined from their lines.
 CLAUDE_CODE = {"type": "assistant", "uuid": "2", "parentUuid": None, "sessionId": "s",
                "message": {"id": "m", "role": "assistant", "content": [{"type": "text", "text": "42"}]}}  # fmt: skip
 CODEX = {"timestamp": "t", "type": "response_item", "payload": ITEM}
 
 EXAMPLES = {
+    **EXPORTS,
     "claude-code": CLAUDE_CODE, "codex": CODEX,
     "tau2": {"task_id": "0", "reward_info": {"reward": 1.0}, "messages": [
         {"role": "assistant", "content": "Hi!"}, QUESTION, {"role": "assistant", "content": "42"}]},
