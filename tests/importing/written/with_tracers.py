@@ -8,6 +8,7 @@ Each file has three calls of each client: of OpenAI, Anthropic and Gemini. The s
 the exports, so this script adds it, as their clients define it.
 """
 
+# ruff: noqa: E402 (the tracers read the environment when they are imported)
 import json
 import os
 from functools import partial
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 NOWHERE = "http://localhost:1"  # no server
-os.environ |= {name: NOWHERE for name in ("BRAINTRUST_API_URL", "BRAINTRUST_APP_URL", "WANDB_BASE_URL")}
+os.environ |= dict.fromkeys(("BRAINTRUST_API_URL", "BRAINTRUST_APP_URL", "WANDB_BASE_URL"), NOWHERE)
 os.environ |= {"WF_TRACE_SERVER_URL": NOWHERE, "OPIK_URL_OVERRIDE": f"{NOWHERE}/api"}
 os.environ |= dict.fromkeys(("OPIK_SENTRY_ENABLE", "OPIK_ANALYTICS_ENABLE", "WANDB_ERROR_REPORTING"), "false")
 
