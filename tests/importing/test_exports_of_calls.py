@@ -1,4 +1,4 @@
-"""Test the import of logs in the dialects of Anthropic, Gemini, Bedrock and Ollama, and of exports of six tools."""
+"""Test the import of calls as clients of APIs and six tools log them."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from test_logs_of_apis import LEGS, turns
 
 from topr_trl.data.tokenization import tokenize_row
 from topr_trl.importing import FORMATS
-from topr_trl.importing.format import LeftOut, NotOfFormat, Unusable
+from topr_trl.importing.format import LeftOut, Unusable
 from topr_trl.importing.recognition import recognize
 
 WRITTEN = Path(__file__).parent / "written"
@@ -47,7 +47,9 @@ def check_calls(rows, thinking, tokenizer, temperature=0.7):
     called = ("assistant", "One moment.", thinking, [LEGS])
     first, *others = rows
     assert turns(first["completion"]) == [called]
-    result = others[0]["prompt"][-1]["content"]
+    asking, reply = others[0]["prompt"][-2:]
+    assert reply["tool_call_id"] == asking["tool_calls"][0]["id"]
+    result = reply["content"]
     assert result in ("FOUR", '{"result": "FOUR"}')
     assert [turns(row["prompt"]) for row in rows] == [ASKED, *[[*ASKED, called, ("tool", result, None, [])]] * 2]
     (tool,) = json.loads(first["tools"])
@@ -180,22 +182,42 @@ def test_spans_that_are_no_calls_and_failed_calls(name, record, no_call, rating,
     assert list(FORMATS[name].rewards(rated).values()) == [1]
 
 
-def test_ratings_that_contradict_each_other_are_refused():
-    feedback = [{"feedback_type": "wandb.reaction.1", "payload": {"emoji": emoji}} for emoji in "👍👎"]
+def test_which_ratings_count():
+    """A span's score replaces the score of its trace, and a note is no rating."""
+    scores = [[{"name": "thumbs", "value": value}, {"name": name, "value": 3}] for value, name in ((0, "a"), (1, "b"))]
+    trace = {"trace": {"feedback_scores": scores[0]}, "spans": [{**SPAN, "feedback_scores": scores[1]}]}
+    (record,) = FORMATS["opik"].records(trace)
+    assert FORMATS["opik"].rewards(record) == {"scores.thumbs": 1, "scores.a": 3, "scores.b": 3}
     notes = [{"feedback_type": "wandb.note.1", "payload": {"note": "a"}}]
-    with pytest.raises(NotOfFormat, match="two ratings reaction"):
-        rows_of("weave", {**OF_WEAVE, "feedback": feedback})
     (record,) = FORMATS["weave"].records({**OF_WEAVE, "feedback": notes})
     assert FORMATS["weave"].rewards(record) == {}
 
 
+def test_calls_of_weave():
+    """Arguments that the user left out are logged as text. Calls that Weave marks as a model's are never skipped."""
+    omitted = dict.fromkeys(("system", "tools", "temperature"), "<anthropic.Omit object at 0x7f20fb4f6950>")
+    (row,) = rows_of("weave", {**OF_WEAVE, "inputs": {**OF_WEAVE["inputs"], **omitted, "top_p": "NOT_GIVEN"}})
+    assert (turns(row["prompt"]), row["tools"], row["temperature"], row["top_p"]) == (ASKED, None, None, None)
+    assert rows_of("weave", {**OF_WEAVE, "output": {"answer": "12"}}) == ["other"]
+    marked = {**OF_WEAVE, "attributes": {"weave": {"kind": "llm"}}, "output": {"answer": "12"}}
+    with pytest.raises(Unusable, match="its answer is"):
+        rows_of("weave", marked)
+
+
+def test_pages_of_braintrust():
+    for page in ({"events": [OF_BRAINTRUST]}, {"data": [OF_BRAINTRUST]}):
+        assert FORMATS["braintrust"].test(page)
+        assert len(rows_of("braintrust", page)) == 1
+
+
 def test_anthropics_client_in_tracers():
-    """Opik logs the content alone. Braintrust logs the system prompt as the last message."""
+    """Opik and some users of Langfuse log the content alone. Braintrust logs the system prompt as the last message."""
     text = OF_CLAUDE["content"]
     opik = {**SPAN, "input": {"system": "Calculate.", "messages": MESSAGES[1:]},
             "output": {"content": text}, "metadata": {"stop_reason": "max_tokens"}}  # fmt: skip
     braintrust = {**OF_BRAINTRUST, "input": [*MESSAGES[1:], MESSAGES[0]],
                   "output": {"role": "assistant", "content": text, "stop_reason": "max_tokens"}}  # fmt: skip
-    for name, record in (("opik", opik), ("braintrust", braintrust)):
+    langfuse = {"type": "GENERATION", "input": opik["input"], "output": {"content": text, "finish_reason": "length"}}
+    for name, record in (("opik", opik), ("braintrust", braintrust), ("langfuse", langfuse)):
         (row,) = rows_of(name, record)
         assert (turns(row["prompt"]), turns(row["completion"]), row["finish_reason"]) == (ASKED, ANSWER, "length")
