@@ -1,6 +1,7 @@
 """Example records, one for each format of logs that can be imported."""
 
 import json
+from pathlib import Path
 
 NEMO = {
     "content": [["user: 6*7?\n", "42"]], "rewards": [1.0], "input_lengths": [7],
@@ -163,23 +164,15 @@ RECORDING = {
     ],
 }  # fmt: skip
 
-ANTHROPIC = {
-    "request": {"model": "m", "system": [{"type": "text", "text": "Calculate."}], "max_tokens": 64, "temperature": 0.7,
-                "messages": [QUESTION], "tools": [{"name": "run", "input_schema": {"type": "object"}}]},
-    "response": {"type": "message", "role": "assistant", "stop_reason": "tool_use", "content": [
-        {"type": "thinking", "thinking": "Hm.", "signature": "s"}, {"type": "text", "text": "I ask."},
-        {"type": "tool_use", "id": "c1", "name": "run", "input": {"command": "ls"}}]},
-    "reward": 1,
-}  # fmt: skip
-GEMINI = {
-    "request": {"model": "m", "contents": [{"role": "user", "parts": [{"text": "6*7?"}]}],
-                "systemInstruction": {"parts": [{"text": "Calculate."}]}, "generationConfig": {"temperature": 0.7},
-                "tools": [{"functionDeclarations": [{"name": "run", "parameters": {"type": "OBJECT"}}]}]},
-    "response": {"candidates": [{"finishReason": "STOP", "content": {"role": "model", "parts": [
-        {"text": "Hm.", "thought": True}, {"text": "I ask.", "thoughtSignature": "s"},
-        {"functionCall": {"name": "run", "args": {"command": "ls"}}}]}}]},
-    "reward": 1,
-}  # fmt: skip
+
+def first_call(name):
+    """Return the first call of a file that a client wrote."""
+    call = json.loads((Path(__file__).parent / "importing" / "written" / f"{name}.jsonl").read_text().splitlines()[0])
+    return {"request": call["request"], "response": call["response"], "reward": 1}
+
+
+ANTHROPIC, GEMINI = first_call("anthropic-2.14.0"), first_call("google-genai-3.6.1")
+OLLAMA, GENERATED = first_call("ollama-0.6.3"), first_call("ollama-generate-0.6.3")
 BEDROCK = {
     "request": {"modelId": "m", "system": [{"text": "Calculate."}, {"cachePoint": {"type": "default"}}],
                 "messages": [{"role": "user", "content": [{"text": "6*7?"}]}],
@@ -192,16 +185,6 @@ BEDROCK = {
 }  # fmt: skip
 BEDROCK_LOG = {"operation": "Converse", "modelId": "m", "input": {"inputBodyJson": BEDROCK["request"]},
                "output": {"outputBodyJson": BEDROCK["response"]}, "reward": 1}  # fmt: skip
-OLLAMA = {
-    "request": {"model": "m", "messages": ASKED, "options": {"temperature": 0.7, "top_k": 5}, "think": True,
-                "tools": OPENHANDS["tools"]},
-    "response": {"model": "m", "done": True, "done_reason": "stop", "eval_count": 9, "message": {
-        "role": "assistant", "content": "I ask.", "thinking": "Hm.",
-        "tool_calls": [{"function": {"name": "run", "arguments": {"command": "ls"}}}]}},
-    "reward": 1,
-}  # fmt: skip
-GENERATED = {"request": {"prompt": "6*7?", "system": "Calculate.", "think": False, "options": {"temperature": 0.7}},
-             "response": {"response": "42", "done": True, "done_reason": "length"}, "reward": 1}  # fmt: skip
 COMPARISON = {"prompt": "6*7?", "response_a": "42", "response_b": "41", "winner": "a"}
 OPEN_WEBUI = {"type": "rating", "data": {"rating": 1}, "meta": {"message_id": "a"}, "snapshot": {"chat": {"chat": {
     "history": {"messages": {"u": {"id": "u", "parentId": None, **QUESTION},
@@ -220,12 +203,31 @@ ATIF = {"schema_version": "ATIF-v1.8", "reward": 1, "agent": {"name": "a", "vers
         {"tool_call_id": "c1", "function_name": "run", "arguments": {}}],
      "observation": {"results": [{"source_call_id": "c1", "content": "42"}]}}]}  # fmt: skip
 
+OF_CHAT = {"model": "m", "messages": ASKED}
+SAID = {"choices": [{"message": {"role": "assistant", "content": "42"}, "finish_reason": "stop"}]}
+EXPORTS = {
+    "opik": {"id": "s", "trace_id": "t", "type": "llm", "start_time": "x", "input": OF_CHAT, "output": SAID,
+             "feedback_scores": [{"name": "right", "value": 1}]},
+    "braintrust": {"id": "s", "root_span_id": "t", "span_attributes": {"type": "llm"}, "input": ASKED,
+                   "output": SAID["choices"], "scores": {"right": 1}, "metadata": {"model": "m"}},
+    "weave": {"id": "c", "trace_id": "t", "op_name": "weave:///e/p/op/create:x", "inputs": OF_CHAT, "output": SAID,
+              "feedback": [{"feedback_type": "right", "payload": {"value": 1}}]},
+    "posthog": {"event": "$ai_generation", "distinct_id": "u", "reward": 1, "properties": {
+        "$ai_input": ASKED,
+        "$ai_output_choices": [{"role": "assistant", "content": [{"type": "text", "text": "42"}]}]}},
+    "helicone": {"request_id": "r", "request_body": OF_CHAT, "response_body": SAID, "response_status": 200,
+                 "feedback_rating": True, "scores": {}},
+    "portkey": {"trace_id": "t", "ai_org": "openai", "ai_model": "m", "request": OF_CHAT, "response": SAID,
+                "reward": 1},
+}  # fmt: skip
+
 # A line of a session. Sessions are joined from their lines.
 CLAUDE_CODE = {"type": "assistant", "uuid": "2", "parentUuid": None, "sessionId": "s",
                "message": {"id": "m", "role": "assistant", "content": [{"type": "text", "text": "42"}]}}  # fmt: skip
 CODEX = {"timestamp": "t", "type": "response_item", "payload": ITEM}
 
 EXAMPLES = {
+    **EXPORTS,
     "claude-code": CLAUDE_CODE, "codex": CODEX,
     "tau2": {"task_id": "0", "reward_info": {"reward": 1.0}, "messages": [
         {"role": "assistant", "content": "Hi!"}, QUESTION, {"role": "assistant", "content": "42"}]},

@@ -194,7 +194,7 @@ def test_missing_fields_and_other_formats(tmp_path):
     with pytest.raises(ValueError, match="JSON object, and is a int"):
         imported(source, tmp_path / "rows")
     assert not (tmp_path / "rows" / "_manifest.json").exists()
-    with pytest.raises(ValueError, match=r"format .* graded, .*, verl, not 'pickle'"):
+    with pytest.raises(ValueError, match=r"format .* graded, .*, weave, not 'pickle'"):
         imported(source, tmp_path / "rows", format="pickle")
 
 

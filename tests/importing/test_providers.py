@@ -4,7 +4,7 @@ import json
 
 import pytest
 from records import ANTHROPIC, BEDROCK, BEDROCK_LOG, GEMINI, GENERATED, OLLAMA
-from test_logs_of_apis import turns
+from test_logs_of_apis import LEGS, turns
 from test_openai_chat import imported
 
 from topr_trl.importing.content_blocks import messages_of
@@ -13,11 +13,13 @@ from topr_trl.importing.format import LeftOut, NotOfFormat
 from topr_trl.importing.formats import bedrock_log, messages
 from topr_trl.importing.recognition import format_of
 
-LS = {"name": "run", "arguments": '{"command": "ls"}'}
-THOUGHT, SAID, CALL = ANTHROPIC["response"]["content"]
+QUESTION = "How many legs have 3 cats?"
+ASKED = [("system", "Calculate.", None, []), ("user", QUESTION, None, [])]
+THOUGHT, HIDDEN, SAID, CALL = ANTHROPIC["response"]["content"]
 RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "README"}]}
-TURN = {"role": "assistant", "content": [THOUGHT, {"type": "redacted_thinking", "data": "x"}, SAID, CALL]}
-READ = [("assistant", "I ask.", "Hm.", [LS]), ("tool", "README", None, []), ("user", "Now?", None, [])]
+TURN = {"role": "assistant", "content": [THOUGHT, HIDDEN, SAID, CALL]}
+ANSWER = [("assistant", "One moment.", "I look it up.", [LEGS])]
+READ = [*ANSWER, ("tool", "README", None, []), ("user", "Now?", None, [])]
 TEXT = {"type": "text", "text": "Now?"}
 
 
@@ -29,13 +31,9 @@ def request(*added, **more):
 def test_a_call_with_thinking_and_tools():
     after = [TURN, {"role": "user", "content": [RESULT, TEXT]}]
     (row,) = anthropic.FORMAT.rows({**ANTHROPIC, "request": request(*after)})
-    assert turns(row["prompt"]) == [("system", "Calculate.", None, []), ("user", "6*7?", None, []), *READ]
+    assert turns(row["prompt"]) == [*ASKED, *READ]
     assert row["prompt"][3]["tool_call_id"] == row["prompt"][2]["tool_calls"][0]["id"] == "c1"
-    assert turns(row["completion"]) == [("assistant", "I ask.", "Hm.", [LS])]
-    assert (row["finish_reason"], row["temperature"], row["model"]) == ("stop", 0.7, "m")
-    assert json.loads(row["tools"]) == [
-        {"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}
-    ]
+    assert turns(row["completion"]) == ANSWER
 
 
 @pytest.mark.parametrize(
@@ -66,7 +64,7 @@ def test_a_batch(tmp_path):
     records = [{"custom_id": "a", "result": result, "score": 1} for result in (succeeded, {"type": "expired"})]
     assert format_of(records[0]) == format_of(records[1]) == "anthropic"
     (row,) = imported(tmp_path, records, format="anthropic", requests=tmp_path / "in.jsonl", reward_fields="score")
-    assert [turn["content"] for turn in (*row["prompt"], *row["completion"])] == ["Calculate.", "6*7?", "I ask."]
+    assert [turn["content"] for turn in (*row["prompt"], *row["completion"])] == ["Calculate.", QUESTION, "One moment."]
     assert (row["reward"], row["temperature"]) == (1.0, 0.7)
 
 
@@ -111,7 +109,7 @@ def of_gemini(*parts, reason="STOP", **more):
 
 
 RAN = {"functionResponse": {"name": "run", "response": {"files": ["É"]}}}
-OWN = {"role": "model", "parts": GEMINI["response"]["candidates"][0]["content"]["parts"]}
+OWN = GEMINI["response"]["candidates"][0]["content"]
 
 
 def asked_gemini(*added, **more):
@@ -120,14 +118,8 @@ def asked_gemini(*added, **more):
 
 def test_a_call_of_gemini():
     (row,) = gemini.FORMAT.rows({**GEMINI, "request": asked_gemini(OWN, {"role": "user", "parts": [RAN]})})
-    assert turns(row["prompt"]) == [
-        ("system", "Calculate.", None, []), ("user", "6*7?", None, []), READ[0], ("tool", '{"files": ["É"]}', None, []),
-    ]  # fmt: skip
-    assert turns(row["completion"]) == [("assistant", "I ask.", "Hm.", [LS])]
-    assert (row["finish_reason"], row["temperature"], row["model"]) == ("stop", 0.7, "m")
-    assert json.loads(row["tools"]) == [
-        {"type": "function", "function": {"name": "run", "parameters": {"type": "OBJECT"}}}
-    ]
+    assert turns(row["prompt"]) == [*ASKED, *ANSWER, ("tool", '{"files": ["É"]}', None, [])]
+    assert turns(row["completion"]) == ANSWER
 
 
 def test_a_call_of_googles_python_client():
@@ -150,7 +142,7 @@ def test_a_batch_of_gemini(tmp_path):
                {"response": of_gemini({"text": "4"}, reason="MALFORMED_FUNCTION_CALL")})  # fmt: skip
     records = [{"key": "a", **each, "score": 1} for each in answers]
     (row,) = imported(tmp_path, records, format="gemini", requests=tmp_path / "in.jsonl", reward_fields="score")
-    assert [turn["content"] for turn in (*row["prompt"], *row["completion"])] == ["Calculate.", "6*7?", "42"]
+    assert [turn["content"] for turn in (*row["prompt"], *row["completion"])] == ["Calculate.", QUESTION, "42"]
 
 
 def test_a_blocked_prompt_failed():
@@ -176,6 +168,7 @@ def test_calls_of_gemini_that_rows_cannot_hold(request_, body, why):
         gemini.FORMAT.rows({"request": request_, "response": body})
 
 
+OF_BEDROCK = [("assistant", "I ask.", "Hm.", [{"name": "run", "arguments": '{"command": "ls"}'}])]
 FILES = {"toolResult": {"toolUseId": "c1", "content": [{"json": {"files": ["É"]}}, {"text": "."}]}}
 POINT = {"cachePoint": {"type": "default"}}
 MADE = BEDROCK["response"]["output"]["message"]
@@ -193,9 +186,9 @@ def test_a_call_of_converse():
     asked = converse(MADE, {"role": "user", "content": [FILES, POINT]})
     (row,) = bedrock.FORMAT.rows({**BEDROCK, "request": asked})
     result = ("tool", '{"files": ["É"]}.', None, [])
-    assert turns(row["prompt"]) == [("system", "Calculate.", None, []), ("user", "6*7?", None, []), READ[0], result]
+    assert turns(row["prompt"]) == [("system", "Calculate.", None, []), ("user", "6*7?", None, []), *OF_BEDROCK, result]
     assert row["prompt"][3]["tool_call_id"] == row["prompt"][2]["tool_calls"][0]["id"] == "c1"
-    assert turns(row["completion"]) == [("assistant", "I ask.", "Hm.", [LS])]
+    assert turns(row["completion"]) == OF_BEDROCK
     assert [row[name] for name in ("finish_reason", "model", "temperature", "top_p", "top_k")] == [
         "stop", "m", 0.7, 0.5, 5,
     ]  # fmt: skip
@@ -228,10 +221,10 @@ def test_calls_of_converse_that_rows_cannot_hold(request_, body, why):
 
 def test_logs_of_invocations():
     (row,) = bedrock_log.FORMAT.rows(BEDROCK_LOG)
-    assert (turns(row["completion"]), row["model"]) == ([("assistant", "I ask.", "Hm.", [LS])], "m")
+    assert (turns(row["completion"]), row["model"]) == (OF_BEDROCK, "m")
     bodies = {"input": {"inputBodyJson": ANTHROPIC["request"]}, "output": {"outputBodyJson": ANTHROPIC["response"]}}
     (row,) = bedrock_log.FORMAT.rows({"operation": "InvokeModel", "modelId": "of-claude", **bodies})
-    assert (turns(row["completion"]), row["model"]) == ([("assistant", "I ask.", "Hm.", [LS])], "of-claude")
+    assert (turns(row["completion"]), row["model"]) == (ANSWER, "of-claude")
     assert bedrock_log.FORMAT.rows({**bodies, "output": {}, "errorCode": "Throttling"}) == [LeftOut.FAILED]
     with pytest.raises(NotOfFormat, match=r"s3://a: write .* output\.outputBodyJson"):
         bedrock_log.FORMAT.rows({**bodies, "output": {"outputBodyS3Path": "s3://a"}})
@@ -241,27 +234,23 @@ DONE = {"done": True, "done_reason": "stop"}
 
 
 def test_a_chat_of_ollama():
-    result = {"role": "tool", "tool_name": "run", "content": "README"}
+    result = {"role": "tool", "tool_name": "legs", "content": "README"}
     asked = {**OLLAMA["request"], "messages": [*OLLAMA["request"]["messages"], OLLAMA["response"]["message"], result]}
     (row,) = ollama.FORMAT.rows({**OLLAMA, "request": asked})
-    assert turns(row["prompt"]) == [("system", "Calculate.", None, []), ("user", "6*7?", None, []), *READ[:2]]
-    assert row["prompt"][3]["name"] == "run"
-    assert turns(row["completion"]) == [("assistant", "I ask.", "Hm.", [LS])]
-    assert [row[name] for name in ("finish_reason", "model", "temperature", "top_k")] == ["stop", "m", 0.7, 5]
+    assert turns(row["prompt"]) == [*ASKED, *READ[:2]]
+    assert row["prompt"][3]["name"] == "legs"
+    assert turns(row["completion"]) == ANSWER
+    assert [row[name] for name in ("finish_reason", "model", "temperature", "top_p")] == ["stop", "m", 0.7, 0.9]
     assert json.loads(row["chat_template_kwargs"]) == {"enable_thinking": True}
-    assert json.loads(row["tools"]) == OLLAMA["request"]["tools"]
     assert ollama.FORMAT.rows({**OLLAMA, "response": {"message": {"content": ""}, **DONE}}) == [None]
 
 
 def test_a_generation_of_ollama():
-    (row,) = ollama_generate.FORMAT.rows(GENERATED)
-    assert turns(row["prompt"]) == [("system", "Calculate.", None, []), ("user", "6*7?", None, [])]
-    assert turns(row["completion"]) == [("assistant", "42", None, [])]
-    assert (row["finish_reason"], row["temperature"]) == ("length", 0.7)
+    (row,) = ollama_generate.FORMAT.rows({**GENERATED, "request": {"prompt": "6*7=", "think": False}})
     assert json.loads(row["chat_template_kwargs"]) == {"enable_thinking": False}
     raw = {**GENERATED, "request": {"prompt": "6*7=", "raw": True}}
     (row,) = ollama_generate.FORMAT.rows(raw)
-    assert (row["prompt"], row["completion"], row["finish_reason"]) == ("6*7=", "42", "length")
+    assert (row["prompt"], row["completion"], row["finish_reason"]) == ("6*7=", "12", "stop")
     assert ollama_generate.FORMAT.rows({**raw, "response": {"response": "", **DONE}}) == [None]
 
 

@@ -11,7 +11,6 @@ from topr_trl.importing.refused_formats import REFUSED, refused
 USER = {"role": "user", "content": "Legs?"}
 RECORDS = {
     "ChatGPT or Claude": {"mapping": {}, "current_node": "a"},
-    "PostHog": {"event": "$ai_generation", "properties": {"$ai_input": []}},
     "Ollama": {"model": "m", "created_at": "t", "response": "Fo", "done": False},
     "Argilla": {"fields": {"prompt": "Legs?"}, "responses": {}},
     "Label Studio": {"data": {"prompt": "Legs?"}, "annotations": []},

@@ -125,9 +125,11 @@ class Envelope:
     def _with_reasons(self, record: Record, body: Record) -> Record:
         """Return a response with the finish reasons that the record has beside it."""
         reasons = value_at(record, *self.reasons)
-        if not reasons or not isinstance(body.get("choices"), list):
+        if not reasons:
             return body
         each = reasons if isinstance(reasons, list) else [reasons]
+        if not isinstance(body.get("choices"), list):
+            return {"stop_reason": each[0], **body}
         pairs = zip(body["choices"], [*each, *[None] * len(body["choices"])], strict=False)
         choices = [{**choice, "finish_reason": choice.get("finish_reason") or reason} for choice, reason in pairs]
         return {**body, "choices": choices}
@@ -141,7 +143,9 @@ def rows_of_call(dialect: Dialect, asked: Record, body: Record) -> list[Row | Le
         asked (`Record`): Request.
         body (`Record`): Response.
     """
-    shared = {"model": asked.get("model"), **sampling_of(asked), **dialect.prompt(asked)}
+    model = asked.get("model") or value_at(body, "model", "modelVersion", "model_version")
+    sampling = sampling_of({**asked, **(asked.get("extra_body") or {})})  # OpenAI's and Anthropic's clients add these.
+    shared = {"model": model, **sampling, **dialect.prompt(asked)}
     found = dialect.answers(body, asked)
     return [{**shared, **each} if isinstance(each, Mapping) else each for each in found]
 
@@ -258,6 +262,24 @@ def format_of_calls(dialect: Dialect, source: str, loses: str) -> Format:
         test=lambda record: _is_answer(dialect, _body(_with_call(record, dialect))),
         choices=lambda record: IGNORED._replace(read=("response",)),
     )  # fmt: skip
+
+
+def not_a_call(ratings: Mapping[str, Any], id_field: str) -> LeftOut:
+    """Return the reason to leave out a span that is not a model call.
+
+    Args:
+        ratings (`Mapping[str, Any]`): Ratings of the span, by name.
+        id_field (`str`): Field of the model calls with the id of the trace.
+
+    Raises:
+        Unusable: the span has ratings, which would be lost.
+    """
+    if ratings:
+        raise Unusable(
+            f"it is not a model call, and has ratings ({', '.join(ratings)}). To give them to the calls of its trace, "
+            f"write them to a file for --rewards, and set --id_field {id_field}"
+        )
+    return LeftOut.OTHER
 
 
 def is_failed(record: Record) -> bool:

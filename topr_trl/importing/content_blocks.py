@@ -7,7 +7,7 @@ from typing import Any
 
 from topr_trl.importing.format import Unusable
 from topr_trl.importing.message_parts import call, other, split_parts
-from topr_trl.importing.openai_messages import message
+from topr_trl.importing.openai_messages import ROLE_NAMES, message
 from topr_trl.importing.row_table import Row
 
 # Blocks that OpenAI's messages lack, and text, in the order in which chat templates write them.
@@ -29,7 +29,7 @@ def messages_of(given: Mapping[str, Any]) -> list[Row]:
     if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
         return [message(given)]
     given = {**given, "content": blocks}
-    if given.get("role") == "assistant":
+    if ROLE_NAMES.get(str(given.get("role")).lower()) == "assistant":
         return [_answer(given, blocks) if any(map(_is_block, blocks)) else message(given)]
     found: list[Row] = []
     for is_result, run in groupby(blocks, lambda block: block.get("type") == "tool_result"):

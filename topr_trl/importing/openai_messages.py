@@ -35,6 +35,7 @@ def message(given: Mapping[str, Any]) -> Row:
     others = [name for name in _LIKE_CONTENT if given.get(name)]
     if others and given.get("content") is None and not any(given.get(name) for name in _BESIDE_CONTENT):
         raise Unusable(f"a message has no content; it has {', '.join(others)}. Write its text under content")
+    check_only_text(given, "a message")
     try:
         content = plain_content(given.get("content"))
         check_weight(given)
@@ -54,6 +55,23 @@ def message(given: Mapping[str, Any]) -> Row:
 
 _BESIDE_CONTENT = ("tool_calls", "function_call", "refusal", *KEYS)
 _LIKE_CONTENT = ("text", "message", "value", "parts", "output", "body")
+
+
+def check_only_text(given: Mapping[str, Any], name: str) -> None:
+    """Check that a message or a record has no images, sounds or films in fields of their own.
+
+    Args:
+        given (`Mapping[str, Any]`): Message or record.
+        name (`str`): Name of it, for the error.
+
+    Raises:
+        Unusable: a field has them.
+    """
+    if others := [field for field in _NOT_TEXT if given.get(field)]:
+        raise Unusable(f"{name} has {', '.join(others)}: offline training supports only text")
+
+
+_NOT_TEXT = ("image", "images", "audio", "audios", "video", "videos")
 
 # Role of a message, by the names that programs give it. Other names are kept.
 ROLE_NAMES = {

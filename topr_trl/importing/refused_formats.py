@@ -46,10 +46,6 @@ def _is_body_of_ollama(record: Record) -> bool:
     return isinstance(record.get("done"), bool) and bool({"eval_count", "created_at"} & set(record))
 
 
-def _is_posthog(record: Record) -> bool:
-    return any("$ai_input" in value for value in (record, *record.values()) if isinstance(value, Mapping))
-
-
 def _is_argilla(record: Record) -> bool:
     return isinstance(record.get("fields"), Mapping) and "responses" in record
 
@@ -67,7 +63,6 @@ def _is_openai_evals(record: Record) -> bool:
 # The tests do not match a format that is read.
 REFUSED = (
     Refused("an export of ChatGPT or Claude", _is_export_of_chats, _AS_MESSAGES),
-    Refused("events of PostHog", _is_posthog, _AS_MESSAGES),
     Refused(
         "responses of Ollama's API without requests, or parts of a stream",
         _is_body_of_ollama,

@@ -16,7 +16,9 @@ _SENTENCE = 4  # words
 _MARGIN = 40  # characters that a template adds behind a completion
 _OF_CONVERSATION = ("prompt", "completion", *JSON_COLUMNS)  # columns with text that the model read or wrote
 _RENDERED = ("text", "content", "full_text", "formatted", "conversation", "transcript")  # may hold a rendered row
-_TOKENS = ("logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs")  # long lists without text of their own
+# Fields without text of their own: long lists, signatures of thinking, and encrypted thinking.
+_TOKENS = ("logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs", "signature", "thoughtSignature",
+           "thought_signature", "redactedContent")  # fmt: skip
 
 
 class Unread(NamedTuple):
@@ -221,11 +223,12 @@ def _texts_in(
                 yield from _texts_in(_joined(inner) if is_message else inner, whole, (*path, str(key)), kind, name)
     elif isinstance(value, list | tuple):
         for inner in () if value and isinstance(value[0], int | float) else value:
-            yield from _texts_in(inner, whole, path, kind, name or ".".join(path))
+            if inner_value(inner, "type") != "redacted_thinking":
+                yield from _texts_in(inner, whole, path, kind, name or ".".join(path))
 
 
 def _joined(content: Any) -> Any:
-    """Return the content of a message as one text if it is a list of parts with text."""
-    if not isinstance(content, list) or not all(isinstance(part, Mapping) and "text" in part for part in content):
-        return content
-    return "".join(str(part["text"]) for part in content)
+    """Return the content of a message as one text if it is a list of parts with text, and none is thinking."""
+    texts = [None if inner_value(part, "thought") else inner_value(part, "text") for part in content
+             ] if isinstance(content, list) else [None]  # fmt: skip
+    return "".join(texts) if all(isinstance(text, str) for text in texts) else content

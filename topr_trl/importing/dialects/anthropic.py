@@ -31,13 +31,13 @@ def answers(body: Record, asked: Record) -> list[Row | None]:
     Raises:
         Unusable: the provider ran a tool itself, or the finish reason is new.
     """
-    return [answer_of(body, finish_reason(body.get("stop_reason")))]
+    return [answer_of(body, finish_reason(body.get("stop_reason") or body.get("finish_reason")))]
 
 
 def _is_answer(body: Record) -> bool:
     content = body.get("content")
-    # A message of OpenAI's Responses API has the same type, and parts of the type `output_text`.
-    return body.get("type") == "message" and isinstance(content, list) and not any(
+    # Some tools log the content alone. An item of OpenAI's Responses API has the same type, and parts `output_text`.
+    return body.get("type", "message") == "message" and isinstance(content, list) and not any(
         inner_value(block, "type") == "output_text" for block in content
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ def prompt(asked: Record) -> Row:
         raise Unusable("its request has cachedContent, so the file does not have the whole prompt")
     system, contents = _get(settings, "system_instruction"), field_of(asked, "contents", "request")
     are_turns = isinstance(contents, list) and all(isinstance(each, Mapping) and "parts" in each for each in contents)
-    tools = [each for tool in settings.get("tools") or () for each in _functions(tool)]
+    tools = [each for tool in settings.get("tools") or () for each in functions(tool)]
     messages = prompt_of(
         map(_message, contents if are_turns else [contents]), _message(system)["content"] if system else None
     )
@@ -82,7 +82,12 @@ def _block(part: Any) -> Record:
     return {"type": others[0]} if others else {"type": "text", "text": fields.get("text") or ""}
 
 
-def _functions(tool: Any) -> list[Record]:
+def functions(tool: Any) -> list[Record]:
+    """Return the functions of a tool.
+
+    Raises:
+        Unusable: the provider runs the tool.
+    """
     names = {name for name, value in tool.items() if value is not None} if isinstance(tool, Mapping) else {str(tool)}
     if others := names - {"functionDeclarations", "function_declarations"}:
         raise Unusable(f"its request has the tool {', '.join(sorted(others))}, which is no list of functions")

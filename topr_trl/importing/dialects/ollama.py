@@ -22,7 +22,8 @@ def prompt(asked: Record) -> Row:
         NotOfFormat: a message has no role.
         Unusable: a message has an image, or see `content_blocks.prompt_of`.
     """
-    messages = [_with_name(each) for each in field_of(asked, "messages", "request")]
+    given = field_of(asked, "messages", "request")
+    messages = [{**each, "name": each.get("tool_name") or each.get("name")} for each in given]
     return {"prompt": prompt_of(messages, asked.get("instructions")), **settings_of(asked)}
 
 
@@ -60,17 +61,6 @@ def check_is_whole(body: Record) -> None:
     """
     if not body["done"]:
         raise Unusable("its response is a part of a stream (done is false). Join the parts of an answer in the file")
-
-
-def _with_name(given: Record) -> Record:
-    """Return a message with the name of the tool in the field `name`.
-
-    Raises:
-        Unusable: the message has images.
-    """
-    if given.get("images"):
-        raise Unusable("a message has images: offline training supports only text")
-    return {**given, "name": given.get("tool_name") or given.get("name")}
 
 
 DIALECT = Dialect(

@@ -10,7 +10,13 @@ from topr_trl.importing.field_names import COMPLETIONS, PROMPTS, REWARDS, Kind, 
 from topr_trl.importing.format import Choices, Format, LeftOut, NotOfFormat, Record
 from topr_trl.importing.formats.table import columns_of, has_columns, is_failed, system_of, with_system
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.openai_messages import ROLE_NAMES, finish_reason_of, row_of_run, template_columns
+from topr_trl.importing.openai_messages import (
+    ROLE_NAMES,
+    check_only_text,
+    finish_reason_of,
+    row_of_run,
+    template_columns,
+)
 from topr_trl.importing.rated_turns import RATED
 from topr_trl.importing.row_table import Row
 
@@ -47,7 +53,9 @@ def rows_of_conversation(
 
     Raises:
         NotOfFormat: the record names a message that is not an answer of the model.
+        Unusable: the record has images beside the messages.
     """
+    check_only_text(record, "it")
     ends = list(accumulate(map(len, turns)))
     messages, rated = list(chain.from_iterable(turns)), [ends[n] - 1 for n in _rated(record, given, rated)]
     if wrong := [n for n in rated if messages[n]["role"] != "assistant"]:

@@ -19,8 +19,6 @@ def rows(record: Record, rated: Sequence[int] | None = None) -> list[Row]:
         NotOfFormat: a turn has an unknown role.
         Unusable: the record has an image, or a turn has a weight other than 0 and 1.
     """
-    if record.get("image") or record.get("images"):
-        raise Unusable("it has images: offline training supports only text")
     given = parsed_json(record["conversations"])
     tools = tools_as_json(parsed_json(record.get("tools")))
     return rows_of_conversation(record, given, [[_message(turn)] for turn in given], {"tools": tools}, rated)

@@ -1,0 +1,223 @@
+"""Test the import of calls as clients of APIs and six tools log them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from test_evaluations import imported
+from test_logs_of_apis import LEGS, turns
+
+from topr_trl.data.tokenization import tokenize_row
+from topr_trl.importing import FORMATS
+from topr_trl.importing.format import LeftOut, Unusable
+from topr_trl.importing.recognition import recognize
+
+WRITTEN = Path(__file__).parent / "written"
+PARAMETERS = {"type": "object", "properties": {"animal": {"type": "string"}}}
+QUESTION = "How many legs have 3 cats?"
+ASKED = [("system", "Calculate.", None, []), ("user", QUESTION, None, [])]
+MESSAGES = [{"role": "system", "content": "Calculate."}, {"role": "user", "content": QUESTION}]
+SAID = {"choices": [{"message": {"role": "assistant", "content": "12"}, "finish_reason": "stop"}]}
+ANSWER = [("assistant", "12", None, [])]
+OF_CLAUDE = {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "12"}],
+             "stop_reason": "end_turn"}  # fmt: skip
+
+
+def rows_of(name, record):
+    """Return the rows of all records in a document."""
+    chosen = FORMATS[name]
+    return [row for each in chosen.records(record) for row in chosen.rows(each)]
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("anthropic-2.14.0", "anthropic"), ("google-genai-3.6.1", "gemini"), ("ollama-0.6.3", "ollama")],
+)
+def test_calls_that_clients_wrote(tmp_path, tool_tokenizer, file, name):
+    """Each file has the same three calls: of a tool, and two answers with its result in the prompt."""
+    file = WRITTEN / f"{file}.jsonl"
+    assert recognize([file]) == name
+    rows = imported(tmp_path, file, "--reward_fields", "score")
+    assert rows["reward"][:] == [1.0, 1.0, 0.0]
+    check_calls(list(rows), "I look it up.", tool_tokenizer)
+    assert rows[1]["prompt"][-1]["name"] == ("legs" if name == "ollama" else None)  # the other APIs have ids
+
+
+def check_calls(rows, thinking, tokenizer, temperature=0.7):
+    called = ("assistant", "One moment.", thinking, [LEGS])
+    first, *others = rows
+    assert turns(first["completion"]) == [called]
+    asking, reply = others[0]["prompt"][-2:]
+    assert reply["tool_call_id"] == asking["tool_calls"][0]["id"]
+    result = reply["content"]
+    assert result in ("FOUR", '{"result": "FOUR"}')
+    assert [turns(row["prompt"]) for row in rows] == [ASKED, *[[*ASKED, called, ("tool", result, None, [])]] * 2]
+    (tool,) = json.loads(first["tools"])
+    assert tool["function"] == {"name": "legs", "description": "Legs.", "parameters": PARAMETERS}
+    found = {(row["model"], row["temperature"], row["finish_reason"]) for row in rows}
+    assert found == {("m", temperature, "stop")}
+    learned = [tokenizer.decode(tokenize_row(row, tokenizer).completion_ids) for row in others]
+    assert learned == [f"{answer}{tokenizer.eos_token}" for answer in ("12", "7")]
+
+
+CLIENTS = ("openai", "anthropic", "gemini")
+
+
+@pytest.mark.parametrize(
+    ("file", "without_temperature"),
+    [
+        ("opik-2.2.122", ()),
+        ("braintrust-0.48.1", ("anthropic",)),
+        ("weave-0.54.0", ()),
+        ("posthog-7.91.1", ("anthropic", "gemini")),
+    ],
+)
+def test_calls_that_tracers_wrote(tmp_path, tool_tokenizer, file, without_temperature):
+    """Each file has the three calls of each client. The ratings of PostHog are other events, so they are in a file."""
+    name, path, rewards = file.partition("-")[0], WRITTEN / f"{file}.jsonl", tmp_path / "rewards.jsonl"
+    assert recognize([path]) == name
+    settings = []
+    if name == "posthog":
+        ids = [json.loads(line)["properties"]["$ai_trace_id"] for line in path.read_text().splitlines()]
+        lines = zip(ids, [1, 1, -1] * 3, strict=True)
+        rewards.write_text("".join(json.dumps({"id": each, "reward": reward}) + "\n" for each, reward in lines))
+        settings = ["--rewards", str(rewards), "--id_field", "properties.$ai_trace_id"]
+    rows = imported(tmp_path, path, *settings)
+    assert rows["reward"][:] == [1.0, 1.0, -1.0 if name in ("weave", "posthog") else 0.0] * 3
+    for n, client in enumerate(CLIENTS):
+        thinking = None if client == "openai" else "I look it up."
+        temperature = None if client in without_temperature else 0.7
+        check_calls([rows[3 * n + each] for each in range(3)], thinking, tool_tokenizer, temperature)
+
+
+def test_events_of_posthog():
+    line = (WRITTEN / "posthog-7.91.1.jsonl").read_text().splitlines()[1]
+    event = json.loads(line)
+    properties = event["properties"]
+    as_text = {**event, "properties": json.dumps(properties)}
+    columns = {"event": "$ai_generation", **{f"properties.{name}": value for name, value in properties.items()}}
+    assert [turns(row["completion"]) for each in (as_text, columns) for row in rows_of("posthog", each)] == [ANSWER] * 2
+    assert rows_of("posthog", {"event": "$ai_feedback", "properties": {}}) == ["other"]
+    assert rows_of("posthog", {**event, "properties": {**properties, "$ai_is_error": True}}) == ["failed"]
+    with pytest.raises(Unusable, match="has n, and PostHog joins"):
+        rows_of("posthog", {**event, "properties": {**properties, "$ai_model_parameters": {"n": 2}}})
+    metric = {"$ai_metric_name": "thumbs", "$ai_metric_value": 1}
+    with pytest.raises(Unusable, match=r"has ratings \(thumbs\).*--id_field 'properties\.\$ai_trace_id'"):
+        rows_of("posthog", {"event": "$ai_metric", "properties": metric})
+
+
+def test_generations_of_ollama(tmp_path):
+    """The server applies the chat template to the prompt. The third answer ends at the limit."""
+    file = WRITTEN / "ollama-generate-0.6.3.jsonl"
+    assert recognize([file]) == "ollama-generate"
+    rows = imported(tmp_path, file, "--reward_fields", "score")
+    assert [turns(row["prompt"]) for row in rows] == [ASKED] * 3
+    assert [row["completion"][0]["content"] for row in rows] == ["12", "7", "Twel"]
+    assert (rows["finish_reason"][:], rows["temperature"][:]) == (["stop", "stop", "length"], [0.7] * 3)
+
+
+# Helicone's and Portkey's servers write the exports, so these records follow the documented fields.
+HELICONE = {"request_id": "r", "request_body": {"model": "m", "messages": MESSAGES, "temperature": 0.7},
+            "response_body": SAID, "response_status": 200, "feedback_rating": True, "scores": {}}  # fmt: skip
+PORTKEY = {"trace_id": "t", "ai_org": "openai", "ai_model": "m", "is_success": 1, "response_status_code": 200,
+           "request": {"body": {"model": "m", "messages": MESSAGES, "temperature": 0.7}},
+           "response": {"body": SAID}}  # fmt: skip
+
+
+def test_requests_of_helicone(tmp_path):
+    mixed = {**HELICONE, "feedback_rating": False, "response_body": json.dumps(OF_CLAUDE),
+             "request_body": json.dumps({"system": "Calculate.", "messages": MESSAGES[1:]})}  # fmt: skip
+    lines = [HELICONE, mixed, {**HELICONE, "response_status": 500}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert recognize([tmp_path / "a.jsonl"]) == "helicone"
+    rows = imported(tmp_path, tmp_path / "a.jsonl")
+    assert [turns(row["prompt"]) for row in rows] == [ASKED] * 2
+    assert [turns(row["completion"]) for row in rows] == [ANSWER] * 2
+    assert rows["reward"][:] == [1.0, -1.0]
+    rewards = FORMATS["helicone"].rewards({**HELICONE, "scores": {"right": 3, "fast": None}})
+    assert rewards == {"feedback_rating": True, "scores.right": 3}
+    with pytest.raises(Unusable, match="--include-body"):
+        rows_of("helicone", {**HELICONE, "response_body": None, "signed_body_url": "https://a"})
+    assert rows_of("helicone", {"data": [HELICONE, {**HELICONE, "response_status": -3}]})[1:] == ["failed"]
+
+
+def test_logs_of_portkey():
+    columns = {name: value for name, value in PORTKEY.items() if name not in ("request", "response")}
+    columns |= {"request.body": json.dumps(PORTKEY["request"]["body"]), "response.body": json.dumps(SAID)}
+    plain = {**PORTKEY, "request": PORTKEY["request"]["body"], "response": SAID}
+    for record in (PORTKEY, columns, plain):
+        assert FORMATS["portkey"].test(record)
+        (row,) = FORMATS["portkey"].rows(record)
+        assert (turns(row["prompt"]), turns(row["completion"])) == (ASKED, ANSWER)
+        assert (row["model"], row["temperature"]) == ("m", 0.7)
+    for more in ({"is_success": 0}, {"is_success": "false"}, {"response_status_code": "429"}):
+        assert FORMATS["portkey"].rows({**PORTKEY, **more}) == [LeftOut.FAILED]
+
+
+SPAN = {"id": "s", "trace_id": "t", "type": "llm", "start_time": "x", "input": {"messages": MESSAGES}, "output": SAID}
+OF_BRAINTRUST = {"id": "s", "root_span_id": "t", "span_attributes": {"type": "llm"}, "input": MESSAGES,
+                 "output": SAID["choices"], "metadata": {"model": "m"}}  # fmt: skip
+OF_WEAVE = {"id": "c", "trace_id": "t", "op_name": "weave:///e/p/op/ask:x", "inputs": {"messages": MESSAGES},
+            "output": SAID}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "no_call", "rating", "id_field"),
+    [
+        ("opik", SPAN, {"type": "general"}, {"feedback_scores": [{"name": "thumbs", "value": 1}]}, "trace_id"),
+        ("braintrust", OF_BRAINTRUST, {"span_attributes": {"type": "task"}}, {"scores": {"thumbs": 1}}, "root_span_id"),
+        ("weave", OF_WEAVE, {"inputs": {"question": "a"}, "output": "b"},
+         {"summary": {"weave": {"feedback": [{"feedback_type": "thumbs", "payload": {"value": 1}}]}}}, "trace_id"),
+    ],
+)  # fmt: skip
+def test_spans_that_are_no_calls_and_failed_calls(name, record, no_call, rating, id_field):
+    (row,) = rows_of(name, record)
+    assert (turns(row["prompt"]), turns(row["completion"])) == (ASKED, ANSWER)
+    assert rows_of(name, {**record, **no_call}) == ["other"]
+    with pytest.raises(Unusable, match=rf"not a model call, and has ratings \(thumbs\).*--rewards.*{id_field}"):
+        rows_of(name, {**record, **no_call, **rating})
+    error = {"opik": "error_info", "braintrust": "error", "weave": "exception"}[name]
+    assert rows_of(name, {**record, error: {"message": "no"}}) == ["failed"]
+    (rated,) = FORMATS[name].records({**record, **rating})
+    assert list(FORMATS[name].rewards(rated).values()) == [1]
+
+
+def test_which_ratings_count():
+    """A span's score replaces the score of its trace, and a note is no rating."""
+    scores = [[{"name": "thumbs", "value": value}, {"name": name, "value": 3}] for value, name in ((0, "a"), (1, "b"))]
+    trace = {"trace": {"feedback_scores": scores[0]}, "spans": [{**SPAN, "feedback_scores": scores[1]}]}
+    (record,) = FORMATS["opik"].records(trace)
+    assert FORMATS["opik"].rewards(record) == {"scores.thumbs": 1, "scores.a": 3, "scores.b": 3}
+    notes = [{"feedback_type": "wandb.note.1", "payload": {"note": "a"}}]
+    (record,) = FORMATS["weave"].records({**OF_WEAVE, "feedback": notes})
+    assert FORMATS["weave"].rewards(record) == {}
+
+
+def test_calls_of_weave():
+    """Arguments that the user left out are logged as text. Calls that Weave marks as a model's are never skipped."""
+    omitted = dict.fromkeys(("system", "tools", "temperature"), "<anthropic.Omit object at 0x7f20fb4f6950>")
+    (row,) = rows_of("weave", {**OF_WEAVE, "inputs": {**OF_WEAVE["inputs"], **omitted, "top_p": "NOT_GIVEN"}})
+    assert (turns(row["prompt"]), row["tools"], row["temperature"], row["top_p"]) == (ASKED, None, None, None)
+    assert rows_of("weave", {**OF_WEAVE, "output": {"answer": "12"}}) == ["other"]
+    marked = {**OF_WEAVE, "attributes": {"weave": {"kind": "llm"}}, "output": {"answer": "12"}}
+    with pytest.raises(Unusable, match="its answer is"):
+        rows_of("weave", marked)
+
+
+def test_pages_of_braintrust():
+    for page in ({"events": [OF_BRAINTRUST]}, {"data": [OF_BRAINTRUST]}):
+        assert FORMATS["braintrust"].test(page)
+        assert len(rows_of("braintrust", page)) == 1
+
+
+def test_anthropics_client_in_tracers():
+    """Opik and some users of Langfuse log the content alone. Braintrust logs the system prompt as the last message."""
+    text = OF_CLAUDE["content"]
+    opik = {**SPAN, "input": {"system": "Calculate.", "messages": MESSAGES[1:]},
+            "output": {"content": text}, "metadata": {"stop_reason": "max_tokens"}}  # fmt: skip
+    braintrust = {**OF_BRAINTRUST, "input": [*MESSAGES[1:], MESSAGES[0]],
+                  "output": {"role": "assistant", "content": text, "stop_reason": "max_tokens"}}  # fmt: skip
+    langfuse = {"type": "GENERATION", "input": opik["input"], "output": {"content": text, "finish_reason": "length"}}
+    for name, record in (("opik", opik), ("braintrust", braintrust), ("langfuse", langfuse)):
+        (row,) = rows_of(name, record)
+        assert (turns(row["prompt"]), turns(row["completion"]), row["finish_reason"]) == (ASKED, ANSWER, "length")

@@ -1,0 +1,60 @@
+"""Read exports of Opik: traces with their spans, as `opik export` writes them, and spans."""
+
+from collections.abc import Iterator
+
+from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, not_a_call
+from topr_trl.importing.dialects import DIALECTS
+from topr_trl.importing.format import IGNORED, Format, LeftOut, Record
+from topr_trl.importing.record_fields import value_at, values_by_name
+
+
+def spans(record: Record) -> Iterator[Record]:
+    """Yield each span of a trace with its feedback scores. A model call also has those of its trace, by other names.
+
+    Args:
+        record (`Record`): Exported trace, or a span.
+    """
+    is_trace = isinstance(record.get("spans"), list)
+    for span in record["spans"] if is_trace else [record]:
+        of_trace = value_at(record, "trace.feedback_scores") if is_trace and span.get("type") == "llm" else None
+        scores: Record = {}
+        for given in (of_trace, span.get("feedback_scores")):  # The span's replace the trace's.
+            scores |= values_by_name((each["name"], each.get("value")) for each in given or ())
+        yield {**{name: value for name, value in span.items() if name != "feedback_scores"}, "scores": scores}
+
+
+def _left_out(record: Record) -> LeftOut | None:
+    if record.get("type") != "llm":
+        return not_a_call(record["scores"], "trace_id")
+    return LeftOut.FAILED if record.get("error_info") else None
+
+
+def _is_export(record: Record) -> bool:
+    first = next(iter(record["spans"]), {}) if isinstance(record.get("spans"), list) else record
+    if not isinstance(first, dict) or not {"trace_id", "type", "input", "output"} <= set(first):
+        return False
+    is_own = bool({"start_time", "feedback_scores"} & set(first))
+    return is_own and first["type"] in ("general", "llm", "tool", "guardrail")
+
+
+ENVELOPE = Envelope(
+    request=("input",),
+    response=("output",),
+    settings=("metadata",),
+    reasons=("metadata.stop_reason",),
+    dialects=DIALECTS,
+    left_out=_left_out,
+)
+FORMAT = Format(
+    source="Opik 2 (opik/rest_api/types/span_public.py; opik/cli/exports)",
+    suffix=".jsonl",
+    test=_is_export,
+    rows=ENVELOPE.rows,
+    rewards=lambda record: {f"scores.{name}": value for name, value in record["scores"].items()},
+    columns=COLUMNS_OF_CALLS,
+    required=frozenset({"type", "input", "output"}),
+    records=spans,
+    choices=lambda record: IGNORED._replace(read=("metadata", "output")),
+    loses="Only spans of the type llm become rows. A score of a trace is the reward of all its model calls: to join "
+    "them to one rollout, set --rollout_field trace_id.",
+)

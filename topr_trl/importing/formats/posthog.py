@@ -1,0 +1,68 @@
+"""Read events of PostHog: generations (`$ai_generation`)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, not_a_call
+from topr_trl.importing.dialects import DIALECTS, gemini
+from topr_trl.importing.format import IGNORED, Format, LeftOut, Record, Unusable
+from topr_trl.importing.record_fields import value_at
+
+_METRIC = ("properties.$ai_metric_name", "properties.$ai_metric_value")
+
+
+def events(record: Record) -> Iterator[Record]:
+    """Yield an event whose messages have Anthropic's blocks in place of PostHog's.
+
+    Args:
+        record (`Record`): Event. Some exports have the properties as JSON text, or as a column each.
+    """
+    parts = (value_at(record, f"properties.$ai_{name}") for name in ("input", "output_choices", "model", "tools"))
+    given, said, model, tools = parts
+    settings = {"model": model, **(value_at(record, "properties.$ai_model_parameters") or {})}
+    yield {**record, "input": _with_blocks(given), "output": _with_blocks(said), "settings": settings,
+           "tools": [each for tool in tools or () for each in _functions(tool)]}  # fmt: skip
+
+
+def _functions(tool: Any) -> list[Record]:
+    return gemini.functions(tool) if "function_declarations" in tool else [tool]
+
+
+def _with_blocks(messages: Any) -> Any:
+    if not isinstance(messages, list):
+        return messages
+    return [{**each, "content": [_block(part) for part in each["content"]]}
+            if isinstance(value_at(each, "content"), list) else each for each in messages]  # fmt: skip
+
+
+def _block(part: Any) -> Any:
+    if value_at(part, "type") != "function":
+        return part
+    if "function" not in part:  # the result of a function of Gemini
+        return {"type": "tool_result", "tool_use_id": part.get("tool_use_id"), "content": part.get("content")}
+    called = part["function"]
+    return {"type": "tool_use", "id": part.get("id"), "name": called["name"], "input": called.get("arguments")}
+
+
+def _left_out(record: Record) -> LeftOut | None:
+    if record["event"] != "$ai_generation":
+        name, value = (value_at(record, path) for path in _METRIC)
+        return not_a_call({} if name is None else {name: value}, "'properties.$ai_trace_id'")
+    if value_at(record, "properties.$ai_is_error") in (True, "true"):
+        return LeftOut.FAILED
+    if (record["settings"].get("n") or 1) != 1:
+        raise Unusable("its request has n, and PostHog joins the choices to one")
+    return None
+
+
+ENVELOPE = Envelope(
+    request=("input",), response=("output",), settings=("settings",), dialects=DIALECTS, tools=("tools",),
+    system=("properties.$ai_instructions",), reasons=("properties.$ai_stop_reason",), left_out=_left_out,
+)  # fmt: skip
+FORMAT = Format(
+    source="PostHog (posthog 7, posthog/ai/utils.py)", rows=ENVELOPE.rows, columns=COLUMNS_OF_CALLS,
+    test=lambda record: str(record.get("event")).startswith("$ai_"), required=frozenset({"event"}), records=events,
+    choices=lambda record: IGNORED._replace(read=("properties",)),
+    loses="Feedback and metrics are events of their own: write them to a file for --rewards, with --id_field "
+    "'properties.$ai_trace_id'.",
+)  # fmt: skip
