@@ -6,13 +6,13 @@ from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
 from topr_trl.importing.dialects import DIALECTS
 from topr_trl.importing.format import IGNORED, Format, LeftOut, Record
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.record_fields import value_at
+from topr_trl.importing.record_fields import value_at, values_by_name
 
 _NOT_A_COMPLETION = ("SPAN", "EVENT", "TOOL", "CHAIN", "AGENT", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
 
 
 def observations(record: Record) -> Iterator[Record]:
-    """Yield each observation of a trace, with the scores of the observation and of the trace.
+    """Yield each observation of a trace, with its scores, which replace scores of the trace with the same name.
 
     Yield an exported observation unchanged.
 
@@ -24,8 +24,14 @@ def observations(record: Record) -> Iterator[Record]:
         return
     scores = record.get("scores") or value_at(record, "trace.scores") or []
     for each in record["observations"]:
-        own = [score for score in scores if value_at(score, "observationId", "observation_id") in (None, each["id"])]
-        yield {**each, "scores": {score["name"]: score.get("value") for score in own}}
+        found: Record = {}
+        for place in (None, each["id"]):
+            found |= values_by_name(
+                (score["name"], value_at(score, "value", "stringValue", "string_value"))
+                for score in scores
+                if value_at(score, "observationId", "observation_id") == place
+            )
+        yield {**each, "scores": found}
 
 
 def _left_out(record: Record) -> LeftOut | None:
