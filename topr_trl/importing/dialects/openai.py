@@ -1,6 +1,7 @@
 """Read chat completions of OpenAI's API and of vLLM's server: batch files, and logs of requests with responses.
 
-A log of LiteLLM has the request's messages next to the response, and the request's settings in `model_parameters`.
+A log of LiteLLM has the request's messages next to the response, and the request's settings in `model_parameters`. The
+messages can have blocks of Anthropic's API.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from topr_trl.importing.calls import (
     ids_in,
     is_failed,
 )
+from topr_trl.importing.content_blocks import messages_of
 from topr_trl.importing.format import Record, Unusable
 from topr_trl.importing.openai_messages import finish_reason, message, template_columns
 from topr_trl.importing.row_table import Row
@@ -25,9 +27,9 @@ def prompt(asked: Record) -> Row:
 
     Raises:
         NotOfFormat: a message has no role.
-        Unusable: the request has no messages, or a message cannot be used (see `openai_messages.message`).
+        Unusable: the request has no messages, or a message cannot be used (see `content_blocks.messages_of`).
     """
-    messages = [message(each) for each in field_of(asked, "messages", "request")]
+    messages = [row for each in field_of(asked, "messages", "request") for row in messages_of(each)]
     if asked.get("instructions"):
         messages = [message({"role": "system", "content": asked["instructions"]}), *messages]
     return {"prompt": messages, **template_columns(asked)}
@@ -62,7 +64,7 @@ def _choice_columns(choice: Record, prompt_ids: list[int] | None) -> Row | None:
     ids = choice.get("token_ids") or ids_in([entry["token"] for entry in logged])
     logps = [entry["logprob"] for entry in logged]
     check_lengths(ids, logps)
-    written = message({"role": "assistant", **choice["message"]})
+    (written,) = messages_of({"role": "assistant", **choice["message"]})
     if not ids and not any(written[name] for name in ("content", "tool_calls", "reasoning_content")):
         return None
     return {
