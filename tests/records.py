@@ -226,8 +226,26 @@ CLAUDE_CODE = {"type": "assistant", "uuid": "2", "parentUuid": None, "sessionId"
                "message": {"id": "m", "role": "assistant", "content": [{"type": "text", "text": "42"}]}}  # fmt: skip
 CODEX = {"timestamp": "t", "type": "response_item", "payload": ITEM}
 
+ARGILLA = {"id": "1", "fields": {"prompt": "6*7?", "response": "42"}, "metadata": {}, "status": "completed",
+           "responses": {"rating": [{"value": 5, "user_id": "u"}]}}  # fmt: skip
+LABEL_STUDIO = {"id": 1, "data": {"prompt": "6*7?", "response": "42"}, "annotations": [{"result": [
+    {"from_name": "rating", "to_name": "response", "type": "rating", "value": {"rating": 5}}]}]}  # fmt: skip
+# An event of a log. Samples are joined from their events.
+OAIEVAL = {"run_id": "r", "event_id": 0, "sample_id": "legs.0", "type": "sampling", "data": {
+    "prompt": [QUESTION], "sampled": ["42"], "correct": True}}  # fmt: skip
+OPENAI_EVALS = {"object": "eval.run.output_item", "id": "i", "status": "pass", "results": [
+    {"name": "exact", "passed": True, "score": 1.0}], "sample": {
+    "input": [QUESTION], "output": [{"role": "assistant", "content": "42"}], "finish_reason": "stop", "model": "m",
+    "temperature": 0.7, "error": {"code": "", "message": ""}}}  # fmt: skip
+PROMPTFOO = {"results": {"results": [{
+    "prompt": {"raw": "6*7?", "label": "l"}, "promptIdx": 0, "vars": {}, "score": 1, "success": True,
+    "provider": {"id": "m"}, "response": {"output": "42"}, "testCase": {"options": {}}, "failureReason": 0,
+    "gradingResult": {"pass": True, "score": 1, "reason": "All assertions passed"}}]}}  # fmt: skip
+
 EXAMPLES = {
     **EXPORTS,
+    "argilla": ARGILLA, "label-studio": LABEL_STUDIO, "oaieval": OAIEVAL, "openai-evals": OPENAI_EVALS,
+    "promptfoo": PROMPTFOO,
     "claude-code": CLAUDE_CODE, "codex": CODEX,
     "tau2": {"task_id": "0", "reward_info": {"reward": 1.0}, "messages": [
         {"role": "assistant", "content": "Hi!"}, QUESTION, {"role": "assistant", "content": "42"}]},

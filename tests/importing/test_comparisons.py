@@ -38,6 +38,8 @@ def words(value):
         ({"prompt": "Legs?", "response_1": "4", "response_2": "5", "preference_strength": "-1",
           "individual_preference": [{"score": 1}]}, "Legs?"),
         ({"prompt": "Legs?", "response_a": "5", "response_b": "4", "winner": "[[B]]", "winner_reason": "a"}, "Legs?"),
+        ({"prompt": "Legs?", "response_a": "5", "response_b": "4", "winner": "A is wrong. My verdict: [[B>>A]]"},
+         "Legs?"),
         ({"prompt": "Legs?", "response_a": "5", "response_b": "4", "verdict": "Assistant B"}, "Legs?"),
         ({"prompt": "Legs?", "response_a": "5", "response_b": "4", "vote": "response_b",
           "preference_strength": -3}, "Legs?"),
@@ -51,7 +53,14 @@ def test_the_better_one_has_reward_1(record, prompt):
 
 @pytest.mark.parametrize(
     "verdict",
-    [{"winner": "tie (bothbad)"}, {"winner": "both"}, {"winner_model_a": 0, "winner_model_b": 0, "winner_tie": 1}],
+    [
+        {"winner": "tie (bothbad)"},
+        {"winner": "both"},
+        {"winner": "[[C]]"},
+        {"verdict": "Both are right: [[A = B]]"},
+        {"winner": "[[tie]]"},
+        {"winner_model_a": 0, "winner_model_b": 0, "winner_tie": 1},
+    ],
 )
 def test_ties(verdict):
     assert rows({"prompt": "Legs?", "response_a": "4", "response_b": "5", **verdict}) == ["tied"]
@@ -66,6 +75,8 @@ def test_ties(verdict):
         ({"winner": "Assistant A is better than Assistant B"}, "winner is 'Assistant A is.*--ignore_fields winner"),
         ({"vote": "a > b"}, "vote is 'a > b'.*--ignore_fields vote"),
         ({"verdict": "not_a"}, "verdict is 'not_a'.*--ignore_fields verdict"),
+        ({"winner": "C"}, "winner is 'C'.*--ignore_fields winner"),
+        ({"winner": "[[A]] or [[B]]"}, "winner is '..A.. or ..B..'.*--ignore_fields winner"),
         ({"winner": "-a"}, "winner is '-a'.*--ignore_fields winner"),
         ({"winner": "Both are good, and A is better"}, "winner is 'Both.*--ignore_fields winner"),
         ({"winner": "a", "human_preference": -1}, "human_preference is '-1'.*--ignore_fields human_preference"),

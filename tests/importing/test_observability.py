@@ -116,6 +116,52 @@ def test_a_trace_of_langfuse(tmp_path):
     assert [row["completion"][0]["content"] for row in rows] == ["12", "7"]
 
 
+def of_langfuse(*scores):
+    named = [{"name": name, "value": value, "observationId": "o1"} for name, value in scores]
+    return {"id": "t1", "observations": [OBSERVATION], "scores": [*named, {"name": "thumbs", "value": 0.25}]}
+
+
+def of_opentelemetry(*scores):
+    """Return a call whose first score is an event of its span, and whose other scores are log records."""
+    attributes = {"gen_ai.input.messages": [{"role": "user", "parts": [{"type": "text", "content": "Legs?"}]}],
+                  "gen_ai.output.messages": [{"role": "assistant", "parts": [{"type": "text", "content": "12"}]}],
+                  "gen_ai.response.finish_reasons": ["stop"]}  # fmt: skip
+    first, *others = [{"name": "gen_ai.evaluation.result", "spanId": "s", "attributes": {
+        "gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": value}} for name, value in scores]  # fmt: skip
+    span = {"spanId": "s", "attributes": attributes, "events": [first]}
+    return {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}],
+            "resourceLogs": [{"scopeLogs": [{"logRecords": others}]}]}  # fmt: skip
+
+
+def of_phoenix(*scores):
+    annotations = [{"name": name, "result": {"score": value}} for name, value in scores]
+    (span,) = of_opentelemetry(*scores)["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    return {**span, "events": [], "annotations": annotations}
+
+
+def of_mlflow(*scores):
+    attributes = {"mlflow.spanType": "LLM", "mlflow.spanInputs": '"a ="', "mlflow.spanOutputs": '" 7"'}
+    assessments = [{"assessment_name": name, "feedback": {"value": value}} for name, value in scores]
+    return {"info": {"assessments": assessments}, "data": {"spans": [{"span_id": "s", "attributes": attributes}]}}
+
+
+@pytest.mark.parametrize(
+    ("record", "place"),
+    [(of_langfuse, "scores"), (of_opentelemetry, "evaluations"), (of_phoenix, "evaluations"),
+     (of_mlflow, "assessments")],
+)  # fmt: skip
+def test_two_ratings_with_one_name(tmp_path, record, place):
+    """Equal ratings are one rating. Different ones are refused if they are the reward."""
+    scores = (("thumbs", 1), ("tone", 0.5), ("thumbs", 1), ("tone", 0.75), ("tone", 0.5))
+    (tmp_path / "a.json").write_text(json.dumps([record(*scores)]))
+    for_thumbs, for_tone = (("--reward_fields", f"{place}.{name}") for name in ("thumbs", "tone"))
+    assert imported(tmp_path, tmp_path / "a.json", *for_thumbs)["reward"][:] == [1.0]
+    with pytest.raises(ValueError, match=r"two ratings tone: 0.5 and 0.75. Keep one.*--skip_unusable"):
+        imported(tmp_path, tmp_path / "a.json", *for_tone)
+    (tmp_path / "a.json").write_text(json.dumps([record(*scores), record(("tone", 0.25))]))
+    assert imported(tmp_path, tmp_path / "a.json", *for_tone, "--skip_unusable", "true")["reward"][:] == [0.25]
+
+
 def test_runs_that_langchain_wrote(tmp_path):
     rows = imported(tmp_path, WRITTEN / "langchain-core-1.8.3.jsonl")
     assert [turns(row["prompt"]) for row in rows] == [CALLED[:2], CALLED, CALLED]

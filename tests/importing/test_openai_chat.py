@@ -235,3 +235,27 @@ def test_lists_of_messages(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "1 completion is empty or missing and is left out: log.jsonl, line 2." in said
     assert "1 completion without token ids has a tool call whose arguments are not valid JSON, and is left out" in said
+
+
+def test_blocks_of_anthropic_in_a_log_of_litellm(tmp_path):
+    """LiteLLM sends OpenAI's messages to all models, and applications give it Anthropic's blocks, too."""
+    use = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}
+    thought = {"type": "thinking", "thinking": "Hm."}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "2"}]}
+    asked = [
+        {"role": "system", "content": [{"type": "text", "text": "Add.", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "content": [thought, {"type": "text", "text": "I add."}, use]},
+        {"role": "user", "content": [result, {"type": "text", "text": "So?"}]},
+    ]
+    tools = [{"name": "add", "input_schema": {"type": "object"}}]
+    record = {"id": "l", "messages": asked, "model_parameters": {"tools": tools, "temperature": 0.7}, "score": 1,
+              "response": answered(choice([thought, {"type": "text", "text": "It is 2."}], []))}  # fmt: skip
+    (row,) = imported(tmp_path, [record], reward_fields="score")
+    read = [(each["role"], each["content"], each["reasoning_content"]) for each in (*row["prompt"], *row["completion"])]
+    assert read == [("system", "Add.", None), ("user", "1 + 1?", None), ("assistant", "I add.", "Hm."),
+                    ("tool", "2", None), ("user", "So?", None), ("assistant", "It is 2.", "Hm.")]  # fmt: skip
+    turn, reply = row["prompt"][2:4]
+    assert turn["tool_calls"][0]["id"] == reply["tool_call_id"] == "c1"
+    assert json.loads(turn["tool_calls"][0]["function"]["arguments"]) == {"a": 1}
+    assert json.loads(row["tools"])[0]["function"]["parameters"] == {"type": "object"}

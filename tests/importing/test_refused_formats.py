@@ -12,10 +12,6 @@ USER = {"role": "user", "content": "Legs?"}
 RECORDS = {
     "ChatGPT or Claude": {"mapping": {}, "current_node": "a"},
     "Ollama": {"model": "m", "created_at": "t", "response": "Fo", "done": False},
-    "Argilla": {"fields": {"prompt": "Legs?"}, "responses": {}},
-    "Label Studio": {"data": {"prompt": "Legs?"}, "annotations": []},
-    "promptfoo": {"results": {"results": []}},
-    "OpenAI's evals": {"run_id": "r", "event_id": 0, "type": "match", "data": {}},
     "steps with a label": {"prompt": "Legs?", "completions": ["Four", "times two"], "labels": [True, False]},
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.openai_messages import check_roles
 from topr_trl.importing.record_fields import inner_value, value_at
 from topr_trl.importing.row_table import Row
+from topr_trl.importing.streamed_answers import whole_answer
 
 COLUMNS_OF_CALLS = (
     "prompt_ids", "completion_ids", "sampler_logps", "problem_id", "finish_reason", "tools", "chat_template_kwargs",
@@ -106,8 +107,7 @@ class Envelope:
 
     def _written_in(self, answer: Any, asked: Record) -> tuple[Dialect, Record]:
         """Return the dialect of a call, and the answer as a response in this dialect."""
-        if isinstance(inner_value(answer, "body"), Mapping):
-            answer = answer["body"]  # a line of a batch
+        answer = _body_of(answer)
         bodies = [
             dict(body) for body in (answer, _as_choices(answer, "messages" in asked)) if isinstance(body, Mapping)
         ]
@@ -259,7 +259,7 @@ def format_of_calls(dialect: Dialect, source: str, loses: str) -> Format:
         required=frozenset({"response"}), rank=2, loses=loses,
         # A failed line of a batch can lack a response.
         records=lambda record: [_with_call({"response": None, **record} if record.get("error") else record, dialect)],
-        test=lambda record: _is_answer(dialect, _body(_with_call(record, dialect))),
+        test=lambda record: _is_answer(dialect, _body_of(_with_call(record, dialect).get("response"))),
         choices=lambda record: IGNORED._replace(read=("response",)),
     )  # fmt: skip
 
@@ -295,9 +295,10 @@ def is_failed(record: Record) -> bool:
     return bool(is_failed) or response.get("status_code", 200) != 200
 
 
-def _body(record: Record) -> Any:
-    """Return the body of the response in a record. Return None without one."""
-    return inner_value(record, "response", "body") or record.get("response")
+def _body_of(response: Any) -> Any:
+    """Return the body of a response: the response itself, or its field `body`, as in a line of a batch."""
+    inner = parsed_json(whole_answer(inner_value(response, "body")))
+    return inner if isinstance(inner, Mapping) else whole_answer(response)
 
 
 def _with_call(record: Record, dialect: Dialect) -> Record:
@@ -306,8 +307,9 @@ def _with_call(record: Record, dialect: Dialect) -> Record:
     Logging tools name these two fields differently (`request_body`, `inputs`, `reply`), and databases export them as
     JSON text. The dialect tells which field is which. If several fields match, the record is returned unchanged.
     """
-    objects = {name: found for name, value in record.items() if isinstance(found := parsed_json(value), Mapping)}
-    answers = [name for name, value in objects.items() if _is_answer(dialect, value.get("body", value))]
+    parsed = {name: parsed_json(whole_answer(value)) for name, value in record.items()}
+    objects = {name: value for name, value in parsed.items() if isinstance(value, Mapping)}
+    answers = [name for name, value in objects.items() if _is_answer(dialect, _body_of(value))]
     asked = [
         name
         for name, value in objects.items()

@@ -1,9 +1,10 @@
 """Find fields of a record by name or path, and rename the fields that the user chose."""
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from topr_trl.importing.format import NotOfFormat, Record, Unusable
+from topr_trl.importing.format import NotOfFormat, Record
 from topr_trl.importing.message_parts import parsed_json
 
 
@@ -65,19 +66,33 @@ def _value_at(value: Any, path: str) -> Any:
     return _value_at(parsed_json(value.get(name)), rest) if rest else None
 
 
+@dataclass(frozen=True)
+class DifferentRatings:
+    """Ratings with the same name and different values. `RecordRewards` raises an error if they are the reward.
+
+    Attributes:
+        name (`str`): Name of the ratings.
+        values (`tuple[Any, Any]`): First value, and first different value.
+    """
+
+    name: str
+    values: tuple[Any, Any]
+
+
 def values_by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return a dictionary of ratings by their names, without ratings that are None.
 
+    Equal ratings with the same name are one rating. Different ones become `DifferentRatings`.
+
     Args:
         pairs (`Iterable[tuple[str, Any]]`): Name and value of each rating.
-
-    Raises:
-        Unusable: two ratings with the same name differ.
     """
     found: dict[str, Any] = {}
     for name, value in pairs:
-        if value is not None and found.setdefault(name, value) != value:
-            raise Unusable(f"it has two ratings {name}: {found[name]} and {value}. Keep one of them in the file")
+        if value is None or isinstance(first := found.setdefault(name, value), DifferentRatings):
+            continue
+        if first != value:
+            found[name] = DifferentRatings(name, (first, value))
     return found
 
 

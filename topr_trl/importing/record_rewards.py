@@ -9,7 +9,7 @@ from topr_trl.baseline import LARGEST_REWARD
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.format import Format, NotOfFormat, Record, Unrewarded, Unusable
 from topr_trl.importing.reading_settings import ReadingArguments
-from topr_trl.importing.record_fields import field_value
+from topr_trl.importing.record_fields import DifferentRatings, field_value
 from topr_trl.importing.record_files import parsed, read_records
 from topr_trl.importing.row_table import JSON_COLUMNS, TURN_REWARDS, Row
 
@@ -53,7 +53,7 @@ class RecordRewards:
         Raises:
             NotOfFormat: the record has no id to look up in the file of rewards, several fields may be the reward, a
                 reward is not a number, or the numbers of rewards and rollouts differ.
-            Unusable: a reward is infinite, NaN or too large for float32.
+            Unusable: a reward is infinite, NaN or too large for float32, or was given twice with different values.
             Unrewarded: the record has no field that may be the reward, or lacks a field of `reward_fields`. Or the file
                 of rewards lacks its id, or the reward of one or all of its completions is null.
         """
@@ -72,6 +72,9 @@ class RecordRewards:
             error = NotOfFormat if values else Unrewarded
             raise error(f"{which}: list the fields to add up in --reward_fields")
         for name, value in values.items():
+            if isinstance(value, DifferentRatings):
+                first, second = value.values
+                raise Unusable(f"it has two ratings {value.name}: {first} and {second}. Keep one of them in the file")
             if isinstance(value, dict) and value:
                 inner = ", ".join(f"{name}.{field}" for field in value)
                 raise NotOfFormat(f"its {name} is an object. Set --reward_fields to one or more of {inner}")

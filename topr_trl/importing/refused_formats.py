@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from topr_trl.importing.format import Record
-from topr_trl.importing.record_fields import inner_value
 
 _NOT_YET = "topr import does not read it yet. "
 _AS_MESSAGES = (
@@ -46,20 +45,6 @@ def _is_body_of_ollama(record: Record) -> bool:
     return isinstance(record.get("done"), bool) and bool({"eval_count", "created_at"} & set(record))
 
 
-def _is_argilla(record: Record) -> bool:
-    return isinstance(record.get("fields"), Mapping) and "responses" in record
-
-
-def _is_label_studio(record: Record) -> bool:
-    return isinstance(record.get("data"), Mapping) and isinstance(record.get("annotations"), list)
-
-
-def _is_openai_evals(record: Record) -> bool:
-    return {"run_id", "event_id", "data"} <= set(record) or isinstance(
-        inner_value(record, "spec", "completion_fns"), list
-    )
-
-
 # The tests do not match a format that is read.
 REFUSED = (
     Refused("an export of ChatGPT or Claude", _is_export_of_chats, _AS_MESSAGES),
@@ -69,22 +54,6 @@ REFUSED = (
         'Write one JSON object per answer: {"request": ..., "response": ..., "score": 1}, with the bodies of the '
         "request and of the whole response",
     ),
-    Refused(
-        "an export of Argilla",
-        _is_argilla,
-        "Set --prompt_field and --completion_field to its fields, such as fields.prompt and fields.response, and "
-        "--reward_fields to a response, such as responses.rating.0.value",
-    ),
-    Refused(
-        "an export of Label Studio",
-        _is_label_studio,
-        "Set --prompt_field and --completion_field to its fields, such as data.prompt and data.response, and "
-        "--reward_fields to an annotation, such as annotations.0.result.0.value.rating",
-    ),
-    Refused(
-        "results of promptfoo", lambda record: isinstance(inner_value(record, "results", "results"), list), _AS_ROWS
-    ),
-    Refused("a log of OpenAI's evals", _is_openai_evals, _AS_ROWS),
     Refused(
         "steps with a label each",
         lambda record: isinstance(record.get("completions"), list) and isinstance(record.get("labels"), list),

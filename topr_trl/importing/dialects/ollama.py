@@ -60,7 +60,7 @@ def check_is_whole(body: Record) -> None:
         Unusable: the response is a part of a stream.
     """
     if not body["done"]:
-        raise Unusable("its response is a part of a stream (done is false). Join the parts of an answer in the file")
+        raise Unusable("its response is a part of a stream (done is false). Write all its parts into one list")
 
 
 DIALECT = Dialect(

@@ -1,6 +1,7 @@
 """Read chat completions of OpenAI's API and of vLLM's server: batch files, and logs of requests with responses.
 
-A log of LiteLLM has the request's messages next to the response, and the request's settings in `model_parameters`.
+A log of LiteLLM has the request's messages next to the response, and the request's settings in `model_parameters`. The
+messages can have blocks of Anthropic's API.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ def prompt(asked: Record) -> Row:
 
     Raises:
         NotOfFormat: a message has no role.
-        Unusable: the request has no messages, or a message cannot be used (see `openai_messages.message`).
+        Unusable: the request has no messages, or a message cannot be used (see `content_blocks.messages_of`).
     """
     messages = [row for each in field_of(asked, "messages", "request") for row in messages_of(each)]
     if asked.get("instructions"):

@@ -52,6 +52,9 @@ _BEFORE_SIDE = re.compile(
     r"(model|response|assistant|answer|output|completion|conversation|generation|reply|text|summary|option|candidate)_?"
 )
 _TIES = {"tie", "ties", "tied", "both", "bothbad", "equal", "neither", "none", "same", "draw"}
+# Marks that prompts of judges ask for, as in MT-Bench (`[[C]]` is a tie) and Arena-Hard (`[[A>>B]]`).
+_MARKED = re.compile(r"\[\[([^\[\]]+)\]\]")
+_MARKS = {"a": "a", "b": "b", "c": "tie", "a=b": "tie", "b=a": "tie", "a>b": "a", "b>a": "b"}
 _BESIDE_TIES = {"bad", "good", "are", "equally"}
 
 
@@ -207,6 +210,9 @@ def _verdict(field: str, value: Any, sides: list[str]) -> str:
     Return the verdict's text if it is not understood.
     """
     text = _text(value)
+    marked = {re.sub(r"\s|>(?=>)", "", found.lower()) for found in _MARKED.findall(str(value))}
+    if len(marked) == 1 and sorted(sides) == ["a", "b"] and marked <= set(_MARKS):
+        return _MARKS[marked.pop()]
     number = float(text) if _NUMBER.fullmatch(text) else None
     if number is not None and _is_scale(field, value, sides):
         return text if abs(number) > _LARGEST else "tie" if not number else "12"[number > 0]

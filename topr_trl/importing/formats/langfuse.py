@@ -6,26 +6,33 @@ from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
 from topr_trl.importing.dialects import DIALECTS
 from topr_trl.importing.format import IGNORED, Format, LeftOut, Record
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.record_fields import value_at
+from topr_trl.importing.record_fields import value_at, values_by_name
+from topr_trl.importing.streamed_answers import whole_answer
 
 _NOT_A_COMPLETION = ("SPAN", "EVENT", "TOOL", "CHAIN", "AGENT", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
 
 
 def observations(record: Record) -> Iterator[Record]:
-    """Yield each observation of a trace, with the scores of the observation and of the trace.
+    """Yield each observation of a trace, with its scores, which replace scores of the trace with the same name.
 
-    Yield an exported observation unchanged.
+    Yield an exported observation as it is. The output of a stream becomes the whole answer.
 
     Args:
         record (`Record`): Downloaded trace, or exported observation.
     """
     if not isinstance(record.get("observations"), list):
-        yield record
+        yield {**record, **{name: whole_answer(value) for name, value in record.items() if name == "output"}}
         return
     scores = record.get("scores") or value_at(record, "trace.scores") or []
     for each in record["observations"]:
-        own = [score for score in scores if value_at(score, "observationId", "observation_id") in (None, each["id"])]
-        yield {**each, "scores": {score["name"]: score.get("value") for score in own}}
+        found: Record = {}
+        for place in (None, each["id"]):
+            found |= values_by_name(
+                (score["name"], value_at(score, "value", "stringValue", "string_value"))
+                for score in scores
+                if value_at(score, "observationId", "observation_id") == place
+            )
+        yield {**each, "output": whole_answer(each.get("output")), "scores": found}
 
 
 def _left_out(record: Record) -> LeftOut | None:

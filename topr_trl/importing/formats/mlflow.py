@@ -31,18 +31,13 @@ def calls(record: Record) -> Iterator[Record]:
     for span in spans:
         # If two libraries recorded the same call, only the inner span is read.
         is_call = _is_call(span) and span["span_id"] not in outer
-        found, unusable = dict[str, Any](), ""
-        try:
-            for place in (span["span_id"], None) if is_call else (span["span_id"],):  # The span's replace the trace's.
-                at_place = [each for each in assessments if each.get("span_id") == place]
-                found |= _ratings(each for each in at_place if each["assessment_name"] not in found)
-        except Unusable as error:  # Raised for the row of this span, so that the other spans are read.
-            unusable = str(error)
+        found: dict[str, Any] = {}
+        for place in (None, span["span_id"]) if is_call else (span["span_id"],):  # The span's replace the trace's.
+            found |= _ratings(each for each in assessments if each.get("span_id") == place)
         yield {
             **span, "is_call": is_call, "settings": {"model": span["attributes"].get("mlflow.llm.model")},
             "trace_id": value_at(record, "info.trace_id", "info.request_id", "trace.info.trace_id", "trace_id"),
-            "is_rated": rates_spans and bool(found),
-            "assessments": found, "unusable": unusable,
+            "is_rated": rates_spans and bool(found), "assessments": found,
         }  # fmt: skip
 
 
@@ -69,8 +64,6 @@ def _is_call(span: Record) -> bool:
 def _left_out(record: Record) -> LeftOut | None:
     if value_at(record, "status.code", "status_code") in ("STATUS_CODE_ERROR", "ERROR") and record["is_call"]:
         return LeftOut.FAILED
-    if record["unusable"]:
-        raise Unusable(record["unusable"])
     if record["is_call"]:
         return None
     if record["assessments"]:

@@ -4,6 +4,7 @@
 these conventions, and of the Vercel AI SDK.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -31,23 +32,23 @@ def calls(record: Record) -> Iterator[Record]:
             yield from calls(span)
         return
     if not {"resourceSpans", "resourceLogs"} & set(record):
-        yield _with_attributes(record, {}) if _is_span(record) else record
+        yield _with_attributes(record, []) if _is_span(record) else record
         return
     spans = [span for group in record.get("resourceSpans") or () for scope in group.get("scopeSpans") or ()
              for span in scope.get("spans") or ()]  # fmt: skip
     logs = [log for group in record.get("resourceLogs") or () for scope in group.get("scopeLogs") or ()
             for log in scope.get("logRecords") or ()]  # fmt: skip
-    evaluated: dict[Any, dict[str, Any]] = {}
+    evaluated = defaultdict[Any, list[Record]](list)  # events of a span that are log records
     for log in logs:
         if (log.get("eventName") or log.get("name")) == _RESULT:
-            evaluated.setdefault(log.get("spanId"), {}).update(_evaluations({"events": [{**log, "name": _RESULT}]}))
-    spans = [_with_attributes(span, evaluated.get(span.get("spanId"), {})) for span in spans]
+            evaluated[log.get("spanId")].append({**log, "name": _RESULT})
+    spans = [_with_attributes(span, evaluated[span.get("spanId")]) for span in spans]
     captured = {span.get("spanId") for span in spans if value_at(span, _OUTPUT)}
     yield from spans
     for log in logs:  # Leave out logs that repeat the messages of their span, and evaluations.
         is_result = (log.get("eventName") or log.get("name")) == _RESULT
         if log.get("spanId") not in captured and not is_result:
-            yield _with_attributes(log, evaluated.get(log.get("spanId"), {}))
+            yield _with_attributes(log, evaluated[log.get("spanId")])
 
 
 def _listed(record: Record) -> list[Record] | None:
@@ -59,7 +60,8 @@ def _listed(record: Record) -> list[Record] | None:
     return None
 
 
-def _with_attributes(record: Record, evaluations: Record) -> Record:
+def _with_attributes(record: Record, events: list[Record]) -> Record:
+    """Return a span with its attributes as objects, and with its evaluations, some of which are `events` beside it."""
     attributes = attributes_of(record)
     llm = attributes.get("llm") or {}
     for name in {"input_messages", "output_messages"} & set(llm):  # Phoenix's tables have dots in inner names.
@@ -67,13 +69,9 @@ def _with_attributes(record: Record, evaluations: Record) -> Record:
     asked = inner_value(attributes, "gen_ai", "request") or {}
     model = {"model": asked.get("model") or llm.get("model_name")}
     settings = {**model, **{name: asked.get(name) for name in SAMPLING}}
-    unusable = ""
-    try:
-        evaluations = {**evaluations, **_evaluations(record)}
-    except Unusable as error:  # Raised for the row of this span, so that the other spans are read.
-        unusable = str(error)
+    evaluations = _evaluations({**record, "events": [*(record.get("events") or ()), *events]})
     rest = {name: value for name, value in record.items() if not name.startswith("attributes.")}
-    return {**rest, "attributes": attributes, "settings": settings, "evaluations": evaluations, "unusable": unusable,
+    return {**rest, "attributes": attributes, "settings": settings, "evaluations": evaluations,
             "missing": missing_in(record)}  # fmt: skip
 
 
@@ -99,8 +97,6 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
     """
     status = value_at(record, "status.code", "status.status_code", "status_code")
     is_failed = str(status) in ("2", "ERROR", "STATUS_CODE_ERROR")
-    if record.get("unusable"):
-        raise Unusable(record["unusable"])
     for path in ("gen_ai.prompt", "gen_ai.completion"):
         if isinstance(value_at(record, f"attributes.{path}"), str):
             raise NotOfFormat(

@@ -1,0 +1,47 @@
+"""Read answers of models that people rated or ranked with an annotation tool, as records of a table."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from topr_trl.importing.format import Record
+from topr_trl.importing.record_fields import values_by_name
+
+RATINGS = "ratings"  # field of a record with its ratings by name
+
+
+def rated(fields: Record, ratings: Sequence[tuple[str, Any]]) -> Record:
+    """Return a record of a table with ratings.
+
+    Args:
+        fields (`Record`): Fields that annotators saw, such as `prompt` and `response`.
+        ratings (`Sequence[tuple[str, Any]]`): Name and value of each rating. A list with one value becomes this value.
+    """
+    single = [(name, value[0] if isinstance(value, list) and len(value) == 1 else value) for name, value in ratings]
+    return {**fields, RATINGS: values_by_name(single)}
+
+
+def ranked(
+    fields: Record, texts: dict[str, Any], rankings: Sequence[tuple[str, list[list[str]]]], ratings: Sequence[Any]
+) -> Iterator[Record]:
+    """Yield a record of a table for each ranked answer. Its rating is 1 for the best rank, and -1 for the worst.
+
+    Args:
+        fields (`Record`): Fields with the prompt.
+        texts (`dict[str, Any]`): Answers by their names.
+        rankings (`Sequence[tuple[str, list[list[str]]]]`): Name of each ranking, and the names of the answers at each
+            rank, from the best to the worst.
+        ratings (`Sequence[tuple[str, Any]]`): Other ratings of the same record.
+    """
+    for answer, text in texts.items():
+        places = [
+            (name, 1 - 2 * n / (len(ranks) - 1) if len(ranks) > 1 else None)
+            for name, ranks in rankings
+            for n, rank in enumerate(ranks)
+            if answer in rank
+        ]
+        yield rated({**fields, "completion": text}, [*places, *ratings])
+
+
+def rewards(record: Record) -> dict[str, Any]:
+    """Return the ratings of a record of a table by name."""
+    return {f"{RATINGS}.{name}": value for name, value in record[RATINGS].items()}

@@ -1,0 +1,85 @@
+"""Read exports of Label Studio as JSON, with annotations as rewards."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from topr_trl.importing.annotated_answers import RATINGS, ranked, rated, rewards
+from topr_trl.importing.format import NotOfFormat, Record
+from topr_trl.importing.formats import table
+
+_SIDES = ("left", "right")
+
+
+def records(record: Record) -> Iterator[Record]:
+    """Yield a record of a table, or one for each answer that was compared or ranked.
+
+    Annotations that were skipped do not count.
+
+    Args:
+        record (`Record`): Task with its annotations.
+
+    Raises:
+        NotOfFormat: the data lacks an answer that was compared or ranked.
+    """
+    if not _is_task(record):
+        yield record
+        return
+    data = record["data"]
+    given = [each for annotation in record["annotations"] if not annotation.get("was_cancelled")
+             for each in annotation["result"]]  # fmt: skip
+    ranks = [(each["from_name"], _ranks(each)) for each in given if each["type"] in ("pairwise", "ranker")]
+    others = [(each["from_name"], each["value"].get(each["type"])) for each in given
+              if each["type"] not in ("pairwise", "ranker", "textarea")]  # fmt: skip
+    if not ranks:
+        yield rated(data, others)
+        return
+    texts, names = _texts(data), {name for _, found in ranks for rank in found for name in rank}
+    if missing := names - set(texts):
+        raise NotOfFormat(
+            f"its data has no {', '.join(sorted(missing))}, which was ranked. Give each text in the labeling interface "
+            "the name of its field"
+        )
+    rest = {name: value for name, value in data.items() if name not in names and not isinstance(value, list)}
+    yield from ranked(rest, {name: texts[name] for name in texts if name in names}, ranks, others)
+
+
+def _is_task(record: Record) -> bool:
+    return isinstance(record.get("data"), Mapping) and isinstance(record.get("annotations"), list)
+
+
+def _ranks(result: Record) -> list[list[str]]:
+    """Return the names of the answers at each rank, from the best to the worst."""
+    if result["type"] == "pairwise":
+        names, better = result["to_name"].split(","), _SIDES.index(result["value"]["selected"])
+        return [[names[better].strip()], [names[1 - better].strip()]]
+    ranking = result["value"]["ranker"]
+    lists = [ranking] if isinstance(ranking, list) else [found for name, found in ranking.items() if found]
+    if len(lists) != 1:
+        raise NotOfFormat(f"its {result['from_name']} has several buckets, whose order is not known: {ranking}")
+    return [[str(name)] for name in lists[0]]
+
+
+def _texts(data: Record) -> dict[str, Any]:
+    """Return the texts of a task by their names. In a list of items, an item has the name `id` and the text `body`."""
+    items = [each for value in data.values() if isinstance(value, list) for each in value if isinstance(each, Mapping)]
+    inner = {
+        str(each["id"]): each.get("body") or each.get("html") or each.get("title") for each in items if "id" in each
+    }
+    return {**data, **inner}
+
+
+FORMAT = replace(
+    table.FORMAT,
+    rank=1,
+    rows=lambda record: table.rows(record),  # A function of its own, so that errors name the format of a table.
+    rewards=rewards,
+    required=frozenset({RATINGS}),
+    choices=lambda record: table.choices(record)._replace(read=(RATINGS,)),
+    source="Label Studio's JSON export (labelstud.io, guide/export; tags pairwise, ranker, rating, choices and number)",
+    suffix=".jsonl",
+    test=_is_task,
+    records=records,
+    loses="The reward is the result of a control tag: --reward_fields ratings.NAME. In a comparison or a ranking, the "
+    "best answer has the reward 1, and the worst -1. Predictions and texts that annotators wrote are not read.",
+)

@@ -1,0 +1,59 @@
+"""Read output items of runs of OpenAI's Evals API. Each is a row."""
+
+from collections.abc import Iterator
+
+from topr_trl.importing.format import Format, LeftOut, Record
+from topr_trl.importing.openai_messages import check_roles, finish_reason, text_or_messages
+from topr_trl.importing.record_fields import inner_value, values_by_name
+from topr_trl.importing.row_table import Row
+
+_ITEM = "eval.run.output_item"
+
+
+def items(record: Record) -> Iterator[Record]:
+    """Yield each item of a page, with the scores of its graders by name. Yield a single item in the same way.
+
+    Args:
+        record (`Record`): Page of output items, or an item.
+    """
+    for item in record["data"] if record.get("object") == "list" else [record]:
+        named = [(each["name"], each["passed"] if each.get("score") is None else each["score"])
+                 for each in item.get("results") or ()]  # fmt: skip
+        yield {**item, "scores": values_by_name(named)}
+
+
+def rows(record: Record) -> list[Row | LeftOut]:
+    """Return the row of an item. Return `[LeftOut.FAILED]` if the sample has an error.
+
+    Raises:
+        Unusable: the finish reason is new, or a message cannot be used.
+    """
+    sample = record.get("sample") or {}
+    if any((sample.get("error") or {}).values()) or record.get("status") in ("error", "errored"):
+        return [LeftOut.FAILED]
+    prompt = text_or_messages(sample["input"])
+    check_roles(prompt)
+    settings = {name: sample.get(name) for name in ("model", "temperature", "top_p")}
+    completion = text_or_messages(
+        [{**each, "role": each.get("role") or "assistant"} for each in sample["output"] or ()]
+    )
+    return [{"prompt": prompt, "completion": completion, "finish_reason": finish_reason(sample.get("finish_reason")),
+             **settings}] if completion else []  # fmt: skip
+
+
+def _is_item(record: Record) -> bool:
+    first = record["data"][0] if isinstance(record.get("data"), list) and record["data"] else record
+    return inner_value(first, "object") == _ITEM
+
+
+FORMAT = Format(
+    source="OpenAI's Evals API (openai-python 3, types/evals/runs/output_item_list_response.py)",
+    suffix=".jsonl",
+    test=_is_item,
+    rows=rows,
+    rewards=lambda record: {f"scores.{name}": value for name, value in record["scores"].items()},
+    columns=("problem_id", "finish_reason", "model", "temperature", "top_p"),
+    required=frozenset({"sample", "scores"}),
+    records=items,
+    loses="Items lack tools and calls of tools. Do not train on a benchmark on which you report results.",
+)

@@ -1,0 +1,84 @@
+"""Read results of promptfoo, as JSON or JSON lines. Each answer of a provider is a row."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from topr_trl.importing.format import Format, LeftOut, Record, Unusable
+from topr_trl.importing.message_parts import assistant, parsed_json
+from topr_trl.importing.openai_messages import check_roles, finish_reason, text_or_messages
+from topr_trl.importing.record_fields import inner_value, value_at
+from topr_trl.importing.row_table import Row
+
+_UNGRADED = "No assertions"  # reason of a test without assertions, whose score is 1
+_ERROR = 2  # failureReason of a call that failed
+
+
+def results(record: Record) -> Iterator[Record]:
+    """Yield each result of an evaluation, with the transforms of its providers. Yield a single result as it is.
+
+    Args:
+        record (`Record`): Evaluation, or a line of JSON lines.
+    """
+    listed = inner_value(record, "results", "results")
+    if not isinstance(listed, list):
+        yield record
+        return
+    providers = inner_value(record, "config", "providers")
+    given = [each for each in providers if isinstance(each, Mapping)] if isinstance(providers, list) else []
+    changed = [value_at(each, "label", "id") for each in given if each.get("transform")]
+    for each in listed:
+        yield {**each, "transformed": value_at(each, "provider.label", "provider.id", "provider") in changed}
+
+
+def rows(record: Record) -> list[Row | LeftOut]:
+    """Return the row of a result. Return `[LeftOut.FAILED]` for a failed call, and `[LeftOut.UNGRADED]` without a test.
+
+    Raises:
+        Unusable: the output is not the text of the model, or a message cannot be used.
+    """
+    response = record.get("response") or {}
+    if record.get("failureReason") == _ERROR or response.get("error"):
+        return [LeftOut.FAILED]
+    if inner_value(record, "gradingResult", "reason") in (None, _UNGRADED):
+        return [LeftOut.UNGRADED]
+    options = inner_value(record, "testCase", "options") or {}
+    if record.get("transformed") or options.get("transform") or options.get("postprocess"):
+        raise Unusable("its output was changed by a transform, so the text of the model is not known")
+    asked = parsed_json(record["prompt"]["raw"])
+    is_messages = isinstance(asked, list) and all(inner_value(each, "role") is not None for each in asked)
+    prompt = text_or_messages(asked) if is_messages else record["prompt"]["raw"]
+    check_roles(prompt)
+    completion = _completion(response.get("output"))
+    return [{
+        "prompt": prompt, "completion": completion, "model": inner_value(record, "provider", "id"),
+        "finish_reason": finish_reason(response.get("finishReason")),
+    }] if completion else []  # fmt: skip
+
+
+def _completion(output: Any) -> Any:
+    """Return an output: text, or a turn with the tool calls in the format of OpenAI's API."""
+    if output is None or isinstance(output, str):
+        return output
+    calls = output if isinstance(output, list) else [output]
+    if not all(inner_value(each, "function", "name") for each in calls):
+        raise Unusable("its output is an object, which promptfoo parsed, so the text of the model is not known")
+    return [assistant("", calls)]
+
+
+FORMAT = Format(
+    source="promptfoo 0.121 (src/types/index.ts, EvaluateResult)",
+    suffix=".jsonl",
+    rank=1,
+    test=lambda record: (
+        isinstance(inner_value(record, "results", "results"), list)
+        or {"prompt", "promptIdx", "gradingResult", "score", "vars"} <= set(record)
+    ),
+    rows=rows,
+    rewards=lambda record: {"score": record["score"]},
+    columns=("problem_id", "finish_reason", "model"),
+    required=frozenset({"prompt", "score"}),
+    records=results,
+    chat=True,
+    loses="The reward is the score of all assertions: --reward_fields success or namedScores.NAME takes another one. "
+    "promptfoo writes thinking into the text of some answers. Files lack tools and sampling settings.",
+)
