@@ -33,8 +33,8 @@ class Log:
         self.store.end(call.id, state, {"choices": choices, "prompt_token_ids": prompt})
         return call.rollouts
 
-    def reward(self, rollout, reward, name="reward"):
-        assert self.store.set_reward(rollout, name, reward)
+    def reward(self, rollout, reward, name="reward", answer=0):
+        self.store.set_reward(rollout, name, reward, None, answer)
 
 
 @pytest.fixture
