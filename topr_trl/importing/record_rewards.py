@@ -10,7 +10,7 @@ from topr_trl.importing.format import Format, NotOfFormat, Record, Unrewarded, U
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.record_fields import field_value
 from topr_trl.importing.record_files import parsed, read_records
-from topr_trl.importing.row_table import Row
+from topr_trl.importing.row_table import TURN_REWARDS, Row
 
 # Labels with the same meaning in every file, and their rewards: 1 for good and -1 for bad. `--label_values` replaces
 # these labels.
@@ -172,6 +172,8 @@ def check_rewards(rows: Sequence[Row]) -> None:
         Unusable: a reward is infinite, NaN or too large for float32.
     """
     for row in rows:
+        if row.get(TURN_REWARDS) is not None:
+            continue
         if row.get("reward") is None:
             raise Unrewarded("it has no reward")
         _check_number("its reward", row["reward"])

@@ -26,7 +26,7 @@ from topr_trl.importing.completions import (
     turns_of,
     without_unknown_logps,
 )
-from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Placed, Record, Unrewarded, Unusable
+from topr_trl.importing.format import GRADED, Format, LeftOut, NotOfFormat, Placed, Record, Unrewarded, Unusable
 from topr_trl.importing.input_settings import LAST_TURN
 from topr_trl.importing.openai_messages import FAILED, has_broken_call
 from topr_trl.importing.reading_settings import ReadingArguments
@@ -36,7 +36,7 @@ from topr_trl.importing.record_files import files_of, has_unpaired_surrogate, pa
 from topr_trl.importing.record_rewards import RecordRewards, check_rewards, read_by_id, spellings, value_by_id
 from topr_trl.importing.redacted_rows import redact_row
 from topr_trl.importing.refused_formats import refused
-from topr_trl.importing.row_table import Row
+from topr_trl.importing.row_table import TURN_REWARDS, Row
 from topr_trl.importing.unread_text import check_unread, find_unread
 from topr_trl.recording.redaction import Redactor
 
@@ -419,6 +419,9 @@ class RecordReader:
 
     def _add_rewards(self, record: Record, rows: Sequence[Row | LeftOut]) -> None:
         """Add the rewards of a record to its rows. All rows of a rollout get the same reward."""
+        if any(GRADED in row for row in rows if not isinstance(row, LeftOut)):
+            self._add_turn_rewards(record, _rows_in(rows))
+            return
         rollouts = Rollouts.of([None if isinstance(row, LeftOut) else row.get(ROLLOUT) for row in rows])
         rewards = self.rewards.of(record, len(rollouts.counts_R)) if self.has_rewards else None
         if rewards is None and self.format.rewards is not None and (names := self.format.rewards(record)):
@@ -429,6 +432,33 @@ class RecordReader:
             for n, reward in zip(rollouts.order_N, np.repeat(rewards, rollouts.counts_R), strict=True):
                 if not isinstance(row := rows[n], LeftOut):
                     row["reward"] = float(reward)
+
+
+    def _add_turn_rewards(self, record: Record, rows: Sequence[Row]) -> None:
+        """Add the rewards of single turns to the rows of a rollout.
+
+        Raises:
+            NotOfFormat: the rollout also has a reward for all its turns.
+            Unrewarded: no turn has a reward.
+        """
+        for row in rows:
+            row[TURN_REWARDS] = [self._reward_or_none(turn) for turn in row[GRADED]]
+        has_turns = any(each is not None for row in rows for each in row[TURN_REWARDS])
+        if (whole := self._reward_or_none(record)) is not None:
+            if has_turns:
+                raise NotOfFormat(
+                    "the whole rollout has a reward, and its answers have rewards. Set --reward_fields to the names of "
+                    "one kind"
+                )
+            for row in rows:
+                row |= {"reward": whole, TURN_REWARDS: None}
+        elif not has_turns:
+            raise Unrewarded("it has no reward")
+
+    def _reward_or_none(self, record: Record) -> float | None:
+        with suppress(Unrewarded):
+            return (self.rewards.of(record, 1) or [None])[0]
+        return None
 
 
 def _matches(record: Record, name: str, value: str) -> bool:

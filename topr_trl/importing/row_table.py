@@ -19,12 +19,13 @@ MESSAGES = pa.list_(
 )  # fmt: skip
 IDS, LOGPS = pa.list_(pa.int32()), pa.list_(pa.float32())
 TEXT, NUMBER = pa.string(), pa.float64()
+TURN_REWARDS = "turn_rewards"
 _MOST_CHARACTERS = 60  # maximum length of a value in an error message
 # Columns that rows can have in addition to prompt and completion.
 COLUMNS: dict[str, pa.DataType] = {
     "prompt_ids": IDS, "completion_ids": IDS, "completion_mask": pa.list_(pa.int8()), "sampler_logps": LOGPS,
     "reward": NUMBER, "problem_id": TEXT, "rollout_id": TEXT, "finish_reason": TEXT, "answer": TEXT, "tools": TEXT,
-    "chat_template_kwargs": TEXT,
+    "chat_template_kwargs": TEXT, TURN_REWARDS: pa.list_(NUMBER),
     **dict(zip(SAMPLING, (NUMBER, NUMBER, pa.int64()), strict=True)), LOGPROBS_MODE: TEXT,
     "model": TEXT, "served_model": TEXT, "model_revision": TEXT,
 }  # fmt: skip

@@ -579,6 +579,8 @@ def count_rollouts(path: Path) -> int:
 def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rollouts of a recording. They and their calls have all reward names. A missing reward is None.
 
+    If a rollout has one answer, the rewards of this answer are those of the rollout.
+
     Args:
         path (`Path`): Database of the recording.
     """
@@ -587,6 +589,10 @@ def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
         names = sorted(name for (name,) in connection.execute("SELECT DISTINCT name FROM rewards"))
         for number, name in connection.execute("SELECT id, name FROM rollouts ORDER BY id"):
             rollout = _rollout(connection, number, name)
+            answers = [call for call in rollout["calls"] if call["state"] != State.FAILED]
+            if len(answers) == 1:
+                rollout["rewards"] |= answers[0]["rewards"]
+                answers[0]["rewards"] = {}
             for each in (rollout, *rollout["calls"]):
                 each["rewards"] = {reward: each["rewards"].get(reward) for reward in names}
             yield rollout
