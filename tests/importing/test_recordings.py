@@ -290,7 +290,7 @@ def test_turns_without_context_between_them_are_two_rows(tmp_path, log):
     assert (rows["completion_mask"][0], rows["rollout_id"][:]) == ([1, 0, 1], ["r", "r"])
     conversation(log, [[10], [20], [21]], name="whole", context=())
     log.reward("whole", 1)
-    assert imported(tmp_path, output_dir=tmp_path / "more")["completion_ids"][3:] == [[10, 20, 21]]
+    assert imported(tmp_path, output_dir=tmp_path / "more")["completion_ids"][2:] == [[10, 20, 21]]
 
 
 def test_each_rated_turn_is_in_one_of_several_rows(tmp_path, log):
