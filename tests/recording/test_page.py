@@ -422,7 +422,7 @@ def test_search(page, recorder):
     expect(page.locator("#empty")).to_contain_text("Search for a different text")
 
 
-CODE = f"""Look:
+CODE = f"""Look:\u202e
 ```python
 if a < b and "&amp;":
     {ATTACK}
@@ -446,7 +446,7 @@ def test_fenced_code_is_shown_as_code(page, recorder):
         f'if a < b and "&amp;":\n    {ATTACK}', "```\ninside\n~~~", "cut",
     ]  # fmt: skip
     expect(answer.locator(".code .role")).to_have_text(["python", ATTACK, "js"])
-    expect(answer.locator("> .text")).to_have_text(["Look:", "Then ``` is text, and"])
+    expect(answer.locator("> .text")).to_have_text(["Look:[U+202E]", "Then ``` is text, and"])
     page.wait_for_timeout(300)
     assert page.evaluate("window.hacked === undefined")
     assert page.locator("main img, main script").count() == 0
