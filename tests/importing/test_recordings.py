@@ -330,7 +330,7 @@ def test_rewards_of_answers_and_of_rollouts_with_several_names(tmp_path, log):
     assert with_fields("test") == [(0.25, None)]
     assert with_fields("rating") == [(None, [1.0, None, -1.0])]
     assert with_fields("rating", "length") == [(None, [1.5, 2.0, -1.5])]
-    with pytest.raises(ValueError, match="rollout r: the whole rollout has a reward, and its answers .*--reward_fields"):
+    with pytest.raises(ValueError, match=r"rollout r: the whole rollout has a reward, and .*--reward_fields"):
         with_fields("rating", "test")
     with pytest.raises(ValueError, match=r"rewards\.length, rewards\.rating, rewards\.test .*--reward_fields"):
         imported(tmp_path)

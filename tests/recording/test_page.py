@@ -76,7 +76,9 @@ def rows(page):
 
 
 def pressed(page):
-    return [button.get_attribute("aria-label") for button in page.locator("#grade [data-reward][aria-pressed=true]").all()]
+    return [
+        button.get_attribute("aria-label") for button in page.locator("#grade [data-reward][aria-pressed=true]").all()
+    ]
 
 
 def open_rollout(page, recorder, name):

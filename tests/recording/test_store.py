@@ -152,7 +152,8 @@ def test_only_answers_that_arrived_get_rewards(store):
 
 
 @pytest.mark.parametrize(("rating", "expected"), [
-    (None, (0, 2, {})), (1, (0, 0, {})), ([1, None], (1, 1, {"rating": [1, 1]})), ([1, 0], (1, 0, {"rating": [0.5, 2]})),
+    (None, (0, 2, {})), (1, (0, 0, {})),
+    ([1, None], (1, 1, {"rating": [1, 1]})), ([1, 0], (1, 0, {"rating": [0.5, 2]})),
 ])  # fmt: skip
 def test_a_rollout_with_some_rated_answers_is_graded_and_not_graded(store, rating, expected):
     graded(store, rating=rating)
@@ -164,8 +165,8 @@ def test_a_rollout_with_some_rated_answers_is_graded_and_not_graded(store, ratin
 
 
 @pytest.mark.parametrize(("search", "found"), [
-    ("Hé", "r"), ('"2" + 100%', "r"), ("0%2", ""), ("YES", "r"), ("no", "b"), ("nice", "r"), ("token", ""), ("user", ""),
-    ("\\", ""), ("new\nline", "r"), ("inf", "i"),
+    ("Hé", "r"), ('"2" + 100%', "r"), ("0%2", ""), ("YES", "r"), ("no", "b"), ("nice", "r"), ("token", ""),
+    ("user", ""), ("\\", ""), ("new\nline", "r"), ("inf", "i"),
 ])  # fmt: skip
 def test_search(store, search, found):
     """Search finds text of a message, of the rollout's own answer, or of a comment, but no names of fields."""

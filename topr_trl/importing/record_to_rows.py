@@ -433,7 +433,6 @@ class RecordReader:
                 if not isinstance(row := rows[n], LeftOut):
                     row["reward"] = float(reward)
 
-
     def _add_turn_rewards(self, record: Record, rows: Sequence[Row]) -> None:
         """Add the rewards of single turns to the rows of a rollout.
 
@@ -457,7 +456,8 @@ class RecordReader:
 
     def _reward_or_none(self, record: Record) -> float | None:
         with suppress(Unrewarded):
-            return (self.rewards.of(record, 1) or [None])[0]
+            for reward in self.rewards.of(record, 1) or ():
+                return reward
         return None
 
 

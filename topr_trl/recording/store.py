@@ -302,22 +302,14 @@ class Store:
                 raise LookupError(
                     f"There is no rollout {rollout!r}. Use the id in the header x-topr-rollout of an answer."
                 )
-            states = dict(
-                run("SELECT number, state FROM parts JOIN calls ON calls.id = call WHERE rollout = ?", found)
-            )
-            if answer and answer not in states:
-                raise LookupError(
-                    f"Rollout {rollout} has no answer {answer}. Use the number in the header x-topr-answer: "
-                    f"1 to {len(states)}."
-                )
+            place = (found[0], answer, name)
+            if answer:
+                _check_answer(run, found[0], answer, is_removed=reward is None)
             if reward is None:
-                run("DELETE FROM rewards WHERE (rollout, answer, name) = (?, ?, ?)", (*found, answer, name))
+                run("DELETE FROM rewards WHERE (rollout, answer, name) = (?, ?, ?)", place)
                 return
-            if states.get(answer) == State.FAILED:
-                raise LookupError(f"The call of answer {answer} failed. Grade an answer that arrived.")
-            _check_kind(run, *found, name, answer)
-            run("REPLACE INTO rewards VALUES (?, ?, ?, ?, ?, ?)",
-                (*found, answer, name, reward, comment, time.time()))  # fmt: skip
+            _check_kind(run, *place)
+            run("REPLACE INTO rewards VALUES (?, ?, ?, ?, ?, ?)", (*place, reward, comment, time.time()))
 
     # The page calls the following methods from several threads, so each of them opens a new connection.
 
@@ -405,7 +397,23 @@ class Store:
             yield connection
 
 
-def _check_kind(run: Any, rollout: int, name: str, answer: int) -> None:
+def _check_answer(run: Any, rollout: int, answer: int, is_removed: bool) -> None:
+    """Check that a rollout has an answer whose reward can be set or removed.
+
+    Raises:
+        LookupError: there is no such answer, or its call failed and its reward is not removed.
+    """
+    query = "SELECT number, state FROM parts JOIN calls ON calls.id = call WHERE rollout = ?"
+    states = dict(run(query, (rollout,)))
+    if answer not in states:
+        raise LookupError(
+            f"There is no answer {answer}. Use the number in the header x-topr-answer, here 1 to {len(states)}."
+        )
+    if states[answer] == State.FAILED and not is_removed:
+        raise LookupError(f"The call of answer {answer} failed. Grade an answer that arrived.")
+
+
+def _check_kind(run: Any, rollout: int, answer: int, name: str) -> None:
     """Check that a reward is of the same kind as the rewards of this name in a rollout: of the whole, or of answers.
 
     Raises:

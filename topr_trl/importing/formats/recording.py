@@ -111,28 +111,27 @@ def _joined(row: Row, later: Row) -> Row | None:
             "completion_mask": [*own, *[0] * len(context), *[1] * len(later["completion_ids"])],
             "sampler_logps": logps,
         }
-        return {**later, **tokens, "prompt_ids": row["prompt_ids"], **_joined_text(row, later), **_graded(row, later)}
+        return {**later, **tokens, "prompt_ids": row["prompt_ids"], **_joined_text(row, later)}
     is_chat = isinstance(row["prompt"], list)
-    return {**later, **_joined_text(row, later), **_graded(row, later)} if is_chat and _is_continued(row, later) else None
+    return {**later, **_joined_text(row, later)} if is_chat and _is_continued(row, later) else None
 
 
 def _joined_text(row: Row, later: Row) -> Row:
-    """Return the prompt of a row, and a completion with everything after this prompt, including the later answer."""
+    """Return the prompt of a row, and a completion with everything after this prompt, including the later answer.
+
+    Also return the rewards of all turns, if the turns have rewards of their own.
+    """
+    graded = {GRADED: [*row[GRADED], *later[GRADED]]} if GRADED in row else {}
     if not isinstance(row["prompt"], list):
         # The later prompt has the earlier completion with its special tokens, which the text of a completion lacks.
         # Prompts of token ids have no text.
         since = later["prompt"].removeprefix(row["prompt"]) if row["prompt"] else row["completion"]
-        return {"prompt": row["prompt"], "completion": since + later["completion"]}
+        return {"prompt": row["prompt"], "completion": since + later["completion"], **graded}
     read = len(row["prompt"]) + len(row["completion"])
     # An assistant turn here comes from the application, or from a call with another row, such as a call of another
     # model. Weight 0 makes it context.
     between = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in later["prompt"][read:]]
-    return {"prompt": row["prompt"], "completion": [*row["completion"], *between, *later["completion"]]}
-
-
-def _graded(row: Row, later: Row) -> Row:
-    """Return the rewards of the turns in both rows. Each row has the same kind of rewards."""
-    return {GRADED: [*row[GRADED], *later[GRADED]]} if GRADED in row else {}
+    return {"prompt": row["prompt"], "completion": [*row["completion"], *between, *later["completion"]], **graded}
 
 
 def _is_continued(row: Row, later: Row) -> bool:
