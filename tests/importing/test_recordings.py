@@ -33,8 +33,8 @@ class Log:
         self.store.end(call.id, state, {"choices": choices, "prompt_token_ids": prompt})
         return call.rollouts
 
-    def reward(self, rollout, reward, name="reward"):
-        assert self.store.set_reward(rollout, name, reward)
+    def reward(self, rollout, reward, name="reward", answer=0):
+        self.store.set_reward(rollout, name, reward, None, answer)
 
 
 @pytest.fixture
@@ -165,9 +165,6 @@ def test_messages_that_changed_start_another_row(tmp_path, log, change):
 
 
 def test_an_answer_of_another_model_is_learned_once(tmp_path, log):
-    def said(text):
-        return {"role": "assistant", "content": text}
-
     (name,) = log.add([HI], ({"content": "a"}, None))
     log.add([HI, said("a"), HI], ({"content": "b"}, None), rollout=name, model="other")
     log.add([HI, said("a"), HI, said("b"), HI], ({"content": "c"}, None), rollout=name)
@@ -249,6 +246,94 @@ def test_several_rewards_have_to_be_chosen(tmp_path, log):
     given = ["import", "--input", str(tmp_path / "log"), "--output_dir", str(tmp_path / "both"), "--reward_fields"]
     main.main([*given, "rewards.test", "rewards.rating"])
     assert load_rows(tmp_path / "both")["reward"][:] == [1.0, 0.5, 1.25]
+
+
+def said(text):
+    return {"role": "assistant", "content": text}
+
+
+def conversation(log, ids=None, name="r", context=(30,)):
+    """Record three answers of one conversation, with the token ids of each answer or without token ids."""
+    messages, read = [HI], [1, 2]
+    for n, text in enumerate("abc"):
+        own = ids and ids[n]
+        log.add(messages, (said(text), own), prompt=read if ids else None, rollout=name)
+        messages, read = [*messages, said(text), HI], [*read, *(own or ()), *context]
+
+
+@pytest.mark.parametrize("ids", [None, [[10, 11], [20], [21]]])
+def test_each_rated_answer_is_a_turn_with_its_reward(tmp_path, log, ids):
+    conversation(log, ids)
+    log.reward("r", 1, answer=1)
+    log.reward("r", -1, answer=3)
+    (row,) = imported(tmp_path)
+    assert (row["turn_rewards"], row["reward"], row["rollout_id"]) == ([1.0, None, -1.0], None, None)
+    assert [turn["content"] for turn in row["completion"]] == ["a", "hi", "b", "hi", "c"]
+    assert row["completion_mask"] == (ids and [1, 1, 0, 1, 0, 1])
+
+
+def test_a_failed_answer_is_no_turn(tmp_path, log):
+    log.store.end(log.store.begin("chat/completions", {"model": "m", "messages": [HI]}, "r", 1).id, State.FAILED)
+    conversation(log)
+    for answer, reward in ((2, 1), (3, 0), (4, -1)):
+        log.reward("r", reward, answer=answer)
+    assert imported(tmp_path)["turn_rewards"][:] == [[1.0, 0.0, -1.0]]
+
+
+def test_turns_without_context_between_them_are_two_rows(tmp_path, log):
+    """One run of ones in the mask would be one turn."""
+    conversation(log, [[10], [20], [21]], context=())
+    for answer, reward in ((1, 1), (2, 0), (3, -1)):
+        log.reward("r", reward, answer=answer)
+    rows = imported(tmp_path)
+    assert rows["turn_rewards"][:] == [[1.0, -1.0], [0.0]]  # The second answer is context between the others.
+    assert (rows["completion_mask"][0], rows["rollout_id"][:]) == ([1, 0, 1], ["r", "r"])
+    conversation(log, [[10], [20], [21]], name="whole", context=())
+    log.reward("whole", 1)
+    assert imported(tmp_path, output_dir=tmp_path / "more")["completion_ids"][2:] == [[10, 20, 21]]
+
+
+def test_each_rated_turn_is_in_one_of_several_rows(tmp_path, log):
+    log.add([HI], (said("a"), [10]), prompt=[1], rollout="r")
+    log.add([HI, said("a"), HI], (said("b"), [20]), prompt=[1, 10, 30], rollout="r")
+    log.add([HI, said("a"), HI], (said("c"), [21]), prompt=[1, 12, 30], rollout="r")  # The template changed a turn.
+    for answer, reward in ((1, 1), (2, 0.5), (3, -1)):
+        log.reward("r", reward, answer=answer)
+    rows = imported(tmp_path)
+    assert rows["turn_rewards"][:] == [[1.0, 0.5], [-1.0]]
+    assert (rows["rollout_id"][:], rows["reward"][:]) == (["r", "r"], [None, None])
+
+
+def test_a_rollout_of_one_answer_has_its_reward(tmp_path, log):
+    (name,) = log.add([HI], (said("yes"), None))
+    log.reward(name, 1, answer=1)
+    conversation(log)
+    log.reward("r", -1)
+    rows = imported(tmp_path)
+    assert (rows["reward"][:], rows["turn_rewards"][:]) == ([1.0, -1.0], [None, None])
+
+
+def test_rewards_of_answers_and_of_rollouts_with_several_names(tmp_path, log):
+    conversation(log)
+    log.reward("r", 0.25, "test")
+    for name, reward in (("rating", 1), ("length", 0.5)):
+        log.reward("r", reward, name, answer=1)
+        log.reward("r", -reward, name, answer=3)
+    log.reward("r", 2, "length", answer=2)
+
+    def with_fields(*fields):
+        folder = tmp_path / "_".join(fields)
+        command = ["import", "--input", str(tmp_path / "log"), "--output_dir", str(folder), "--reward_fields"]
+        main.main([*command, *(f"rewards.{field}" for field in fields)])
+        return [(row["reward"], row["turn_rewards"]) for row in load_rows(folder)]
+
+    assert with_fields("test") == [(0.25, None)]
+    assert with_fields("rating") == [(None, [1.0, None, -1.0])]
+    assert with_fields("rating", "length") == [(None, [1.5, 2.0, -1.5])]
+    with pytest.raises(ValueError, match=r"rollout r: the whole rollout has a reward, and .*--reward_fields"):
+        with_fields("rating", "test")
+    with pytest.raises(ValueError, match=r"rewards\.length, rewards\.rating, rewards\.test .*--reward_fields"):
+        imported(tmp_path)
 
 
 def test_a_recording_without_rewards_says_so(tmp_path, log):

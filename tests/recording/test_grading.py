@@ -56,7 +56,53 @@ def test_a_reward_is_replaced_and_removed(running):
     assert running.rollouts()[0]["rewards"] == {}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reward_of_an_answer(running, stream):
+    """The number in the header can be sent back as it is."""
+    url = f"{running.address}/v1/chat/completions"
+    headers = [
+        httpx.post(url, json={**CHAT, "stream": stream}, headers={"x-topr-rollout": "r"}).headers for _ in range(2)
+    ]
+    assert [each["x-topr-answer"] for each in headers] == ["1", "2"]
+    sent = grade(running, rollout_id="r", answer=headers[1]["x-topr-answer"], label="down", comment="why")
+    assert sent.json() == {"rollout_id": "r", "answer": 2, "name": "reward", "reward": -1}
+    assert grade(running, rollout_id="r", answer=1, reward=0.5).status_code == 200
+    (rollout,) = running.rollouts()
+    assert [call["rewards"]["reward"] for call in rollout["calls"]] == [0.5, -1]
+    assert (rollout["rewards"]["reward"], rollout["calls"][1]["comments"]) == (None, {"reward": "why"})
+    shown = httpx.get(f"{running.address}/rollouts/r").json()
+    assert [(call["number"], call["rewards"]) for call in shown["calls"]] == [(1, {"reward": 0.5}), (2, {"reward": -1})]
+    (row,) = httpx.get(f"{running.address}/rollouts").json()["rollouts"]
+    assert (row["answer_rewards"], row["answers"], row["ungraded"]) == ({"reward": [-0.25, 2]}, 2, 2)
+
+
+def test_numbers_of_several_choices(running):
+    def asked(n, **more):
+        return httpx.post(f"{running.address}/v1/chat/completions", json={**CHAT, "n": n}, **more).headers
+
+    assert [asked(2)["x-topr-answer"], asked(2, headers={"x-topr-rollout": "r"})["x-topr-answer"]] == ["1,1", "1,2"]
+
+
+def test_a_rollout_has_one_reward_or_rewards_of_answers(running):
+    name = recorded(running)
+    assert grade(running, rollout_id=name, answer=1, reward=1).status_code == 200
+    refused = grade(running, rollout_id=name, reward=1)
+    assert (refused.status_code, "first remove it" in refused.json()["error"]["message"]) == (409, True)
+    for given in ({"answer": 1, "reward": None}, {"reward": 1}):
+        assert grade(running, rollout_id=name, **given).status_code == 200
+    assert grade(running, rollout_id=name, answer=1, reward=1).status_code == 409
+
+
+def test_an_answer_that_does_not_exist(running):
+    name = recorded(running)
+    for reward in (1, None):
+        found = grade(running, rollout_id=name, answer=2, reward=reward)
+        assert (found.status_code, "x-topr-answer" in found.json()["error"]["message"]) == (404, True)
+
+
 @pytest.mark.parametrize(("given", "field"), [
+    *(({"rollout_id": "r", "reward": 1, "answer": wrong}, "answer must be a number in the header x-topr-answer")
+      for wrong in (0, -1, 1.5, True, "", "one", "1,2", "\u00b2", [], "9" * 30)),
     ({"reward": 1}, "rollout_id"), ({"rollout_id": 3, "reward": 1}, "rollout_id"),
     ({"rollout_id": "r"}, "reward"), ({"rollout_id": "r", "reward": 1, "label": True}, "label"),
     ({"rollout_id": "r", "reward": "1"}, "reward must be a finite number, not '1'"),
@@ -121,7 +167,10 @@ def test_lists(running):
     assert [each["rollout_id"] for each in found["rollouts"]] == names[1::-1]
     first = found["rollouts"][0]
     assert (first["asked"], first["answer"], first["rewards"]) == ("2 + 2?", "It is 4.", {"rating": 1.0})
-    assert httpx.get(f"{running.address}/rollouts?before=x").status_code == 400
+    for wrong in ("before=x", f"search={'x' * 201}"):
+        assert httpx.get(f"{running.address}/rollouts?{wrong}").status_code == 400
+    for search, expected in (("2%20%2b%202", 3), ("none", 0)):
+        assert len(httpx.get(f"{running.address}/rollouts?search={search}").json()["rollouts"]) == expected
 
 
 def test_a_rollout_has_its_conversation_and_no_tokens(running):

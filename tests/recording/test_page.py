@@ -34,10 +34,11 @@ class Recorder:
         self.store.end(call.id, state, {"choices": choices}, error=error)
         return turns, message
 
-    def grade(self, name):
-        """Return the rating and its comment."""
+    def grade(self, name, answer=1):
+        """Return the rating of an answer, or of the whole rollout if `answer` is 0, and its comment."""
         found = self.store.rollout(name)
-        return found["rewards"].get("rating"), found["comments"].get("rating")
+        graded = found["calls"][answer - 1] if answer else found
+        return graded["rewards"].get("rating"), graded["comments"].get("rating")
 
 
 @pytest.fixture
@@ -75,7 +76,9 @@ def rows(page):
 
 
 def pressed(page):
-    return [button.get_attribute("aria-label") for button in page.locator("#grade button[aria-pressed=true]").all()]
+    return [
+        button.get_attribute("aria-label") for button in page.locator("#grade [data-reward][aria-pressed=true]").all()
+    ]
 
 
 def open_rollout(page, recorder, name):
@@ -101,7 +104,7 @@ def test_list_and_filter(page, recorder):
     expect(newest).to_contain_text("calls look")
     expect(middle).to_contain_text("failed")
     expect(middle).to_contain_text("(no answer)")
-    for text in ("tiny", "First question", "First answer", "verifier 0.25"):
+    for text in ("tiny", "First question", "First answer", "verifier +0.25"):
         expect(oldest).to_contain_text(text)
     assert "more" not in oldest.inner_text()
     page.get_by_role("button", name="Graded", exact=True).click()
@@ -218,7 +221,7 @@ def test_grade_by_mouse_and_keyboard(page, recorder):
     keys = {"1": -1, "2": -0.5, "3": 0, "4": 0.5, "5": 1, "d": -1, "u": 1, "-": -1, "+": 1}
     for key, reward in keys.items():
         page.keyboard.press(key)
-        expect(page.locator("#saved")).to_have_text(f"Reward {reward} saved".replace("-", "−"))
+        expect(page.locator("#saved")).to_have_text(f"Reward {reward:{'+' if reward else ''}} saved".replace("-", "−"))
         assert recorder.grade("a") == (reward, None)
         assert len(pressed(page)) == 1 + (abs(reward) == 1)
 
@@ -228,7 +231,7 @@ def test_grade_is_removed(page, recorder):
     open_rollout(page, recorder, "a")
     for remove in (lambda: page.keyboard.press("0"), page.get_by_role("button", name="Remove").click):
         page.keyboard.press("4")
-        expect(page.locator("#saved")).to_have_text("Reward 0.5 saved")
+        expect(page.locator("#saved")).to_have_text("Reward +0.5 saved")
         assert pressed(page) == ["Score 4 of 5"]
         remove()
         expect(page.locator("#saved")).to_have_text("Not graded")
@@ -242,21 +245,28 @@ def test_comment(page, recorder):
     recorder.add("b", "Hi")
     open_rollout(page, recorder, "a")
     comment = page.get_by_label("Comment")
-    expect(comment).to_be_disabled()
+    page.keyboard.press("c")
+    expect(comment).to_be_focused()
+    comment.press_sequentially("Before the grade")
+    comment.press("Escape")
+    assert recorder.grade("a") == (None, None)
+    recorder.store.set_reward("b", "rating", 0)  # so that the page does not move on to it
+    expect(rows(page).first).to_contain_text("rating 0", timeout=TIMEOUT)
     page.keyboard.press("4")
-    expect(comment).to_be_enabled()
+    expect(page.locator("#saved")).to_have_text("Reward +0.5 saved")
+    assert recorder.grade("a") == (0.5, "Before the grade")
     comment.fill("")
     comment.press_sequentially("u15 djk")  # The page's shortcuts must not act here.
-    assert recorder.grade("a") == (0.5, None)
+    assert recorder.grade("a") == (0.5, "Before the grade")
     comment.press("Control+Enter")  # leaves the field, so that the next key grades
     expect(page.locator("#conversation")).to_be_focused()
-    expect(page.locator("#saved")).to_have_text("Reward 0.5 saved")
+    expect(page.locator("#saved")).to_have_text("Reward +0.5 saved")
     assert recorder.grade("a") == (0.5, "u15 djk")
     comment.press("End")
     comment.press_sequentially("!")
     comment.press("Escape")  # leaves the field
     expect(page.locator("#conversation")).to_be_focused()
-    expect(page.locator("#saved")).to_have_text("Reward 0.5 saved")
+    expect(page.locator("#saved")).to_have_text("Reward +0.5 saved")
     assert recorder.grade("a") == (0.5, "u15 djk!")
     page.keyboard.press("2")  # a new grade keeps the comment
     expect(page.locator("#saved")).to_have_text("Reward −0.5 saved")
@@ -296,15 +306,152 @@ def test_grading_all_that_is_not_graded(page, recorder):
     page.keyboard.press("j")
     for name, following in ("dc", "ca"):
         expect(page.locator("#conversation")).to_contain_text(f"Question {name}")
-        page.keyboard.press("3")
-        expect(page.locator("#saved")).to_have_text("Reward 0 saved")
-        page.wait_for_timeout(300)  # The page reloads the list.
-        expect(page.locator("#name")).to_have_text(name)
-        expect(page.locator("#rows a[aria-current]")).to_contain_text("rating 0")
-        page.keyboard.press("j")
+        page.keyboard.press("2")
+        expect(page.locator("#saved")).to_have_text("Saved −0.5 · Not graded")
         expect(page.locator("#name")).to_have_text(following)
         expect(page.locator("#rows")).not_to_contain_text(f"Question {name}", timeout=1_000)  # before a poll
+        assert recorder.grade(name) == (-0.5, None)
     expect(rows(page)).to_have_count(1)
+    page.keyboard.press("1")
+    expect(page.locator("#saved")).to_have_text("Reward −1 saved")  # There is no other answer to grade.
+    expect(page.locator("#name")).to_have_text("a")
+
+
+def conversation(recorder, name, *answers):
+    turns = []
+    for answer in answers:
+        turns, message = recorder.add(name, *turns, f"About {answer}?", answer=answer)
+        turns = [*turns, message]
+
+
+def test_each_answer_of_a_conversation_is_graded(page, recorder):
+    recorder.add("next", "Hi")
+    conversation(recorder, "talk", "One", "Two", "Three")
+    recorder.store.set_reward("talk", "test", 0.5, None, 3)
+    page.goto(recorder.url)
+    rows(page).first.click()
+    turns, saved = page.locator("#conversation .turn.own"), page.locator("#saved")
+    expect(saved).to_have_text("Answer 1 · Not graded")
+    expect(turns.nth(2)).to_contain_text("test +0.5")
+    page.get_by_text("Two", exact=True).click()
+    expect(saved).to_have_text("Answer 2 · Not graded")
+    expect(page.locator(".turn.picked")).to_contain_text("Two")
+    page.keyboard.press("5")
+    expect(saved).to_have_text("Saved +1 · Answer 3 · Not graded")
+    expect(turns.nth(1)).to_contain_text("rating +1")
+    expect(rows(page).first).to_contain_text("rating +1 (1 of 3)")
+    page.keyboard.press("c")
+    page.keyboard.type("Why")
+    page.keyboard.press("p")  # is text
+    page.keyboard.press("Escape")
+    page.keyboard.press("1")
+    expect(saved).to_have_text("Saved −1 · Answer 1 · Not graded")  # an earlier answer is left
+    expect(rows(page).first).to_contain_text("rating 0 (2 of 3)")
+    expect(page.get_by_label("Comment")).to_have_value("")
+    assert [recorder.grade("talk", answer) for answer in (1, 2, 3)] == [(None, None), (1, None), (-1, "Whyp")]
+    page.keyboard.press("n")
+    page.keyboard.press("n")
+    expect(saved).to_have_text("Answer 3 · Reward −1 saved")
+    expect(page.get_by_label("Comment")).to_have_value("Whyp")
+    page.keyboard.press("0")
+    expect(saved).to_have_text("Answer 3 · Not graded")
+    assert recorder.grade("talk", 3) == (None, None)
+    page.keyboard.press("4")
+    expect(saved).to_have_text("Saved +0.5 · Answer 1 · Not graded")
+    page.keyboard.press("3")
+    expect(page.locator("#name")).to_have_text("next")
+    expect(saved).to_have_text("Saved 0 · Not graded")
+    colors = {name: rows(page).locator(f".{name}").first.evaluate("each => getComputedStyle(each).color")
+              for name in ("plus", "quiet")}  # fmt: skip
+    assert colors["plus"] != colors["quiet"]
+
+
+def test_a_rollout_has_one_grade_or_grades_of_answers(page, recorder):
+    page.expected.append("409")
+    for name in "abc":
+        conversation(recorder, name, "One", "Two")
+    open_rollout(page, recorder, "c")
+    saved, whole = page.locator("#saved"), page.get_by_role("button", name="Whole rollout")
+    page.keyboard.press("w")
+    expect(saved).to_have_text("Whole rollout · Not graded")
+    page.keyboard.press("u")
+    expect(page.locator("#name")).to_have_text("b")  # The whole rollout is graded, so all its answers are.
+    assert recorder.grade("c", 0) == (1, None)
+    expect(saved).to_have_text("Saved +1 · Whole rollout · Not graded")  # The person grades whole rollouts.
+    whole.click()
+    expect(saved).to_have_text("Answer 1 · Not graded")
+    page.keyboard.press("d")
+    expect(saved).to_have_text("Saved −1 · Answer 2 · Not graded")
+    whole.click()
+    expect(saved).to_contain_text("Remove these to grade the whole rollout.")
+    page.keyboard.press("k")
+    expect(saved).to_have_text("Whole rollout · Reward +1 saved")
+    page.locator(".turn.own").first.click()
+    expect(saved).to_contain_text("Remove it to grade its answers.")
+    assert recorder.grade("c", 1) == (None, None)
+    page.keyboard.press("0")
+    expect(saved).to_have_text("Whole rollout · Not graded")
+    page.locator(".turn.own").nth(1).click()
+    recorder.store.set_reward("c", "rating", 0)  # meanwhile
+    page.keyboard.press("u")
+    expect(page.get_by_role("alert")).to_contain_text("The whole rollout has the reward rating. To grade answers")
+    assert recorder.grade("c", 2) == (None, None)
+
+
+def test_search(page, recorder):
+    recorder.add("a", "Where is my Parcel?", answer="On its way.")
+    called = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "(parcel]"}'}}]
+    recorder.add("b", "Hi", answer={"role": "assistant", "content": None, "tool_calls": called})
+    recorder.add("c", "Hello")
+    page.goto(recorder.url)
+    expect(rows(page)).to_have_count(3)
+    search = page.get_by_label("Search text")
+    page.keyboard.press("/")
+    page.keyboard.type("parcel")
+    expect(rows(page)).to_have_count(2)
+    rows(page).nth(1).click()
+    expect(page.locator("#conversation mark")).to_have_text("Parcel")
+    search.fill("(parcel]")
+    expect(rows(page)).to_have_count(2)  # The opened rollout stays until the person moves on.
+    search.press("Enter")
+    page.keyboard.press("k")
+    expect(page.locator("#name")).to_have_text("b")
+    expect(rows(page)).to_have_count(1)
+    expect(page.locator("#conversation mark").filter(visible=True).last).to_have_text("(parcel]")
+    search.fill("nowhere")
+    expect(rows(page)).to_have_count(1)
+    page.get_by_role("button", name="Close").click()
+    expect(page.locator("#empty")).to_contain_text("Search for a different text")
+
+
+CODE = f"""Look:\u202e
+```python
+if a < b and "&amp;":
+    {ATTACK}
+```
+Then ``` is text, and
+ ~~~~ {ATTACK}
+```
+inside
+~~~
+~~~~
+```js
+cut"""
+
+
+def test_fenced_code_is_shown_as_code(page, recorder):
+    recorder.add("a", "Hi", answer=CODE)
+    open_rollout(page, recorder, "a")
+    answer = page.locator("#conversation .own")
+    code = answer.locator("pre code")
+    assert [each.text_content() for each in code.all()] == [
+        f'if a < b and "&amp;":\n    {ATTACK}', "```\ninside\n~~~", "cut",
+    ]  # fmt: skip
+    expect(answer.locator(".code .role")).to_have_text(["python", ATTACK, "js"])
+    expect(answer.locator("> .text")).to_have_text(["Look:[U+202E]", "Then ``` is text, and"])
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.hacked === undefined")
+    assert page.locator("main img, main script").count() == 0
 
 
 def test_new_rollouts_appear_without_losing_the_place(page, recorder):
@@ -410,7 +557,7 @@ def test_error_of_the_server(page, recorder, monkeypatch):
         expect(page.locator("#saved")).to_have_text("Not saved")
     page.keyboard.press("5")
     expect(alert).to_be_hidden()
-    assert recorder.grade("a") == (1, "Kept")
+    assert recorder.grade("a", 0) == (1, "Kept")
 
 
 def test_recorder_is_stopped(page, recorder):
@@ -435,7 +582,7 @@ def test_links_to_rollouts(page, recorder):
     expect(page.locator("#name")).to_have_text(name)
     expect(page.locator("#grade")).to_be_visible()  # Keys grade once the conversation is loaded.
     page.keyboard.press("5")
-    expect(page.locator("#saved")).to_have_text("Reward 1 saved")
+    expect(page.locator("#saved")).to_have_text("Reward +1 saved")
     assert recorder.grade(name) == (1, None)
     page.reload()
-    expect(page.locator("#saved")).to_have_text("Reward 1 saved")
+    expect(page.locator("#saved")).to_have_text("Reward +1 saved")

@@ -47,6 +47,12 @@ def rollouts(store):
     return list(read_rollouts(store.path))
 
 
+def call_name(store, choice):
+    """Return the name of the rollout of a choice of the second call."""
+    query = "SELECT name FROM rollouts JOIN parts ON id = rollout WHERE (call, choice) = (2, ?)"
+    return store._connection.execute(query, (choice,)).fetchone()[0]
+
+
 def test_a_call_is_read_while_the_store_is_open(store):
     call = store.begin("chat/completions", HI, None, 1, served_model="/w", model_revision="v2")
     store.end(call.id, State.FINISHED, answer("yes"))
@@ -96,6 +102,85 @@ def test_lists_and_totals(store):
     assert [(mean, count) for _, mean, count in totals["means"]["rating"]] == [(1.0, 1), (0.0, 1)]
     assert store.rollout("r1")["rewards"] == {"rating": 1.0}
     assert store.rollout("none") is None
+
+
+def test_answers_are_numbered_in_their_rollout(store):
+    assert store.begin("chat/completions", HI, "r", 2).answers == [1, 2]
+    first = store.begin("chat/completions", HI, None, 1)
+    store.end(first.id, State.FINISHED, answer("yes"), {0: "key"})
+    assert store.begin("chat/completions", HI, "r", 1).answers == [3]
+    assert store.begin("chat/completions", HI, None, 3, "key").answers == [2, 1, 1]
+
+
+def graded(store, **rewards):
+    """Record two answers, and give rewards by name: of the answers, or of the whole rollout."""
+    for text in ("a", "b"):
+        store.end(store.begin("chat/completions", HI, "r", 1).id, State.FINISHED, answer(text))
+    for name, values in rewards.items():
+        for place, reward in enumerate(values if isinstance(values, list) else [values], isinstance(values, list)):
+            if reward is not None:
+                store.set_reward("r", name, reward, None, place)
+
+
+def test_each_answer_keeps_its_own_reward(store):
+    graded(store, rating=[1, -1], test=0.5)
+    store.set_reward("r", "rating", 0, "why", 2)
+    (rollout,) = rollouts(store)
+    assert rollout["rewards"] == {"rating": None, "test": 0.5}
+    assert [call["rewards"] for call in rollout["calls"]] == [{"rating": 1, "test": None}, {"rating": 0, "test": None}]
+    assert [call["comments"] for call in rollout["calls"]] == [{}, {"rating": "why"}]
+    store.set_reward("r", "rating", None, None, 1)
+    assert [call["rewards"] for call in store.rollout("r")["calls"]] == [{}, {"rating": 0}]
+
+
+@pytest.mark.parametrize(("rating", "answer", "words"), [(1, 2, "whole rollout has"), ([None, 1], 0, "Answer 2 has")])
+def test_a_rollout_has_one_reward_or_rewards_of_answers(store, rating, answer, words):
+    graded(store, rating=rating)
+    with pytest.raises(ValueError, match=rf"{words} the reward rating.*remove"):
+        store.set_reward("r", "rating", 1, None, answer)
+    store.set_reward("r", "test", 1, None, answer)  # Another name has rewards of its own.
+
+
+def test_only_answers_that_arrived_get_rewards(store):
+    graded(store)
+    store.set_reward("r", "rating", 1, None, store.begin("chat/completions", HI, "r", 1).answers[0])  # may arrive
+    (failed,) = store.begin("chat/completions", HI, "r", 1).answers
+    store.end(failed, State.FAILED)
+    for number, words in ((failed, "answer 4 failed"), (5, "no answer 5.*1 to 4")):
+        with pytest.raises(LookupError, match=words):
+            store.set_reward("r", "rating", 1, None, number)
+
+
+@pytest.mark.parametrize(("rating", "expected"), [
+    (None, (0, 2, {})), (1, (0, 0, {})),
+    ([1, None], (1, 1, {"rating": [1, 1]})), ([1, 0], (1, 0, {"rating": [0.5, 2]})),
+])  # fmt: skip
+def test_a_rollout_with_some_rated_answers_is_graded_and_not_graded(store, rating, expected):
+    graded(store, rating=rating)
+    (found,) = store.latest(None, None, 9)
+    assert (store.totals(9)["graded"] - (rating == 1), found["ungraded"], found["answer_rewards"]) == expected
+    assert (found["answers"], len(found["calls"])) == (2, 1)
+    assert len(store.latest(True, None, 9)) == (rating is not None)
+    assert len(store.latest(False, None, 9)) == (expected[1] > 0)
+
+
+@pytest.mark.parametrize(("search", "found"), [
+    ("Hé", "r"), ('"2" + 100%', "r"), ("0%2", ""), ("YES", "r"), ("no", "b"), ("nice", "r"), ("token", ""),
+    ("user", ""), ("\\", ""), ("new\nline", "r"), ("inf", "i"),
+])  # fmt: skip
+def test_search(store, search, found):
+    """Search finds text of a message, of the rollout's own answer, or of a comment, but no names of fields."""
+    request = {"messages": [{"role": "user", "content": 'Hé, "2" + 100% new\nline'}]}
+    call = store.begin("chat/completions", request, "r", 1)
+    choices = {"choices": [{**answer("yes")["choices"][0], "logprobs": {"content": [{"token": "token"}]}}]}
+    store.end(call.id, State.FINISHED, choices)
+    store.set_reward("r", "rating", 1, "nice", 1)
+    call = store.begin("chat/completions", HI, None, 2)
+    store.end(call.id, State.FINISHED, {"choices": [*answer("so")["choices"], *answer("no", 1)["choices"]]})
+    call = store.begin("chat/completions", {"top_p": float("inf")}, "i", 1)
+    store.end(call.id, State.FINISHED, {"choices": [{"text": "inf", "index": 0, "x": float("nan")}]})
+    names = {"r": "r", "i": "i", call_name(store, 1): "b"}
+    assert "".join(names.get(each["rollout_id"], "?") for each in store.latest(None, None, 9, search)) == found
 
 
 @pytest.mark.parametrize(("number", "order"), [(0.5, [0, 1]), (0.5, [1, 0]), (float("nan"), [0, 1])])

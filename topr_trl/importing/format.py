@@ -11,6 +11,7 @@ from topr_trl.importing.row_table import COLUMNS, Row
 
 Record = dict[str, Any]
 Placed = tuple[str, bytes | Record]  # place and content of a record
+GRADED = "graded"  # key of a row whose turns can have rewards of their own: a record with the rewards of each turn
 
 
 def has(*names: str) -> Callable[[Record], bool]:

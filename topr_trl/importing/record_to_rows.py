@@ -26,7 +26,7 @@ from topr_trl.importing.completions import (
     turns_of,
     without_unknown_logps,
 )
-from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Placed, Record, Unrewarded, Unusable
+from topr_trl.importing.format import GRADED, Format, LeftOut, NotOfFormat, Placed, Record, Unrewarded, Unusable
 from topr_trl.importing.input_settings import LAST_TURN
 from topr_trl.importing.openai_messages import FAILED, has_broken_call, row_of_run
 from topr_trl.importing.rated_turns import PLACE, RATED, check_turns, join_answers, with_turn_rewards
@@ -448,6 +448,9 @@ class RecordReader:
 
     def _add_rewards(self, record: Record, rows: Sequence[Row | LeftOut]) -> None:
         """Add the rewards of a record to its rows. All rows of a rollout get the same reward."""
+        if any(GRADED in row for row in rows if not isinstance(row, LeftOut)):
+            self._add_turn_rewards(record, _rows_in(rows))
+            return
         rollouts = Rollouts.of([None if isinstance(row, LeftOut) else row.get(ROLLOUT) for row in rows])
         by_turn = [row for row in rows if not isinstance(row, LeftOut) and row.get(TURN_REWARDS)]
         if self.has_rewards and by_turn:
@@ -465,6 +468,33 @@ class RecordReader:
             for n, reward in zip(rollouts.order_N, np.repeat(rewards, rollouts.counts_R), strict=True):
                 if not isinstance(row := rows[n], LeftOut):
                     row["reward"] = float(reward)
+
+    def _add_turn_rewards(self, record: Record, rows: Sequence[Row]) -> None:
+        """Add the rewards of single turns to the rows of a rollout.
+
+        Raises:
+            NotOfFormat: the rollout also has a reward for all its turns.
+            Unrewarded: no turn has a reward.
+        """
+        for row in rows:
+            row[TURN_REWARDS] = [self._reward_or_none(turn) for turn in row[GRADED]]
+        has_turns = any(each is not None for row in rows for each in row[TURN_REWARDS])
+        if (whole := self._reward_or_none(record)) is not None:
+            if has_turns:
+                raise NotOfFormat(
+                    "the whole rollout has a reward, and its answers have rewards. Set --reward_fields to the names of "
+                    "one kind"
+                )
+            for row in rows:
+                row |= {"reward": whole, TURN_REWARDS: None}
+        elif not has_turns:
+            raise Unrewarded("it has no reward")
+
+    def _reward_or_none(self, record: Record) -> float | None:
+        with suppress(Unrewarded):
+            for reward in self.rewards.of(record, 1) or ():
+                return reward
+        return None
 
 
 def _matches(record: Record, name: str, value: str) -> bool:

@@ -23,6 +23,7 @@ _INTERVALS = 40  # maximum number of points of a curve in the plot of mean rewar
 _LONGEST_COMMENT = 10_000  # characters
 _LONGEST_NAME = 100  # characters
 _LONGEST_BODY = 1 << 17  # bytes of a request with a reward. An escaped character of the comment has up to 12.
+_LONGEST_SEARCH = 200  # characters
 _LABELS = {"up": 1.0, "good": 1.0, "down": -1.0, "bad": -1.0}
 
 
@@ -55,15 +56,17 @@ class Grading:
         """Return the latest rollouts that match the query, and totals of all rollouts.
 
         In the query, `graded=yes` selects rollouts with a rating, and `graded=no` selects rollouts with an answer and
-        without a rating. `before` selects rollouts with a smaller number.
+        without a rating. `before` selects rollouts with a smaller number, and `search` rollouts with a text.
         """
         graded = {"yes": True, "no": False}.get(request.query.get("graded", ""))
-        before = request.query.get("before")
+        before, search = request.query.get("before"), request.query.get("search") or None
+        if search and len(search) > _LONGEST_SEARCH:
+            return error(400, f"search must be text of at most {_LONGEST_SEARCH} characters.")
         if before is not None and not (before.isascii() and before.isdigit() and len(before) < 19):
             return error(400, "before must be the number of a rollout.")
 
         def read() -> web.Response:
-            found = self.store.latest(graded, None if before is None else int(before), _PER_REQUEST)
+            found = self.store.latest(graded, None if before is None else int(before), _PER_REQUEST, search)
             return _json({
                 "rollouts": [_summary(each) for each in found], "more": len(found) == _PER_REQUEST,
                 "totals": self.store.totals(_INTERVALS), "unrecorded": dict(self.unrecorded.counts),
@@ -90,7 +93,7 @@ class Grading:
             return error(500, str(unreadable), "server_error")
 
     async def reward(self, request: web.Request) -> web.Response:
-        """Store or remove a reward of a rollout. A second reward with the same name replaces the first."""
+        """Store or remove a reward of a rollout or an answer. A second reward of the same name replaces the first."""
         if request.content_type != "application/json":
             return error(415, "Send JSON, with the header Content-Type: application/json.")
         try:
@@ -98,7 +101,7 @@ class Grading:
             if len(body) > _LONGEST_BODY:  # Parsing it would hold up all streams.
                 return error(413, f"The request has {len(body):,} bytes, and {_LONGEST_BODY:,} are allowed.")
             given = json.loads(body)
-            rollout, name, reward, comment = read_reward(given)
+            rollout, answer, name, reward, comment = read_reward(given)
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as wrong:
             return error(400, f"The body of the request is not JSON: {wrong}.")
         except ValueError as wrong:
@@ -106,39 +109,40 @@ class Grading:
         if comment is not None:
             comment, _ = self.redact(comment)
         try:
-            exists = self.store.set_reward(rollout, name, reward, comment)
+            self.store.set_reward(rollout, name, reward, comment, answer)
         except StorageFullError as full:
             return error(507, str(full), "storage_full")
-        if not exists:
-            return error(404, f"There is no rollout {rollout!r}. Use the id in the header x-topr-rollout of an answer.")
-        return _json({"rollout_id": rollout, "name": name, "reward": reward})
+        except (LookupError, ValueError) as wrong:
+            return error(404 if isinstance(wrong, LookupError) else 409, str(wrong))
+        return _json({"rollout_id": rollout, "name": name, "reward": reward} | ({"answer": answer} if answer else {}))
 
 
 def _json(value: object) -> web.Response:
     return web.json_response(value, headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
 
 
-def read_reward(given: Any) -> tuple[str, str, float | None, str | None]:
+def read_reward(given: Any) -> tuple[str, int, str, float | None, str | None]:
     """Check a request that sets a reward, and return its values. A label becomes the reward 1 or -1.
 
     Args:
         given (`Any`): JSON value of the request.
 
     Returns:
-        `tuple[str, str, float | None, str | None]`: name of the rollout, name of the reward, reward, and comment. The
-            reward None removes the stored reward.
+        `tuple[str, int, str, float | None, str | None]`: name of the rollout, number of the answer or 0 for the whole
+            rollout, name of the reward, reward, and comment. The reward None removes the stored reward.
 
     Raises:
         ValueError: a field is missing, unknown or wrong. The message names the field.
     """
     if not isinstance(given, Mapping):
         raise ValueError('Send a JSON object such as {"rollout_id": "...", "reward": 1}.')
-    known = {"rollout_id", "name", "reward", "label", "comment"}
+    known = {"rollout_id", "answer", "name", "reward", "label", "comment"}
     if unknown := sorted(set(given) - known):
         raise ValueError(f"{', '.join(unknown)}: unknown. Known fields are {', '.join(sorted(known))}.")
     rollout, name, comment = given.get("rollout_id"), given.get("name", "reward"), given.get("comment")
     if not isinstance(rollout, str) or not rollout:
         raise ValueError("rollout_id must be the text in the header x-topr-rollout of an answer.")
+    answer = _answer(given.get("answer"))
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or "." in name:
         raise ValueError(f"name must be text of 1 to {_LONGEST_NAME} characters without a dot.")
     if comment is not None and not (isinstance(comment, str) and len(comment) <= _LONGEST_COMMENT):
@@ -151,16 +155,33 @@ def read_reward(given: Any) -> tuple[str, str, float | None, str | None]:
     if "label" in given:
         label = given["label"]
         if isinstance(label, bool):
-            return rollout, name, 1.0 if label else -1.0, comment
+            return rollout, answer, name, 1.0 if label else -1.0, comment
         if not isinstance(label, str) or label not in _LABELS:
             raise ValueError(f"label must be one of true, false, {', '.join(_LABELS)}, not {str(label)[:40]!r}.")
-        return rollout, name, _LABELS[label], comment
+        return rollout, answer, name, _LABELS[label], comment
     reward = given["reward"]
     if reward is None:
-        return rollout, name, None, comment
+        return rollout, answer, name, None, comment
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= LARGEST_REWARD:
         raise ValueError(f"reward must be a finite number, not {repr(reward)[:40]}. null removes it.")
-    return rollout, name, float(reward), comment
+    return rollout, answer, name, float(reward), comment
+
+
+def _answer(given: Any) -> int:
+    """Return the number of an answer, which can be the text of a header. Return 0 if there is none.
+
+    Raises:
+        ValueError: the value is no number of an answer.
+    """
+    if given is None:
+        return 0
+    text = given.strip() if isinstance(given, str) else str(given) if type(given) is int else ""
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
+        raise ValueError(
+            f"answer must be a number in the header x-topr-answer, from 1, not {repr(given)[:40]}. Without it, the "
+            "reward is for the whole rollout."
+        )
+    return int(text)
 
 
 def _summary(rollout: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,6 +191,7 @@ def _summary(rollout: Mapping[str, Any]) -> dict[str, Any]:
     tools = [each.get("function") or {} for each in call["answer"].get("tool_calls") or ()]
     return {
         "number": rollout["number"], "rollout_id": rollout["rollout_id"], "rewards": rollout["rewards"],
+        "answer_rewards": rollout["answer_rewards"], "answers": rollout["answers"], "ungraded": rollout["ungraded"],
         "started": call["started"], "state": call["state"], "model": call["model"],
         "asked": _text(asked)[:300], "answer": _text(call["answer"].get("content"))[:300],
         "called": [tool.get("name") for tool in tools],
@@ -195,5 +217,6 @@ def _shown(call: Mapping[str, Any]) -> dict[str, Any]:
         "started": call["started"], "state": call["state"], "error": call["error"], "model": request.get("model"),
         "model_revision": call["model_revision"], "tools": request.get("tools"),
         "messages": [turn for turn in messages if isinstance(turn, Mapping)], "answer": answer,
-        "finish_reason": choice.get("finish_reason"),
+        "finish_reason": choice.get("finish_reason"), "number": call["number"], "rewards": call["rewards"],
+        "comments": call["comments"],
     }  # fmt: skip

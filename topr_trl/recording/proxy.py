@@ -24,7 +24,7 @@ from topr_trl.recording.settings import ALWAYS, AUTO, PASS, RecordArguments
 from topr_trl.recording.store import StorageFullError, Store
 from topr_trl.recording.unrecorded import Unrecorded
 
-ROLLOUT_HEADER = "x-topr-rollout"
+ROLLOUT_HEADER, ANSWER_HEADER = "x-topr-rollout", "x-topr-answer"
 LONGEST_ID = 200  # maximum number of characters in the name of a rollout
 _MOST_CHOICES = 10_000  # maximum number of choices of a request
 _CONNECTION_HEADERS = frozenset({  # headers for one connection or encoding, which the recorder does not pass on
@@ -306,12 +306,12 @@ def _is_name(rollout: str) -> bool:
 
 
 def _shown_headers(answer: aiohttp.ClientResponse, recording: RecordedAnswer | None) -> CIMultiDict[str]:
-    """Return the headers for the client: the server's headers, and the names of the recorded rollouts."""
+    """Return the headers for the client: the server's, the names of the rollouts, and the numbers of the answers."""
     found = CIMultiDict(
         (name, value) for name, value in answer.headers.items() if name.lower() not in _CONNECTION_HEADERS
     )
     if recording is not None and recording.header is not None:
-        found[ROLLOUT_HEADER] = recording.header
+        found[ROLLOUT_HEADER], found[ANSWER_HEADER] = recording.header
     return found
 
 

@@ -84,13 +84,14 @@ class RecordedAnswer:
         self.lacks_chunks = False  # whether an event could not be stored
 
     @property
-    def header(self) -> str | None:
-        """Distinct names of the rollouts, joined by commas, in the order of the choices.
+    def header(self) -> tuple[str, str] | None:
+        """Distinct names of the rollouts, and the numbers of the answers, joined by commas in the order of the choices.
 
         None if there are more than `_MOST_IDS` names.
         """
         names = dict.fromkeys(self.call.rollouts)
-        return ",".join(names) if len(names) <= _MOST_IDS else None
+        numbers = ",".join(map(str, self.call.answers[:_MOST_IDS]))
+        return (",".join(names), numbers) if len(names) <= _MOST_IDS else None
 
     def shown(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return an answer or an event as the client sees it.

@@ -22,7 +22,7 @@ from topr_trl.recording.answers import Assembler
 
 NAME = "recording.sqlite"
 RATING = "rating"  # name of the reward that a person gives on the page
-_FORMAT = "1"  # must change if this version cannot read the databases of earlier versions
+_FORMAT = "2"  # must change if this version cannot read the databases of earlier versions
 _REMEDIES = {  # by error code of SQLite
     sqlite3.SQLITE_FULL: "Free some space.",
     sqlite3.SQLITE_IOERR: "Check the disk, and free some space.",
@@ -44,14 +44,20 @@ CREATE INDEX IF NOT EXISTS chunks_of_call ON chunks (call);
 CREATE TABLE IF NOT EXISTS rollouts (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, started REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS parts (
     rollout INTEGER NOT NULL, call INTEGER NOT NULL, choice INTEGER NOT NULL, conversation TEXT,
+    number INTEGER NOT NULL, -- of the answer in its rollout, from 1
     PRIMARY KEY (rollout, call, choice)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS parts_of_call ON parts (call);
 CREATE INDEX IF NOT EXISTS conversations ON parts (conversation) WHERE conversation IS NOT NULL;
 CREATE TABLE IF NOT EXISTS rewards (
-    rollout INTEGER NOT NULL, name TEXT NOT NULL, reward REAL NOT NULL, comment TEXT, given REAL NOT NULL,
-    PRIMARY KEY (rollout, name)
+    rollout INTEGER NOT NULL, answer INTEGER NOT NULL, -- 0: a reward of the whole rollout
+    name TEXT NOT NULL, reward REAL NOT NULL, comment TEXT, given REAL NOT NULL, PRIMARY KEY (rollout, answer, name)
 ) WITHOUT ROWID;
+"""
+_ADD_PART = """
+INSERT INTO parts SELECT id, :call, :choice, NULL, 1 + coalesce(
+    (SELECT number FROM parts WHERE rollout = id ORDER BY call DESC, choice DESC LIMIT 1), 0
+) FROM rollouts WHERE name = :name RETURNING number
 """
 
 
@@ -75,10 +81,12 @@ class Call:
     Attributes:
         id (`int`): Number of the call.
         rollouts (`list[str]`): Name of the rollout of each choice.
+        answers (`list[int]`): Number of each choice in its rollout, from 1.
     """
 
     id: int
     rollouts: list[str]
+    answers: list[int]
 
 
 class Store:
@@ -201,12 +209,14 @@ class Store:
                 "VALUES (?, ?, 'open', ?, ?, ?, ?)",
                 (now, endpoint, _dumped(request), served_model, model_revision, redacted),
             ).lastrowid
+            numbers = []
             for choice, name in enumerate(names):
                 run("INSERT OR IGNORE INTO rollouts (name, started) VALUES (?, ?)", (name, now))
-                run("INSERT INTO parts SELECT id, ?, ?, NULL FROM rollouts WHERE name = ?", (call, choice, name))
+                ((number,),) = run(_ADD_PART, {"call": call, "choice": choice, "name": name})
+                numbers.append(number)
         if continued is not None:
             self._continued[call] = continued
-        return Call(call, names)
+        return Call(call, names, numbers)
 
     def add_text(self, call: int, column: Literal["request", "response"], value: object) -> None:
         """Store a large request or answer. Threads can call this method.
@@ -269,53 +279,77 @@ class Store:
             for choice, key in (conversations or {}).items():
                 run("UPDATE parts SET conversation = ? WHERE call = ? AND choice = ?", (key, call, choice))
 
-    def set_reward(self, rollout: str, name: str, reward: float | None, comment: str | None = None) -> bool:
-        """Set, replace or remove a reward of a rollout. Return whether the rollout exists.
+    def set_reward(
+        self, rollout: str, name: str, reward: float | None, comment: str | None = None, answer: int = 0
+    ) -> None:
+        """Set, replace or remove a reward of a rollout or of an answer.
 
         Args:
             rollout (`str`): Name of the rollout.
             name (`str`): Name of the reward.
             reward (`float` or `None`): Reward. None removes the reward.
             comment (`str`, *optional*): Comment.
+            answer (`int`, defaults to 0): Number of the answer in its rollout, from 1. 0 stands for the whole rollout.
+
+        Raises:
+            LookupError: there is no such rollout or answer.
+            ValueError: with this name, the whole rollout has a reward and an answer would get one, or the other way
+                round.
         """
         with self._transaction() as run:
             found = run("SELECT id FROM rollouts WHERE name = ?", (rollout,)).fetchone()
             if found is None:
-                return False
+                raise LookupError(
+                    f"There is no rollout {rollout!r}. Use the id in the header x-topr-rollout of an answer."
+                )
+            place = (found[0], answer, name)
+            if answer:
+                _check_answer(run, found[0], answer, is_removed=reward is None)
             if reward is None:
-                run("DELETE FROM rewards WHERE (rollout, name) = (?, ?)", (found[0], name))
-            else:
-                run("REPLACE INTO rewards VALUES (?, ?, ?, ?, ?)", (found[0], name, reward, comment, time.time()))
-        return True
+                run("DELETE FROM rewards WHERE (rollout, answer, name) = (?, ?, ?)", place)
+                return
+            _check_kind(run, *place)
+            run("REPLACE INTO rewards VALUES (?, ?, ?, ?, ?, ?)", (*place, reward, comment, time.time()))
 
     # The page calls the following methods from several threads, so each of them opens a new connection.
 
-    def latest(self, graded: bool | None, before: int | None, limit: int) -> list[dict[str, Any]]:
+    def latest(
+        self, graded: bool | None, before: int | None, limit: int, search: str | None = None
+    ) -> list[dict[str, Any]]:
         """Return the latest rollouts, newest first. Each rollout has only its last call, without tokens.
 
+        Each rollout also has `answer_rewards`, the mean and the count of the rewards of its answers by name. `ungraded`
+        is the number of answers to rate, and `answers` the number of answers.
+
         Args:
-            graded (`bool` or `None`): True returns only rollouts with a rating. False returns only rollouts that have
-                an answer and no rating. None returns all rollouts.
+            graded (`bool` or `None`): True returns only rollouts with a rating. False returns only rollouts with an
+                answer that has no rating. None returns all rollouts.
             before (`int` or `None`): Return only rollouts whose `number` is smaller. None sets no limit.
             limit (`int`): Maximum number of rollouts.
+            search (`str`, *optional*): Return only rollouts with this text, in a call, a comment or its name.
         """
         where = ["1"] if before is None else [f"id < {before:d}"]
         if graded is not None:
-            ratings = f"SELECT 1 FROM rewards WHERE rollout = rollouts.id AND name = '{RATING}'"
-            where.append(f"{'' if graded else 'NOT '}EXISTS ({ratings})")
-        if graded is False:
-            answers = (
-                "SELECT 1 FROM parts JOIN calls ON calls.id = call WHERE rollout = rollouts.id AND state != 'failed'"
-            )
-            where.append(f"EXISTS ({answers})")
+            where.append(f"EXISTS (SELECT 1 {_RATINGS})" if graded else f"EXISTS (SELECT 1 {_UNGRADED})")
+        if search is not None:
+            where.append(_MATCHES)
+        pattern = "".join(f"\\{each}" if each in "\\%_" else each for each in search or "")
         with self._read() as connection:
-            found = connection.execute(
-                f"SELECT id, name FROM rollouts WHERE {' AND '.join(where)} ORDER BY id DESC LIMIT ?", (limit,)
+            run = connection.execute
+            found = run(
+                f"SELECT id, name, (SELECT count(*) {_UNGRADED}), (SELECT count(*) {_ANSWERS}) "
+                f"FROM rollouts WHERE {' AND '.join(where)} ORDER BY id DESC LIMIT :limit",
+                {"limit": limit, "pattern": f"%{pattern}%"},
             ).fetchall()
+            means = "SELECT name, avg(reward), count(*) FROM rewards WHERE rollout = ? AND answer > 0 GROUP BY name"
             return [
-                {"number": number, **_rollout(connection, number, name, last=True, tokens=False)}
-                for number, name in found
-            ]
+                {
+                    "number": number, "ungraded": ungraded, "answers": answers,
+                    "answer_rewards": {of: [mean, count] for of, mean, count in run(means, (number,))},
+                    **_rollout(connection, number, name, last=True, tokens=False),
+                }
+                for number, name, ungraded, answers in found
+            ]  # fmt: skip
 
     def rollout(self, name: str) -> dict[str, Any] | None:
         """Return a rollout with its calls and rewards, without tokens. Return None if there is no such rollout.
@@ -331,8 +365,8 @@ class Store:
         """Return counts of rollouts, and mean rewards over time.
 
         Args:
-            intervals (`int`): Maximum number of intervals in which to average each reward. The intervals of a reward
-                have about the same number of rollouts.
+            intervals (`int`): Maximum number of intervals in which to average each reward. The intervals of a name
+                have about the same number of rewards.
 
         Returns:
             `dict`: numbers of all rollouts (`rollouts`), of rollouts with a reward (`rewarded`) and of rollouts with a
@@ -343,11 +377,12 @@ class Store:
             run = connection.execute
             (rollouts,) = run("SELECT count(*) FROM rollouts").fetchone()
             rewarded, graded = run(
-                "SELECT count(DISTINCT rollout), count(*) FILTER (WHERE name = ?) FROM rewards", (RATING,)
+                "SELECT count(DISTINCT rollout), count(DISTINCT rollout) FILTER (WHERE name = ?) FROM rewards",
+                (RATING,),
             ).fetchone()
             for name, when, mean, count in run(
                 "SELECT name, min(started), avg(reward), count(*) FROM (SELECT rewards.name, rollouts.started, reward, "
-                "ntile(?) OVER (PARTITION BY rewards.name ORDER BY rollouts.id) AS interval "
+                "ntile(?) OVER (PARTITION BY rewards.name ORDER BY rollouts.id, answer) AS interval "
                 "FROM rewards JOIN rollouts ON rollouts.id = rollout) GROUP BY name, interval ORDER BY name, interval",
                 (intervals,),
             ):
@@ -360,6 +395,37 @@ class Store:
         with _opened(self.path) as connection:
             connection.set_progress_handler(self._closed.is_set, 10_000)
             yield connection
+
+
+def _check_answer(run: Any, rollout: int, answer: int, is_removed: bool) -> None:
+    """Check that a rollout has an answer whose reward can be set or removed.
+
+    Raises:
+        LookupError: there is no such answer, or its call failed and its reward is not removed.
+    """
+    query = "SELECT number, state FROM parts JOIN calls ON calls.id = call WHERE rollout = ?"
+    states = dict(run(query, (rollout,)))
+    if answer not in states:
+        raise LookupError(
+            f"There is no answer {answer}. Use the number in the header x-topr-answer, here 1 to {len(states)}."
+        )
+    if states[answer] == State.FAILED and not is_removed:
+        raise LookupError(f"The call of answer {answer} failed. Grade an answer that arrived.")
+
+
+def _check_kind(run: Any, rollout: int, answer: int, name: str) -> None:
+    """Check that a reward is of the same kind as the rewards of this name in a rollout: of the whole, or of answers.
+
+    Raises:
+        ValueError: the rollout has a reward of the other kind.
+    """
+    query = "SELECT min(answer) FROM rewards WHERE (rollout, name) = (?, ?) AND (answer > 0) != (? > 0)"
+    (other,) = run(query, (rollout, name, answer)).fetchone()
+    if other is not None:
+        has, wanted = ("The whole rollout", "answers") if answer else (f"Answer {other}", "the whole rollout")
+        raise ValueError(
+            f"{has} has the reward {name}. To grade {wanted}, first remove it (reward: null), or use another name."
+        )
 
 
 def _dumped(value: object) -> str:
@@ -402,6 +468,7 @@ _COLUMNS = (
     "model_revision",
     "redacted",
     "choice",
+    "number",
 )
 
 
@@ -411,17 +478,41 @@ _PLACE = (  # position of the choice in the answer, which can have the choices i
     "coalesce((SELECT key FROM json_each(response, '$.choices') "
     "WHERE coalesce(json_extract(value, '$.index'), 0) = choice), 0)"
 )
-_WITHOUT_TOKENS = (
-    "CASE WHEN json_valid(response) THEN json_remove(response, '$.prompt_token_ids', "
+_TOKENS_REMOVED = (
+    "json_remove(response, '$.prompt_token_ids', "
     + ", ".join(f"'$.choices[' || {_PLACE} || '].{name}'" for name in ("logprobs", "token_ids", "prompt_token_ids"))
-    + ") ELSE response END"
+    + ")"
 )
+_WITHOUT_TOKENS = f"iif(json_valid(response), {_TOKENS_REMOVED}, response)"
+
+# Parts of queries about a rollout, whose number is `rollouts.id`.
+_RATINGS = f"FROM rewards WHERE rollout = rollouts.id AND name = '{RATING}'"
+_ANSWERS = "FROM parts JOIN calls ON calls.id = call WHERE rollout = rollouts.id AND state != 'failed'"
+_UNGRADED = f"{_ANSWERS} AND NOT EXISTS (SELECT 1 {_RATINGS} AND answer IN (0, parts.number))"
+_LIKE = "LIKE :pattern ESCAPE '\\'"
+# Search the values of the JSON and not its names, and of several choices only the one of the rollout.
+_MATCHES = f"""(
+    name {_LIKE}
+    OR EXISTS (SELECT 1 FROM rewards WHERE rollout = rollouts.id AND comment {_LIKE})
+    OR EXISTS (
+        SELECT 1 FROM parts JOIN calls ON calls.id = call, json_tree(
+            '[' || iif(json_valid(request), request, json_quote(request)) || ',' ||
+            iif(json_valid(response), {_TOKENS_REMOVED}, json_quote(response)) || ']'
+        ) AS leaf
+        WHERE rollout = rollouts.id AND leaf.type = 'text' AND leaf.atom {_LIKE}
+        AND leaf.key NOT IN ('role', 'type', 'object', 'finish_reason')
+        AND (leaf.path NOT LIKE '$[1].choices[%' OR leaf.path LIKE '$[1].choices[' || {_PLACE} || ']%')
+    )
+)"""
 
 
 def _rollout(
     connection: sqlite3.Connection, number: int, name: str, last: bool = False, tokens: bool = True
 ) -> dict[str, Any]:
-    """Return a rollout with all its calls, or only with its last call. Leave out tokens unless `tokens` is true."""
+    """Return a rollout with all its calls, or only with its last call. Leave out tokens unless `tokens` is true.
+
+    `rewards` and `comments` of the rollout are those of the whole rollout. Each call has those of its answer.
+    """
     columns = [_WITHOUT_TOKENS if column == "response" and not tokens else column for column in _COLUMNS]
     limit = "LIMIT 1" if last else ""
     calls = connection.execute(
@@ -433,13 +524,16 @@ def _rollout(
     for call in found:
         call["request"] = json.loads(call["request"])
         call["response"] = json.loads(call["response"]) if call["response"] else None
-    given = connection.execute("SELECT name, reward, comment FROM rewards WHERE rollout = ?", (number,)).fetchall()
-    return {
-        "rollout_id": name,
-        "calls": found,
-        "rewards": {reward_name: reward for reward_name, reward, _ in given},
-        "comments": {reward_name: comment for reward_name, _, comment in given if comment},
-    }
+    whole: dict[str, Any] = {"rollout_id": name, "calls": found}
+    graded = {0: whole, **{call["number"]: call for call in found}}
+    for each in graded.values():
+        each |= {"rewards": {}, "comments": {}}
+    given = connection.execute("SELECT answer, name, reward, comment FROM rewards WHERE rollout = ?", (number,))
+    for answer, of, reward, comment in given:
+        if answer in graded:
+            graded[answer]["rewards"][of] = reward
+            graded[answer]["comments"] |= {of: comment} if comment else {}
+    return whole
 
 
 @contextmanager
@@ -491,7 +585,9 @@ def count_rollouts(path: Path) -> int:
 
 
 def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rollouts of a recording, each with all reward names of the recording. A missing reward is None.
+    """Yield the rollouts of a recording. They and their calls have all reward names. A missing reward is None.
+
+    If a rollout has one answer, the rewards of this answer are those of the rollout.
 
     Args:
         path (`Path`): Database of the recording.
@@ -501,4 +597,10 @@ def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
         names = sorted(name for (name,) in connection.execute("SELECT DISTINCT name FROM rewards"))
         for number, name in connection.execute("SELECT id, name FROM rollouts ORDER BY id"):
             rollout = _rollout(connection, number, name)
-            yield {**rollout, "rewards": {reward: rollout["rewards"].get(reward) for reward in names}}
+            answers = [call for call in rollout["calls"] if call["state"] != State.FAILED]
+            if len(answers) == 1:
+                rollout["rewards"] |= answers[0]["rewards"]
+                answers[0]["rewards"] = {}
+            for each in (rollout, *rollout["calls"]):
+                each["rewards"] = {reward: each["rewards"].get(reward) for reward in names}
+            yield rollout

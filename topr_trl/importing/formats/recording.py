@@ -6,6 +6,8 @@ arguments and sampling settings. Without token ids, only chat calls can extend a
 
 Any other call starts a new row of the same rollout. For instance, this happens if the call belongs to a new
 conversation, or if the application or the chat template changed earlier turns.
+
+If answers have rewards of their own, each turn of a row gets the reward of its answer (`turn_rewards`).
 """
 
 from typing import Any
@@ -13,9 +15,10 @@ from typing import Any
 from topr_trl.data.rows import ROLLOUT
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.calls import rows_of_call
+from topr_trl.importing.completions import turns_of
 from topr_trl.importing.dialects import openai, openai_completions
-from topr_trl.importing.format import Format, LeftOut, Record, has
-from topr_trl.importing.row_table import Row
+from topr_trl.importing.format import GRADED, Format, LeftOut, Record, has
+from topr_trl.importing.row_table import TURN_REWARDS, Row
 from topr_trl.recording.answers import CHAT, choice_of, prompt_of
 from topr_trl.recording.store import State
 
@@ -32,10 +35,11 @@ def rows(record: Record) -> list[Row | LeftOut]:
     Args:
         record (`Record`): Rollout, as `read_rollouts` returns it.
     """
-    if all(reward is None for reward in record["rewards"].values()):
+    by_answer = any(_is_graded(call) for call in record["calls"])
+    if not by_answer and not _is_graded(record):
         return [LeftOut.UNGRADED]
     made: list[Row] = []
-    found = [row for call in record["calls"] if (row := _row_of_call(call)) is not None]
+    found = [row for call in record["calls"] if (row := _row_of_call(call, by_answer)) is not None]
     by_tokens = all(row["prompt_ids"] and row["completion_ids"] for row in found)
     for row in found:
         # A row with token ids and a row without them cannot be joined.
@@ -60,8 +64,15 @@ def rewards(record: Record) -> dict[str, Any]:
     return {f"rewards.{name}": reward for name, reward in record["rewards"].items()}
 
 
-def _row_of_call(call: Record) -> Row | None:
-    """Return the row of a call. Return None if the answer is missing or empty."""
+def _is_graded(record: Record) -> bool:
+    return any(reward is not None for reward in record["rewards"].values())
+
+
+def _row_of_call(call: Record, by_answer: bool) -> Row | None:
+    """Return the row of a call, with the rewards of its answer if `by_answer` is true.
+
+    Return None if the answer is missing or empty.
+    """
     choice = choice_of(call)
     if choice is None:
         return None
@@ -76,7 +87,8 @@ def _row_of_call(call: Record) -> Row | None:
     if row is None or isinstance(row, LeftOut):
         return None
     model = {"model": asked.get("model"), "served_model": call["served_model"]}
-    return {**row, **model, "model_revision": call["model_revision"]}
+    graded = {GRADED: [{"rewards": call["rewards"]}] * turns_of(row)} if by_answer else {}
+    return {**row, **model, "model_revision": call["model_revision"], **graded}
 
 
 def _joined(row: Row, later: Row) -> Row | None:
@@ -88,6 +100,8 @@ def _joined(row: Row, later: Row) -> Row | None:
         if prompt[: len(earlier)] != earlier:
             return None
         context = prompt[len(earlier) :]
+        if GRADED in row and not context:  # Nothing in the mask would separate the two turns.
+            return None
         own = row.get("completion_mask") or [1] * len(row["completion_ids"])
         logps = row["sampler_logps"] and later["sampler_logps"] and [
             *row["sampler_logps"], *[None] * len(context), *later["sampler_logps"]
@@ -103,17 +117,21 @@ def _joined(row: Row, later: Row) -> Row | None:
 
 
 def _joined_text(row: Row, later: Row) -> Row:
-    """Return the prompt of a row, and a completion with everything after this prompt, including the later answer."""
+    """Return the prompt of a row, and a completion with everything after this prompt, including the later answer.
+
+    Also return the rewards of all turns, if the turns have rewards of their own.
+    """
+    graded = {GRADED: [*row[GRADED], *later[GRADED]]} if GRADED in row else {}
     if not isinstance(row["prompt"], list):
         # The later prompt has the earlier completion with its special tokens, which the text of a completion lacks.
         # Prompts of token ids have no text.
         since = later["prompt"].removeprefix(row["prompt"]) if row["prompt"] else row["completion"]
-        return {"prompt": row["prompt"], "completion": since + later["completion"]}
+        return {"prompt": row["prompt"], "completion": since + later["completion"], **graded}
     read = len(row["prompt"]) + len(row["completion"])
     # An assistant turn here comes from the application, or from a call with another row, such as a call of another
     # model. Weight 0 makes it context.
     between = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in later["prompt"][read:]]
-    return {"prompt": row["prompt"], "completion": [*row["completion"], *between, *later["completion"]]}
+    return {"prompt": row["prompt"], "completion": [*row["completion"], *between, *later["completion"]], **graded}
 
 
 def _is_continued(row: Row, later: Row) -> bool:
@@ -135,7 +153,7 @@ FORMAT = Format(
     rewards=rewards,
     columns=(
         "prompt_ids", "completion_ids", "completion_mask", "sampler_logps", "problem_id", ROLLOUT, "finish_reason",
-        "tools", "chat_template_kwargs", *SAMPLING, *_MODEL_COLUMNS,
+        "tools", "chat_template_kwargs", TURN_REWARDS, *SAMPLING, *_MODEL_COLUMNS,
     ),
     required=frozenset({"rollout_id", "calls", "rewards"}),
     names_rollouts=True,
