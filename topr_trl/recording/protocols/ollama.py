@@ -3,8 +3,26 @@
 from collections.abc import Mapping
 from typing import Any
 
-from topr_trl.recording.protocols.completions import messages
+from topr_trl.recording.protocols import completions
 from topr_trl.recording.protocols.protocol import Assembler, Body, Protocol, are_objects, fits
+
+
+def messages(request: Body) -> list[Body] | None:
+    """Return the messages of a request. Return None if it has no list of messages.
+
+    Args:
+        request (`Body`): Request of the client.
+    """
+    found = completions.messages(request)
+    return None if found is None else [_shown(each) for each in found]
+
+
+def _shown(message: Body) -> Body:
+    """Return a message without the ids of its calls, which clients drop or add."""
+    calls = message.get("tool_calls")
+    if not are_objects(calls):
+        return message
+    return {**message, "tool_calls": [{"function": call.get("function")} for call in calls]}
 
 
 def choices(answer: Body) -> list[Body]:
@@ -16,7 +34,7 @@ def choices(answer: Body) -> list[Body]:
     if not isinstance(answer.get("message"), Mapping):
         return []
     message = answer["message"]
-    said = {"role": "assistant", **message, "reasoning_content": message.get("thinking")}
+    said = {"role": "assistant", **_shown(message), "reasoning_content": message.get("thinking")}
     return [{"index": 0, "message": said, "finish_reason": answer.get("done_reason")}]
 
 
