@@ -296,7 +296,7 @@ def test_redacted_conversations_cannot_be_guessed(tmp_path):
     with recorder(tmp_path, redact=["unused"]) as running:
         first = chat(running).headers["x-topr-rollout"]
         message = {"role": "assistant", "content": ANSWER}
-        guess = continued_conversation({"model": "m", "messages": [*HI, message]})
+        guess = continued_conversation("m", [*HI, message])
         assert all(guess.encode() not in file.read_bytes() for file in tmp_path.iterdir())
         assert chat(running, messages=[*HI, message, *HI]).headers["x-topr-rollout"] == first
 
@@ -527,7 +527,7 @@ def test_a_failure_of_the_recorder_is_not_blamed_on_the_client(running, monkeypa
     def fail(*given):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("topr_trl.recording.recorded_answer.without_token_ids", fail)
+    monkeypatch.setattr("topr_trl.recording.protocols.completions.with_nulls", fail)
     with pytest.raises(httpx.RemoteProtocolError):
         httpx.post(f"{running.address}/v1/chat/completions", json={"model": "m", "messages": HI, "stream": True})
     call = call_of(running)
@@ -560,17 +560,17 @@ def test_secrets_of_a_request_are_not_stored_and_not_shown(tmp_path, monkeypatch
 @pytest.mark.slow
 def test_requests_that_are_not_recorded_are_said_once_and_counted(tmp_path, capsys):
     with recorder(tmp_path, redact=["unused"]) as running:
-        for path in ("responses?key=SECRET", "responses", "embeddings", *(f"files/{n}/%1b[31m" for n in range(30))):
+        for path in ("messages/batches?key=SECRET", "messages/batches", "embeddings", *(f"files/{n}/%1b[31m" for n in range(30))):
             httpx.post(f"{running.address}/v1/{path}", json={})
         httpx.get(f"{running.address}/v1/models")
         httpx.post(f"{running.address}/v1/completions", content=b"[1]")
         httpx.post(f"{running.address}/v1/completions", json={"model": "m", "prompt": [5, 6]})
         counts = httpx.get(f"{running.address}/rollouts").json()["unrecorded"]
     said = capsys.readouterr().out
-    assert counts["POST /v1/responses"] == 2
+    assert counts["POST /v1/messages/batches"] == 2
     assert counts["POST /v1/embeddings"] == 1
     assert (len(counts), sum(counts.values())) == (21, 35)
-    assert said.count("POST /v1/responses: passed on and not recorded") == 1
+    assert said.count("POST /v1/messages/batches: passed on and not recorded") == 1
     assert (said.count("\n"), "SECRET" in said, "\x1b" in said, "/models" in said) == (21, False, False, False)
 
 
@@ -591,7 +591,7 @@ def test_a_websocket_is_refused(running):
     assert (found.status_code, "WebSocket" in found.text) == (501, True)
 
 
-@pytest.mark.parametrize("path", ["chat/completions", "completions", "api/chat", ""])
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "messages", ""])
 def test_a_base_url_without_v1(running, path):
     found = httpx.post(f"{running.address}/{path}", json={})
     assert found.status_code in (404, 405)

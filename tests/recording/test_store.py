@@ -16,7 +16,7 @@ import httpx2 as httpx
 import pytest
 from recorders import Upstream, recorder
 
-from topr_trl.recording.answers import choice_of
+from topr_trl.recording.protocols import choice_of
 from topr_trl.recording.store import (
     NAME,
     State,

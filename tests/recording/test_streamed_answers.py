@@ -2,8 +2,16 @@
 
 import pytest
 
-from topr_trl.recording.answers import CHAT, TEXT, Assembler, prompt_of, with_token_ids, without_token_ids
 from topr_trl.recording.conversations import Conversation, continued_conversation
+from topr_trl.recording.protocols.completions import (
+    CHAT,
+    TEXT,
+    Assembler,
+    messages,
+    prompt_of,
+    with_token_ids,
+    without_token_ids,
+)
 from topr_trl.recording.redaction import Redactor, without_tokens
 
 
@@ -81,32 +89,31 @@ def test_a_redacted_answer_has_no_tokens_of_the_prompt():
 
 
 def test_conversations_ignore_reasoning_and_forms_of_text():
-    asked = {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}
+    asked = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
     message = {"role": "assistant", "content": "yes", "reasoning_content": "hm", "refusal": None}
     # The stream ended before the first choice began.
-    ((choice, key),) = Conversation(asked).keys({"choices": [{"index": 1, "message": message}, {"index": 2}]}).items()
+    ((choice, key),) = Conversation("m", asked).keys([{"index": 1, "message": message}, {"index": 2}]).items()
     assert choice == 1
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
-    assert continued_conversation({"model": "m", "messages": [*turns, {"role": "user", "content": "and?"}]}) == key
-    assert continued_conversation({"model": "other", "messages": turns}) != key
-    assert continued_conversation({"model": "m", "messages": turns[:1]}) is None
+    assert continued_conversation("m", [*turns, {"role": "user", "content": "and?"}]) == key
+    assert continued_conversation("other", turns) != key
+    assert continued_conversation("m", turns[:1]) is None
 
 
 def test_conversations_ignore_the_spaces_of_arguments():
     def keys(arguments):
         call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        return Conversation({"messages": []}).keys(
-            {"choices": [{"message": {"role": "assistant", "tool_calls": [call]}}]}
-        )
+        return Conversation("m", []).keys([{"message": {"role": "assistant", "tool_calls": [call]}}])
 
     assert keys('{"a": 1}') == keys('{"a":1}') != keys('{"a": 2}')
     assert keys("{") != keys("[")
 
 
-@pytest.mark.parametrize("messages", [None, "text", [1], [{"role": "user"}, None]])
-def test_malformed_messages_are_no_conversation(messages):
-    assert continued_conversation({"messages": messages}) is None
-    assert Conversation({"messages": messages}).keys({"choices": [{"message": {}}]}) == {}
+@pytest.mark.parametrize("given", [None, "text", [1], [{"role": "user"}, None]])
+def test_malformed_messages_are_no_conversation(given):
+    assert messages({"messages": given}) is None
+    assert continued_conversation("m", None) is None
+    assert Conversation("m", None).keys([{"message": {"role": "assistant", "content": "yes"}}]) == {}
 
 
 def test_redaction_of_nested_text():

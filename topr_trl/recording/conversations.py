@@ -2,26 +2,27 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+Messages = Sequence[Mapping[str, Any]]  # as in OpenAI's chat completions
 
-def continued_conversation(request: Mapping[str, Any], salt: str = "") -> str | None:
+
+def continued_conversation(model: object, messages: Messages | None, salt: str = "") -> str | None:
     """Return the key of the conversation in a request, up to its last assistant message. The key is a hash.
 
     Args:
-        request (`Mapping[str, Any]`): Request for a chat completion.
+        model (`object`): Model that the request names.
+        messages (`Messages` or `None`): Messages of the request.
         salt (`str`, *optional*, defaults to `""`): Secret text in the hash. Without salt, readers of the database can
             guess messages, and check whether their hash is the key.
 
     Returns:
-        `str` or `None`: the key. None if the request has no assistant message.
+        `str` or `None`: the key. None if there is no assistant message.
     """
-    if (messages := _messages(request)) is None:
-        return None
-    last = max((n for n, each in enumerate(messages) if each.get("role") == "assistant"), default=None)
-    return None if last is None else _hash(request, messages[: last + 1], salt).hexdigest()
+    places = [n for n, each in enumerate(messages or ()) if each.get("role") == "assistant"]
+    return _hash(model, messages[: places[-1] + 1], salt).hexdigest() if messages and places else None
 
 
 class Conversation:
@@ -30,26 +31,26 @@ class Conversation:
     The recorder computes it when the request arrives, because long requests take time, and the answer must not wait.
 
     Args:
-        request (`Mapping[str, Any]`): Request for a chat completion.
+        model (`object`): Model that the request names.
+        messages (`Messages` or `None`): Messages of the request.
         salt (`str`, *optional*, defaults to `""`): Secret text in the hash, as in `continued_conversation`.
     """
 
-    def __init__(self, request: Mapping[str, Any], salt: str = "") -> None:
-        messages = _messages(request)
-        self._hash = None if messages is None else _hash(request, messages, salt)
+    def __init__(self, model: object, messages: Messages | None, salt: str = "") -> None:
+        self._hash = None if messages is None else _hash(model, messages, salt)
 
-    def keys(self, response: Mapping[str, Any]) -> dict[int, str]:
+    def keys(self, choices: Messages) -> dict[int, str]:
         """Return the keys of the conversations that end with the choices of an answer.
 
         Args:
-            response (`Mapping[str, Any]`): Answer of the server.
+            choices (`Messages`): Choices of the answer.
 
         Returns:
             `dict[int, str]`: key by the `index` of the choice, for choices with a message. The dictionary is empty if
                 the request has no list of messages.
         """
         found = {}
-        for choice in response.get("choices") or ():
+        for choice in choices:
             if self._hash is not None and choice.get("message"):
                 longer = self._hash.copy()
                 longer.update(_shown(choice["message"]))
@@ -57,16 +58,9 @@ class Conversation:
         return found
 
 
-def _messages(request: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
-    """Return the messages of a request. Return None if the request has no list of messages."""
-    messages = request.get("messages")
-    is_list = isinstance(messages, list) and all(isinstance(each, Mapping) for each in messages)
-    return messages if is_list else None
-
-
-def _hash(request: Mapping[str, Any], messages: Iterable[Mapping[str, Any]], salt: str) -> "hashlib._Hash":
+def _hash(model: object, messages: Messages, salt: str) -> "hashlib._Hash":
     """Return a hash of the model and of the messages."""
-    found = hashlib.sha256(json.dumps([salt, request.get("model")]).encode())
+    found = hashlib.sha256(json.dumps([salt, model]).encode())
     for message in messages:
         found.update(_shown(message))
     return found

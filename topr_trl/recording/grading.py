@@ -10,8 +10,9 @@ from typing import Any
 from aiohttp import web
 
 from topr_trl.baseline import LARGEST_REWARD
-from topr_trl.recording.answers import choice_of, prompt_of
 from topr_trl.recording.protection import error, read_body
+from topr_trl.recording.protocols import choice_of, messages_of
+from topr_trl.recording.protocols.completions import prompt_of
 from topr_trl.recording.redaction import Redactor
 from topr_trl.recording.settings import RecordArguments
 from topr_trl.recording.store import StorageFullError, Store
@@ -208,15 +209,15 @@ def _text(content: Any) -> str:
 def _shown(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a call that the page shows: messages, tools and the answer, without tokens."""
     request, choice = call["request"], choice_of(call) or {}
-    messages = request.get("messages")
-    if not isinstance(messages, list):
+    messages = messages_of(call)
+    if messages is None:
         prompt = prompt_of(request, call["choice"])
         messages = [{"role": "user", "content": prompt if isinstance(prompt, str) else json.dumps(prompt)}]
     answer = choice.get("message") or {"role": "assistant", "content": choice.get("text")}
     return {
         "started": call["started"], "state": call["state"], "error": call["error"], "model": request.get("model"),
         "model_revision": call["model_revision"], "tools": request.get("tools"),
-        "messages": [turn for turn in messages if isinstance(turn, Mapping)], "answer": answer,
+        "messages": messages, "answer": answer,
         "finish_reason": choice.get("finish_reason"), "number": call["number"], "rewards": call["rewards"],
         "comments": call["comments"],
     }  # fmt: skip

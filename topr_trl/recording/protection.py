@@ -12,11 +12,12 @@ from aiohttp.typedefs import Handler, Middleware
 from topr_trl.recording.settings import TOKEN_VARIABLE, RecordArguments
 
 _SEND_TOKEN = f"Send the value of {TOKEN_VARIABLE} as the API key, or as the header Authorization: Bearer VALUE."
+KEY_HEADER = "x-api-key"  # header of Anthropic's clients, instead of `Authorization`
 _LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
 def error(status: int, message: str, kind: str = "invalid_request_error") -> web.Response:
-    """Return an error in the format of OpenAI's API, so that clients show its message.
+    """Return an error in the format of OpenAI's and Anthropic's APIs, so that clients show its message.
 
     Args:
         status (`int`): HTTP status code.
@@ -27,14 +28,14 @@ def error(status: int, message: str, kind: str = "invalid_request_error") -> web
 
 
 def error_body(status: int, message: str, kind: str) -> dict[str, Any]:
-    """Return the JSON of an error in the format of OpenAI's API.
+    """Return the JSON of an error in the format of OpenAI's and Anthropic's APIs.
 
     Args:
         status (`int`): HTTP status code.
         message (`str`): Message, with the remedy.
         kind (`str`): Type of the error.
     """
-    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
+    return {"type": "error", "error": {"message": message, "type": kind, "param": None, "code": status}}
 
 
 def protect(args: RecordArguments) -> Middleware:
@@ -116,6 +117,7 @@ def _is_from_other_site(request: web.Request) -> bool:
 def _has_token(request: web.Request, token: str) -> bool:
     """Return whether a request has the token. Applications send it as the API key, browsers as the password."""
     scheme, _, value = request.headers.get("Authorization", "").partition(" ")
+    value = value or request.headers.get(KEY_HEADER, "")
     if scheme.lower() == "basic":
         try:
             value = base64.b64decode(value, validate=True).decode().partition(":")[2]

@@ -15,10 +15,10 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from topr_trl.recording.answers import with_token_ids
-from topr_trl.recording.protection import error, error_body, read_body
+from topr_trl.recording.protection import KEY_HEADER, error, error_body, read_body
+from topr_trl.recording.protocols.protocol import Protocol
 from topr_trl.recording.recorded_answer import LARGE, RecordedAnswer, Writer, in_thread
-from topr_trl.recording.recorded_request import RecordedRequest, read_request
+from topr_trl.recording.recorded_request import RecordedRequest, read_request, with_earlier_messages
 from topr_trl.recording.redaction import without_secrets
 from topr_trl.recording.settings import ALWAYS, AUTO, PASS, RecordArguments
 from topr_trl.recording.store import StorageFullError, Store
@@ -31,6 +31,10 @@ _CONNECTION_HEADERS = frozenset({  # headers for one connection or encoding, whi
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
     "upgrade", "host", "content-length", "content-encoding", "accept-encoding", "expect",
 })  # fmt: skip
+_STREAMS = {  # by content type: start of the lines with data, and end of an event
+    "text/event-stream": (b"data:", b"\n\n"),
+    "application/x-ndjson": (b"", b"\n"),
+}
 _MODELS_AGE = 60.0  # seconds after which the list of models is requested again
 
 
@@ -46,7 +50,7 @@ _FAILURES = (aiohttp.ClientError, StorageFullError, _TooLargeError)  # errors th
 
 
 class Proxy:
-    """HTTP handlers of the API under `/v1`.
+    """HTTP handlers of the paths under `/v1` and `/api`.
 
     Args:
         args (`RecordArguments`): Settings.
@@ -68,20 +72,19 @@ class Proxy:
         self.unrecorded.add(request)
         return await self._forward(request, await read_body(request, self.args), None)
 
-    async def record(self, request: web.Request) -> web.StreamResponse:
-        """Record a request for completions, and pass it on.
+    async def record(self, protocol: Protocol, request: web.Request) -> web.StreamResponse:
+        """Record a request of an API, and pass it on.
 
         Pass on a request without recording it if it is not a JSON object, or if `redact` is set and its prompt has
         token ids. If the disk is full and `on_full` is `pass`, record no request.
         """
-        endpoint: str = request.match_info["endpoint"]
         body = await read_body(request, self.args)
         rollout = request.headers.get(ROLLOUT_HEADER)
         if rollout is not None and not _is_name(rollout):
             return error(
                 400, f"{ROLLOUT_HEADER} must be printable ASCII without commas, with at most {LONGEST_ID} characters."
             )
-        asked = await in_thread(len(body), read_request, body, self.writer.redact, self.writer.salt)
+        asked = await in_thread(len(body), read_request, body, protocol, self.writer.redact, self.writer.salt)
         if asked is None:  # The server explains what is wrong with the request.
             self.unrecorded.add(request, "its body is not a JSON object")
             return await self._forward(request, body, None)
@@ -92,13 +95,17 @@ class Proxy:
             choices = f"{asked.choices:,} choices. Ask for at most {_MOST_CHOICES:,} at once."
             return error(400, f"The request asks for {choices}")
         await self._read_models(request)
+        if protocol.whole is not None and asked.asked.get("previous_response_id"):
+            given = asked, protocol, self.writer.store, self.writer.salt
+            asked = await asyncio.to_thread(with_earlier_messages, *given)
         recording = None
         try:
-            recording = self._begin(request, endpoint, asked, rollout)
+            recording = self._begin(request, protocol, asked, rollout)
             if asked.size > LARGE:
                 await asyncio.to_thread(self.writer.store.add_text, recording.call.id, "request", asked.stored)
-            if recording.hides:
-                body = await in_thread(asked.size, lambda: json.dumps(with_token_ids(asked.asked, endpoint)).encode())
+            if recording.hides and protocol.with_token_ids:
+                with_ids = partial(protocol.with_token_ids, asked.asked)
+                body = await in_thread(asked.size, lambda: json.dumps(with_ids()).encode())
             return await self._forward(request, body, recording)
         except StorageFullError as full:
             _end_early(recording, str(full))
@@ -113,7 +120,7 @@ class Proxy:
             raise
 
     def _begin(
-        self, request: web.Request, endpoint: str, asked: RecordedRequest, rollout: str | None
+        self, request: web.Request, protocol: Protocol, asked: RecordedRequest, rollout: str | None
     ) -> RecordedAnswer:
         """Store the start of a call. Its request is stored later if it is large.
 
@@ -124,14 +131,14 @@ class Proxy:
         model = self._models.get(str(asked.asked.get("model") or default), {})
         root = model.get("root")
         call = self.writer.store.begin(
-            endpoint, {} if asked.size > LARGE else asked.stored, rollout, asked.choices, asked.continues,
+            protocol.endpoint, {} if asked.size > LARGE else asked.stored, rollout, asked.choices, asked.continues,
             root if isinstance(root, str) else None, self.args.model_revision, asked.is_redacted,
         )  # fmt: skip
-        asks_for_ids = self.args.token_ids == ALWAYS or (
-            self.args.token_ids == AUTO and model.get("owned_by") == "vllm"
+        asks_for_ids = protocol.with_token_ids is not None and (
+            self.args.token_ids == ALWAYS or (self.args.token_ids == AUTO and model.get("owned_by") == "vllm")
         )
         hidden = partial(self._without_secrets, request)
-        return RecordedAnswer(self.writer, call, endpoint, asked, asks_for_ids, hidden)
+        return RecordedAnswer(self.writer, call, protocol, asked, asks_for_ids, hidden)
 
     def _without_secrets(self, request: web.Request, message: str) -> str:
         """Return an error message without the secrets of a request and of the recorder."""
@@ -140,17 +147,20 @@ class Proxy:
 
     async def _forward(self, request: web.Request, body: bytes, recording: RecordedAnswer | None) -> web.StreamResponse:
         """Send a request to the server, and the answer to the client. Store the answer if `recording` is given."""
-        path = request.rel_url.raw_path.removeprefix("/v1")
+        path = request.rel_url.raw_path
         if {".", ".."} & set(re.split(r"[/\\]", unquote(path))):  # Refuse paths outside the upstream URL.
-            return error(404, f"There is no path {request.rel_url.raw_path}.")
-        url = URL(f"{self.args.upstream}{path}", encoded=True)
+            return error(404, f"There is no path {path}.")
+        if path.startswith("/v1/"):
+            url = URL(f"{self.args.upstream}{path.removeprefix('/v1')}", encoded=True)
+        else:  # Ollama has its API beside the one under `/v1`.
+            url = URL(f"{self.args.upstream.removesuffix('/v1')}{path}", encoded=True)
         query = request.rel_url.raw_query_string
         try:
             async with self.session.request(
                 request.method, URL(f"{url}?{query}", encoded=True) if query else url, data=body or None,
                 headers=self._headers(request), allow_redirects=False,
             ) as answer:  # fmt: skip
-                if answer.content_type == "text/event-stream":
+                if answer.content_type in _STREAMS:
                     return await self._stream(request, answer, url, recording)
                 content = b"".join([piece async for piece in self._pieces(answer)])
                 if recording is not None:
@@ -170,24 +180,28 @@ class Proxy:
     ) -> web.StreamResponse:
         """Send the events of the server to the client. First add each event to `recording`, if it is given."""
         response = web.StreamResponse(status=answer.status, headers=_shown_headers(answer, recording))
+        start, end = _STREAMS[answer.content_type]
+        name = b""
         async with self._sending(request):
             await response.prepare(request)
         try:
-            async for event in _events(self._pieces(answer)):
-                lines, found = event, [line[5:].strip() for line in event if line.startswith(b"data:")]
+            async for event in _events(self._pieces(answer), has_lines=not start):
+                lines, found = event, [line.removeprefix(start).strip() for line in event if line.startswith(start)]
+                name = b"event: error\n" if event[0].startswith(b"event:") else name
                 if recording is not None and found:
                     data = b"\n".join(found).decode("utf-8", "replace")
                     shown = await recording.add_event(data)
                     if shown is not data:
-                        lines = [*(line for line in event if not line.startswith(b"data:")), b"data: " + shown.encode()]
+                        lines = [*(line for line in event if not line.startswith(start)), start + b" " + shown.encode()]
                 async with self._sending(request):
-                    await response.write(b"\n".join(lines) + b"\n\n")
+                    await response.write(b"\n".join(lines) + end)
             if recording is not None:
                 recording.end("The server ended the answer early.")
         except _FAILURES as failure:
             body = error_body(*self._store_failure(failure, request, url, recording))
+            shown = f" {json.dumps(body)}" if start else json.dumps({"error": body["error"]["message"]})
             async with self._sending(request):
-                await response.write(f"data: {json.dumps(body)}\n\n".encode())
+                await response.write(name + start + shown.encode() + end)
         async with self._sending(request):
             await response.write_eof()
         return response
@@ -262,14 +276,18 @@ class Proxy:
 
         The API key from the environment, if there is one, replaces the client's key.
         """
-        left_out = _CONNECTION_HEADERS | ({"authorization"} if self.args.token or self.args.upstream_key else set())
+        keys = {"authorization", KEY_HEADER} if self.args.token or self.args.upstream_key else set()
+        left_out = _CONNECTION_HEADERS | keys
         found = CIMultiDict(
             (name, value)
             for name, value in request.headers.items()
             if name.lower() not in left_out and not name.lower().startswith("x-topr-")
         )
         if self.args.upstream_key:
-            found["Authorization"] = f"Bearer {self.args.upstream_key}"
+            if KEY_HEADER in request.headers:
+                found[KEY_HEADER] = self.args.upstream_key
+            else:
+                found["Authorization"] = f"Bearer {self.args.upstream_key}"
         found["Accept-Encoding"] = "identity"
         return found
 
@@ -315,8 +333,8 @@ def _shown_headers(answer: aiohttp.ClientResponse, recording: RecordedAnswer | N
     return found
 
 
-async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
-    """Yield the lines of each event of a stream. An empty line ends an event."""
+async def _events(pieces: AsyncIterator[bytes], has_lines: bool = False) -> AsyncIterator[list[bytes]]:
+    """Yield the lines of each event of a stream. An empty line ends an event. With `has_lines`, each line does."""
     event: list[bytes] = []
     line = bytearray()  # Unlike `bytes`, it grows without a copy of the whole line.
     async for piece in pieces:
@@ -325,7 +343,7 @@ async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
             line += end
             if text := bytes(line.removesuffix(b"\r")):
                 event.append(text)
-            elif event:
+            if event and (has_lines or not text):
                 yield event
                 event = []
             line.clear()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from topr_trl.recording.answers import Assembler, is_well_formed, without_token_ids
+from topr_trl.recording.protocols.protocol import Protocol
 from topr_trl.recording.recorded_request import RecordedRequest
 from topr_trl.recording.redaction import Redactor, without_tokens
 from topr_trl.recording.settings import PASS, RecordArguments
@@ -60,7 +60,7 @@ class RecordedAnswer:
     Args:
         writer (`Writer`): Database and settings.
         call (`Call`): Call, as `Store.begin` returns it.
-        endpoint (`str`): `CHAT` or `TEXT`.
+        protocol (`Protocol`): API of the call.
         request (`RecordedRequest`): Request of the client.
         hides (`bool`): Whether to hide the token ids and log-probabilities that only the recorder requested.
         without_secrets (`Callable`): Function that removes the secrets of the request from an error message.
@@ -70,14 +70,14 @@ class RecordedAnswer:
         self,
         writer: Writer,
         call: Call,
-        endpoint: str,
+        protocol: Protocol,
         request: RecordedRequest,
         hides: bool,
         without_secrets: Callable[[str], str],
     ) -> None:
-        self.writer, self.call, self.endpoint, self.request, self.hides = writer, call, endpoint, request, hides
+        self.writer, self.call, self.protocol, self.request, self.hides = writer, call, protocol, request, hides
         self.without_secrets = without_secrets
-        self.answer = Assembler(endpoint)
+        self.answer = protocol.assembler()
         self.size = 0  # bytes of the events
         self.error: str | None = None
         self.ended = False
@@ -99,7 +99,7 @@ class RecordedAnswer:
         Args:
             answer (`Mapping[str, Any]`): Answer or event of the server.
         """
-        return without_token_ids(answer, self.request.asked, self.endpoint) if self.hides else answer
+        return self.protocol.without_token_ids(answer, self.request.asked) if self.hides else answer
 
     async def add_event(self, data: str) -> str:
         """Store an event of a stream, and return it as the client sees it.
@@ -111,17 +111,15 @@ class RecordedAnswer:
             StorageFullError: the event cannot be stored, and `on_full` is `refuse`.
         """
         if data == "[DONE]":
-            # Store the end before the client gets this mark, because the client may continue the answer at once.
-            if not self.ended:
-                await self._end(self.size, *self._outcome())
+            await self._end_before_the_client_knows()
             return data
         try:
             event = json.loads(data)
         except (ValueError, RecursionError):
             return data
-        if not isinstance(event, dict) or not is_well_formed(event):
+        if not isinstance(event, dict) or not self.protocol.is_well_formed(event):
             return data
-        if event.get("error"):
+        if _is_error(event):
             self.error = _message_of(event) or "The server reported an error."
             return data
         self.answer.add(event)
@@ -133,7 +131,15 @@ class RecordedAnswer:
                 self.lacks_chunks = True
                 self.writer.store.add_chunk(self.call.id, data)
                 self.lacks_chunks = False
-        return json.dumps(self.shown(event)) if self.hides else data
+        if self.protocol.is_last(event):
+            await self._end_before_the_client_knows()
+        shown = self.shown(event)
+        return data if shown is event else json.dumps(shown)
+
+    async def _end_before_the_client_knows(self) -> None:
+        """Store the end of a stream before the client gets it, because the client may continue the answer at once."""
+        if not self.ended:
+            await self._end(self.size, *self._outcome())
 
     async def add_answer(self, status: int, content: bytes) -> bytes:
         """Store an answer that is not a stream, and return it as the client sees it.
@@ -146,7 +152,7 @@ class RecordedAnswer:
             StorageFullError: the answer cannot be stored, and `on_full` is `refuse`.
         """
         size = len(content)
-        answer, message = await in_thread(size, _read_answer, status, content)
+        answer, message = await in_thread(size, _read_answer, self.protocol, status, content)
         await self._end(size, State.FAILED if answer is None else State.FINISHED, answer, message)
         if answer is None or not self.hides:
             return content
@@ -197,26 +203,37 @@ class RecordedAnswer:
         is_stored: bool = False,
     ) -> None:
         self.ended = True
-        keys = self.request.conversation.keys(answer) if answer else None
+        keys = self.request.conversation.keys(self.protocol.choices(answer)) if answer else None
         if message is not None:
             message, _ = self.writer.redact(self.without_secrets(message))
         stored, is_redacted = redacted
         self.writer.store.end(self.call.id, state, stored, keys, message, is_redacted, is_stored)
 
 
-def _read_answer(status: int, content: bytes) -> tuple[dict[str, Any] | None, str | None]:
+def _read_answer(protocol: Protocol, status: int, content: bytes) -> tuple[dict[str, Any] | None, str | None]:
     """Return the answer of the server and None, or None and an error message."""
     try:
         answer = json.loads(content)
     except (ValueError, RecursionError):
         answer = None
-    if status == 200 and isinstance(answer, dict) and answer.get("choices") and is_well_formed(answer):
+    if status == 200 and isinstance(answer, dict) and protocol.is_well_formed(answer) and protocol.choices(answer):
         return answer, None
-    reason = "" if status != 200 else ", but not with choices in the format of OpenAI's API"
+    reason = "" if status != 200 else f", but not with an answer of the API /{protocol.endpoint}"
     return None, _message_of(answer) or f"The server answered with status {status}{reason}."
 
 
+def _is_error(event: Mapping[str, Any]) -> bool:
+    """Return whether an event reports an error. The Responses API has three ways to do so."""
+    return bool(event.get("error") or event.get("type") in ("error", "response.failed"))
+
+
 def _message_of(answer: Any) -> str | None:
-    """Return the message of an error in the format of OpenAI or of vLLM. Return None if there is no message."""
-    found = answer.get("error", answer) if isinstance(answer, dict) else None
-    return str(found.get("message")) if isinstance(found, dict) and found.get("message") else None
+    """Return the message of an error in the format of an API or of vLLM. Return None if there is no message."""
+    found = answer if isinstance(answer, dict) else {}
+    if isinstance(found.get("response"), dict):
+        found = found["response"]
+    found = found.get("error") or found
+    if isinstance(found, str):  # Ollama
+        return found
+    message = found.get("message") if isinstance(found, dict) else None
+    return message if message and isinstance(message, str) else None

@@ -1,21 +1,23 @@
-"""Read a request for completions before it is recorded."""
+"""Read a request before it is recorded."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from topr_trl.recording.conversations import Conversation, continued_conversation
+from topr_trl.recording.protocols.protocol import Protocol
 from topr_trl.recording.redaction import Redactor
+from topr_trl.recording.store import Store
 
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """Request for completions.
+    """Request that is being recorded.
 
     Attributes:
         asked (`Mapping[str, Any]`): Body of the request.
-        stored (`Mapping[str, Any]`): Body with blanked-out text.
+        stored (`Mapping[str, Any]`): Body with blanked-out text, and with the earlier messages that the server has.
         is_redacted (`bool`): Whether text was blanked out.
         size (`int`): Number of bytes of the body.
         conversation (`Conversation`): Hash of the messages.
@@ -43,11 +45,12 @@ class RecordedRequest:
         return count * (n if isinstance(n, int) and n > 0 else 1)
 
 
-def read_request(body: bytes, redact: Redactor, salt: str) -> RecordedRequest | None:
+def read_request(body: bytes, protocol: Protocol, redact: Redactor, salt: str) -> RecordedRequest | None:
     """Return the request in a body. Return None if the body is not a JSON object.
 
     Args:
         body (`bytes`): Body.
+        protocol (`Protocol`): API of the request.
         redact (`Redactor`): Function that blanks out text.
         salt (`str`): Secret text in the hashes of conversations.
     """
@@ -58,5 +61,28 @@ def read_request(body: bytes, redact: Redactor, salt: str) -> RecordedRequest | 
         return None
     if not isinstance(asked, dict):
         return None
-    conversation, continues = Conversation(asked, salt), continued_conversation(asked, salt)
-    return RecordedRequest(asked, stored, is_redacted, len(body), conversation, continues)
+    given = asked.get("model"), protocol.messages(asked), salt
+    return RecordedRequest(
+        asked, stored, is_redacted, len(body), Conversation(*given), continued_conversation(*given)
+    )
+
+
+def with_earlier_messages(request: RecordedRequest, protocol: Protocol, store: Store, salt: str) -> RecordedRequest:
+    """Return a request with the messages of the response that it continues, if the store has this response.
+
+    Args:
+        request (`RecordedRequest`): Request with a `previous_response_id`.
+        protocol (`Protocol`): API of the request.
+        store (`Store`): Database.
+        salt (`str`): Secret text in the hashes of conversations.
+    """
+    found = store.response(str(request.asked["previous_response_id"]))
+    if found is None or protocol.whole is None:
+        return request
+    earlier, answer, is_redacted, key, size = found
+    stored = protocol.whole(request.stored, earlier, answer)
+    conversation = Conversation(stored.get("model"), protocol.messages(stored), salt)
+    return replace(
+        request, stored=stored, is_redacted=request.is_redacted or is_redacted, size=request.size + size,
+        conversation=conversation, continues=key,
+    )  # fmt: skip

@@ -113,8 +113,14 @@ def without_tokens(response: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         response (`Mapping[str, Any]`): Answer of the server.
     """
-    hidden = ("prompt_token_ids", "token_ids", "logprobs", "prompt_logprobs")
-    found = {name: value for name, value in response.items() if name not in hidden}
-    if isinstance(choices := response.get("choices"), list):
-        found["choices"] = [{name: value for name, value in choice.items() if name not in hidden} for choice in choices]
-    return found
+    return {
+        name: [without_tokens(each) if isinstance(each, Mapping) else each for each in value]
+        if name in _WITH_TOKENS and isinstance(value, list)
+        else value
+        for name, value in response.items()
+        if name not in _TOKENS
+    }
+
+
+_TOKENS = {"prompt_token_ids", "token_ids", "logprobs", "prompt_logprobs", "input_messages", "output_messages"}
+_WITH_TOKENS = {"choices", "output", "content"}  # lists of objects that can have tokens

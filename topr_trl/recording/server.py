@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 from contextlib import suppress
+from functools import partial
 
 import aiohttp
 from aiohttp import web
@@ -13,6 +14,7 @@ from filelock import FileLock, Timeout
 from topr_trl.recording.grading import Grading
 from topr_trl.recording.listening import listening
 from topr_trl.recording.protection import protect
+from topr_trl.recording.protocols import PROTOCOLS
 from topr_trl.recording.proxy import Proxy
 from topr_trl.recording.settings import RecordArguments
 from topr_trl.recording.store import Store
@@ -56,8 +58,10 @@ def application(args: RecordArguments, store: Store, session: aiohttp.ClientSess
     grading = Grading(args, store, proxy.writer.redact, proxy.unrecorded)
     for path in ("/rewards", "/v1/rewards"):  # Applications can send rewards to their base URL, which ends in /v1.
         app.router.add_post(path, grading.reward)
-    app.router.add_post("/v1/{endpoint:chat/completions|completions}", proxy.record)
-    app.router.add_route("*", "/v1/{endpoint:.+}", proxy.pass_on)
+    for protocol in PROTOCOLS.values():
+        app.router.add_post(f"{protocol.base}/{protocol.endpoint}", partial(proxy.record, protocol))
+    for path in ("/v1/{path:.+}", "/api/{path:.+}"):
+        app.router.add_route("*", path, proxy.pass_on)
     app.router.add_get("/", grading.page)
     app.router.add_get("/rollouts", grading.rollouts)
     app.router.add_get("/rollouts/{name:.+}", grading.rollout)
@@ -122,7 +126,7 @@ def _print_addresses(args: RecordArguments, port: int) -> None:
     address = f"http://{host}:{port}"
     print(
         f"Recording calls to {args.upstream} in {args.folder}/.\n"
-        f"Base URL for your application: {address}/v1\n"
+        f"Base URL for your application: {address}/v1 (clients of Anthropic and Ollama: {address})\n"
         f"Read and grade rollouts:       {address}/\n"
         f"Press Ctrl+C to stop. Then: topr train --input {args.folder} --model_name_or_path ... --output_dir ...",
         flush=True,

@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from topr_trl.recording.answers import Assembler
+from topr_trl.recording.protocols import PROTOCOLS
 
 NAME = "recording.sqlite"
 RATING = "rating"  # name of the reward that a person gives on the page
@@ -39,6 +39,8 @@ CREATE TABLE IF NOT EXISTS calls (
     request TEXT NOT NULL, response TEXT, error TEXT, served_model TEXT, model_revision TEXT, redacted INTEGER NOT NULL
 );
 CREATE INDEX IF NOT EXISTS open_calls ON calls (id) WHERE state = 'open';
+CREATE INDEX IF NOT EXISTS responses ON calls (json_extract(response, '$.id'))
+    WHERE endpoint = 'responses' AND json_valid(response);
 CREATE TABLE IF NOT EXISTS chunks (call INTEGER NOT NULL, data TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS chunks_of_call ON chunks (call);
 CREATE TABLE IF NOT EXISTS rollouts (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, started REAL NOT NULL);
@@ -159,7 +161,7 @@ class Store:
         with _opened(self.path) as connection:
             calls = connection.execute("SELECT id, endpoint FROM calls WHERE state = 'open'").fetchall()
             for call, endpoint in calls:
-                answer = Assembler(endpoint)
+                answer = PROTOCOLS[endpoint].assembler()
                 for (data,) in connection.execute("SELECT data FROM chunks WHERE call = ? ORDER BY rowid", (call,)):
                     answer.add(json.loads(data))
                 self.end(call, State.CUT, answer.answer, error="The recorder was killed, or the disk was full.")
@@ -256,7 +258,7 @@ class Store:
 
         Args:
             call (`int`): Number of the call.
-            state (`State`): State of the call. If the response has no choices, `FAILED` is stored instead.
+            state (`State`): State of the call. Without a response, `FAILED` is stored instead.
             response (`Mapping[str, Any]`, *optional*): Body of the answer.
             conversations (`Mapping[int, str]`, *optional*): Key of the conversation that ends with a choice, by the
                 index of the choice. A later request with this key continues the choice.
@@ -265,7 +267,7 @@ class Store:
             is_stored (`bool`, defaults to `False`): Whether `add_text` has stored the response.
         """
         text = None if response is None or is_stored else _dumped(response)
-        state = state if response is not None and response.get("choices") else State.FAILED
+        state = state if response is not None else State.FAILED
         continued = self._continued.pop(call, None)
         with self._transaction() as run:
             run(
@@ -311,7 +313,28 @@ class Store:
             _check_kind(run, *place)
             run("REPLACE INTO rewards VALUES (?, ?, ?, ?, ?, ?)", (*place, reward, comment, time.time()))
 
-    # The page calls the following methods from several threads, so each of them opens a new connection.
+    # Several threads call the following methods, so each of them opens a new connection.
+
+    def response(self, name: str) -> tuple[dict[str, Any], dict[str, Any], bool, str | None, int] | None:
+        """Return a call of the Responses API: request, response, whether text was blanked out, key and size.
+
+        The key is that of the conversation that ends with the response. It is None if another call has continued it.
+        The size is the number of characters of both texts.
+
+        Args:
+            name (`str`): Id of the response.
+        """
+        with self._read() as connection:
+            found = connection.execute(
+                "SELECT request, response, redacted, conversation FROM calls JOIN parts ON call = calls.id "
+                "WHERE endpoint = 'responses' AND json_valid(response) AND json_extract(response, '$.id') = ? "
+                "ORDER BY calls.id DESC LIMIT 1",
+                (name,),
+            ).fetchone()
+        if found is None:
+            return None
+        request, response, redacted, key = found
+        return json.loads(request), json.loads(response), bool(redacted), key, len(request) + len(response)
 
     def latest(
         self, graded: bool | None, before: int | None, limit: int, search: str | None = None
@@ -479,7 +502,7 @@ _PLACE = (  # position of the choice in the answer, which can have the choices i
     "WHERE coalesce(json_extract(value, '$.index'), 0) = choice), 0)"
 )
 _TOKENS_REMOVED = (
-    "json_remove(response, '$.prompt_token_ids', "
+    "json_remove(response, '$.prompt_token_ids', '$.input_messages', '$.output_messages', "
     + ", ".join(f"'$.choices[' || {_PLACE} || '].{name}'" for name in ("logprobs", "token_ids", "prompt_token_ids"))
     + ")"
 )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from topr_trl.importing.calls import Dialect, field_of, format_of_calls
+from topr_trl.importing.calls import Dialect, check_lengths, field_of, format_of_calls
 from topr_trl.importing.format import LeftOut, Record, Unusable
 from topr_trl.importing.message_parts import assistant, call, other, split_parts, text_of
 from topr_trl.importing.openai_messages import tools_as_json
@@ -39,7 +39,21 @@ def answers(body: Record, asked: Record) -> list[Row | LeftOut]:
     if body.get("status") in ("failed", "cancelled", "in_progress", "queued"):
         return [LeftOut.FAILED]
     completion = messages_of(output)
-    return [{"completion": completion, "finish_reason": _finish_reason(body)}] if completion else []
+    if not completion:
+        return []
+    return [{"completion": completion, "finish_reason": _finish_reason(body), **_tokens(body, output)}]
+
+
+def _tokens(body: Record, output: Iterable[Any]) -> Row:
+    """Return the token ids and the log-probabilities in an answer of vLLM (`enable_response_messages`)."""
+    both = [body.get(name) or () for name in ("input_messages", "output_messages")]
+    if [[inner_value(each, "type") for each in given] for given in both] != [["raw_message_tokens"]] * 2:
+        return {}  # A server that runs tools itself has several messages.
+    prompt, completion = (given[0]["tokens"] for given in both)
+    parts = [part for item in output if item.get("type") == "message" for part in item["content"]]
+    logps = [entry["logprob"] for entry in (parts[0].get("logprobs") or ())] if len(parts) == 1 else []
+    check_lengths(completion, logps)
+    return {"prompt_ids": prompt, "completion_ids": completion, "sampler_logps": logps or None}
 
 
 def messages_of(items: Iterable[Any]) -> list[Row]:

@@ -16,12 +16,17 @@ from topr_trl.data.rows import ROLLOUT
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.calls import rows_of_call
 from topr_trl.importing.completions import turns_of
-from topr_trl.importing.dialects import openai, openai_completions
+from topr_trl.importing.dialects import anthropic, ollama, openai, openai_completions, openai_responses
 from topr_trl.importing.format import GRADED, Format, LeftOut, Record, has
 from topr_trl.importing.row_table import TURN_REWARDS, Row
-from topr_trl.recording.answers import CHAT, choice_of, prompt_of
+from topr_trl.recording.protocols import choice_of
+from topr_trl.recording.protocols.completions import CHAT, TEXT, prompt_of
 from topr_trl.recording.store import State
 
+_DIALECTS = {
+    CHAT: openai.DIALECT, TEXT: openai_completions.DIALECT, "responses": openai_responses.DIALECT,
+    "messages": anthropic.DIALECT, "api/chat": ollama.DIALECT,
+}  # fmt: skip
 _MODEL_COLUMNS = "model", "served_model", "model_revision"
 _SAME = ("tools", "chat_template_kwargs", *_MODEL_COLUMNS, *SAMPLING)  # equal in all calls of a row
 _TOKEN_COLUMNS = ("prompt_ids", "completion_ids", "sampler_logps")
@@ -76,16 +81,16 @@ def _row_of_call(call: Record, by_answer: bool) -> Row | None:
     choice = choice_of(call)
     if choice is None:
         return None
-    if call["state"] == State.CUT and choice.get("finish_reason") is None:
-        choice = {**choice, "finish_reason": "length"}  # An incomplete answer has no stop token.
-    asked, response = call["request"], {**call["response"], "choices": [choice]}
-    if call["endpoint"] == CHAT:
-        (row,) = rows_of_call(openai.DIALECT, asked, response)
-    else:
-        request = {**asked, "prompt": prompt_of(asked, call["choice"]), "n": 1}
-        (row,) = rows_of_call(openai_completions.DIALECT, request, response)
+    asked, response, endpoint = call["request"], call["response"], call["endpoint"]
+    if endpoint in (CHAT, TEXT):
+        response = {**response, "choices": [choice]}
+    if endpoint == TEXT:
+        asked = {**asked, "prompt": prompt_of(asked, call["choice"]), "n": 1}
+    row = next(iter(rows_of_call(_DIALECTS[endpoint], asked, response)), None)
     if row is None or isinstance(row, LeftOut):
         return None
+    if call["state"] == State.CUT:  # An incomplete answer has no stop token.
+        row["finish_reason"] = row.get("finish_reason") or "length"
     model = {"model": asked.get("model"), "served_model": call["served_model"]}
     graded = {GRADED: [{"rewards": call["rewards"]}] * turns_of(row)} if by_answer else {}
     return {**row, **model, "model_revision": call["model_revision"], **graded}

@@ -1,10 +1,14 @@
-"""Request token ids and log-probabilities from a server, hide them from the client, and join streamed events.
+"""Record OpenAI's chat completions and text completions.
 
 The names of fields come from OpenAI's API and from vLLM (`return_token_ids`).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
+
+from topr_trl.recording.protocols import protocol
+from topr_trl.recording.protocols.protocol import Body, Protocol, are_objects, with_nulls
 
 CHAT, TEXT = "chat/completions", "completions"
 _IDS_IN_CHOICE, _IDS_IN_ANSWER = ("token_ids", "prompt_token_ids"), ("prompt_token_ids",)
@@ -36,18 +40,13 @@ def without_token_ids(answer: Mapping[str, Any], request: Mapping[str, Any], end
     """
     hide_ids = not request.get("return_token_ids")
     hide_logps = not request.get("logprobs") if endpoint == CHAT else request.get("logprobs") is None
-    found = _with_nulls(answer, _IDS_IN_ANSWER if hide_ids else ())
+    found = with_nulls(answer, *(_IDS_IN_ANSWER if hide_ids else ()))
     if isinstance(choices := answer.get("choices"), list):
         hidden = (_IDS_IN_CHOICE if hide_ids else ()) + (("logprobs",) if hide_logps else ())
         found["choices"] = [
-            _with_nulls(choice, hidden) if isinstance(choice, Mapping) else choice for choice in choices
+            with_nulls(choice, *hidden) if isinstance(choice, Mapping) else choice for choice in choices
         ]
     return found
-
-
-def _with_nulls(value: Mapping[str, Any], hidden: Collection[str]) -> dict[str, Any]:
-    """Return a copy with null for the hidden fields. vLLM also sends null for fields that a client did not request."""
-    return {name: None if name in hidden else inner for name, inner in value.items()}
 
 
 def is_well_formed(answer: Mapping[str, Any]) -> bool:
@@ -80,14 +79,14 @@ def _is_tool_call(call: Any) -> bool:
     )
 
 
-def choice_of(call: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the choice in a call's answer that belongs to the rollout. Return None if the answer lacks this choice.
+def messages(request: Body) -> list[Body] | None:
+    """Return the messages of a request. Return None if it has no list of messages.
 
     Args:
-        call (`Mapping[str, Any]`): Call in a rollout from `read_rollouts`.
+        request (`Body`): Request of the client.
     """
-    choices = (call["response"] or {}).get("choices") or ()
-    return next((choice for choice in choices if choice.get("index", 0) == call["choice"]), None)
+    found = request.get("messages")
+    return found if are_objects(found) else None
 
 
 def prompt_of(request: Mapping[str, Any], choice: int) -> Any:
@@ -103,7 +102,7 @@ def prompt_of(request: Mapping[str, Any], choice: int) -> Any:
     return prompt if isinstance(prompt[0], int) else prompt[choice // n]  # a list of numbers is one prompt
 
 
-class Assembler:
+class Assembler(protocol.Assembler):
     """Join the events of a streamed answer into the answer that the server would send without streaming.
 
     Args:
@@ -185,3 +184,17 @@ def _add_tokens(choice: dict[str, Any], piece: Mapping[str, Any]) -> None:
     for name, values in (piece.get("logprobs") or {}).items():
         if isinstance(values, list):
             choice.setdefault("logprobs", {}).setdefault(name, []).extend(values)
+
+
+PROTOCOLS = tuple(
+    Protocol(
+        endpoint=endpoint,
+        messages=messages,
+        choices=lambda answer: answer.get("choices") or (),
+        assembler=partial(Assembler, endpoint),
+        is_well_formed=is_well_formed,
+        with_token_ids=partial(with_token_ids, endpoint=endpoint),
+        without_token_ids=partial(without_token_ids, endpoint=endpoint),
+    )
+    for endpoint in (CHAT, TEXT)
+)

@@ -1,0 +1,116 @@
+"""Record Anthropic's Messages API, `/v1/messages`."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from topr_trl.recording.protocols.protocol import Assembler, Body, Protocol, are_objects, fits, tool_call
+
+
+def messages(request: Body) -> list[Body] | None:
+    """Return the system prompt and the messages of a request. Return None if it has no list of messages.
+
+    Args:
+        request (`Body`): Request of the client.
+    """
+    given, system = request.get("messages"), request.get("system")
+    if not isinstance(given, list) or not are_objects(given):
+        return None
+    start = [{"role": "system", "content": system}] if system else []
+    return [*start, *(turn for each in given for turn in _turns(each))]
+
+
+def _turns(message: Body) -> list[Body]:
+    """Return the tool results of a message, and the message without them."""
+    blocks = message.get("content")
+    if not isinstance(blocks, list) or not are_objects(blocks):
+        return [message]
+    results = [
+        {"role": "tool", "content": block.get("content"), "tool_call_id": block.get("tool_use_id")}
+        for block in blocks
+        if block.get("type") == "tool_result"
+    ]
+    others = [block for block in blocks if block.get("type") not in _NO_CONTENT]
+    calls = [block for block in blocks if block.get("type") == "tool_use"]
+    thinking = [str(block["thinking"]) for block in blocks if block.get("thinking")]
+    turn = {
+        "role": message.get("role"), "content": others, "reasoning_content": "\n".join(thinking),
+        "tool_calls": [tool_call(call.get("id"), call.get("name"), call.get("input")) for call in calls],
+    }  # fmt: skip
+    return [*results, turn] if others or calls or not results else list[Body](results)
+
+
+_NO_CONTENT = ("tool_result", "tool_use", "thinking", "redacted_thinking")
+
+
+def choices(answer: Body) -> list[Body]:
+    """Return the only choice of an answer. Return [] if it has no list of blocks.
+
+    Args:
+        answer (`Body`): Answer of the server.
+    """
+    if not are_objects(answer.get("content")):
+        return []
+    reason = answer.get("stop_reason")
+    *_, said = _turns({"role": "assistant", "content": answer["content"]})
+    return [{"index": 0, "message": said, "finish_reason": "length" if reason == "max_tokens" else reason}]
+
+
+def _is_well_formed(body: Body) -> bool:
+    return fits(body, index=int, message=Mapping, content_block=Mapping, delta=Mapping, usage=Mapping)
+
+
+class _Assembler(Assembler):
+    def __init__(self) -> None:
+        self._message: dict[str, Any] = {}
+        self._blocks: dict[int, dict[str, Any]] = {}
+
+    def add(self, event: Body) -> None:
+        kind, place = event.get("type"), event.get("index") or 0
+        if kind == "message_start":
+            self._message = dict(event.get("message") or {})
+        elif kind == "content_block_start":
+            self._blocks[place] = dict(event.get("content_block") or {})
+        elif kind == "content_block_delta":
+            block = self._blocks.setdefault(place, {})
+            for name, piece in (event.get("delta") or {}).items():
+                if name in _PIECES and isinstance(piece, str) and isinstance(block.get(name, ""), str):
+                    block[name] = block.get(name, "") + piece
+        elif kind == "message_delta":
+            self._message |= event.get("delta") or {}
+            self._message["usage"] = {**(self._message.get("usage") or {}), **(event.get("usage") or {})}
+
+    @property
+    def answer(self) -> dict[str, Any] | None:
+        if not self._blocks and not self.finished:
+            return None
+        return {**self._message, "content": [_block(self._blocks[place]) for place in sorted(self._blocks)]}
+
+    @property
+    def finished(self) -> int:
+        return int(self._message.get("stop_reason") is not None)
+
+
+_PIECES = ("text", "thinking", "signature", "partial_json")
+
+
+def _block(block: Body) -> Body:
+    """Return a block with the parsed input of its tool. The input stays text if its end is missing."""
+    if "partial_json" not in block:
+        return block
+    found = {name: value for name, value in block.items() if name != "partial_json"}
+    found["input"] = block["partial_json"]
+    with suppress(ValueError, RecursionError):
+        found["input"] = json.loads(block["partial_json"] or "{}")
+    return found
+
+
+PROTOCOL = Protocol(
+    endpoint="messages",
+    messages=messages,
+    choices=choices,
+    assembler=_Assembler,
+    is_well_formed=_is_well_formed,
+    is_last=lambda event: event.get("type") == "message_stop",
+)
