@@ -17,7 +17,7 @@ from topr_trl.loss import LossOutputs, topr_loss
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.trainers.checkpoints import StopAtNaN, check_finite, not_finite, writing_to
 from topr_trl.trainers.forward_checks import refuse_adapters, text_model, turn_off_noise, without_cudnn_attention
-from topr_trl.trainers.messages import say
+from topr_trl.trainers.messages import print_log_lines, say
 from topr_trl.trainers.metrics import RowLog, row_values, without_ratio
 from topr_trl.trainers.model_card import PAPER, CardSection, complete_card, training_facts
 from topr_trl.trainers.quantization import (
@@ -71,6 +71,7 @@ class TOPRMixin(Trainer):
         keep_adapter_in_float32(self.model, adapter)
         if noise := turn_off_noise(self.model):
             say(f"{', '.join(noise)} set to 0: noise in log π would change π/μ.", self.args)
+        print_log_lines(self)
         self.add_callback(StopAtNaN(self))
         self.add_callback(_Beginning(self))
         warn_if_updates_vanish(self.model, self.is_deepspeed_enabled)
