@@ -48,6 +48,7 @@ class TOPRMixin(Trainer):
     _rows_trained_on: str  # description of the training rows, for the model card
     _order: Sampler[int] | None = None  # sampler of the training rows
     _sharing: PromptSharing
+    _log_tokens: Callable[[Tensor, Tensor, Tensor, Tensor], None] | None = None  # see `LogCompletions.add_tokens`
     _is_checked = True  # whether the checks of `_check_model` have run, or the trainer has none
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -93,6 +94,8 @@ class TOPRMixin(Trainer):
         rewards_B = rewards_N[: len(policy_logps_BT)].nan_to_num(0.0)
         outputs = topr_loss(policy_logps_BT, mu_logps, rewards_B, mask_BT, **self._loss_settings)
         self._row_log.add(self._row_readers[self._mode], numbers_N, row_values(outputs, rewards_N, mask_BT))
+        if self._log_tokens is not None:
+            self._log_tokens(numbers_N, policy_logps_BT.detach() - mu_logps, outputs.weights, mask_BT)
         return outputs
 
     @property
