@@ -47,6 +47,17 @@ class Diagnosis:
         return "\n".join([f"{problems:,} problems:", *lines])
 
 
+def answer_keys(*columns: Sequence[object]) -> list[str]:
+    """Return the answer of each completion as text: the first value that a column has.
+
+    Args:
+        *columns (`Sequence`):
+            Values of each completion in a column: extracted answers, for which judges also write "" if there is none,
+            then the completions.
+    """
+    return [next((str(text) for text in texts if text not in (None, "")), "") for texts in zip(*columns, strict=True)]
+
+
 def agreements(problem_ids: ArrayLike, answers: Sequence[object]) -> FloatArray:
     """Return the share of the problem's other completions that have the same answer.
 

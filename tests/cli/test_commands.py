@@ -2,14 +2,18 @@
 
 import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from transformers import TrainerControl
 from trl import get_peft_config
 
 import topr_trl
@@ -18,6 +22,8 @@ from topr_trl.cli import main as cli
 from topr_trl.cli import parsing as settings
 from topr_trl.cli.parsing import parse, settings_of
 from topr_trl.pipeline import stages
+from topr_trl.pipeline.parent_process import LOOP
+from topr_trl.pipeline.stages.train import SaveAtInterrupt
 from topr_trl.tasks import arithmetic
 
 COMMANDS = cli.commands()
@@ -290,11 +296,73 @@ def test_errors_that_users_can_fix_are_one_line(monkeypatch, tmp_path):
 
 
 def test_a_stopped_command_promises_no_checkpoint(monkeypatch, capsys):
-    """After Ctrl+C, `topr train` has no checkpoint before the first save."""
+    """After Ctrl+C, `topr train` has no checkpoint before the first step."""
     monkeypatch.setattr(cli, "main", lambda arguments: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(SystemExit, match="130"):
+        console(monkeypatch, "train", "--output_dir", "my model")
+    said = capsys.readouterr().err
+    assert "without any, it starts over" in said
+    assert said.endswith("run: topr train --output_dir 'my model'\n")
+    monkeypatch.setenv(LOOP, "1")
+    with pytest.raises(SystemExit, match="130"):
         console(monkeypatch, "train")
-    assert "checkpoint, or starts over if there is none" in capsys.readouterr().err
+    assert capsys.readouterr().err == ""  # The loop says how to continue.
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_a_checkpoint_once(tmp_path):
+    rows = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}", "reward": float((-1) ** n)} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = "train --input rows.jsonl --output_dir x --max_steps 60 --logging_steps 1 --per_device_train_batch_size 4"
+
+    def start(words):
+        # A shell lets its background processes ignore Ctrl+C, and so does this process.
+        code = (
+            "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv[0] = 'topr'\n"
+            "from topr_trl.cli.main import console; console()"
+        )
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        return subprocess.Popen([sys.executable, "-c", code, *words], cwd=tmp_path, env=environment,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+
+    process = start(given.split())
+    next(line for line in process.stdout if line.startswith("step "))
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    (checkpoint,) = (tmp_path / "x").glob("*/checkpoint-*")
+    step = int(checkpoint.name.rpartition("-")[2])
+    assert f"The checkpoint of step {step} is saved. To continue, run: topr {given}\n" in said
+    printed, _ = start(shlex.split(said.rpartition("run: topr ")[2])).communicate()
+    steps = [line.split("/")[0] for line in printed.splitlines() if line.startswith("step ")]
+    assert steps == [f"step {n}" for n in range(step + 1, 61)]
+    assert "The model is in x/.\n" in printed
+
+
+@pytest.fixture
+def ctrl_c():
+    """Let Ctrl+C raise `KeyboardInterrupt`, also if a shell has started the tests in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_second_ctrl_c_stops_training_at_once():
+    interrupt, control = SaveAtInterrupt(), TrainerControl()
+    several = SimpleNamespace(world_size=2, save_only_model=False)
+    interrupt.on_epoch_begin(several, None, control)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    interrupt.on_epoch_begin(SimpleNamespace(world_size=1, save_only_model=False), None, control)
+    interrupt.on_step_end(None, None, control)
+    assert not control.should_save
+    signal.raise_signal(signal.SIGINT)
+    interrupt.on_epoch_begin(SimpleNamespace(world_size=1, save_only_model=False), None, control)
+    interrupt.on_step_end(None, None, control)
+    assert control.should_save
+    assert control.should_training_stop
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize(

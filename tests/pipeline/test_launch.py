@@ -194,6 +194,17 @@ def test_a_stage_can_be_stopped_and_its_log_is_shown(tmp_path, capfd, started):
     assert "line 10\n" not in said
 
 
+def test_a_forked_stage_gets_ctrl_c_before_it_is_ended(tmp_path, monkeypatch):
+    """`topr train` then saves a checkpoint."""
+    code = "import time\ntry:\n    print(1, flush=True); time.sleep(99)\nexcept KeyboardInterrupt:\n    exit(7)"
+    begun, start, stop = [], processes.start, Event()
+    monkeypatch.setattr(processes, "start", lambda _, log: begun.append(start(python(code), log)) or begun[-1])
+    Timer(0, lambda: wait_for(tmp_path / "log") and stop.set()).start()
+    with pytest.raises(ChildProcessError, match="The stage train was stopped"):
+        processes.run_processes([Program(["train"])], "train", tmp_path / "log", stop)
+    assert begun[0].exitcode == 7
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="stages are forked on Linux alone")
 def test_two_sides_of_a_loop_never_poll_at_once(monkeypatch):
     """Only one of two polls would read the exit status of a process."""

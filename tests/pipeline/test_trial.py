@@ -15,7 +15,6 @@ from topr_trl.cli import main
 from topr_trl.cli.parsing import parse
 from topr_trl.cli.trial_report import (
     _describe_recommendation,
-    _format_table,
     _results_as_json,
     _settings_of_arm,
     recommend,
@@ -309,16 +308,15 @@ def test_greedy_accuracy_is_beside_that_of_samples(tmp_path):
     outcome = outcome_of(right, "sample")
     found = recommend(outcome.values)
     assert found.arms == [ARMS[0], None]
-    header, _, best, before = _format_table(args, outcome, found).splitlines()
-    assert re.split(r" {2,}", header)[-3] == "correct answers at T=0.7 (%)"
-    assert "correct answers at T=0 (%)" in header
-    assert "  25.0 ± 43.3  " in best  # sqrt(0.25 · 0.75 / 4) = 0.2165
-    assert "  75.0 ± 43.3  " in before
+    header, best, before = _results_as_json(args, outcome, found)["table"]
+    assert header[2:4] == ["correct answers at T=0 (%)", "correct answers at T=0.7 (%)"]
+    assert best[2] == "25.0 ± 43.3"  # sqrt(0.25 · 0.75 / 4) = 0.2165
+    assert before[2] == "75.0 ± 43.3"
     assert "--decode sample" in _describe_recommendation(args, outcome, found)
     plain = _results_as_json(args, outcome, found)["arms"]
     assert [arm["greedy"]["value"] for arm in plain] == [0.25, 0.75]
     without = outcome_of({})
-    assert "T=0 (%)" not in _format_table(args, without, found)
+    assert "correct answers at T=0 (%)" not in _results_as_json(args, without, found)["table"][0]
     assert [arm["greedy"] for arm in _results_as_json(args, without, found)["arms"]] == [None, None]
 
 

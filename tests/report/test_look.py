@@ -7,20 +7,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
 from topr_trl.cli import main as cli
+from topr_trl.data.preparation import ScoredRows
 from topr_trl.evaluation.bootstrap import Difference
 from topr_trl.pipeline.stages.evaluate import Evaluate, EvaluateArguments
 from topr_trl.report.contents import Rows, read_contents
 from topr_trl.report.curves import PANELS, draw_panel, has_metric, series, warnings_of
 from topr_trl.report.look import LookArguments, look_command
 from topr_trl.report.page import write_page
-from topr_trl.report.results import _on_certainty, describe_rows, results_of
+from topr_trl.report.results import (
+    _on_certainty,
+    bars_of_rows,
+    cost_of_rows,
+    describe_rows,
+    recipes_of_rows,
+    results_of,
+)
 from topr_trl.report.samples import Table, section_of_logged, section_of_rows, sections_of_tests
 from topr_trl.tasks.arithmetic import CARELESS_MODEL
 
 HOSTILE = "</script><img src=x onerror=document.title='hacked'><b>bold</b>"
+TOKENS = {
+    "tokens": [[HOSTILE, "context"]] * 4, "token_log_ratio": [[-1.0, None]] * 4, "token_weight": [[0.3679, None]] * 4
+}  # fmt: skip
 LOSS = next(panel for panel in PANELS if panel.title == "Loss")
 
 
@@ -36,7 +48,7 @@ def run(model, tokenizer, rows, tmp_path):
 
 
 def log_rows(folder, step, **columns):
-    (folder / "completions").mkdir(exist_ok=True)
+    (folder / "completions").mkdir(parents=True, exist_ok=True)
     table = {"step": [step] * 4, "prompt": ["1 + 1 ="] * 4, "completion": ["2", "3", "4", "5"],
              "reward": [1.0, 0, 0, 0],
              "advantage": [1.0, -1.0, -1.0, -1.0],
@@ -109,6 +121,7 @@ def test_a_loop_shows_what_changed(loop):
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
 def test_the_page_in_a_browser(loop, browser, width, scheme):
     """Texts of the model stay texts, tags and search filter, and nothing is wider than the window."""
+    log_rows(loop / "iteration-1" / "model", 1, **TOKENS)
     path = write_page(loop, loop / "report.html").path
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     requests, errors = [], []
@@ -124,8 +137,18 @@ def test_the_page_in_a_browser(loop, browser, width, scheme):
     page.get_by_role("button", name="all").click()
     page.get_by_label("Search").fill("2 + 1 =")
     assert page.locator(".card").count() == 1
-    page.get_by_role("button", name="Rows of iteration-1").click()
+    page.get_by_role("button", name="Rows of iteration-1", exact=True).click()
     assert "a =" in page.locator(".card").first.inner_text() + page.locator(".card").last.inner_text()
+    page.get_by_role("button", name="Logged rows of iteration-1").click()
+    answer = page.locator(".answer").first
+    answer.get_by_text("tokens", exact=True).click()
+    first, second = answer.locator(".token").nth(0), answer.locator(".token").nth(1)
+    assert first.inner_text() == HOSTILE
+    assert (first.get_attribute("title"), second.get_attribute("title")) == ("log π/μ -1, w 0.37", None)
+    colors = [first.evaluate("node => getComputedStyle(node).backgroundColor")]
+    answer.get_by_role("button", name="show w").click()
+    colors.append(answer.locator(".token").first.evaluate("node => getComputedStyle(node).backgroundColor"))
+    assert colors == ["rgba(220, 60, 50, 0.3)", "rgba(128, 128, 128, 0.38)"]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert [url for url in requests if not url.startswith(("file:", "data:"))] == errors == []
     page.close()
@@ -163,6 +186,41 @@ def test_logged_rows_by_weight(run):
     found = section_of_logged(Table.of(read_contents(run).logged[0]), "rows", 5)
     assert found.counts == {"dead negative (w < 0.01)": 1, "positive": 1, "tapered negative (w < 1)": 1}
     assert found.cards[0]["columns"][0]["answers"][0]["numbers"] == {"advantage": 1.0, "weight": 1.0}
+
+
+def test_logged_tokens_have_their_values(run):
+    log_rows(run, 3, **TOKENS)
+    page = page_of(run)
+    assert page["sections"][-1]["cards"][0]["columns"][0]["answers"][0]["tokens"] == [
+        [HOSTILE, -1.0, 0.37],
+        ["context", None, None],
+    ]
+
+
+def test_the_rows_of_a_rollout_count_once():
+    """As in `ScoredRows.diagnose`, a rollout has the answer of its last row."""
+    columns = {
+        "prompt": ["a"] * 6, "problem_id": [1] * 6, "completion": list("xyzxyq"), "reward": [1.0, 1.0, 0, 0, 0, 0],
+        "rollout_id": ["r", "r", "s", "s", "t", "u"], "extracted": ["7", "7", "8", "9", "8", "9"]
+    }  # fmt: skip
+    rows = table(**columns)
+    found = ScoredRows.read("train", Dataset.from_dict(columns)).diagnose().counts
+    assert section_of_rows(rows, "rows", 5).counts == {kind: n for kind, n in found.items() if n}
+    assert section_of_rows(rows, "rows", 5).counts == {"some right answers": 1}
+    assert dict(bars_of_rows(rows))["completions by reward"] == [("0", 3), ("1", 1)]
+    assert recipes_of_rows(rows)[1][:3] == ["none", "4", "1"]
+
+
+def test_what_training_would_read():
+    rows = table(prompt=["a", "b"] * 4, completion=["x" * 40] * 8, reward=[1.0, None, 0, 0, 0, 1, 0, 0])
+    _, none, balanced, repeated = recipes_of_rows(rows)
+    assert none == ["none", "7", "2", "50%", "1"]
+    assert balanced[0] == "balanced"
+    assert (repeated[0], repeated[2], repeated[3]) == ("repeated_positives", repeated[1], "100%")
+    assert "topr plan --model 8b --num_train_problems 2 --num_generations 4 --prompt_tokens 1" in cost_of_rows(rows)
+    assert "--max_new_tokens 10" in cost_of_rows(rows)
+    (_, refused) = recipes_of_rows(table(prompt=["a"], completion=["x"], reward=[float("inf")]))
+    assert "inf" in refused[1]
 
 
 def test_conversations_have_turns_and_long_texts_are_cut():

@@ -127,6 +127,21 @@ def test_printed_and_saved_rows(model, tokenizer, rows, tmp_path, capsys, monkey
             assert row["weight"] == pytest.approx(min(math.exp(row["log_ratio"]), 1))
 
 
+def test_tokens_have_their_own_values_with_segments(tmp_path):
+    completions_tables.main("offline", tmp_path, ratio_level="segment", segment_tokens=4, preset="topr")
+    for step, rows in tables(tmp_path).items():
+        for row in rows:
+            assert "".join(row["tokens"]) == row["completion"]
+            ratios, weights = row["token_log_ratio"], row["token_weight"]
+            assert len(ratios) == len(weights) == len(row["tokens"])
+            if known := expected(tmp_path)[step].get((row["prompt"], row["completion"])):
+                assert sum(ratios) == pytest.approx(known, abs=2e-3)
+                assert weights[0] == pytest.approx(min(math.exp(sum(ratios[:4])), 1), rel=2e-3)
+                assert sum(weights) / len(weights) == pytest.approx(row["weight"], rel=1e-4)
+            else:  # Rows with R = 0 are not computed.
+                assert set(weights) == {1.0 if row["advantage"] else None}
+
+
 def test_nothing_is_collected_when_it_is_off(model, tokenizer, rows, tmp_path):
     settings = completions_tables.settings(tmp_path, log_completions=False, model_init_kwargs=None)
     trainer = OfflineTOPRTrainer(model, OfflineTOPRConfig(**settings), rows, processing_class=tokenizer)

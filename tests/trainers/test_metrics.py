@@ -7,6 +7,7 @@ import torch
 from accelerate import Accelerator
 
 from topr_trl import PRESETS, topr_loss
+from topr_trl.trainers.messages import log_line
 from topr_trl.trainers.metrics import RowLog, completion_means, row_metrics, row_values, without_ratio
 
 NAN = float("nan")
@@ -176,3 +177,15 @@ def test_log_pi_of_positives_and_negatives():
     kept = without_ratio(metrics)
     logged = {name for name in NAMES if name.startswith(("topr/logps/", "topr/tokens/"))}
     assert set(kept) == {"topr/positive_share", "topr/reward", "topr/effective_positive_share", *logged}
+
+
+def test_the_line_of_a_log_has_the_metrics_that_matter_most():
+    logs = {"loss": 1.0, "grad_norm": 0.123, "topr/weight_mean_negatives": 0.5, "topr/negatives_dead": 0.04,
+            "topr/logps/positives/token": -0.25, "topr/reward": 0.0, "epoch": 1.0}  # fmt: skip
+    shown = "dead negatives 4%, weight of negatives 0.50, gradient norm 0.12"
+    assert log_line(logs, 5, 1_000) == f"step 5/1,000: {shown}, log-probability per token of positives -0.25"
+    assert log_line({"reward": 0.5, **logs}, 5, 9) == f"step 5/9: reward 0.5, {shown}"
+    assert log_line({"train_runtime": 61.2, "train_loss": 1.0}, 9, 9) == "9 steps in 61 s"
+    of_evaluation = {"eval_new_topr/negatives_dead": 0.5, "eval_new_runtime": 1.0, "eval_new_reward": None}
+    assert log_line(of_evaluation, 5, 9) == "step 5/9, eval_new: dead negatives 50%"
+    assert log_line({"topr/sampler_distance/token": 0.1}, 0, 9) == ""

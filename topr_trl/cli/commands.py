@@ -1,6 +1,7 @@
 """Run `topr COMMAND`, and print the result."""
 
 import logging
+import os
 from typing import Any
 
 from topr_trl.cli.command_names import COMMANDS, load_object
@@ -8,10 +9,13 @@ from topr_trl.cli.parsing import parse, settings_class
 from topr_trl.importing.input_settings import InputArguments
 from topr_trl.pipeline import stages
 from topr_trl.pipeline.imported_input import with_imported_input
-from topr_trl.pipeline.parent_process import end_processes_on_signals, end_with_the_loop
+from topr_trl.pipeline.parent_process import LOOP, end_processes_on_signals, end_with_the_loop
 from topr_trl.pipeline.settings import LaunchArguments
 from topr_trl.pipeline.stage import Stage
 from topr_trl.settings.checks import HUB
+
+# Warnings of libraries about a machine without a GPU, and about checkpoints of models with tied weights
+_NOISE = ("Setting accelerator to CPU", "missing keys in the checkpoint model loaded: ['lm_head.weight']")
 
 
 def run(command: str, given: list[str]) -> None:
@@ -31,6 +35,8 @@ def run(command: str, given: list[str]) -> None:
     if issubclass(settings_class(command), LaunchArguments):
         end_processes_on_signals()
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    for name in ("DeepSpeed", "transformers.trainer"):
+        logging.getLogger(name).addFilter(lambda record: not any(text in record.getMessage() for text in _NOISE))
     args = parse(command, given)
     if command != "push" and (name := str(getattr(args, "input", None))).startswith(HUB):
         from topr_trl.hub.download import downloaded
@@ -45,7 +51,10 @@ def run(command: str, given: list[str]) -> None:
 
 
 def run_stage(stage: Stage[Any]) -> None:
-    """Run a stage, and print its summary, its outcome and the next steps. Only the main process prints."""
-    if done := stage.run():
+    """Run a stage, and print its summary, its outcome and the next steps. Only the main process prints.
+
+    In a process of a loop, print nothing, because the loop prints a line for each stage.
+    """
+    if (done := stage.run()) and LOOP not in os.environ:
         lines = (stage.summary(done), stage.outcome.format(**done, folder=stage.folder), stage.next_steps())
         print(*filter(None, lines), sep="\n", flush=True)

@@ -3,6 +3,7 @@
 import argparse
 import io
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -14,7 +15,9 @@ from topr_trl import __version__
 from topr_trl.cli.command_names import commands, read_config, refuse_unknown, values_given
 from topr_trl.cli.settings_index import read_index, write_index
 from topr_trl.pipeline.child_processes import start_server
-from topr_trl.pipeline.parent_process import is_one_of_several
+from topr_trl.pipeline.parent_process import LOOP, is_one_of_several
+
+_LOOPS = ("iterate", "trial")  # commands that run stages in other processes
 
 
 def console() -> None:
@@ -30,6 +33,10 @@ def console() -> None:
     # The default format also shows the line of code that warned.
     warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
     warnings.filterwarnings("ignore", "`gradient_checkpointing` is deprecated", FutureWarning)  # TRL sets it by default
+    # Progress bars of all libraries appear after some seconds and leave no line. In a file, they are written rarely.
+    rarely = {} if sys.stderr.isatty() else {"TQDM_MININTERVAL": "30", "TQDM_MAXINTERVAL": "30"}
+    for name, value in ({"TQDM_DELAY": "5", "TQDM_LEAVE": ""} | rarely).items():
+        os.environ.setdefault(name, value)
     try:
         main(arguments)
     except (ValueError, OSError, ImportError, FloatingPointError, yaml.YAMLError) as error:
@@ -37,9 +44,13 @@ def console() -> None:
             raise
         message = " ".join(str(error).split())
         sys.exit(f"topr {arguments[0]}: {message} (--debug shows where)")
-    except KeyboardInterrupt:
-        again = "The same command continues from the last saved shard or checkpoint, or starts over if there is none."
-        print(f"\ntopr {arguments[0]}: stopped. {again}", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        if LOOP not in os.environ:  # Otherwise, the loop says it.
+            kept = str(stopped) or "Checkpoints and finished shards are kept; without any, it starts over."
+            again = shlex.join(["topr", *sys.argv[1:]])
+            print(f"\ntopr {arguments[0]}: stopped. {kept} To continue, run: {again}", file=sys.stderr, flush=True)
+        if arguments[0] in _LOOPS:
+            os._exit(130)  # After a second Ctrl-C, do not wait for threads. On Linux, stages end with this process.
         sys.exit(130)
     if is_one_of_several():
         # All files are written, so exit without shutting gloo down. If gloo shuts down while another process is still
@@ -115,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         values = {**config, **values_given(given)}
         look_command(LookArguments(**{name: value for name, value in values.items() if name in known}))
         return
-    if command in ("iterate", "trial"):
+    if command in _LOOPS:
         start_server()  # It imports the libraries at the same time as this process.
     from topr_trl.cli.commands import run  # takes seconds, because it imports torch and TRL
 

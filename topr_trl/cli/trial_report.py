@@ -114,8 +114,10 @@ def trial_command(args: TrialArguments) -> None:
         settings.write_text(yaml.safe_dump(_settings_of_arm(args, found.recommended)))
     else:
         settings.unlink(missing_ok=True)
-    (out / "trial.json").write_text(json.dumps(_results_as_json(args, outcome, found), indent=1))
-    text = f"{_format_table(args, outcome, found)}\n\n{_describe_recommendation(args, outcome, found)}"
+    results = _results_as_json(args, outcome, found)
+    (out / "trial.json").write_text(json.dumps(results, indent=1))
+    header, *rows = results["table"]
+    text = f"{plain_table(header, rows)}\n\n{_describe_recommendation(args, outcome, found)}"
     shown = ""
     if found.better_than_none:
         shown = f"Use the recommended settings with topr train --config {settings}, or with topr iterate. "
@@ -143,8 +145,11 @@ def _settings_of_arm(args: TrialArguments, arm: Arm) -> dict[str, Any]:
     return {**kept, "learning_rate": arm.rate(args), **arm.settings}
 
 
-def _table_rows(args: TrialArguments, outcome: Outcome, found: Recommendation) -> list[list[str]]:
-    rows = []
+def _table(args: TrialArguments, outcome: Outcome, found: Recommendation) -> list[list[str]]:
+    """Return the table of the terminal and of the page. The first row is the header."""
+    greedy = [_GREEDY_LABEL] if outcome.greedy else []
+    samples = f"correct answers at T={args.temperature:g} (%)" if outcome.by_answers else "mean reward x 100"
+    rows = [["", "learning rate", *greedy, samples, "vs. best [95% CI]", "best in bootstrap"]]
     for arm in found.arms:
         gap = found.behind[arm]
         rows.append([
@@ -165,19 +170,6 @@ def _sampled_estimate(outcome: Outcome, arm: Arm | None) -> Estimate:
 
 def _format_percent(estimate: Estimate) -> str:
     return f"{100 * estimate.value:.1f} ± {200 * estimate.standard_error:.1f}"
-
-
-def _table_header(args: TrialArguments, outcome: Outcome) -> list[str]:
-    greedy = [_GREEDY_LABEL] if outcome.greedy else []
-    return ["", "learning rate", *greedy, _label_of_samples(args, outcome), "vs. best [95% CI]", "best in bootstrap"]
-
-
-def _label_of_samples(args: TrialArguments, outcome: Outcome) -> str:
-    return f"correct answers at T={args.temperature:g} (%)" if outcome.by_answers else "mean reward x 100"
-
-
-def _format_table(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
-    return plain_table(_table_header(args, outcome), _table_rows(args, outcome, found))
 
 
 def _describe_recommendation(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
@@ -241,6 +233,7 @@ def _results_as_json(args: TrialArguments, outcome: Outcome, found: Recommendati
         "decode": outcome.decode,
         "held_out_problems": len(outcome.values[None]),
         "trained_rows": outcome.trained_rows,
+        "table": _table(args, outcome, found),
         "arms": [
             {
                 "label": arm.label if arm else _STARTING_MODEL,

@@ -34,7 +34,7 @@ from topr_trl.data.sampler_logps import TEMPERATURE, training_temperatures, why_
 from topr_trl.data.tokenization import tokenize, writes_todays_date
 from topr_trl.data.tokenized_rows import column, turn_counts
 from topr_trl.data.trajectories import Rollouts, Units, join_parts, rollouts_of
-from topr_trl.diagnosis import Diagnosis, diagnose
+from topr_trl.diagnosis import Diagnosis, answer_keys, diagnose
 from topr_trl.settings.shared import CurationArguments, TOPRArguments
 from topr_trl.user_warnings import warn_user
 
@@ -187,10 +187,7 @@ class ScoredRows:
         last_R = self.rollouts.order_N[self.rollouts.counts_R.cumsum() - 1]
         names = [name for name in (ANSWER, "completion", "completion_ids") if name in self.rows.column_names]
         lasts = self.rows.with_format(None).select_columns(names[:2]).select(last_R)
-        # Judges also write "" for no answer.
-        rows = zip(*(lasts[name][:] for name in names[:2]), strict=True)
-        answers = [next((str(text) for text in texts if text not in (None, "")), "") for texts in rows]
-        return diagnose(self.rewards_U, self.problems_U, answers)
+        return diagnose(self.rewards_U, self.problems_U, answer_keys(*(lasts[name][:] for name in names[:2])))
 
     def check_values(self, args: CurationArguments) -> None:
         """Raise a ValueError if all raw rewards are equal, and the baseline is a mean of them."""

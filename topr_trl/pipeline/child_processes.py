@@ -116,7 +116,8 @@ def _run(program: Program, environment: dict[str, str], log: Path | None) -> Non
 def run_processes(programs: Iterable[Program], stage: str, log: Path | None, stop: Event) -> None:
     """Run programs at the same time until all have ended with status 0.
 
-    All processes have ended when this function returns or raises.
+    All processes have ended when this function returns or raises. At Ctrl-C, or when `stop` is set, forked processes
+    can first save their work.
 
     Args:
         programs (`Iterable[Program]`): Programs to run.
@@ -129,16 +130,39 @@ def run_processes(programs: Iterable[Program], stage: str, log: Path | None, sto
         ChildProcessError: a process failed, or `stop` was set.
     """
     processes: list[BaseProcess] = []
+    forked: list[BaseProcess] = []
     try:
         for program in programs:
             processes.append(start(program, log))
+            forked += [] if program.command else processes[-1:]
         while None in (codes := [_exit_code(process) for process in processes]) or any(codes):
             if failed := [code for code in codes if code]:
                 raise ChildProcessError(describe_failure(stage, f"failed with exit status {failed[0]}", log))
             if stop.wait(0.05):
+                _interrupt(forked, _GRACE)
                 raise ChildProcessError(f"The stage {stage} was stopped.")
+    except KeyboardInterrupt:
+        _interrupt(forked)
+        raise
     finally:
         end(processes)
+
+
+def _interrupt(processes: list[BaseProcess], seconds: float | None = None) -> None:
+    """Send Ctrl-C to processes, and wait until they have ended. `topr train` first saves a checkpoint.
+
+    Launchers are left out: `srun`, for example, only prints a message.
+
+    Args:
+        processes (`list[BaseProcess]`): Forked processes.
+        seconds (`float`, *optional*): Longest time to wait for each process.
+    """
+    for process in processes:
+        if _exit_code(process) is None:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGINT)  # type: ignore[arg-type]
+    for process in processes:
+        connection.wait([process.sentinel], seconds)
 
 
 def _exit_code(process: BaseProcess) -> int | None:

@@ -76,16 +76,16 @@ def run_steps(
         _print_line(title)
         started = time.monotonic()
         if stage.needs_process(in_thread=bool(side)):
-            log, summary = stage.folder.parent / f"{stage.name}.log" if side else None, ""
-            run_apart(stage, launch, log, stop)
+            run_apart(stage, launch, stage.folder.parent / f"{stage.name}.log" if side else None, stop)
         else:
-            summary = stage.summary(stage.run())
+            stage.run()
         spent += (seconds := time.monotonic() - started)
         step.finish()
-        if side:  # Repeat the title, because the other side may have printed lines since.
-            summary = f"{title}: {seconds:.0f} s. {summary}".strip()
-        if summary:
-            _print_line(summary)
+        done = stage.entry()
+        summary = stage.summary(done).partition("\n")[0] or f"{done['rows']:,} rows."
+        summary = f"{seconds:.0f} s. {summary}"
+        # Repeat the title if the other side may have printed lines since.
+        _print_line(f"{title}: {summary}" if side else f"    {summary}")
     return spent
 
 

@@ -205,7 +205,8 @@ def _training(path: Path, name: str) -> Contents | None:
     found.read_rows += _rows_in(path / layout.ROLLOUTS, "rows that it learned from")
     if not found.logged:
         found.notes.append(
-            "To see rows with their weights and log-ratios, train with log_completions=True (--log_completions)."
+            "To see rows with their weights and log-ratios, train with log_completions=True (--log_completions). With "
+            "ratio_level='segment' (--ratio_level segment), you also see those of each token."
         )
     return found
 

@@ -15,7 +15,15 @@ from topr_trl.diagnosis import KINDS
 from topr_trl.evaluation.figure_style import LOOK
 from topr_trl.report.contents import Contents, read_contents
 from topr_trl.report.curves import PANELS, draw_panel, has_metric, last_step, warnings_of
-from topr_trl.report.results import Results, advice_on_rows, bars_of_rows, describe_rows, results_of
+from topr_trl.report.results import (
+    Results,
+    advice_on_rows,
+    bars_of_rows,
+    cost_of_rows,
+    describe_rows,
+    recipes_of_rows,
+    results_of,
+)
 from topr_trl.report.samples import (
     Section,
     section_of_logged,
@@ -78,7 +86,6 @@ def _page(contents: Contents) -> tuple[Json, list[Section]]:
         found = Results([], "", [])
         contents.notes.append(f"The tests cannot be evaluated: {error}")
     sentences = list(found.sentences)
-    trial = _trial_table(contents)
     if contents.trial:
         best = next((arm for arm in contents.trial["arms"] if arm["recommended"]), None)
         none = "Nothing is recommended: no setting improved on the starting model."
@@ -102,38 +109,16 @@ def _page(contents: Contents) -> tuple[Json, list[Section]]:
         "warnings": list(dict.fromkeys(warned)),
         "notes": contents.notes,
         "table": found.table,
-        "trial": trial,
+        "trial": contents.trial["table"] if contents.trial else [],
         "sections": [one.to_dict() for one in sections],
         "rows": [
-            {"name": one.name, "facts": describe_rows(one), "bars": bars_of_rows(one)} for one in trained
+            {"name": one.name, "facts": describe_rows(one), "bars": bars_of_rows(one)}
+            | ({"recipes": recipes_of_rows(one), "cost": cost_of_rows(one)} if contents.kind == "Rows" else {})
+            for one in trained
         ],
         "curves": _curves(contents),
         "settings": {stage: {name: str(v) for name, v in one.items()} for stage, one in contents.settings.items()},
     }, sections  # fmt: skip
-
-
-def _trial_table(contents: Contents) -> list[list[str]]:
-    if contents.trial is None:
-        return []
-    arms = contents.trial["arms"]
-    header = [
-        "setting",
-        "learning rate",
-        "mean ± two standard errors",
-        "against the best (95% interval)",
-        "best in bootstrap",
-    ]
-    rows = []
-    for arm in arms:
-        gap, share = arm["to_the_best"], arm["best_in_draws"]
-        rows.append([
-            ("★ " if arm["recommended"] else "") + arm["label"],
-            "" if arm["learning_rate"] is None else f"{arm['learning_rate']:g}",
-            f"{100 * arm['mean']:.1f} ± {200 * arm['standard_error']:.1f}",
-            "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * gap[name] + 0.0 for name in ("difference", "low", "high"))),
-            "" if share is None else f"{share:.0%}",
-        ])  # fmt: skip
-    return [header, *rows]
 
 
 def _curves(contents: Contents) -> list[Json]:

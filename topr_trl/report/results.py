@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from topr_trl.baseline import effective_positive_share
+from topr_trl.curation import REPEATING
 from topr_trl.data.tables import columns_of, shards_of
 from topr_trl.data.usable_rows import have_answers
 from topr_trl.diagnosis import KINDS
@@ -19,11 +21,15 @@ from topr_trl.evaluation.rewards import compare_rewards, evaluate_rewards, read_
 from topr_trl.report.contents import Rows
 from topr_trl.report.samples import Table, whole_turns
 from topr_trl.rewards import INVALID
+from topr_trl.settings.shared import CurationArguments
 
 _TEMPERATURE_GAP = 0.05  # accuracy that sampled answers lose against greedy ones before a lower temperature is advised
 _ROUNDING = 1e-6  # larger differences between two means are no rounding errors
 _MANY_INVALID = 0.05  # share of completions without an answer that is worth a look
 _MANY_TIMES = 100  # a difference that needs more than this many times the problems is too small to matter
+_CHARACTERS = 4  # characters of a token, about
+_FLOPS_PER_PARAMETER = 8  # per token, with gradient checkpointing; `topr plan` also counts attention
+_FLOPS_PER_HOUR = 0.4 * 989e12 * 3600  # the peak of an H100 at the share that `topr plan` assumes
 _LEAST_SHARE = 0.1  # kinds of problems with a smaller share are not named
 
 
@@ -161,11 +167,52 @@ def describe_rows(rows: Table) -> list[list[object]]:
     return facts
 
 
+def recipes_of_rows(rows: Table) -> list[list[str]]:
+    """Return a table of what training would read, with the default settings and with each recipe."""
+    rewards_N = rows.column("reward" if "reward" in rows.table.column_names else "label")
+    counts_N = np.flatnonzero(rows.is_last_N & ~rows.greedy_N & ~np.isnan(rewards_N))
+    numbers = {problem: number for number, problem in enumerate(rows.places)}
+    problems = [numbers[rows.problems[place]] for place in counts_N.tolist()]
+    found = [["curation", "rows to train on", "right or above the baseline", "their share of the weight", "times read"]]
+    for rule in ("none", *REPEATING) if rows.has_two_values else ("none",):
+        try:
+            rewards, curated = CurationArguments(curation=rule).choose(rewards_N[counts_N], problems, seed=0)
+            share = effective_positive_share(rewards)
+        except ValueError as error:  # Training would refuse these rows for the same reason.
+            found.append([rule, str(error), "", "", ""])
+            continue
+        positive = rewards > 0
+        reads = np.bincount(curated.indices[positive], minlength=1).max()
+        shown = "" if np.isnan(share) else f"{share:.0%}"
+        found.append([rule, f"{len(rewards):,}", f"{int(positive.sum()):,}", shown, f"{reads:,}"])
+    return found
+
+
+def cost_of_rows(rows: Table) -> str:
+    """Return about how long an epoch over the rows takes, and the command that plans it for a model."""
+    lengths = [
+        np.mean([sum(len(said) for _, said in whole_turns(text)) for text in rows.table[name].to_pylist()])
+        for name in ("prompt", "completion")
+        if name in rows.table.column_names
+    ]
+    if len(lengths) < 2:
+        return ""
+    prompt, completion = (max(1, round(length / _CHARACTERS)) for length in lengths)
+    tokens, problems = rows.table.num_rows * (prompt + completion), len(rows.places)
+    hours = _FLOPS_PER_PARAMETER * 8e9 * tokens / _FLOPS_PER_HOUR
+    return (
+        f"An epoch over all rows has about {tokens:,} tokens, at {_CHARACTERS} characters per token. With 8 billion "
+        f"parameters, that is {hours:,.2g} hours of an H100. For your model and GPUs, run: topr plan --model 8b "
+        f"--num_train_problems {problems} --num_generations {ceil(rows.table.num_rows / problems)} "
+        f"--prompt_tokens {prompt} --max_new_tokens {completion}"
+    )
+
+
 def bars_of_rows(rows: Table) -> list[tuple[str, list[tuple[str, int]]]]:
     """Return bar charts: number of rows by reward, and number of problems by right completions."""
     charts = []
     rewards_N = rows.column("reward" if "reward" in rows.table.column_names else "label")
-    rewards_N = rewards_N[~np.isnan(rewards_N)]
+    rewards_N = rewards_N[rows.is_last_N & ~np.isnan(rewards_N)]
     if len(rewards_N):
         values, counts = np.unique(rewards_N, return_counts=True)
         if len(values) > 12:
@@ -175,7 +222,8 @@ def bars_of_rows(rows: Table) -> list[tuple[str, list[tuple[str, int]]]]:
             named = [f"{value:g}" for value in values]
         charts.append(("completions by reward", list(zip(named, map(int, counts), strict=True))))
     if rows.has_two_values:
-        right = [int(np.nansum(rows.values_N[place])) for place in rows.places.values()]
+        right_N = np.where(rows.is_last_N, np.nan_to_num(rows.values_N), 0)
+        right = [int(right_N[place].sum()) for place in rows.places.values()]
         counts = np.bincount(right)
         if 2 < len(counts) <= 40:
             charts.append(("problems by right completions", [(str(n), int(count)) for n, count in enumerate(counts)]))

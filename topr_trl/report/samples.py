@@ -13,12 +13,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from topr_trl.data.rows import OF_FUNCTION
-from topr_trl.diagnosis import agreements, kinds_of
+from topr_trl.diagnosis import agreements, answer_keys, kinds_of
 from topr_trl.limits import DEAD_WEIGHT
 from topr_trl.report.contents import Rows
 from topr_trl.rewards import CORRECT, INCORRECT, INVALID
 
 _SHOWN_CHARACTERS = 4_000  # longer texts are cut
+_SHOWN_TOKENS = 1_000
 _DISAGREE = ["reward functions disagree"]
 _MOST_COMPARED = 50  # completions of a problem whose order by two reward functions is compared
 _CHANGES = ("worse", "better", "still wrong", "still right")  # in the order of the page
@@ -98,10 +99,19 @@ class Table:
         """Whether each completion is greedy."""
         return self.column("temperature") == 0
 
+    @cached_property
+    def is_last_N(self) -> NDArray[np.bool_]:
+        """Whether each row is the last one of its rollout, which has the answer. Rows without a rollout all are."""
+        last: dict[object, int] = {}
+        names = self.table["rollout_id"].to_pylist() if "rollout_id" in self.table.column_names else []
+        for place, name in enumerate(names or range(self.table.num_rows)):
+            last[("alone", place) if name is None or not names else name] = place
+        return np.isin(np.arange(self.table.num_rows), list(last.values()))
+
     def mean_by_problem(self, which_N: NDArray[np.bool_]) -> dict[Any, float]:
-        """Return the mean value of each problem over the given rows with a value. Leave out problems without one."""
+        """Return the mean of each problem over the given rollouts with a value. Leave out problems without one."""
         found: dict[Any, list[float]] = {}
-        for place in np.flatnonzero(which_N & ~np.isnan(self.values_N)).tolist():
+        for place in np.flatnonzero(which_N & self.is_last_N & ~np.isnan(self.values_N)).tolist():
             found.setdefault(self.problems[place], []).append(self.values_N[place])
         return {problem: float(np.mean(values)) for problem, values in found.items()}
 
@@ -169,11 +179,9 @@ def section_of_rows(rows: Table, title: str, per_tag: int) -> Section:
 
 def _kinds(rows: Table) -> dict[Any, list[str]]:
     """Return the kind of each problem with rewards, see `topr_trl.diagnosis`."""
-    known = np.flatnonzero(~np.isnan(rows.values_N) & ~rows.greedy_N)
+    known = np.flatnonzero(~np.isnan(rows.values_N) & ~rows.greedy_N & rows.is_last_N)
     names = [name for name in ("extracted", "completion") if name in rows.table.column_names]
-    answers = zip(*(rows.table[name].take(known).to_pylist() for name in names), strict=True)
-    # A missing answer agrees with no other answer, so it becomes empty text. With only token ids, all are missing.
-    keys = [str(next(filter(None, texts), "")) for texts in answers] or [""] * len(known)
+    keys = answer_keys(*(rows.table[name].take(known).to_pylist() for name in names)) or [""] * len(known)
     numbers = {problem: number for number, problem in enumerate(rows.places)}
     ids = [numbers[rows.problems[place]] for place in known.tolist()]
     found, problem_N = np.unique(np.array(ids, dtype=np.int64), return_inverse=True)
@@ -273,8 +281,17 @@ def _answer(rows: Table, place: int) -> Json:
     return {
         "turns": turns_of(row["completion"]) if "completion" in row else [{"role": "", "text": "(token ids only)"}],
         "right": None if not rows.has_two_values or value != value else bool(value),
-        "labels": labels, "numbers": shown, "extracted": _cut(row.get("extracted") or ""),
+        "labels": labels, "numbers": shown, "extracted": _cut(row.get("extracted") or ""), "tokens": _tokens(row),
     }  # fmt: skip
+
+
+def _tokens(row: Json) -> list[list[Any]]:
+    """Return text, log-ratio and weight of each token, if a trainer logged them."""
+    columns = [row.get(name) or [] for name in ("tokens", "token_log_ratio", "token_weight")]
+    return [
+        [text, *(float(f"{number:.2g}") if _is_number(number) else None for number in numbers)]
+        for text, *numbers in zip(*columns, strict=True)
+    ][:_SHOWN_TOKENS]
 
 
 def _is_number(value: object) -> bool:

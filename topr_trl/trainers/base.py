@@ -17,7 +17,7 @@ from topr_trl.loss import LossOutputs, topr_loss
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.trainers.checkpoints import StopAtNaN, check_finite, not_finite, writing_to
 from topr_trl.trainers.forward_checks import refuse_adapters, text_model, turn_off_noise, without_cudnn_attention
-from topr_trl.trainers.messages import say
+from topr_trl.trainers.messages import print_log_lines, say
 from topr_trl.trainers.metrics import RowLog, row_values, without_ratio
 from topr_trl.trainers.model_card import PAPER, CardSection, complete_card, training_facts
 from topr_trl.trainers.quantization import (
@@ -48,6 +48,7 @@ class TOPRMixin(Trainer):
     _rows_trained_on: str  # description of the training rows, for the model card
     _order: Sampler[int] | None = None  # sampler of the training rows
     _sharing: PromptSharing
+    _log_tokens: Callable[[Tensor, Tensor, Tensor, Tensor], None] | None = None  # see `LogCompletions.add_tokens`
     _is_checked = True  # whether the checks of `_check_model` have run, or the trainer has none
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -71,6 +72,7 @@ class TOPRMixin(Trainer):
         keep_adapter_in_float32(self.model, adapter)
         if noise := turn_off_noise(self.model):
             say(f"{', '.join(noise)} set to 0: noise in log π would change π/μ.", self.args)
+        print_log_lines(self)
         self.add_callback(StopAtNaN(self))
         self.add_callback(_Beginning(self))
         warn_if_updates_vanish(self.model, self.is_deepspeed_enabled)
@@ -92,6 +94,8 @@ class TOPRMixin(Trainer):
         rewards_B = rewards_N[: len(policy_logps_BT)].nan_to_num(0.0)
         outputs = topr_loss(policy_logps_BT, mu_logps, rewards_B, mask_BT, **self._loss_settings)
         self._row_log.add(self._row_readers[self._mode], numbers_N, row_values(outputs, rewards_N, mask_BT))
+        if self._log_tokens is not None:
+            self._log_tokens(numbers_N, policy_logps_BT.detach() - mu_logps, outputs.weights, mask_BT)
         return outputs
 
     @property

@@ -1,10 +1,10 @@
 """Log tables of completions with their weights and log-ratios (`log_completions`)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import import_module
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 from accelerate.utils import gather_object
+from torch import Tensor
 from transformers import TrainerCallback
 from transformers.utils import is_rich_available
 from trl.trainer.utils import print_prompt_completions_sample
@@ -21,6 +23,7 @@ from topr_trl.data.masks import MASK
 from topr_trl.data.tokenized_rows import column
 
 WEIGHT_COLUMNS = ("weight", "log_ratio")
+TOKEN_COLUMNS = ["tokens", "token_log_ratio", "token_weight"]  # only if log μ of each token is known
 
 
 class DisplayedFloat(float):
@@ -48,10 +51,29 @@ class LogCompletions(TrainerCallback):
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
+        self.of_tokens: dict[
+            tuple[int, ...], Tensor
+        ] = {}  # for each row or turn: log-ratio, weight and mask of tokens, shape (3, T)
+        if trainer.args.needs_mu_of_tokens:
+            trainer._log_tokens = self.add_tokens
+
+    def add_tokens(self, numbers_N: Tensor, log_ratios_BT: Tensor, weights_BT: Tensor, mask_BT: Tensor) -> None:
+        """Add the tokens of the rows of a forward pass.
+
+        Args:
+            numbers_N: (N, 2) row numbers and turns of N >= B rows.
+            log_ratios_BT: (B, T) log π - log μ of each token.
+            weights_BT: (B, T) weight of each token.
+            mask_BT: (B, T) completion mask.
+        """
+        if self.trainer.model.training:
+            values_B3T = torch.stack([log_ratios_BT.float(), weights_BT.float(), mask_BT.float()], dim=1)
+            self.of_tokens.update(zip(map(tuple, numbers_N.tolist()), values_B3T, strict=False))
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         """Remove the rows of the previous step."""
         self.trainer._row_log.discard("table")
+        self.of_tokens.clear()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Show the rows of the last step, on the main process."""
@@ -59,21 +81,26 @@ class LogCompletions(TrainerCallback):
             return
         seen = gather_object(self.trainer._row_log.read("table"))
         # `seen` is empty if no step has run since the last log. The summary after training can be such a log.
+        own = [(number, values_3T[:2, values_3T[2] > 0].tolist()) for number, values_3T in self.of_tokens.items()]
+        of_tokens = dict(gather_object(own))
         if seen and state.is_world_process_zero:
-            show(self._table(seen, state.global_step), args)
+            show(self._table(seen, of_tokens, state.global_step), args)
 
-    def _table(self, seen: list[tuple[list[int], float, float]], step: int) -> dict[str, list[Any]]:
+    def _table(
+        self, seen: list[tuple[list[int], float, float]], of_tokens: dict[tuple[int, ...], list[list[float]]], step: int
+    ) -> dict[str, list[Any]]:
         """Return the columns of the table, named as in TRL's table of completions.
 
         A turn with a reward of its own is a completion, and all before it is its prompt.
         """
         numbers, weights, log_ratios = zip(*seen, strict=True)
-        numbers, turns = zip(*numbers, strict=True)
+        places, turns = zip(*numbers, strict=True)
         dataset = self.trainer.train_dataset
         decode = partial(self.trainer.processing_class.decode, skip_special_tokens=True)
-        places = pc.index_in(pa.array(numbers), value_set=column(dataset, "row"))
-        rows = dataset.select(places.to_pylist())
-        texts = [_texts(row, turn, decode) for row, turn in zip(rows, turns, strict=True)]
+        rows = dataset.select(pc.index_in(pa.array(places), value_set=column(dataset, "row")).to_pylist())
+        prompts, completions, masks = zip(
+            *(_split(row, turn) for row, turn in zip(rows, turns, strict=True)), strict=True
+        )
         given, after = (
             [
                 value[max(turn, 0)] if isinstance(value, list) else value
@@ -81,25 +108,47 @@ class LogCompletions(TrainerCallback):
             ]
             for name in ("given_reward", "reward")
         )
+        values = [of_tokens.get(tuple(number)) for number in numbers]
         return {
             "step": [step] * len(seen),
-            "prompt": [prompt for prompt, _ in texts],
-            "completion": [completion for _, completion in texts],
+            "prompt": list(map(decode, prompts)),
+            "completion": [_completion(ids, mask, decode) for ids, mask in zip(completions, masks, strict=True)],
             "reward": given,
             "advantage": after,
             "weight": list(map(DisplayedFloat, weights)),
             "log_ratio": list(map(DisplayedFloat, log_ratios)),
+            **(_token_columns(values, completions, masks, decode) if of_tokens else {}),
         }
 
 
-def _texts(row: dict[str, Any], turn: int, decode: Callable[[list[int]], str]) -> tuple[str, str]:
-    """Return the texts of the prompt and the completion of a row, or of one of its turns."""
+def _split(row: dict[str, Any], turn: int) -> tuple[list[int], list[int], list[bool] | None]:
+    """Return the token ids of prompt and completion of a row or of one of its turns, and the completion mask."""
     ids, start, mask = row["input_ids"], row["prompt_length"], row.get(MASK)
     if turn < 0 or mask is None:
-        return decode(ids[:start]), _completion(ids[start:], mask, decode)
-    begins = [n for n, own in enumerate(mask) if own and not (n and mask[n - 1])][turn]
-    ends = next((n for n in range(begins, len(mask)) if not mask[n]), len(mask))
-    return decode(ids[: start + begins]), decode(ids[start + begins : start + ends])
+        return ids[:start], ids[start:], mask
+    begin = start + [n for n, own in enumerate(mask) if own and not (n and mask[n - 1])][turn]
+    end = next((n for n in range(begin, len(ids)) if not mask[n - start]), len(ids))
+    return ids[:begin], ids[begin:end], None
+
+
+def _token_columns(
+    values: list[list[list[float]] | None],
+    completions: Iterable[list[int]],
+    masks: Iterable[list[bool] | None],
+    decode: Callable[..., str],
+) -> dict[str, list[Any]]:
+    """Return the text, the log-ratio and the weight of each token. Context has no values."""
+    found: dict[str, list[Any]] = {name: [] for name in TOKEN_COLUMNS}
+    for of_row, own, mask in zip(values, completions, masks, strict=True):
+        texts = [decode([token]) for token in own]
+        # Some decoders drop the space before the first token.
+        later = [decode([*pair])[len(text) :] for pair, text in zip(pairwise(own), texts, strict=False)]
+        found[TOKEN_COLUMNS[0]].append(texts[:1] + later)
+        is_own = [True] * len(own) if mask is None else mask
+        for name, numbers in zip(TOKEN_COLUMNS[1:], of_row or [[], []], strict=True):
+            left = iter([None] * (sum(is_own) - len(numbers)) + numbers)  # A first token without a prompt has no value.
+            found[name].append([next(left) if each else None for each in is_own])
+    return found
 
 
 def _completion(ids: list[int], mask: list[bool] | None, decode: Callable[[list[int]], str]) -> str:
@@ -126,6 +175,7 @@ def show(table: dict[str, list[Any]], args: Any) -> None:
     path = Path(args.output_dir) / "completions" / f"completions_{step:05d}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     frame.to_parquet(path)
+    frame = frame.drop(columns=TOKEN_COLUMNS, errors="ignore")  # trackers have no use for lists
     for name in ("wandb", "trackio"):
         if name in args.report_to:
             tracker = import_module(name)

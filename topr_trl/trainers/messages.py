@@ -1,10 +1,13 @@
-"""Print messages, and tell the user what the rewards of the training rows mean for the loss."""
+"""Print messages and logs, and tell the user what the rewards of the training rows mean for the loss."""
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from accelerate import PartialState
+from tqdm.auto import tqdm
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
 from topr_trl.baseline import FloatArray, effective_positive_share
 from topr_trl.curation import Curated
@@ -13,10 +16,75 @@ from topr_trl.diagnosis import AGREE, KINDS
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.user_warnings import warn_user
 
+# Metrics in the line that the terminal shows for each log, the most important one first. See the page "Metrics".
+_SHOWN = {
+    "reward": "reward {:.3g}",
+    "topr/negatives_dead": "dead negatives {:.0%}",
+    "topr/weight_mean_negatives": "weight of negatives {:.2f}",
+    "grad_norm": "gradient norm {:.2g}",
+    "topr/logps/positives/token": "log-probability per token of positives {:.3g}",
+}
+_MOST_SHOWN = 4
+
+
+def log_line(logs: Mapping[str, Any], step: int, max_steps: int) -> str:
+    """Return a line with the most important metrics of a log. Return "" if the log has none of them.
+
+    Args:
+        logs (`Mapping`): Metrics by name.
+        step (`int`): Optimizer step.
+        max_steps (`int`): Last optimizer step.
+    """
+    evaluated = [
+        name.removesuffix("_runtime") for name in logs if name.startswith("eval_") and name.endswith("_runtime")
+    ]
+    prefix = f"{evaluated[0]}_" if evaluated else ""
+    known = [(form, logs.get(f"{prefix}{name}")) for name, form in _SHOWN.items()]
+    shown = ", ".join([form.format(value) for form, value in known if isinstance(value, int | float)][:_MOST_SHOWN])
+    if "train_runtime" in logs:
+        return f"{step:,} steps in {logs['train_runtime']:,.0f} s{': ' * bool(shown)}{shown}"
+    return f"step {step:,}/{max_steps:,}{', ' * bool(evaluated)}{''.join(evaluated)}: {shown}" if shown else ""
+
+
+class LogLine(TrainerCallback):
+    """Callback that prints a line for each log. Trackers and `trainer_state.json` have all metrics."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Print the line above the progress bar, on the main process."""
+        if state.is_world_process_zero and (line := log_line(logs, state.global_step, state.max_steps)):
+            tqdm.write(line)
+
+
+class ProgressBar(ProgressCallback):
+    """Progress bar of transformers, without its logs. In a file, there is no bar, because each line names the step."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the bar at once, whatever delay other bars have."""
+        self.current_step = 0
+        if state.is_world_process_zero:
+            self.training_bar = tqdm(total=state.max_steps, dynamic_ncols=True, delay=0, disable=None)
+
+    def on_log(self, *args: Any, **kwargs: Any) -> None:
+        """Print nothing."""
+
+
+def print_log_lines(trainer: Trainer) -> None:
+    """Print a line for each log, and not all metrics. Notebooks keep their table, and users their own callbacks."""
+    callbacks = trainer.callback_handler.callbacks
+    for place, callback in enumerate(callbacks):
+        if type(callback) is PrinterCallback:
+            callbacks[place] = LogLine()
+        elif type(callback) is ProgressCallback:
+            callbacks[place] = ProgressBar()
+            callbacks.append(LogLine())
+
+
+muted = False  # Whether `say` prints nothing, as in the later iterations of a loop, which would repeat each message.
+
 
 def say(what: str, args: Any) -> None:
     """Print a message on the main process, unless the setting `disable_tqdm` is on."""
-    if PartialState().is_main_process and not args.disable_tqdm:
+    if PartialState().is_main_process and not args.disable_tqdm and not muted:
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # A stream of the user's may have no encoding.
         shown = what.encode(encoding, "replace").decode(encoding)  # Latin-1, for example, has no π and no μ.
         print(f"TOPR: {shown}", flush=True)

@@ -1,8 +1,13 @@
 """Train a model on rows with offline TOPR."""
 
+import os
 import shutil
+import signal
+import threading
+from typing import Any
 
 from accelerate import PartialState
+from transformers import TrainerCallback
 
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.adapters import adapter_settings, merge_adapter
@@ -26,6 +31,43 @@ RESULT = (
     "share_prompts", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps",
     "neftune_noise_alpha", "full_determinism", "use_liger_kernel", "accelerator_config", "iteration",
 )  # fmt: skip
+
+
+class SaveAtInterrupt(TrainerCallback):
+    """Callback that saves a checkpoint after the current step at Ctrl-C, and stops. A second Ctrl-C stops at once.
+
+    With several processes, the first one stops at once, too, because the processes would stop at different steps.
+
+    Attributes:
+        asked (`bool`): Whether the user has pressed Ctrl-C.
+    """
+
+    asked = False
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Listen to Ctrl-C from now on. Before the first epoch, there is nothing to save."""
+        is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_default and is_main and not self.asked and args.world_size == 1 and not args.save_only_model:
+            self.process = os.getpid()
+            signal.signal(signal.SIGINT, self._ask)
+
+    def _ask(self, *_: Any) -> None:
+        if os.getpid() == self.process:  # Processes that load data get Ctrl-C, too.
+            self.stop_listening()
+            self.asked = True
+            # `print` cannot be called here: the signal may have interrupted another `print`.
+            os.write(2, b"\nTraining stops after this step, with a checkpoint. Ctrl-C again stops it at once.\n")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save a checkpoint and stop if the user has pressed Ctrl-C."""
+        if self.asked:
+            control.should_save = control.should_training_stop = True
+
+    def stop_listening(self) -> None:
+        """Let Ctrl-C raise `KeyboardInterrupt` again."""
+        if signal.getsignal(signal.SIGINT) == self._ask:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Train(Stage[TrainArguments]):
@@ -75,7 +117,14 @@ class Train(Stage[TrainArguments]):
         folder, state = self.folder, PartialState()
         work = folder / manifest.WORK
         trainer = trainer_of_rows(self.args)
-        trainer.train(resume_from_checkpoint=last_whole_checkpoint(work, state))
+        interrupt = SaveAtInterrupt()
+        trainer.add_callback(interrupt)
+        try:
+            trainer.train(resume_from_checkpoint=last_whole_checkpoint(work, state))
+        finally:
+            interrupt.stop_listening()
+        if interrupt.asked and (step := trainer.state.global_step) < trainer.state.max_steps:
+            raise KeyboardInterrupt(f"The checkpoint of step {step:,} is saved.")
         trainer.save_model(str(work / "final"))
         state.wait_for_everyone()
         if state.is_main_process:  # The other processes do not wait, see `Stage.run`.
