@@ -54,6 +54,7 @@ MESSAGE = {"type": "message", "role": "assistant", "content": [{"type": "output_
 FUNCTION = {"type": "function_call", "name": "run", "arguments": ARGUMENTS, "call_id": "c1"}
 CREATED = {"type": "response.created", "response": {"object": "response", "status": "in_progress", "output": []}}
 COMPLETED = {"object": "response", "status": "completed", "output": [THOUGHT, MESSAGE, FUNCTION]}
+OF_OLLAMA = [{"function": {"name": "run", "arguments": {"command": "ls"}}}]
 # Name of the format, request, events of the stream, and the same answer without streaming.
 STREAMS = {
     "openai": (CHAT["request"], [
@@ -80,7 +81,9 @@ STREAMS = {
         block(2, type="tool_use", id="c1", name="run", input={}),
         *(delta_of_block(2, partial_json=piece) for piece in PIECES),
         {"type": "message_delta", "delta": {"stop_reason": "tool_use"}}, {"type": "message_stop"},
-    ], ANTHROPIC["response"]),
+    ], {"type": "message", "role": "assistant", "stop_reason": "tool_use", "content": [
+        {"type": "thinking", "thinking": "Hm.", "signature": "s"}, {"type": "text", "text": "I ask."},
+        {"type": "tool_use", "id": "c1", "name": "run", "input": {"command": "ls"}}]}),
     "bedrock": (BEDROCK["request"], [
         {"messageStart": {"role": "assistant"}}, of_converse(0, reasoningContent={"text": "H"}),
         of_converse(0, reasoningContent={"text": "m."}), of_converse(0, reasoningContent={"signature": "s"}),
@@ -94,19 +97,22 @@ STREAMS = {
         of_gemini({"text": "I "}), of_gemini({"text": "ask."}),
         of_gemini({"functionCall": {"name": "run", "args": {"command": "ls"}}}),
         of_gemini({"text": "", "thoughtSignature": "s"}, finishReason="STOP"),
-    ], GEMINI["response"]),
+    ], {"candidates": [{"finishReason": "STOP", "content": {"role": "model", "parts": [
+        {"text": "Hm.", "thought": True}, {"text": "I ask.", "thoughtSignature": "s"},
+        {"functionCall": {"name": "run", "args": {"command": "ls"}}}]}}]}),
     "ollama": (OLLAMA["request"], [
         {"message": {"role": "assistant", "content": "", "thinking": "H"}, "done": False},
         {"message": {"role": "assistant", "content": "", "thinking": "m."}, "done": False},
         {"message": {"role": "assistant", "content": "I "}, "done": False},
         {"message": {"role": "assistant", "content": "ask."}, "done": False},
-        {"message": {"content": "", "tool_calls": OLLAMA["response"]["message"]["tool_calls"]}, "done": False},
+        {"message": {"content": "", "tool_calls": OF_OLLAMA}, "done": False},
         {"message": {"role": "assistant", "content": ""}, "done": True, "done_reason": "stop"},
-    ], OLLAMA["response"]),
+    ], {"model": "m", "done": True, "done_reason": "stop", "message": {
+        "role": "assistant", "content": "I ask.", "thinking": "Hm.", "tool_calls": OF_OLLAMA}}),
     "ollama-generate": (GENERATED["request"], [
         {"response": "4", "done": False}, {"response": "2", "done": False},
         {"response": "", "done": True, "done_reason": "length"},
-    ], GENERATED["response"]),
+    ], {"response": "42", "done": True, "done_reason": "length"}),
 }  # fmt: skip
 
 
@@ -192,7 +198,7 @@ def test_other_envelopes_read_streams(tmp_path):
     log = {**BEDROCK_LOG, "input": {"inputBodyJson": ANTHROPIC["request"]}, "output": {
         "outputBodyJson": STREAMS["anthropic"][1]}}  # fmt: skip
     (row,) = FORMATS["bedrock-log"].rows(log)
-    (same,) = rows_of("anthropic", ANTHROPIC)
+    (same,) = rows_of("anthropic", {"request": ANTHROPIC["request"], "response": STREAMS["anthropic"][2]})
     assert row["completion"] == same["completion"]
     record = {"id": "o", "traceId": "t", "input": CHAT["request"]["messages"], "thumbs": 1}
     streams = [STREAMS["openai"][1], json.dumps(STREAMS["openai"][1]), server_sent(STREAMS["anthropic"][1])]

@@ -10,9 +10,10 @@ from typing import Any
 from topr_trl.importing.format import Record
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.record_fields import inner_value
-from topr_trl.recording.answers import CHAT, TEXT, Assembler, is_well_formed
+from topr_trl.recording.protocols import PROTOCOLS
+from topr_trl.recording.protocols.completions import CHAT, TEXT
 
-_FAILED, _CUT = "error", "incomplete"  # finish reasons of a stream with an error, and of a stream without its end
+_FAILED, _CUT = "failed", "incomplete"  # finish reasons of a stream with an error, and of a stream without its end
 
 
 def whole_answer(answer: Any) -> Any:
@@ -24,7 +25,7 @@ def whole_answer(answer: Any) -> Any:
         answer (`Any`): Logged answer.
     """
     events = _events(answer)
-    is_failed = any(event.get("error") or event.get("type") == "error" for event in events)
+    is_failed = any(event.get("error") or event.get("type") in ("error", "response.failed") for event in events)
     parts = [event for event in events if not event.get("error") and event.get("type") not in ("error", "ping")]
     for is_part, join in _KINDS if parts and not _are_several(parts) else ():
         if all(map(is_part, parts)):
@@ -62,7 +63,7 @@ def _is_type(*starts: str) -> Callable[[Record], bool]:
 
 
 def _is_chunk(event: Record) -> bool:
-    if not isinstance(choices := event.get("choices"), list) or not is_well_formed(event):
+    if not isinstance(choices := event.get("choices"), list) or not PROTOCOLS[CHAT].is_well_formed(event):
         return False
     return event.get("object") == _TEXT_OBJECT or all("delta" in each for each in choices)
 
@@ -70,9 +71,32 @@ def _is_chunk(event: Record) -> bool:
 _TEXT_OBJECT = "text_completion"
 
 
+def _of_protocol(
+    endpoint: str, empty: Record, end_field: str, starts: tuple[str, ...] = ()
+) -> Callable[[list[Record], str], Record]:
+    """Return the function that joins the events of an API that the recorder reads.
+
+    Args:
+        endpoint (`str`): Endpoint of the API. See `topr_trl.recording.protocols.PROTOCOLS`.
+        empty (`Record`): Answer without content.
+        end_field (`str`): Field of the answer with its finish reason or status.
+        starts (`tuple[str, ...]`): Types of the first event, if events have types. Without it, pieces have no place.
+    """
+
+    def join(events: list[Record], end: str) -> Record:
+        if starts and events[0]["type"] not in starts:
+            raise KeyError(starts[0])
+        assembler = PROTOCOLS[endpoint].assembler()
+        for event in events:
+            assembler.add(event)
+        return {**empty, **(assembler.answer or {}), **({} if assembler.finished else {end_field: end})}
+
+    return join
+
+
 def _of_chunks(events: list[Record], end: str) -> Record:
-    """Join chunks of OpenAI's chat completions or legacy completions."""
-    assembler = Assembler(TEXT if events[0].get("object") == _TEXT_OBJECT else CHAT)
+    """Join chunks of OpenAI's chat completions or legacy completions. Each choice has its own end."""
+    assembler = PROTOCOLS[TEXT if events[0].get("object") == _TEXT_OBJECT else CHAT].assembler()
     for event in events:
         assembler.add(event)
     answer = assembler.answer or {"choices": []}
@@ -80,49 +104,11 @@ def _of_chunks(events: list[Record], end: str) -> Record:
     return {**answer, "choices": choices}
 
 
-def _of_responses(events: list[Record], end: str) -> Record:
-    """Return the response in the last event of OpenAI's Responses API, or what the client had read of it."""
-    body: Record = {"object": "response", "status": "in_progress", "output": []}
-    items: dict[int, Record] = {}
-    for event in events:
-        body |= event.get("response") or {}
-        if "item" in event:
-            items[event["output_index"]] = dict(event["item"])
-        elif event["type"].endswith(".delta"):
-            _add_delta(items[event["output_index"]], event["delta"])
-    output = body["output"] or [items[n] for n in sorted(items)]
-    if body.get("status") in ("in_progress", "queued"):
-        body["status"] = "failed" if end == _FAILED else end
-    return {**body, "output": output}
-
-
-def _add_delta(item: Record, text: str) -> None:
-    """Add a piece of text to an item. The last event of an item replaces the item."""
-    if item["type"] == "function_call":
-        item["arguments"] += text
-    else:
-        kind = "output_text" if item["type"] == "message" else "reasoning_text"
-        item["content"] = [*(item.get("content") or ()), {"type": kind, "text": text}]
-
-
-def _of_anthropic(events: list[Record], end: str) -> Record:
-    """Join events of Anthropic's Messages API."""
-    message: Record = {"type": "message", "role": "assistant", "stop_reason": None}
-    blocks: dict[int, Record] = {}
-    inputs: dict[int, str] = {}  # JSON of each tool call
-    for event in events:
-        place, delta = event.get("index", 0), event.get("delta") or {}
-        if event["type"] == "message_start":
-            message |= event["message"]
-        elif event["type"] == "content_block_start":
-            blocks[place] = dict(event["content_block"])
-        elif event["type"] == "message_delta":
-            message |= delta
-        for name in {"text", "thinking"} & set(delta):
-            blocks[place][name] = blocks[place].get(name, "") + delta[name]
-        inputs[place] = inputs.get(place, "") + delta.get("partial_json", "")
-    content = [{**block, "input": parsed_json(inputs[n])} if inputs.get(n) else block for n, block in blocks.items()]
-    return {**message, "content": content, "stop_reason": message["stop_reason"] or end}
+def _of_generated(events: list[Record], end: str) -> Record:
+    """Join lines of Ollama's `/api/generate`."""
+    texts = {name: "".join(event.get(name) or "" for event in events) for name in ("response", "thinking")}
+    whole = {name: value for event in events for name, value in event.items()} | texts
+    return whole if whole["done"] else {**whole, "done": True, "done_reason": end}
 
 
 def _of_converse(events: list[Record], end: str) -> Record:
@@ -178,35 +164,25 @@ def _add_part(parts: list[Record], part: Record) -> None:
         parts.append(part)
 
 
-def _of_ollama(events: list[Record], end: str) -> Record:
-    """Join lines of Ollama's API."""
-    whole: Record = {}
-    for event in events:
-        for name, value in event.items():
-            if name == "message":
-                _add_message(whole.setdefault(name, {"role": "assistant"}), value)
-            elif name in ("response", "thinking"):
-                _add(whole, name, value)
-            else:
-                whole[name] = value
-    return whole if whole["done"] else {**whole, "done": True, "done_reason": end}
-
-
-def _add_message(message: Record, piece: Record) -> None:
-    for name, value in piece.items():
-        if name == "tool_calls":
-            message[name] = [*(message.get(name) or ()), *(value or ())]
-        elif name != "role":
-            _add(message, name, value)
-
-
 _OF_CONVERSE = {"messageStart", "contentBlockStart", "contentBlockDelta", "contentBlockStop", "messageStop", "metadata"}
+_OF_ITEMS = (
+    "response.created", "response.queued", "response.in_progress", "response.output_item.added",
+    "response.output_item.done", "response.completed", "response.incomplete", "response.failed",
+)  # fmt: skip
+_NO_MESSAGE = {"type": "message", "role": "assistant", "content": []}
 # Test of an event, and function that joins the events.
 _KINDS: tuple[tuple[Callable[[Record], bool], Callable[[list[Record], str], Record]], ...] = (
     (_is_chunk, _of_chunks),
-    (_is_type("response."), _of_responses),
-    (_is_type("message_start", "message_delta", "message_stop", "content_block_"), _of_anthropic),
+    (_is_type("response."), _of_protocol("responses", {"object": "response", "output": []}, "status", _OF_ITEMS)),
+    (
+        _is_type("message_start", "message_delta", "message_stop", "content_block_"),
+        _of_protocol("messages", _NO_MESSAGE, "stop_reason", ("message_start", "content_block_start")),
+    ),
     (lambda event: bool(event) and set(event) <= _OF_CONVERSE, _of_converse),
     (lambda event: "candidates" in event, _of_gemini),
-    (lambda event: isinstance(event.get("done"), bool), _of_ollama),
+    (
+        lambda event: isinstance(event.get("done"), bool) and "message" in event,
+        _of_protocol("api/chat", {"done": True}, "done_reason"),
+    ),
+    (lambda event: isinstance(event.get("done"), bool), _of_generated),
 )
