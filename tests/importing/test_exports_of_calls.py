@@ -60,7 +60,7 @@ def check_calls(rows, thinking, tokenizer, temperature=0.7):
     assert learned == [f"{answer}{tokenizer.eos_token}" for answer in ("12", "7")]
 
 
-CLIENTS = ("openai", "anthropic", "gemini")
+CLIENTS = ("openai", "anthropic", "gemini", "responses")
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_calls_that_tracers_wrote(tmp_path, tool_tokenizer, file, without_temper
     settings = []
     if name == "posthog":
         ids = [json.loads(line)["properties"]["$ai_trace_id"] for line in path.read_text().splitlines()]
-        lines = zip(ids, [1, 1, -1] * 3, strict=True)
+        lines = zip(ids, [1, 1, -1] * 4, strict=True)
         rewards.write_text("".join(json.dumps({"id": each, "reward": reward}) + "\n" for each, reward in lines))
         settings = ["--rewards", str(rewards), "--id_field", "properties.$ai_trace_id"]
     rows = imported(tmp_path, path, *settings)
-    assert rows["reward"][:] == [1.0, 1.0, -1.0 if name in ("weave", "posthog") else 0.0] * 3
+    assert rows["reward"][:] == [1.0, 1.0, -1.0 if name in ("weave", "posthog") else 0.0] * 4
     for n, client in enumerate(CLIENTS):
         thinking = None if client == "openai" else "I look it up."
         temperature = None if client in without_temperature else 0.7

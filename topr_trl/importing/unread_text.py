@@ -17,7 +17,8 @@ _ASSISTANT = ("assistant", "model", "ai", "bot", "gpt")
 _RENDERED = ("text", "content", "full_text", "formatted", "conversation", "transcript")  # may hold a rendered row
 # Fields without text of their own: long lists, signatures of thinking, and encrypted thinking.
 _TOKENS = ("logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs", "signature", "thoughtSignature",
-           "thought_signature", "redactedContent")  # fmt: skip
+           "thought_signature", "redactedContent", "encrypted_content")  # fmt: skip
+_ENCRYPTED = ("redacted_thinking", "reasoning.encrypted")  # types of parts with encrypted thinking
 
 
 class Unread(NamedTuple):
@@ -223,7 +224,7 @@ def _texts_in(
                 yield from _texts_in(_joined(inner) if said else inner, whole, (*path, str(key)), said or kind, name)
     elif isinstance(value, list | tuple):
         for inner in () if value and isinstance(value[0], int | float) else value:
-            if inner_value(inner, "type") != "redacted_thinking":
+            if inner_value(inner, "type") not in _ENCRYPTED:
                 yield from _texts_in(inner, whole, path, kind, name or ".".join(path))
 
 
