@@ -221,3 +221,26 @@ def test_anthropics_client_in_tracers():
     for name, record in (("opik", opik), ("braintrust", braintrust), ("langfuse", langfuse)):
         (row,) = rows_of(name, record)
         assert (turns(row["prompt"]), turns(row["completion"]), row["finish_reason"]) == (ASKED, ANSWER, "length")
+
+
+def test_encrypted_reasoning_is_no_unread_text(tmp_path):
+    """OpenRouter has encrypted reasoning beside the content. The other tests have that of other providers."""
+    hidden = {"type": "reasoning.encrypted", "data": "EncryptedThinkingOfManyCharacters"}
+    asked = [*MESSAGES, {"role": "assistant", "content": "1", "reasoning_details": [hidden]}, MESSAGES[1]]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"request": {"messages": asked}, "response": SAID}))
+    (row,) = imported(tmp_path, tmp_path / "a.jsonl")
+    assert turns(row["completion"]) == ANSWER
+
+
+def test_thoughts_of_gemini_in_a_request_are_read(tmp_path):
+    """The texts of a message are not joined across its thinking, or if a client wrote null for the text of a part."""
+    parts = [{"text": "I look it up, step by step.", "thought": True}, {"text": "There is one cat.", "thought": None}]
+    call = {"text": None, "functionCall": {"name": "legs", "args": {"animal": "cat"}}}
+    reply = {"functionResponse": {"name": "legs", "response": {"result": "FOUR"}}}
+    turn = {"role": "model", "parts": parts}
+    for added in ([turn], [{"role": "model", "parts": [parts[1], call]}, {"role": "user", "parts": [reply]}]):
+        asked = [{"role": "user", "parts": [{"text": "Who?"}]}, *added, {"role": "user", "parts": [{"text": QUESTION}]}]
+        said = {"candidates": [{"content": {"role": "model", "parts": [{"text": "12"}]}, "finishReason": "STOP"}]}
+        (tmp_path / "a.jsonl").write_text(json.dumps({"request": {"contents": asked}, "response": said}))
+        (row,) = imported(tmp_path, tmp_path / "a.jsonl")
+        assert turns(row["completion"]) == ANSWER

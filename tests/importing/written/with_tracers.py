@@ -4,8 +4,8 @@
         opik==2.2.122 braintrust==0.48.1 weave==0.54.0 posthog==7.91.1
     python with_tracers.py
 
-Each file has three calls of OpenAI's, Anthropic's and Google's clients, and three of OpenAI's Responses API. The servers of the tracers add feedback to
-the exports, so this script adds it, as their clients define it.
+Each file has three calls of OpenAI's, Anthropic's and Google's clients, and three of OpenAI's Responses API. The
+servers of the tracers add feedback to the exports, so this script adds it, as their clients define it.
 """
 
 # ruff: noqa: E402 (the tracers read the environment when they are imported)
