@@ -101,6 +101,10 @@ def test_events_of_posthog():
     assert rows_of("posthog", {**event, "properties": {**properties, "$ai_is_error": True}}) == ["failed"]
     with pytest.raises(Unusable, match="has n, and PostHog joins"):
         rows_of("posthog", {**event, "properties": {**properties, "$ai_model_parameters": {"n": 2}}})
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}
+    said = [{"role": "assistant", "content": [thought, {"type": "text", "text": "12"}]}]
+    (row,) = rows_of("posthog", {**event, "properties": {**properties, "$ai_output_choices": said}})
+    assert turns(row["completion"]) == [("assistant", "12", "Hm.", [])]
     metric = {"$ai_metric_name": "thumbs", "$ai_metric_value": 1}
     with pytest.raises(Unusable, match=r"has ratings \(thumbs\).*--id_field 'properties\.\$ai_trace_id'"):
         rows_of("posthog", {"event": "$ai_metric", "properties": metric})
@@ -224,12 +228,18 @@ def test_anthropics_client_in_tracers():
 
 
 def test_encrypted_reasoning_is_no_unread_text(tmp_path):
-    """OpenRouter has encrypted reasoning beside the content. The other tests have that of other providers."""
-    hidden = {"type": "reasoning.encrypted", "data": "EncryptedThinkingOfManyCharacters"}
-    asked = [*MESSAGES, {"role": "assistant", "content": "1", "reasoning_details": [hidden]}, MESSAGES[1]]
-    (tmp_path / "a.jsonl").write_text(json.dumps({"request": {"messages": asked}, "response": SAID}))
-    (row,) = imported(tmp_path, tmp_path / "a.jsonl")
-    assert turns(row["completion"]) == ANSWER
+    """Test that of OpenRouter, which is beside the content, and of Bedrock. Other tests have that of other providers."""
+    hidden = "EncryptedThinkingOfManyCharacters"
+    details = [{"type": "reasoning.encrypted", "data": hidden}]
+    of_openrouter = [*MESSAGES, {"role": "assistant", "content": "1", "reasoning_details": details}, MESSAGES[1]]
+    parts = [{"reasoningContent": {"redactedContent": hidden}}, {"text": "1"}]
+    user = {"role": "user", "content": [{"text": QUESTION}]}
+    of_bedrock = [user, {"role": "assistant", "content": parts}, user]
+    converse = {"output": {"message": {"role": "assistant", "content": [{"text": "12"}]}}, "stopReason": "end_turn"}
+    for asked, said in ((of_openrouter, SAID), (of_bedrock, converse)):
+        (tmp_path / "a.jsonl").write_text(json.dumps({"request": {"messages": asked}, "response": said}))
+        (row,) = imported(tmp_path, tmp_path / "a.jsonl")
+        assert turns(row["completion"]) == ANSWER
 
 
 def test_thoughts_of_gemini_in_a_request_are_read(tmp_path):
