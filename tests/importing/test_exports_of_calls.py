@@ -228,7 +228,7 @@ def test_anthropics_client_in_tracers():
 
 
 def test_encrypted_reasoning_is_no_unread_text(tmp_path):
-    """Test that of OpenRouter, which is beside the content, and of Bedrock. Other tests have that of other providers."""
+    """OpenRouter has it beside the content, and Bedrock inside. Other tests have that of other providers."""
     hidden = "EncryptedThinkingOfManyCharacters"
     details = [{"type": "reasoning.encrypted", "data": hidden}]
     of_openrouter = [*MESSAGES, {"role": "assistant", "content": "1", "reasoning_details": details}, MESSAGES[1]]

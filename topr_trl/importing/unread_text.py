@@ -230,6 +230,7 @@ def _texts_in(
 
 def _joined(content: Any) -> Any:
     """Return the content of a message as one text if it is a list of parts with text, and none is thinking."""
-    texts = [None if inner_value(part, "thought") else inner_value(part, "text") for part in content
-             ] if isinstance(content, list) else [None]  # fmt: skip
+    if not isinstance(content, list):
+        return content
+    texts: list[Any] = [None if inner_value(part, "thought") else inner_value(part, "text") for part in content]
     return "".join(texts) if all(isinstance(text, str) for text in texts) else content
