@@ -60,7 +60,7 @@ def check_calls(rows, thinking, tokenizer, temperature=0.7):
     assert learned == [f"{answer}{tokenizer.eos_token}" for answer in ("12", "7")]
 
 
-CLIENTS = ("openai", "anthropic", "gemini")
+CLIENTS = ("openai", "anthropic", "gemini", "responses")
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_calls_that_tracers_wrote(tmp_path, tool_tokenizer, file, without_temper
     settings = []
     if name == "posthog":
         ids = [json.loads(line)["properties"]["$ai_trace_id"] for line in path.read_text().splitlines()]
-        lines = zip(ids, [1, 1, -1] * 3, strict=True)
+        lines = zip(ids, [1, 1, -1] * 4, strict=True)
         rewards.write_text("".join(json.dumps({"id": each, "reward": reward}) + "\n" for each, reward in lines))
         settings = ["--rewards", str(rewards), "--id_field", "properties.$ai_trace_id"]
     rows = imported(tmp_path, path, *settings)
-    assert rows["reward"][:] == [1.0, 1.0, -1.0 if name in ("weave", "posthog") else 0.0] * 3
+    assert rows["reward"][:] == [1.0, 1.0, -1.0 if name in ("weave", "posthog") else 0.0] * 4
     for n, client in enumerate(CLIENTS):
         thinking = None if client == "openai" else "I look it up."
         temperature = None if client in without_temperature else 0.7
@@ -101,6 +101,10 @@ def test_events_of_posthog():
     assert rows_of("posthog", {**event, "properties": {**properties, "$ai_is_error": True}}) == ["failed"]
     with pytest.raises(Unusable, match="has n, and PostHog joins"):
         rows_of("posthog", {**event, "properties": {**properties, "$ai_model_parameters": {"n": 2}}})
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}
+    said = [{"role": "assistant", "content": [thought, {"type": "text", "text": "12"}]}]
+    (row,) = rows_of("posthog", {**event, "properties": {**properties, "$ai_output_choices": said}})
+    assert turns(row["completion"]) == [("assistant", "12", "Hm.", [])]
     metric = {"$ai_metric_name": "thumbs", "$ai_metric_value": 1}
     with pytest.raises(Unusable, match=r"has ratings \(thumbs\).*--id_field 'properties\.\$ai_trace_id'"):
         rows_of("posthog", {"event": "$ai_metric", "properties": metric})
@@ -221,3 +225,32 @@ def test_anthropics_client_in_tracers():
     for name, record in (("opik", opik), ("braintrust", braintrust), ("langfuse", langfuse)):
         (row,) = rows_of(name, record)
         assert (turns(row["prompt"]), turns(row["completion"]), row["finish_reason"]) == (ASKED, ANSWER, "length")
+
+
+def test_encrypted_reasoning_is_no_unread_text(tmp_path):
+    """OpenRouter has it beside the content, and Bedrock inside. Other tests have that of other providers."""
+    hidden = "EncryptedThinkingOfManyCharacters"
+    details = [{"type": "reasoning.encrypted", "data": hidden}]
+    of_openrouter = [*MESSAGES, {"role": "assistant", "content": "1", "reasoning_details": details}, MESSAGES[1]]
+    parts = [{"reasoningContent": {"redactedContent": hidden}}, {"text": "1"}]
+    user = {"role": "user", "content": [{"text": QUESTION}]}
+    of_bedrock = [user, {"role": "assistant", "content": parts}, user]
+    converse = {"output": {"message": {"role": "assistant", "content": [{"text": "12"}]}}, "stopReason": "end_turn"}
+    for asked, said in ((of_openrouter, SAID), (of_bedrock, converse)):
+        (tmp_path / "a.jsonl").write_text(json.dumps({"request": {"messages": asked}, "response": said}))
+        (row,) = imported(tmp_path, tmp_path / "a.jsonl")
+        assert turns(row["completion"]) == ANSWER
+
+
+def test_thoughts_of_gemini_in_a_request_are_read(tmp_path):
+    """The texts of a message are not joined across its thinking, or if a client wrote null for the text of a part."""
+    parts = [{"text": "I look it up, step by step.", "thought": True}, {"text": "There is one cat.", "thought": None}]
+    call = {"text": None, "functionCall": {"name": "legs", "args": {"animal": "cat"}}}
+    reply = {"functionResponse": {"name": "legs", "response": {"result": "FOUR"}}}
+    turn = {"role": "model", "parts": parts}
+    for added in ([turn], [{"role": "model", "parts": [parts[1], call]}, {"role": "user", "parts": [reply]}]):
+        asked = [{"role": "user", "parts": [{"text": "Who?"}]}, *added, {"role": "user", "parts": [{"text": QUESTION}]}]
+        said = {"candidates": [{"content": {"role": "model", "parts": [{"text": "12"}]}, "finishReason": "STOP"}]}
+        (tmp_path / "a.jsonl").write_text(json.dumps({"request": {"contents": asked}, "response": said}))
+        (row,) = imported(tmp_path, tmp_path / "a.jsonl")
+        assert turns(row["completion"]) == ANSWER

@@ -77,12 +77,13 @@ def test_a_batch(tmp_path):
         (request(), [{"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}], "server_tool_use"),
         (request(), [CALL, SAID], "tool_use, text in this order"),
         (request(), [SAID, THOUGHT], "text, thinking in this order"),
+        (request(), [SAID], "no call of a tool: a part of the answer is lost"),
         (request({"role": "user", "content": [{"type": "image", "source": {}}]}), [SAID], "image: .* only text"),
         (request({"role": "user", "content": [{**RESULT, "content": [{"type": "image"}]}]}), [SAID], "image"),
     ],
 )
 def test_calls_that_rows_cannot_hold(request_, content, why):
-    body = {"type": "message", "content": content, "stop_reason": "end_turn"}
+    body = {"type": "message", "content": content, "stop_reason": "tool_use"}
     with pytest.raises(NotOfFormat, match=why):
         anthropic.FORMAT.rows({"request": request_, "response": body})
 
@@ -258,6 +259,7 @@ def test_a_generation_of_ollama():
     ("dialect", "request_", "body", "why"),
     [
         (ollama, {"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, OLLAMA["response"], "images"),
+        (ollama, {"messages": [{"role": "user", "content": "a", "audio": {"data": "x"}}]}, OLLAMA["response"], "audio"),
         (ollama, {"messages": [{"role": "assistant", "content": "a"}]}, OLLAMA["response"], "start of the answer"),
         (ollama, OLLAMA["request"], {**OLLAMA["response"], "done": False}, "part of a stream"),
         (ollama_generate, GENERATED["request"], {"response": "4", "done": False}, "part of a stream"),

@@ -125,11 +125,9 @@ class Envelope:
     def _with_reasons(self, record: Record, body: Record) -> Record:
         """Return a response with the finish reasons that the record has beside it."""
         reasons = value_at(record, *self.reasons)
-        if not reasons:
+        if not reasons or not isinstance(body.get("choices"), list):
             return body
         each = reasons if isinstance(reasons, list) else [reasons]
-        if not isinstance(body.get("choices"), list):
-            return {"stop_reason": each[0], **body}
         pairs = zip(body["choices"], [*each, *[None] * len(body["choices"])], strict=False)
         choices = [{**choice, "finish_reason": choice.get("finish_reason") or reason} for choice, reason in pairs]
         return {**body, "choices": choices}

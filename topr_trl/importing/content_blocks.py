@@ -11,7 +11,7 @@ from topr_trl.importing.openai_messages import ROLE_NAMES, message
 from topr_trl.importing.row_table import Row
 
 # Blocks that OpenAI's messages lack, and text, in the order in which chat templates write them.
-_ORDER = {"thinking": 0, "redacted_thinking": 0, "text": 1, "tool_use": 2}
+_ORDER = {"thinking": 0, "reasoning": 0, "redacted_thinking": 0, "text": 1, "tool_use": 2}
 
 
 def messages_of(given: Mapping[str, Any]) -> list[Row]:

@@ -203,7 +203,7 @@ def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
         return {name.replace("input_schema", "parameters"): tool[name] for name in names if tool.get(name) is not None}
     if re.fullmatch(r"\w+_20\d{6}", str(tool.get("type"))):
         raise Unusable(f"its request has the tool {tool['type']}, which the provider defines")
-    return tool
+    return {name: value for name, value in tool.items() if name != "type"}
 
 
 def template_columns(request: Mapping[str, Any]) -> Row:

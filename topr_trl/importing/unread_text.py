@@ -18,7 +18,8 @@ _OF_CONVERSATION = ("prompt", "completion", *JSON_COLUMNS)  # columns with text 
 _RENDERED = ("text", "content", "full_text", "formatted", "conversation", "transcript")  # may hold a rendered row
 # Fields without text of their own: long lists, signatures of thinking, and encrypted thinking.
 _TOKENS = ("logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs", "signature", "thoughtSignature",
-           "thought_signature", "redactedContent")  # fmt: skip
+           "thought_signature", "redactedContent", "encrypted_content")  # fmt: skip
+_ENCRYPTED = ("redacted_thinking", "reasoning.encrypted")  # types of parts with encrypted thinking
 
 
 class Unread(NamedTuple):
@@ -223,12 +224,13 @@ def _texts_in(
                 yield from _texts_in(_joined(inner) if is_message else inner, whole, (*path, str(key)), kind, name)
     elif isinstance(value, list | tuple):
         for inner in () if value and isinstance(value[0], int | float) else value:
-            if inner_value(inner, "type") != "redacted_thinking":
+            if inner_value(inner, "type") not in _ENCRYPTED:
                 yield from _texts_in(inner, whole, path, kind, name or ".".join(path))
 
 
 def _joined(content: Any) -> Any:
     """Return the content of a message as one text if it is a list of parts with text, and none is thinking."""
-    texts = [None if inner_value(part, "thought") else inner_value(part, "text") for part in content
-             ] if isinstance(content, list) else [None]  # fmt: skip
+    if not isinstance(content, list):
+        return content
+    texts: list[Any] = [None if inner_value(part, "thought") else inner_value(part, "text") for part in content]
     return "".join(texts) if all(isinstance(text, str) for text in texts) else content

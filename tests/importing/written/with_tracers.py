@@ -4,8 +4,8 @@
         opik==2.2.122 braintrust==0.48.1 weave==0.54.0 posthog==7.91.1
     python with_tracers.py
 
-Each file has three calls of each client: of OpenAI, Anthropic and Gemini. The servers of the tracers add feedback to
-the exports, so this script adds it, as their clients define it.
+Each file has three calls of OpenAI's, Anthropic's and Google's clients, and three of OpenAI's Responses API. The
+servers of the tracers add feedback to the exports, so this script adds it, as their clients define it.
 """
 
 # ruff: noqa: E402 (the tracers read the environment when they are imported)
@@ -65,10 +65,38 @@ def ask_openai(make, **more):
         client.chat.completions.create(model="m", messages=messages, tools=TOOLS, temperature=0.7)
 
 
+def ask_responses(make, **more):
+    """Make three calls of OpenAI's Responses API."""
+
+    def response(*output):
+        return {"id": "r", "object": "response", "created_at": 1, "model": "m", "status": "completed", "error": None,
+                "incomplete_details": None, "instructions": SYSTEM, "metadata": {}, "output": output,
+                "parallel_tool_calls": True, "temperature": 0.7, "tool_choice": "auto", "tools": tools, "top_p": 1,
+                "usage": {"input_tokens": 9, "output_tokens": 9, "total_tokens": 18, "input_tokens_details": {
+                    "cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}}  # fmt: skip
+
+    def said(text):
+        return {"id": "m1", "type": "message", "role": "assistant", "status": "completed",
+                "content": [{"type": "output_text", "text": text, "annotations": []}]}  # fmt: skip
+
+    tools = [{"type": "function", "name": "legs", "description": "Legs.", "parameters": SCHEMA}]
+    thought = {"id": "t", "type": "reasoning", "summary": [{"type": "summary_text", "text": "I look it up."}],
+               "encrypted_content": "EncryptedThinkingOfManyCharacters"}  # fmt: skip
+    call = {"id": "f", "type": "function_call", "call_id": "c1", "name": "legs", "arguments": '{"animal": "cat"}',
+            "status": "completed"}  # fmt: skip
+    called = [thought, said("One moment."), call]
+    answers = [response(*called), response(said("12")), response(said("7"))]
+    client = make(api_key="k", http_client=httpx.Client(transport=transport(answers)), **more)
+    result = {"type": "function_call_output", "call_id": "c1", "output": "FOUR"}
+    user = {"role": "user", "content": QUESTION}
+    for items in ([user], *[[user, *called, result]] * 2):
+        client.responses.create(model="m", instructions=SYSTEM, input=items, tools=tools, temperature=0.7)
+
+
 def ask_all(wrap=lambda name, client: client, clients=(openai.OpenAI, anthropic.Anthropic, genai.Client), **more):
     """Make the calls of each client. `wrap` takes a name and a client, and returns the traced client."""
-    for name, ask, make in zip(("openai", "anthropic", "gemini"), (ask_openai, ask_anthropic, ask_gemini), clients,
-                               strict=True):  # fmt: skip
+    asking = (("openai", ask_openai), ("anthropic", ask_anthropic), ("gemini", ask_gemini), ("openai", ask_responses))
+    for (name, ask), make in zip(asking, (*clients, clients[0]), strict=True):
         ask(lambda name=name, make=make, **given: wrap(name, make(**given)), **more)
 
 
@@ -83,7 +111,7 @@ def of_opik():
         ask_all(lambda name, client: wraps[name](client, project_name="p"))
         traces = kept.trace_trees
     documents = []
-    for trace, score in zip(traces, SCORES * 3, strict=True):
+    for trace, score in zip(traces, SCORES * 4, strict=True):
         feedback = [{"name": "thumbs", "value": score, "source": "ui"}]
         spans = [SpanPublic(id=span.id, trace_id=trace.id, name=span.name, type=span.type, start_time=span.start_time,
                             end_time=span.end_time, input=span.input, output=span.output, metadata=span.metadata,
@@ -124,7 +152,7 @@ def of_weave():
     client.flush()
     weave_client_context.set_weave_client_global(None)
     ordered = sorted(calls.values(), key=lambda call: call["started_at"])
-    for call, score in zip(ordered, SCORES * 3, strict=True):
+    for call, score in zip(ordered, SCORES * 4, strict=True):
         emoji = {"emoji": "👍" if score else "👎", "detoned": "👍" if score else "👎"}
         feedback = feedback_create_params(project_id="e/p", weave_ref=f"weave:///e/p/call/{call['id']}", payload=emoji,
                                           feedback_type="wandb.reaction.1")  # fmt: skip
@@ -141,8 +169,10 @@ def of_braintrust():
         ask_all(lambda name, client: wraps.get(name, lambda given: given)(client))
         logger.flush()
         spans = kept.pop()
-    for span, score in zip(spans, SCORES * 3, strict=True):
+    calls = [span for span in spans if span["span_attributes"]["type"] == "llm"]  # There is a span of a tool, too.
+    for span, score in zip(calls, SCORES * 4, strict=True):
         span["scores"] = {"thumbs": score}
+    for span in spans:
         del span["context"]  # the path of this script
     write("braintrust-0.48.1", spans)
 

@@ -29,9 +29,15 @@ def answers(body: Record, asked: Record) -> list[Row | None]:
     """Return the columns of the answer, or None if it is empty.
 
     Raises:
-        Unusable: the provider ran a tool itself, or the finish reason is new.
+        Unusable: the provider ran a tool itself, the finish reason is new, or the log lacks a call of a tool.
     """
-    return [answer_of(body, finish_reason(body.get("stop_reason") or body.get("finish_reason")))]
+    reason = body.get("stop_reason") or body.get("finish_reason")
+    row = answer_of(body, finish_reason(reason))
+    if reason == "tool_use" and not (row and row["completion"][0]["tool_calls"]):
+        raise Unusable(
+            "its answer ended with tool_use, and the log has no call of a tool: a part of the answer is lost"
+        )
+    return [row]
 
 
 def _is_answer(body: Record) -> bool:

@@ -22,8 +22,11 @@ def spans(record: Record) -> Iterator[Record]:
         given: Any = parsed_json(span.get("input"))
         if isinstance(given, list) and len(given) > 1 and value_at(given[-1], "role") == "system":
             given = [given[-1], *given[:-1]]
+        output = value_at(span, "output")
+        if value_at(span, "metadata.object") == "response":  # The items of OpenAI's Responses API are logged alone.
+            given, output = {"input": given}, {**span["metadata"], "output": output}
         scores = {name: value for name, value in (value_at(span, "scores") or {}).items() if value is not None}
-        yield {**span, "input": given, "scores": scores}
+        yield {**span, "input": given, "output": output, "scores": scores}
 
 
 def _listed(record: Record) -> list[Record]:

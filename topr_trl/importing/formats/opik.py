@@ -1,6 +1,6 @@
 """Read exports of Opik: traces with their spans, as `opik export` writes them, and spans."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, not_a_call
 from topr_trl.importing.dialects import DIALECTS
@@ -11,6 +11,8 @@ from topr_trl.importing.record_fields import value_at, values_by_name
 def spans(record: Record) -> Iterator[Record]:
     """Yield each span of a trace with its feedback scores. A model call also has those of its trace, by other names.
 
+    Opik has some fields of a response in the metadata, such as `stop_reason`.
+
     Args:
         record (`Record`): Exported trace, or a span.
     """
@@ -20,7 +22,11 @@ def spans(record: Record) -> Iterator[Record]:
         scores: Record = {}
         for given in (of_trace, span.get("feedback_scores")):  # The span's replace the trace's.
             scores |= values_by_name((each["name"], each.get("value")) for each in given or ())
-        yield {**{name: value for name, value in span.items() if name != "feedback_scores"}, "scores": scores}
+        output = value_at(span, "output")
+        if isinstance(output, Mapping):
+            output = {**(value_at(span, "metadata") or {}), **output}
+        others = {name: value for name, value in span.items() if name != "feedback_scores"}
+        yield {**others, "output": output, "scores": scores}
 
 
 def _left_out(record: Record) -> LeftOut | None:
@@ -41,7 +47,6 @@ ENVELOPE = Envelope(
     request=("input",),
     response=("output",),
     settings=("metadata",),
-    reasons=("metadata.stop_reason",),
     dialects=DIALECTS,
     left_out=_left_out,
 )

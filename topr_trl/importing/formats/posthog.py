@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, not_a_call
-from topr_trl.importing.dialects import DIALECTS, gemini
+from topr_trl.importing.dialects import DIALECTS, gemini, openai_responses
 from topr_trl.importing.format import IGNORED, Format, LeftOut, Record, Unusable
 from topr_trl.importing.record_fields import value_at
 
@@ -31,6 +31,8 @@ def _functions(tool: Any) -> list[Record]:
 def _with_blocks(messages: Any) -> Any:
     if not isinstance(messages, list):
         return messages
+    if not all("role" in each for each in messages):
+        return openai_responses.messages_of(messages)
     return [{**each, "content": [_block(part) for part in each["content"]]}
             if isinstance(value_at(each, "content"), list) else each for each in messages]  # fmt: skip
 
@@ -57,7 +59,7 @@ def _left_out(record: Record) -> LeftOut | None:
 
 ENVELOPE = Envelope(
     request=("input",), response=("output",), settings=("settings",), dialects=DIALECTS, tools=("tools",),
-    system=("properties.$ai_instructions",), reasons=("properties.$ai_stop_reason",), left_out=_left_out,
+    reasons=("properties.$ai_stop_reason",), left_out=_left_out,
 )  # fmt: skip
 FORMAT = Format(
     source="PostHog (posthog 7, posthog/ai/utils.py)", rows=ENVELOPE.rows, columns=COLUMNS_OF_CALLS,
