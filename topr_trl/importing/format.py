@@ -11,6 +11,7 @@ from topr_trl.importing.row_table import COLUMNS, Row
 
 Record = dict[str, Any]
 Placed = tuple[str, bytes | Record]  # place and content of a record
+CALL = "call"  # field of a row with the name of its call, see `Format.names_calls`
 
 
 def has(*names: str) -> Callable[[Record], bool]:
@@ -30,6 +31,7 @@ class LeftOut(StrEnum):
 
     BROKEN = "broken"
     CALLS = "calls"
+    COPIED = "copied"
     EMPTY = "empty"
     EVALUATED = "evaluated"
     FAILED = "failed"
@@ -129,6 +131,8 @@ class Format:
         messages (`str`, defaults to `""`): Field with the messages of a conversation. `rows` then takes the argument
             `rated`: the messages whose reward a setting names, or None.
         find_messages (`Callable`, *optional*): Function that returns the fields of a record that may hold the messages.
+        names_calls (`bool`, defaults to `False`): Whether rows have the name of their call in the field `CALL`. Only
+            the first row of a call is kept, because a session can start with a copy of another one.
         names_rollouts (`bool`, defaults to `False`): Whether users name the rollouts, so that two files can have
             rollouts of the same name.
         chat (`bool`, defaults to `False`): Whether text becomes chat messages by default.
@@ -154,6 +158,7 @@ class Format:
     same: str | None = None
     messages: str = ""
     find_messages: Callable[[Record], list[str]] | None = None
+    names_calls: bool = False
     names_rollouts: bool = False
     chat: bool = False
     skips_unrewarded: bool = False
