@@ -9,6 +9,8 @@ from records import EXAMPLES
 from test_evaluations import imported
 from test_logs_of_apis import CALL, LEGS, RESULT, SAID, response, turns
 
+from topr_trl import load_rows
+from topr_trl.cli import main
 from topr_trl.data.tokenization import tokenize_row
 from topr_trl.importing.format import Unusable
 from topr_trl.importing.formats import atif, codex, mini_swe_agent, tau2
@@ -145,6 +147,50 @@ def test_sessions_of_claude_code_without_a_line(tmp_path, missing, why):
         imported(tmp_path, written(tmp_path / "a.jsonl", lines))
 
 
+def answer_of_claude(uuid, parent, text, session):
+    line = of_claude(uuid, parent, "assistant", [{"type": "text", "text": text}], id=f"m{uuid}", stop_reason="end_turn")
+    return {**line, "sessionId": session}
+
+
+@pytest.mark.parametrize("keeps_session", [True, False])
+def test_a_call_in_several_sessions_of_claude_code_is_one_row(tmp_path, capsys, keeps_session):
+    """A resumed session starts with a copy of an earlier one, whose lines can have the id of either session."""
+    folder = tmp_path / "sessions"
+    folder.mkdir()
+    written(folder / "a.jsonl", [*SESSION, answer_of_claude("14", "13", "Done.", "s")])
+    copied = SESSION if keeps_session else [{**line, "sessionId": "t"} for line in SESSION]
+    asked = {**of_claude("20", "12", "user", "And 4?"), "sessionId": "t"}
+    written(folder / "b.jsonl", [*copied, asked, answer_of_claude("21", "20", "16", "t")])
+    rows = imported(tmp_path, folder, "--format", "claude-code")
+    assert [row["completion"][0]["content"] for row in rows] == ["", "It is 1", "12", "Done.", "16"]
+    assert turns(rows[4]["prompt"]) == [*START[1:], ("user", "Be brief.", None, []), ("assistant", "12", None, []),
+                                        ("user", "And 4?", None, [])]  # fmt: skip
+    assert rows["rollout_id"][:] == ["s"] * 4 + ["t"]
+    assert "copied from an earlier session and are left out: b.jsonl" in capsys.readouterr().out
+
+
+def test_a_killed_import_of_sessions_finds_the_same_copies(tmp_path):
+    folder = tmp_path / "sessions"
+    folder.mkdir()
+    other = [of_claude("30", None, "user", "Legs?"), answer_of_claude("31", "30", "4", "s")]
+    for name, lines in (("a", other), ("b", SESSION), ("c", SESSION)):
+        written(folder / f"{name}.jsonl", lines)
+    command = ["import", "--input", str(folder), "--output_dir", str(tmp_path / "out")]
+    main.main(command)
+    whole = {path: path.read_bytes() for path in (tmp_path / "out").glob("*.parquet")}
+    sorted(whole)[-1].unlink()
+    main.main(command)
+    assert load_rows(tmp_path / "out").num_rows == 4
+    assert {path: path.read_bytes() for path in (tmp_path / "out").glob("*.parquet")} == whole
+
+
+def test_a_block_that_claude_code_wrote_twice_is_read_once(tmp_path):
+    lines = [of_claude("1", None, "user", "Legs?"), answer_of_claude("2", "1", "4", "s")]
+    lines.append({**lines[1], "uuid": "3", "parentUuid": "2"})
+    (row,) = imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+    assert turns(row["completion"]) == [("assistant", "4", None, [])]
+
+
 def of_codex(kind, **payload):
     return {"timestamp": "t", "type": kind, "payload": payload}
 
@@ -183,6 +229,27 @@ def test_each_call_of_a_session_of_codex_is_a_row(tmp_path, tool_tokenizer):
     assert (rows["rollout_id"][:], rows["model"][:]) == (["s"] * 3 + [None], ["g"] * 3 + [None])
     end = [learned(row, tool_tokenizer)[0].rpartition("</think>\n\n")[2] for row in rows.select([1, 2, 3])]
     assert end == ["It is 12.<|im_end|>", "16<|im_end|>", "4<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("start", "found"),
+    [
+        ([of_codex("session_meta", id="t", base_instructions={"text": "Add."}), META], 1),
+        ([of_codex("session_meta", id="t", forked_from_id="s")], 1),
+        ([of_codex("session_meta", id="t")], 4),
+    ],
+    ids=["a copy with the first line", "a copy with the id", "another session"],
+)
+def test_a_call_in_several_sessions_of_codex_is_one_row(tmp_path, capsys, start, found):
+    folder = tmp_path / "sessions"
+    folder.mkdir()
+    written(folder / "a.jsonl", CODEX)
+    written(folder / "b.jsonl", [*start, *CODEX[1:], said("user", "And 5?"), said("assistant", "20")])
+    rows = imported(tmp_path, folder)
+    assert rows["rollout_id"][:] == ["s"] * 3 + ["t"] * found
+    assert rows[-1]["completion"][0]["content"] == "20"
+    printed = "3 calls of the model were copied from an earlier session and are left out: b.jsonl"
+    assert (printed in capsys.readouterr().out) == (found == 1)
 
 
 @pytest.mark.parametrize(

@@ -327,6 +327,10 @@ HISTORY = "Legs of a cat? | EARLIER four. | And of three cats?"
          "responses.rating.0.value", "Legs of a cat?", ["4"], [5]),
         ("label_studio.json", "--prompt_field data.prompt --completion_field data.response --reward_fields "
          "annotations.0.result.0.value.rating", "Legs of a cat?", ["4"], [5]),
+        ("argilla.json", "", "Legs of a cat?", ["4"], [5]),
+        ("label_studio.json", "", "Legs of a cat?", ["4"], [5]),
+        ("oaieval.jsonl", "", "Legs of 2 cats?", ["8"], [1]),
+        ("promptfoo.json", "", "Legs of 2 cats?", ["8"], [1]),
         ("lf_kto.json", "--reward_fields kto_tag", "Legs of 2 cats?", ["12", "12"], [-1, 1]),
         ("helpsteer.jsonl", "--reward_fields correctness", "Legs of 2 cats?", ["8", "12"], [2, 3]),
         ("likes.csv", "--skip_unrewarded", "Legs of a cat?", ["4", "9"], [1, 0]),
@@ -379,10 +383,6 @@ def test_answers_that_the_model_did_not_end(read, tmp_path, capsys):
         ("ragas.csv", "text of retrieved_contexts .*--prompt_field user_input retrieved_contexts"),
         ("history.csv", "text of chat_history .*--prompt_field chat_history question"),
         ("alpaca_scored.json", "text of input .*--prompt_field instruction input"),
-        ("argilla.json", "Argilla.*--prompt_field"),
-        ("label_studio.json", "Label Studio.*--prompt_field"),
-        ("promptfoo.json", "promptfoo.*Write"),
-        ("oaieval.jsonl", "OpenAI's evals.*Write"),
     ],
 )  # fmt: skip
 def test_a_refusal_says_what_to_do(name, words, tmp_path):

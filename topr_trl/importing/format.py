@@ -12,6 +12,7 @@ from topr_trl.importing.row_table import COLUMNS, Row
 Record = dict[str, Any]
 Placed = tuple[str, bytes | Record]  # place and content of a record
 GRADED = "graded"  # key of a row whose turns can have rewards of their own: a record with the rewards of each turn
+CALL = "call"  # field of a row with the name of its call, see `Format.names_calls`
 
 
 def has(*names: str) -> Callable[[Record], bool]:
@@ -31,6 +32,7 @@ class LeftOut(StrEnum):
 
     BROKEN = "broken"
     CALLS = "calls"
+    COPIED = "copied"
     EMPTY = "empty"
     EVALUATED = "evaluated"
     FAILED = "failed"
@@ -132,6 +134,8 @@ class Format:
         find_messages (`Callable`, *optional*): Function that returns the fields of a record that may hold the messages.
         rates_turns (`bool`, defaults to `False`): Whether a reward can be for one turn of a conversation, so that rows
             can have `turn_rewards`. `rows` then marks rows with `as_rated`, or sets `turn_rewards`.
+        names_calls (`bool`, defaults to `False`): Whether rows have the name of their call in the field `CALL`. Only
+            the first row of a call is kept, because a session can start with a copy of another one.
         names_rollouts (`bool`, defaults to `False`): Whether users name the rollouts, so that two files can have
             rollouts of the same name.
         chat (`bool`, defaults to `False`): Whether text becomes chat messages by default.
@@ -158,6 +162,7 @@ class Format:
     messages: str = ""
     find_messages: Callable[[Record], list[str]] | None = None
     rates_turns: bool = False
+    names_calls: bool = False
     names_rollouts: bool = False
     chat: bool = False
     skips_unrewarded: bool = False

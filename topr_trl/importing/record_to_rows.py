@@ -26,7 +26,7 @@ from topr_trl.importing.completions import (
     turns_of,
     without_unknown_logps,
 )
-from topr_trl.importing.format import GRADED, Format, LeftOut, NotOfFormat, Placed, Record, Unrewarded, Unusable
+from topr_trl.importing.format import CALL, GRADED, Format, LeftOut, NotOfFormat, Placed, Record, Unrewarded, Unusable
 from topr_trl.importing.input_settings import LAST_TURN
 from topr_trl.importing.openai_messages import FAILED, has_broken_call, row_of_run
 from topr_trl.importing.rated_turns import PLACE, RATED, check_turns, join_answers, with_turn_rewards
@@ -103,6 +103,7 @@ class RecordReader:
         self.chat = self.format.chat if args.chat is None else args.chat
         self.where = args.where_values
         self.redactor = Redactor(args.redact or ())
+        self.calls = set[str]()  # names of calls whose rows were read
         self.same: Any = None  # value of the field `Format.same` in earlier records
         self.rewards = RecordRewards(args, self.format)
         self.messages_field: str | None = None  # field that was renamed to `messages`
@@ -222,7 +223,16 @@ class RecordReader:
 
     def _rows_of(self, record: Any) -> list[Row | LeftOut]:
         """Return the rows of a record, or the reason why it is left out."""
-        return [LeftOut.WHERE] if self._is_other(record) else self._rows(self._check_fields(record))
+        found = [LeftOut.WHERE] if self._is_other(record) else self._rows(self._check_fields(record))
+        return [LeftOut.COPIED if self._is_copied(row) else row for row in found]
+
+    def _is_copied(self, row: Row | LeftOut) -> bool:
+        """Return whether an earlier row has the same call. Remove the name of the call from the row."""
+        name = None if isinstance(row, LeftOut) else row.pop(CALL, None)
+        if name is None or name in self.calls:
+            return name is not None
+        self.calls.add(name)
+        return False
 
     def _split(self, records: Iterable[Placed]) -> Iterator[tuple[str, Any]]:
         """Split documents into records, and yield the place and the content of each record.

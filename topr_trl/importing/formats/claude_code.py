@@ -1,9 +1,9 @@
 """Read sessions of Claude Code, which it keeps in `~/.claude/projects`. Each call of the model is a row."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from topr_trl.importing.format import Format, Record, Unusable
+from topr_trl.importing.format import CALL, Format, Placed, Record, Unusable
 from topr_trl.importing.joined_records import LINES, joined_by
 from topr_trl.importing.message_parts import assistant, call, other, text_of
 from topr_trl.importing.message_trees import branch
@@ -14,10 +14,26 @@ from topr_trl.importing.row_table import Row
 _PARENT = "parentUuid"
 
 
+def sessions(records: Iterable[Placed]) -> Iterator[Placed]:
+    """Yield the sessions of a file. A session that continues another one in the file has its lines, too.
+
+    Args:
+        records (`Iterable`): Place and content of each line.
+    """
+    found = list(joined_by("sessionId", _session_of)(records))
+    joined = [record[LINES] if isinstance(record, dict) and LINES in record else [] for _, record in found]
+    session_of = {line["uuid"]: n for n, lines in enumerate(joined) for line in lines if line.get("uuid")}
+    for (place, record), lines in zip(found, joined, strict=True):
+        own = {line.get("uuid") for line in lines}
+        before = {session_of[name] for line in lines if (name := line.get(_PARENT)) in set(session_of) - own}
+        copied = [line for n in sorted(before) for line in joined[n]]
+        yield place, {**record, LINES: [*copied, *lines]} if copied else record  # type: ignore[dict-item]
+
+
 def rows(record: Record) -> list[Row]:
     """Return a row for each call of the model. The lines before the call in its branch of the session are the prompt.
 
-    The calls of a session are rows of one rollout.
+    The calls of a session are rows of one rollout. A resumed or forked session has copies of earlier calls.
 
     Raises:
         Unusable: the file lacks a line or a tool's result that the model read, or a message has a part without text.
@@ -30,14 +46,14 @@ def rows(record: Record) -> list[Row]:
     results = {part["tool_use_id"]: part for each in lines.values() for part in _results(each)}
     interrupted = {each[_PARENT] for each in lines.values() if _is_interruption(each)}
     found = []
-    for answer in calls.values():
+    for identifier, answer in calls.items():
         last = answer[-1]["message"]
         if last.get("model") == "<synthetic>":  # text that Claude Code wrote itself
             continue
         found.append({
             "prompt": list(_prompt(answer[0][_PARENT], lines, calls, results)), "completion": [_turn(answer)],
             "finish_reason": "length" if answer[-1]["uuid"] in interrupted else finish_reason(last.get("stop_reason")),
-            "model": last.get("model"),
+            "model": last.get("model"), CALL: identifier,
         })  # fmt: skip
     agent = next((each["agentId"] for each in lines.values() if each.get("agentId")), None)
     name = f"{record['sessionId']}/{agent}" if agent else str(record["sessionId"])
@@ -98,8 +114,9 @@ def _ancestors(last: str | None, lines: dict[str, Record]) -> Iterator[str]:
 
 
 def _turn(answer: list[Record]) -> Row:
-    """Return the assistant turn of a call from its lines."""
-    blocks = [part for each in answer for part in _blocks(each)]
+    """Return the assistant turn of a call from its lines. Some versions write a block twice."""
+    parts = [part for each in answer for part in _blocks(each)]
+    blocks = [part for n, part in enumerate(parts) if part not in parts[:n]]
     calls = [call(part["name"], part["input"], part["id"]) for part in blocks if part["type"] == "tool_use"]
     return assistant(blocks, calls)
 
@@ -126,7 +143,8 @@ FORMAT = Format(
     rows=rows,
     columns=("problem_id", "rollout_id", "finish_reason", "model"),
     required=frozenset({"sessionId", LINES}),
-    join=joined_by("sessionId", _session_of),
+    join=sessions,
+    names_calls=True,
     loses="Sessions lack the system prompt, the tools, and the reminders that Claude Code attaches. Claude's thinking "
     "is a summary, or hidden. Sessions have no rewards: see --rewards and --id_field sessionId.",
 )

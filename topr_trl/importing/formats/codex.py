@@ -1,11 +1,12 @@
 """Read sessions of Codex, which it keeps in `~/.codex/sessions`. Each call of the model is a row."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from topr_trl.importing.dialects.openai_responses import messages_of
-from topr_trl.importing.format import Format, Placed, Record, Unusable
+from topr_trl.importing.format import CALL, Format, Placed, Record, Unusable
 from topr_trl.importing.joined_records import LINES
 from topr_trl.importing.message_parts import other
 from topr_trl.importing.record_fields import inner_value
@@ -46,7 +47,9 @@ def _is_item(line: Any) -> bool:
 
 def _session(lines: list[Any]) -> Record:
     metas = [line["payload"] for line in lines if inner_value(line, "type") == "session_meta"]
-    return {"session_id": metas[0].get("id") if metas else None, LINES: lines}
+    # A forked session has the lines of its source, or only the id.
+    source = (metas[-1].get("forked_from_id") or metas[-1].get("id")) if metas else None
+    return {"session_id": metas[0].get("id") if metas else None, "source_id": source, LINES: lines}
 
 
 def rows(record: Record) -> list[Row]:
@@ -81,6 +84,10 @@ def rows(record: Record) -> list[Row]:
     name = record.get("session_id")
     if len(found) > 1 and name is None:
         raise Unusable("it has no session_meta with the id that joins its rows")
+    for row in found:  # Lines of Codex have no ids. In sessions with one source, a call is what was read and written.
+        said = [each for each in (*row["prompt"], *row["completion"]) if each not in start]
+        text = json.dumps([record.get("source_id"), said])
+        row[CALL] = hashlib.sha256(text.encode()).hexdigest() if record.get("source_id") else None
     shared = {"rollout_id": name if len(found) > 1 else None, "model": models.pop() if len(models) == 1 else None}
     return [{**row, **shared} for row in found]
 
@@ -119,6 +126,7 @@ FORMAT = Format(
     columns=("problem_id", "rollout_id", "model"),
     required=frozenset({LINES}),
     join=sessions,
+    names_calls=True,
     loses="Sessions lack the tools and, before 2026, the system prompt. The model's reasoning is a summary, or hidden. "
     "A free-form call of a tool has its text as the argument input. Sessions have no rewards: see --rewards and "
     "--id_field session_id.",

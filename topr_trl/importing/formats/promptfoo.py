@@ -39,7 +39,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
     response = record.get("response") or {}
     if record.get("failureReason") == _ERROR or response.get("error"):
         return [LeftOut.FAILED]
-    if inner_value(record, "gradingResult", "reason") in (None, _UNGRADED):
+    grading = record.get("gradingResult")
+    if not grading or grading.get("reason") == _UNGRADED:
         return [LeftOut.UNGRADED]
     options = inner_value(record, "testCase", "options") or {}
     if record.get("transformed") or options.get("transform") or options.get("postprocess"):

@@ -100,7 +100,7 @@ class Import(Stage[ImportArguments]):
             )
         ):
             path = shard_path(self.folder, k, shards)
-            if conversational is not None and path.is_file():
+            if conversational is not None and path.is_file() and not reader.format.names_calls:
                 continue
             with _listing_unknown_labels(reader, files):
                 part = reader.read(records)
@@ -137,6 +137,7 @@ class Import(Stage[ImportArguments]):
 # Texts for the summary, by the reason in `LeftOut` or `notes_of`. A pair such as {is|are} is for one and for several.
 _LEFT_OUT = {
     "broken": "line{|s} {is|are} not valid JSON, or contain{s an|} unpaired surrogate{|s},",
+    "copied": "call{|s} of the model {was|were} copied from an earlier session",
     "calls": "completion{|s} without token ids {has a tool call|have tool calls} whose arguments are not valid JSON,",
     "unrewarded": "record{|s} {has|have} no reward",
     "unusable": "record{|s} cannot be used",
