@@ -81,7 +81,7 @@ def _row_of_call(call: Record) -> Row | None:
     if call["state"] == State.CUT:  # An incomplete answer has no stop token.
         row["finish_reason"] = row.get("finish_reason") or "length"
     model = {"model": asked.get("model"), "served_model": call["served_model"]}
-    return {**row, **model, "model_revision": call["model_revision"]}
+    return {**dict.fromkeys(_TOKEN_COLUMNS), **row, **model, "model_revision": call["model_revision"]}
 
 
 def _joined(row: Row, later: Row) -> Row | None:

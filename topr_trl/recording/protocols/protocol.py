@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 Body = Mapping[str, Any]  # request, answer or streamed event
 
@@ -66,7 +66,7 @@ class Protocol:
     whole: Callable[[Body, Body, Body], Body] | None = None
 
 
-def are_objects(value: Any) -> bool:
+def are_objects(value: Any) -> TypeGuard[list[Body]]:
     """Return whether a value is a list of objects.
 
     Args:
