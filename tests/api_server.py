@@ -87,7 +87,9 @@ class ApiServer:
             await self.hang()
         elif self.fault == "error":
             error = {"type": "overloaded_error", "message": "too many requests"}
-            await response.write(written({"type": "error", "error": error["message"] if kind is LINES else error}, kind))
+            await response.write(
+                written({"type": "error", "error": error["message"] if kind is LINES else error}, kind)
+            )
         elif kind is UNNAMED:
             await response.write(b"data: [DONE]\n\n")
         return response
@@ -147,7 +149,13 @@ class ApiServer:
         }  # fmt: skip
 
     def response_events(self, asked, whole):
-        begun = {**whole, "status": "in_progress", "output": [], "usage": None, **dict.fromkeys(("input_messages", "output_messages"))}
+        begun = {
+            **whole,
+            "status": "in_progress",
+            "output": [],
+            "usage": None,
+            **dict.fromkeys(("input_messages", "output_messages")),
+        }
         events = [("created", {"response": begun}), ("in_progress", {"response": begun})]
         for place, item in enumerate(whole["output"]):
             at = {"output_index": place, "item_id": item["id"]}
@@ -193,7 +201,10 @@ class ApiServer:
                 text = json.dumps(block["input"])
                 deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in ("", text[:5], text[5:])]
             elif block["type"] == "thinking":
-                deltas = [{"type": "thinking_delta", "thinking": THOUGHT}, {"type": "signature_delta", "signature": "x"}]
+                deltas = [
+                    {"type": "thinking_delta", "thinking": THOUGHT},
+                    {"type": "signature_delta", "signature": "x"},
+                ]
             else:
                 deltas = [{"type": "text_delta", "text": word} for word in WORDS]
             for delta in deltas:

@@ -232,7 +232,10 @@ def test_a_client_that_leaves_stops_the_server(running, endpoint, stream):
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{running.address}/{PATHS[endpoint]}", json=body, timeout=1)
     until(lambda: running.upstream.left and call_of(running)["state"] != "open")
-    assert (call_of(running)["state"], "client closed" in call_of(running)["error"]) == ("cut" if stream else "failed", True)
+    assert (call_of(running)["state"], "client closed" in call_of(running)["error"]) == (
+        "cut" if stream else "failed",
+        True,
+    )
 
 
 def test_the_error_of_a_client_of_responses(running):

@@ -560,7 +560,12 @@ def test_secrets_of_a_request_are_not_stored_and_not_shown(tmp_path, monkeypatch
 @pytest.mark.slow
 def test_requests_that_are_not_recorded_are_said_once_and_counted(tmp_path, capsys):
     with recorder(tmp_path, redact=["unused"]) as running:
-        for path in ("messages/batches?key=SECRET", "messages/batches", "embeddings", *(f"files/{n}/%1b[31m" for n in range(30))):
+        for path in (
+            "messages/batches?key=SECRET",
+            "messages/batches",
+            "embeddings",
+            *(f"files/{n}/%1b[31m" for n in range(30)),
+        ):
             httpx.post(f"{running.address}/v1/{path}", json={})
         httpx.get(f"{running.address}/v1/models")
         httpx.post(f"{running.address}/v1/completions", content=b"[1]")

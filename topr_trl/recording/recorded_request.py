@@ -62,9 +62,7 @@ def read_request(body: bytes, protocol: Protocol, redact: Redactor, salt: str) -
     if not isinstance(asked, dict):
         return None
     given = asked.get("model"), protocol.messages(asked), salt
-    return RecordedRequest(
-        asked, stored, is_redacted, len(body), Conversation(*given), continued_conversation(*given)
-    )
+    return RecordedRequest(asked, stored, is_redacted, len(body), Conversation(*given), continued_conversation(*given))
 
 
 def with_earlier_messages(request: RecordedRequest, protocol: Protocol, store: Store, salt: str) -> RecordedRequest:

@@ -7,8 +7,7 @@ from topr_trl.recording.protocols import completions, messages, ollama, response
 from topr_trl.recording.protocols.protocol import Protocol
 
 PROTOCOLS: dict[str, Protocol] = {
-    each.endpoint: each
-    for each in (*completions.PROTOCOLS, responses.PROTOCOL, messages.PROTOCOL, ollama.PROTOCOL)
+    each.endpoint: each for each in (*completions.PROTOCOLS, responses.PROTOCOL, messages.PROTOCOL, ollama.PROTOCOL)
 }
 
 
