@@ -1,7 +1,7 @@
 """A server with four APIs for the recorder's tests: two of OpenAI, Anthropic's and Ollama's, after their documentation.
 
-A request with tools gets a call of `add`. After the result, and without tools, the answer is WORDS. The value `raw` of a
-request replaces the answer, or becomes the first event of the stream.
+A request with tools gets a call of `add`. After the result, and without tools, the answer is WORDS. The value `raw` of
+a request replaces the answer, or becomes the first event of the stream.
 """
 
 import asyncio

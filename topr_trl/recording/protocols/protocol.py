@@ -40,14 +40,15 @@ class Protocol:
     Attributes:
         endpoint (`str`): Path of the API, below `base`.
         messages (`Callable`): Function that returns the messages of a request. None if it has no list of messages.
-        choices (`Callable`): Function that returns the choices of an answer, each with its `index`, `finish_reason`, and
-            `message` or `text`. [] if the body is not an answer.
+        choices (`Callable`): Function that returns the choices of an answer, each with its `index`, `finish_reason`,
+            and `message` or `text`. [] if the body is not an answer.
         assembler (`Callable`): Function that returns a new `Assembler`.
         is_well_formed (`Callable`): Function that returns whether an answer or an event has the types of the API.
-        is_last (`Callable`): Function that returns whether an event is the last one. Streams can also end with `[DONE]`.
+        is_last (`Callable`): Function that returns whether an event is the last one. Some streams end with `[DONE]`
+            instead.
         base (`str`, defaults to `"/v1"`): Start of the path.
-        with_token_ids (`Callable`, *optional*): Function that returns a request that also asks for token ids. None if no
-            server has them in this API.
+        with_token_ids (`Callable`, *optional*): Function that returns a request that also asks for token ids. None if
+            no server has them in this API.
         without_token_ids (`Callable`): Function of an answer or event, and the client's request. It returns null for
             the values that only the recorder requested.
         whole (`Callable`, *optional*): Function of a request, an earlier request and its answer, which the first
