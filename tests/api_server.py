@@ -21,8 +21,8 @@ NAMED, UNNAMED, LINES = "named events", "events", "lines"  # ways to stream
 class ApiServer:
     """Server. Tests set its attributes, and read `requests`.
 
-    `fault` is None, "refuse" (status 400), "error" (an error after two words), "die" (the connection ends there) or
-    "hang". `left` counts the streams that the client cancelled.
+    `fault` is None, "refuse" (status 400), "error" (an error after two words), "die" (the connection ends there),
+    "hang", or "linger" (the connection stays open after the last event). `left` counts the streams that the client cancelled.
     """
 
     def __init__(self):
@@ -77,13 +77,13 @@ class ApiServer:
         content_type = "application/x-ndjson" if kind is LINES else "text/event-stream"
         response = web.StreamResponse(headers={"Content-Type": content_type})
         await response.prepare(request)
-        if self.fault is not None:
+        if self.fault not in (None, "linger"):
             events = events[: next(n for n, event in enumerate(events) if repr(WORDS[2]) in str(event))]
         for event in events:
             await response.write(written(event, kind))
         if self.fault == "die":
             request.transport.abort()
-        elif self.fault == "hang":
+        elif self.fault in ("hang", "linger"):
             await self.hang()
         elif self.fault == "error":
             error = {"type": "overloaded_error", "message": "too many requests"}

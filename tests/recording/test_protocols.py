@@ -238,6 +238,20 @@ def test_a_client_that_leaves_stops_the_server(running, endpoint, stream):
     )
 
 
+@pytest.mark.parametrize("endpoint", NEW)
+def test_an_answer_is_stored_before_the_client_knows_its_end(running, endpoint):
+    """The client may continue the answer before the server closes the connection."""
+    running.upstream.fault = "linger"
+    last = {"responses": '"response.completed"', "messages": '"message_stop"', "api/chat": '"done": true'}[endpoint]
+    field = "input" if endpoint == "responses" else "messages"
+    body = {"model": "m", field: [HI], "stream": True}
+    with httpx.stream("POST", f"{running.address}/{PATHS[endpoint]}", json=body) as response:
+        next(line for line in response.iter_lines() if last in line)
+        assert call_of(running)["state"] == "finished"
+    until(lambda: running.upstream.left)
+    assert (call_of(running)["state"], call_of(running)["error"]) == ("finished", None)
+
+
 def test_the_error_of_a_client_of_responses(running):
     client = openai.OpenAI(base_url=f"{running.address}/v1", api_key="none", max_retries=0)
     running.upstream.fault = "die"
