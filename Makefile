@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install install-min demo docs bench gpu reproduce reproduce-quick pages notebooks test test-ci test-all coverage test-min test-versions test-matrix test-extras test-vllm test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
+.PHONY: install install-min demo docs bench gpu reproduce reproduce-quick pages notebooks test test-ci test-all coverage test-min test-versions test-matrix test-extras test-vllm test-clients test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
 
 help:
 	@echo "make install          create the environment in .venv, and install the package"
@@ -28,6 +28,7 @@ help:
 	@echo "                      (PYTHONS=\"3.11 3.12\" VERSIONS=oldest: fewer runs)"
 	@echo "make test-vllm        tests with vLLM's engine, on the CPU (MARKS=: also the weekly one)"
 	@echo "make test-extras      tests with tensorboard, wandb, trackio, bitsandbytes and torchao"
+	@echo "make test-clients     tests of topr record with clients of four APIs, such as openai-agents and LiteLLM: run them once a week"
 	@echo "make test-slurm       tests of the loop on a Slurm cluster of two nodes on this machine, as root"
 	@echo "make fuzz             try new examples of bad input (MINUTES=30)"
 	@echo "make mutate           mutation testing of the pure modules (40 minutes)"
@@ -148,6 +149,16 @@ test-vllm: .venv-vllm/.installed
 	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/python -m pytest $(MARKS) tests/generation/test_vllm.py tests/generation/test_vllm_server.py \
 		tests/recording/test_with_vllm.py
 
+# The clients have their own environment, because they have many dependencies.
+test-clients: install .venv-clients/.installed
+	$(BIN)/python -m pytest tests/recording/test_clients.py
+
+.venv-clients/.installed:
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet anthropic langchain-openai litellm ollama openai openai-agents \
+		"pydantic-ai-slim[anthropic,openai]"
+	touch $@
+
 # Run the loop on a real Slurm with two nodes on this machine, as root. Missing Debian packages are installed.
 test-slurm: install
 	command -v slurmd > /dev/null || { apt-get update -qq && apt-get install -y -qq slurm-wlm munge > /dev/null; }
@@ -206,4 +217,4 @@ wheel: install
 	$(BIN)/python scripts/check_wheel.py dist .venv-wheel/bin/python
 
 clean:
-	rm -rf .venv .venv-min .venv-matrix .venv-vllm .venv-wheel .venv-mutate .venv-next .npm mutants build dist site .cache *.egg-info
+	rm -rf .venv .venv-min .venv-matrix .venv-vllm .venv-clients .venv-wheel .venv-mutate .venv-next .npm mutants build dist site .cache *.egg-info

@@ -1,6 +1,7 @@
 """A server with four APIs for the recorder's tests: two of OpenAI, Anthropic's and Ollama's, after their documentation.
 
-A request with tools gets a call of `add`. After the result, and without tools, the answer is WORDS.
+A request with tools gets a call of `add`. After the result, and without tools, the answer is WORDS. The value `raw` of
+a request replaces the answer, or becomes the first event of the stream.
 """
 
 import asyncio
@@ -20,14 +21,13 @@ NAMED, UNNAMED, LINES = "named events", "events", "lines"  # ways to stream
 class ApiServer:
     """Server. Tests set its attributes, and read `requests`.
 
-    `fault` is None, "refuse" (status 400), "error" (an error after two events), "die" (the connection ends there) or
-    "hang". `left` counts the streams that the client cancelled.
+    `fault` is None, "refuse" (status 400), "error" (an error after two words), "die" (the connection ends there), "hang",
+    or "linger" (the connection stays open after the last event). `left` counts the streams that the client cancelled.
     """
 
     def __init__(self):
-        self.requests, self.fault, self.left, self.owner, self.thinks = [], None, 0, "x", True
+        self.requests, self.headers, self.fault, self.left, self.owner = [], [], None, 0, "x"
         self.numbers = count(1)
-        self.of_response = {}  # whether a stored response is a call
 
     def application(self):
         app = web.Application()
@@ -52,6 +52,7 @@ class ApiServer:
         async def handle(request):
             asked = await request.json()
             self.requests.append(asked)
+            self.headers.append(request.headers.copy())
             if self.fault == "refuse":
                 message = {"type": "invalid_request_error", "message": "no such model"}
                 error = message["message"] if kind is LINES else message
@@ -59,8 +60,9 @@ class ApiServer:
             if not asked.get("stream", kind is LINES):
                 if self.fault == "hang":
                     await self.hang()
-                return web.json_response(whole(asked))
-            return await self.stream(request, [*events(asked, whole(asked))], kind)
+                return web.json_response(asked.get("raw", whole(asked)))
+            more = [asked["raw"]] if "raw" in asked else []
+            return await self.stream(request, [*more, *events(asked, whole(asked))], kind)
 
         return handle
 
@@ -75,13 +77,13 @@ class ApiServer:
         content_type = "application/x-ndjson" if kind is LINES else "text/event-stream"
         response = web.StreamResponse(headers={"Content-Type": content_type})
         await response.prepare(request)
-        if self.fault is not None:
-            events = events[: next(n for n, event in enumerate(events) if "4" in json.dumps(event)) - 1]
+        if self.fault not in (None, "linger"):
+            events = events[: next(n for n, event in enumerate(events) if repr(WORDS[2]) in str(event))]
         for event in events:
             await response.write(written(event, kind))
         if self.fault == "die":
             request.transport.abort()
-        elif self.fault == "hang":
+        elif self.fault in ("hang", "linger"):
             await self.hang()
         elif self.fault == "error":
             error = {"type": "overloaded_error", "message": "too many requests"}
@@ -124,8 +126,7 @@ class ApiServer:
 
     def response(self, asked):
         number = next(self.numbers)
-        earlier = self.of_response.get(asked.get("previous_response_id"))
-        is_call = self.calls(asked, "function_call_output") and earlier is not True
+        is_call = self.calls(asked, "function_call_output") and not asked.get("previous_response_id")
         said = {"type": "output_text", "text": TEXT, "annotations": [], "logprobs": []}
         item = {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed", "content": [said]}
         if is_call:
@@ -135,7 +136,6 @@ class ApiServer:
                    "content": [{"type": "reasoning_text", "text": THOUGHT}]}  # fmt: skip
         details = {"input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
                    "output_tokens_details": {"reasoning_tokens": 0}}  # fmt: skip
-        self.of_response[f"resp_{number}"] = is_call
         tokens = {"input_messages": None, "output_messages": None}
         if asked.get("enable_response_messages"):
             tokens = {name: [{"type": "raw_message_tokens", "message": "", "tokens": ids}]
@@ -143,7 +143,7 @@ class ApiServer:
         return {
             "id": f"resp_{number}", "object": "response", "created_at": 1, "status": "completed", "model": "m",
             "error": None, "incomplete_details": None, "instructions": None, "metadata": {}, "tools": [],
-            "output": [thought, item] if self.thinks else [item], "parallel_tool_calls": True, "temperature": 1.0,
+            "output": [thought, item], "parallel_tool_calls": True, "temperature": 1.0,
             "tool_choice": "auto", "top_p": 1.0, **tokens,
             "usage": {"input_tokens": 1, "output_tokens": 4, "total_tokens": 5, **details},
         }  # fmt: skip
@@ -185,8 +185,7 @@ class ApiServer:
         blocks = [{"type": "text", "text": TEXT}]
         if is_call := self.calls(asked, "tool_result"):
             blocks = [{"type": "tool_use", "id": f"toolu_{next(self.numbers)}", "name": "add", "input": ARGUMENTS}]
-        if self.thinks:
-            blocks = [{"type": "thinking", "thinking": THOUGHT, "signature": "x"}, *blocks]
+        blocks = [{"type": "thinking", "thinking": THOUGHT, "signature": "x"}, *blocks]
         return {"id": f"msg_{next(self.numbers)}", "type": "message", "role": "assistant", "model": "m",
                 "content": blocks, "stop_reason": "tool_use" if is_call else "end_turn", "stop_sequence": None,
                 "usage": {"input_tokens": 1, "output_tokens": 4}}  # fmt: skip
@@ -222,15 +221,14 @@ class ApiServer:
         message = {"role": "assistant", "content": "" if is_call else TEXT}
         if is_call:
             message["tool_calls"] = [{"function": {"name": "add", "arguments": ARGUMENTS}}]
-        if self.thinks:
-            message["thinking"] = THOUGHT
+        message["thinking"] = THOUGHT
         return {"model": "m", "created_at": "2026-01-01T00:00:00Z", "message": message, "done_reason": "stop",
                 "done": True, "total_duration": 1, "eval_count": 4}  # fmt: skip
 
     def ollama_events(self, asked, whole):
         shared = {"model": "m", "created_at": whole["created_at"]}
         message = whole["message"]
-        pieces = [{"content": "", "thinking": message["thinking"]}] if self.thinks else []
+        pieces = [{"content": "", "thinking": THOUGHT}]
         if "tool_calls" in message:
             pieces.append({"content": "", "tool_calls": message["tool_calls"]})
         else:
@@ -244,5 +242,5 @@ def written(event, kind):
     """Return the bytes of an event."""
     if kind is LINES:
         return json.dumps(event).encode() + b"\n"
-    name = f"event: {event['type']}\n" if kind is NAMED else ""
+    name = f"event: {event['type']}\n" if kind is NAMED and isinstance(event, dict) and "type" in event else ""
     return f"{name}data: {json.dumps(event)}\n\n".encode()

@@ -12,6 +12,9 @@ import requests
 from recorders import recorder
 from vllm_server import vllm_server
 
+from topr_trl.importing.formats import recording
+from topr_trl.recording.protocols import choice_of, messages_of
+
 pytest.importorskip("vllm")
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +29,7 @@ def server(tmp_path_factory):
     template = folder / "template.jinja"
     template.write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     options = "--served-model-name", "m", "--generation-config", "vllm", "--chat-template", str(template)
-    with vllm_server(folder, *options) as address:
+    with vllm_server(folder, *options, VLLM_ENABLE_RESPONSES_API_STORE="1") as address:
         yield address
 
 
@@ -68,6 +71,48 @@ def test_a_client_sees_what_vllm_sends(server, tmp_path, endpoint, more):
             assert choice.get("prompt_token_ids") or call["response"]["prompt_token_ids"]
             logps = choice["logprobs"].get("content") or choice["logprobs"]["token_logprobs"]
             assert len(choice["token_ids"]) == len(logps) > 0
+
+
+OTHERS = {
+    "responses": {"model": "m", "input": "1 + 2 =", "max_output_tokens": 8, "temperature": 0.0},
+    "messages": {"model": "m", "messages": CHAT["messages"], "max_tokens": 8, "temperature": 0.0},
+}
+
+
+def without_ids(answer):
+    """Return the types of an answer's events in their order, and the answer without ids, times and streamed pieces."""
+    events = [
+        json.loads(line.removeprefix("data: ")) for line in answer.split("\n") if line.startswith(("{", "data: {"))
+    ]
+    ids = ("id", "item_id", "created_at", "sequence_number", "delta")
+    shown = [
+        json.loads(json.dumps(event), object_hook=lambda found: {key: found[key] for key in found if key not in ids})
+        for event in events
+    ]
+    return list(dict.fromkeys(event["type"] for event in events if "type" in event)), shown[-2:]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("endpoint", OTHERS)
+def test_a_client_of_another_api_sees_what_vllm_sends(server, tmp_path, endpoint, stream):
+    body = {**OTHERS[endpoint], "stream": stream}
+    with recorder(tmp_path, upstream=f"{server}/v1") as running:
+        found = requests.post(f"{running.address}/v1/{endpoint}", json=body, timeout=60)
+        direct = requests.post(f"{server}/v1/{endpoint}", json=body, timeout=60)
+        assert without_ids(found.text) == without_ids(direct.text)
+        (rollout,) = running.rollouts()
+        (call,) = rollout["calls"]
+        text = json.dumps(choice_of(call)["message"]["content"])
+        assert (call["state"], found.headers["x-topr-rollout"]) == ("finished", rollout["rollout_id"])
+        if endpoint == "responses":
+            (row,) = recording.rows({**rollout, "rewards": {"reward": 1}})
+            assert row["prompt_ids"]
+            assert 0 < len(row["completion_ids"]) <= 8
+            more = {"input": "4 + 2 =", "previous_response_id": call["response"]["id"]}
+            requests.post(f"{running.address}/v1/responses", json={**body, **more}, timeout=60)
+            (rollout,) = running.rollouts()
+            first, second, third = (turn["content"] for turn in messages_of(rollout["calls"][1]))
+            assert (first, json.dumps(second), third) == ("1 + 2 =", text, "4 + 2 =")
 
 
 def test_errors_are_those_of_vllm(server, tmp_path):

@@ -46,10 +46,10 @@ def answers(body: Record, asked: Record) -> list[Row | LeftOut]:
 
 def _tokens(body: Record, output: Iterable[Any]) -> Row:
     """Return the token ids and the log-probabilities in an answer of vLLM (`enable_response_messages`)."""
-    both = [body.get(name) or () for name in ("input_messages", "output_messages")]
+    both = [body.get(name) or [] for name in ("input_messages", "output_messages")]
     if [[inner_value(each, "type") for each in given] for given in both] != [["raw_message_tokens"]] * 2:
         return {}  # A server that runs tools itself has several messages.
-    prompt, completion = (given[0]["tokens"] for given in both)
+    (prompt,), (completion,) = ([each["tokens"] for each in given] for given in both)
     parts = [part for item in output if item.get("type") == "message" for part in item["content"]]
     logps = [entry["logprob"] for entry in (parts[0].get("logprobs") or ())] if len(parts) == 1 else []
     check_lengths(completion, logps)

@@ -93,7 +93,8 @@ def _row_of_call(call: Record, by_answer: bool) -> Row | None:
         row["finish_reason"] = row.get("finish_reason") or "length"
     model = {"model": asked.get("model"), "served_model": call["served_model"]}
     graded = {GRADED: [{"rewards": call["rewards"]}] * turns_of(row)} if by_answer else {}
-    return {**row, **model, "model_revision": call["model_revision"], **graded}
+    revision = {"model_revision": call["model_revision"]}
+    return {**dict.fromkeys(_TOKEN_COLUMNS), **row, **model, **revision, **graded}
 
 
 def _joined(row: Row, later: Row) -> Row | None:

@@ -15,7 +15,7 @@ def messages(request: Body) -> list[Body] | None:
         request (`Body`): Request of the client.
     """
     given, system = request.get("messages"), request.get("system")
-    if not isinstance(given, list) or not are_objects(given):
+    if not are_objects(given):
         return None
     start = [{"role": "system", "content": system}] if system else []
     return [*start, *(turn for each in given for turn in _turns(each))]
@@ -24,9 +24,9 @@ def messages(request: Body) -> list[Body] | None:
 def _turns(message: Body) -> list[Body]:
     """Return the tool results of a message, and the message without them."""
     blocks = message.get("content")
-    if not isinstance(blocks, list) or not are_objects(blocks):
+    if not are_objects(blocks):
         return [message]
-    results = [
+    results: list[Body] = [
         {"role": "tool", "content": block.get("content"), "tool_call_id": block.get("tool_use_id")}
         for block in blocks
         if block.get("type") == "tool_result"
@@ -38,7 +38,7 @@ def _turns(message: Body) -> list[Body]:
         "role": message.get("role"), "content": others, "reasoning_content": "\n".join(thinking),
         "tool_calls": [tool_call(call.get("id"), call.get("name"), call.get("input")) for call in calls],
     }  # fmt: skip
-    return [*results, turn] if others or calls or not results else list[Body](results)
+    return [*results, turn] if others or calls or not results else results
 
 
 _NO_CONTENT = ("tool_result", "tool_use", "thinking", "redacted_thinking")

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 Body = Mapping[str, Any]  # request, answer or streamed event
 
@@ -44,8 +44,8 @@ class Protocol:
             and `message` or `text`. [] if the body is not an answer.
         assembler (`Callable`): Function that returns a new `Assembler`.
         is_well_formed (`Callable`): Function that returns whether an answer or an event has the types of the API.
-        is_last (`Callable`): Function that returns whether an event is the last one. Streams can also end with
-            `[DONE]`.
+        is_last (`Callable`): Function that returns whether an event is the last one. Some streams end with `[DONE]`
+            instead.
         base (`str`, defaults to `"/v1"`): Start of the path.
         with_token_ids (`Callable`, *optional*): Function that returns a request that also asks for token ids. None if
             no server has them in this API.
@@ -67,7 +67,7 @@ class Protocol:
     whole: Callable[[Body, Body, Body], Body] | None = None
 
 
-def are_objects(value: Any) -> bool:
+def are_objects(value: Any) -> TypeGuard[list[Body]]:
     """Return whether a value is a list of objects.
 
     Args:

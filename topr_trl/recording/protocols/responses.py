@@ -80,7 +80,7 @@ def choices(answer: Body) -> list[Body]:
         answer (`Body`): Answer of the server.
     """
     items, status = answer.get("output"), answer.get("status")
-    if not isinstance(items, list) or not are_objects(items) or status in _UNFINISHED:
+    if not are_objects(items) or status in _UNFINISHED:
         return []
     said = [turn for turn in _turns(items) if turn.get("role") == "assistant"]
     message = said[-1] if said else {"role": "assistant", "content": None}
