@@ -272,6 +272,14 @@ def test_each_rated_answer_is_a_turn_with_its_reward(tmp_path, log, ids):
     assert row["completion_mask"] == (ids and [1, 1, 0, 1, 0, 1])
 
 
+def test_the_last_turn_has_the_reward_of_its_answer(tmp_path, log):
+    for name, answer in (("r", 3), ("first", 1)):
+        conversation(log, name=name)
+        log.reward(name, -1, answer=answer)
+    (row,) = imported(tmp_path, completion="last_turn")
+    assert (row["reward"], row["turn_rewards"], [turn["content"] for turn in row["completion"]]) == (-1, None, ["c"])
+
+
 def test_a_failed_answer_is_no_turn(tmp_path, log):
     log.store.end(log.store.begin("chat/completions", {"model": "m", "messages": [HI]}, "r", 1).id, State.FAILED)
     conversation(log)
@@ -306,6 +314,7 @@ def test_each_rated_turn_is_in_one_of_several_rows(tmp_path, log):
 
 def test_a_rollout_of_one_answer_has_its_reward(tmp_path, log):
     (name,) = log.add([HI], (said("yes"), None))
+    log.store.end(log.store.begin("chat/completions", {"model": "m", "messages": [HI]}, name, 1).id, State.FAILED)
     log.reward(name, 1, answer=1)
     conversation(log)
     log.reward("r", -1)
@@ -320,6 +329,9 @@ def test_rewards_of_answers_and_of_rollouts_with_several_names(tmp_path, log):
         log.reward("r", reward, name, answer=1)
         log.reward("r", -reward, name, answer=3)
     log.reward("r", 2, "length", answer=2)
+    conversation(log, name="without a test")
+    for answer in (1, 3):
+        log.reward("without a test", 0, "length", answer=answer)
 
     def with_fields(*fields):
         folder = tmp_path / "_".join(fields)
@@ -329,7 +341,7 @@ def test_rewards_of_answers_and_of_rollouts_with_several_names(tmp_path, log):
 
     assert with_fields("test") == [(0.25, None)]
     assert with_fields("rating") == [(None, [1.0, None, -1.0])]
-    assert with_fields("rating", "length") == [(None, [1.5, 2.0, -1.5])]
+    assert with_fields("rating", "length") == [(None, [1.5, 2.0, -1.5]), (None, [0.0, None, 0.0])]
     with pytest.raises(ValueError, match=r"rollout r: the whole rollout has a reward, and .*--reward_fields"):
         with_fields("rating", "test")
     with pytest.raises(ValueError, match=r"rewards\.length, rewards\.rating, rewards\.test .*--reward_fields"):

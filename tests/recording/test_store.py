@@ -329,12 +329,13 @@ def _load_and_kill(direct, folder, port):
             while not stop.is_set():
                 try:
                     with http.stream("POST", f"{address}/v1/chat/completions", json={**HI, "stream": True}) as found:
-                        name = found.headers["x-topr-rollout"]
+                        name, answer = found.headers["x-topr-rollout"], found.headers["x-topr-answer"]
                         for line in found.iter_lines():
                             if line.startswith("data: {"):
                                 word = json.loads(line[6:])["choices"][0]["delta"]["content"]
                                 received[name] = received.get(name, "") + word
-                    if http.post(f"{address}/rewards", json={"rollout_id": name, "reward": 1}).status_code == 200:
+                    reward = {"rollout_id": name, "answer": answer, "reward": 1}
+                    if http.post(f"{address}/rewards", json=reward).status_code == 200:
                         graded.add(name)
                 except httpx.TransportError:
                     return

@@ -499,6 +499,9 @@ class RecordReader:
                 row |= {"reward": whole, TURN_REWARDS: None}
         elif not has_turns:
             raise Unrewarded("it has no reward")
+        elif self.args.completion == LAST_TURN:
+            for row in rows:
+                row |= {"reward": row[TURN_REWARDS][-1], TURN_REWARDS: None}
 
     def _reward_or_none(self, record: Record) -> float | None:
         with suppress(Unrewarded):

@@ -11,6 +11,7 @@ import sqlite3
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -55,11 +56,6 @@ CREATE TABLE IF NOT EXISTS rewards (
     rollout INTEGER NOT NULL, answer INTEGER NOT NULL, -- 0: a reward of the whole rollout
     name TEXT NOT NULL, reward REAL NOT NULL, comment TEXT, given REAL NOT NULL, PRIMARY KEY (rollout, answer, name)
 ) WITHOUT ROWID;
-"""
-_ADD_PART = """
-INSERT INTO parts SELECT id, :call, :choice, NULL, 1 + coalesce(
-    (SELECT number FROM parts WHERE rollout = id ORDER BY call DESC, choice DESC LIMIT 1), 0
-) FROM rollouts WHERE name = :name RETURNING number
 """
 
 
@@ -211,14 +207,22 @@ class Store:
                 "VALUES (?, ?, 'open', ?, ?, ?, ?)",
                 (now, endpoint, _dumped(request), served_model, model_revision, redacted),
             ).lastrowid
-            numbers = []
+            earlier = run(
+                "SELECT number FROM parts JOIN rollouts ON rollouts.id = rollout WHERE name = ? "
+                "ORDER BY call DESC, choice DESC LIMIT 1",
+                names[:1],  # Only the first rollout can have earlier answers.
+            ).fetchone()
+            numbers = Counter({names[0]: earlier[0] if earlier else 0})
+            answers = []
             for choice, name in enumerate(names):
+                numbers[name] += 1
+                answers.append(numbers[name])
                 run("INSERT OR IGNORE INTO rollouts (name, started) VALUES (?, ?)", (name, now))
-                ((number,),) = run(_ADD_PART, {"call": call, "choice": choice, "name": name})
-                numbers.append(number)
+                run("INSERT INTO parts SELECT id, ?, ?, NULL, ? FROM rollouts WHERE name = ?",
+                    (call, choice, numbers[name], name))  # fmt: skip
         if continued is not None:
             self._continued[call] = continued
-        return Call(call, names, numbers)
+        return Call(call, names, answers)
 
     def add_text(self, call: int, column: Literal["request", "response"], value: object) -> None:
         """Store a large request or answer. Threads can call this method.
