@@ -53,7 +53,7 @@ def test_the_trainers_load_little_and_train_without_fcntl(tmp_path):
     command = [sys.executable, "-c", TWO_STEPS_OF_EACH, str(PACKAGE / "tasks" / "careless_model"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4_000:]
-    steps, _, loaded = done.stdout.partition("steps ")[2].partition("\n")
+    steps, _, loaded = done.stdout.partition("\nsteps ")[2].partition("\n")
     assert steps == "2 2"
     modules = loaded.split()
     assert {"topr_trl", "topr_trl.trainers.online", "topr_trl.trainers.log_mu", "topr_trl.data.collator"} <= set(

@@ -4,6 +4,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -380,6 +381,17 @@ def test_dry_run(loop, capsys):
     assert "bytes  model.safetensors" in printed
     assert "Left out: trainer_state.json, training_args.bin" in printed
     assert "# x\n" in printed
+
+
+def test_a_report_is_left_out(tmp_path, monkeypatch, capsys):
+    save_rows(Dataset.from_dict({"prompt": ["a"], "completion": ["b"], "reward": [1.0]}), tmp_path / "rows")
+    (tmp_path / "rows" / manifest.PAGE).write_text("a b")
+    assert manifest.PAGE not in pack(tmp_path / "rows", "me/x").files
+    monkeypatch.setattr("topr_trl.hub.push.push_to_hub", lambda *_: SimpleNamespace(repo_url="there"))
+    cli.main(["push", "--input", str(tmp_path / "rows"), "--repo_id", "me/x"])
+    said = capsys.readouterr().out
+    assert "report.html is left out, because it shows rows." in said
+    assert said.endswith("Pushed: there\n")
 
 
 def test_a_push_removes_files_of_an_earlier_push(loop):

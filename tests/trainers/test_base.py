@@ -116,4 +116,6 @@ def test_messages_fit_the_encoding_of_the_output(monkeypatch, tmp_path):
     assert latin.buffer.getvalue() == "TOPR: log ? of ä\n".encode("latin-1")
     monkeypatch.setattr(sys, "stdout", unencoded := Unencoded())
     messages.say("log μ", args)
+    args.was_said = True
+    messages.say("log π", args)
     assert unencoded.text == "TOPR: log μ\n"

@@ -87,6 +87,8 @@ def _push(args: PushArguments, path: Path) -> None:
         print(f"These rows hold texts from tools or users, which can contain secrets.{some}", flush=True)
         if not (args.yes or args.dry_run):
             _confirm(args.input)
+    if (path / manifest.PAGE).is_file():
+        print(f"{manifest.PAGE} is left out, because it shows rows. To publish it, use hf upload.", flush=True)
     if args.dry_run:
         validate_repo_id(args.repo_id)
         upload = pack(path, args.repo_id, args.before, args.after)

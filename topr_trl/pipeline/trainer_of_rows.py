@@ -22,7 +22,6 @@ from topr_trl.pipeline.stages.curate import CHOICE
 from topr_trl.settings.checks import check_at_least
 from topr_trl.settings.config import OfflineTOPRConfig
 from topr_trl.settings.shared import CurationArguments
-from topr_trl.trainers import messages
 from topr_trl.trainers.checkpoints import is_whole_checkpoint
 from topr_trl.trainers.offline import OfflineTOPRTrainer
 
@@ -64,8 +63,10 @@ def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) 
         ValueError: the rows cannot be trained on, or the settings differ from those of `curate`.
     """
     work, own = args.folder / manifest.WORK, copy(args)
-    messages.muted = args.iteration > 1 or (args.iteration == 1 and columns is not None)
     own.output_dir, own.seed = str(work), seed_of("train", args.seed, args.iteration)
+    own.was_said = args.iteration > 1 or (
+        args.iteration == 1 and columns is not None
+    )  # `train` says it after `log-mu`.
     how = {**loading(args), **(args.model_init_kwargs or {})}
     # Training continues with the old adapter. A new adapter would need the merged weights as its base model, and these
     # weights must not be rounded.

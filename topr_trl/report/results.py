@@ -200,9 +200,10 @@ def cost_of_rows(rows: Table) -> str:
     prompt, completion = (max(1, round(length / _CHARACTERS)) for length in lengths)
     tokens, problems = rows.table.num_rows * (prompt + completion), len(rows.places)
     hours = _FLOPS_PER_PARAMETER * 8e9 * tokens / _FLOPS_PER_HOUR
+    time = f"{hours:,.1f} hours" if hours >= 1 else f"{60 * hours:.2g} minutes"
     return (
         f"An epoch over all rows has about {tokens:,} tokens, at {_CHARACTERS} characters per token. With 8 billion "
-        f"parameters, that is {hours:,.2g} hours of an H100. For your model and GPUs, run: topr plan --model 8b "
+        f"parameters, that is {time} of an H100. For your model and GPUs, run: topr plan --model 8b "
         f"--num_train_problems {problems} --num_generations {ceil(rows.table.num_rows / problems)} "
         f"--prompt_tokens {prompt} --max_new_tokens {completion}"
     )

@@ -211,6 +211,8 @@ class TOPRArguments(CurationArguments, LossArguments):
         },
     )
 
+    was_said = False  # no setting: whether an earlier trainer of a loop printed the messages of this one
+
     def validate_topr(self) -> None:
         """Raise a ValueError if a setting is invalid, or conflicts with the settings of Accelerate or DeepSpeed."""
         self.validate_loss()

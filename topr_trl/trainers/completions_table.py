@@ -1,10 +1,10 @@
 """Log tables of completions with their weights and log-ratios (`log_completions`)."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib import import_module
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise, repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,8 @@ def _token_columns(
         found[TOKEN_COLUMNS[0]].append(texts[:1] + later)
         is_own = [True] * len(own) if mask is None else mask
         for name, numbers in zip(TOKEN_COLUMNS[1:], of_row or [[], []], strict=True):
-            left = iter([None] * (sum(is_own) - len(numbers)) + numbers)  # A first token without a prompt has no value.
+            # A first token without a prompt has no value.
+            left: Iterator[float | None] = chain(repeat(None, sum(is_own) - len(numbers)), numbers)
             found[name].append([next(left) if each else None for each in is_own])
     return found
 

@@ -79,12 +79,9 @@ def print_log_lines(trainer: Trainer) -> None:
             callbacks.append(LogLine())
 
 
-muted = False  # Whether `say` prints nothing, as in the later iterations of a loop, which would repeat each message.
-
-
 def say(what: str, args: Any) -> None:
-    """Print a message on the main process, unless the setting `disable_tqdm` is on."""
-    if PartialState().is_main_process and not args.disable_tqdm and not muted:
+    """Print a message on the main process, unless the setting `disable_tqdm` is on, or a loop has printed it before."""
+    if PartialState().is_main_process and not args.disable_tqdm and not args.was_said:
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # A stream of the user's may have no encoding.
         shown = what.encode(encoding, "replace").decode(encoding)  # Latin-1, for example, has no π and no μ.
         print(f"TOPR: {shown}", flush=True)

@@ -18,7 +18,7 @@ from topr_trl.importing.calls import rows_of_call
 from topr_trl.importing.completions import turns_of
 from topr_trl.importing.dialects import anthropic, ollama, openai, openai_completions, openai_responses
 from topr_trl.importing.format import GRADED, Format, LeftOut, Record, has
-from topr_trl.importing.row_table import TURN_REWARDS, Row
+from topr_trl.importing.row_table import Row
 from topr_trl.recording.protocols import choice_of
 from topr_trl.recording.protocols.completions import CHAT, TEXT, prompt_of
 from topr_trl.recording.store import State
@@ -159,10 +159,11 @@ FORMAT = Format(
     rewards=rewards,
     columns=(
         "prompt_ids", "completion_ids", "completion_mask", "sampler_logps", "problem_id", ROLLOUT, "finish_reason",
-        "tools", "chat_template_kwargs", TURN_REWARDS, *SAMPLING, *_MODEL_COLUMNS,
+        "tools", "chat_template_kwargs", *SAMPLING, *_MODEL_COLUMNS,
     ),
     required=frozenset({"rollout_id", "calls", "rewards"}),
     names_rollouts=True,
+    rates_turns=True,
     skips_unrewarded=True,
     loses="To add later rollouts, import again with a different --output_dir. A request without a "
     "temperature used the default of the server, which is assumed to be 1.",
