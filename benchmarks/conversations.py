@@ -19,7 +19,7 @@ from benchmarks.habits import KINDS
 from benchmarks.setting import tokenizer
 from topr_trl.tasks import gsm8k
 
-NAME, STEPS = "two-turns", 3_000  # base model, and steps of its training
+NAME, STEPS = "two-turns", 1_200  # base model, and steps of its training
 RIGHT_OF_KIND, SLIP, KEPT = (0.05, 0.1, 0.2, 0.35), 0.05, 0.6  # SLIP: probability that a result is slightly wrong
 LONGEST = 32  # tokens of an answer; a right one has at most 25
 _RESULT = re.compile(r"= (\d+)\.$")

@@ -24,8 +24,8 @@ from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
 PROBLEMS, CANDIDATES, SAMPLES, DISCOUNT, RATED = 200, 8, 4, 0.9, 0.3
 END, PER_TURN, RETURNS, REPEATED = "one reward at the end", "a reward per turn", "returns", "right ones repeated"
 RATED_TURNS, RATED_ROWS = "ratings as a reward per turn", "ratings as rows of their own"
-FINAL = "final/greedy"
-SHOWS = (FINAL, "final/pass@1", "first/greedy", "first/pass@1")
+FINAL, FIRST = "final greedy", "first greedy"
+SHOWS = (FINAL, "final pass@1", FIRST, "first pass@1")
 
 Row = dict[str, Any]
 
@@ -100,7 +100,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     """Run a cell.
 
     Returns:
-        `first` and `final`: accuracies of the two answers, with standard errors over the problems.
+        `first greedy`, `final pass@1` and so on: accuracies of the two answers, with standard errors over the problems.
         `kept` and `repaired`: accuracy of final samples after a right and after a wrong first answer.
         `before`: the same of the base model.
     """
@@ -151,9 +151,9 @@ def tested(model: PreTrainedModel, count: int, split: int) -> dict[str, Any]:
     sampled_PS2 = np.array([one.right for one in draw(model, asked, SAMPLES, 0)]).reshape(count, SAMPLES, 2)
     found: dict[str, Any] = {}
     for turn, name in enumerate(("first", "final")):
-        values = {"greedy": greedy_P2[:, turn], "pass@1": sampled_PS2[..., turn].mean(1)}
-        found[name] = {key: float(value.mean()) for key, value in values.items()}
-        found[name] |= {f"{key} error": float(value.std(ddof=1) / np.sqrt(count)) for key, value in values.items()}
+        for kind, values_P in (("greedy", greedy_P2[:, turn]), ("pass@1", sampled_PS2[..., turn].mean(1))):
+            found[f"{name} {kind}"] = float(values_P.mean())
+            found[f"{name} {kind} error"] = float(values_P.std(ddof=1) / np.sqrt(count))
     first, final = sampled_PS2[..., 0], sampled_PS2[..., 1]
     return found | {"kept": _mean(final[first]), "repaired": _mean(final[~first])}
 
