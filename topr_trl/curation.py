@@ -290,6 +290,7 @@ def compose(
     positive_share: float = 0.5,
     sample_ids: ArrayLike | None = None,
     seed: int = 0,
+    turns: ArrayLike | None = None,
 ) -> tuple[NDArray[np.float64], Curated]:
     """Subtract the baseline from raw rewards, and choose the rows to train on.
 
@@ -322,20 +323,32 @@ def compose(
             Position of each row in the sampling order of its problem, shape (N,). See [`curate`].
         seed (`int`, *optional*, defaults to `0`):
             Seed of the random choices.
+        turns (`ArrayLike`, *optional*):
+            Turn index of each row, shape (N,), if rows are turns and rewards are returns. `"mean"` and `"group_mean"`
+            then are means over rows with the same turn index, because returns shrink with the turn.
 
     Returns:
         `tuple`: rewards R of the chosen rows, shape (M,) in float64, and the [`Curated`] choice.
 
     Raises:
         ValueError: `rule="balanced"`, and the rewards have more than two values, or `effective_positive_share` is
-            given. See also [`subtract_baseline`] and [`curate`].
+            given; or `turns` and `effective_positive_share` are given. See also [`subtract_baseline`] and [`curate`].
     """
     rewards = as_rewards(rewards)
     if rule == "balanced":
         if effective_positive_share is not None:
             raise ValueError("The rule 'balanced' sets the baseline. Remove effective_positive_share.")
         baseline = _middle_of_two(rewards)
-    after_baseline = subtract_baseline(rewards, baseline, problem_ids, effective_positive_share)
+    groups = problem_ids
+    if turns is not None:
+        if effective_positive_share is not None:
+            raise ValueError("Returns have a baseline for each turn index. Remove effective_positive_share.")
+        if baseline == "mean":
+            baseline, groups = "group_mean", turns
+        elif baseline == "group_mean":
+            of_problem, of_turn = (group_numbers("turns", ids, len(rewards)) for ids in (problem_ids, turns))
+            groups = of_problem * (of_turn.max(initial=0) + 1) + of_turn
+    after_baseline = subtract_baseline(rewards, baseline, groups, effective_positive_share)
     curated = curate(after_baseline, problem_ids, rule, size, positive_share, sample_ids, seed)
     one_sided = len(np.unique(rewards[curated.indices])) < 2  # then no baseline reaches the share
     if effective_positive_share is None or one_sided:

@@ -41,9 +41,13 @@ def test_only_the_completion_has_labels():
 def test_rows_without_a_gradient_are_skipped_and_come_last():
     rows = [row(0, 0.0, (1, 2)), row(1, 2.0), row(2, 0.0)]
     batch = collator()(rows)
-    assert (batch["row"].tolist(), batch["reward"].tolist(), batch["lengths"]) == ([1, 0, 2], [2.0, 0.0, 0.0], [3])
+    assert (batch["row"][:, 0].tolist(), batch["reward"].tolist(), batch["lengths"]) == (
+        [1, 0, 2],
+        [2.0, 0.0, 0.0],
+        [3],
+    )
     whole = collator(skip_zeros=False)(rows)
-    assert (whole["row"].tolist(), whole["reward"].tolist()) == ([0, 1, 2], [0.0, 2.0, 0.0])
+    assert (whole["row"][:, 0].tolist(), whole["reward"].tolist()) == ([0, 1, 2], [0.0, 2.0, 0.0])
     assert whole["lengths"] == [2, 3, 3]
     alone = collator()([rows[0], rows[2]])  # One row is kept, because a forward pass needs a row.
     assert (alone["reward"].tolist(), alone["lengths"]) == ([0.0, 0.0], [2])
@@ -98,7 +102,7 @@ def test_the_parts_of_a_rollout_are_sequences_of_their_own():
 def test_rows_that_fill_a_batch_do_not_count():
     blank = row(9, math.nan)
     batch = collator()([row(1), blank, row(2, 0.0)])
-    assert (batch["row"].tolist(), batch["reward"].tolist()) == ([1, 2], [1.0, 0.0])
+    assert (batch["row"][:, 0].tolist(), batch["reward"].tolist()) == ([1, 2], [1.0, 0.0])
     only = collator()([blank, blank])
     assert only["reward"].isnan().tolist() == [True]
     assert len(only["input_ids"]) == 1

@@ -18,9 +18,9 @@ def scored(**columns):
 
 def test_rollouts_are_read_as_one():
     rows = scored()
-    assert rows.rewards_R.tolist() == [1.0, -1.0, -1.0]
-    assert len(set(rows.problems_R)) == 3
-    assert rows.after_baseline_R is None
+    assert rows.rewards_U.tolist() == [1.0, -1.0, -1.0]
+    assert len(set(rows.problems_U)) == 3
+    assert rows.after_baseline_U is None
     rewards, curated = rows.choose(CurationArguments(), seed=0)
     assert rewards.tolist() == pytest.approx([4 / 3, -2 / 3, -2 / 3])
     assert curated.indices.tolist() == [0, 1, 2]

@@ -5,7 +5,7 @@ Parts of a rollout run as separate sequences and are rejoined after the forward 
 
 import math
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -67,31 +67,38 @@ class Collator:
         return {**self.collate(parts), "lengths": lengths, "parts": [len(row.get(PARTS) or [0]) for row in rows]}
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the batch of `collate_tokens` for the B rows of the forward pass, with additional keys.
+        """Return the batch of `collate_tokens` for the rows of the forward pass, with additional keys.
 
-        N is the number of rows with a reward, including skipped rows.
+        A unit is a whole completion, or a turn with a reward of its own. N is the number of units that count. The
+        forward pass computes B of them, which are in the rows of the batch, and skips the others.
 
         | key | value |
         |---|---|
-        | `row` | (N,) int64 row numbers; skipped rows come last |
+        | `row` | (N, 2) int64 row number and turn (-1 for a whole completion) of each unit; skipped units come last |
         | `reward` | (N,) float32 R |
-        | `mu_logps` | (B,) float32 log μ; with a ratio per segment, one value per token, concatenated over the rows |
+        | `mu_logps` | (B,) float32 log μ; with a ratio per segment, one value per token, concatenated over the units |
+        | `place` | (B,) int64 position in the batch of each unit's row; only if a unit is a turn |
 
         Unknown log μ is NaN.
         """
-        rows = [row for row in rows if not math.isnan(row["reward"])] or rows[:1]
+        units = [(row, turn, reward) for row in rows for turn, reward in _units(row) if not math.isnan(reward)]
+        units = units or [(row, turn, reward) for row in rows[:1] for turn, reward in _units(row)[:1]]
         if self.skip_zeros:
-            rows = sorted(rows, key=lambda row: row["reward"] == 0)
-        numbers, rewards = [row["row"] for row in rows], [row["reward"] for row in rows]
-        if self.skip_zeros:
-            rows = [row for row in rows if row["reward"] != 0] or rows[:1]
-        batch = self.collate_tokens(rows)
-        batch["row"], batch["reward"] = torch.tensor(numbers), torch.tensor(rewards, dtype=torch.float32)
+            units.sort(key=lambda unit: unit[2] == 0)
+        computed = [unit for unit in units if unit[2] != 0] or units[:1] if self.skip_zeros else units
+        # A batch can hold copies of a row, which are equal, so rows are told apart by their identity.
+        forward = {id(row): row for row, _, _ in computed}
+        places = {row: place for place, row in enumerate(forward)}
+        batch = self.collate_tokens(list(forward.values()))
+        batch["row"] = torch.tensor([(row["row"], turn) for row, turn, _ in units])
+        batch["reward"] = torch.tensor([reward for _, _, reward in units], dtype=torch.float32)
         if self.per_token:  # The values of all tokens of the batch are concatenated.
-            mu_logps = [value for row in rows for value in self._by_token(row)]
+            mu_logps = [value for row, turn, _ in computed for value in self._by_token(row)[_own_tokens(row, turn)]]
         else:
-            mu_logps = [_sum(self._known(row)) for row in rows]
+            mu_logps = [_sum(self._known(row), _own_tokens(row, turn)) for row, turn, _ in computed]
         batch["mu_logps"] = torch.tensor(mu_logps, dtype=torch.float32)
+        if any(turn >= 0 for _, turn, _ in computed):
+            batch["place"] = torch.tensor([places[id(row)] for row, _, _ in computed])
         return batch
 
     def _known(self, row: dict[str, Any]) -> Any:
@@ -107,11 +114,43 @@ class Collator:
         return mu if isinstance(mu, list | np.ndarray) and len(mu) == count else [torch.nan] * count
 
 
-def _sum(mu: Any) -> float:
-    """Return the sum of log μ over a completion, or NaN if any value is missing. A number is already the sum."""
-    if isinstance(mu, list):
-        return sum(mu) if mu and None not in mu else torch.nan
+def _sum(mu: Any, tokens: slice) -> float:
+    """Return the sum of log μ over tokens, or NaN if any value is missing. A number is already the sum."""
+    if isinstance(mu, list | np.ndarray):
+        own = list(mu[tokens])
+        return float(sum(own)) if own and None not in own else torch.nan
     return torch.nan if mu is None else mu
+
+
+def _units(row: dict[str, Any]) -> list[tuple[int, float]]:
+    """Return the units of a row: position of the turn, or -1 for the whole completion, and R."""
+    rewards = row["reward"]
+    if not isinstance(rewards, list):
+        return [(-1, rewards)]
+    return [(-1, rewards[0])] if len(rewards) == 1 else list(enumerate(rewards))
+
+
+def _own_tokens(row: dict[str, Any], turn: int) -> slice:
+    """Return the place of a turn among the tokens that the model wrote, or of all of them for the turn -1."""
+    if turn < 0:
+        return slice(None)
+    ends = np.cumsum([sum(1 for _ in run) for own, run in groupby(row[MASK]) if own]).tolist()
+    return slice(([0, *ends])[turn], ends[turn])
+
+
+def select_units(values_BT: Tensor, mask_BT: Tensor, place_U: Tensor, turn_U: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (U, T) values and masks of units: whole completions, or single turns with their tokens alone.
+
+    Args:
+        values_BT (`torch.Tensor`): Values of the tokens of B rows.
+        mask_BT (`torch.Tensor`): Completion mask, bool. A turn is a run of tokens in it.
+        place_U (`torch.Tensor`): Row of each unit.
+        turn_U (`torch.Tensor`): Position of the turn in its row, or -1 for the whole completion.
+    """
+    starts_BT = mask_BT & ~torch.nn.functional.pad(mask_BT[:, :-1], (1, 0))
+    turns_BT = starts_BT.cumsum(1) - 1
+    is_own_UT = (turn_U[:, None] < 0) | (turns_BT[place_U] == turn_U[:, None])
+    return values_BT[place_U], mask_BT[place_U] & is_own_UT
 
 
 def _labels(row: dict[str, Any]) -> list[int]:

@@ -18,18 +18,22 @@ from topr_trl.data.rows import (
     ANSWER,
     ROLLOUT,
     TIMES_CHOSEN,
+    TURN_REWARDS,
     MalformedRow,
     after_baseline_column,
+    are_returns,
     check_finish_reasons,
     order_column,
     problem_column,
     refuse_images,
     reward_column,
     times_column,
+    turn_rewards_column,
 )
 from topr_trl.data.sampler_logps import TEMPERATURE, training_temperatures, why_incomparable
 from topr_trl.data.tokenization import tokenize, writes_todays_date
-from topr_trl.data.trajectories import Rollouts, join_parts, rollouts_of
+from topr_trl.data.tokenized_rows import column, turn_counts
+from topr_trl.data.trajectories import Rollouts, Units, join_parts, rollouts_of
 from topr_trl.diagnosis import Diagnosis, diagnose
 from topr_trl.settings.shared import CurationArguments, TOPRArguments
 from topr_trl.user_warnings import warn_user
@@ -37,7 +41,7 @@ from topr_trl.user_warnings import warn_user
 # `topr curate` reads only these columns, which suffice to validate and choose rows.
 CHOICE_COLUMNS = (
     "prompt", "prompt_ids", "completion", "completion_ids", "reward", "label", "problem_id", "sample_id", ROLLOUT,
-    "finish_reason", TEMPERATURE, ANSWER,
+    "finish_reason", TEMPERATURE, ANSWER, TURN_REWARDS,
 )  # fmt: skip
 _SAME_IN_A_ROLLOUT = ("problem_id", "mu_fingerprint", AFTER_BASELINE)
 
@@ -50,22 +54,24 @@ class ScoredRows:
         name (`str`): Name of the dataset, for error messages.
         rows ([`~datasets.Dataset`]): The N rows.
         rollouts (`Rollouts`): The R rollouts of the rows. Without a column `rollout_id`, each row is a rollout.
-        rewards_R (`np.ndarray`): Raw reward of each rollout. NaN for null, which is allowed only with a column
-            `reward_after_baseline`.
-        problems_R (`np.ndarray`): Problem of each rollout.
-        after_baseline_R (`np.ndarray`, *optional*): Column `reward_after_baseline`, with NaN for null. None without
+        units (`Units`): The U units with their raw rewards: rollouts, or turns with rewards of their own. A reward is
+            NaN for null, which is allowed only with a column `reward_after_baseline`.
+        problems_U (`np.ndarray`): Problem of each unit.
+        after_baseline_U (`np.ndarray`, *optional*): Column `reward_after_baseline`, with NaN for null. None without
             this column.
-        times_R (`np.ndarray`, *optional*): Column `times_chosen`, with 1 for null. None without this column, or
+        times_U (`np.ndarray`, *optional*): Column `times_chosen`, with 1 for null. None without this column, or
             without `reward_after_baseline`.
+        has_returns (`bool`): Whether the rewards of turns are returns.
     """
 
     name: str
     rows: Dataset
     rollouts: Rollouts
-    rewards_R: FloatArray
-    problems_R: NDArray[np.generic]
-    after_baseline_R: FloatArray | None
-    times_R: NDArray[np.int64] | None = None
+    units: Units
+    problems_U: NDArray[np.generic]
+    after_baseline_U: FloatArray | None
+    times_U: NDArray[np.int64] | None = None
+    has_returns: bool = False
 
     @classmethod
     def read(cls, name: str, rows: object) -> "ScoredRows":
@@ -85,13 +91,15 @@ class ScoredRows:
                 "stream or a list into a Dataset, because the baseline needs all rows before the first step."
             )
         columns = rows.column_names
+        has_turns = TURN_REWARDS in columns and column(rows, TURN_REWARDS).null_count < len(rows)
         try:
             refuse_images(
                 rows,
                 "it has images, and stored completions must be for text prompts. Drop the rows and the column of "
                 "images, or generate completions with TOPRTrainer.",
             )
-            rewards_N = reward_column(rows)
+            rewards_N = reward_column(rows, may_be_missing=has_turns)
+            turns_N = turn_rewards_column(rows) if has_turns else None
             after_baseline_N = after_baseline_column(rows) if AFTER_BASELINE in columns else None
             times_N = times_column(rows) if {AFTER_BASELINE, TIMES_CHOSEN} <= set(columns) else None
             check_finish_reasons(rows)
@@ -105,15 +113,24 @@ class ScoredRows:
             for each in _SAME_IN_A_ROLLOUT:
                 if {ROLLOUT, each} <= set(columns):
                     rollouts.check_same(each, np.array(rows.with_format(None)[each][:], dtype=str))
+            units = Units.of(rollouts, rewards_N, turns_N)
+            has_returns = turns_N is not None and are_returns(rows, turns_N)
         except ValueError as error:
             raise ValueError(f"The {name} dataset: {error}") from None
-        firsts = rollouts.firsts_R
-        after_baseline_R = None if after_baseline_N is None else after_baseline_N[firsts]
-        times_R = None if times_N is None else times_N[firsts]
-        return cls(name, rows, rollouts, rewards_N[firsts], problems_N[firsts], after_baseline_R, times_R)
+        firsts_U = rollouts.firsts_R[units.rollouts_U]
+        after_baseline_U = None if after_baseline_N is None else after_baseline_N[firsts_U]
+        times_U = None if times_N is None else times_N[firsts_U]
+        return cls(name, rows, rollouts, units, problems_N[firsts_U], after_baseline_U, times_U, has_returns)
+
+    @property
+    def rewards_U(self) -> FloatArray:
+        """Raw reward of each unit."""
+        return self.units.rewards_U
 
     def choose(self, args: CurationArguments, seed: int, **changes: Any) -> tuple[FloatArray, Curated]:
-        """Subtract the baseline, and choose rollouts. See [`compose`].
+        """Subtract the baseline, and choose units. See [`compose`].
+
+        If the rewards of turns are returns, means are taken per turn index, because returns shrink with the turn.
 
         With a column `reward_after_baseline`, R and the choice come from this column, and the arguments have no effect.
         Each row is chosen as often as `times_chosen` says, or once without that column. Rows with a null in
@@ -125,25 +142,28 @@ class ScoredRows:
             **changes (`Any`): Values that replace arguments of [`compose`].
 
         Returns:
-            `tuple`: rewards R of the chosen rollouts, and the [`Curated`] choice.
+            `tuple`: rewards R of the chosen units, and the [`Curated`] choice.
 
         Raises:
             ValueError: no row is chosen, a value in `sample_id` is malformed, or no baseline reaches
                 `effective_positive_share`.
         """
-        if self.after_baseline_R is not None:
-            rewards, curated = compose(self.after_baseline_R, self.problems_R)
-            if self.times_R is not None:
-                times = self.times_R[curated.indices]
+        if self.after_baseline_U is not None:
+            rewards, curated = compose(self.after_baseline_U, self.problems_U)
+            if self.times_U is not None:
+                times = self.times_U[curated.indices]
                 rewards, indices = np.repeat(rewards, times), np.repeat(curated.indices, times)
                 positives = int((rewards >= 0).sum())
                 curated = replace(curated, indices=indices, size=len(indices), chosen_positives=positives)
         else:
             has_ids = "sample_id" in self.rows.column_names
-            sample_ids = order_column(self.rows, "sample_id")[self.rollouts.firsts_R] if has_ids else None
-            rewards, curated = args.choose(self.rewards_R, self.problems_R, seed, sample_ids, **changes)
-        if len(rewards) == 0 and self.after_baseline_R is not None:
-            columns = [AFTER_BASELINE] if self.times_R is None else [AFTER_BASELINE, TIMES_CHOSEN]
+            firsts_U = self.rollouts.firsts_R[self.units.rollouts_U]
+            sample_ids = order_column(self.rows, "sample_id")[firsts_U] if has_ids else None
+            if self.has_returns:
+                changes["turns"] = self.units.turns_U
+            rewards, curated = args.choose(self.rewards_U, self.problems_U, seed, sample_ids, **changes)
+        if len(rewards) == 0 and self.after_baseline_U is not None:
+            columns = [AFTER_BASELINE] if self.times_U is None else [AFTER_BASELINE, TIMES_CHOSEN]
             raise ValueError(
                 f"The {self.name} dataset: no row is chosen by {' and '.join(columns)}. Run topr curate with other "
                 "settings, or drop what it added."
@@ -156,11 +176,13 @@ class ScoredRows:
         return rewards, curated
 
     def diagnose(self) -> Diagnosis | None:
-        """Return the kinds of problems, or None if the rewards do not have two values. See [`diagnose`].
+        """Return the kinds of problems, or None if the rewards do not have two values or turns have rewards.
+
+        See [`diagnose`].
 
         The answer of a rollout is `extracted` of its last row if a judge found one, and the completion otherwise.
         """
-        if len(np.unique(self.rewards_R[~np.isnan(self.rewards_R)])) != 2:
+        if len(np.unique(self.rewards_U[~np.isnan(self.rewards_U)])) != 2 or self.units.turns_R.any():
             return None
         last_R = self.rollouts.order_N[self.rollouts.counts_R.cumsum() - 1]
         names = [name for name in (ANSWER, "completion", "completion_ids") if name in self.rows.column_names]
@@ -168,13 +190,13 @@ class ScoredRows:
         # Judges also write "" for no answer.
         rows = zip(*(lasts[name][:] for name in names[:2]), strict=True)
         answers = [next((str(text) for text in texts if text not in (None, "")), "") for texts in rows]
-        return diagnose(self.rewards_R, self.problems_R, answers)
+        return diagnose(self.rewards_U, self.problems_U, answers)
 
     def check_values(self, args: CurationArguments) -> None:
         """Raise a ValueError if all raw rewards are equal, and the baseline is a mean of them."""
-        values, counts = np.unique(self.rewards_R[~np.isnan(self.rewards_R)], return_counts=True)
+        values, counts = np.unique(self.rewards_U[~np.isnan(self.rewards_U)], return_counts=True)
         has_target = args.effective_positive_share is not None
-        if len(values) != 1 or has_target or self.after_baseline_R is not None or isinstance(args.baseline, float):
+        if len(values) != 1 or has_target or self.after_baseline_U is not None or isinstance(args.baseline, float):
             return
         if values[0] > 0:
             way_out = "Add rows with other rewards. To imitate all rows, set baseline=0 and curation='none'."
@@ -189,7 +211,7 @@ class ScoredRows:
         """Raise a ValueError if the rewards R of all chosen rows are 0."""
         if rewards.any():
             return
-        if self.after_baseline_R is not None:
+        if self.after_baseline_U is not None:
             found, remedy = f"in {AFTER_BASELINE}", "Run topr curate with other settings, or drop the column"
         else:
             found = f"after baseline={args.baseline}"
@@ -200,18 +222,18 @@ class ScoredRows:
 
     def tokenize(
         self,
-        rollouts_M: NDArray[np.int64],
+        units_M: NDArray[np.int64],
         rewards_M: FloatArray,
         tokenizer: PreTrainedTokenizerBase,
         args: TOPRArguments,
         temperature: float,
         num_proc: int | None = None,
     ) -> Dataset:
-        """Tokenize rollouts. `topr_trl.data.tokenized_rows` lists the columns of the result.
+        """Tokenize the rollouts of chosen units. `topr_trl.data.tokenized_rows` lists the columns of the result.
 
         Args:
-            rollouts_M (`np.ndarray`): Numbers of the chosen rollouts, shape (M,).
-            rewards_M (`np.ndarray`): Rewards R of the chosen rollouts, shape (M,).
+            units_M (`np.ndarray`): Numbers of the chosen units, shape (M,).
+            rewards_M (`np.ndarray`): Rewards R of the chosen units, shape (M,).
             tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
             args (`TOPRArguments`): Settings of the loss.
             temperature (`float`): Temperature at which log π is computed.
@@ -221,8 +243,9 @@ class ScoredRows:
             ValueError: a row is malformed, or `sampler_logps` cannot be compared with log π although
                 `log_mu="sampler"`.
         """
-        firsts_M = self.rollouts.firsts_R[rollouts_M]
-        rows, counts = self.rollouts.rows_of(rollouts_M), self.rollouts.counts_R[rollouts_M]
+        rollouts_K, (rewards_K, given_K) = self.units.rollouts_with(units_M, rewards_M, self.rewards_U[units_M])
+        firsts_K = self.rollouts.firsts_R[rollouts_K]
+        rows, counts = self.rollouts.rows_of(rollouts_K), self.rollouts.counts_R[rollouts_K]
         has_logps = "sampler_logps" in self.rows.column_names
         why = why_incomparable(self.rows, temperature, len(tokenizer)) if has_logps else None
         of_sampler = args.log_mu == "sampler" and has_logps
@@ -245,12 +268,25 @@ class ScoredRows:
             raise ValueError(
                 f"Row {rows[error.row]} of the {self.name} dataset: {error.why}. Fix or drop it."
             ) from None
+        if self.units.turns_R.any():
+            self._check_turns(rows, turn_counts(dataset))
         if (counts > 1).any():
             dataset = join_parts(dataset, counts)
         # These columns are added after tokenization, so the cached tokens do not depend on the baseline.
-        dataset = dataset.add_column("reward", rewards_M).add_column("given_reward", self.rewards_R[rollouts_M])
-        dataset = dataset.add_column("row", firsts_M)
+        dataset = dataset.add_column("reward", rewards_K).add_column("given_reward", given_K)
+        dataset = dataset.add_column("row", firsts_K)
         if of_sampler:
             return dataset.rename_column("sampler_logps", "mu_logps")
         # Incomparable `sampler_logps` were needed only because their null values mark context.
         return dataset.remove_columns("sampler_logps") if why else dataset
+
+    def _check_turns(self, rows_K: NDArray[np.int64], counts_K: NDArray[np.int64]) -> None:
+        """Raise a ValueError if a row does not have one value of `turn_rewards` for each turn that the model wrote."""
+        lists = self.rows.with_format(None).select_columns([TURN_REWARDS]).select(rows_K)[TURN_REWARDS][:]
+        for row, turns, count in zip(rows_K.tolist(), lists, counts_K.tolist(), strict=True):
+            if turns is not None and len(turns) != count:
+                raise ValueError(
+                    f"Row {row} of the {self.name} dataset has {len(turns)} values in {TURN_REWARDS}, and {count} "
+                    "turns of the model: assistant messages, or runs of 1 in completion_mask. Give each turn one "
+                    "value, and null for a turn that is context."
+                )

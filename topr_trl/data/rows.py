@@ -4,7 +4,9 @@
 |---|---|---|
 | `prompt` | text, messages or token ids | required |
 | `completion` | text, messages or token ids | required without `completion_ids` |
-| `reward` | float | required for training, unless there is a `label`; finite in float32 |
+| `reward` | float | required for training, unless there is a `label` or `turn_rewards`; finite in float32 |
+| `turn_rewards` | floats, one per turn of the model | instead of `reward`; null for a turn that is context |
+| `turn_discount` | float | `turn_rewards` are returns with this discount, so means are taken per turn index |
 | `reward_after_baseline` | float | R, as `topr curate` writes it: reward minus baseline; null in rows to skip |
 | `times_chosen` | int | with `reward_after_baseline`: how often each epoch trains on the row; default 1 |
 | `label` | bool | used if there is no `reward`, as in KTO's datasets: true is +1, false is -1 |
@@ -40,7 +42,7 @@ import numpy as np
 from datasets import Dataset, Value
 from numpy.typing import NDArray
 
-from topr_trl.baseline import LARGEST_REWARD, is_missing, is_rounded
+from topr_trl.baseline import LARGEST_REWARD, FloatArray, is_missing, is_rounded
 
 
 class MalformedRow(ValueError):
@@ -55,6 +57,7 @@ ROLLOUT = "rollout_id"
 AFTER_BASELINE = "reward_after_baseline"
 ANSWER = "extracted"  # answer that a judge found in a completion
 TIMES_CHOSEN = "times_chosen"
+TURN_REWARDS, TURN_DISCOUNT = "turn_rewards", "turn_discount"
 OF_FUNCTION = "rewards/"  # prefix of columns that hold the rewards of one function
 
 
@@ -133,10 +136,10 @@ def order_column(rows: Dataset, name: str) -> NDArray[np.generic]:
     ))  # fmt: skip
 
 
-def reward_column(rows: Dataset) -> NDArray[np.float64]:
+def reward_column(rows: Dataset, may_be_missing: bool = False) -> NDArray[np.float64]:
     """Return the rewards of rows to learn from, shape (N,), float64. A label counts as 1 or -1.
 
-    A null reward is allowed only with a column `reward_after_baseline`, and becomes NaN.
+    A null reward becomes NaN. It is allowed with `may_be_missing`, or with a column `reward_after_baseline`.
 
     Raises:
         ValueError: there is no row, a required column is missing, or a row has a wrong reward or label.
@@ -146,12 +149,61 @@ def reward_column(rows: Dataset) -> NDArray[np.float64]:
     if len(rows) == 0:
         raise ValueError("there is no row to learn from.")
     # Rows that `topr curate` left out can lack a reward.
-    return finite_rewards(rows, may_be_missing=AFTER_BASELINE in columns)
+    return finite_rewards(rows, may_be_missing or AFTER_BASELINE in columns)
+
+
+def turn_rewards_column(rows: Dataset) -> list[FloatArray | None]:
+    """Return the column `turn_rewards`: an array per row, with NaN for null, or None for a row without a list.
+
+    Raises:
+        ValueError: a value is neither a list of rewards nor null, or a row has both `reward` and `turn_rewards`, or
+            neither.
+    """
+    if AFTER_BASELINE in rows.column_names:
+        raise ValueError(
+            f"The rows have both {TURN_REWARDS} and {AFTER_BASELINE}. The trainer chooses turns itself: drop "
+            f"{AFTER_BASELINE}, and give the trainer the settings of the choice."
+        )
+    lists = checked_column(
+        rows, TURN_REWARDS,
+        lambda v: v is None or (isinstance(v, list) and bool(v) and all(is_missing(x) or _is_reward(x) for x in v)),
+        "lists with a finite number (float32) or null for each turn of the model, or null in rows with a `reward`",
+    )  # fmt: skip
+    names = [name for name in ("reward", "label") if name in rows.column_names][:1]
+    wholes = rows.with_format(None)[names[0]][:] if names else [None] * len(rows)
+    for row, (turns, whole) in enumerate(zip(lists, wholes, strict=True)):
+        if (turns is None) == is_missing(whole):
+            found = "neither" if turns is None else "both"
+            raise ValueError(
+                f"Row {row} has {found} of `{names[0] if names else 'reward'}` and `{TURN_REWARDS}`. Give each row "
+                "exactly one of the two, and null for the other."
+            )
+    return [None if turns is None else np.array(turns, dtype=np.float64) for turns in lists]
+
+
+def are_returns(rows: Dataset, lists: Sequence[FloatArray | None]) -> bool:
+    """Return whether `turn_rewards` are returns: the rows that have them also have one `turn_discount`.
+
+    Raises:
+        ValueError: a discount is not in (0, 1], or rows with `turn_rewards` have different discounts.
+    """
+    if TURN_DISCOUNT not in rows.column_names:
+        return False
+    values = checked_column(
+        rows, TURN_DISCOUNT, lambda v: is_missing(v) or (_is_reward(v) and 0 < v <= 1), "numbers in (0, 1], or null"
+    )
+    found = {None if is_missing(v) else v for v, turns in zip(values, lists, strict=True) if turns is not None}
+    if len(found) > 1:
+        raise ValueError(
+            f"Column `{TURN_DISCOUNT}` holds {sorted(map(str, found))} in rows with {TURN_REWARDS}, so their numbers "
+            "cannot be compared. Compute all returns with the same discount, or train on the rows apart."
+        )
+    return found != {None}
 
 
 def have_rewards(columns: Collection[str]) -> bool:
-    """Return whether rows with these columns have rewards: a column `reward` or `label`."""
-    return bool({"reward", "label"} & set(columns))
+    """Return whether rows with these columns have rewards: a column `reward`, `label` or `turn_rewards`."""
+    return bool({"reward", "label", TURN_REWARDS} & set(columns))
 
 
 def check_trainable_columns(columns: Sequence[str]) -> None:
@@ -166,13 +218,14 @@ def check_trainable_columns(columns: Sequence[str]) -> None:
             "topr import, or with trl.unpair_preference_dataset. If chosen and rejected start with the prompt, first "
             "split it off with dataset.map(trl.extract_prompt)."
         )
-    alternatives = (("prompt",), ("completion", "completion_ids"), ("reward", "label"))
+    alternatives = (("prompt",), ("completion", "completion_ids"), ("reward", "label", TURN_REWARDS))
     missing = [names[0] for names in alternatives if not set(names) & set(columns)]
     if not missing:
         return
     hint = similar_columns(missing, columns)
     raise ValueError(
-        "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); found "
+        "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label, or "
+        "turn_rewards); found "
         f"{list(columns)}.{hint} Rename the columns in the file, or in Python with `dataset.rename_column`. Commands "
         "also take names of columns: --prompt_field, --completion_field, --reward_fields. If there are no rewards, "
         "score the rows with topr score. If messages hold the prompt, split it off with "
@@ -185,10 +238,16 @@ def finite_rewards(rows: Dataset, may_be_missing: bool = False) -> NDArray[np.fl
 
     All other values must be finite in float32.
     """
+    if not {"reward", "label"} & set(rows.column_names):
+        if not may_be_missing:
+            raise ValueError(f"Column `{TURN_REWARDS}` is null in all rows, and there is no other reward. Fill it.")
+        return np.full(len(rows), np.nan)
     if "reward" not in rows.column_names:
         remedy = _remedy(rows, "label", "Fill or cast the column.")
-        labels = checked_column(rows, "label", lambda v: isinstance(v, bool), "true or false", remedy)
-        return np.where(labels, 1.0, -1.0)
+        labels = checked_column(
+            rows, "label", lambda v: isinstance(v, bool) or (v is None and may_be_missing), "true or false", remedy
+        )
+        return np.array([np.nan if label is None else 1.0 if label else -1.0 for label in labels])
     remedy = _remedy(rows, "reward", "Fill or drop such rows.")
     rewards = checked_column(
         rows, "reward", lambda v: (v is None and may_be_missing) or _is_reward(v), "finite numbers (float32)", remedy

@@ -6,13 +6,16 @@ Tokenized rows have these columns:
 |---|---|
 | `input_ids` | tokens of prompt and completion |
 | `prompt_length` | number of tokens of the prompt |
-| `reward` | R: the reward minus the baseline |
-| `given_reward` | the reward before the baseline is subtracted |
+| `reward` | R: the reward minus the baseline; or a list, if turns have rewards of their own |
+| `given_reward` | the reward before the baseline is subtracted; or a list |
 | `dataset` | number of the dataset in the trainer |
 | `row` | position of the row in the dataset |
 | `mu_logps`, `mu_fingerprint`, `sampler_logps` | as in `topr_trl.data.rows`, if the rows have them |
 | `completion_mask` | whether the model wrote each token of the completion; only if a row has context |
 | `part_lengths` | lengths of the parts of a rollout, which are concatenated in `input_ids` |
+
+A list of rewards has one value for the whole completion, or one for each turn of the model, which is a run of tokens in
+`completion_mask`. NaN marks a turn that does not count.
 """
 
 from collections.abc import Iterable, Sequence
@@ -64,6 +67,36 @@ def completion_lengths(dataset: Dataset) -> NDArray[np.int64]:
         owners = np.repeat(np.flatnonzero(masked), counts[masked])
         counts[masked] = np.bincount(owners, np.asarray(pc.list_flatten(masks)), len(counts))[masked]
     return counts
+
+
+def turn_counts(dataset: Dataset) -> NDArray[np.int64]:
+    """Return the number of turns of the model in each completion, shape (N,): runs of tokens in `completion_mask`."""
+    counts = np.ones(len(dataset), dtype=np.int64)
+    if MASK in dataset.column_names:
+        masks = column(dataset, MASK)
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(masks), 0))
+        own = np.asarray(pc.list_flatten(masks), dtype=bool)
+        owners = np.repeat(np.arange(len(counts)), lengths)
+        starts = own & ~(np.roll(own, 1) & (np.roll(owners, 1) == owners))
+        starts[:1] = own[:1]
+        masked = np.asarray(pc.is_valid(masks))
+        counts[masked] = np.bincount(owners, starts, len(counts))[masked]
+    return counts
+
+
+def rewards_of_units(dataset: Dataset, name: str = "reward") -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the R of all units that count, shape (U,), and the row of each unit.
+
+    Args:
+        dataset ([`~datasets.Dataset`]): Tokenized rows.
+        name (`str`, *optional*, defaults to `"reward"`): Column to read: `reward` or `given_reward`.
+    """
+    values = column(dataset, name)
+    if not pa.types.is_list(values.type):
+        return values.to_numpy(), np.arange(len(dataset))
+    owners = np.repeat(np.arange(len(dataset)), np.asarray(pc.list_value_length(values)))
+    flat = pc.list_flatten(values).to_numpy()
+    return flat[~np.isnan(flat)], owners[~np.isnan(flat)]
 
 
 def prompt_groups(dataset: Dataset) -> NDArray[np.int64]:

@@ -1,14 +1,16 @@
-"""Join the rows of a rollout, which has one reward, one ratio π/μ and one length.
+"""Join the rows of a rollout, and find the units of rollouts: what has one reward, one ratio π/μ and one length.
 
 A trajectory must be split into rows if the model did not read its earlier tokens unchanged. For instance, a template
 removes thinking, or an agent shortens the context. The rows of such a trajectory are the parts of one rollout, and
-share a `rollout_id`. The trainer counts, weights and chooses rollouts. After tokenization a rollout is one row, and
-`part_lengths` has the number of tokens of each part.
+share a `rollout_id`. After tokenization a rollout is one row, and `part_lengths` has the number of tokens of each part.
+
+A unit is a whole rollout, or a turn of it with a reward of its own (`turn_rewards`). The trainer counts, weights and
+chooses units. All units of a rollout share a forward pass.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +18,9 @@ import pyarrow.compute as pc
 from datasets import Dataset
 from numpy.typing import NDArray
 
+from topr_trl.baseline import FloatArray
 from topr_trl.data.masks import MASK, PER_TOKEN, is_list
-from topr_trl.data.rows import ROLLOUT, checked_ids
+from topr_trl.data.rows import ROLLOUT, TURN_REWARDS, checked_ids
 from topr_trl.data.tables import from_table
 
 PARTS = "part_lengths"
@@ -73,6 +76,96 @@ class Rollouts:
                 f"{_shown(firsts_N[row])}. The rows of a rollout are one trajectory, with one {name}: give all of them "
                 f"the same {name}, or give each trajectory its own {ROLLOUT}."
             )
+
+
+@dataclass(frozen=True)
+class Units:
+    """Units of a table: its rollouts, or their rated turns.
+
+    Attributes:
+        rollouts_U (`np.ndarray`): Number of the rollout of each unit.
+        turns_U (`np.ndarray`): Position of each unit among the turns of its rollout, or -1 for a whole rollout.
+        rewards_U (`np.ndarray`): Reward of each unit.
+        turns_R (`np.ndarray`): Number of turns of each rollout, or 0 for a rollout that is one unit.
+    """
+
+    rollouts_U: NDArray[np.int64]
+    turns_U: NDArray[np.int64]
+    rewards_U: FloatArray
+    turns_R: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rollouts: Rollouts, rewards_N: FloatArray, turns_N: "Sequence[FloatArray | None] | None") -> "Units":
+        """Return the units of rollouts.
+
+        Args:
+            rollouts (`Rollouts`): Rollouts of N rows.
+            rewards_N (`np.ndarray`): Reward of each row, the same in all rows of a rollout.
+            turns_N (`Sequence`, *optional*): Rewards of the turns of each row, with NaN for context. None for a row
+                with a reward, or if all rows have one. The turns of a rollout are those of all its rows.
+
+        Raises:
+            ValueError: only some rows of a rollout have rewards of turns, or a rollout has no rated turn.
+        """
+        count = len(rollouts.counts_R)
+        if turns_N is None:
+            alone = np.full(count, -1)
+            return cls(np.arange(count), alone, rewards_N[rollouts.firsts_R], np.zeros(count, dtype=np.int64))
+        found: list[tuple[int, int, float]] = []
+        turns_R = np.zeros(count, dtype=np.int64)
+        for rollout, rows in enumerate(np.split(rollouts.order_N, rollouts.counts_R.cumsum()[:-1])):
+            lists = [turns for row in rows if (turns := turns_N[row]) is not None]
+            if not lists:
+                found.append((rollout, -1, rewards_N[rows[0]]))
+                continue
+            if len(lists) < len(rows):
+                raise ValueError(
+                    f"Rows {rows.tolist()[:8]} are one {ROLLOUT}, and only some of them have {TURN_REWARDS}. Give all "
+                    f"of them {TURN_REWARDS}, or all of them a reward."
+                )
+            rewards = np.concatenate(lists)
+            turns_R[rollout] = len(rewards)
+            rated = np.flatnonzero(~np.isnan(rewards))
+            if not len(rated):
+                raise ValueError(
+                    f"Row {rows[0]} has {TURN_REWARDS} without a number, so it has nothing to learn. Rate a turn, or "
+                    "drop the row."
+                )
+            found += [(rollout, turn, rewards[turn]) for turn in rated.tolist()]
+        rollouts_U, turns_U, rewards_U = zip(*found, strict=True)
+        return cls(np.array(rollouts_U), np.array(turns_U), np.array(rewards_U), turns_R)
+
+    def rollouts_with(self, units_M: NDArray[np.int64], *values: FloatArray) -> tuple[NDArray[np.int64], list[Any]]:
+        """Return the rollouts that hold chosen units, and the values of their units.
+
+        A unit that is chosen several times is in as many copies of its rollout. Copies are ordered by their first unit.
+
+        Args:
+            units_M (`np.ndarray`): Numbers of the chosen units, which can repeat.
+            *values (`np.ndarray`): Values of the chosen units, each of shape (M,).
+
+        Returns:
+            `tuple`: rollout of each copy, and for each of `values` an array with the value of each copy; or, if any
+            rollout has turns, a list per copy: one value for a whole rollout, otherwise one per turn, with NaN for
+            turns that are not in the copy.
+        """
+        if not self.turns_R.any():
+            return self.rollouts_U[units_M], list(values)
+        order = np.argsort(units_M, kind="stable")
+        ordered = units_M[order]
+        copies_M = np.empty(len(units_M), dtype=np.int64)  # how often the unit was chosen before
+        copies_M[order] = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
+        places: dict[tuple[int, int], int] = {}
+        rollouts_M = self.rollouts_U[units_M].tolist()
+        place_M = [places.setdefault(key, len(places)) for key in zip(rollouts_M, copies_M.tolist(), strict=True)]
+        rollouts_K = np.array([rollout for rollout, _ in places])
+        lists = []
+        for each in values:
+            rows = [[float("nan")] * max(1, count) for count in self.turns_R[rollouts_K]]
+            for place, turn, value in zip(place_M, self.turns_U[units_M].tolist(), each.tolist(), strict=True):
+                rows[place][max(turn, 0)] = value
+            lists.append(rows)
+        return rollouts_K, lists
 
 
 def _shown(value: object) -> str:

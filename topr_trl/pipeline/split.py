@@ -84,8 +84,8 @@ def _choose_rows(
     """Return the rows to train on, the held-out problems or rows, and the notes of the stage."""
     rows = _without_stage_columns(load_rows(trial.source, cache_dir=folder / manifest.WORK))
     scored = ScoredRows.read(str(trial.source), rows)
-    rewards = scored.rollouts.of_each_row(scored.rewards_R)
-    problems = scored.rollouts.of_each_row(np.unique(scored.problems_R, return_inverse=True)[1])
+    rewards = scored.rollouts.of_each_row(scored.rewards_U)
+    problems = scored.rollouts.of_each_row(np.unique(scored.problems_U, return_inverse=True)[1])
     count = int(problems.max()) + 1
     if count < 6:
         raise ValueError(

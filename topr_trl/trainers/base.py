@@ -86,7 +86,7 @@ class TOPRMixin(Trainer):
             rewards_N: (N,) R of N >= B rows. NaN marks a row that does not count, whose loss is 0. The forward pass
                 skipped the rows after the first B, because their R is 0.
             mask_BT: (B, T) completion mask.
-            numbers_N: (N,) row numbers.
+            numbers_N: (N,) row numbers, or (N, 2) with a second number.
         """
         self._sharing.log_tokens(self._metrics[self._mode])
         rewards_B = rewards_N[: len(policy_logps_BT)].nan_to_num(0.0)

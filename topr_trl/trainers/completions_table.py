@@ -62,26 +62,44 @@ class LogCompletions(TrainerCallback):
         if seen and state.is_world_process_zero:
             show(self._table(seen, state.global_step), args)
 
-    def _table(self, seen: list[tuple[int, float, float]], step: int) -> dict[str, list[Any]]:
-        """Return the columns of the table, named as in TRL's table of completions."""
+    def _table(self, seen: list[tuple[list[int], float, float]], step: int) -> dict[str, list[Any]]:
+        """Return the columns of the table, named as in TRL's table of completions.
+
+        A turn with a reward of its own is a completion, and all before it is its prompt.
+        """
         numbers, weights, log_ratios = zip(*seen, strict=True)
+        numbers, turns = zip(*numbers, strict=True)
         dataset = self.trainer.train_dataset
         decode = partial(self.trainer.processing_class.decode, skip_special_tokens=True)
         places = pc.index_in(pa.array(numbers), value_set=column(dataset, "row"))
-        rows = dataset.select(places.to_pylist())[:]
-        ids = list(zip(rows["input_ids"], rows["prompt_length"], strict=True))
-        masks = rows.get(MASK, [None] * len(seen))
+        rows = dataset.select(places.to_pylist())
+        texts = [_texts(row, turn, decode) for row, turn in zip(rows, turns, strict=True)]
+        given, after = (
+            [
+                value[max(turn, 0)] if isinstance(value, list) else value
+                for value, turn in zip(rows[name], turns, strict=True)
+            ]
+            for name in ("given_reward", "reward")
+        )
         return {
             "step": [step] * len(seen),
-            "prompt": [decode(tokens[:start]) for tokens, start in ids],
-            "completion": [
-                _completion(tokens[start:], mask, decode) for (tokens, start), mask in zip(ids, masks, strict=True)
-            ],
-            "reward": rows["given_reward"],
-            "advantage": rows["reward"],
+            "prompt": [prompt for prompt, _ in texts],
+            "completion": [completion for _, completion in texts],
+            "reward": given,
+            "advantage": after,
             "weight": list(map(DisplayedFloat, weights)),
             "log_ratio": list(map(DisplayedFloat, log_ratios)),
         }
+
+
+def _texts(row: dict[str, Any], turn: int, decode: Callable[[list[int]], str]) -> tuple[str, str]:
+    """Return the texts of the prompt and the completion of a row, or of one of its turns."""
+    ids, start, mask = row["input_ids"], row["prompt_length"], row.get(MASK)
+    if turn < 0 or mask is None:
+        return decode(ids[:start]), _completion(ids[start:], mask, decode)
+    begins = [n for n, own in enumerate(mask) if own and not (n and mask[n - 1])][turn]
+    ends = next((n for n in range(begins, len(mask)) if not mask[n]), len(mask))
+    return decode(ids[: start + begins]), decode(ids[start + begins : start + ends])
 
 
 def _completion(ids: list[int], mask: list[bool] | None, decode: Callable[[list[int]], str]) -> str:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
-from datasets import Dataset
+from datasets import Dataset, List
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -29,7 +29,14 @@ from tqdm.auto import tqdm
 from topr_trl.baseline import FloatArray
 from topr_trl.data.masks import MASK
 from topr_trl.data.tables import atomic_write
-from topr_trl.data.tokenized_rows import COLUMNS, column, completion_lengths, lengths_of, prompt_groups
+from topr_trl.data.tokenized_rows import (
+    COLUMNS,
+    column,
+    completion_lengths,
+    lengths_of,
+    prompt_groups,
+    rewards_of_units,
+)
 from topr_trl.data.trajectories import PARTS
 from topr_trl.limits import TruncationLimits
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
@@ -83,7 +90,7 @@ class LogMu:
     Attributes:
         values (`dict[tuple[int, int], float | np.ndarray]`):
             Log μ in nats, by the columns `dataset` and `row`. A value is the sum over the completion, or (T,) float32
-            values with a ratio per segment. Rows with a column `mu_logps` are not included.
+            values with a ratio per segment or turn. Rows with a column `mu_logps` are not included.
         planned (`dict[str, _Plan]`):
             Datasets for which `compute` must compute log μ, by name.
         prompts_together (`bool`):
@@ -101,8 +108,9 @@ class LogMu:
         self.sampler_distance: dict[str, float] = {}
 
     def needs(self, dataset: Dataset) -> NDArray[np.bool_]:
-        """Return an (N,) mask of the rows that need log μ. See `needs_log_mu`."""
-        return needs_log_mu(column(dataset, "reward").to_numpy(), self.args.limits)
+        """Return an (N,) mask of the rows with a unit that needs log μ. See `needs_log_mu`."""
+        rewards_U, rows_U = rewards_of_units(dataset)
+        return np.bincount(rows_U, needs_log_mu(rewards_U, self.args.limits), len(dataset)) > 0
 
     def plan(self, name: str, dataset: Dataset, model: str, checkpoint: Path | None = None) -> None:
         """Select the source of log μ of a dataset, and read log μ from disk if the run is resumed.
@@ -217,7 +225,7 @@ class LogMu:
         values, lengths = pc.list_flatten(mu_logps).to_numpy(), pc.list_value_length(mu_logps).to_numpy()
         starts = lengths.cumsum() - lengths
         by_row: Any
-        if self.args.needs_mu_of_tokens:
+        if needs_mu_of_tokens(dataset, self.args):
             by_row = np.split(values, starts[1:])
         else:
             by_row = np.add.reduceat(values.astype(np.float64), starts)
@@ -291,12 +299,18 @@ def check_fingerprints(found: set[str], model: str) -> None:
         )
 
 
+def needs_mu_of_tokens(dataset: Dataset, args: TOPRConfig | OfflineTOPRConfig) -> bool:
+    """Return whether the ratio needs log μ of each token, because it is per segment or per turn."""
+    return args.needs_mu_of_tokens or isinstance(dataset.features["reward"], List)
+
+
 def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], args: TOPRConfig | OfflineTOPRConfig) -> None:
     """Raise a ValueError if a row needs log μ, and its `mu_logps` is missing, invalid, or of the wrong length."""
     counts, rows = completion_lengths(dataset), column(dataset, "row").to_numpy()
     remedy = "drop the column" if args.log_mu == "trainer" else "set log_mu='trainer'"
+    by_token = needs_mu_of_tokens(dataset, args)
     for row, mu_logps, count, needed in zip(rows, dataset["mu_logps"], counts, needs_N, strict=True):
-        if needed and (wrong := _what_is_wrong(mu_logps, int(count), args.needs_mu_of_tokens)):
+        if needed and (wrong := _what_is_wrong(mu_logps, int(count), by_token)):
             raise ValueError(f"Row {row} of the {name} dataset: {wrong}; or {remedy}, and log μ is computed.")
 
 
@@ -312,7 +326,7 @@ def _what_is_wrong(mu_logps: object, tokens: int, needs_tokens: bool) -> str | N
         if not (isinstance(value, int | float) and -math.inf < value <= 1e-3):
             return f"log μ must be finite and at most 0, for each token or as their sum; found {value}. Fix it"
     if needs_tokens and not isinstance(mu_logps, list):
-        return "ratio_level='segment' needs log μ for each token, and mu_logps has the sum. Give a list"
+        return "a ratio per segment or turn needs log μ for each token, and mu_logps has the sum. Give a list"
     return None
 
 
@@ -368,7 +382,11 @@ def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:
         digest.update(given.is_valid().to_numpy().tobytes())
         digest.update((given if pa.types.is_floating(given.type) else pc.list_flatten(given)).to_numpy().tobytes())
     lengths = np.asarray(pc.list_value_length(table["input_ids"]), dtype=np.int64)
-    for values in (lengths, table["prompt_length"].to_numpy(), table["reward"].to_numpy(), needs_N):
+    rewards = table["reward"]
+    if not pa.types.is_floating(rewards.type):
+        digest.update(np.asarray(pc.list_value_length(rewards)).tobytes())
+        rewards = pc.list_flatten(rewards)
+    for values in (lengths, table["prompt_length"].to_numpy(), rewards.to_numpy(), needs_N):
         digest.update(values.tobytes())
     return digest.hexdigest()[:16]
 

@@ -105,8 +105,8 @@ def say_recipe(scored: ScoredRows, args: OfflineTOPRConfig) -> None:
     defaults = OfflineTOPRConfig.__dataclass_fields__
     choices = ("baseline", "effective_positive_share", "curation", "preset")
     is_chosen = any(getattr(args, name) != defaults[name].default for name in choices) or args.limits.b_neg == 0
-    values, counts = np.unique(scored.rewards_R[~np.isnan(scored.rewards_R)], return_counts=True)
-    if is_chosen or scored.after_baseline_R is not None or len(values) != 2 or counts[1] >= counts[0]:
+    values, counts = np.unique(scored.rewards_U[~np.isnan(scored.rewards_U)], return_counts=True)
+    if is_chosen or scored.after_baseline_U is not None or len(values) != 2 or counts[1] >= counts[0]:
         return
     say(
         f"{counts[1] / counts.sum():.0%} of the rows are right. Repeating them with curation='repeated_positives', "

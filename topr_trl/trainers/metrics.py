@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -49,7 +50,7 @@ class RowLog:
             readers (`Iterable[str]`):
                 Names of the readers.
             numbers_N (`torch.Tensor`):
-                Row numbers, shape (N,).
+                Row numbers, shape (N,), or (N, 2) with a second number.
             values_N6 (`torch.Tensor`):
                 Result of `row_values`, shape (N, 6).
         """
@@ -60,7 +61,7 @@ class RowLog:
         """Remove all passes that a reader has not read."""
         self._unread.pop(reader, None)
 
-    def read(self, reader: str) -> list[tuple[int, float, float]]:
+    def read(self, reader: str) -> list[tuple[Any, float, float]]:
         """Return (row number, weight, log-ratio) of the unread rows that count, from this process."""
         return [
             (number, weight, log_ratio)

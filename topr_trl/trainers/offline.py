@@ -18,7 +18,7 @@ from trl.trainer.utils import add_fused_lm_head
 from topr_trl.baseline import FloatArray
 from topr_trl.curation import REPEATING, Curated
 from topr_trl.data.batch_samplers import FilledRows, FilledSampler, StepsOfGroups, StepsSortedByLength
-from topr_trl.data.collator import Collator, join_sequences, unflatten
+from topr_trl.data.collator import Collator, join_sequences, select_units, unflatten
 from topr_trl.data.preparation import ScoredRows
 from topr_trl.data.sampler_logps import temperature_of
 from topr_trl.data.tokenization import tokenizer_of
@@ -30,6 +30,7 @@ from topr_trl.data.tokenized_rows import (
     is_prepared,
     lengths_of,
     prompt_groups,
+    rewards_of_units,
 )
 from topr_trl.settings.config import OfflineTOPRConfig
 from topr_trl.trainers.base import TOPRMixin
@@ -83,8 +84,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         args ([`OfflineTOPRConfig`], *optional*):
             Settings. `None` creates default settings with the output folder `MODEL-TOPR`.
         train_dataset ([`~datasets.Dataset`]):
-            Rows to train on, with the columns `prompt`, `completion` and `reward`. Prompts and completions are text,
-            messages or token ids. `topr_trl.data.rows` lists all columns.
+            Rows to train on, with the columns `prompt`, `completion` and `reward` (or `turn_rewards`). Prompts and
+            completions are text, messages or token ids. `topr_trl.data.rows` lists all columns.
         eval_dataset ([`~datasets.Dataset`], [`~datasets.DatasetDict`] or `dict[str, Dataset]`, *optional*):
             Rows to evaluate, in the form of `train_dataset`.
         processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
@@ -183,7 +184,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         return dataset
 
     def _choose(self, scored: ScoredRows, args: OfflineTOPRConfig) -> tuple[FloatArray, Curated]:
-        """Choose the rollouts to train on. Return their rewards R and the choice, and keep the choice in `curated`."""
+        """Choose the units to train on. Return their rewards R and the choice, and keep the choice in `curated`."""
         scored.check_values(args)
         rewards, curated = scored.choose(args, args.seed)
         if args.curation in REPEATING:
@@ -193,17 +194,18 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if args.effective_positive_share is not None or args.curation == "balanced":
             # The baseline is computed from the chosen rows of the training set, and evaluation sets use the same one.
             # With `reward_after_baseline`, raw rewards can be missing.
-            baselines = scored.rewards_R[curated.indices] - rewards
+            baselines = scored.rewards_U[curated.indices] - rewards
             known = baselines[~np.isnan(baselines)]
             if len(known):
                 self._evaluation_baseline = {"baseline": float(known[0]), "effective_positive_share": None}
-        if scored.after_baseline_R is not None:
+        if scored.after_baseline_U is not None:
             self._rows_trained_on += "; their column `reward_after_baseline` replaces baseline and curation"
             say("rewards come from the column reward_after_baseline, so baseline and curation do not apply.", args)
-        warn_of_signs(curated, not scored.rewards_R.all(), args, self._said)
+        warn_of_signs(curated, not scored.rewards_U.all(), args, self._said)
         warn_of_scale(rewards)
         rows_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        epochs = args.max_steps * rows_per_step / len(rewards) if args.max_steps > 0 else args.num_train_epochs
+        count = len(scored.units.rollouts_with(curated.indices)[0])
+        epochs = args.max_steps * rows_per_step / count if args.max_steps > 0 else args.num_train_epochs
         warn_of_many_reads(curated, rewards, epochs)
         say_recipe(scored, args)
         return rewards, curated
@@ -316,7 +318,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     def _before_training(self, checkpoint: Path | None) -> None:
         if self._will_train:
-            say_share(np.array(self.train_dataset["reward"][:]), self.args, self._said)
+            say_share(rewards_of_units(self.train_dataset)[0], self.args, self._said)
         super()._before_training(checkpoint)
         self._plan_log_mu({"train": self.train_dataset, **_by_name(self.eval_dataset)}, self._run["model"], checkpoint)
         if "train" in self._log_mu.planned and not self._sampler_reported:
@@ -433,7 +435,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | None = None,
     ) -> Tensor:
-        """Compute the mean loss over rows (Algorithm 1).
+        """Compute the mean loss over units, which are rows or turns with rewards of their own (Algorithm 1).
 
         Args:
             model (`torch.nn.Module`):
@@ -443,7 +445,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             return_outputs (`bool`, *optional*, defaults to `False`):
                 Must be `False`.
             num_items_in_batch (`torch.Tensor`, *optional*):
-                Number of rows of the optimizer step, over all processes. `None` computes the mean over this batch, for
+                Number of units of the optimizer step, over all processes. `None` computes the mean over this batch, for
                 evaluation.
 
         Returns:
@@ -454,11 +456,14 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         """
         if return_outputs:
             raise ValueError("OfflineTOPRTrainer computes no logits, so it cannot return outputs or predict.")
-        rewards_N, mu_logps, numbers_N = (inputs.pop(name) for name in ("reward", "mu_logps", "row"))
+        rewards_N, mu_logps, numbers_N2 = (inputs.pop(name) for name in ("reward", "mu_logps", "row"))
+        place_B = inputs.pop("place", None)
         logps, mask, outputs = self._policy_logps(model, inputs)
+        if place_B is not None:  # From here on, a row is a unit: a turn with its tokens alone, or a whole completion.
+            logps, mask = select_units(logps, mask, place_B, numbers_N2[: len(place_B), 1])
         if self.args.needs_mu_of_tokens:
             mu_logps = torch.full_like(logps, torch.nan, dtype=torch.float32).masked_scatter(mask, mu_logps)
-        losses_B = self._compute_losses(logps, mu_logps, rewards_N, mask, numbers_N).losses_B
+        losses_B = self._compute_losses(logps, mu_logps, rewards_N, mask, numbers_N2).losses_B
         if num_items_in_batch is None:
             loss, windows = losses_B.sum() / len(rewards_N), 1
         else:
@@ -472,7 +477,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         return loss
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:
-        """Count the rows of an optimizer step over all processes. Trainer would count tokens instead."""
+        """Count the units of an optimizer step over all processes. Trainer would count tokens instead."""
         counted = sum((~batch["reward"].isnan()).sum() for batch in batch_samples)
         rows = torch.as_tensor(counted, device=device)
         return self.accelerator.gather(rows).sum()

@@ -63,14 +63,14 @@ class Curate(Stage[CurateArguments]):
             kept = np.flatnonzero(rows.data["reward"].is_valid())  # Reward functions can leave rows without a reward.
         scored = ScoredRows.read(str(args.source), rows if len(kept) == len(rows) else rows.select(kept))
         rewards, curated = scored.choose(args, seed_of("curate", args.seed, args.iteration))
-        after_baseline_R = np.full(len(scored.rewards_R), np.nan)
+        after_baseline_R = np.full(len(scored.rewards_U), np.nan)
         after_baseline_R[curated.indices] = rewards
         after_baseline_N = np.full(len(rows), np.nan)
         after_baseline_N[kept] = scored.rollouts.of_each_row(after_baseline_R)
         added = {AFTER_BASELINE: pa.array(after_baseline_N, from_pandas=True)}
         if args.curation in REPEATING or TIMES_CHOSEN in names:  # Replace the column of an earlier choice.
             times_N = np.zeros(len(rows), dtype=np.int64)
-            times_N[kept] = scored.rollouts.of_each_row(np.bincount(curated.indices, minlength=len(scored.rewards_R)))
+            times_N[kept] = scored.rollouts.of_each_row(np.bincount(curated.indices, minlength=len(scored.rewards_U)))
             added[TIMES_CHOSEN] = pa.array(times_N)
         self.add_arrays(added, "Curating")
         return len(rows), {"chosen": len(rewards), "curated": str(curated), "diagnosis": str(scored.diagnose() or "")}

@@ -8,7 +8,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from topr_trl.data.masks import MASK
 from topr_trl.data.preparation import ScoredRows
-from topr_trl.data.rows import ROLLOUT
+from topr_trl.data.rows import ROLLOUT, TURN_REWARDS
 from topr_trl.data.sampler_logps import temperature_of
 from topr_trl.data.tokenized_rows import check_tokens
 from topr_trl.settings.config import TOPRConfig
@@ -37,6 +37,11 @@ def read_logged(dataset: object, temperature: float) -> ScoredRows:
         raise ValueError(
             f"The {_NAME} dataset has trajectories in several rows ({ROLLOUT}), which only OfflineTOPRTrainer can "
             "read. Drop these rows."
+        )
+    if scored.units.turns_R.any():
+        raise ValueError(
+            f"The {_NAME} dataset has {TURN_REWARDS}, and TRL's batches have one reward per row. Train with "
+            "OfflineTOPRTrainer, or give the rows a reward and drop the column."
         )
     return scored
 
@@ -70,7 +75,7 @@ def logged_rows(
     if args.chat_template_kwargs and "chat_template_kwargs" not in scored.rows.column_names:
         column = [args.chat_template_kwargs] * len(scored.rows)
         scored = replace(scored, rows=scored.rows.add_column("chat_template_kwargs", column))
-    scored = replace(scored, times_R=None)  # The buffer holds each row once.
+    scored = replace(scored, times_U=None)  # The buffer holds each row once.
     rewards, curated = scored.choose(args, args.seed, rule="none")
     scored.check_signal(rewards, args)
     is_used = rewards != 0
