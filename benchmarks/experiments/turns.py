@@ -34,7 +34,7 @@ def row(one: Conversation, **rewards: Any) -> Row:
     """Return a row with both answers."""
     first, second = one.answers
     return {
-        "problem_id": one.problem, "prompt": one.prompt, "completion": [*first, *one.check, *second],
+        "problem_id": one.problem, "prompt": one.prompt, "completion_ids": [*first, *one.check, *second],
         "completion_mask": [1] * len(first) + [0] * len(one.check) + [1] * len(second), **rewards,
     }  # fmt: skip
 
@@ -43,7 +43,7 @@ def last_turn(one: Conversation, turn: int) -> Row:
     """Return a row that ends with an answer and learns only this answer."""
     before = [] if turn == 0 else [*one.answers[0], *one.check]
     return {
-        "problem_id": one.problem, "prompt": one.prompt + before, "completion": one.answers[turn],
+        "problem_id": one.problem, "prompt": one.prompt + before, "completion_ids": one.answers[turn],
         "completion_mask": [1] * len(one.answers[turn]), "reward": _rewards(one)[turn],
     }  # fmt: skip
 

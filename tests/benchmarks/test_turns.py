@@ -67,15 +67,20 @@ def test_conversations_are_as_the_base_model_was_taught():
 
 def test_rewards_of_rows():
     found = {name: make(TALK, (False, True)) for name, make in METHODS.items()}
-    whole = {"problem_id": 3, "prompt": [1, 2], "completion": [4, 5, 9, 6, 7, 8], "completion_mask": [1, 1, 0, 1, 1, 1]}
+    whole = {
+        "problem_id": 3,
+        "prompt": [1, 2],
+        "completion_ids": [4, 5, 9, 6, 7, 8],
+        "completion_mask": [1, 1, 0, 1, 1, 1],
+    }
     assert found[turns.END] == found[turns.REPEATED] == [{**whole, "reward": 1.0}]
     assert found[turns.PER_TURN] == [{**whole, "turn_rewards": [-1.0, 1.0]}]
     assert found[turns.RETURNS] == [{**whole, "turn_rewards": [pytest.approx(-0.1), 1.0], "turn_discount": 0.9}]
     assert found[RATED_TURNS] == [{**whole, "turn_rewards": [None, 1.0]}]
-    last = {"problem_id": 3, "prompt": [1, 2, 4, 5, 9], "completion": [6, 7, 8], "completion_mask": [1, 1, 1]}
+    last = {"problem_id": 3, "prompt": [1, 2, 4, 5, 9], "completion_ids": [6, 7, 8], "completion_mask": [1, 1, 1]}
     assert found[RATED_ROWS] == [{**last, "reward": 1.0}]
     both = METHODS[RATED_ROWS](TALK, (True, True))
-    assert [(row["prompt"], row["completion"], row["reward"]) for row in both] == [
+    assert [(row["prompt"], row["completion_ids"], row["reward"]) for row in both] == [
         ([1, 2], [4, 5], -1.0), ([1, 2, 4, 5, 9], [6, 7, 8], 1.0)
     ]  # fmt: skip
     assert METHODS[RATED_TURNS](TALK, (False, False)) == METHODS[RATED_ROWS](TALK, (False, False)) == []
