@@ -28,7 +28,9 @@ def rewards(prompts: list[str], **_) -> list[float]:
 
 
 def trajectories(prompts: list[str], tokenizer) -> Dataset:
-    """Return a rollout for each prompt, with some context tokens in its completion. Every third rollout has two rows.
+    """Return a rollout for each prompt, with some context tokens in its completion.
+
+    Every third rollout has two rows, and every fourth has a reward for each turn.
 
     If a prompt is given several times, its rollouts differ, and the trainer computes the shared prompt once.
     """
@@ -36,11 +38,14 @@ def trajectories(prompts: list[str], tokenizer) -> Dataset:
     asked = [f"{prompt}{n}" for n, prompt in enumerate(prompts)]
     for n, (prompt, text, reward) in enumerate(zip(prompts, responses(asked), rewards(asked), strict=True)):
         read, written = tokenizer(prompt)["input_ids"], tokenizer(text)["input_ids"]
-        shared = {"prompt": prompt, "reward": reward, "problem_id": n, "rollout_id": None if n % 3 else n}
+        shared = {"prompt": prompt, "problem_id": n, "rollout_id": None if n % 3 else n}
+        first = second = {"reward": reward, "turn_rewards": None}
+        if n % 4 == 1:
+            first, second = ({"reward": None, "turn_rewards": each} for each in ([reward, -1.0], [1.0]))
         mask = [int(k not in (2, 3)) for k in range(len(written))]
-        rows.append({**shared, "prompt_ids": read, "completion_ids": written, "completion_mask": mask})
+        rows.append({**shared, **first, "prompt_ids": read, "completion_ids": written, "completion_mask": mask})
         if n % 3 == 0:
-            rows.append({**shared, "prompt_ids": read[:9] + written[4:], "completion_ids": written[::-1],
+            rows.append({**shared, **second, "prompt_ids": read[:9] + written[4:], "completion_ids": written[::-1],
                          "completion_mask": None})  # fmt: skip
     return Dataset.from_list(rows)
 

@@ -30,6 +30,7 @@ from benchmarks.performance.work import (
     even,
     offline_topr,
     online,
+    rated_turns,
     readable,
 )
 from topr_trl import TOPRConfig, TOPRTrainer
@@ -40,6 +41,7 @@ ROUNDS = 3
 # micro-batch has eight prompts.
 SHARED = ((300, 85, 8), (64, 85, 4), (300, 85, 1), (1_024, 512, 16))
 DEMO = even(42, float(np.log(38)))  # tokens of `make demo`
+TURNS = 8  # turns of a conversation
 CHECKPOINTED = 12_000  # tokens of a micro-batch above which activations are checkpointed
 
 Say = Callable[[str], Any]
@@ -154,8 +156,24 @@ def _point(prompt: int, completion: int, samples: int) -> Case:
     return Case(SMOLLM2, rows, batch, 1, settings)
 
 
+def turns(say: Say) -> dict[str, Any]:
+    """Time conversations with one reward, with a reward for each of eight turns, and as eight rows."""
+    one = case(even(256), steps=2, accumulation=1)
+    ways = {"one reward": one, "a reward per turn": one, "a row per turn": replace(one, accumulation=TURNS)}
+    measures: dict[str, Callable[[], float]] = {
+        how: lambda how=how, each=each: seconds_per_step(rated_turns(TURNS, how), each)  # type: ignore[misc]
+        for how, each in ways.items()
+    }
+    times = in_turn(
+        measures,
+        2 * ROUNDS, lambda how: say(f"turns: {how}"),
+    )  # fmt: skip
+    return {"rewards of turns": times}
+
+
 PARTS = {
-    "shared_prompts": shared_prompts, "offline": offline, "generating": generating, "memory": memory, "log_mu": log_mu,
+    "shared_prompts": shared_prompts, "turns": turns, "offline": offline, "generating": generating, "memory": memory,
+    "log_mu": log_mu,
 }  # fmt: skip
 
 

@@ -70,6 +70,7 @@ def _peaks(part: str, name: str, other: str) -> Callable[[Results], list[float]]
     return lambda found: [found[part][name] / found[part][other]]
 
 
+_TURNS = "rewards of turns"
 _MU = "log mu, seconds by share of positives"
 GOALS = (
     Goal("step, offline TOPR / SFT, same rows, neither sorted", _of("gsm8k", "topr, unsorted", "sft"), 1.03),
@@ -86,6 +87,8 @@ GOALS = (
     Goal("the same, generation included", _of("generating", "online topr, generating", "grpo, generating"), 1.0),
     Goal("the same, each generation batch used 4 times",
          _of("generating", "online topr, generating, 4 uses", "grpo, generating, 4 uses"), 1.0),
+    Goal("step, a reward for each of 8 turns / one reward", _of(_TURNS, "a reward per turn", "one reward"), 1.1),
+    Goal("step, a row for each of 8 turns / one row", _of(_TURNS, "a row per turn", "a reward per turn"), least=2),
     Goal("online, Anna Karenina keeps 1/4 of the rows / all", _of("gsm8k", "online topr, 1/4", "online topr"), 0.3),
 )  # fmt: skip
 

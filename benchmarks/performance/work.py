@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,38 @@ def offline_topr(
         ])  # fmt: skip
         args = OfflineTOPRConfig(**case.arguments(folder), baseline=0, **more)
         return trainer(case.fresh_model(), args, data, processing_class=_tokenizer(), callbacks=callbacks)
+
+    return build
+
+
+def rated_turns(turns: int, how: str) -> Build:
+    """Return a builder of `OfflineTOPRTrainer` on completions of several turns, with a token of context between them.
+
+    Args:
+        turns (`int`): Number of turns.
+        how (`str`): `"one reward"`, `"a reward per turn"`, or `"a row per turn"`.
+    """
+
+    def build(case: Case, folder: str, callbacks: list[TrainerCallback]) -> Any:
+        rows = []
+        for row in case.rows:
+            prompt, ids = row["prompt"], row["completion"]
+            ends = np.linspace(0, len(ids), turns + 1).astype(int).tolist()
+            own = [int(n + 1 not in ends[:-1] or n == len(ids) - 1) for n in range(len(ids))]
+            known = {"prompt": "", "prompt_ids": prompt, "completion_ids": ids, "completion_mask": own,
+                     "mu_logps": [-5.0] * sum(own)}  # fmt: skip
+            if how == "one reward":
+                rows.append({**known, "reward": -1.0})
+            elif how == "a reward per turn":
+                rows.append({**known, "turn_rewards": [-1.0] * turns})
+            else:
+                for start, end in pairwise(ends):
+                    last = end - (end < len(ids))
+                    rows.append({"prompt": "", "prompt_ids": prompt + ids[:start], "completion_ids": ids[start:last],
+                                 "mu_logps": [-5.0] * (last - start), "reward": -1.0})  # fmt: skip
+        args = OfflineTOPRConfig(**case.arguments(folder), baseline=0)
+        data = Dataset.from_list(rows)
+        return OfflineTOPRTrainer(case.fresh_model(), args, data, processing_class=_tokenizer(), callbacks=callbacks)
 
     return build
 

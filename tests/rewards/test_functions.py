@@ -165,6 +165,7 @@ def test_a_reward_model_is_not_read_from_pickles(rows, reward_model):
         (lambda completions, **_: [1.0, float("inf"), 1.0, 1.0], "inf for completion 1"),
         (lambda completions, **_: [1.0, float("nan"), 1.0, 1.0], "nan for completion 1"),
         (lambda completions, **_: torch.ones(4, 2), "tensor([1., 1.]) for completion 0"),
+        (lambda completions, **_: [[1.0, None]] * 4, "turn_rewards"),
         (lambda completions, **_: [10**400] * 4, "for completion 0. Return a finite number"),
         (lambda completions, **_: 1.0, "not a list"),
         (lambda completions, **_: [1 / 0], "failed with ZeroDivisionError"),

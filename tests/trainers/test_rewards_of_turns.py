@@ -11,9 +11,8 @@ from reference import of_level
 from test_training_on_trajectories import assert_same, loss_and_gradient, of_rollouts, offline
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
+from topr_trl.cli.main import main
 from topr_trl.data.preparation import ScoredRows
-
-pytestmark = pytest.mark.slow
 
 # Rows 0 and 1 are conversations, row 2 has one reward, and rows 3 and 4 are a rollout.
 ROWS = {
@@ -58,6 +57,7 @@ def separate(rows=ROWS):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length_normalization", [False, True])
 @pytest.mark.parametrize("padding_free", [False, True])
 @pytest.mark.parametrize("level", ["sequence", "segment"])
@@ -72,6 +72,7 @@ def test_turns_train_like_separate_rows(model, tokenizer, tmp_path, level, paddi
         assert_same(loss_and_gradient(trainer), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("curation", ["none", "balanced", "repeated_positives"])
 def test_baseline_and_choice_count_turns(model, tokenizer, tmp_path, curation):
     rewards = [[-1.0, None, 1.0], [-1.0, -1.0], None, [None, -1.0], [1.0, -1.0]]
@@ -88,6 +89,7 @@ def test_baseline_and_choice_count_turns(model, tokenizer, tmp_path, curation):
         assert_same(found[0][2:], found[1][2:])
 
 
+@pytest.mark.slow
 def test_log_mu_of_turns_is_computed_once_per_row(model, tokenizer, tmp_path):
     rows = {name: values for name, values in ROWS.items() if name != "mu_logps"}
     trainers = [
@@ -100,6 +102,7 @@ def test_log_mu_of_turns_is_computed_once_per_row(model, tokenizer, tmp_path):
     assert_same(*map(loss_and_gradient, trainers))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2])
 def test_turns_train_alike_however_steps_are_made(model, tokenizer, tmp_path, batch):
     """All rows are in one optimizer step, whose units are counted over micro-batches."""
@@ -113,6 +116,7 @@ def test_turns_train_alike_however_steps_are_made(model, tokenizer, tmp_path, ba
         np.testing.assert_allclose(value, ends[1][name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_shared_prompts_and_the_table_of_completions_know_turns(model, tokenizer, tmp_path):
     settings = {**SETTINGS, "learning_rate": 1e-2, "optim": "sgd", "max_steps": 1}
     ends = []
@@ -160,20 +164,40 @@ def test_returns_have_a_baseline_for_each_turn_index():
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"turn_rewards": [[1.0], *ROWS["turn_rewards"][1:]]}, ["Row 0", "1 values", "3 turns"]),
         ({"reward": [1.0, None, -1.0, None, None]}, ["Row 0", "both", "reward", "turn_rewards"]),
         ({"reward": [None] * 5}, ["Row 2", "neither"]),
         ({"turn_rewards": [[None] * 3, *ROWS["turn_rewards"][1:]]}, ["Row 0", "without a number"]),
         ({"turn_rewards": [*ROWS["turn_rewards"][:4], None], "reward": [None, None, -1, None, 1]}, ["rollout_id"]),
+        ({"turn_rewards": [[1e39], *ROWS["turn_rewards"][1:]]}, ["turn_rewards", "finite", "row 0"]),
+        ({"turn_rewards": [None] * 5}, ["reward", "row 0", "None"]),
         ({"turn_discount": [0.9, 0.8, None, 0.9, 0.9]}, ["turn_discount", "same discount"]),
         ({"turn_discount": [2.0] * 5}, ["turn_discount", "(0, 1]"]),
         ({"reward_after_baseline": [1.0] * 5}, ["turn_rewards", "reward_after_baseline"]),
+    ],
+)
+def test_wrong_rewards_of_turns_are_refused_before_a_model_is_loaded(change, named):
+    with pytest.raises(ValueError, match=".*".join(map(re.escape, named))):
+        ScoredRows.read("train", Dataset.from_dict({**ROWS, **change}))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"turn_rewards": [[1.0], *ROWS["turn_rewards"][1:]]}, ["Row 0", "1 values", "3 turns"]),
         ({"mu_logps": [-1.0] * 5}, ["Row 0", "each token"]),
     ],
 )
-def test_wrong_rewards_of_turns_are_refused(model, tokenizer, tmp_path, change, named):
+def test_rewards_of_turns_that_do_not_fit_the_tokens_are_refused(model, tokenizer, tmp_path, change, named):
     with pytest.raises(ValueError, match=".*".join(map(re.escape, named))):
         offline(model, tokenizer, Dataset.from_dict({**ROWS, **change}), tmp_path)._before_training(None)
+
+
+def test_choices_outside_training_refuse_rewards_of_turns(tmp_path):
+    path = tmp_path / "rows.parquet"
+    Dataset.from_dict(ROWS).to_parquet(path)
+    for command in ("curate", "trial"):
+        with pytest.raises(ValueError, match=r"turn_rewards.*topr train"):
+            main([command, "--input", str(path), "--output_dir", str(tmp_path / command)])
 
 
 def test_replay_refuses_rewards_of_turns(tmp_path):

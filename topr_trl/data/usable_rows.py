@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from topr_trl.data.rows import check_trainable_columns, have_rewards, need_columns
+from topr_trl.data.rows import TURN_REWARDS, check_trainable_columns, have_rewards, need_columns
 
 _OF_EVALUATION = ("problem_id", "prompt")  # one of them tells which problem a row belongs to
 
@@ -24,6 +24,8 @@ def check_usable(columns: Sequence[str], use: str, by_functions: bool = False) -
         ValueError: a column is missing, or reward functions would score rows that are scored already.
     """
     rewarded = have_rewards(columns)
+    if use == "loop":
+        refuse_rewards_of_turns(columns, "topr iterate")
     if use == "train" or (use == "loop" and rewarded):
         check_trainable_columns(columns)
     elif use == "answers":
@@ -42,6 +44,15 @@ def check_usable(columns: Sequence[str], use: str, by_functions: bool = False) -
     elif by_functions or not rewarded:
         prompt = ("prompt",) if by_functions or use == "loop" else ()
         need_columns(columns, (*prompt, "completion", *(() if by_functions else ("answer",))), "rows without a reward")
+
+
+def refuse_rewards_of_turns(columns: Collection[str], who: str) -> None:
+    """Raise a ValueError if turns have rewards of their own. `who` needs one reward per row."""
+    if TURN_REWARDS in columns:
+        raise ValueError(
+            f"{who} needs one reward per row, and the rows have the column {TURN_REWARDS}. Train on them with topr "
+            "train: it takes the same settings for baseline and curation, and applies them to turns."
+        )
 
 
 def is_scored(columns: Collection[str]) -> bool:

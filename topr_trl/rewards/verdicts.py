@@ -153,8 +153,11 @@ def check_rewards(rewards: object, name: str) -> list[object]:
     rewards = list(rewards)
     for i, reward in enumerate(rewards):
         if not (reward is None or isinstance(reward, (Real, np.bool_, Tensor))):
+            by_turn = isinstance(reward, list | tuple)
             raise ValueError(
                 f"The reward function {name!r} returned {reward!r} for completion {i}. Return a number, or "
                 "None if there is no reward."
+                + " Only stored rows can have a reward for each turn: a column turn_rewards, which "
+                "OfflineTOPRTrainer reads." * by_turn
             )
     return rewards

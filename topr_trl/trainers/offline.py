@@ -191,6 +191,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             say(f"curation={args.curation!r}: {curated}.", args)
         scored.check_signal(rewards, args)
         self.curated, self._rows_trained_on = curated, str(curated)
+        if scored.units.turns_R.any():
+            self._rows_trained_on += "; each turn with a reward counts as a row"
+            means = ", and each turn index has its own mean as baseline" * scored.has_returns
+            say(f"each turn with a reward counts as a row{means}: {curated}.", args)
         if args.effective_positive_share is not None or args.curation == "balanced":
             # The baseline is computed from the chosen rows of the training set, and evaluation sets use the same one.
             # With `reward_after_baseline`, raw rewards can be missing.
