@@ -14,7 +14,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel
 
 from benchmarks.cells import Cell, Store
-from benchmarks.conversations import NAME, Conversation, draw, problems
+from benchmarks.conversations import NAME, OF_KIND, Conversation, draw, problems
 from benchmarks.decoding import DRAWS
 from benchmarks.experiment import TUNING_SEED, Experiment, rates
 from benchmarks.methods import SMALL
@@ -102,6 +102,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     Returns:
         `first greedy`, `final pass@1` and so on: accuracies of the two answers, with standard errors over the problems.
         `kept` and `repaired`: accuracy of final samples after a right and after a wrong first answer.
+        `multiplying`: greedy accuracy of the final answer for bags that multiply, which are half of the problems.
         `before`: the same of the base model.
     """
     seed = cell["seed"]
@@ -155,6 +156,8 @@ def tested(model: PreTrainedModel, count: int, split: int) -> dict[str, Any]:
             found[f"{name} {kind}"] = float(values_P.mean())
             found[f"{name} {kind} error"] = float(values_P.std(ddof=1) / np.sqrt(count))
     first, final = sampled_PS2[..., 0], sampled_PS2[..., 1]
+    multiplies_P = np.array([OF_KIND[problem.kind].multiplies for problem in asked])
+    found["multiplying"] = float(greedy_P2[multiplies_P, 1].mean())
     return found | {"kept": _mean(final[first]), "repaired": _mean(final[~first])}
 
 
