@@ -21,7 +21,7 @@ from benchmarks.methods import SMALL
 from benchmarks.setting import BATCH_ROWS, TEST_SEED, VALIDATION_SEED, Profile, base_model, model_hash, tokenizer
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
 
-PROBLEMS, CANDIDATES, SAMPLES, DISCOUNT, RATED = 200, 8, 4, 0.9, 0.3
+PROBLEMS, CANDIDATES, SAMPLES, DISCOUNT, RATED = 400, 8, 4, 0.9, 0.3
 END, PER_TURN, RETURNS, REPEATED = "one reward at the end", "a reward per turn", "returns", "right ones repeated"
 RATED_TURNS, RATED_ROWS = "ratings as a reward per turn", "ratings as rows of their own"
 FINAL, FIRST = "final greedy", "first greedy"
