@@ -16,7 +16,7 @@ Modules that run experiments:
 Models, problems and rows:
 
 - `setting.py`: sizes, problems, base models, tests. `bases.py` makes base models with different kinds of errors in
-  `models/`. `code_task.py`: the rows of `examples/code_generation.py`.
+  `models/`. `conversations.py`: problems with two answers. `code_task.py`: the rows of `examples/code_generation.py`.
 - `rows.py`: rows for training. `decoding.py` samples completions. `decoded.py` computes accuracies.
 
 Results: `results/` has one line per cell. `report.py` and `statistics.py` make tables. `results_page.py` and

@@ -11,7 +11,7 @@ of a careless author. There are three kinds of errors:
 
 `sure` models only have the misconception, and are trained until their arithmetic is correct. Therefore, all of their
 wrong answers are of one kind, and the models are confident of them. The models of `benchmarks/habits.py` have answers
-that do not follow from the problem.
+that do not follow from the problem. The model of `benchmarks/conversations.py` answers twice.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from transformers import set_seed
 
-from benchmarks import habits
+from benchmarks import conversations, habits
 from benchmarks.setting import ONE_WORDING, folder, tokenizer
 from scripts.make_careless_model import slipped, train_from_scratch
 from topr_trl.tasks import gsm8k
@@ -67,7 +67,7 @@ AUTHORS = {
     "wanders-10": Author(slip=0.08, wander=0.60, add=0.25, steps=1_000),
     "wanders-3": Author(slip=0.08, wander=0.60, add=0.88),
 }
-NAMES = (*AUTHORS, *habits.AUTHORS)
+NAMES = (*AUTHORS, *habits.AUTHORS, conversations.NAME)
 
 
 def one_product(rng: random.Random) -> Problem:
@@ -98,7 +98,9 @@ def make(name: str, seed: int = 0) -> None:
     """Train a base model with the tokenizer of `main`, and save its weights in bfloat16."""
     set_seed(seed)
     rng = random.Random(f"{name}-{seed}")
-    if name in habits.AUTHORS:
+    if name == conversations.NAME:
+        steps, rows = conversations.STEPS, conversations.texts(rng)
+    elif name in habits.AUTHORS:
         steps, rows = habits.AUTHORS[name].steps, habits.texts(name, BATCH_SIZE, rng)
     else:
         steps, rows = AUTHORS[name].steps, _solutions(AUTHORS[name], rng)

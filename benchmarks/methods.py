@@ -297,7 +297,9 @@ TRL_LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
     "trl_cispo": ("TRL's CISPO", {"loss_type": "cispo", "epsilon_high": 5.0}),
     "trl_vespo": ("TRL's VESPO", {"loss_type": "vespo"}),
 }  # fmt: skip
-SMALL = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True}
+SMALL: dict[str, Any] = {
+    "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True
+}  # fmt: skip
 
 
 def _tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:

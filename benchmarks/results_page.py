@@ -24,6 +24,7 @@ from benchmarks.experiments import (
     staleness,
     temperatures,
     trials,
+    turns,
     wrong_answers,
 )
 from benchmarks.experiments.controls import BASES, METHODS, SEEDS, TOPR
@@ -56,6 +57,8 @@ def write(store: Store, page: Path = PAGE, real: Store | None = None, template: 
         "long_greedy": lambda: long_table(store, LENGTHS, "greedy"),
         "long_others": lambda: long_table(store, OTHERS),
         "wrong_answers": lambda: wrong_answers_table(store),
+        "turns": lambda: turns_table(store, turns.rewarded()),
+        "turns_rated": lambda: turns_table(store, turns.rated()),
         "run": lambda: what_was_run(store),
         "real": lambda: real_page.section(pretrained),
     }
@@ -202,6 +205,26 @@ def wrong_answers_table(store: Store) -> str:
     return table(["", *(one.fields["base"] for one in experiments)], rows)
 
 
+def turns_table(store: Store, experiment: Experiment) -> str:
+    """Return a table by method of a comparison in `turns`, after a row for the base model.
+
+    A value is bold if the interval of its difference from the first method excludes 0.
+    """
+    if not experiment.is_finished(store):
+        raise Unfinished("turns has not been run")
+    first, *_ = experiment.methods
+    before = next(iter(experiment.ends(store, first).values()))["before"]
+    rows = [["base model", *(percent(before[shown]) for shown in experiment.shows)]]
+    for method in experiment.methods:
+        cells = []
+        for shown in experiment.shows:
+            found = experiment.measured(store, method, shown)
+            gap, text = difference(found, experiment.measured(store, first, shown)), over_seeds(found).percent()
+            cells.append(f"**{text}**" if gap.low > 0 or gap.high < 0 else text)
+        rows.append([method, *cells])
+    return table(["", *experiment.shows], rows)
+
+
 def what_was_run(store: Store) -> str:
     """Return the number of cells, their time, machines and versions."""
     cells = [cell for name in ALL for cell in planned(name, PROFILES["full"], store)]
@@ -301,6 +324,12 @@ def _solved(store: Store, bases: tuple[str, ...], method: str) -> Interval | lis
     return gaps if len(gaps) > 1 else gaps[0]
 
 
+def _turns(store: Store, first: str, second: str, shown: str = turns.FINAL) -> Interval:
+    """Return the difference between two methods in `turns`."""
+    experiment = turns.rewarded() if first in turns.rewarded().methods else turns.rated()
+    return _gap(store, (experiment, first), (experiment, second), shown)
+
+
 def _rivals(store: Store, measure: str) -> list[Interval]:
     """Return TOPR's default minus each method of TRL, on each model with mostly wrong greedy answers."""
     return [gap for rival in _RIVALS for gap in _wrong_mode(store, TOPR, rival, measure)]
@@ -371,6 +400,13 @@ _TABLES: list[tuple[Callable[..., Found], dict[str, tuple[Any, ...]]]] = [
         "solved_weighted": (_AGREEING, wrong_answers.WEIGHTED),
         "solved_weighted_scattered": (_SCATTERED, wrong_answers.WEIGHTED),
         "solved_where_agreed": (_AGREEING, wrong_answers.WHERE_AGREED),
+    }),
+    (_turns, {
+        "turns_primary": (turns.PER_TURN, turns.END),
+        "turns_first": (turns.PER_TURN, turns.END, turns.FIRST),
+        "turns_returns": (turns.PER_TURN, turns.RETURNS),
+        "turns_repeated": (turns.PER_TURN, turns.REPEATED),
+        "turns_rated": (turns.RATED_TURNS, turns.RATED_ROWS),
     }),
     (trials.recommended, {"trial_count": ()}),
     (_lost, {"trial_default": (trials.DEFAULT,), "trial_repeated": (trials.REPEATED,)}),

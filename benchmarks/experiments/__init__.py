@@ -21,6 +21,7 @@ from benchmarks.experiments import (
     staleness,
     temperatures,
     trials,
+    turns,
     wrong_answers,
 )
 from benchmarks.setting import Profile
@@ -38,6 +39,7 @@ ALL: dict[str, ModuleType] = {
     "long_completions": long_completions,
     "trials": trials,
     "wrong_answers": wrong_answers,
+    "turns": turns,
 }
 
 
