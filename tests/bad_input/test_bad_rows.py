@@ -291,6 +291,16 @@ RECOGNIZED = [
         "log.jsonl, line 1, two ratings right, Keep one, --skip_unusable", "log.jsonl",
         example("mlflow", info={"assessments": [
             {"assessment_name": "right", "feedback": {"value": value}} for value in "ab"]})),
+    foreign("two values of a score", "log.jsonl, line 1, two ratings thumbs, Keep one, --skip_unusable", "log.jsonl",
+        {"observations": [EXAMPLES["langfuse"]], "scores": [{"name": "thumbs", "value": value} for value in (0, 1)]},
+        reward_fields="scores.thumbs"),
+    foreign("samplings with one result", "log.jsonl, line 1, several samplings, Keep one, --skip_unusable", "log.jsonl",
+        "\n".join(json.dumps(example("oaieval", type=kind)) for kind in ("sampling", "sampling", "match"))),
+    foreign("an output that was changed", "log.jsonl, line 1, changed by a transform, --skip_unusable", "log.jsonl",
+        json.dumps(EXAMPLES["promptfoo"]).replace('"options": {}', '"options": {"transform": "output.trim()"}')),
+    foreign("a ranking in buckets", "log.jsonl, line 1, several buckets, order", "log.jsonl",
+        json.dumps(EXAMPLES["label-studio"]).replace('"type": "rating"', '"type": "ranker"').replace(
+            '{"rating": 5}', '{"ranker": {"a": ["x"], "b": ["y"]}}')),
     foreign("a span without some of its attributes",
         "log.jsonl, line 1, lacks llm.input_messages.0, OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT, --skip_unusable", "log.jsonl",
         {"attributes": {f"llm.{side}_messages.{n}.message.{name}": value for side, n in (("input", 1), ("output", 0))
