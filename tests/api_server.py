@@ -21,8 +21,9 @@ NAMED, UNNAMED, LINES = "named events", "events", "lines"  # ways to stream
 class ApiServer:
     """Server. Tests set its attributes, and read `requests`.
 
-    `fault` is None, "refuse" (status 400), "error" (an error after two words), "die" (the connection ends there), "hang",
-    or "linger" (the connection stays open after the last event). `left` counts the streams that the client cancelled.
+    `fault` is None, "refuse" (status 400), "error" (an error after two words), "die" (the connection ends there),
+    "hang", or "linger" (the connection stays open after the last event). `left` counts the streams that the client
+    cancelled.
     """
 
     def __init__(self):
