@@ -314,11 +314,11 @@ def test_new_rollouts_appear_without_losing_the_place(page, recorder):
     open_rollout(page, recorder, "task")
     page.locator("summary", has_text="System prompt").click()
     expect(page.locator("#unrecorded")).to_be_hidden()
-    page.request.post(f"{recorder.url}v1/responses", data={})  # The server cannot be reached.
+    page.request.post(f"{recorder.url}v1/embeddings", data={})  # The server cannot be reached.
     # A further call of the opened rollout appears, and unfolded parts stay unfolded.
     recorder.add("task", "Last question", answer="Last answer")
     expect(page.locator("#conversation")).to_contain_text("Last answer", timeout=TIMEOUT)
-    expect(page.locator("#unrecorded")).to_contain_text("POST /v1/responses: 1", timeout=TIMEOUT)
+    expect(page.locator("#unrecorded")).to_contain_text("POST /v1/embeddings: 1", timeout=TIMEOUT)
     expect(page.locator("details[open]")).to_have_count(1)
     page.locator("#list").evaluate("list => { list.scrollTop = 700; }")
     place = rows(page).filter(has_text="Old 30.").bounding_box()["y"]
