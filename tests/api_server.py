@@ -22,7 +22,8 @@ class ApiServer:
     """Server. Tests set its attributes, and read `requests`.
 
     `fault` is None, "refuse" (status 400), "error" (an error after two words), "die" (the connection ends there),
-    "hang", or "linger" (the connection stays open after the last event). `left` counts the streams that the client cancelled.
+    "hang", or "linger" (the connection stays open after the last event). `left` counts the streams that the client
+    cancelled.
     """
 
     def __init__(self):
