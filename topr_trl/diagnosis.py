@@ -37,6 +37,17 @@ class Diagnosis:
     counts: dict[str, int]
     agreement: float
 
+    @property
+    def advice(self) -> str:
+        """Sentences about the problems without a right answer. Empty if no such problem has several completions."""
+        if self.agreement != self.agreement:
+            return ""
+        kind = f"no right answer, wrong ones {'agree' if self.agreement >= AGREE else 'scattered'}"
+        return (
+            f"Wrong answers of problems without a right one agree in {self.agreement:.0%}. What helps these problems: "
+            f"{KINDS[kind]}."
+        )
+
     def __str__(self) -> str:
         problems, width = sum(self.counts.values()), max(map(len, KINDS))
         found = {kind: count for kind, count in self.counts.items() if count}

@@ -326,7 +326,7 @@ def _what_is_wrong(mu_logps: object, tokens: int, needs_tokens: bool) -> str | N
         if not (isinstance(value, int | float) and -math.inf < value <= 1e-3):
             return f"log μ must be finite and at most 0, for each token or as their sum; found {value}. Fix it"
     if needs_tokens and not isinstance(mu_logps, list):
-        return "a ratio per segment or turn needs log μ for each token, and mu_logps has the sum. Give a list"
+        return "ratio_level='segment' and turn_rewards need log μ for each token, and mu_logps has the sum. Give a list"
     return None
 
 

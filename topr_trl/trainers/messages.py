@@ -12,7 +12,6 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 from topr_trl.baseline import FloatArray, effective_positive_share
 from topr_trl.curation import Curated
 from topr_trl.data.preparation import ScoredRows
-from topr_trl.diagnosis import AGREE, KINDS
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.user_warnings import warn_user
 
@@ -176,13 +175,8 @@ def say_recipe(scored: ScoredRows, args: OfflineTOPRConfig) -> None:
     values, counts = np.unique(scored.rewards_U[~np.isnan(scored.rewards_U)], return_counts=True)
     if scored.after_baseline_U is not None or len(values) != 2:
         return
-    if (diagnosis := scored.diagnose()) and not np.isnan(diagnosis.agreement):
-        kind = f"no right answer, wrong ones {'agree' if diagnosis.agreement >= AGREE else 'scattered'}"
-        say(
-            f"wrong answers of problems without a right one agree in {diagnosis.agreement:.0%}. What helps these "
-            f"problems: {KINDS[kind]}.",
-            args,
-        )
+    if (diagnosis := scored.diagnose()) and diagnosis.advice:
+        say(diagnosis.advice, args)
     if is_chosen or counts[1] >= counts[0]:
         return
     say(

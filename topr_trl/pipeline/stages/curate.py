@@ -75,9 +75,13 @@ class Curate(Stage[CurateArguments]):
             times_N[kept] = scored.rollouts.of_each_row(np.bincount(curated.indices, minlength=len(scored.rewards_U)))
             added[TIMES_CHOSEN] = pa.array(times_N)
         self.add_arrays(added, "Curating")
-        return len(rows), {"chosen": len(rewards), "curated": str(curated), "diagnosis": str(scored.diagnose() or "")}
+        diagnosis = scored.diagnose()
+        return len(rows), {
+            "chosen": len(rewards), "curated": str(curated), "diagnosis": str(diagnosis or ""),
+            "advice": diagnosis.advice if diagnosis else "",
+        }  # fmt: skip
 
     @classmethod
     def summary(cls, done: Json) -> str:
-        """Return a description of the chosen rows, and of the kinds of problems."""
-        return f"Chosen: {done['curated']}.\n{done['diagnosis']}".rstrip()
+        """Return a description of the chosen rows with advice, and the kinds of problems. A loop shows the first line."""
+        return f"Chosen: {done['curated']}. {done['advice']}".rstrip() + f"\n{done['diagnosis']}".rstrip()
