@@ -449,3 +449,23 @@ def test_a_value_of_zero_makes_the_scale_linear(zero, steps, scale):
     second = [*first, {"step": steps, "grad_norm": zero}]
     panel = next(p for p in PANELS if p.scale == "log")
     assert draw_panel(panel, {"one": first, "two": second}).axes[0].get_yscale() == scale
+
+
+def test_a_turn_with_a_reward_of_its_own_is_a_completion(tmp_path):
+    talk = [
+        {"role": "assistant", "content": "Lyon"}, {"role": "user", "content": "Sure?"},
+        {"role": "assistant", "content": "Paris"}, {"role": "user", "content": "Thanks"},
+        {"role": "assistant", "content": "Bye"},
+    ]  # fmt: skip
+    prompt = [{"role": "user", "content": "Capital of France?"}]
+    rows = [
+        {"prompt": prompt, "completion": talk, "turn_rewards": [-1.0, 1.0, None], "reward": None, "rollout_id": "a"},
+        {"prompt": prompt, "completion": talk[:1], "turn_rewards": None, "reward": -1.0, "rollout_id": None},
+    ]
+    Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
+    (found,) = read_contents(tmp_path / "rows.parquet").read_rows
+    table = found.read().to_pylist()
+    assert [(json.loads(row["completion"])[-1]["content"], row["reward"]) for row in table] == [
+        ("Lyon", -1.0), ("Paris", 1.0), ("Lyon", -1.0)
+    ]  # fmt: skip
+    assert [len(json.loads(row["prompt"])) for row in table] == [1, 3, 1]

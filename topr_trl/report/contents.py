@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +25,7 @@ TRIAL = "trial.json"
 # Columns that the page shows or counts. Token ids and log-probabilities take most of the space, and are not read.
 COLUMNS = (
     "prompt", "completion", "answer", "extracted", "verdict", "reward", "label", "reward_after_baseline",
-    "times_chosen", "problem_id", "rollout_id", "temperature", "model", "finish_reason",
+    "times_chosen", "turn_rewards", "problem_id", "rollout_id", "temperature", "model", "finish_reason",
 )  # fmt: skip
 _UNTRAINED = ("base", "before")  # folders of the untrained model in a loop or a trial, and in the demo
 _RECENT_ROWS = 2_000  # logged rows that are read, newest first
@@ -112,23 +112,33 @@ def _recording(path: Path, name: str) -> Contents | None:
 
 
 def _recorded(path: Path) -> pa.Table:
-    from topr_trl.importing.formats import recording  # imports torch and TRL
+    from topr_trl.importing.format import GRADED  # imports torch and TRL
+    from topr_trl.importing.formats import recording
 
     rows: list[dict[str, Any]] = []
     for rollout in read_rollouts(path):
         ratings = {f"{OF_FUNCTION}{name}": value for name, value in rollout["rewards"].items()}
-        known = [value for value in ratings.values() if value is not None]
-        rated = {**rollout, "rewards": rollout["rewards"] if known else {"none": 0.0}}
-        for row in recording.rows(rated):
+        by_answer = any(_mean(call["rewards"]) is not None for call in rollout["calls"])
+        is_rated = by_answer or _mean(ratings) is not None
+        for row in recording.rows(rollout if is_rated else {**rollout, "rewards": {"none": 0.0}}):
             if isinstance(row, dict):
                 texts = {"prompt": row["prompt"], "completion": row["completion"]}
-                reward = sum(known) / len(known) if known else None
-                rows.append({**texts, "rollout_id": str(rollout["rollout_id"]), **ratings, "reward": reward})
+                turns = [_mean(turn["rewards"]) for turn in row.get(GRADED, ())]
+                rewards = {
+                    "reward": _mean(ratings),
+                    "turn_rewards": turns if any(t is not None for t in turns) else None,
+                }
+                rows.append({**texts, "rollout_id": str(rollout["rollout_id"]), **ratings, **rewards})
     names = dict.fromkeys(["prompt", "completion", "rollout_id", "reward", *(name for row in rows for name in row)])
     columns = {name: [row.get(name) for row in rows] for name in names}
     for name in ("prompt", "completion"):  # text, or messages as JSON
         columns[name] = [value if isinstance(value, str) else json.dumps(value) for value in columns[name]]
-    return pa.table(columns)
+    return _by_turn(pa.table(columns))
+
+
+def _mean(rewards: Mapping[str, float | None]) -> float | None:
+    known = [value for value in rewards.values() if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _trial(path: Path, name: str) -> Contents | None:
@@ -242,9 +252,44 @@ def _read_table(path: Path) -> pa.Table:
             names.append("prompt_ids")
         tables.append(read_shard(shard, names).select(names))
     try:
-        return pa.concat_tables(tables, promote_options="permissive")
+        return _by_turn(pa.concat_tables(tables, promote_options="permissive"))
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise ValueError(f"The files of {path} have columns of different types. Write them again: {error}") from error
+
+
+def _by_turn(table: pa.Table) -> pa.Table:
+    """Return a row for each turn that has a reward of its own. All before the turn is its prompt.
+
+    If the turns are not known, because the completion is no list of messages, the reward is the mean over the turns.
+    """
+    if "turn_rewards" not in table.column_names:
+        return table
+    found: list[dict[str, Any]] = []
+    for row in table.to_pylist():
+        rewards = row.pop("turn_rewards")
+        prompt, said = (_messages(row.get(name)) for name in ("prompt", "completion"))
+        own = [n for n, turn in enumerate(said) if turn.get("role") == "assistant" and turn.get("weight") != 0]
+        if rewards and len(own) == len(rewards):
+            found += [
+                {**row, "rollout_id": None, "prompt": json.dumps([*prompt, *said[:n]]),
+                 "completion": json.dumps(said[n : n + 1]), "reward": reward}
+                for n, reward in zip(own, rewards, strict=True) if reward is not None
+            ]  # fmt: skip
+        else:
+            known = [reward for reward in rewards or () if reward is not None]
+            texts = {
+                name: json.dumps(row[name]) for name in ("prompt", "completion") if isinstance(row.get(name), list)
+            }
+            found.append({**row, **texts, "reward": sum(known) / len(known) if known else row.get("reward")})
+    return pa.Table.from_pylist(found)
+
+
+def _messages(value: Any) -> list[Any]:
+    """Return messages, which can be JSON text. Return [] for other text."""
+    if isinstance(value, str) and value.startswith("[{"):
+        with suppress(ValueError):
+            return list(json.loads(value))
+    return value if isinstance(value, list) else []
 
 
 def _settings(folder: Path) -> dict[str, dict[str, Any]]:

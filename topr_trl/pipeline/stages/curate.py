@@ -83,5 +83,5 @@ class Curate(Stage[CurateArguments]):
 
     @classmethod
     def summary(cls, done: Json) -> str:
-        """Return a description of the chosen rows with advice, and the kinds of problems. A loop shows the first line."""
+        """Return the chosen rows with advice, and the kinds of problems. A loop shows the first line."""
         return f"Chosen: {done['curated']}. {done['advice']}".rstrip() + f"\n{done['diagnosis']}".rstrip()
