@@ -8,6 +8,7 @@ import pytest
 from topr_trl import load_rows
 from topr_trl.cli import main
 from topr_trl.recording.store import State, Store
+from topr_trl.report.contents import read_contents
 
 HI = {"role": "user", "content": "hi"}
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
@@ -270,6 +271,9 @@ def test_each_rated_answer_is_a_turn_with_its_reward(tmp_path, log, ids):
     assert (row["turn_rewards"], row["reward"], row["rollout_id"]) == ([1.0, None, -1.0], None, None)
     assert [turn["content"] for turn in row["completion"]] == ["a", "hi", "b", "hi", "c"]
     assert row["completion_mask"] == (ids and [1, 1, 0, 1, 0, 1])
+    (shown,) = read_contents(tmp_path / "log").read_rows
+    table = shown.read().to_pylist()
+    assert [(json.loads(row["completion"])[0]["content"], row["reward"]) for row in table] == [("a", 1.0), ("c", -1.0)]
 
 
 def test_the_last_turn_has_the_reward_of_its_answer(tmp_path, log):

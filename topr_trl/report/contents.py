@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -118,16 +118,13 @@ def _recorded(path: Path) -> pa.Table:
     rows: list[dict[str, Any]] = []
     for rollout in read_rollouts(path):
         ratings = {f"{OF_FUNCTION}{name}": value for name, value in rollout["rewards"].items()}
-        by_answer = any(_mean(call["rewards"]) is not None for call in rollout["calls"])
-        is_rated = by_answer or _mean(ratings) is not None
+        by_answer = any(_mean(call["rewards"].values()) is not None for call in rollout["calls"])
+        is_rated = by_answer or _mean(ratings.values()) is not None
         for row in recording.rows(rollout if is_rated else {**rollout, "rewards": {"none": 0.0}}):
             if isinstance(row, dict):
                 texts = {"prompt": row["prompt"], "completion": row["completion"]}
-                turns = [_mean(turn["rewards"]) for turn in row.get(GRADED, ())]
-                rewards = {
-                    "reward": _mean(ratings),
-                    "turn_rewards": turns if any(t is not None for t in turns) else None,
-                }
+                turns = [_mean(turn["rewards"].values()) for turn in row.get(GRADED, ())]
+                rewards = {"reward": _mean(ratings.values()), "turn_rewards": turns}
                 rows.append({**texts, "rollout_id": str(rollout["rollout_id"]), **ratings, **rewards})
     names = dict.fromkeys(["prompt", "completion", "rollout_id", "reward", *(name for row in rows for name in row)])
     columns = {name: [row.get(name) for row in rows] for name in names}
@@ -136,8 +133,8 @@ def _recorded(path: Path) -> pa.Table:
     return _by_turn(pa.table(columns))
 
 
-def _mean(rewards: Mapping[str, float | None]) -> float | None:
-    known = [value for value in rewards.values() if value is not None]
+def _mean(rewards: Iterable[float | None]) -> float | None:
+    known = [value for value in rewards if value is not None]
     return sum(known) / len(known) if known else None
 
 
