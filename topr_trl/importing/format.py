@@ -11,6 +11,7 @@ from topr_trl.importing.row_table import COLUMNS, Row
 
 Record = dict[str, Any]
 Placed = tuple[str, bytes | Record]  # place and content of a record
+GRADED = "graded"  # key of a row whose turns can have rewards of their own: a record with the rewards of each turn
 
 
 def has(*names: str) -> Callable[[Record], bool]:
@@ -130,7 +131,7 @@ class Format:
             `rated`: the messages whose reward a setting names, or None.
         find_messages (`Callable`, *optional*): Function that returns the fields of a record that may hold the messages.
         rates_turns (`bool`, defaults to `False`): Whether a reward can be for one turn of a conversation, so that rows
-            can have `turn_rewards`. `rows` then marks rows with `as_rated`, or sets `turn_rewards`.
+            can have `turn_rewards`. `rows` then marks rows with `as_rated`, or sets `GRADED`.
         names_rollouts (`bool`, defaults to `False`): Whether users name the rollouts, so that two files can have
             rollouts of the same name.
         chat (`bool`, defaults to `False`): Whether text becomes chat messages by default.
