@@ -226,23 +226,42 @@ def test_parts_of_a_trajectory_with_tokens(read):
     first, second = read(given, turn_discount=0.5)
     assert (first["completion_ids"], first["completion_mask"]) == ([2, 3, 9, 4], [1, 1, 0, 1])
     assert (first["turn_rewards"], second["turn_rewards"]) == ([0.25, 0.5], [1.0])
-    (row,) = read(of_atif([], steps=[user, *parts[:2], tokens([1, 2, 3, 9, 4, 9], [5], 1), tokens([1, 8], [5])]))
+    steps = [*parts[:2], tokens([1, 2, 3, 9, 4, 9], [5], 1), tokens([1, 2, 3, 9, 4, 9, 5, 9], [6]), tokens([1, 8], [5])]
+    (row,) = read(of_atif([], steps=[user, *steps]))
     assert (row["completion_ids"], row["turn_rewards"], row["rollout_id"]) == ([4, 9, 5], [0.0, 1.0], None)
 
 
 def test_rewards_of_steps_that_cannot_be_used(read):
-    with pytest.raises(Unusable, match="rewards 0 and 1"):
-        atif.rewards(of_atif([], steps=[{"source": "agent", "message": "A", "reward": 1, "extra": {"reward": 0}}]))
+    twice = of_atif([1])
+    twice["steps"][1]["metrics"] = {"extra": {"reward": 0}}
+    with pytest.raises(ValueError, match=r"extra\.reward, metrics\.extra\.reward may all be.*--reward_fields"):
+        read(twice)
     with pytest.raises(Unusable, match="2 steps have the tokens of 1 turns"):
         atif.rows(of_atif([], steps=[{"source": "user", "message": "Q"}, tokens([1], [2]), tokens([1, 2], [3], 1)]))
-    with pytest.raises(ValueError, match=r"reward of a turn is nan.*--skip_unusable"):
+    with pytest.raises(ValueError, match=r"extra\.reward is nan.*--skip_unusable"):
         read(of_atif([1, float("nan")]))
     assert read(of_atif([1, "skip"]), label_values=["1=", "skip="]) == []
+    assert read(of_atif([1, "skip", -1]), label_values=["skip="])[0]["turn_rewards"] == [1.0, None, -1.0]
 
 
-def test_a_setting_that_names_the_reward_replaces_rewards_of_steps(read):
-    (row,) = read(of_atif([1, -1], reward=3), reward_fields=["reward"])
+def test_a_setting_names_rewards_of_steps_or_of_the_trajectory(read):
+    given = of_atif([1, -1], reward=3)
+    for n, step in enumerate(given["steps"]):
+        step["score"] = n
+    (row,) = read(given, reward_fields=["reward"])
     assert (row["reward"], row["turn_rewards"], len(row["completion"])) == (3.0, None, 3)
+    (row,) = read(given, reward_fields=["score"])
+    assert (row["reward"], row["turn_rewards"]) == (None, [1.0, 3.0])
+    with pytest.raises(ValueError, match=r"no field scores; it has agent"):
+        read(given, reward_fields=["scores"], skip_unrewarded=False)
+    given["score"] = 0
+    with pytest.raises(ValueError, match=r"whole rollout has a reward, and its answers.*--reward_fields"):
+        read(given, reward_fields=["score"])
+
+
+def test_rewards_of_steps_that_come_late(read):
+    with pytest.raises(ValueError, match=r"record 101: its turns have rewards, and the first.*--reward_fields"):
+        read([*[of_atif([None])] * 100, of_atif([1, -1])])
 
 
 def test_the_summary_counts_units(tmp_path, capsys):

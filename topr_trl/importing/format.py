@@ -133,7 +133,7 @@ class Format:
             `rated`: the messages whose reward a setting names, or None.
         find_messages (`Callable`, *optional*): Function that returns the fields of a record that may hold the messages.
         rates_turns (`bool`, defaults to `False`): Whether a reward can be for one turn of a conversation, so that rows
-            can have `turn_rewards`. `rows` then marks rows with `as_rated`, or sets `turn_rewards`.
+            can have `turn_rewards`. `rows` then marks rows with `as_rated`, or sets `GRADED`.
         names_calls (`bool`, defaults to `False`): Whether rows have the name of their call in the field `CALL`. Only
             the first row of a call is kept, because a session can start with a copy of another one.
         names_rollouts (`bool`, defaults to `False`): Whether users name the rollouts, so that two files can have

@@ -96,22 +96,6 @@ class RecordRewards:
                 )
         return [float(sum(numbers)) for numbers in zip(*by_rollout.values(), strict=True)]
 
-    def of_turns(self, rewards: Sequence[Any]) -> list[float | None]:
-        """Return the reward of each turn. It is None for a turn without a reward.
-
-        Args:
-            rewards (`Sequence`): Value of each turn: a number, a label or None.
-
-        Raises:
-            NotOfFormat: a reward is not a number.
-            Unusable: a reward is infinite, NaN or too large for float32.
-        """
-        found = as_number("the reward of a turn", list(rewards), self.labels)
-        for number in found:
-            if number is not None:
-                _check_number("the reward of a turn", number)
-        return [None if number is None else float(number) for number in found]
-
 
 class UnknownLabel(NotOfFormat):
     """Error for a reward that is neither a number nor a known label.

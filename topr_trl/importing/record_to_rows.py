@@ -370,9 +370,6 @@ class RecordReader:
         if not (rows := _rows_in(found)):
             return found
         self._check_unread(record, rows)
-        if self.rewards.are_set:  # A reward in the turns does not count, as in `_rated_by_settings`.
-            for row in rows:
-                row.pop(TURN_REWARDS, None)
         # A list of rewards has a value for each row and for each empty completion.
         placed = [row for row in found if not isinstance(row, LeftOut) or row in (LeftOut.EMPTY, LeftOut.FAILED)]
         if self.args.rollout_field:
@@ -458,17 +455,9 @@ class RecordReader:
 
     def _add_rewards(self, record: Record, rows: Sequence[Row | LeftOut]) -> None:
         """Add the rewards of a record to its rows. All rows of a rollout get the same reward."""
-        if any(GRADED in row for row in rows if not isinstance(row, LeftOut)):
-            self._add_turn_rewards(record, _rows_in(rows))
+        if self._add_turn_rewards(record, [row for row in _rows_in(rows) if GRADED in row]):
             return
         rollouts = Rollouts.of([None if isinstance(row, LeftOut) else row.get(ROLLOUT) for row in rows])
-        by_turn = [row for row in rows if not isinstance(row, LeftOut) and row.get(TURN_REWARDS)]
-        if self.has_rewards and by_turn:
-            for row in by_turn:
-                row[TURN_REWARDS] = self.rewards.of_turns(row[TURN_REWARDS])
-            if all(reward is None for row in by_turn for reward in row[TURN_REWARDS]):
-                raise Unrewarded("the reward of each turn is null")
-            return
         rewards = self.rewards.of(record, len(rollouts.counts_R)) if self.has_rewards else None
         if rewards is None and self.format.rewards is not None and (names := self.format.rewards(record)):
             raise NotOfFormat(
@@ -479,29 +468,27 @@ class RecordReader:
                 if not isinstance(row := rows[n], LeftOut):
                     row["reward"] = float(reward)
 
-    def _add_turn_rewards(self, record: Record, rows: Sequence[Row]) -> None:
-        """Add the rewards of single turns to the rows of a rollout.
+    def _add_turn_rewards(self, record: Record, rows: Sequence[Row]) -> bool:
+        """Add the rewards of single turns to the rows of a rollout, and return whether there are any.
 
         Raises:
-            NotOfFormat: the rollout also has a reward for all its turns.
-            Unrewarded: no turn has a reward.
+            NotOfFormat: the rollout also has a reward for all its turns, or the first records have no rewards.
         """
-        for row in rows:
-            row[TURN_REWARDS] = [self._reward_or_none(turn) for turn in row[GRADED]]
-        has_turns = any(each is not None for row in rows for each in row[TURN_REWARDS])
-        if (whole := self._reward_or_none(record)) is not None:
-            if has_turns:
-                raise NotOfFormat(
-                    "the whole rollout has a reward, and its answers have rewards. Set --reward_fields to the names of "
-                    "one kind"
-                )
-            for row in rows:
-                row |= {"reward": whole, TURN_REWARDS: None}
-        elif not has_turns:
-            raise Unrewarded("it has no reward")
-        elif self.args.completion == LAST_TURN:
-            for row in rows:
-                row |= {"reward": row[TURN_REWARDS][-1], TURN_REWARDS: None}
+        if self.args.rewards:  # The file has rewards of whole records.
+            return False
+        graded = [[self._reward_or_none(turn) for turn in row[GRADED]] for row in rows]
+        if all(each is None for turns in graded for each in turns):
+            return False
+        if self._reward_or_none(record) is not None:
+            raise NotOfFormat(
+                "the whole rollout has a reward, and its answers have rewards. Set --reward_fields to the names of one "
+                "kind"
+            )
+        if not self.has_rewards:
+            raise NotOfFormat("its turns have rewards, and the first records have no reward. Set --reward_fields")
+        for row, turns in zip(rows, graded, strict=True):
+            row[TURN_REWARDS] = turns
+        return True
 
     def _reward_or_none(self, record: Record) -> float | None:
         with suppress(Unrewarded):

@@ -5,11 +5,11 @@ from typing import Any
 
 from topr_trl.data.chat_templates import is_learned
 from topr_trl.importing.completions import turns_of
-from topr_trl.importing.format import Format, Record, Unusable
+from topr_trl.importing.format import GRADED, Format, Record, Unusable
 from topr_trl.importing.message_parts import assistant, call, other, text_of
 from topr_trl.importing.openai_messages import row_of_run, tools_as_json
 from topr_trl.importing.record_fields import inner_value, value_at
-from topr_trl.importing.row_table import TURN_REWARDS, Row
+from topr_trl.importing.row_table import Row
 from topr_trl.importing.token_turns import join_turns
 
 
@@ -19,16 +19,12 @@ def rows(record: Record) -> list[Row]:
     A trajectory is one row of messages. If each step of the model has token ids, it is one or more rows with token ids.
     Steps that were copied from an earlier trajectory, and steps that no model wrote, are context.
 
-    If a step has a reward, rows have `turn_rewards`.
-
     Raises:
-        Unusable: a step stands for several calls of the model, or has two rewards, or the file lacks token ids and text
-            that the model read or wrote.
+        Unusable: a step stands for several calls of the model, or the file lacks token ids and text that the model read
+            or wrote.
     """
     trajectories = _with_subagents(record)
     found = [row for each in trajectories for row in _rows_of_trajectory(each)]
-    if not rewards(record):
-        found = [{**row, TURN_REWARDS: None} for row in found]
     name = record.get("trajectory_id") or record.get("session_id")
     if len(found) < 2:
         return found
@@ -43,28 +39,21 @@ def _with_subagents(record: Record) -> list[Record]:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return the rewards of the steps, if there are any. ATIF defines no field for them, so they are in `extra`.
+    """Return the rewards of a step by name. ATIF defines no field for them, so they are in `extra`.
 
     Args:
-        record (`Record`): Trajectory.
+        record (`Record`): Step, or a trajectory. A trajectory has no reward as a whole.
     """
-    found = [_reward(step) for each in _with_subagents(record) for step in each["steps"] if _is_own(step)]
-    return {} if all(each is None for each in found) else {"rewards of steps": found}
+    if "steps" in record:
+        return {"reward of a step": None} if any(map(rewards, _own_steps(record))) else {}
+    return {path: value for path in _REWARDS if (value := value_at(record, path)) is not None}
 
 
-def _reward(step: Record) -> Any:
-    """Return the reward of a step, or None.
-
-    Raises:
-        Unusable: the step has several rewards.
-    """
-    found = [each for path in _REWARDS if (each := value_at(step, path)) is not None]
-    if any(each != found[0] for each in found[1:]):
-        raise Unusable(f"a step has the rewards {' and '.join(map(str, found))}. Keep one of them in the file")
-    return found[0] if found else None
+_REWARDS = ("extra.reward", "metrics.extra.reward")
 
 
-_REWARDS = ("extra.reward", "metrics.extra.reward", "reward", "metrics.reward")
+def _own_steps(record: Record) -> list[Record]:
+    return [step for each in _with_subagents(record) for step in each["steps"] if _is_own(step)]
 
 
 def _rows_of_trajectory(record: Record) -> list[Row]:
@@ -72,7 +61,7 @@ def _rows_of_trajectory(record: Record) -> list[Row]:
     own = [step for step in steps if _is_own(step)]
     if any((step.get("llm_call_count") or 1) > 1 for step in own):
         raise Unusable("a step has llm_call_count above 1, so the text of each call of the model is not known")
-    messages = [(message, _reward(step)) for step in steps for message in _messages(step)]
+    messages = [(message, step) for step in steps for message in _messages(step)]
     made = row_of_run(
         [message for message, _ in messages],
         tools=tools_as_json(agent.get("tool_definitions")),
@@ -82,22 +71,23 @@ def _rows_of_trajectory(record: Record) -> list[Row]:
     if not made:
         return []
     if all(inner_value(step, "metrics", "completion_token_ids") for step in own):
-        parts = [{**made[0], **part} for part in join_turns([_tokens(step["metrics"]) for step in own])]
-        return _with_rewards(parts, [_reward(step) for step in own])
+        return _graded([{**made[0], **part} for part in join_turns([_tokens(step["metrics"]) for step in own])], own)
     _check_text(agent, steps)
-    return _with_rewards(made, [reward for message, reward in messages if is_learned(message)][-turns_of(made[0]) :])
+    return _graded(made, [step for message, step in messages if is_learned(message)][-turns_of(made[0]) :])
 
 
-def _with_rewards(parts: list[Row], given: list[Any]) -> list[Row]:
-    """Return the rows of a trajectory with the rewards of its steps, each of which is one turn.
+def _graded(parts: list[Row], steps: list[Record]) -> list[Row]:
+    """Return the rows of a trajectory with its steps, each of which is one turn.
 
     Raises:
-        Unusable: two steps with rewards have no tokens between them, so they look like one turn.
+        Unusable: there are rewards, and two steps have no tokens between them, so they look like one turn.
     """
     ends = list(accumulate(map(turns_of, parts)))
-    if ends[-1] != len(given) and any(each is not None for each in given):
-        raise Unusable(f"{len(given)} steps have the tokens of {ends[-1]} turns, so the turn of a reward is not known")
-    return [{**row, TURN_REWARDS: given[end - turns_of(row) : end]} for row, end in zip(parts, ends, strict=True)]
+    if ends[-1] == len(steps):
+        return [{**row, GRADED: steps[end - turns_of(row) : end]} for row, end in zip(parts, ends, strict=True)]
+    if any(map(rewards, steps)):
+        raise Unusable(f"{len(steps)} steps have the tokens of {ends[-1]} turns, so the turn of a reward is not known")
+    return parts
 
 
 def _is_own(step: Record) -> bool:
