@@ -487,7 +487,7 @@ class RecordReader:
         if not self.has_rewards:
             raise NotOfFormat("its turns have rewards, and the first records have no reward. Set --reward_fields")
         for row, turns in zip(rows, graded, strict=True):
-            row[TURN_REWARDS] = turns
+            row |= {"reward": turns[-1]} if self.args.completion == LAST_TURN else {TURN_REWARDS: turns}
         return True
 
     def _reward_or_none(self, record: Record) -> float | None:
