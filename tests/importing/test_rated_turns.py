@@ -269,8 +269,8 @@ def test_the_summary_counts_units(tmp_path, capsys):
     rows = imported(tmp_path, tmp_path / "a.json")
     assert (rows["turn_rewards"][:], rows["reward"][:]) == ([[1.0, None, -1.0], None], [None, 1.0])
     shown = capsys.readouterr().out
-    assert "3 units: 2 turns with rewards of their own, 1 whole rows." in shown
-    assert "Rewards: -1 in 1 unit, 1 in 2 units." in shown
+    assert "2 turns have rewards of their own, and 1 rows have one reward." in shown
+    assert "Rewards: -1 in 1 rating, 1 in 2 ratings." in shown
     assert "Not in these files: reward" not in shown
     assert "several turns" not in shown
 

@@ -10,7 +10,7 @@ from datasets import Dataset
 from reference import of_level
 from test_training_on_trajectories import assert_same, loss_and_gradient, of_rollouts, offline
 
-from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer, load_rows
 from topr_trl.cli.main import main
 from topr_trl.data.preparation import ScoredRows
 
@@ -198,6 +198,10 @@ def test_choices_outside_training_refuse_rewards_of_turns(tmp_path):
     for command in ("curate", "trial"):
         with pytest.raises(ValueError, match=r"turn_rewards.*topr train"):
             main([command, "--input", str(path), "--output_dir", str(tmp_path / command)])
+    # Imports write the column for formats that can have such rewards.
+    Dataset.from_dict({**ROWS, "turn_rewards": [None] * 5, "reward": [1.0, -1.0, -1.0, 1.0, 1.0]}).to_parquet(path)
+    main(["curate", "--input", str(path), "--output_dir", str(tmp_path / "whole")])
+    assert load_rows(tmp_path / "whole")["reward_after_baseline"][2] == pytest.approx(-1.0)
 
 
 def test_replay_refuses_rewards_of_turns(tmp_path):

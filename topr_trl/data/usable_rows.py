@@ -1,6 +1,7 @@
 """Check whether rows have the columns that their use needs. This module imports no PyTorch, so commands check first."""
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from topr_trl.data.rows import TURN_REWARDS, check_trainable_columns, have_rewards, need_columns
 
@@ -24,8 +25,6 @@ def check_usable(columns: Sequence[str], use: str, by_functions: bool = False) -
         ValueError: a column is missing, or reward functions would score rows that are scored already.
     """
     rewarded = have_rewards(columns)
-    if use == "loop":
-        refuse_rewards_of_turns(columns, "topr iterate")
     if use == "train" or (use == "loop" and rewarded):
         check_trainable_columns(columns)
     elif use == "answers":
@@ -46,12 +45,17 @@ def check_usable(columns: Sequence[str], use: str, by_functions: bool = False) -
         need_columns(columns, (*prompt, "completion", *(() if by_functions else ("answer",))), "rows without a reward")
 
 
-def refuse_rewards_of_turns(columns: Collection[str], who: str) -> None:
-    """Raise a ValueError if turns have rewards of their own. `who` needs one reward per row."""
-    if TURN_REWARDS in columns:
+def refuse_rewards_of_turns(turns: Any, who: str) -> None:
+    """Raise a ValueError if a row has rewards of turns. `who` needs one reward per row.
+
+    Args:
+        turns (`Any`): Arrow column `turn_rewards`.
+        who (`str`): Command, for the error.
+    """
+    if turns.null_count < len(turns):
         raise ValueError(
-            f"{who} needs one reward per row, and the rows have the column {TURN_REWARDS}. Train on them with topr "
-            "train: it takes the same settings for baseline and curation, and applies them to turns."
+            f"{who} needs one reward per row, and rows have rewards in the column {TURN_REWARDS}. Train on them with "
+            "topr train: it takes the same settings for baseline and curation, and applies them to turns."
         )
 
 

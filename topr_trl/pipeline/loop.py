@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from topr_trl.data.rows import have_rewards
+from topr_trl.data.rows import TURN_REWARDS, have_rewards
 from topr_trl.data.sampler_logps import TEMPERATURE, training_temperatures
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
-from topr_trl.data.usable_rows import check_usable
+from topr_trl.data.usable_rows import check_usable, refuse_rewards_of_turns
 from topr_trl.evaluation.report import EVALUATION, Evaluations, plain_table, read_evaluation
 from topr_trl.pipeline import locks, stages
 from topr_trl.pipeline import run_folders as layout
@@ -215,6 +215,8 @@ def check_trainable(path: Path, rewards: RewardArguments) -> None:
         with naming(shard):
             by_functions = rewards.reward_funcs is not None and not have_rewards(names)
             check_usable(names, "loop", by_functions)
+            if TURN_REWARDS in names:
+                refuse_rewards_of_turns(read_shard(shard, (TURN_REWARDS,))[TURN_REWARDS], "topr iterate")
         if by_functions:
             prepare_rewards(load_reward_funcs(rewards.reward_funcs or ()), names, load=False)
         if TEMPERATURE in names:

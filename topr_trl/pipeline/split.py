@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from topr_trl.baseline import FloatArray, subtract_baseline
 from topr_trl.data.masks import explicit_masks
 from topr_trl.data.preparation import ScoredRows
-from topr_trl.data.rows import AFTER_BASELINE, ROLLOUT, TIMES_CHOSEN, checked_column
+from topr_trl.data.rows import AFTER_BASELINE, ROLLOUT, TIMES_CHOSEN, TURN_REWARDS, checked_column
 from topr_trl.data.tables import load_rows, save_rows, write_parquet
 from topr_trl.data.usable_rows import refuse_rewards_of_turns
 from topr_trl.pipeline import manifest
@@ -84,7 +84,8 @@ def _choose_rows(
 ) -> tuple[Dataset, Dataset, Json]:
     """Return the rows to train on, the held-out problems or rows, and the notes of the stage."""
     rows = _without_stage_columns(load_rows(trial.source, cache_dir=folder / manifest.WORK))
-    refuse_rewards_of_turns(rows.column_names, "topr trial")
+    if TURN_REWARDS in rows.column_names:
+        refuse_rewards_of_turns(rows.data[TURN_REWARDS], "topr trial")
     scored = ScoredRows.read(str(trial.source), rows)
     rewards = scored.rollouts.of_each_row(scored.rewards_U)
     problems = scored.rollouts.of_each_row(np.unique(scored.problems_U, return_inverse=True)[1])

@@ -3,6 +3,7 @@
 import os
 import warnings
 from copy import copy
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,11 +188,12 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         """Choose the units to train on. Return their rewards R and the choice, and keep the choice in `curated`."""
         scored.check_values(args)
         rewards, curated = scored.choose(args, args.seed)
-        if args.curation in REPEATING:
+        by_turn = scored.units.turns_R.any()
+        if args.curation in REPEATING and not by_turn:
             say(f"curation={args.curation!r}: {curated}.", args)
         scored.check_signal(rewards, args)
         self.curated, self._rows_trained_on = curated, str(curated)
-        if scored.units.turns_R.any():
+        if by_turn:
             self._rows_trained_on += "; each turn with a reward counts as a row"
             means = ", and each turn index has its own mean as baseline" * scored.has_returns
             say(f"each turn with a reward counts as a row{means}: {curated}.", args)
@@ -209,7 +211,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         warn_of_scale(rewards)
         rows_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         count = len(scored.units.rollouts_with(curated.indices)[0])
-        epochs = args.max_steps * rows_per_step / count if args.max_steps > 0 else args.num_train_epochs
+        epochs = args.max_steps / ceil(count / rows_per_step) if args.max_steps > 0 else args.num_train_epochs
         warn_of_many_reads(curated, rewards, epochs)
         say_recipe(scored, args)
         return rewards, curated

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from topr_trl.curation import REPEATING
 from topr_trl.data.preparation import CHOICE_COLUMNS, ScoredRows
-from topr_trl.data.rows import AFTER_BASELINE, TIMES_CHOSEN
+from topr_trl.data.rows import AFTER_BASELINE, TIMES_CHOSEN, TURN_REWARDS
 from topr_trl.data.tables import read_table, shards_of
 from topr_trl.data.usable_rows import refuse_rewards_of_turns
 from topr_trl.pipeline import manifest
@@ -55,10 +55,11 @@ class Curate(Stage[CurateArguments]):
         """Choose rows from all shards, and write the new columns."""
         args = self.args
         names = columns_before(self.name, args.source)
-        refuse_rewards_of_turns(names, "topr curate")
         unread = {ids for ids, instead in _INSTEAD_OF_IDS.items() if instead in names}
         columns = [name for name in names if name in CHOICE_COLUMNS and name not in unread]
         rows = read_table(*shards_of(args.source), cache_dir=self.folder / manifest.WORK / "cache", columns=columns)
+        if TURN_REWARDS in columns:
+            refuse_rewards_of_turns(rows.data[TURN_REWARDS], "topr curate")
         kept = np.arange(len(rows))
         by_score = all("reward" in stages_of(shard).get("score", ()) for shard in shards_of(args.source))
         if by_score and "reward" in columns:

@@ -190,9 +190,9 @@ def _describe(done: Json) -> str:
         lines.append(f"{runs} of {problems:,} problem{'s' * (problems != 1)}.")
     if turns := done.get("rated_turns"):
         whole = rows - done["filled"][TURN_REWARDS]
-        lines.append(f"{turns + whole:,} units: {turns:,} turns with rewards of their own, {whole:,} whole rows.")
+        lines.append(f"{turns:,} turns have rewards of their own, and {whole:,} rows have one reward.")
     if rewards := done["rewards"]:
-        lines.append(_describe_rewards(rewards, "unit" if turns else "row"))
+        lines.append(_describe_rewards(rewards, "rating" if turns else "row"))
     elif not done["filled"].get("reward"):
         found = done.get("numbers")
         numbers = f" Fields with numbers: {', '.join(found)}." if found else ""

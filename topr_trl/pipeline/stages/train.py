@@ -9,6 +9,8 @@ from typing import Any
 from accelerate import PartialState
 from transformers import TrainerCallback
 
+from topr_trl.data.rows import TURN_REWARDS
+from topr_trl.data.tables import columns_of, shards_of
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.adapters import adapter_settings, merge_adapter
 from topr_trl.pipeline.manifest import Json
@@ -93,12 +95,16 @@ class Train(Stage[TrainArguments]):
         options = f"--model_name_or_path {self.args.model_name_or_path} " if self.args.model_name_or_path else ""
         if self.args.ratio_level == "segment":
             options += f"--ratio_level segment --segment_tokens {self.args.segment_tokens} "
+        trial = (
+            f"\nIf 6 or more problems have several rows each, compare settings by rewards: topr trial {options}"
+            f"--input {self.args.input} --test_by rewards"
+        )  # It needs one reward per row.
+        by_turn = any(TURN_REWARDS in columns_of(shard) for shard in shards_of(self.args.source))
         return (
             f"Read the rows and curves: topr look {self.folder}\n"
             f"Test the model with reward functions: topr evaluate --model_name_or_path {self.folder} "
-            "--test_dataset_name PROMPTS.jsonl --reward_funcs FILE.py:FUNCTION --output_dir results\n"
-            f"If 6 or more problems have several rows each, compare settings by rewards: topr trial {options}"
-            f"--input {self.args.input} --test_by rewards"
+            "--test_dataset_name PROMPTS.jsonl --reward_funcs FILE.py:FUNCTION --output_dir results"
+            f"{'' if by_turn else trial}"
         )
 
     def inputs(self) -> Json:
