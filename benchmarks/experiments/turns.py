@@ -23,6 +23,7 @@ from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
 
 PROBLEMS, CANDIDATES, SAMPLES, DISCOUNT, RATED = 400, 8, 4, 0.9, 0.3
 END, PER_TURN, RETURNS, REPEATED = "one reward at the end", "a reward per turn", "returns", "right ones repeated"
+REPEATED_TURNS, OWN_MEANS = "right turns repeated", "a reward per turn, own means"
 RATED_TURNS, RATED_ROWS = "ratings as a reward per turn", "ratings as rows of their own"
 FINAL, FIRST = "final greedy", "first greedy"
 SHOWS = (FINAL, "final pass@1", FIRST, "first pass@1")
@@ -63,6 +64,9 @@ METHODS: dict[str, Callable[[Conversation, Sequence[bool]], list[Row]]] = {
     PER_TURN: lambda one, _: [row(one, turn_rewards=_rewards(one))],
     RETURNS: lambda one, _: [_discounted(one)],
     REPEATED: lambda one, _: [row(one, reward=_rewards(one)[1])],
+    REPEATED_TURNS: lambda one, _: [row(one, turn_rewards=_rewards(one))],
+    # A discount only tells the trainer to take means per turn index.
+    OWN_MEANS: lambda one, _: [row(one, turn_rewards=_rewards(one), turn_discount=1.0)],
     RATED_TURNS: lambda one, rated: [
         row(one, turn_rewards=[r if is_rated else None for r, is_rated in zip(_rewards(one), rated, strict=True)])
     ] * any(rated),
@@ -80,7 +84,7 @@ def of_methods(names: Sequence[str], title: str) -> Experiment:
 
 def rewarded() -> Experiment:
     """Return the comparison of rewards. The primary one is that of the first two methods."""
-    return of_methods((PER_TURN, END, RETURNS, REPEATED), "Two answers with a check between them")
+    return of_methods((PER_TURN, END, RETURNS, REPEATED, REPEATED_TURNS, OWN_MEANS), "Two answers with a check between them")
 
 
 def rated() -> Experiment:
@@ -107,7 +111,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     """
     seed = cell["seed"]
     rows, steps = rows_of(cell["method"], conversations(seed), seed)
-    curation = "repeated_positives" if cell["method"] == REPEATED else "none"
+    curation = "repeated_positives" if cell["method"] in (REPEATED, REPEATED_TURNS) else "none"
     model = trained(rows, steps, cell["learning_rate"], seed, curation)
     split = VALIDATION_SEED if seed == TUNING_SEED else TEST_SEED
     return {**tested(model, profile.test_problems, split), "before": untrained(profile.test_problems, split)}
