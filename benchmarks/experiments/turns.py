@@ -84,7 +84,9 @@ def of_methods(names: Sequence[str], title: str) -> Experiment:
 
 def rewarded() -> Experiment:
     """Return the comparison of rewards. The primary one is that of the first two methods."""
-    return of_methods((PER_TURN, END, RETURNS, REPEATED, REPEATED_TURNS, OWN_MEANS), "Two answers with a check between them")
+    return of_methods(
+        (PER_TURN, END, RETURNS, REPEATED, REPEATED_TURNS, OWN_MEANS), "Two answers with a check between them"
+    )
 
 
 def rated() -> Experiment:

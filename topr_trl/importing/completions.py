@@ -5,10 +5,10 @@ import re
 from typing import Any
 
 from topr_trl.data.chat_templates import is_learned
-from topr_trl.data.rows import ROLLOUT
+from topr_trl.data.rows import ROLLOUT, TURN_REWARDS
 from topr_trl.importing.format import NotOfFormat, Unusable
 from topr_trl.importing.openai_messages import message
-from topr_trl.importing.row_table import TURN_REWARDS, Row
+from topr_trl.importing.row_table import Row
 
 # Tokens that start a turn in common chat templates. A user's own text is unlikely to have them.
 _TEMPLATE_TOKENS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start_of_role|>", "[INST]", "<|user|>",

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from topr_trl.data.chat_templates import learned_turns
-from topr_trl.data.rows import ROLLOUT
+from topr_trl.data.rows import ROLLOUT, TURN_DISCOUNT, TURN_REWARDS
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.completions import cut_turns, turns_of
 from topr_trl.importing.format import LeftOut, NotOfFormat, Unusable
-from topr_trl.importing.row_table import TURN_DISCOUNT, TURN_REWARDS, Row
+from topr_trl.importing.row_table import Row
 
 PLACE = "place"  # key of a row with the place of its record
 RATED = "rated"  # key of a row whose reward is for its completion, which is one answer of a conversation

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from topr_trl.baseline import LARGEST_REWARD
+from topr_trl.data.rows import TURN_REWARDS
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.format import Format, NotOfFormat, Record, Unrewarded, Unusable
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.record_fields import DifferentRatings, field_value
 from topr_trl.importing.record_files import parsed, read_records
-from topr_trl.importing.row_table import JSON_COLUMNS, TURN_REWARDS, Row
+from topr_trl.importing.row_table import JSON_COLUMNS, Row
 
 # Labels with the same meaning in every file, and their rewards: 1 for good and -1 for bad. `--label_values` replaces
 # these labels.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from topr_trl.data.rows import ROLLOUT, hash_prompts
+from topr_trl.data.rows import ROLLOUT, TURN_DISCOUNT, TURN_REWARDS, hash_prompts
 from topr_trl.data.sampler_logps import LOGPROBS_MODE, TEMPERATURE
 from topr_trl.data.trajectories import Rollouts
 from topr_trl.importing import FORMATS
@@ -37,7 +37,7 @@ from topr_trl.importing.record_files import files_of, has_unpaired_surrogate, pa
 from topr_trl.importing.record_rewards import RecordRewards, check_rewards, read_by_id, spellings, value_by_id
 from topr_trl.importing.redacted_rows import redact_row
 from topr_trl.importing.refused_formats import refused
-from topr_trl.importing.row_table import TURN_DISCOUNT, TURN_REWARDS, Row
+from topr_trl.importing.row_table import Row
 from topr_trl.importing.unread_text import check_unread, find_unread
 from topr_trl.recording.redaction import Redactor
 

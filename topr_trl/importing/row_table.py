@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from topr_trl.data.rows import TURN_DISCOUNT, TURN_REWARDS
 from topr_trl.data.sampler_logps import LOGPROBS_MODE, SAMPLING
 
 Row = dict[str, Any]
@@ -19,7 +20,6 @@ MESSAGES = pa.list_(
 )  # fmt: skip
 IDS, LOGPS = pa.list_(pa.int32()), pa.list_(pa.float32())
 TEXT, NUMBER = pa.string(), pa.float64()
-TURN_REWARDS, TURN_DISCOUNT = "turn_rewards", "turn_discount"
 _MOST_CHARACTERS = 60  # maximum length of a value in an error message
 JSON_COLUMNS = ("tools", "chat_template_kwargs")  # columns with JSON text
 # Columns that rows can have in addition to prompt and completion.

@@ -62,7 +62,7 @@ class RowLog:
         self._unread.pop(reader, None)
 
     def read(self, reader: str) -> list[tuple[Any, float, float]]:
-        """Return (row number, weight, log-ratio) of the unread rows that count, from this process."""
+        """Return (number or numbers of the row, weight, log-ratio) of the unread rows that count, from this process."""
         return [
             (number, weight, log_ratio)
             for numbers_N, values_N6 in self._unread.pop(reader, [])

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from topr_trl.data.rows import ROLLOUT
+from topr_trl.data.rows import ROLLOUT, TURN_REWARDS
 from topr_trl.data.sampler_logps import TEMPERATURE
 from topr_trl.data.tables import read_shard, shard_path, shards_of
 from topr_trl.importing.format import LeftOut, NotOfFormat, Placed
@@ -21,7 +21,7 @@ from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.record_files import count_records, files_of, parsed
 from topr_trl.importing.record_rewards import UnknownLabel, numbers_in
 from topr_trl.importing.record_to_rows import Part, RecordReader, short_place
-from topr_trl.importing.row_table import TURN_REWARDS, to_table
+from topr_trl.importing.row_table import to_table
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import FolderArguments
