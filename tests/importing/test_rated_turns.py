@@ -11,7 +11,7 @@ from test_spans import feedback, span, trace
 
 from topr_trl.importing.format import Unusable
 from topr_trl.importing.formats import atif
-from topr_trl.importing.rated_turns import returns
+from topr_trl.importing.rated_turns import join_answers, returns
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.record_to_rows import RecordReader
 from topr_trl.importing.row_table import COLUMNS, to_table
@@ -298,3 +298,17 @@ def test_a_discount_needs_rewards_of_turns(tmp_path):
     path.write_text(json.dumps([of_messages([None, None])]))
     with pytest.raises(ValueError, match=r"turn_discount: the first records .* no rewards.*Remove turn_discount"):
         RecordReader(ReadingArguments(turn_discount=0.9), path)
+
+
+def test_an_answer_that_was_rated_twice_keeps_both_ratings():
+    """The same answer was given twice, with different ratings, and two conversations go on from it."""
+
+    def answered(prompt, text, reward):
+        return {"prompt": prompt, "completion": [{"role": "assistant", "content": text}], "reward": reward,
+                "problem_id": "p"}  # fmt: skip
+
+    start = [{"role": "user", "content": "hi"}]
+    said = [*start, {"role": "assistant", "content": "a"}, {"role": "user", "content": "more"}]
+    other = [*said[:2], {"role": "user", "content": "less"}]
+    rows = [answered(start, "a", 1.0), answered(start, "a", -1.0), answered(said, "b", 1.0), answered(other, "c", 0.0)]
+    assert [row["turn_rewards"] for row in join_answers(rows, None)] == [[1.0, 1.0], [-1.0, 0.0]]
