@@ -285,7 +285,7 @@ RECOGNIZED = [
     foreign("a span whose messages were not captured", "log.jsonl, line 1, without messages, capture, --skip_unusable",
         "log.jsonl", {"attributes": {"openinference.span.kind": "LLM"}}),
     foreign("annotations of a span that is not a model call",
-        "log.jsonl, line 1, not a model call, evaluations (good), --rewards, --id_field", "log.jsonl",
+        "log.jsonl, line 1, not a model call, ratings (good), --rewards, --id_field", "log.jsonl",
         {"attributes": {"openinference.span.kind": "AGENT"}, "annotations": [{"name": "good", "score": 1}]}),
     foreign("feedback without its chat", "log.jsonl, line 1, no snapshot, Export, --skip_unusable", "log.jsonl",
         example("open-webui", snapshot=None)),

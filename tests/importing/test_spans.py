@@ -61,7 +61,7 @@ def test_annotations_of_phoenix_are_rewards(tmp_path):
 
 def test_a_rating_of_another_span_is_not_dropped():
     annotations = [{"name": "thumbs", "result": {"score": 1}}]
-    with pytest.raises(NotOfFormat, match=r"not a model call, and has evaluations \(thumbs\).*--rewards.*--id_field"):
+    with pytest.raises(NotOfFormat, match=r"not a model call, and has ratings \(thumbs\).*--rewards.*--id_field"):
         read({"openinference.span.kind": "AGENT"}, annotations=annotations)
     assert read({"openinference.span.kind": "AGENT"}) == ["other"]
 
@@ -239,5 +239,5 @@ def test_assessments_of_mlflow():
         assert read_mlflow(trace(span("a"), assessments=given))[0][0] not in ("other", "failed")
         (found,) = mlflow.calls(trace(span("a"), assessments=given))
         assert mlflow.FORMAT.rewards(found) == {"assessments.right": True}
-    with pytest.raises(NotOfFormat, match=r"not a model call, and has assessments \(right\).*--rewards.*--id_field"):
+    with pytest.raises(NotOfFormat, match=r"not a model call, and has ratings \(right\).*--rewards.*--id_field"):
         read_mlflow(trace(span("a", "AGENT"), assessments=[feedback("right", "yes", span_id="a")]))

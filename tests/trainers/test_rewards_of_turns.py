@@ -1,4 +1,4 @@
-"""Tests of rows in which each turn has a reward of its own: they train like one row for each turn."""
+"""Tests of rows in which each turn has its own reward: they train like one row for each turn."""
 
 import copy
 import re

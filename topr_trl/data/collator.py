@@ -5,15 +5,15 @@ Parts of a rollout run as separate sequences and are rejoined after the forward 
 
 import math
 from collections.abc import Mapping
-from itertools import groupby, pairwise
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from topr_trl.baseline import FloatArray
-from topr_trl.data.masks import MASK
+from topr_trl.data.masks import MASK, runs_of
 from topr_trl.data.trajectories import PARTS
 
 _CONTEXT = -100  # label of a token without a loss
@@ -69,7 +69,7 @@ class Collator:
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the batch of `collate_tokens` for the rows of the forward pass, with additional keys.
 
-        A unit is a whole completion, or a turn with a reward of its own. N is the number of units that count. The
+        A unit is a whole completion, or a turn with its own reward. N is the number of units that count. The
         forward pass computes B of them, which are in the rows of the batch, and skips the others.
 
         | key | value |
@@ -81,24 +81,24 @@ class Collator:
 
         Unknown log μ is NaN.
         """
-        units = [(row, turn, reward) for row in rows for turn, reward in _units(row) if not math.isnan(reward)]
-        units = units or [(row, turn, reward) for row in rows[:1] for turn, reward in _units(row)[:1]]
+        units = [unit for row in rows for unit in _units(row)]
+        units = [unit for unit in units if not math.isnan(unit.reward)] or units[:1]
         if self.skip_zeros:
-            units.sort(key=lambda unit: unit[2] == 0)
-        computed = [unit for unit in units if unit[2] != 0] or units[:1] if self.skip_zeros else units
+            units.sort(key=lambda unit: unit.reward == 0)
+        computed = [unit for unit in units if unit.reward != 0] or units[:1] if self.skip_zeros else units
         # A batch can hold copies of a row, which are equal, so rows are told apart by their identity.
-        forward = {id(row): row for row, _, _ in computed}
+        forward = {id(unit.row): unit.row for unit in computed}
         places = {row: place for place, row in enumerate(forward)}
         batch = self.collate_tokens(list(forward.values()))
-        batch["row"] = torch.tensor([(row["row"], turn) for row, turn, _ in units])
-        batch["reward"] = torch.tensor([reward for _, _, reward in units], dtype=torch.float32)
+        batch["row"] = torch.tensor([(unit.row["row"], unit.turn) for unit in units])
+        batch["reward"] = torch.tensor([unit.reward for unit in units], dtype=torch.float32)
         if self.per_token:  # The values of all tokens of the batch are concatenated.
-            mu_logps = [value for row, turn, _ in computed for value in self._by_token(row)[_own_tokens(row, turn)]]
+            mu_logps = [value for unit in computed for value in self._by_token(unit.row)[unit.tokens]]
         else:
-            mu_logps = [_sum(self._known(row), _own_tokens(row, turn)) for row, turn, _ in computed]
+            mu_logps = [_sum(self._known(unit.row), unit.tokens) for unit in computed]
         batch["mu_logps"] = torch.tensor(mu_logps, dtype=torch.float32)
-        if any(turn >= 0 for _, turn, _ in computed):
-            batch["place"] = torch.tensor([places[id(row)] for row, _, _ in computed])
+        if any(unit.turn >= 0 for unit in computed):
+            batch["place"] = torch.tensor([places[id(unit.row)] for unit in computed])
         return batch
 
     def _known(self, row: dict[str, Any]) -> Any:
@@ -122,20 +122,25 @@ def _sum(mu: Any, tokens: slice) -> float:
     return torch.nan if mu is None else mu
 
 
-def _units(row: dict[str, Any]) -> list[tuple[int, float]]:
-    """Return the units of a row: position of the turn, or -1 for the whole completion, and R."""
-    rewards = row["reward"]
-    if not isinstance(rewards, list):
-        return [(-1, rewards)]
-    return [(-1, rewards[0])] if len(rewards) == 1 else list(enumerate(rewards))
+class _Unit(NamedTuple):
+    """Whole completion, whose turn is -1, or a turn with its own R. `tokens` is its place among the model's tokens."""
+
+    row: dict[str, Any]
+    turn: int
+    reward: float
+    tokens: slice
 
 
-def _own_tokens(row: dict[str, Any], turn: int) -> slice:
-    """Return the place of a turn among the tokens that the model wrote, or of all of them for the turn -1."""
-    if turn < 0:
-        return slice(None)
-    ends = np.cumsum([sum(1 for _ in run) for own, run in groupby(row[MASK]) if own]).tolist()
-    return slice(([0, *ends])[turn], ends[turn])
+def _units(row: dict[str, Any]) -> list[_Unit]:
+    """Return the units of a row."""
+    rewards = row["reward"] if isinstance(row["reward"], list) else [row["reward"]]
+    if len(rewards) == 1:
+        return [_Unit(row, -1, rewards[0], slice(None))]
+    ends = np.cumsum([end - start for start, end in runs_of(row[MASK])]).tolist()
+    return [
+        _Unit(row, turn, reward, slice(start, end))
+        for turn, (reward, (start, end)) in enumerate(zip(rewards, pairwise([0, *ends]), strict=True))
+    ]
 
 
 def select_units(values_BT: Tensor, mask_BT: Tensor, place_U: Tensor, turn_U: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ is not part of the loss, the ratio or the length. A row marks context in one of 
 Otherwise the model wrote the whole completion.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,17 @@ def written(mask: NDArray[Any] | None, sampler_logps: NDArray[Any] | None, token
             "its mask has no 1, so the model wrote no token of the completion, and there is nothing to learn"
         )
     return mask.astype(bool)
+
+
+def runs_of(mask: Sequence[int] | None) -> list[tuple[int, int]]:
+    """Return start and end of each run of tokens that the model wrote, which is a turn. No mask is no run.
+
+    Args:
+        mask (`Sequence[int]`, *optional*): Completion mask.
+    """
+    own = np.array(mask or (), dtype=np.int8)
+    edges = np.flatnonzero(np.diff(own, prepend=0, append=0))
+    return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
 
 
 def _arrays(table: pa.Table, name: str) -> list[NDArray[np.float64] | None]:

@@ -4,7 +4,7 @@ A trajectory must be split into rows if the model did not read its earlier token
 removes thinking, or an agent shortens the context. The rows of such a trajectory are the parts of one rollout, and
 share a `rollout_id`. After tokenization a rollout is one row, and `part_lengths` has the number of tokens of each part.
 
-A unit is a whole rollout, or a turn of it with a reward of its own (`turn_rewards`). The trainer counts, weights and
+A unit is a whole rollout, or a turn of it with its own reward (`turn_rewards`). The trainer counts, weights and
 chooses units. All units of a rollout share a forward pass.
 """
 

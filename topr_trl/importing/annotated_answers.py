@@ -1,9 +1,10 @@
 """Read answers of models that people rated or ranked with an annotation tool, as records of a table."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from topr_trl.importing.format import Record
+from topr_trl.importing.format import Format, Record
 from topr_trl.importing.record_fields import values_by_name
 
 RATINGS = "ratings"  # field of a record with its ratings by name
@@ -42,6 +43,21 @@ def ranked(
         yield rated({**fields, "completion": text}, [*places, *ratings])
 
 
-def rewards(record: Record) -> dict[str, Any]:
-    """Return the ratings of a record of a table by name."""
-    return {f"{RATINGS}.{name}": value for name, value in record[RATINGS].items()}
+def format_of_ratings(table: Format, **fields: Any) -> Format:
+    """Return a format whose records become records of a table with ratings.
+
+    Args:
+        table (`Format`): Format of tables.
+        **fields (`Any`): Other fields of the format.
+    """
+    table_choices = table.choices
+    assert table_choices is not None
+    return replace(
+        table,
+        rank=1,
+        rows=lambda record: table.rows(record),  # Another function than the table's, so that errors name the format.
+        rewards=lambda record: {f"{RATINGS}.{name}": value for name, value in record[RATINGS].items()},
+        required=frozenset({RATINGS}),
+        choices=lambda record: table_choices(record)._replace(read=(RATINGS,)),
+        **fields,
+    )

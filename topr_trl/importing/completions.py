@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from topr_trl.data.chat_templates import is_learned
+from topr_trl.data.masks import runs_of
 from topr_trl.data.rows import ROLLOUT, TURN_REWARDS
 from topr_trl.importing.format import NotOfFormat, Unusable
 from topr_trl.importing.openai_messages import message
@@ -105,7 +106,7 @@ def check_not_rendered(row: Row) -> None:
 def turns_of(row: Row) -> int:
     """Return the number of turns to learn from in the completion of a row. A text without token ids is one turn."""
     if row.get("completion_ids"):
-        return len(_runs(row.get("completion_mask") or [1]))
+        return len(runs_of(row.get("completion_mask") or [1]))
     completion = row["completion"]
     return len(_learned(completion)) if isinstance(completion, list) else 1
 
@@ -151,8 +152,8 @@ def cut_turns(row: Row, first: int, last: int | None = None) -> Row:
         row["finish_reason"] = None  # It is the reason of the last turn.
     if row.get("completion_ids"):
         mask = row.get("completion_mask") or [1]
-        start = _runs(mask)[first]
-        end = None if last is None or 0 not in mask[_runs(mask)[last] :] else mask.index(0, _runs(mask)[last])
+        runs = runs_of(mask)
+        start, end = runs[first][0], None if last is None else runs[last][1]
         row["prompt_ids"] = [*(row.get("prompt_ids") or ()), *row["completion_ids"][:start]]
         for name in ("completion_ids", "completion_mask", "sampler_logps"):
             if row.get(name) is not None:
@@ -193,8 +194,3 @@ _UNKNOWN = -9999.0
 def _learned(messages: list[Row]) -> list[int]:
     """Return the index of each assistant turn to learn from."""
     return [n for n, message in enumerate(messages) if isinstance(message, dict) and is_learned(message)]
-
-
-def _runs(mask: list[int]) -> list[int]:
-    """Return the index at which each run of ones in a completion mask starts."""
-    return [n for n, own in enumerate(mask) if own and (n == 0 or not mask[n - 1])]

@@ -12,6 +12,7 @@ from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.record_fields import inner_value
 from topr_trl.recording.protocols import PROTOCOLS
 from topr_trl.recording.protocols.completions import CHAT, TEXT
+from topr_trl.recording.protocols.protocol import Assembler
 
 _FAILED, _CUT = "failed", "incomplete"  # finish reasons of a stream with an error, and of a stream without its end
 
@@ -71,6 +72,13 @@ def _is_chunk(event: Record) -> bool:
 _TEXT_OBJECT = "text_completion"
 
 
+def _assembled(endpoint: str, events: list[Record]) -> Assembler:
+    assembler = PROTOCOLS[endpoint].assembler()
+    for event in events:
+        assembler.add(event)
+    return assembler
+
+
 def _of_protocol(
     endpoint: str, empty: Record, end_field: str, starts: tuple[str, ...] = ()
 ) -> Callable[[list[Record], str], Record]:
@@ -86,9 +94,7 @@ def _of_protocol(
     def join(events: list[Record], end: str) -> Record:
         if starts and events[0]["type"] not in starts:
             raise KeyError(starts[0])
-        assembler = PROTOCOLS[endpoint].assembler()
-        for event in events:
-            assembler.add(event)
+        assembler = _assembled(endpoint, events)
         return {**empty, **(assembler.answer or {}), **({} if assembler.finished else {end_field: end})}
 
     return join
@@ -96,10 +102,7 @@ def _of_protocol(
 
 def _of_chunks(events: list[Record], end: str) -> Record:
     """Join chunks of OpenAI's chat completions or legacy completions. Each choice has its own end."""
-    assembler = PROTOCOLS[TEXT if events[0].get("object") == _TEXT_OBJECT else CHAT].assembler()
-    for event in events:
-        assembler.add(event)
-    answer = assembler.answer or {"choices": []}
+    answer = _assembled(TEXT if events[0].get("object") == _TEXT_OBJECT else CHAT, events).answer or {"choices": []}
     choices = [{**choice, "finish_reason": choice["finish_reason"] or end} for choice in answer["choices"]]
     return {**answer, "choices": choices}
 

@@ -255,12 +255,14 @@ def _read_table(path: Path) -> pa.Table:
 
 
 def _by_turn(table: pa.Table) -> pa.Table:
-    """Return a row for each turn that has a reward of its own. All before the turn is its prompt.
+    """Return a row for each turn that has its own reward. All before the turn is its prompt.
 
     If the turns are not known, because the completion is no list of messages, the reward is the mean over the turns.
     """
     if "turn_rewards" not in table.column_names:
         return table
+    if table["turn_rewards"].null_count == table.num_rows:  # as in imports of formats that can rate turns
+        return table.drop_columns("turn_rewards")
     found: list[dict[str, Any]] = []
     for row in table.to_pylist():
         rewards = row.pop("turn_rewards")
@@ -273,11 +275,10 @@ def _by_turn(table: pa.Table) -> pa.Table:
                 for n, reward in zip(own, rewards, strict=True) if reward is not None
             ]  # fmt: skip
         else:
-            known = [reward for reward in rewards or () if reward is not None]
             texts = {
                 name: json.dumps(row[name]) for name in ("prompt", "completion") if isinstance(row.get(name), list)
             }
-            found.append({**row, **texts, "reward": sum(known) / len(known) if known else row.get("reward")})
+            found.append({**row, **texts, "reward": _mean(rewards) if rewards else row.get("reward")})
     return pa.Table.from_pylist(found)
 
 

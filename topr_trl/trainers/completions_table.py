@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 from transformers.utils import is_rich_available
 from trl.trainer.utils import print_prompt_completions_sample
 
-from topr_trl.data.masks import MASK
+from topr_trl.data.masks import MASK, runs_of
 from topr_trl.data.tokenized_rows import column
 
 WEIGHT_COLUMNS = ("weight", "log_ratio")
@@ -51,9 +51,8 @@ class LogCompletions(TrainerCallback):
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        self.of_tokens: dict[
-            tuple[int, ...], Tensor
-        ] = {}  # for each row or turn: log-ratio, weight and mask of tokens, shape (3, T)
+        # Row numbers of each forward pass, and log-ratio, weight and mask of the tokens, shape (B, 3, T)
+        self.of_tokens: list[tuple[Tensor, Tensor]] = []
         if trainer.args.needs_mu_of_tokens:
             trainer._log_tokens = self.add_tokens
 
@@ -68,7 +67,7 @@ class LogCompletions(TrainerCallback):
         """
         if self.trainer.model.training:
             values_B3T = torch.stack([log_ratios_BT.float(), weights_BT.float(), mask_BT.float()], dim=1)
-            self.of_tokens.update(zip(map(tuple, numbers_N.tolist()), values_B3T, strict=False))
+            self.of_tokens.append((numbers_N, values_B3T))  # Only `on_log` waits for the device.
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         """Remove the rows of the previous step."""
@@ -81,7 +80,11 @@ class LogCompletions(TrainerCallback):
             return
         seen = gather_object(self.trainer._row_log.read("table"))
         # `seen` is empty if no step has run since the last log. The summary after training can be such a log.
-        own = [(number, values_3T[:2, values_3T[2] > 0].tolist()) for number, values_3T in self.of_tokens.items()]
+        own = [
+            (tuple(number), values_3T[:2, values_3T[2] > 0].tolist())
+            for numbers_N, values_B3T in self.of_tokens
+            for number, values_3T in zip(numbers_N.tolist(), values_B3T, strict=False)
+        ]
         of_tokens = dict(gather_object(own))
         if seen and state.is_world_process_zero:
             show(self._table(seen, of_tokens, state.global_step), args)
@@ -91,7 +94,7 @@ class LogCompletions(TrainerCallback):
     ) -> dict[str, list[Any]]:
         """Return the columns of the table, named as in TRL's table of completions.
 
-        A turn with a reward of its own is a completion, and all before it is its prompt.
+        A turn with its own reward is a completion, and all before it is its prompt.
         """
         numbers, weights, log_ratios = zip(*seen, strict=True)
         places, turns = zip(*numbers, strict=True)
@@ -126,9 +129,8 @@ def _split(row: dict[str, Any], turn: int) -> tuple[list[int], list[int], list[b
     ids, start, mask = row["input_ids"], row["prompt_length"], row.get(MASK)
     if turn < 0 or mask is None:
         return ids[:start], ids[start:], mask
-    begin = start + [n for n, own in enumerate(mask) if own and not (n and mask[n - 1])][turn]
-    end = next((n for n in range(begin, len(ids)) if not mask[n - start]), len(ids))
-    return ids[:begin], ids[begin:end], None
+    begin, end = runs_of(mask)[turn]
+    return ids[: start + begin], ids[start + begin : start + end], None
 
 
 def _token_columns(

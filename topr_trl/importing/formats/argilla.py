@@ -1,10 +1,9 @@
 """Read records of Argilla, with responses of annotators as rewards."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
-from topr_trl.importing.annotated_answers import RATINGS, ranked, rated, rewards
+from topr_trl.importing.annotated_answers import format_of_ratings, ranked, rated
 from topr_trl.importing.format import Record
 from topr_trl.importing.formats import table
 
@@ -67,13 +66,8 @@ def _is_record(record: Record) -> bool:
     return is_nested or any(name.endswith(f"{_END}.users") for name in record)
 
 
-FORMAT = replace(
+FORMAT = format_of_ratings(
     table.FORMAT,
-    rank=1,
-    rows=lambda record: table.rows(record),  # A function of its own, so that errors name the format of a table.
-    rewards=rewards,
-    required=frozenset({RATINGS}),
-    choices=lambda record: table.choices(record)._replace(read=(RATINGS,)),
     source="Argilla 2 (argilla/records/_io/_generic.py)",
     test=_is_record,
     records=records,

@@ -1,10 +1,9 @@
 """Read exports of Label Studio as JSON, with annotations as rewards."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
-from topr_trl.importing.annotated_answers import RATINGS, ranked, rated, rewards
+from topr_trl.importing.annotated_answers import format_of_ratings, ranked, rated
 from topr_trl.importing.format import NotOfFormat, Record
 from topr_trl.importing.formats import table
 
@@ -69,13 +68,8 @@ def _texts(data: Record) -> dict[str, Any]:
     return {**data, **inner}
 
 
-FORMAT = replace(
+FORMAT = format_of_ratings(
     table.FORMAT,
-    rank=1,
-    rows=lambda record: table.rows(record),  # A function of its own, so that errors name the format of a table.
-    rewards=rewards,
-    required=frozenset({RATINGS}),
-    choices=lambda record: table.choices(record)._replace(read=(RATINGS,)),
     source="Label Studio's JSON export (labelstud.io, guide/export; tags pairwise, ranker, rating, choices and number)",
     suffix=".jsonl",
     test=_is_task,

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
+from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, not_a_call
 from topr_trl.importing.dialects import DIALECTS
-from topr_trl.importing.format import Format, LeftOut, Record, Unusable
+from topr_trl.importing.format import Format, LeftOut, Record
 from topr_trl.importing.rated_turns import as_rated
 from topr_trl.importing.record_fields import value_at, values_by_name
 from topr_trl.importing.row_table import Row
@@ -66,12 +66,7 @@ def _left_out(record: Record) -> LeftOut | None:
         return LeftOut.FAILED
     if record["is_call"]:
         return None
-    if record["assessments"]:
-        raise Unusable(
-            f"it is not a model call, and has assessments ({', '.join(record['assessments'])}). To give them to the "
-            "calls of its trace, write them to a file for --rewards, and set --id_field trace_id"
-        )
-    return LeftOut.OTHER
+    return not_a_call(record["assessments"], "trace_id")
 
 
 ENVELOPE = Envelope(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.calls import COLUMNS_OF_CALLS, Dialect, Envelope
+from topr_trl.importing.calls import COLUMNS_OF_CALLS, Dialect, Envelope, not_a_call
 from topr_trl.importing.dialects import genai_parts, openai, vercel
 from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json, split_parts
@@ -119,12 +119,7 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
         if is_failed:
             return [LeftOut.FAILED]
         raise Unusable("it is a model call without messages: turn on the capture of content")
-    if record.get("evaluations"):
-        raise Unusable(
-            f"it is not a model call, and has evaluations ({', '.join(record['evaluations'])}). To give them to the "
-            "calls of its trace, write them to a file for --rewards, and set --id_field to traceId or context.trace_id"
-        )
-    return [LeftOut.OTHER]
+    return [not_a_call(record.get("evaluations") or {}, "traceId or context.trace_id")]
 
 
 def _check_whole(record: Record, paths: tuple[str, ...]) -> None:
