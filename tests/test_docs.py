@@ -76,7 +76,7 @@ def world(sampled, tokenizer, tmp_path, monkeypatch):
 
     monkeypatch.setattr(topr_trl.TOPRTrainer, "train", two_steps)
     model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype="float32")
-    for name in ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct", "my-assistant"):
+    for name in ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct"):
         model.save_pretrained(name)
         tokenizer.save_pretrained(name)
     rows = load_rows(sampled)
@@ -85,8 +85,6 @@ def world(sampled, tokenizer, tmp_path, monkeypatch):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         dataset.to_json(path)
 
-    greetings = [{"prompt": f"Say hello to {name}.", "target": name} for name in ("Ana", "Ben", "Mira", "Nils")]
-    save("prompts.jsonl", Dataset.from_list(greetings))
     save("my/prompts/train.jsonl", rows.select_columns(["prompt", "answer"]))
     by_reward = rows.sort("reward").select([*range(6), *range(len(rows) - 6, len(rows))])  # right and wrong completions
     save("logs.jsonl", by_reward.select_columns(["prompt", "completion", "reward"]))
@@ -96,7 +94,7 @@ def world(sampled, tokenizer, tmp_path, monkeypatch):
     other = [said[0][0], {"role": "assistant", "content": "No."}]
     pairs = {"chosen": [said[0] + said[1]] * 2, "rejected": [other] * 2}  # as on the Hub, without a column `prompt`
     save("trl-lib/ultrafeedback_binarized/train.jsonl", Dataset.from_dict(pairs))
-    for folder in ("topr-gsm8k/before/test", "topr-gsm8k/after/test", "rollouts"):
+    for folder in ("topr-gsm8k/before/test", "topr-gsm8k/after/test"):
         save_rows(rows, folder)
     return tmp_path
 
@@ -106,8 +104,6 @@ def world(sampled, tokenizer, tmp_path, monkeypatch):
 def test_python(page, world):
     if page.name == "scaling.md" and Version(trl.__version__) < Version("1.16"):
         pytest.skip("AsyncTOPRTrainer is built on TRL 1.16")
-    if page.name == "one_card.md":
-        pytest.skip("its model needs bitsandbytes: tests/trainers/test_quantized.py trains the same way")
     names = {"__name__": "__main__"}
     with recorder(world / "my-log") if page.name == "recording.md" else nullcontext() as running:
         for line, code in blocks(page, "python"):
