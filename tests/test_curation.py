@@ -71,6 +71,8 @@ def test_in_words():
         f"1,500 rows, {share} positive, chosen from 1,000 positives and 1,000 negatives of 1,000 problems "
         "(0 without a positive)"
     )
+    every = curate([1.0, -1.0, -1.0], [0] * 3, "none")
+    assert str(every) == "3 rows, 33.3% positive: 1 positive and 2 negatives of 1 problem (0 without a positive)"
     with pytest.warns(UserWarning, match="no positive and no negative row"):
         empty = curate([], [], "anna_karenina", 3)
     assert str(empty).startswith("0 rows, 0.0% positive")
@@ -140,7 +142,7 @@ def test_rules_repeat_positives_and_no_negative(rule, size, rows, positives):
 
 
 def test_balanced_says_that_it_leaves_out_right_rows():
-    with pytest.warns(UserWarning, match="leaves out 5 of 6 right rows, because there are fewer wrong rows: 1"):
+    with pytest.warns(UserWarning, match="leaves out 5 of 6 right completions, because there are fewer wrong ones: 1"):
         curate([1.0] * 6 + [-1.0], range(7), "balanced")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -176,7 +178,7 @@ def test_the_summary_is_for_the_second_baseline_and_invents_no_repeats():
     assert curated.indices.tolist() == [1, 2, 3]
     assert (rewards > 0).tolist() == [False, True, True]
     assert str(curated) == (
-        "3 rows, 66.7% positive, chosen from 3 positives and 1 negatives of 2 problems (0 without a positive)"
+        "3 rows, 66.7% positive, chosen from 3 positives and 1 negative of 2 problems (0 without a positive)"
     )
 
 

@@ -62,16 +62,22 @@ class Curated:
         return self.size - len(self.indices)
 
     def __str__(self) -> str:
-        chosen = len(self.indices)
+        chosen, different = len(self.indices), len(np.unique(self.indices))
         share = self.chosen_positives / chosen if chosen else 0.0
+        positives, negatives = self.available_positives, self.available_negatives
+        are_all = chosen == different == positives + negatives
         text = (
-            f"{chosen:,} rows, {share:.1%} positive, chosen from {self.available_positives:,} positives and "
-            f"{self.available_negatives:,} negatives of {self.problems:,} problems "
-            f"({self.problems_without_positive:,} without a positive)"
+            f"{_counted(chosen, 'row')}, {share:.1%} positive{':' if are_all else ', chosen from'} "
+            f"{_counted(positives, 'positive')} and {_counted(negatives, 'negative')} of "
+            f"{_counted(self.problems, 'problem')} ({self.problems_without_positive:,} without a positive)"
         )
-        if (different := len(np.unique(self.indices))) < chosen:
-            text += f"; {different:,} different rows"
+        if different < chosen:
+            text += f"; {_counted(different, 'different row')}"
         return text + (f"; {self.shortfall:,} fewer than requested" if self.shortfall else "")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def curate(
@@ -257,7 +263,7 @@ def _warn_if_short(curated: Curated, rule: str, positive_share: float | None) ->
     elif rule == "balanced" and curated.size == 2 * curated.available_negatives < 2 * curated.available_positives:
         warn_user(
             f"curation='balanced' leaves out {curated.available_positives - curated.chosen_positives:,} of "
-            f"{curated.available_positives:,} right rows, because there are fewer wrong rows: "
+            f"{curated.available_positives:,} right completions, because there are fewer wrong ones: "
             f"{curated.available_negatives:,}. Balanced rows are meant for few right answers."
         )
 

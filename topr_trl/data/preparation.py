@@ -18,6 +18,7 @@ from topr_trl.data.rows import (
     ANSWER,
     ROLLOUT,
     TIMES_CHOSEN,
+    TURN_DISCOUNT,
     TURN_REWARDS,
     MalformedRow,
     after_baseline_column,
@@ -41,7 +42,7 @@ from topr_trl.user_warnings import warn_user
 # `topr curate` reads only these columns, which suffice to validate and choose rows.
 CHOICE_COLUMNS = (
     "prompt", "prompt_ids", "completion", "completion_ids", "reward", "label", "problem_id", "sample_id", ROLLOUT,
-    "finish_reason", TEMPERATURE, ANSWER, TURN_REWARDS,
+    "finish_reason", TEMPERATURE, ANSWER, TURN_REWARDS, TURN_DISCOUNT,
 )  # fmt: skip
 _SAME_IN_A_ROLLOUT = ("problem_id", "mu_fingerprint", AFTER_BASELINE)
 
