@@ -140,15 +140,15 @@ def warn_of_signs(curated: Curated, zeros: bool, args: TOPRConfig | OfflineTOPRC
         return
     if signs == (True, False):
         message = (
-            f"None of the {positives} completions has a negative reward after the baseline: TOPR then is reward-weighted "
-            "supervised fine-tuning."
+            f"None of the {positives} completions has a negative reward after the baseline: TOPR then is "
+            "reward-weighted supervised fine-tuning."
         )
         if zeros:
             message += " Rewards of 0 are not negatives: set baseline='mean', or baseline=0.5."
     elif signs == (False, True):
         message = (
-            f"All {negatives} completions have a negative reward after the baseline: the model only learns what to avoid, "
-            "and nothing says what to write instead. Add positives, or lower the baseline."
+            f"All {negatives} completions have a negative reward after the baseline: the model only learns what to "
+            "avoid, and nothing says what to write instead. Add positives, or lower the baseline."
         )
     else:
         message = "No completion has a reward, so there is nothing to learn from them: the weights do not change."
@@ -180,8 +180,8 @@ def say_recipe(scored: ScoredRows, args: OfflineTOPRConfig) -> None:
     if is_chosen or counts[1] >= counts[0]:
         return
     say(
-        f"{counts[1] / counts.sum():.0%} of the completions are right. Repeating them with curation='repeated_positives', "
-        "or until they are half of them with curation='balanced', may train a better model. See \"Which "
-        'method?" in the documentation.',
+        f"{counts[1] / counts.sum():.0%} of the completions are right. Repeating these with "
+        "curation='repeated_positives', or until they are half of the rows with curation='balanced', may train a "
+        'better model. See "Which method?" in the documentation.',
         args,
     )
