@@ -21,20 +21,12 @@ from topr_trl.data.rows import (
     TURN_DISCOUNT,
     TURN_REWARDS,
     MalformedRow,
-    after_baseline_column,
-    are_returns,
-    check_finish_reasons,
-    order_column,
-    problem_column,
-    refuse_images,
-    reward_column,
-    times_column,
-    turn_rewards_column,
+    read_columns,
 )
-from topr_trl.data.sampler_logps import TEMPERATURE, training_temperatures, why_incomparable
+from topr_trl.data.sampler_logps import TEMPERATURE, why_incomparable
 from topr_trl.data.tokenization import tokenize, writes_todays_date
-from topr_trl.data.tokenized_rows import column, turn_counts
-from topr_trl.data.trajectories import Rollouts, Units, join_parts, rollouts_of
+from topr_trl.data.tokenized_rows import turn_counts
+from topr_trl.data.trajectories import Rollouts, Units, join_parts
 from topr_trl.diagnosis import Diagnosis, answer_keys, diagnose
 from topr_trl.settings.shared import CurationArguments, TOPRArguments
 from topr_trl.user_warnings import warn_user
@@ -58,11 +50,13 @@ class ScoredRows:
         units (`Units`): The U units with their raw rewards: rollouts, or turns with rewards of their own. A reward is
             NaN for null, which is allowed only with a column `reward_after_baseline`.
         problems_U (`np.ndarray`): Problem of each unit.
+        sample_ids_U (`np.ndarray`, *optional*): Column `sample_id`. None without this column.
         after_baseline_U (`np.ndarray`, *optional*): Column `reward_after_baseline`, with NaN for null. None without
             this column.
         times_U (`np.ndarray`, *optional*): Column `times_chosen`, with 1 for null. None without this column, or
             without `reward_after_baseline`.
         has_returns (`bool`): Whether the rewards of turns are returns.
+        temperatures (`set`): Distinct sampling temperatures of the rows. None is an unknown temperature.
     """
 
     name: str
@@ -70,9 +64,11 @@ class ScoredRows:
     rollouts: Rollouts
     units: Units
     problems_U: NDArray[np.generic]
+    sample_ids_U: NDArray[np.generic] | None
     after_baseline_U: FloatArray | None
-    times_U: NDArray[np.int64] | None = None
-    has_returns: bool = False
+    times_U: NDArray[np.int64] | None
+    has_returns: bool
+    temperatures: set[float | None]
 
     @classmethod
     def read(cls, name: str, rows: object) -> "ScoredRows":
@@ -91,37 +87,24 @@ class ScoredRows:
                 f"The {name} dataset must be a datasets.Dataset, not {type(rows).__name__}. Pass one split. Load a "
                 "stream or a list into a Dataset, because the baseline needs all rows before the first step."
             )
-        columns = rows.column_names
-        has_turns = TURN_REWARDS in columns and column(rows, TURN_REWARDS).null_count < len(rows)
+        names = set(rows.column_names)
         try:
-            refuse_images(
-                rows,
-                "it has images, and stored completions must be for text prompts. Drop the rows and the column of "
-                "images, or generate completions with TOPRTrainer.",
-            )
-            rewards_N = reward_column(rows, may_be_missing=has_turns)
-            turns_N = turn_rewards_column(rows) if has_turns else None
-            after_baseline_N = after_baseline_column(rows) if AFTER_BASELINE in columns else None
-            times_N = times_column(rows) if {AFTER_BASELINE, TIMES_CHOSEN} <= set(columns) else None
-            check_finish_reasons(rows)
-            problems_N = problem_column(rows)
-            training_temperatures(rows)
-            rollouts = rollouts_of(rows)
+            columns = read_columns(rows)
+            rollouts = Rollouts.of(columns.rollouts_N)
             # NaN differs from itself, so a missing reward is compared as infinity.
-            rollouts.check_same("reward", np.nan_to_num(rewards_N, nan=np.inf))
-            if times_N is not None:
-                rollouts.check_same(TIMES_CHOSEN, times_N)
+            rollouts.check_same("reward", np.nan_to_num(columns.rewards_N, nan=np.inf))
+            if columns.times_N is not None:
+                rollouts.check_same(TIMES_CHOSEN, columns.times_N)
             for each in _SAME_IN_A_ROLLOUT:
-                if {ROLLOUT, each} <= set(columns):
+                if {ROLLOUT, each} <= names:
                     rollouts.check_same(each, np.array(rows.with_format(None)[each][:], dtype=str))
-            units = Units.of(rollouts, rewards_N, turns_N)
-            has_returns = turns_N is not None and are_returns(rows, turns_N)
+            units = Units.of(rollouts, columns.rewards_N, columns.turns_N)
         except ValueError as error:
             raise ValueError(f"The {name} dataset: {error}") from None
+        of_unit = (columns.problems_N, columns.sample_ids_N, columns.after_baseline_N, columns.times_N)
         firsts_U = rollouts.firsts_R[units.rollouts_U]
-        after_baseline_U = None if after_baseline_N is None else after_baseline_N[firsts_U]
-        times_U = None if times_N is None else times_N[firsts_U]
-        return cls(name, rows, rollouts, units, problems_N[firsts_U], after_baseline_U, times_U, has_returns)
+        values_U = (None if values_N is None else values_N[firsts_U] for values_N in of_unit)
+        return cls(name, rows, rollouts, units, *values_U, columns.are_returns, columns.temperatures)
 
     @property
     def rewards_U(self) -> FloatArray:
@@ -146,8 +129,7 @@ class ScoredRows:
             `tuple`: rewards R of the chosen units, and the [`Curated`] choice.
 
         Raises:
-            ValueError: no row is chosen, a value in `sample_id` is malformed, or no baseline reaches
-                `effective_positive_share`.
+            ValueError: no row is chosen, or no baseline reaches `effective_positive_share`.
         """
         if self.after_baseline_U is not None:
             rewards, curated = compose(self.after_baseline_U, self.problems_U)
@@ -157,12 +139,9 @@ class ScoredRows:
                 positives = int((rewards >= 0).sum())
                 curated = replace(curated, indices=indices, size=len(indices), chosen_positives=positives)
         else:
-            has_ids = "sample_id" in self.rows.column_names
-            firsts_U = self.rollouts.firsts_R[self.units.rollouts_U]
-            sample_ids = order_column(self.rows, "sample_id")[firsts_U] if has_ids else None
             if self.has_returns:
                 changes["turns"] = self.units.turns_U
-            rewards, curated = args.choose(self.rewards_U, self.problems_U, seed, sample_ids, **changes)
+            rewards, curated = args.choose(self.rewards_U, self.problems_U, seed, self.sample_ids_U, **changes)
         if len(rewards) == 0 and self.after_baseline_U is not None:
             columns = [AFTER_BASELINE] if self.times_U is None else [AFTER_BASELINE, TIMES_CHOSEN]
             raise ValueError(

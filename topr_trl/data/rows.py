@@ -36,7 +36,7 @@ A wrong value in a column raises a ValueError with the column, the first wrong r
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from datasets import Dataset, Value
@@ -59,6 +59,61 @@ ANSWER = "extracted"  # answer that a judge found in a completion
 TIMES_CHOSEN = "times_chosen"
 TURN_REWARDS, TURN_DISCOUNT = "turn_rewards", "turn_discount"
 OF_FUNCTION = "rewards/"  # prefix of columns that hold the rewards of one function
+
+
+class Columns(NamedTuple):
+    """Values of N rows to learn from, validated by `read_columns`. None stands for a missing column.
+
+    Attributes:
+        rewards_N: Rewards, with NaN for null.
+        turns_N: Rewards of turns. See `turn_rewards_column`.
+        are_returns: Whether the rewards of turns are returns.
+        after_baseline_N: Column `reward_after_baseline`, with NaN for null.
+        times_N: Column `times_chosen`, with 1 for null. None without `reward_after_baseline`, too.
+        problems_N: Problem of each row.
+        sample_ids_N: Column `sample_id`. None with `reward_after_baseline`, which needs no order.
+        rollouts_N: Rollout of each row, or None for a row that is a rollout.
+        temperatures: Distinct sampling temperatures. None is an unknown temperature.
+    """
+
+    rewards_N: FloatArray
+    turns_N: list[FloatArray | None] | None
+    are_returns: bool
+    after_baseline_N: FloatArray | None
+    times_N: NDArray[np.int64] | None
+    problems_N: NDArray[np.generic]
+    sample_ids_N: NDArray[np.generic] | None
+    rollouts_N: list[Any]
+    temperatures: set[float | None]
+
+
+def read_columns(rows: Dataset) -> Columns:
+    """Return the values of rows to learn from. Check all columns that need neither a model nor another row.
+
+    Raises:
+        ValueError: a row is malformed, or a column is missing.
+    """
+    names = rows.column_names
+    refuse_images(
+        rows,
+        "it has images, and stored completions must be for text prompts. Drop the rows and the column of images, or "
+        "generate completions with TOPRTrainer.",
+    )
+    turns_N = turn_rewards_column(rows) if TURN_REWARDS in names else None
+    rewards_N = reward_column(rows, may_be_missing=turns_N is not None)
+    has_R = AFTER_BASELINE in names
+    check_finish_reasons(rows)
+    return Columns(
+        rewards_N,
+        turns_N,
+        turns_N is not None and are_returns(rows, turns_N),
+        after_baseline_column(rows) if has_R else None,
+        times_column(rows) if has_R and TIMES_CHOSEN in names else None,
+        problem_column(rows),
+        order_column(rows, "sample_id") if "sample_id" in names and not has_R else None,
+        rollout_column(rows),
+        training_temperatures(rows),
+    )
 
 
 def need_columns(columns: Collection[str], needed: Sequence[str], what: str) -> None:
@@ -152,23 +207,27 @@ def reward_column(rows: Dataset, may_be_missing: bool = False) -> NDArray[np.flo
     return finite_rewards(rows, may_be_missing or AFTER_BASELINE in columns)
 
 
-def turn_rewards_column(rows: Dataset) -> list[FloatArray | None]:
+def turn_rewards_column(rows: Dataset) -> list[FloatArray | None] | None:
     """Return the column `turn_rewards`: an array per row, with NaN for null, or None for a row without a list.
+
+    Return None if no row has a list.
 
     Raises:
         ValueError: a value is neither a list of rewards nor null, or a row has both `reward` and `turn_rewards`, or
             neither.
     """
-    if AFTER_BASELINE in rows.column_names:
-        raise ValueError(
-            f"The rows have both {TURN_REWARDS} and {AFTER_BASELINE}. The trainer chooses turns itself: drop "
-            f"{AFTER_BASELINE}, and give the trainer the settings of the choice."
-        )
     lists = checked_column(
         rows, TURN_REWARDS,
         lambda v: v is None or (isinstance(v, list) and bool(v) and all(is_missing(x) or _is_reward(x) for x in v)),
         "lists with a finite number (float32) or null for each turn of the model, or null in rows with a `reward`",
     )  # fmt: skip
+    if all(turns is None for turns in lists):
+        return None
+    if AFTER_BASELINE in rows.column_names:
+        raise ValueError(
+            f"The rows have both {TURN_REWARDS} and {AFTER_BASELINE}. The trainer chooses turns itself: drop "
+            f"{AFTER_BASELINE}, and give the trainer the settings of the choice."
+        )
     names = [name for name in ("reward", "label") if name in rows.column_names][:1]
     wholes = rows.with_format(None)[names[0]][:] if names else [None] * len(rows)
     for row, (turns, whole) in enumerate(zip(lists, wholes, strict=True)):
@@ -300,6 +359,29 @@ def problem_column(rows: Dataset) -> NDArray[np.generic]:
     if "prompt_ids" not in rows.column_names:
         return hash_prompts(rows["prompt"])
     return hash_prompts(ids or prompt for ids, prompt in zip(rows["prompt_ids"], rows["prompt"], strict=True))
+
+
+def rollout_column(rows: Dataset) -> list[Any]:
+    """Return the column `rollout_id`. None marks a row that is a rollout, as each row is without this column."""
+    # pandas stores whole numbers as floats if some are missing, and NaN marks the missing ones.
+    return checked_ids(rows, ROLLOUT, may_be_missing=True) if ROLLOUT in rows.column_names else [None] * len(rows)
+
+
+def training_temperatures(rows: Dataset) -> set[float | None]:
+    """Return the distinct temperatures of rows to train on. None is an unknown temperature.
+
+    Raises:
+        ValueError: a temperature is not a number above 0. Greedy completions, whose temperature is 0, are for
+            evaluation.
+    """
+    if "temperature" not in rows.column_names:
+        return {None}
+    values = checked_column(
+        rows, "temperature", lambda v: v is None or (isinstance(v, int | float) and 0 < v < float("inf")),
+        "numbers above 0", "Drop greedy rows (temperature 0), which are for evaluation and not for training. If the "
+        "rows were sampled, drop the column: log π is then computed at temperature 1.",
+    )  # fmt: skip
+    return set(values)
 
 
 def hash_prompts(prompts: Iterable[Any]) -> NDArray[np.str_]:

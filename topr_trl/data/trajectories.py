@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from topr_trl.baseline import FloatArray
 from topr_trl.data.masks import MASK, PER_TOKEN, is_list
-from topr_trl.data.rows import ROLLOUT, TURN_REWARDS, checked_ids
+from topr_trl.data.rows import ROLLOUT, TURN_REWARDS
 from topr_trl.data.tables import from_table
 
 PARTS = "part_lengths"
@@ -170,18 +170,6 @@ class Units:
 
 def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def rollouts_of(rows: Dataset) -> Rollouts:
-    """Return the rollouts of a dataset. Without a column `rollout_id`, each row is a rollout.
-
-    Raises:
-        ValueError: a `rollout_id` is neither null, a number nor text.
-    """
-    if ROLLOUT not in rows.column_names:
-        return Rollouts.of([None] * len(rows))
-    # pandas stores whole numbers as floats if some are missing, and NaN marks the missing ones.
-    return Rollouts.of(checked_ids(rows, ROLLOUT, may_be_missing=True))
 
 
 def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:

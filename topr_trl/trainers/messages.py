@@ -99,11 +99,11 @@ def say_share(rewards: FloatArray, args: TOPRConfig | OfflineTOPRConfig, said: s
         said (`set`):
             Messages that the trainer has already printed. The function adds its own, and prints it only once.
     """
-    share = effective_positive_share(rewards)
-    if "share" in said or not share < 1 or args.limits.b_neg == 0:
+    share, limits = effective_positive_share(rewards), args.limits
+    if "share" in said or not share < 1 or limits.b_neg == 0:
         return
     said.add("share")
-    until = " until the taper reduces it" * (args.limits.a_neg < args.limits.b_neg)
+    until = " until the taper reduces it" * limits.ratio_matters_neg
     offline = isinstance(args, OfflineTOPRConfig)
     more = ""
     if offline:

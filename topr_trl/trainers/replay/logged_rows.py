@@ -32,7 +32,7 @@ def read_logged(dataset: object, temperature: float) -> ScoredRows:
         ValueError: a row is malformed or was sampled at a different temperature, or a trajectory has several rows.
     """
     scored = ScoredRows.read(_NAME, dataset)
-    temperature_of({_NAME: scored.rows}, temperature)
+    temperature_of({_NAME: scored.temperatures}, temperature)
     if (scored.rollouts.counts_R > 1).any():
         raise ValueError(
             f"The {_NAME} dataset has trajectories in several rows ({ROLLOUT}), which only OfflineTOPRTrainer can "
