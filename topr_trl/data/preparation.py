@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from topr_trl.baseline import FloatArray
 from topr_trl.curation import Curated, compose
+from topr_trl.data.masks import MASK, runs_of
 from topr_trl.data.rows import (
     AFTER_BASELINE,
     ANSWER,
@@ -25,7 +26,6 @@ from topr_trl.data.rows import (
 )
 from topr_trl.data.sampler_logps import TEMPERATURE, why_incomparable
 from topr_trl.data.tokenization import tokenize, writes_todays_date
-from topr_trl.data.tokenized_rows import turn_counts
 from topr_trl.data.trajectories import Rollouts, Units, join_parts
 from topr_trl.diagnosis import Diagnosis, answer_keys, diagnose
 from topr_trl.settings.shared import CurationArguments, TOPRArguments
@@ -246,7 +246,7 @@ class ScoredRows:
                 f"Row {rows[error.row]} of the {self.name} dataset: {error.why}. Fix or drop it."
             ) from None
         if self.units.turns_R.any():
-            self._check_turns(rows, turn_counts(dataset))
+            self._check_turns(rows, dataset)
         if (counts > 1).any():
             dataset = join_parts(dataset, counts)
         # These columns are added after tokenization, so the cached tokens do not depend on the baseline.
@@ -257,10 +257,12 @@ class ScoredRows:
         # Incomparable `sampler_logps` were needed only because their null values mark context.
         return dataset.remove_columns("sampler_logps") if why else dataset
 
-    def _check_turns(self, rows_K: NDArray[np.int64], counts_K: NDArray[np.int64]) -> None:
+    def _check_turns(self, rows_K: NDArray[np.int64], tokenized: Dataset) -> None:
         """Raise a ValueError if a row does not have one value of `turn_rewards` for each turn that the model wrote."""
         lists = self.rows.with_format(None).select_columns([TURN_REWARDS]).select(rows_K)[TURN_REWARDS][:]
-        for row, turns, count in zip(rows_K.tolist(), lists, counts_K.tolist(), strict=True):
+        masks = tokenized[MASK][:] if MASK in tokenized.column_names else [None] * len(lists)
+        for row, turns, mask in zip(rows_K.tolist(), lists, masks, strict=True):
+            count = 1 if mask is None else len(runs_of(mask))
             if turns is not None and len(turns) != count:
                 raise ValueError(
                     f"Row {row} of the {self.name} dataset has {len(turns)} values in {TURN_REWARDS}, and {count} "

@@ -33,7 +33,6 @@ from topr_trl.data.tables import atomic_write
 from topr_trl.data.tokenized_rows import (
     COLUMNS,
     column,
-    completion_lengths,
     lengths_of,
     prompt_groups,
     rewards_of_units,
@@ -317,11 +316,13 @@ def needs_mu_of_tokens(dataset: Dataset, args: TOPRConfig | OfflineTOPRConfig) -
 
 def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], args: TOPRConfig | OfflineTOPRConfig) -> None:
     """Raise a ValueError if a row needs log μ, and its `mu_logps` is missing, invalid, or of the wrong length."""
-    counts, rows = completion_lengths(dataset), column(dataset, "row").to_numpy()
+    counts, rows = (column(dataset, name).to_numpy() for name in ("prompt_length", "row"))
+    counts = lengths_of(dataset) - counts
+    masks = dataset[MASK] if MASK in dataset.column_names else [None] * len(dataset)
     remedy = "drop the column" if args.log_mu == "trainer" else "set log_mu='trainer'"
     by_token = needs_mu_of_tokens(dataset, args)
-    for row, mu_logps, count, needed in zip(rows, dataset["mu_logps"], counts, needs_N, strict=True):
-        if needed and (wrong := _what_is_wrong(mu_logps, int(count), by_token)):
+    for row, mu_logps, mask, count, needed in zip(rows, dataset["mu_logps"], masks, counts, needs_N, strict=True):
+        if needed and (wrong := _what_is_wrong(mu_logps, sum(mask) if mask else int(count), by_token)):
             raise ValueError(f"Row {row} of the {name} dataset: {wrong}; or {remedy}, and log μ is computed.")
 
 
