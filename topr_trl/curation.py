@@ -147,30 +147,12 @@ def curate(
             lengths, `size` is below 1, or `positive_share` is outside [0, 1], or given for another rule.
     """
     rewards = as_rewards(rewards)
-    problem, position = _order(problem_ids, sample_ids, len(rewards))
-    return _curate(rewards, problem, position, rule, size, positive_share, seed)
-
-
-def _order(problem_ids: ArrayLike, sample_ids: ArrayLike | None, count: int) -> tuple[NDArray[np.int64], ...]:
-    """Return the number of each row's problem, and the row's place in an order that the ids determine."""
-    problem = group_numbers("problem_ids", problem_ids, count)
-    if sample_ids is None:
-        return problem, np.arange(count)
-    if np.asarray(sample_ids).dtype.kind not in "iuf":  # As text, 10 comes before 9.
-        raise ValueError(f"sample_ids must be numbers, not {np.asarray(sample_ids).dtype}.")
-    return problem, group_numbers("sample_ids", sample_ids, count)
-
-
-def _curate(
-    rewards: FloatArray,
-    problem: NDArray[np.int64],
-    position: NDArray[np.int64],
-    rule: str,
-    size: int | None,
-    positive_share: float,
-    seed: int,
-) -> Curated:
-    """Choose rows as [`curate`] does, with the result of `_order`."""
+    problem = group_numbers("problem_ids", problem_ids, len(rewards))
+    position = np.arange(len(rewards))
+    if sample_ids is not None:
+        if np.asarray(sample_ids).dtype.kind not in "iuf":  # As text, 10 comes before 9.
+            raise ValueError(f"sample_ids must be numbers, not {np.asarray(sample_ids).dtype}.")
+        position = group_numbers("sample_ids", sample_ids, len(rewards))
     if rule not in CURATIONS:
         raise ValueError(f"curation must be one of {CURATIONS}, not {rule!r}.")
     if size is not None and not (isinstance(size, Integral) and size >= 1):
@@ -363,8 +345,7 @@ def compose(
         if effective_positive_share is not None:
             raise ValueError("The rule 'balanced' sets the baseline. Remove effective_positive_share.")
         baseline = _middle_of_two(rewards)
-    problem, position = _order(problem_ids, sample_ids, len(rewards))
-    groups = problem
+    problem = groups = group_numbers("problem_ids", problem_ids, len(rewards))
     if turns is not None:
         if effective_positive_share is not None:
             raise ValueError("Returns have a baseline for each turn index. Remove effective_positive_share.")
@@ -374,7 +355,7 @@ def compose(
         elif baseline == "group_mean":
             groups = problem * (of_turn.max(initial=0) + 1) + of_turn
     after_baseline = subtract_baseline(rewards, baseline, groups, effective_positive_share)
-    curated = _curate(after_baseline, problem, position, rule, size, positive_share, seed)
+    curated = curate(after_baseline, problem, rule, size, positive_share, sample_ids, seed)
     one_sided = len(np.unique(rewards[curated.indices])) < 2  # then no baseline reaches the share
     if effective_positive_share is None or one_sided:
         return after_baseline[curated.indices], curated

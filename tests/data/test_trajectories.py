@@ -52,8 +52,8 @@ def test_values_that_differ_within_a_rollout(values, said):
     with pytest.raises(
         ValueError, match=rf"Row 3 has the reward {said}, and the first row of its rollout_id (1|x)\. The rows"
     ):
-        found.check_same("reward", values)
-    found.check_same("reward", values[[0, 1, 0, 1]])
+        found.check_same({"reward": values})
+    found.check_same({"reward": values[[0, 1, 0, 1]]})
 
 
 def parts(**columns):

@@ -56,15 +56,6 @@ def assert_same(found, expected):
         torch.testing.assert_close(ours, theirs, rtol=5e-4, atol=5e-6)
 
 
-@pytest.mark.parametrize("padding_free", [False, True])
-@pytest.mark.parametrize("level", ["sequence", "segment"])
-def test_loss_and_gradient_are_those_of_a_plain_loop(model, tokenizer, tmp_path, level, padding_free):
-    rows = Dataset.from_dict(ROWS)
-    expected = of_rollouts(copy.deepcopy(model), rows, level)
-    trainer = offline(model, tokenizer, rows, tmp_path, **of_level(level, 2), padding_free=padding_free)
-    assert_same(loss_and_gradient(trainer), expected)
-
-
 def test_another_mask_is_another_set_of_rows(model, tokenizer, tmp_path):
     """The fingerprint of rows depends on their mask, so log μ of one mask is not used with another."""
     fingerprints = []

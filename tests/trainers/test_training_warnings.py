@@ -8,7 +8,6 @@ import torch
 
 from topr_trl.trainers.training_warnings import (
     SilentBatches,
-    advice_on_segments,
     sampler_distance,
     warn_if_far,
     warn_if_merged_coarsely,
@@ -53,6 +52,8 @@ LONG = {"topr/tokens/negatives": 128.0, "topr/weight_mean_negatives": 0.49}
         (LONG, 50, 100, 1, "^Negatives have 128 tokens.* Set ratio_level='segment'"),
         (DEAD, 11, 100, 1, None),
         ({"topr/negatives_dead": 0.5}, 1, 100, 1, None),
+        (LONG | {"topr/tokens/negatives": 127.0}, 50, 100, 1, None),
+        (LONG | {"topr/weight_mean_negatives": 0.5}, 50, 100, 1, None),
         ({}, 1, 100, 1, None),
     ],
 )
@@ -62,17 +63,7 @@ def test_weights_of_negatives_are_warned_about_once(metrics, step, steps, first_
     messages, _ = said(warn_of_weights, metrics, state, "sequence", earlier)
     assert [bool(re.search(warned, message)) for message in messages] == [True] if warned else messages == []
     assert said(warn_of_weights, metrics, state, "sequence", earlier) == ([], None)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "weight", "level", "is_said"),
-    [(128, 0.49, "sequence", True), (127, 0.49, "sequence", False), (128, 0.5, "sequence", False),
-     (128, 0.49, "segment", False)],
-)  # fmt: skip
-def test_segments_are_recommended_where_long_negatives_lost_their_weight(tokens, weight, level, is_said):
-    advice = advice_on_segments(tokens, weight, level)
-    assert ("128 tokens" in advice and "0.49" in advice and "ratio_level='segment'" in advice) == is_said
-    assert bool(advice) == is_said
+    assert said(warn_of_weights, LONG, state, "segment", set()) == ([], None)
 
 
 @pytest.mark.parametrize(

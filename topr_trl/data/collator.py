@@ -106,7 +106,7 @@ class Collator:
         token that the model wrote is unknown, too.
         """
         row = unit.row
-        mu = row.get("mu_logps", self.log_mu.get((row["dataset"], row["row"])))
+        mu: Any = row.get("mu_logps", self.log_mu.get((row["dataset"], row["row"])))
         if not self.per_token and unit.turn < 0 and isinstance(mu, float | int):
             return [mu]
         count = sum(row.get(MASK) or []) or len(row["input_ids"]) - row["prompt_length"]

@@ -22,7 +22,17 @@ from topr_trl.data.rows import (
     TURN_DISCOUNT,
     TURN_REWARDS,
     MalformedRow,
-    read_columns,
+    after_baseline_column,
+    are_returns,
+    check_finish_reasons,
+    order_column,
+    problem_column,
+    refuse_images,
+    reward_column,
+    rollout_column,
+    times_column,
+    training_temperatures,
+    turn_rewards_column,
 )
 from topr_trl.data.sampler_logps import TEMPERATURE, why_incomparable
 from topr_trl.data.tokenization import tokenize, writes_todays_date
@@ -89,22 +99,34 @@ class ScoredRows:
             )
         names = set(rows.column_names)
         try:
-            columns = read_columns(rows)
-            rollouts = Rollouts.of(columns.rollouts_N)
-            # NaN differs from itself, so a missing reward is compared as infinity.
-            rollouts.check_same("reward", np.nan_to_num(columns.rewards_N, nan=np.inf))
-            if columns.times_N is not None:
-                rollouts.check_same(TIMES_CHOSEN, columns.times_N)
-            for each in _SAME_IN_A_ROLLOUT:
-                if {ROLLOUT, each} <= names:
-                    rollouts.check_same(each, np.array(rows.with_format(None)[each][:], dtype=str))
-            units = Units.of(rollouts, columns.rewards_N, columns.turns_N)
+            refuse_images(
+                rows,
+                "it has images, and stored completions must be for text prompts. Drop the rows and the column of "
+                "images, or generate completions with TOPRTrainer.",
+            )
+            turns_N = turn_rewards_column(rows) if TURN_REWARDS in names else None
+            rewards_N = reward_column(rows, may_be_missing=turns_N is not None)
+            has_returns = turns_N is not None and are_returns(rows, turns_N)
+            has_R = AFTER_BASELINE in names
+            after_baseline_N = after_baseline_column(rows) if has_R else None
+            times_N = times_column(rows) if has_R and TIMES_CHOSEN in names else None
+            sample_ids_N = order_column(rows, "sample_id") if "sample_id" in names and not has_R else None
+            check_finish_reasons(rows)
+            problems_N, temperatures = problem_column(rows), training_temperatures(rows)
+            rollout_ids, same = rollout_column(rows), _same_in_a_rollout(rows, rewards_N, times_N)
+            rollouts = Rollouts.of(rollout_ids)
+            rollouts.check_same(same)
+            units = Units.of(rollouts, rewards_N, turns_N)
         except ValueError as error:
             raise ValueError(f"The {name} dataset: {error}") from None
-        of_unit = (columns.problems_N, columns.sample_ids_N, columns.after_baseline_N, columns.times_N)
         firsts_U = rollouts.firsts_R[units.rollouts_U]
-        values_U = (None if values_N is None else values_N[firsts_U] for values_N in of_unit)
-        return cls(name, rows, rollouts, units, *values_U, columns.are_returns, columns.temperatures)
+        sample_ids_U = None if sample_ids_N is None else sample_ids_N[firsts_U]
+        after_baseline_U = None if after_baseline_N is None else after_baseline_N[firsts_U]
+        times_U = None if times_N is None else times_N[firsts_U]
+        return cls(
+            name, rows, rollouts, units, problems_N[firsts_U], sample_ids_U, after_baseline_U, times_U, has_returns,
+            temperatures,
+        )  # fmt: skip
 
     @property
     def rewards_U(self) -> FloatArray:
@@ -269,3 +291,15 @@ class ScoredRows:
                     "turns of the model: assistant messages, or runs of 1 in completion_mask. Give each turn one "
                     "value, and null for a turn that is context."
                 )
+
+
+def _same_in_a_rollout(
+    rows: Dataset, rewards_N: FloatArray, times_N: NDArray[np.int64] | None
+) -> dict[str, NDArray[np.generic]]:
+    """Return the values that all rows of a rollout must share, by name."""
+    names = [name for name in _SAME_IN_A_ROLLOUT if {ROLLOUT, name} <= set(rows.column_names)]
+    same: dict[str, NDArray[np.generic]] = {n: np.array(rows.with_format(None)[n][:], dtype=str) for n in names}
+    if times_N is not None:
+        same[TIMES_CHOSEN] = times_N
+    # NaN differs from itself, so a missing reward is compared as infinity.
+    return {"reward": np.nan_to_num(rewards_N, nan=np.inf), **same}

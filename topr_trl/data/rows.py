@@ -36,7 +36,7 @@ A wrong value in a column raises a ValueError with the column, the first wrong r
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from datasets import Dataset, Value
@@ -59,61 +59,6 @@ ANSWER = "extracted"  # answer that a judge found in a completion
 TIMES_CHOSEN = "times_chosen"
 TURN_REWARDS, TURN_DISCOUNT = "turn_rewards", "turn_discount"
 OF_FUNCTION = "rewards/"  # prefix of columns that hold the rewards of one function
-
-
-class Columns(NamedTuple):
-    """Values of N rows to learn from, validated by `read_columns`. None stands for a missing column.
-
-    Attributes:
-        rewards_N: Rewards, with NaN for null.
-        turns_N: Rewards of turns. See `turn_rewards_column`.
-        are_returns: Whether the rewards of turns are returns.
-        after_baseline_N: Column `reward_after_baseline`, with NaN for null.
-        times_N: Column `times_chosen`, with 1 for null. None without `reward_after_baseline`, too.
-        problems_N: Problem of each row.
-        sample_ids_N: Column `sample_id`. None with `reward_after_baseline`, which needs no order.
-        rollouts_N: Rollout of each row, or None for a row that is a rollout.
-        temperatures: Distinct sampling temperatures. None is an unknown temperature.
-    """
-
-    rewards_N: FloatArray
-    turns_N: list[FloatArray | None] | None
-    are_returns: bool
-    after_baseline_N: FloatArray | None
-    times_N: NDArray[np.int64] | None
-    problems_N: NDArray[np.generic]
-    sample_ids_N: NDArray[np.generic] | None
-    rollouts_N: list[Any]
-    temperatures: set[float | None]
-
-
-def read_columns(rows: Dataset) -> Columns:
-    """Return the values of rows to learn from. Check all columns that need neither a model nor another row.
-
-    Raises:
-        ValueError: a row is malformed, or a column is missing.
-    """
-    names = rows.column_names
-    refuse_images(
-        rows,
-        "it has images, and stored completions must be for text prompts. Drop the rows and the column of images, or "
-        "generate completions with TOPRTrainer.",
-    )
-    turns_N = turn_rewards_column(rows) if TURN_REWARDS in names else None
-    rewards_N = reward_column(rows, may_be_missing=turns_N is not None)
-    has_R = AFTER_BASELINE in names
-    check_finish_reasons(rows)
-    return Columns(
-        rewards_N,
-        turns_N,
-        turns_N is not None and are_returns(rows, turns_N),
-        after_baseline_column(rows) if has_R else None,
-        times_column(rows) if has_R and TIMES_CHOSEN in names else None,
-        problem_column(rows),
-        order_column(rows, "sample_id") if "sample_id" in names and not has_R else None,
-        rollout_column(rows),
-        training_temperatures(rows),
-    )
 
 
 def need_columns(columns: Collection[str], needed: Sequence[str], what: str) -> None:

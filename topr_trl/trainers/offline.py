@@ -45,7 +45,7 @@ from topr_trl.trainers.training_warnings import warn_of_many_reads, warn_of_scal
 
 if TYPE_CHECKING:
     from peft import PeftModel
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
@@ -119,6 +119,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     eval_dataset: Dataset | dict[str, Dataset] | None
     data_collator: Any
     _scored: dict[str, ScoredRows]  # datasets that are not tokenized yet, by name
+    _row_tokenizer: "PreTrainedTokenizerBase"
     _temperature: float  # sampling temperature of the training rows, at which log π is computed
     _evaluation_baseline: dict[str, float | None] = {}  # baseline settings that evaluation sets use instead of `args`
     _training_rows: NeededRows  # rows of the latest call of `train`
@@ -136,18 +137,19 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         for foreign in ("data_collator", "formatting_func", "compute_loss_func", "compute_metrics"):
             if kwargs.get(foreign) is not None:
                 raise ValueError(f"OfflineTOPRTrainer does not take {foreign}: rows and loss are TOPR's. Remove it.")
-        datasets = {"train": train_dataset, **_by_name(eval_dataset)}
+        evaluated = _by_name(eval_dataset)
+        datasets = {"train": train_dataset, **evaluated}
         self._scored = {name: ScoredRows.read(name, rows) for name, rows in datasets.items()}
         self._temperature = temperature_of({name: scored.temperatures for name, scored in self._scored.items()})
         if isinstance(eval_dataset, DatasetDict):
             eval_dataset = dict(eval_dataset)
         model, args = model_and_settings("OfflineTOPRTrainer", model, args, OfflineTOPRConfig)
-        args.refuse_loss_as_metric(_by_name(eval_dataset))
+        args.refuse_loss_as_metric(evaluated)
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
         # `compute_loss` divides by the number of rows of the whole step, so Trainer must not divide by the number of
         # micro-batches.
         self.model_accepts_loss_kwargs = True
-        check_special_tokens(tokenizer_of(self.processing_class), self.model.config.get_text_config())
+        check_special_tokens(self._row_tokenizer, self.model.config.get_text_config())
         self._check_tokens({"train": self.train_dataset, **_by_name(self.eval_dataset)})
         # Replace SFTTrainer's head, which also computes the entropy and the most likely token, for metrics of SFT.
         add_fused_lm_head(text_model(self.model), temperature=self._temperature)
@@ -165,7 +167,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def _prepare_dataset(
         self, dataset: Dataset, processing_class: Any, args: Any, packing: bool, formatting_func: Any, dataset_name: str
     ) -> Dataset:
-        scored = self._scored.pop(dataset_name)
+        scored, self._row_tokenizer = self._scored.pop(dataset_name), tokenizer_of(processing_class)
         has_logps = "sampler_logps" in dataset.column_names
         if args.log_mu == "sampler" and not has_logps:
             raise ValueError(
@@ -179,7 +181,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         else:
             rewards, curated = scored.choose(args, args.seed, rule="none", **self._evaluation_baseline)
         dataset = scored.tokenize(
-            curated.indices, rewards, tokenizer_of(processing_class), args, self._temperature, args.dataset_num_proc
+            curated.indices, rewards, self._row_tokenizer, args, self._temperature, args.dataset_num_proc
         )
         if is_train:
             rows_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -310,7 +312,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             logps, mask, _ = self._policy_logps(model, batch)
             return [row[own.bool()] for row, own in zip(logps, mask, strict=True)]
 
-        if depends_on_batch(self, model, log_probs, tokenizer_of(self.processing_class), self._temperature):
+        if depends_on_batch(self, model, log_probs, self._row_tokenizer, self._temperature):
             remedy = "Set padding_free=False" if self.padding_free else "Train a different model"
             attention = self.model.config._attn_implementation
             raise ValueError(
