@@ -82,9 +82,10 @@ def test_weights_of_negatives_are_warned_about_once(metrics, step, steps, first_
 )
 def test_rewards_of_another_scale_are_said(rewards, may_be_small, is_said):
     rewards = np.array(rewards, dtype=float)
-    messages, has_warned = said(warn_of_scale, rewards - rewards.mean(), may_be_small)
-    assert has_warned is is_said
+    earlier = set()
+    messages, _ = said(warn_of_scale, rewards - rewards.mean(), earlier, may_be_small)
     assert ["magnitude of about 1" in message for message in messages] == [True] * is_said
+    assert said(warn_of_scale, rewards - rewards.mean(), earlier, may_be_small) == ([], None)
 
 
 def test_a_far_sampler_is_warned_about():
@@ -97,10 +98,11 @@ def test_a_far_sampler_is_warned_about():
         r"The sampler's log-probabilities .* by 0\.50 nats per token: .* had different weights, .* Sample from the .* "
         r"the rows, set log_mu='sampler'\.", message,
     )  # fmt: skip
-    assert said(warn_if_far, 0.1) == ([], False)
-    (message,), has_warned = said(warn_if_far, 0.11)
+    earlier = set()
+    assert said(warn_if_far, 0.1, earlier) == ([], None)
+    (message,), _ = said(warn_if_far, 0.11, earlier)
     assert "by 0.11 nats per token" in message
-    assert has_warned
+    assert said(warn_if_far, 0.11, earlier) == ([], None)
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         sampler_distance(mu, [[-1.0, -2.0]])
 
@@ -122,12 +124,12 @@ class Batches:
     """Generation batches for `SilentBatches`. All rows of a batch have the same R and the same raw reward."""
 
     def __init__(self, had_signal=False):
-        self.silent = SilentBatches(had_signal)
+        self.silent, self.said = SilentBatches(had_signal), set()
 
     def add(self, rows, reward=0.0, raw=1.0):
         """Add a batch. Return the warning after it, or None."""
         self.silent.add(np.full(rows, reward), torch.full((rows,), raw))
-        messages, _ = said(self.silent.warn, "mean")
+        messages, _ = said(self.silent.warn, "mean", self.said)
         return messages[0] if messages else None
 
 

@@ -217,7 +217,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self._rows_trained_on += "; their column `reward_after_baseline` replaces baseline and curation"
             say("rewards come from the column reward_after_baseline, so baseline and curation do not apply.", args)
         warn_of_signs(curated, not scored.rewards_U.all(), args, self._said)
-        warn_of_scale(rewards)
+        warn_of_scale(rewards, self._said)
         say_recipe(scored, args)
         return rewards, curated
 
