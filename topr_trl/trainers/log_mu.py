@@ -81,6 +81,26 @@ class NeededRows:
         """Fingerprint of the rows. See `rows_fingerprint`."""
         return rows_fingerprint(self.dataset, self.needs_N)
 
+    @property
+    def mu_fingerprints(self) -> set[str]:
+        """Distinct values of `mu_fingerprint` among the rows that need log μ. Empty without this column."""
+        if "mu_fingerprint" not in self.dataset.column_names:
+            return set()
+        found = column(self.dataset, "mu_fingerprint").filter(pa.array(self.needs_N))
+        return set(map(str, pc.unique(found).to_pylist()))
+
+    def check_log_mu(self, name: str, args: TOPRConfig | OfflineTOPRConfig) -> None:
+        """Raise a ValueError if a row needs log μ, and its `mu_logps` is missing, invalid, or of the wrong length."""
+        dataset = self.dataset
+        starts, rows = (column(dataset, each).to_numpy() for each in ("prompt_length", "row"))
+        masks = dataset[MASK] if MASK in dataset.column_names else [None] * len(dataset)
+        remedy = "drop the column" if args.log_mu == "trainer" else "set log_mu='trainer'"
+        by_token = needs_mu_of_tokens(dataset, args)
+        values = zip(rows, dataset["mu_logps"], masks, lengths_of(dataset) - starts, self.needs_N, strict=True)
+        for row, mu_logps, mask, count, needed in values:
+            if needed and (wrong := _what_is_wrong(mu_logps, sum(mask) if mask else int(count), by_token)):
+                raise ValueError(f"Row {row} of the {name} dataset: {wrong}; or {remedy}, and log μ is computed.")
+
 
 class _Plan(NamedTuple):
     """Rows whose log μ must be computed, and the fingerprint of the starting model."""
@@ -143,11 +163,11 @@ class LogMu:
             ValueError: log μ in the rows is malformed or from a different model. Or the run is resumed, and its file is
                 missing, damaged, or from a different model or different rows.
         """
-        dataset, needs_N = rows.dataset, rows.needs_N
+        dataset = rows.dataset
         if "mu_logps" in dataset.column_names:
-            check_fingerprints(fingerprints(dataset, needs_N), model)
-            check_log_mu(name, dataset, needs_N, self.args)
-        elif not self.values.keys() >= set(_keys(dataset, needs_N)):
+            check_fingerprints(rows.mu_fingerprints, model)
+            rows.check_log_mu(name, self.args)
+        elif not self.values.keys() >= set(_keys(dataset, rows.needs_N)):
             if checkpoint is not None:  # Only the main process reads the file, since other nodes may not have it.
                 main = self.accelerator.is_main_process
                 found = [self._resumed(self._path(name), checkpoint, model, rows.fingerprint) if main else None]
@@ -291,13 +311,6 @@ def _keys(dataset: Dataset, which_N: NDArray[np.bool_]) -> list[tuple[int, int]]
     return list(zip(datasets, rows, strict=True))
 
 
-def fingerprints(dataset: Dataset, needs_N: NDArray[np.bool_]) -> set[str]:
-    """Return the distinct values of `mu_fingerprint` among the rows that need log μ. Empty without this column."""
-    if "mu_fingerprint" not in dataset.column_names:
-        return set()
-    return set(map(str, pc.unique(column(dataset, "mu_fingerprint").filter(pa.array(needs_N))).to_pylist()))
-
-
 def check_fingerprints(found: set[str], model: str) -> None:
     """Raise a ValueError if log μ was computed by a model other than `model`, or at a different temperature."""
     if others := sorted(found - {model}):
@@ -312,18 +325,6 @@ def check_fingerprints(found: set[str], model: str) -> None:
 def needs_mu_of_tokens(dataset: Dataset, args: TOPRConfig | OfflineTOPRConfig) -> bool:
     """Return whether the ratio needs log μ of each token, because it is per segment or per turn."""
     return args.needs_mu_of_tokens or isinstance(dataset.features["reward"], List)
-
-
-def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], args: TOPRConfig | OfflineTOPRConfig) -> None:
-    """Raise a ValueError if a row needs log μ, and its `mu_logps` is missing, invalid, or of the wrong length."""
-    counts, rows = (column(dataset, name).to_numpy() for name in ("prompt_length", "row"))
-    counts = lengths_of(dataset) - counts
-    masks = dataset[MASK] if MASK in dataset.column_names else [None] * len(dataset)
-    remedy = "drop the column" if args.log_mu == "trainer" else "set log_mu='trainer'"
-    by_token = needs_mu_of_tokens(dataset, args)
-    for row, mu_logps, mask, count, needed in zip(rows, dataset["mu_logps"], masks, counts, needs_N, strict=True):
-        if needed and (wrong := _what_is_wrong(mu_logps, sum(mask) if mask else int(count), by_token)):
-            raise ValueError(f"Row {row} of the {name} dataset: {wrong}; or {remedy}, and log μ is computed.")
 
 
 def _what_is_wrong(mu_logps: object, tokens: int, needs_tokens: bool) -> str | None:
