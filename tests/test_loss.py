@@ -1,6 +1,5 @@
 import itertools
 import math
-from dataclasses import FrozenInstanceError
 from math import inf, nan
 
 import pytest
@@ -110,12 +109,6 @@ def test_empty_completion_has_zero_loss(level):
     assert policy.grad.abs().sum() == 0
 
 
-def test_on_policy_weight_is_one():
-    policy, _, rewards, mask = batch()
-    for limits in (PRESETS["topr"], PRESETS["tis"], PRESETS["opr"], PRESETS["reinforce"]):
-        assert truncated_weights(log_ratios(policy, policy, mask), rewards, limits).tolist() == [1.0] * 6
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("log_ratio", [-1000.0, -50.0, 0.0, 50.0, 1000.0])
 @pytest.mark.parametrize("name", list(PRESETS))
@@ -166,17 +159,6 @@ def test_the_limits_of_a_token_are_those_of_its_completion():
     assert weights.tolist() == [[1.0, 1.0], pytest.approx([math.exp(-1), math.exp(-2)])]
 
 
-@pytest.mark.parametrize("name", list(PRESETS))
-@pytest.mark.parametrize("level", RATIO_LEVELS)
-def test_rows_that_learn_nothing_need_no_log_mu(name, level):
-    policy = torch.full((1, 2), -1.0, requires_grad=True)
-    mu = torch.full((1, 2), float("nan"))
-    loss = topr_loss(policy, mu, torch.tensor([0.0]), torch.ones(1, 2), PRESETS[name], level).losses_B
-    loss.sum().backward()
-    assert loss.item() == 0
-    assert (policy.grad == 0).all()
-
-
 def test_the_loss_comes_with_its_weights_and_log_ratios():
     policy, mu, rewards, mask = batch()
     policy.requires_grad_()
@@ -187,6 +169,7 @@ def test_the_loss_comes_with_its_weights_and_log_ratios():
     assert torch.equal(outputs.weights, truncated_weights(outputs.log_ratios, rewards, PRESETS["tis"]))
     assert torch.equal(outputs.losses_B, -outputs.weights * rewards * logps / mask.sum(1))
     assert [each.requires_grad for each in outputs] == [True, False, False, False]
+    assert not truncated_weights(policy[:, 0], rewards, PRESETS["tis"]).requires_grad
 
 
 @pytest.mark.parametrize("level", RATIO_LEVELS)
@@ -196,12 +179,6 @@ def test_log_pi_of_a_completion_is_summed_once(monkeypatch, level):
     monkeypatch.setattr("topr_trl.loss.sequence_logps", lambda x, mask: summed.append(x) or sequence_logps(x, mask))
     topr_loss(policy, mu, rewards, mask, PRESETS["topr"], level)
     assert sum(each is policy for each in summed) == 1
-
-
-def test_weights_are_detached():
-    policy = torch.full((1, 2), -1.0, requires_grad=True)
-    assert not log_ratios(policy, torch.zeros(1), torch.ones(1, 2)).requires_grad
-    assert not truncated_weights(policy[0] * 1.0, torch.tensor([-1.0, -1.0]), PRESETS["tis"]).requires_grad
 
 
 def test_mu_as_sums_or_per_token():
@@ -230,15 +207,6 @@ def test_segment_ratio_equals_a_plain_loop(segment_tokens):
             expected[i, segment] = -weight * reward / len(own)
     torch.testing.assert_close(policy.grad, expected, check_dtype=False)
     assert (outputs.log_ratios[mask == 0] == 0).all()
-
-
-def test_a_segment_as_long_as_the_completion_is_the_sequence():
-    policy, mu, rewards, mask = batch()
-    of_segment, of_sequence = (
-        topr_loss(policy, mu, rewards, mask, PRESETS["tis"], level, segment_tokens=100).losses_B
-        for level in ("segment", "sequence")
-    )
-    torch.testing.assert_close(of_segment, of_sequence)
 
 
 def test_unknown_log_mu_of_a_token_spoils_only_its_segment():
@@ -406,11 +374,6 @@ def test_bounded_is_prop_3_2():
 def test_bad_limits_are_named(limits, message):
     with pytest.raises(ValueError, match=message):
         TruncationLimits(*limits)
-
-
-def test_a_preset_stays_what_it_is():
-    with pytest.raises(FrozenInstanceError):
-        PRESETS["topr"].a_neg = 1.0
 
 
 def test_the_loss_is_two_kl_terms_and_the_baseline_a_third():

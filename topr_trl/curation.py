@@ -62,16 +62,22 @@ class Curated:
         return self.size - len(self.indices)
 
     def __str__(self) -> str:
-        chosen = len(self.indices)
+        chosen, different = len(self.indices), len(np.unique(self.indices))
         share = self.chosen_positives / chosen if chosen else 0.0
+        positives, negatives = self.available_positives, self.available_negatives
+        are_all = chosen == different == positives + negatives
         text = (
-            f"{chosen:,} rows, {share:.1%} positive, chosen from {self.available_positives:,} positives and "
-            f"{self.available_negatives:,} negatives of {self.problems:,} problems "
-            f"({self.problems_without_positive:,} without a positive)"
+            f"{_counted(chosen, 'row')}, {share:.1%} positive{':' if are_all else ', chosen from'} "
+            f"{_counted(positives, 'positive')} and {_counted(negatives, 'negative')} of "
+            f"{_counted(self.problems, 'problem')} ({self.problems_without_positive:,} without a positive)"
         )
-        if (different := len(np.unique(self.indices))) < chosen:
-            text += f"; {different:,} different rows"
+        if different < chosen:
+            text += f"; {_counted(different, 'different row')}"
         return text + (f"; {self.shortfall:,} fewer than requested" if self.shortfall else "")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def curate(
@@ -257,7 +263,7 @@ def _warn_if_short(curated: Curated, rule: str, positive_share: float | None) ->
     elif rule == "balanced" and curated.size == 2 * curated.available_negatives < 2 * curated.available_positives:
         warn_user(
             f"curation='balanced' leaves out {curated.available_positives - curated.chosen_positives:,} of "
-            f"{curated.available_positives:,} right rows, because there are fewer wrong rows: "
+            f"{curated.available_positives:,} right completions, because there are fewer wrong ones: "
             f"{curated.available_negatives:,}. Balanced rows are meant for few right answers."
         )
 
@@ -339,22 +345,21 @@ def compose(
         if effective_positive_share is not None:
             raise ValueError("The rule 'balanced' sets the baseline. Remove effective_positive_share.")
         baseline = _middle_of_two(rewards)
-    groups = problem_ids
+    problem = groups = group_numbers("problem_ids", problem_ids, len(rewards))
     if turns is not None:
         if effective_positive_share is not None:
             raise ValueError("Returns have a baseline for each turn index. Remove effective_positive_share.")
+        of_turn = group_numbers("turns", turns, len(rewards))
         if baseline == "mean":
-            baseline, groups = "group_mean", turns
+            baseline, groups = "group_mean", of_turn
         elif baseline == "group_mean":
-            of_problem, of_turn = (group_numbers("turns", ids, len(rewards)) for ids in (problem_ids, turns))
-            groups = of_problem * (of_turn.max(initial=0) + 1) + of_turn
+            groups = problem * (of_turn.max(initial=0) + 1) + of_turn
     after_baseline = subtract_baseline(rewards, baseline, groups, effective_positive_share)
-    curated = curate(after_baseline, problem_ids, rule, size, positive_share, sample_ids, seed)
+    curated = curate(after_baseline, problem, rule, size, positive_share, sample_ids, seed)
     one_sided = len(np.unique(rewards[curated.indices])) < 2  # then no baseline reaches the share
     if effective_positive_share is None or one_sided:
         return after_baseline[curated.indices], curated
     known = _can_be_chosen(after_baseline, rule)
     after_baseline = rewards - baseline_for_positive_share(rewards[curated.indices], effective_positive_share)
-    problem = group_numbers("problem_ids", problem_ids, len(rewards))
     counted = _curated(curated.indices, curated.size, after_baseline, problem, known)
     return after_baseline[curated.indices], counted

@@ -356,10 +356,10 @@ TOKENIZERS = [
         "OfflineTOPRTrainer, OfflineTOPRConfig, GRPOConfig", not_loaded, TypeError),
     Case("rewards that are never negative",
         lambda kit: kit.offline(with_columns(kit["rows"], reward=[1.0, 0.0] * 4), baseline=0),
-        "8 rows, negative reward, baseline='mean'", trained, UserWarning),
+        "8 completions, negative reward, baseline='mean'", trained, UserWarning),
     Case("rewards that are never positive",
         lambda kit: kit.offline(with_columns(kit["rows"], reward=[-1.0] * 8), baseline=0),
-        "8 rows, negative reward, add positives, baseline", trained, UserWarning),
+        "8 completions, negative reward, add positives, baseline", trained, UserWarning),
 ]
 # fmt: on
 

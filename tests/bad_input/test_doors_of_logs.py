@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from records import CALL, EXAMPLES
 
 from topr_trl.data.masks import explicit_masks
+from topr_trl.data.rows import rollout_column
 from topr_trl.data.sampler_logps import LOGPROBS_MODES, why_incomparable
 from topr_trl.data.tables import from_table, load_rows, save_rows
 from topr_trl.data.tokenization import tokenize_row
-from topr_trl.data.trajectories import rollouts_of
+from topr_trl.data.trajectories import Rollouts
 from topr_trl.importing import FORMATS
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.recognition import format_of
@@ -192,7 +193,7 @@ def test_masks_of_rows(rows):
 @given(tables(rollout_id=(pa.int64(), st.integers(0, 3))))
 def test_rollouts_of_rows(rows):
     with refused_by_name("rollout_id"):
-        found = rollouts_of(rows)
+        found = Rollouts.of(rollout_column(rows))
         assert sorted(found.order_N) == list(range(len(rows)))
         assert found.counts_R.sum() == len(rows)
         assert (found.counts_R > 0).all()

@@ -54,7 +54,7 @@ def test_rows_without_a_gradient_are_skipped_and_come_last():
 
 
 def test_log_mu_that_a_row_does_not_need_may_be_incomplete():
-    for known in ([None, -1.0], []):
+    for known in ([None, -1.0], [], [-1.0, -2.0, -3.0]):
         assert collator()([row(mu_logps=known)])["mu_logps"].isnan().all()
 
 
@@ -65,6 +65,14 @@ def test_log_mu_comes_from_the_row_or_from_what_was_computed():
         row(5, mu_logps=None), row(1, dataset=1),
     ]  # fmt: skip
     assert collate(rows)["mu_logps"].tolist() == pytest.approx([-3.0, -4.0, -7.0, *[math.nan] * 3, -6.0], nan_ok=True)
+
+
+def test_log_mu_of_turns_needs_a_value_for_each_token():
+    """The sum over the row is log μ of no turn."""
+    turns = {"ids": (1, 2, 3, 4, 5), "completion_mask": [True, True, False, True], "reward": [1.0, -1.0]}
+    rows = [row(0, mu_logps=[-1.0, -2.0, -4.0], **turns), row(1, mu_logps=-7.0, **turns), row(2, mu_logps=-7.0)]
+    expected = [-3.0, -4.0, math.nan, math.nan, -7.0]
+    assert collator()(rows)["mu_logps"].tolist() == pytest.approx(expected, nan_ok=True)
 
 
 def test_log_mu_of_tokens_follows_the_completions():

@@ -6,7 +6,6 @@ from datasets import Dataset
 from topr_trl.data.masks import apply_masks, explicit_masks, written
 from topr_trl.data.rows import MalformedRow
 from topr_trl.data.tokenization import tokenize
-from topr_trl.data.tokenized_rows import completion_lengths
 
 MASKS = [[1, 0, 0, 1], None, [1, 1]]
 IDS = {"prompt": ["a", "b", "c"], "prompt_ids": [[1], [2, 3], [4]], "completion_ids": [[5, 6, 7, 8], [9], [10, 11]]}
@@ -21,8 +20,6 @@ def test_a_mask_beside_ids(tokenizer, kind):
     assert found["completion_mask"][:] == [[True, False, False, True], None, None]
     assert found["sampler_logps"][:] == [[-1.0, -2.0], [-3.0], [-4.0, -5.0]]  # Values for context are dropped.
     assert found["mu_logps"][:] == [[-1.5, -2.5], [-3.5], None]  # already one value per token that the model wrote
-    assert completion_lengths(found).tolist() == [2, 1, 2]
-    assert completion_lengths(found.select([2, 0])).tolist() == [2, 2]
 
 
 def test_log_probabilities_that_are_null_where_the_model_wrote_nothing(tokenizer):

@@ -65,7 +65,6 @@ def test_words_instead_of_rewards_are_an_error_that_tells_how_to_read_them(name)
             ["prompt", "completions", "rewrd"],
             ["'completions' meant to be 'completion'", "'rewrd' meant to be 'reward'"],
         ),
-        (["prompt", "completion"], []),
     ],
 )
 def test_a_misspelled_column_is_named_with_remedies_for_commands_and_scripts(columns, hints):

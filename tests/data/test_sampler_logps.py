@@ -1,9 +1,11 @@
 import re
 
+import numpy as np
 import pyarrow as pa
 import pytest
-from datasets import Dataset, Value
+from datasets import Dataset
 
+from topr_trl.data.rows import training_temperatures
 from topr_trl.data.sampler_logps import temperature_of, why_incomparable
 
 VOCABULARY = 50
@@ -13,34 +15,24 @@ def sampled(**columns):
     return Dataset.from_dict({"prompt": ["a", "b"], **{name: list(values) for name, values in columns.items()}})
 
 
-@pytest.mark.parametrize(
-    ("columns", "expected"), [({}, 1.0), ({"temperature": (0.7, 0.7)}, 0.7), ({"temperature": (None, None)}, 1.0)]
-)
-def test_temperature(columns, expected):
-    assert temperature_of({"train": sampled(**columns)}) == expected
+def test_temperature_of_rows():
+    """A row without a temperature counts as 1. Temperatures are compared after rounding."""
+    for distinct, expected in (({0.7}, 0.7), ({None}, 1.0), ({1.0, None}, 1.0), ({1e-7}, 1e-7), (set(), 1.0)):
+        assert temperature_of({"train": distinct}) == expected
+    assert temperature_of({}) == 1.0
+    with pytest.raises(ValueError, match=r"^The train dataset .*temperatures: 0.7, 1 \(none given\)\."):
+        temperature_of({"train": {0.7, None}})
+    assert temperature_of({"train": {1 / 3}}, training=1 / 3) == 1 / 3
+    with pytest.raises(ValueError, match=r"temperature 0\.333333"):
+        temperature_of({"train": {1 / 3}}, training=0.33)
 
 
 def test_rows_to_evaluate_that_do_not_say_get_the_temperature_of_the_rows_to_train_on():
-    warm = sampled(temperature=(0.7, 0.7))
-    assert temperature_of({"train": warm, "eval": sampled()}) == 0.7
-    assert temperature_of({"train": sampled(), "eval": sampled(temperature=(1.0, 1.0))}) == 1.0
-    half = warm.cast_column("temperature", Value("float32"))
-    assert temperature_of({"train": warm, "eval": half}) == 0.7
+    in_float32 = float(np.float32(0.7))
+    for train, evaluated, expected in ((0.7, None, 0.7), (None, 1.0, 1.0), (0.7, in_float32, 0.7), (None, None, 1.0)):
+        assert temperature_of({"train": {train}, "eval": {evaluated}}) == expected
     with pytest.raises(ValueError, match=r"eval dataset .*temperature 0.7, .* at 1"):
-        temperature_of({"eval": warm}, training=1.0)
-    with pytest.raises(ValueError, match=r"^The train dataset .*temperatures: 0.7, 1 \(none given\)\."):
-        temperature_of({"train": sampled(temperature=(0.7, None))})
-    assert temperature_of({"train": sampled(temperature=(1.0, None))}) == 1.0
-    assert temperature_of({}) == 1.0
-    assert temperature_of({"train": sampled(), "eval": sampled()}) == 1.0
-
-
-def test_temperatures_are_compared_after_rounding():
-    third = {"train": sampled(temperature=(1 / 3, 1 / 3))}
-    assert temperature_of(third, training=1 / 3) == 1 / 3
-    with pytest.raises(ValueError, match=r"temperature 0\.333333"):
-        temperature_of(third, training=0.33)
-    assert temperature_of({"train": sampled(temperature=(1e-7, 1e-7))}) == 1e-7
+        temperature_of({"eval": {0.7}}, training=1.0)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +62,7 @@ def test_log_probabilities_that_can_be_log_mu(temperature, columns, wrong):
 def test_columns_without_values_may_be_of_any_type(rows):
     nothing = Dataset(pa.table({name: pa.nulls(rows, pa.list_(pa.int64())) for name in ("top_p", "temperature")}))
     assert why_incomparable(nothing, 1.0, VOCABULARY) is None
-    assert temperature_of({"train": nothing}) == 1.0
+    assert training_temperatures(nothing) <= {None}
 
 
 @pytest.mark.parametrize(
@@ -92,4 +84,4 @@ def test_a_column_of_temperatures_holds_numbers_above_zero():
     for wrong in (0.0, -1.0, float("inf"), "hot"):
         message = rf"^Column `temperature` must hold numbers above 0; row 1 holds .*\. {remedy}\.$"
         with pytest.raises(ValueError, match=message):
-            temperature_of({"train": sampled(temperature=(None, wrong))})
+            training_temperatures(sampled(temperature=(None, wrong)))

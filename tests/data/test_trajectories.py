@@ -5,7 +5,8 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset
 
-from topr_trl.data.trajectories import Rollouts, join_parts, rollouts_of
+from topr_trl.data.rows import rollout_column
+from topr_trl.data.trajectories import Rollouts, join_parts
 
 IDS = ["b", None, "a", "b", None, "a", "b"]
 
@@ -22,7 +23,7 @@ def test_rows_of_a_rollout_stay_in_their_order():
 
 def test_without_ids_each_row_is_a_rollout():
     rows = Dataset.from_dict({"reward": [1.0, 2.0]})
-    assert rollouts_of(rows).counts_R.tolist() == [1, 1]
+    assert Rollouts.of(rollout_column(rows)).counts_R.tolist() == [1, 1]
     nothing = Rollouts.of([])
     assert (nothing.order_N.tolist(), nothing.counts_R.tolist(), nothing.firsts_R.tolist()) == ([], [], [])
 
@@ -31,7 +32,7 @@ def test_ids_are_numbers_or_text():
     missing = float("nan")  # as from pandas
     for ids in (["a", None, "a", None], [3, None, 3, None], [3.0, missing, 3.0, missing]):
         rows = Dataset.from_dict({"rollout_id": ids})
-        assert rollouts_of(rows).counts_R.tolist() == [2, 1, 1]
+        assert Rollouts.of(rollout_column(rows)).counts_R.tolist() == [2, 1, 1]
 
 
 def test_a_number_and_its_text_are_different_rollouts():
@@ -40,7 +41,7 @@ def test_a_number_and_its_text_are_different_rollouts():
 
 def test_ids_of_another_kind_are_refused():
     with pytest.raises(ValueError, match=r"Column `rollout_id` must hold numbers or text; row 0 holds \[1\]"):
-        rollouts_of(Dataset.from_dict({"rollout_id": [[1], [2]]}))
+        rollout_column(Dataset.from_dict({"rollout_id": [[1], [2]]}))
 
 
 @pytest.mark.parametrize(
@@ -51,8 +52,8 @@ def test_values_that_differ_within_a_rollout(values, said):
     with pytest.raises(
         ValueError, match=rf"Row 3 has the reward {said}, and the first row of its rollout_id (1|x)\. The rows"
     ):
-        found.check_same("reward", values)
-    found.check_same("reward", values[[0, 1, 0, 1]])
+        found.check_same({"reward": values})
+    found.check_same({"reward": values[[0, 1, 0, 1]]})
 
 
 def parts(**columns):
@@ -105,4 +106,4 @@ def test_other_columns_are_those_of_the_first_part():
 def test_a_rounded_rollout_id_is_refused():
     rows = Dataset.from_dict({"rollout_id": [1.0, 2.0**60, 2.0**60], "reward": [1.0] * 3})
     with pytest.raises(ValueError, match=r"`rollout_id` holds 1152921504606846976 in row 1.*int64 or as text"):
-        rollouts_of(rows)
+        rollout_column(rows)

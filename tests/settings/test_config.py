@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-import yaml
 from accelerate import ParallelismConfig
 from transformers import TrainingArguments
 from transformers.trainer_utils import SaveStrategy
@@ -16,7 +15,6 @@ from trl import GRPOConfig, SFTConfig, TrlParser
 
 from topr_trl import OfflineTOPRConfig, TOPRConfig, TruncationLimits
 from topr_trl.curation import REPEATING
-from topr_trl.settings.shared import CurationArguments
 from topr_trl.settings.unsupported import GRPO_ONLY, LIKE_TOPR, SFT_ONLY, offloads_optimizer, refuse_settings
 
 CPU = {"bf16": False, "use_cpu": True}
@@ -199,22 +197,6 @@ def test_a_baseline_that_is_neither_number_nor_name(baseline, tmp_path):
         OfflineTOPRConfig(str(tmp_path), **CPU, baseline=baseline)
 
 
-@pytest.mark.parametrize("text", ["0.5", "'0.5'", "group_mean"])
-@pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
-def test_a_baseline_in_files(cls, text, tmp_path):
-    """A baseline can be read from files for TrlParser (YAML) and for HfArgumentParser (YAML and JSON)."""
-    value = text if text.isidentifier() else float(text.strip("'"))
-    plain = {"output_dir": str(tmp_path), **CPU, "baseline": yaml.safe_load(text)}
-    (tmp_path / "args.yaml").write_text(f"output_dir: {tmp_path}\nbaseline: {text}\nuse_cpu: true\nbf16: false\n")
-    (tmp_path / "args.json").write_text(json.dumps(plain))
-    parser = TrlParser(cls)
-    (by_trl,) = parser.parse_args_and_config(["--config", str(tmp_path / "args.yaml")])
-    (by_yaml,) = parser.parse_yaml_file(tmp_path / "args.yaml")
-    (by_json,) = parser.parse_json_file(tmp_path / "args.json")
-    assert [args.baseline for args in (by_trl, by_yaml, by_json)] == [value] * 3
-    assert {type(args.baseline) for args in (by_trl, by_yaml, by_json)} == {type(value)}
-
-
 def test_numbers_have_the_annotated_type(tmp_path):
     given = {"a_neg": 0, "b_pos": np.float64(2), "curation": "uniform", "iteration_size": np.int64(3)}
     args = TOPRConfig(str(tmp_path), **CPU, **given, effective_positive_share=1, replay_share=0)
@@ -222,17 +204,6 @@ def test_numbers_have_the_annotated_type(tmp_path):
     assert [type(value) for value in floats] == [float] * 4
     assert (type(args.iteration_size), args.iteration_size) == (int, 3)
     assert args.b_neg is None
-
-
-def test_settings_of_curation_stand_alone():
-    """A command can parse CurationArguments alone, and `validate_curation` refuses contradictory settings."""
-    (settings,) = TrlParser(CurationArguments).parse_args_and_config(["--curation", "uniform", "--baseline", "mean"])
-    assert [f.name for f in dataclasses.fields(settings)] == [
-        "baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share"
-    ]  # fmt: skip
-    settings.validate_curation()
-    with pytest.raises(ValueError, match="iteration_size needs a curation rule"):
-        CurationArguments(iteration_size=3).validate_curation()
 
 
 _PARAMETER = re.compile(r"^        (\w+) \((`.*`), \*optional\*(?:, defaults to `(.*)`)?\):$", re.MULTILINE)
@@ -264,6 +235,7 @@ def test_a_kl_penalty_without_bias_correction_is_accepted_off_policy(tmp_path):
     [
         ({"curation": "balanced", "effective_positive_share": 0.5}, "same weight.*Remove effective_positive_share"),
         ({"curation": "balanced", "baseline": 0}, "baseline=0.*Remove baseline"),
+        ({"iteration_size": 3}, "iteration_size needs a curation rule"),
         ({"curation": "balanced", "curation_positive_share": 1.0}, "curation_positive_share=1 .*'positive_share'"),
         ({"curation": "none", "curation_positive_share": 1.0}, "curation_positive_share=1 .*Remove it"),
         ({"curation": "repeated_positives", "effective_positive_share": 1.0}, "'repeated_positives'.*Remove one"),

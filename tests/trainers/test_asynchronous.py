@@ -9,7 +9,6 @@ import inspect
 import math
 import queue
 from copy import copy, deepcopy
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -231,10 +230,6 @@ def test_a_filter_of_the_model_is_off_at_the_server():
     args = AsyncTOPRConfig("x", **QUIET)
     assert args.min_p == 0  # TRL leaves None out of requests, and the server then uses the model's `min_p`.
     args.__post_init__()
-
-
-def test_a_path(problems, tmp_path):
-    assert make(tmp_path, Worker(problems), Path(MODEL)).args.output_dir == str(tmp_path)
 
 
 def test_conversations_in_several_rows_are_left_out_and_counted(monkeypatch):

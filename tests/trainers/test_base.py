@@ -41,19 +41,6 @@ def gradient(trainer):
 
 
 @pytest.mark.parametrize("make", [offline, online])
-def test_twice_the_weights_are_twice_the_gradient(model, tokenizer, rows, tmp_path, make, monkeypatch):
-    trainer = make(model, tokenizer, rows, tmp_path)
-    once = gradient(trainer)
-    if make is online:
-        trainer = make(model, tokenizer, rows, tmp_path)  # a new trainer starts from the same state
-    weights = loss.truncated_weights
-    monkeypatch.setattr(loss, "truncated_weights", lambda *args: 2 * weights(*args))
-    twice = gradient(trainer)
-    assert once.abs().max() > 0
-    assert torch.equal(twice, 2 * once)
-
-
-@pytest.mark.parametrize("make", [offline, online])
 def test_the_weights_are_those_of_the_public_loss(model, tokenizer, rows, tmp_path, make, monkeypatch):
     calls = []
 

@@ -544,7 +544,7 @@ def test_balanced_rows_are_half_right_and_half_wrong(make, rows, right):
 def test_few_right_answers_name_the_recipes(make, capsys, settings, named):
     make(**{"baseline": "mean", "disable_tqdm": False, **settings})
     said = capsys.readouterr().out
-    assert ("25% of the rows are right" in said and "curation='repeated_positives'" in said) == named
+    assert ("25% of the completions are right" in said and "curation='repeated_positives'" in said) == named
 
 
 @pytest.mark.parametrize(

@@ -574,7 +574,7 @@ def test_a_batch_of_equal_rewards_does_not_end_a_run_with_a_target_share(train):
         calls.append(1)
         return coin(completions) if len(calls) == 1 else [-1.0] * len(completions)
 
-    with pytest.warns(UserWarning, match="All 8 rows have a negative reward"):
+    with pytest.warns(UserWarning, match="All 8 completions have a negative reward"):
         trainer, logs, _ = train(later_all_wrong, effective_positive_share=0.2)
     # p = 1/2 and p~ = 0.2 give c = 0.6. The second batch uses the same c, so R = -1 - 0.6 = -1.6.
     assert [round(entry["topr/reward"], 6) for entry in logs] == [-0.6, -1.6]
@@ -592,7 +592,7 @@ def test_a_share_of_1_has_no_negatives_if_all_rewards_are_equal(make):
     ("rewards", "baseline", "message"),
     [
         ([0.0, 1.0] * 4, 0, "set baseline='mean', or baseline=0.5"),
-        ([5.0] * 8, 0, "None of the 8 rows has a negative"),
+        ([5.0] * 8, 0, "None of the 8 completions has a negative"),
         ([0.0] * 8, 0, "Rewards of 0 are not negatives"),
         ([0.5] * 8, "mean", "All 8 completions so far have R = 0"),
     ],

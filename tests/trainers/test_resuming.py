@@ -258,14 +258,11 @@ def online_run(tmp_path_factory):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"per_device_train_batch_size": 2}, "per_device_train_batch_size"),
         ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps"),
-        ({"b_neg": 3.0}, "b_neg"),
         ({"curation": "uniform", "iteration_size": 12}, "curation"),
         ({"rows": ROWS.select(range(11, -1, -1))}, "rows"),
         ({"rows": ROWS.map(lambda row: {"reward": row["reward"] * 2})}, "rows"),
         ({"rows": ROWS.add_column("mu_logps", [-3.0] * len(ROWS))}, "rows"),
-        ({"learning_rate": 1e-4}, "learning_rate"),
     ],
 )
 def test_other_values_are_refused_offline(settings, named, offline_run, tokenizer):

@@ -219,12 +219,6 @@ def test_a_copy_computes_with_its_own_weights():
 # Models that can share, and models that cannot.
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_models_that_share(name):
-    model = random_model(CONFIGS[name](), "eager" if name == "gemma2" else "sdpa").eval()
-    assert why_not_shared(SharedPrompts(model), model, CPU, 2e-3) is None
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

@@ -8,7 +8,6 @@ import torch
 
 from topr_trl.trainers.training_warnings import (
     SilentBatches,
-    advice_on_segments,
     sampler_distance,
     warn_if_far,
     warn_if_merged_coarsely,
@@ -53,6 +52,8 @@ LONG = {"topr/tokens/negatives": 128.0, "topr/weight_mean_negatives": 0.49}
         (LONG, 50, 100, 1, "^Negatives have 128 tokens.* Set ratio_level='segment'"),
         (DEAD, 11, 100, 1, None),
         ({"topr/negatives_dead": 0.5}, 1, 100, 1, None),
+        (LONG | {"topr/tokens/negatives": 127.0}, 50, 100, 1, None),
+        (LONG | {"topr/weight_mean_negatives": 0.5}, 50, 100, 1, None),
         ({}, 1, 100, 1, None),
     ],
 )
@@ -62,17 +63,7 @@ def test_weights_of_negatives_are_warned_about_once(metrics, step, steps, first_
     messages, _ = said(warn_of_weights, metrics, state, "sequence", earlier)
     assert [bool(re.search(warned, message)) for message in messages] == [True] if warned else messages == []
     assert said(warn_of_weights, metrics, state, "sequence", earlier) == ([], None)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "weight", "level", "is_said"),
-    [(128, 0.49, "sequence", True), (127, 0.49, "sequence", False), (128, 0.5, "sequence", False),
-     (128, 0.49, "segment", False)],
-)  # fmt: skip
-def test_segments_are_recommended_where_long_negatives_lost_their_weight(tokens, weight, level, is_said):
-    advice = advice_on_segments(tokens, weight, level)
-    assert ("128 tokens" in advice and "0.49" in advice and "ratio_level='segment'" in advice) == is_said
-    assert bool(advice) == is_said
+    assert said(warn_of_weights, LONG, state, "segment", set()) == ([], None)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +82,10 @@ def test_segments_are_recommended_where_long_negatives_lost_their_weight(tokens,
 )
 def test_rewards_of_another_scale_are_said(rewards, may_be_small, is_said):
     rewards = np.array(rewards, dtype=float)
-    messages, has_warned = said(warn_of_scale, rewards - rewards.mean(), may_be_small)
-    assert has_warned is is_said
+    earlier = set()
+    messages, _ = said(warn_of_scale, rewards - rewards.mean(), earlier, may_be_small)
     assert ["magnitude of about 1" in message for message in messages] == [True] * is_said
+    assert said(warn_of_scale, rewards - rewards.mean(), earlier, may_be_small) == ([], None)
 
 
 def test_a_far_sampler_is_warned_about():
@@ -106,10 +98,11 @@ def test_a_far_sampler_is_warned_about():
         r"The sampler's log-probabilities .* by 0\.50 nats per token: .* had different weights, .* Sample from the .* "
         r"the rows, set log_mu='sampler'\.", message,
     )  # fmt: skip
-    assert said(warn_if_far, 0.1) == ([], False)
-    (message,), has_warned = said(warn_if_far, 0.11)
+    earlier = set()
+    assert said(warn_if_far, 0.1, earlier) == ([], None)
+    (message,), _ = said(warn_if_far, 0.11, earlier)
     assert "by 0.11 nats per token" in message
-    assert has_warned
+    assert said(warn_if_far, 0.11, earlier) == ([], None)
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         sampler_distance(mu, [[-1.0, -2.0]])
 
@@ -131,12 +124,12 @@ class Batches:
     """Generation batches for `SilentBatches`. All rows of a batch have the same R and the same raw reward."""
 
     def __init__(self, had_signal=False):
-        self.silent = SilentBatches(had_signal)
+        self.silent, self.said = SilentBatches(had_signal), set()
 
     def add(self, rows, reward=0.0, raw=1.0):
         """Add a batch. Return the warning after it, or None."""
         self.silent.add(np.full(rows, reward), torch.full((rows,), raw))
-        messages, _ = said(self.silent.warn, "mean")
+        messages, _ = said(self.silent.warn, "mean", self.said)
         return messages[0] if messages else None
 
 

@@ -249,3 +249,37 @@ def with_thinking_in_content(message: dict[str, Any], is_cut: bool) -> dict[str,
     is_open = is_cut and not content.strip() and not message.get("tool_calls")
     after = "" if is_open else f"\n{DEFAULT.closing}\n\n{content}"
     return {**others, "content": f"{DEFAULT.opening}\n{thinking}{after}"}
+
+
+def added(text: str, known: str) -> str:
+    """Return the text after a known beginning."""
+    if not text.startswith(known):
+        raise CannotWrite(
+            "its chat template changes earlier turns once later turns follow (for example, it removes their "
+            "thinking), so the model did not read the tokens of the last rendering. Set chat_template_path to a "
+            "template that keeps earlier turns unchanged, or make each turn its own row, with the text that the "
+            "model read as the prompt"
+        )
+    return text[len(known) :]
+
+
+def text_after(
+    messages: Messages,
+    message: dict[str, Any],
+    before: str,
+    tags: Tags | None,
+    tokenizer: PreTrainedTokenizerBase,
+    options: dict[str, Any],
+) -> str:
+    """Return the text of messages and a turn that follows them.
+
+    If the content of the turn is a raw completion, the text has this content unchanged. Otherwise, some templates would
+    add a second block of thinking. If `tags` is None, the template writes the turn.
+    """
+    raw = tags.raw_text(message["content"], before) if tags and not thinking_of(message) else None
+    if raw is not None:
+        text = str(render(tokenizer, [*messages, {**message, "content": ANSWER}], **options))
+        if ANSWER in text:
+            raw = raw.rstrip() if message.get("tool_calls") else raw  # Before a call, the template writes white space.
+            return f"{before}{raw}{text.rpartition(ANSWER)[2]}"
+    return str(render(tokenizer, [*messages, message], **options))

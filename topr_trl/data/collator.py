@@ -92,34 +92,27 @@ class Collator:
         batch = self.collate_tokens(list(forward.values()))
         batch["row"] = torch.tensor([(unit.row["row"], unit.turn) for unit in units])
         batch["reward"] = torch.tensor([unit.reward for unit in units], dtype=torch.float32)
-        if self.per_token:  # The values of all tokens of the batch are concatenated.
-            mu_logps = [value for unit in computed for value in self._by_token(unit.row)[unit.tokens]]
-        else:
-            mu_logps = [_sum(self._known(unit.row), unit.tokens) for unit in computed]
+        # With values per token, those of all tokens of the batch are concatenated.
+        mu_logps = [value for unit in computed for value in self._mu_logps(unit)]
         batch["mu_logps"] = torch.tensor(mu_logps, dtype=torch.float32)
         if any(unit.turn >= 0 for unit in computed):
             batch["place"] = torch.tensor([places[id(unit.row)] for unit in computed])
         return batch
 
-    def _known(self, row: dict[str, Any]) -> Any:
-        """Return the row's `mu_logps`, or else the computed log μ. Return None if log μ was not computed."""
-        return row.get("mu_logps", self.log_mu.get((row["dataset"], row["row"])))
+    def _mu_logps(self, unit: "_Unit") -> FloatArray | list[float]:
+        """Return log μ of each token of a unit, or a list of their sum. NaN is unknown.
 
-    def _by_token(self, row: dict[str, Any]) -> FloatArray | list[float]:
-        """Return log μ of each token that the model wrote. All values are NaN unless each token has a value."""
-        mu = self._known(row)
-        if isinstance(mu, list) and None in mu:
-            mu = None
+        A number is the sum over the row, so log μ of its turns and tokens is unknown. A list without one value for each
+        token that the model wrote is unknown, too.
+        """
+        row = unit.row
+        mu: Any = row.get("mu_logps", self.log_mu.get((row["dataset"], row["row"])))
+        if not self.per_token and unit.turn < 0 and isinstance(mu, float | int):
+            return [mu]
         count = sum(row.get(MASK) or []) or len(row["input_ids"]) - row["prompt_length"]
-        return mu if isinstance(mu, list | np.ndarray) and len(mu) == count else [torch.nan] * count
-
-
-def _sum(mu: Any, tokens: slice) -> float:
-    """Return the sum of log μ over tokens, or NaN if any value is missing. A number is already the sum."""
-    if isinstance(mu, list | np.ndarray):
-        own = list(mu[tokens])
-        return float(sum(own)) if own and None not in own else torch.nan
-    return torch.nan if mu is None else mu
+        is_known = isinstance(mu, list | np.ndarray) and len(mu) == count and None not in list(mu)
+        own = (mu if is_known else [torch.nan] * count)[unit.tokens]
+        return own if self.per_token else [float(sum(own))]
 
 
 class _Unit(NamedTuple):

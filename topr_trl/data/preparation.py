@@ -13,11 +13,13 @@ from transformers import PreTrainedTokenizerBase
 
 from topr_trl.baseline import FloatArray
 from topr_trl.curation import Curated, compose
+from topr_trl.data.masks import MASK, runs_of
 from topr_trl.data.rows import (
     AFTER_BASELINE,
     ANSWER,
     ROLLOUT,
     TIMES_CHOSEN,
+    TURN_DISCOUNT,
     TURN_REWARDS,
     MalformedRow,
     after_baseline_column,
@@ -27,13 +29,14 @@ from topr_trl.data.rows import (
     problem_column,
     refuse_images,
     reward_column,
+    rollout_column,
     times_column,
+    training_temperatures,
     turn_rewards_column,
 )
-from topr_trl.data.sampler_logps import TEMPERATURE, training_temperatures, why_incomparable
+from topr_trl.data.sampler_logps import TEMPERATURE, why_incomparable
 from topr_trl.data.tokenization import tokenize, writes_todays_date
-from topr_trl.data.tokenized_rows import column, turn_counts
-from topr_trl.data.trajectories import Rollouts, Units, join_parts, rollouts_of
+from topr_trl.data.trajectories import Rollouts, Units, join_parts
 from topr_trl.diagnosis import Diagnosis, answer_keys, diagnose
 from topr_trl.settings.shared import CurationArguments, TOPRArguments
 from topr_trl.user_warnings import warn_user
@@ -41,7 +44,7 @@ from topr_trl.user_warnings import warn_user
 # `topr curate` reads only these columns, which suffice to validate and choose rows.
 CHOICE_COLUMNS = (
     "prompt", "prompt_ids", "completion", "completion_ids", "reward", "label", "problem_id", "sample_id", ROLLOUT,
-    "finish_reason", TEMPERATURE, ANSWER, TURN_REWARDS,
+    "finish_reason", TEMPERATURE, ANSWER, TURN_REWARDS, TURN_DISCOUNT,
 )  # fmt: skip
 _SAME_IN_A_ROLLOUT = ("problem_id", "mu_fingerprint", AFTER_BASELINE)
 
@@ -57,11 +60,13 @@ class ScoredRows:
         units (`Units`): The U units with their raw rewards: rollouts, or turns with rewards of their own. A reward is
             NaN for null, which is allowed only with a column `reward_after_baseline`.
         problems_U (`np.ndarray`): Problem of each unit.
+        sample_ids_U (`np.ndarray`, *optional*): Column `sample_id`. None without this column.
         after_baseline_U (`np.ndarray`, *optional*): Column `reward_after_baseline`, with NaN for null. None without
             this column.
         times_U (`np.ndarray`, *optional*): Column `times_chosen`, with 1 for null. None without this column, or
             without `reward_after_baseline`.
         has_returns (`bool`): Whether the rewards of turns are returns.
+        temperatures (`set`): Distinct sampling temperatures of the rows. None is an unknown temperature.
     """
 
     name: str
@@ -69,9 +74,11 @@ class ScoredRows:
     rollouts: Rollouts
     units: Units
     problems_U: NDArray[np.generic]
+    sample_ids_U: NDArray[np.generic] | None
     after_baseline_U: FloatArray | None
-    times_U: NDArray[np.int64] | None = None
-    has_returns: bool = False
+    times_U: NDArray[np.int64] | None
+    has_returns: bool
+    temperatures: set[float | None]
 
     @classmethod
     def read(cls, name: str, rows: object) -> "ScoredRows":
@@ -90,37 +97,36 @@ class ScoredRows:
                 f"The {name} dataset must be a datasets.Dataset, not {type(rows).__name__}. Pass one split. Load a "
                 "stream or a list into a Dataset, because the baseline needs all rows before the first step."
             )
-        columns = rows.column_names
-        has_turns = TURN_REWARDS in columns and column(rows, TURN_REWARDS).null_count < len(rows)
+        names = set(rows.column_names)
         try:
             refuse_images(
                 rows,
                 "it has images, and stored completions must be for text prompts. Drop the rows and the column of "
                 "images, or generate completions with TOPRTrainer.",
             )
-            rewards_N = reward_column(rows, may_be_missing=has_turns)
-            turns_N = turn_rewards_column(rows) if has_turns else None
-            after_baseline_N = after_baseline_column(rows) if AFTER_BASELINE in columns else None
-            times_N = times_column(rows) if {AFTER_BASELINE, TIMES_CHOSEN} <= set(columns) else None
-            check_finish_reasons(rows)
-            problems_N = problem_column(rows)
-            training_temperatures(rows)
-            rollouts = rollouts_of(rows)
-            # NaN differs from itself, so a missing reward is compared as infinity.
-            rollouts.check_same("reward", np.nan_to_num(rewards_N, nan=np.inf))
-            if times_N is not None:
-                rollouts.check_same(TIMES_CHOSEN, times_N)
-            for each in _SAME_IN_A_ROLLOUT:
-                if {ROLLOUT, each} <= set(columns):
-                    rollouts.check_same(each, np.array(rows.with_format(None)[each][:], dtype=str))
-            units = Units.of(rollouts, rewards_N, turns_N)
+            turns_N = turn_rewards_column(rows) if TURN_REWARDS in names else None
+            rewards_N = reward_column(rows, may_be_missing=turns_N is not None)
             has_returns = turns_N is not None and are_returns(rows, turns_N)
+            has_R = AFTER_BASELINE in names
+            after_baseline_N = after_baseline_column(rows) if has_R else None
+            times_N = times_column(rows) if has_R and TIMES_CHOSEN in names else None
+            sample_ids_N = order_column(rows, "sample_id") if "sample_id" in names and not has_R else None
+            check_finish_reasons(rows)
+            problems_N, temperatures = problem_column(rows), training_temperatures(rows)
+            rollout_ids, same = rollout_column(rows), _same_in_a_rollout(rows, rewards_N, times_N)
+            rollouts = Rollouts.of(rollout_ids)
+            rollouts.check_same(same)
+            units = Units.of(rollouts, rewards_N, turns_N)
         except ValueError as error:
             raise ValueError(f"The {name} dataset: {error}") from None
         firsts_U = rollouts.firsts_R[units.rollouts_U]
+        sample_ids_U = None if sample_ids_N is None else sample_ids_N[firsts_U]
         after_baseline_U = None if after_baseline_N is None else after_baseline_N[firsts_U]
         times_U = None if times_N is None else times_N[firsts_U]
-        return cls(name, rows, rollouts, units, problems_N[firsts_U], after_baseline_U, times_U, has_returns)
+        return cls(
+            name, rows, rollouts, units, problems_N[firsts_U], sample_ids_U, after_baseline_U, times_U, has_returns,
+            temperatures,
+        )  # fmt: skip
 
     @property
     def rewards_U(self) -> FloatArray:
@@ -145,8 +151,7 @@ class ScoredRows:
             `tuple`: rewards R of the chosen units, and the [`Curated`] choice.
 
         Raises:
-            ValueError: no row is chosen, a value in `sample_id` is malformed, or no baseline reaches
-                `effective_positive_share`.
+            ValueError: no row is chosen, or no baseline reaches `effective_positive_share`.
         """
         if self.after_baseline_U is not None:
             rewards, curated = compose(self.after_baseline_U, self.problems_U)
@@ -156,12 +161,9 @@ class ScoredRows:
                 positives = int((rewards >= 0).sum())
                 curated = replace(curated, indices=indices, size=len(indices), chosen_positives=positives)
         else:
-            has_ids = "sample_id" in self.rows.column_names
-            firsts_U = self.rollouts.firsts_R[self.units.rollouts_U]
-            sample_ids = order_column(self.rows, "sample_id")[firsts_U] if has_ids else None
             if self.has_returns:
                 changes["turns"] = self.units.turns_U
-            rewards, curated = args.choose(self.rewards_U, self.problems_U, seed, sample_ids, **changes)
+            rewards, curated = args.choose(self.rewards_U, self.problems_U, seed, self.sample_ids_U, **changes)
         if len(rewards) == 0 and self.after_baseline_U is not None:
             columns = [AFTER_BASELINE] if self.times_U is None else [AFTER_BASELINE, TIMES_CHOSEN]
             raise ValueError(
@@ -266,7 +268,7 @@ class ScoredRows:
                 f"Row {rows[error.row]} of the {self.name} dataset: {error.why}. Fix or drop it."
             ) from None
         if self.units.turns_R.any():
-            self._check_turns(rows, turn_counts(dataset))
+            self._check_turns(rows, dataset)
         if (counts > 1).any():
             dataset = join_parts(dataset, counts)
         # These columns are added after tokenization, so the cached tokens do not depend on the baseline.
@@ -277,13 +279,27 @@ class ScoredRows:
         # Incomparable `sampler_logps` were needed only because their null values mark context.
         return dataset.remove_columns("sampler_logps") if why else dataset
 
-    def _check_turns(self, rows_K: NDArray[np.int64], counts_K: NDArray[np.int64]) -> None:
+    def _check_turns(self, rows_K: NDArray[np.int64], tokenized: Dataset) -> None:
         """Raise a ValueError if a row does not have one value of `turn_rewards` for each turn that the model wrote."""
         lists = self.rows.with_format(None).select_columns([TURN_REWARDS]).select(rows_K)[TURN_REWARDS][:]
-        for row, turns, count in zip(rows_K.tolist(), lists, counts_K.tolist(), strict=True):
+        masks = tokenized[MASK][:] if MASK in tokenized.column_names else [None] * len(lists)
+        for row, turns, mask in zip(rows_K.tolist(), lists, masks, strict=True):
+            count = 1 if mask is None else len(runs_of(mask))
             if turns is not None and len(turns) != count:
                 raise ValueError(
                     f"Row {row} of the {self.name} dataset has {len(turns)} values in {TURN_REWARDS}, and {count} "
                     "turns of the model: assistant messages, or runs of 1 in completion_mask. Give each turn one "
                     "value, and null for a turn that is context."
                 )
+
+
+def _same_in_a_rollout(
+    rows: Dataset, rewards_N: FloatArray, times_N: NDArray[np.int64] | None
+) -> dict[str, NDArray[np.generic]]:
+    """Return the values that all rows of a rollout must share, by name."""
+    names = [name for name in _SAME_IN_A_ROLLOUT if {ROLLOUT, name} <= set(rows.column_names)]
+    same: dict[str, NDArray[np.generic]] = {n: np.array(rows.with_format(None)[n][:], dtype=str) for n in names}
+    if times_N is not None:
+        same[TIMES_CHOSEN] = times_N
+    # NaN differs from itself, so a missing reward is compared as infinity.
+    return {"reward": np.nan_to_num(rewards_N, nan=np.inf), **same}

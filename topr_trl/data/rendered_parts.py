@@ -100,6 +100,22 @@ def _check_thinking(message: dict[str, Any], written: str, tags: Tags, tokenizer
     )
 
 
+def empty_block(
+    own: str, before: str, message: dict[str, Any], tags: Tags | None, tokenizer: PreTrainedTokenizerBase
+) -> str:
+    """Return the empty block of thinking that a template wrote at the start of a turn, or empty text.
+
+    The model did not write this block: the template adds it to turns without thinking. If thinking is off, such a block
+    is in the generation prompt, so it is context.
+    """
+    content = message["content"]
+    if not tags or thinking_of(message) or tags.are_in(content):
+        return ""
+    block = tags.empty_block(own, before, content)
+    special = first_special(block, tokenizer)
+    return "" if special and special in content else block  # `end_of_turn` refuses a raw completion.
+
+
 def check_context(
     messages: Messages, text: str, tokenizer: PreTrainedTokenizerBase, before_a_user: bool = False
 ) -> None:

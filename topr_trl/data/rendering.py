@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from functools import partial
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -10,10 +9,10 @@ from trl.chat_template_utils import has_generation_markers
 from trl.data_utils import common_prefix_length
 
 from topr_trl.data.chat_templates import (
-    ANSWER,
     CannotWrite,
     Messages,
     Tags,
+    added,
     change_turns,
     check_tools,
     is_learned,
@@ -21,12 +20,14 @@ from topr_trl.data.chat_templates import (
     open_thinking,
     render,
     templates_of,
+    text_after,
     thinking_of,
     thinking_tags,
     with_thinking_in_content,
     without_repeated_thinking,
 )
-from topr_trl.data.rendered_parts import check_context, end_of_turn, first_special
+from topr_trl.data.masks import runs_of
+from topr_trl.data.rendered_parts import check_context, empty_block, end_of_turn
 from topr_trl.data.text_tokens import continued_ids, token_ids
 
 
@@ -172,10 +173,10 @@ def _by_prefixes(
         message, known = completion[n], text
         messages = [*prompt, *completion[:n]]
         before = str(render(tokenizer, messages, add_generation_prompt=True, **options)) if n else text
-        after = _text_after(messages, message, before, tags if n == turns[-1] else None, tokenizer, options)
-        context, own = _added(before, known), _added(after, before)
+        after = text_after(messages, message, before, tags if n == turns[-1] else None, tokenizer, options)
+        context, own = added(before, known), added(after, before)
         check_context(completion[read:n], context, tokenizer)
-        block = _block_of_template(own, before, message, tags, tokenizer)
+        block = empty_block(own, before, message, tags, tokenizer)
         before, context, own = before + block, context + block, own[len(block) :]
         said = end_of_turn(message, context if n else before, own, tokenizer, tags)
         if n:
@@ -187,56 +188,6 @@ def _by_prefixes(
         rendered.turns.append(Turn(message, start, len(rendered.ids), before, own, said))
         text, read = after, n + 1
     return rendered
-
-
-def _added(text: str, known: str) -> str:
-    """Return the text after a known beginning."""
-    if not text.startswith(known):
-        raise CannotWrite(
-            "its chat template changes earlier turns once later turns follow (for example, it removes their "
-            "thinking), so the model did not read the tokens of the last rendering. Set chat_template_path to a "
-            "template that keeps earlier turns unchanged, or make each turn its own row, with the text that the "
-            "model read as the prompt"
-        )
-    return text[len(known) :]
-
-
-def _text_after(
-    messages: Messages,
-    message: dict[str, Any],
-    before: str,
-    tags: Tags | None,
-    tokenizer: PreTrainedTokenizerBase,
-    options: dict[str, Any],
-) -> str:
-    """Return the text of messages and a turn that follows them.
-
-    If the content of the turn is a raw completion, the text has this content unchanged. Otherwise, some templates would
-    add a second block of thinking. If `tags` is None, the template writes the turn.
-    """
-    raw = tags.raw_text(message["content"], before) if tags and not thinking_of(message) else None
-    if raw is not None:
-        text = str(render(tokenizer, [*messages, {**message, "content": ANSWER}], **options))
-        if ANSWER in text:
-            raw = raw.rstrip() if message.get("tool_calls") else raw  # Before a call, the template writes white space.
-            return f"{before}{raw}{text.rpartition(ANSWER)[2]}"
-    return str(render(tokenizer, [*messages, message], **options))
-
-
-def _block_of_template(
-    own: str, before: str, message: dict[str, Any], tags: Tags | None, tokenizer: PreTrainedTokenizerBase
-) -> str:
-    """Return the empty block of thinking that a template wrote at the start of a turn, or empty text.
-
-    The model did not write this block: the template adds it to turns without thinking. If thinking is off, such a block
-    is in the generation prompt, so it is context.
-    """
-    content = message["content"]
-    if not tags or thinking_of(message) or tags.are_in(content):
-        return ""
-    block = tags.empty_block(own, before, content)
-    special = first_special(block, tokenizer)
-    return "" if special and special in content else block  # `end_of_turn` refuses a raw completion.
 
 
 def _by_markers(
@@ -270,7 +221,7 @@ def _by_markers(
         asked_later = any(message["role"] == "user" for message in messages[place + 1 :])
         text_start, text_end = _text_end(spans, start), _text_end(spans, end)
         check_context(messages[read:place], text[previous_end:text_start], tokenizer, asked_later)
-        block = _block_of_template(text[text_start:text_end], text[:text_start], completion[n], tags, tokenizer)
+        block = empty_block(text[text_start:text_end], text[:text_start], completion[n], tags, tokenizer)
         text_start += len(block)
         start = next((token for token in range(start, end) if spans[token][1] > text_start), end)
         context, own, previous_end, read = text[previous_end:text_start], text[text_start:text_end], text_end, place + 1
@@ -288,12 +239,7 @@ def _runs(mask: list[int], first: int, count: int) -> list[tuple[int, int]]:
     Raises:
         CannotWrite: the number of runs is not `count`.
     """
-    found, start = list[tuple[int, int]](), first
-    for is_own, run in groupby(mask[first:]):
-        end = start + len(list(run))
-        if is_own:
-            found.append((start, end))
-        start = end
+    found = [(first + start, first + end) for start, end in runs_of(mask[first:])]
     if len(found) != count:
         raise CannotWrite(
             f"the generation blocks of its chat template mark {len(found)} turns, and the assistant has {count}. "

@@ -152,23 +152,27 @@ def reward_column(rows: Dataset, may_be_missing: bool = False) -> NDArray[np.flo
     return finite_rewards(rows, may_be_missing or AFTER_BASELINE in columns)
 
 
-def turn_rewards_column(rows: Dataset) -> list[FloatArray | None]:
+def turn_rewards_column(rows: Dataset) -> list[FloatArray | None] | None:
     """Return the column `turn_rewards`: an array per row, with NaN for null, or None for a row without a list.
+
+    Return None if no row has a list.
 
     Raises:
         ValueError: a value is neither a list of rewards nor null, or a row has both `reward` and `turn_rewards`, or
             neither.
     """
-    if AFTER_BASELINE in rows.column_names:
-        raise ValueError(
-            f"The rows have both {TURN_REWARDS} and {AFTER_BASELINE}. The trainer chooses turns itself: drop "
-            f"{AFTER_BASELINE}, and give the trainer the settings of the choice."
-        )
     lists = checked_column(
         rows, TURN_REWARDS,
         lambda v: v is None or (isinstance(v, list) and bool(v) and all(is_missing(x) or _is_reward(x) for x in v)),
         "lists with a finite number (float32) or null for each turn of the model, or null in rows with a `reward`",
     )  # fmt: skip
+    if all(turns is None for turns in lists):
+        return None
+    if AFTER_BASELINE in rows.column_names:
+        raise ValueError(
+            f"The rows have both {TURN_REWARDS} and {AFTER_BASELINE}. The trainer chooses turns itself: drop "
+            f"{AFTER_BASELINE}, and give the trainer the settings of the choice."
+        )
     names = [name for name in ("reward", "label") if name in rows.column_names][:1]
     wholes = rows.with_format(None)[names[0]][:] if names else [None] * len(rows)
     for row, (turns, whole) in enumerate(zip(lists, wholes, strict=True)):
@@ -300,6 +304,29 @@ def problem_column(rows: Dataset) -> NDArray[np.generic]:
     if "prompt_ids" not in rows.column_names:
         return hash_prompts(rows["prompt"])
     return hash_prompts(ids or prompt for ids, prompt in zip(rows["prompt_ids"], rows["prompt"], strict=True))
+
+
+def rollout_column(rows: Dataset) -> list[Any]:
+    """Return the column `rollout_id`. None marks a row that is a rollout, as each row is without this column."""
+    # pandas stores whole numbers as floats if some are missing, and NaN marks the missing ones.
+    return checked_ids(rows, ROLLOUT, may_be_missing=True) if ROLLOUT in rows.column_names else [None] * len(rows)
+
+
+def training_temperatures(rows: Dataset) -> set[float | None]:
+    """Return the distinct temperatures of rows to train on. None is an unknown temperature.
+
+    Raises:
+        ValueError: a temperature is not a number above 0. Greedy completions, whose temperature is 0, are for
+            evaluation.
+    """
+    if "temperature" not in rows.column_names:
+        return {None}
+    values = checked_column(
+        rows, "temperature", lambda v: v is None or (isinstance(v, int | float) and 0 < v < float("inf")),
+        "numbers above 0", "Drop greedy rows (temperature 0), which are for evaluation and not for training. If the "
+        "rows were sampled, drop the column: log π is then computed at temperature 1.",
+    )  # fmt: skip
+    return set(values)
 
 
 def hash_prompts(prompts: Iterable[Any]) -> NDArray[np.str_]:

@@ -9,7 +9,7 @@ A filter that keeps 99.5% of the probability mass at each token raises log μ of
 starts with a weight of e⁻⁵ instead of 1.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from datasets import Dataset
@@ -23,20 +23,20 @@ LOGPROBS_MODES = RAW, PROCESSED = "raw_logprobs", "processed_logprobs"  # vLLM's
 _REMEDY = "Set log_mu='trainer'"
 
 
-def temperature_of(datasets: Mapping[str, Dataset], training: float | None = None) -> float:
+def temperature_of(datasets: Mapping[str, Set[float | None]], training: float | None = None) -> float:
     """Return the sampling temperature of rows, at which log π is computed. It is 1 if no temperature is known.
 
     Args:
-        datasets (`Mapping[str, Dataset]`): Datasets by name. A dataset without a temperature is assumed to have the
-            training temperature.
+        datasets (`Mapping[str, Set]`): Distinct temperatures of each dataset, with None for an unknown one. A dataset
+            whose temperature is unknown is assumed to have the training temperature.
         training (`float`, *optional*): Training temperature. `None` uses the temperature of the first dataset, or 1 if
             it is unknown.
 
     Raises:
-        ValueError: a temperature is not above 0, or rows have different temperatures.
+        ValueError: rows have different temperatures.
     """
-    for name, rows in datasets.items():
-        known = _temperature(name, rows)
+    for name, distinct in datasets.items():
+        known = _temperature(name, distinct)
         if training is None:
             training = 1.0 if known is None else known
         elif known not in (None, _rounded(training)):
@@ -47,30 +47,12 @@ def temperature_of(datasets: Mapping[str, Dataset], training: float | None = Non
     return 1.0 if training is None else training
 
 
-def training_temperatures(rows: Dataset) -> set[float | None]:
-    """Return the distinct temperatures of rows to train on. None is an unknown temperature.
-
-    Raises:
-        ValueError: a temperature is not a number above 0. Greedy completions, whose temperature is 0, are for
-            evaluation.
-    """
-    if TEMPERATURE not in rows.column_names:
-        return {None}
-    values = checked_column(
-        rows, TEMPERATURE, lambda value: value is None or (isinstance(value, int | float) and 0 < value < float("inf")),
-        "numbers above 0", "Drop greedy rows (temperature 0), which are for evaluation and not for training. If the "
-        "rows were sampled, drop the column: log π is then computed at temperature 1.",
-    )  # fmt: skip
-    return set(values)
-
-
-def _temperature(name: str, rows: Dataset) -> float | None:
+def _temperature(name: str, distinct: Set[float | None]) -> float | None:
     """Return the temperature that all rows have, or None if it is unknown.
 
     Raises:
-        ValueError: a temperature is not above 0, or the rows have several temperatures.
+        ValueError: the rows have several temperatures.
     """
-    distinct = training_temperatures(rows)
     if distinct <= {None}:
         return None
     # A row without a temperature counts as 1, the usual default.

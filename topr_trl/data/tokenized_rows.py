@@ -58,32 +58,6 @@ def sequence_lengths(dataset: Dataset) -> NDArray[np.int64]:
     return np.maximum.reduceat(np.asarray(pc.list_flatten(parts)), np.concatenate([[0], starts])).astype(np.int64)
 
 
-def completion_lengths(dataset: Dataset) -> NDArray[np.int64]:
-    """Return the number of tokens that the model wrote in each completion, shape (N,)."""
-    counts = lengths_of(dataset) - column(dataset, "prompt_length").to_numpy()
-    if MASK in dataset.column_names:
-        masks = column(dataset, MASK)
-        masked = np.asarray(pc.is_valid(masks))
-        owners = np.repeat(np.flatnonzero(masked), counts[masked])
-        counts[masked] = np.bincount(owners, np.asarray(pc.list_flatten(masks)), len(counts))[masked]
-    return counts
-
-
-def turn_counts(dataset: Dataset) -> NDArray[np.int64]:
-    """Return the number of turns of the model in each completion, shape (N,): runs of tokens in `completion_mask`."""
-    counts = np.ones(len(dataset), dtype=np.int64)
-    if MASK in dataset.column_names:
-        masks = column(dataset, MASK)
-        lengths = np.asarray(pc.fill_null(pc.list_value_length(masks), 0))
-        own = np.asarray(pc.list_flatten(masks), dtype=bool)
-        owners = np.repeat(np.arange(len(counts)), lengths)
-        starts = own & ~(np.roll(own, 1) & (np.roll(owners, 1) == owners))
-        starts[:1] = own[:1]
-        masked = np.asarray(pc.is_valid(masks))
-        counts[masked] = np.bincount(owners, starts, len(counts))[masked]
-    return counts
-
-
 def rewards_of_units(dataset: Dataset, name: str = "reward") -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return the R of all units that count, shape (U,), and the row of each unit.
 

@@ -8,7 +8,7 @@ A unit is a whole rollout, or a turn of it with its own reward (`turn_rewards`).
 chooses units. All units of a rollout share a forward pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from topr_trl.baseline import FloatArray
 from topr_trl.data.masks import MASK, PER_TOKEN, is_list
-from topr_trl.data.rows import ROLLOUT, TURN_REWARDS, checked_ids
+from topr_trl.data.rows import ROLLOUT, TURN_REWARDS
 from topr_trl.data.tables import from_table
 
 PARTS = "part_lengths"
@@ -66,16 +66,17 @@ class Rollouts:
         found[self.order_N] = np.repeat(values_R, self.counts_R)
         return found
 
-    def check_same(self, name: str, values_N: NDArray[np.generic]) -> None:
-        """Raise a ValueError if rows of a rollout differ in a value. The message calls the value `name`."""
-        firsts_N = self.of_each_row(values_N[self.firsts_R])
-        if (wrong := np.flatnonzero(values_N != firsts_N)).size:
-            row = wrong[0]
-            raise ValueError(
-                f"Row {row} has the {name} {_shown(values_N[row])}, and the first row of its {ROLLOUT} "
-                f"{_shown(firsts_N[row])}. The rows of a rollout are one trajectory, with one {name}: give all of them "
-                f"the same {name}, or give each trajectory its own {ROLLOUT}."
-            )
+    def check_same(self, columns: Mapping[str, NDArray[np.generic]]) -> None:
+        """Raise a ValueError if rows of a rollout differ in a value. `columns` has the N values by name."""
+        first_N = self.of_each_row(self.firsts_R)
+        for name, values_N in columns.items():
+            if (wrong := np.flatnonzero(values_N != values_N[first_N])).size:
+                row = wrong[0]
+                raise ValueError(
+                    f"Row {row} has the {name} {_shown(values_N[row])}, and the first row of its {ROLLOUT} "
+                    f"{_shown(values_N[first_N[row]])}. The rows of a rollout are one trajectory, with one {name}: "
+                    f"give all of them the same {name}, or give each trajectory its own {ROLLOUT}."
+                )
 
 
 @dataclass(frozen=True)
@@ -170,18 +171,6 @@ class Units:
 
 def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def rollouts_of(rows: Dataset) -> Rollouts:
-    """Return the rollouts of a dataset. Without a column `rollout_id`, each row is a rollout.
-
-    Raises:
-        ValueError: a `rollout_id` is neither null, a number nor text.
-    """
-    if ROLLOUT not in rows.column_names:
-        return Rollouts.of([None] * len(rows))
-    # pandas stores whole numbers as floats if some are missing, and NaN marks the missing ones.
-    return Rollouts.of(checked_ids(rows, ROLLOUT, may_be_missing=True))
 
 
 def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:

@@ -13,7 +13,7 @@ from huggingface_hub import DatasetCard, DatasetCardData
 from trl import is_conversational
 
 from topr_trl.data.masks import MASK, have_masks
-from topr_trl.data.rows import ROLLOUT, checked_ids, have_rewards, problem_column
+from topr_trl.data.rows import have_rewards, problem_column, rollout_column
 from topr_trl.data.tables import TABLE_SUFFIXES, columns_of, from_table, read_shard, shards_of
 from topr_trl.hub.upload import README, Upload
 from topr_trl.pipeline import manifest
@@ -175,7 +175,7 @@ def counts_of(shards: list[Path]) -> Counts:
             )
         found.rows += len(table)
         rows = from_table(table)
-        rollouts = checked_ids(rows, ROLLOUT, may_be_missing=True) if ROLLOUT in columns else [None] * len(table)
+        rollouts = rollout_column(rows)
         found.alone += rollouts.count(None)
         found.rollouts |= set(rollouts) - {None}
         found.problems |= set(problem_column(rows).tolist())

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from topr_trl.data.rows import TURN_REWARDS, have_rewards
-from topr_trl.data.sampler_logps import TEMPERATURE, training_temperatures
+from topr_trl.data.rows import TURN_REWARDS, have_rewards, training_temperatures
+from topr_trl.data.sampler_logps import TEMPERATURE
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
 from topr_trl.data.usable_rows import check_usable, refuse_rewards_of_turns
 from topr_trl.evaluation.report import EVALUATION, Evaluations, plain_table, read_evaluation

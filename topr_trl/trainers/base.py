@@ -90,10 +90,11 @@ class TOPRMixin(Trainer):
             mask_BT: (B, T) completion mask.
             numbers_N: (N,) row numbers, or (N, 2) with a second number.
         """
-        self._sharing.log_tokens(self._metrics[self._mode])
+        mode = self._mode
+        self._sharing.log_tokens(self._metrics[mode])
         rewards_B = rewards_N[: len(policy_logps_BT)].nan_to_num(0.0)
         outputs = topr_loss(policy_logps_BT, mu_logps, rewards_B, mask_BT, **self._loss_settings)
-        self._row_log.add(self._row_readers[self._mode], numbers_N, row_values(outputs, rewards_N, mask_BT))
+        self._row_log.add(self._row_readers[mode], numbers_N, row_values(outputs, rewards_N, mask_BT))
         if self._log_tokens is not None:
             self._log_tokens(numbers_N, policy_logps_BT.detach() - mu_logps, outputs.weights, mask_BT)
         return outputs
@@ -298,19 +299,19 @@ class TOPRMixin(Trainer):
         for name in ["loss"] if scaled else ["loss", "grad_norm"]:
             if not math.isfinite(logs.get(name) or 0.0):
                 raise not_finite(f"`{name}` at step {self.state.global_step}", self.args.output_dir)
-        collected = self._metrics[self._mode]
-        found = self._row_log.read_metrics(self._mode, self.accelerator)
+        mode = self._mode
+        collected, found = self._metrics[mode], self._row_log.read_metrics(mode, self.accelerator)
         if self._ratio_is_one:
             found = without_ratio(found)
         for name, value in found.items():
             collected[name].append(value)
         # If the two limits for negatives are equal, weights of 0 are intended.
-        if self._mode == "train" and self._loss_settings["limits"].ratio_matters_neg:
+        if mode == "train" and self._loss_settings["limits"].ratio_matters_neg:
             warn_of_weights(found, self.state, self.args.ratio_level, self._said)
         for values in collected.values():
             if values and isinstance(values[0], Tensor):  # Wait for the device once, not for each value.
                 values[:] = [torch.stack(values).mean().item()]
-        if self._mode == "eval":  # TRL would give the metrics of all evaluation sets the same names.
+        if mode == "eval":  # TRL would give the metrics of all evaluation sets the same names.
             logs.update({f"{self._metric_prefix}_{name}": _mean(values) for name, values in collected.items()})
             collected.clear()
         super().log(logs, start_time)

@@ -10,8 +10,9 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +33,6 @@ from topr_trl.data.tables import atomic_write
 from topr_trl.data.tokenized_rows import (
     COLUMNS,
     column,
-    completion_lengths,
     lengths_of,
     prompt_groups,
     rewards_of_units,
@@ -57,20 +57,56 @@ _LOGPS = pa.list_(pa.float32())
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """Rows of a dataset whose log μ must be computed, and the fingerprints that are stored with the result.
+class NeededRows:
+    """Tokenized rows of which some need log μ.
 
     Attributes:
         dataset: all tokenized rows.
-        needs_N: (N,) whether each row needs log μ.
-        model: fingerprint of the starting model.
-        rows: fingerprint of the rows. See `rows_fingerprint`.
+        rewards_U: (U,) R of all units that count. See `rewards_of_units`.
+        needs_N: (N,) whether each row has a unit that needs log μ. See `needs_log_mu`.
     """
 
     dataset: Dataset
+    rewards_U: FloatArray
     needs_N: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, dataset: Dataset, limits: TruncationLimits) -> "NeededRows":
+        """Return the rows of a dataset for a loss with these limits."""
+        rewards_U, rows_U = rewards_of_units(dataset)
+        return cls(dataset, rewards_U, np.bincount(rows_U, needs_log_mu(rewards_U, limits), len(dataset)) > 0)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Fingerprint of the rows. See `rows_fingerprint`."""
+        return rows_fingerprint(self.dataset, self.needs_N)
+
+    @property
+    def mu_fingerprints(self) -> set[str]:
+        """Distinct values of `mu_fingerprint` among the rows that need log μ. Empty without this column."""
+        if "mu_fingerprint" not in self.dataset.column_names:
+            return set()
+        found = column(self.dataset, "mu_fingerprint").filter(pa.array(self.needs_N))
+        return set(map(str, pc.unique(found).to_pylist()))
+
+    def check_log_mu(self, name: str, args: TOPRConfig | OfflineTOPRConfig) -> None:
+        """Raise a ValueError if a row needs log μ, and its `mu_logps` is missing, invalid, or of the wrong length."""
+        dataset = self.dataset
+        starts, rows = (column(dataset, each).to_numpy() for each in ("prompt_length", "row"))
+        masks = dataset[MASK] if MASK in dataset.column_names else [None] * len(dataset)
+        remedy = "drop the column" if args.log_mu == "trainer" else "set log_mu='trainer'"
+        by_token = needs_mu_of_tokens(dataset, args)
+        values = zip(rows, dataset["mu_logps"], masks, lengths_of(dataset) - starts, self.needs_N, strict=True)
+        for row, mu_logps, mask, count, needed in values:
+            if needed and (wrong := _what_is_wrong(mu_logps, sum(mask) if mask else int(count), by_token)):
+                raise ValueError(f"Row {row} of the {name} dataset: {wrong}; or {remedy}, and log μ is computed.")
+
+
+class _Plan(NamedTuple):
+    """Rows whose log μ must be computed, and the fingerprint of the starting model."""
+
+    rows: NeededRows
     model: str
-    rows: str
 
 
 class LogMu:
@@ -107,12 +143,7 @@ class LogMu:
         self.planned: dict[str, _Plan] = {}
         self.sampler_distance: dict[str, float] = {}
 
-    def needs(self, dataset: Dataset) -> NDArray[np.bool_]:
-        """Return an (N,) mask of the rows with a unit that needs log μ. See `needs_log_mu`."""
-        rewards_U, rows_U = rewards_of_units(dataset)
-        return np.bincount(rows_U, needs_log_mu(rewards_U, self.args.limits), len(dataset)) > 0
-
-    def plan(self, name: str, dataset: Dataset, model: str, checkpoint: Path | None = None) -> None:
+    def plan(self, name: str, rows: NeededRows, model: str, checkpoint: Path | None = None) -> None:
         """Select the source of log μ of a dataset, and read log μ from disk if the run is resumed.
 
         If log μ is neither in the rows nor already known, a new run adds the dataset to `planned`. If the output folder
@@ -121,7 +152,7 @@ class LogMu:
         Args:
             name (`str`):
                 Name of the dataset.
-            dataset ([`~datasets.Dataset`]):
+            rows (`NeededRows`):
                 Tokenized rows.
             model (`str`):
                 Fingerprint of the starting model.
@@ -132,19 +163,18 @@ class LogMu:
             ValueError: log μ in the rows is malformed or from a different model. Or the run is resumed, and its file is
                 missing, damaged, or from a different model or different rows.
         """
-        needs_N = self.needs(dataset)
+        dataset = rows.dataset
         if "mu_logps" in dataset.column_names:
-            check_fingerprints(fingerprints(dataset, needs_N), model)
-            check_log_mu(name, dataset, needs_N, self.args)
-        elif not self.values.keys() >= set(_keys(dataset, needs_N)):
-            rows = rows_fingerprint(dataset, needs_N)
+            check_fingerprints(rows.mu_fingerprints, model)
+            rows.check_log_mu(name, self.args)
+        elif not self.values.keys() >= set(_keys(dataset, rows.needs_N)):
             if checkpoint is not None:  # Only the main process reads the file, since other nodes may not have it.
                 main = self.accelerator.is_main_process
-                found = [self._resumed(self._path(name), checkpoint, model, rows) if main else None]
+                found = [self._resumed(self._path(name), checkpoint, model, rows.fingerprint) if main else None]
                 self._use(dataset, broadcast_object_list(found)[0])
             else:
-                self._set_aside(self._path(name), model, rows)
-                self.planned[name] = _Plan(dataset, needs_N, model, rows)
+                self._set_aside(self._path(name), model, rows.fingerprint)
+                self.planned[name] = _Plan(rows, model)
 
     def compute(self, forward: Forward, collate: Collate, keep_parts: bool = False) -> None:
         """Compute log μ of all planned datasets, and write it to files. All processes must call this method together.
@@ -161,22 +191,22 @@ class LogMu:
         """
         while self.planned:
             name, plan = next(iter(self.planned.items()))
-            path, indices = self._path(name), np.flatnonzero(plan.needs_N)
-            logger.info("Computing log μ of %d of %d rows.", len(indices), len(plan.dataset))
+            path, dataset, indices = self._path(name), plan.rows.dataset, np.flatnonzero(plan.rows.needs_N)
+            logger.info("Computing log μ of %d of %d rows.", len(indices), len(dataset))
             parts = path.with_name(f"{path.stem}_parts")
-            computed = self._compute(plan, plan.dataset.select(indices), parts, forward, collate)
-            places = np.full(len(plan.dataset), -1)
+            computed = self._compute(plan, dataset.select(indices), parts, forward, collate)
+            places = np.full(len(dataset), -1)
             places[indices] = np.arange(len(indices))
             mu_logps = computed.take(pa.array(places, mask=places < 0))  # null if a row needs no log μ
             if self.accelerator.is_main_process:
-                save_log_mu(path, mu_logps, plan.model, plan.rows)
+                save_log_mu(path, mu_logps, plan.model, plan.rows.fingerprint)
                 if not keep_parts:
                     shutil.rmtree(parts, ignore_errors=True)
-            if name == "train" and "sampler_logps" in plan.dataset.column_names:
+            if name == "train" and "sampler_logps" in dataset.column_names:
                 some = np.unique(np.linspace(0, len(indices) - 1, _COMPARED).astype(int))
-                sampled = plan.dataset.select(indices[some])["sampler_logps"][:]
+                sampled = dataset.select(indices[some])["sampler_logps"][:]
                 self.sampler_distance = sampler_distance(computed.take(pa.array(some)).to_pylist(), sampled)
-            self._use(plan.dataset, pa.chunked_array([mu_logps]))
+            self._use(dataset, pa.chunked_array([mu_logps]))
             self.accelerator.wait_for_everyone()
             del self.planned[name]
 
@@ -199,7 +229,7 @@ class LogMu:
                     order = _order(part, self.prompts_together)
                     logps = _per_token_logps(forward, part, order, collate, self.accelerator, batch_size, progress)
                     if main:
-                        save_log_mu(path, pa.array(logps, _LOGPS), plan.model, plan.rows)
+                        save_log_mu(path, pa.array(logps, _LOGPS), plan.model, plan.rows.fingerprint)
                 else:
                     progress.update(len(part))
                 computed.append(pa.array(logps, _LOGPS))
@@ -213,7 +243,7 @@ class LogMu:
         found: list[list[list[float]] | None] = [None]
         if self.accelerator.is_main_process and path.is_file():
             try:
-                found = [load_log_mu(path, plan.model, plan.rows).to_pylist()]
+                found = [load_log_mu(path, plan.model, plan.rows.fingerprint).to_pylist()]
             except ValueError:
                 path.unlink()
         return broadcast_object_list(found)[0]
@@ -281,13 +311,6 @@ def _keys(dataset: Dataset, which_N: NDArray[np.bool_]) -> list[tuple[int, int]]
     return list(zip(datasets, rows, strict=True))
 
 
-def fingerprints(dataset: Dataset, needs_N: NDArray[np.bool_]) -> set[str]:
-    """Return the distinct values of `mu_fingerprint` among the rows that need log μ. Empty without this column."""
-    if "mu_fingerprint" not in dataset.column_names:
-        return set()
-    return set(map(str, pc.unique(column(dataset, "mu_fingerprint").filter(pa.array(needs_N))).to_pylist()))
-
-
 def check_fingerprints(found: set[str], model: str) -> None:
     """Raise a ValueError if log μ was computed by a model other than `model`, or at a different temperature."""
     if others := sorted(found - {model}):
@@ -302,16 +325,6 @@ def check_fingerprints(found: set[str], model: str) -> None:
 def needs_mu_of_tokens(dataset: Dataset, args: TOPRConfig | OfflineTOPRConfig) -> bool:
     """Return whether the ratio needs log μ of each token, because it is per segment or per turn."""
     return args.needs_mu_of_tokens or isinstance(dataset.features["reward"], List)
-
-
-def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], args: TOPRConfig | OfflineTOPRConfig) -> None:
-    """Raise a ValueError if a row needs log μ, and its `mu_logps` is missing, invalid, or of the wrong length."""
-    counts, rows = completion_lengths(dataset), column(dataset, "row").to_numpy()
-    remedy = "drop the column" if args.log_mu == "trainer" else "set log_mu='trainer'"
-    by_token = needs_mu_of_tokens(dataset, args)
-    for row, mu_logps, count, needed in zip(rows, dataset["mu_logps"], counts, needs_N, strict=True):
-        if needed and (wrong := _what_is_wrong(mu_logps, int(count), by_token)):
-            raise ValueError(f"Row {row} of the {name} dataset: {wrong}; or {remedy}, and log μ is computed.")
 
 
 def _what_is_wrong(mu_logps: object, tokens: int, needs_tokens: bool) -> str | None:

@@ -41,7 +41,7 @@ def log_line(logs: Mapping[str, Any], step: int, max_steps: int) -> str:
     known = [(form, logs.get(f"{prefix}{name}")) for name, form in _SHOWN.items()]
     shown = ", ".join([form.format(value) for form, value in known if isinstance(value, int | float)][:_MOST_SHOWN])
     if "train_runtime" in logs:
-        return f"{step:,} steps in {logs['train_runtime']:,.0f} s{': ' * bool(shown)}{shown}"
+        return f"{step:,} step{'s' * (step != 1)} in {logs['train_runtime']:,.0f} s{': ' * bool(shown)}{shown}"
     return f"step {step:,}/{max_steps:,}{', ' * bool(evaluated)}{''.join(evaluated)}: {shown}" if shown else ""
 
 
@@ -99,11 +99,11 @@ def say_share(rewards: FloatArray, args: TOPRConfig | OfflineTOPRConfig, said: s
         said (`set`):
             Messages that the trainer has already printed. The function adds its own, and prints it only once.
     """
-    share = effective_positive_share(rewards)
-    if "share" in said or not share < 1 or args.limits.b_neg == 0:
+    share, limits = effective_positive_share(rewards), args.limits
+    if "share" in said or not share < 1 or limits.b_neg == 0:
         return
     said.add("share")
-    until = " until the taper reduces it" * (args.limits.a_neg < args.limits.b_neg)
+    until = " until the taper reduces it" * limits.ratio_matters_neg
     offline = isinstance(args, OfflineTOPRConfig)
     more = ""
     if offline:
@@ -140,15 +140,15 @@ def warn_of_signs(curated: Curated, zeros: bool, args: TOPRConfig | OfflineTOPRC
         return
     if signs == (True, False):
         message = (
-            f"None of the {positives} rows has a negative reward after the baseline: TOPR then is reward-weighted "
-            "supervised fine-tuning."
+            f"None of the {positives} completions has a negative reward after the baseline: TOPR then is "
+            "reward-weighted supervised fine-tuning."
         )
         if zeros:
             message += " Rewards of 0 are not negatives: set baseline='mean', or baseline=0.5."
     elif signs == (False, True):
         message = (
-            f"All {negatives} rows have a negative reward after the baseline: the model only learns what to avoid, "
-            "and nothing says what to write instead. Add positives, or lower the baseline."
+            f"All {negatives} completions have a negative reward after the baseline: the model only learns what to "
+            "avoid, and nothing says what to write instead. Add positives, or lower the baseline."
         )
     else:
         message = "No completion has a reward, so there is nothing to learn from them: the weights do not change."
@@ -180,8 +180,8 @@ def say_recipe(scored: ScoredRows, args: OfflineTOPRConfig) -> None:
     if is_chosen or counts[1] >= counts[0]:
         return
     say(
-        f"{counts[1] / counts.sum():.0%} of the rows are right. Repeating them with curation='repeated_positives', "
-        "or until they are half of the rows with curation='balanced', may train a better model. See \"Which "
-        'method?" in the documentation.',
+        f"{counts[1] / counts.sum():.0%} of the completions are right. Repeating these with "
+        "curation='repeated_positives', or until they are half of the rows with curation='balanced', may train a "
+        'better model. See "Which method?" in the documentation.',
         args,
     )

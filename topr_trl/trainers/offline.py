@@ -31,14 +31,13 @@ from topr_trl.data.tokenized_rows import (
     is_prepared,
     lengths_of,
     prompt_groups,
-    rewards_of_units,
 )
 from topr_trl.settings.config import OfflineTOPRConfig
 from topr_trl.trainers.base import TOPRMixin
 from topr_trl.trainers.completions_table import LogCompletions
 from topr_trl.trainers.fingerprints import mu_fingerprint
 from topr_trl.trainers.forward_checks import depends_on_batch, text_model, virtual_tokens, without_cudnn_attention
-from topr_trl.trainers.log_mu import LogMu, rows_fingerprint
+from topr_trl.trainers.log_mu import LogMu, NeededRows
 from topr_trl.trainers.messages import say, say_recipe, say_share, warn_of_signs
 from topr_trl.trainers.shared_prompts import share_stored
 from topr_trl.trainers.start_checks import model_and_settings
@@ -46,7 +45,7 @@ from topr_trl.trainers.training_warnings import warn_of_many_reads, warn_of_scal
 
 if TYPE_CHECKING:
     from peft import PeftModel
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
@@ -120,8 +119,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     eval_dataset: Dataset | dict[str, Dataset] | None
     data_collator: Any
     _scored: dict[str, ScoredRows]  # datasets that are not tokenized yet, by name
+    _row_tokenizer: "PreTrainedTokenizerBase"
     _temperature: float  # sampling temperature of the training rows, at which log π is computed
     _evaluation_baseline: dict[str, float | None] = {}  # baseline settings that evaluation sets use instead of `args`
+    _training_rows: NeededRows  # rows of the latest call of `train`
     _sampler_reported: bool  # whether training rows have `sampler_logps`
     _prepared = 0  # number of datasets tokenized so far; the next dataset gets this number in its column `dataset`
 
@@ -136,18 +137,19 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         for foreign in ("data_collator", "formatting_func", "compute_loss_func", "compute_metrics"):
             if kwargs.get(foreign) is not None:
                 raise ValueError(f"OfflineTOPRTrainer does not take {foreign}: rows and loss are TOPR's. Remove it.")
-        datasets = {"train": train_dataset, **_by_name(eval_dataset)}
+        evaluated = _by_name(eval_dataset)
+        datasets = {"train": train_dataset, **evaluated}
         self._scored = {name: ScoredRows.read(name, rows) for name, rows in datasets.items()}
-        self._temperature = temperature_of(datasets)
+        self._temperature = temperature_of({name: scored.temperatures for name, scored in self._scored.items()})
         if isinstance(eval_dataset, DatasetDict):
             eval_dataset = dict(eval_dataset)
         model, args = model_and_settings("OfflineTOPRTrainer", model, args, OfflineTOPRConfig)
-        args.refuse_loss_as_metric(_by_name(eval_dataset))
+        args.refuse_loss_as_metric(evaluated)
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
         # `compute_loss` divides by the number of rows of the whole step, so Trainer must not divide by the number of
         # micro-batches.
         self.model_accepts_loss_kwargs = True
-        check_special_tokens(tokenizer_of(self.processing_class), self.model.config.get_text_config())
+        check_special_tokens(self._row_tokenizer, self.model.config.get_text_config())
         self._check_tokens({"train": self.train_dataset, **_by_name(self.eval_dataset)})
         # Replace SFTTrainer's head, which also computes the entropy and the most likely token, for metrics of SFT.
         add_fused_lm_head(text_model(self.model), temperature=self._temperature)
@@ -165,21 +167,28 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def _prepare_dataset(
         self, dataset: Dataset, processing_class: Any, args: Any, packing: bool, formatting_func: Any, dataset_name: str
     ) -> Dataset:
-        scored = self._scored.pop(dataset_name)
+        scored, self._row_tokenizer = self._scored.pop(dataset_name), tokenizer_of(processing_class)
         has_logps = "sampler_logps" in dataset.column_names
         if args.log_mu == "sampler" and not has_logps:
             raise ValueError(
                 "log_mu='sampler' needs the column `sampler_logps`: the sampler's log-probabilities. Add it, or set "
                 "log_mu='trainer'."
             )
-        if dataset_name == "train":
+        is_train = dataset_name == "train"
+        if is_train:
             self._sampler_reported = has_logps and column(dataset, "sampler_logps").null_count < len(dataset)
             rewards, curated = self._choose(scored, args)
         else:
             rewards, curated = scored.choose(args, args.seed, rule="none", **self._evaluation_baseline)
         dataset = scored.tokenize(
-            curated.indices, rewards, tokenizer_of(processing_class), args, self._temperature, args.dataset_num_proc
+            curated.indices, rewards, self._row_tokenizer, args, self._temperature, args.dataset_num_proc
         )
+        if is_train:
+            rows_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+            steps = ceil(len(dataset) / rows_per_step)
+            warn_of_many_reads(
+                curated, rewards, args.max_steps / steps if args.max_steps > 0 else args.num_train_epochs
+            )
         dataset = dataset.add_column("dataset", np.full(len(dataset), self._prepared))
         self._prepared += 1
         return dataset
@@ -188,15 +197,15 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         """Choose the units to train on. Return their rewards R and the choice, and keep the choice in `curated`."""
         scored.check_values(args)
         rewards, curated = scored.choose(args, args.seed)
-        by_turn = scored.units.turns_R.any()
+        by_turn, chosen = scored.units.turns_R.any(), str(curated)
         if args.curation in REPEATING and not by_turn:
-            say(f"curation={args.curation!r}: {curated}.", args)
+            say(f"curation={args.curation!r}: {chosen}.", args)
         scored.check_signal(rewards, args)
-        self.curated, self._rows_trained_on = curated, str(curated)
+        self.curated, self._rows_trained_on = curated, chosen
         if by_turn:
             self._rows_trained_on += "; each turn with a reward counts as a row"
             means = ", and each turn index has its own mean as baseline" * scored.has_returns
-            say(f"each turn with a reward counts as a row{means}: {curated}.", args)
+            say(f"each turn with a reward counts as a row{means}: {chosen}.", args)
         if args.effective_positive_share is not None or args.curation == "balanced":
             # The baseline is computed from the chosen rows of the training set, and evaluation sets use the same one.
             # With `reward_after_baseline`, raw rewards can be missing.
@@ -208,11 +217,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self._rows_trained_on += "; their column `reward_after_baseline` replaces baseline and curation"
             say("rewards come from the column reward_after_baseline, so baseline and curation do not apply.", args)
         warn_of_signs(curated, not scored.rewards_U.all(), args, self._said)
-        warn_of_scale(rewards)
-        rows_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        count = len(scored.units.rollouts_with(curated.indices)[0])
-        epochs = args.max_steps / ceil(count / rows_per_step) if args.max_steps > 0 else args.num_train_epochs
-        warn_of_many_reads(curated, rewards, epochs)
+        warn_of_scale(rewards, self._said)
         say_recipe(scored, args)
         return rewards, curated
 
@@ -307,7 +312,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             logps, mask, _ = self._policy_logps(model, batch)
             return [row[own.bool()] for row, own in zip(logps, mask, strict=True)]
 
-        if depends_on_batch(self, model, log_probs, tokenizer_of(self.processing_class), self._temperature):
+        if depends_on_batch(self, model, log_probs, self._row_tokenizer, self._temperature):
             remedy = "Set padding_free=False" if self.padding_free else "Train a different model"
             attention = self.model.config._attn_implementation
             raise ValueError(
@@ -323,10 +328,14 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self.log({f"topr/sampler_distance/{name}": value for name, value in self.sampler_distance.items()})
 
     def _before_training(self, checkpoint: Path | None) -> None:
+        datasets = {"train": self.train_dataset, **_by_name(self.eval_dataset)}
+        rows = {name: NeededRows.of(each, self.args.limits) for name, each in datasets.items()}
+        self._training_rows = rows["train"]
         if self._will_train:
-            say_share(rewards_of_units(self.train_dataset)[0], self.args, self._said)
+            say_share(self._training_rows.rewards_U, self.args, self._said)
         super()._before_training(checkpoint)
-        self._plan_log_mu({"train": self.train_dataset, **_by_name(self.eval_dataset)}, self._run["model"], checkpoint)
+        for name, each in rows.items():
+            self._log_mu.plan(name, each, self._run["model"], checkpoint)
         if "train" in self._log_mu.planned and not self._sampler_reported:
             say(
                 "log μ is computed with the starting model. If another model wrote the rows, that is a proxy: "
@@ -335,15 +344,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             )
 
     def _identity_values(self) -> dict[str, Any]:
-        rows = self.train_dataset
-        values = {"temperature": self._temperature, "rows": rows_fingerprint(rows, self._log_mu.needs(rows))}
+        values = {"temperature": self._temperature, "rows": self._training_rows.fingerprint}
         if self.args.dataloader_drop_last:  # An incomplete micro-batch at the end of an epoch is dropped.
             values["rows_per_micro_batch"] = self._rows_per_micro_batch
         return values
-
-    def _plan_log_mu(self, datasets: dict[str, Dataset], model: str, checkpoint: Path | None = None) -> None:
-        for name, dataset in datasets.items():
-            self._log_mu.plan(name, dataset, model, checkpoint)
 
     def _compute_log_mu(self, model: nn.Module, keep_parts: bool = False) -> None:
         if self._log_mu.planned:
@@ -380,7 +384,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         given = {} if isinstance(eval_dataset, str) else _by_name(eval_dataset)
         raw = {name: rows for name, rows in given.items() if not is_prepared(rows)}
         self._scored = {name: ScoredRows.read(name, rows) for name, rows in raw.items()}
-        temperature_of(raw, self._temperature)
+        temperature_of({name: scored.temperatures for name, scored in self._scored.items()}, self._temperature)
         new = {
             name: self._prepare_dataset(rows, self.processing_class, self.args, False, None, name)
             for name, rows in raw.items()
@@ -393,10 +397,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             own = {"train": self.train_dataset} if any(rows is self.train_dataset for rows in given.values()) else {}
             # The prefix `given_` keeps files of new sets apart from files of the trainer's sets, which a resumed run
             # reads.
-            self._plan_log_mu(
-                {**own, **_by_name(self.eval_dataset), **{f"given_{name}": new[name] for name in new}},
-                mu_fingerprint(self.model, self._temperature),
-            )
+            model = mu_fingerprint(self.model, self._temperature)
+            every = {**own, **_by_name(self.eval_dataset), **{f"given_{name}": rows for name, rows in new.items()}}
+            for name, rows in every.items():
+                self._log_mu.plan(name, NeededRows.of(rows, self.args.limits), model)
             if self._log_mu.planned and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
                 self._log_mu.planned.clear()
                 raise ValueError(
@@ -404,7 +408,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                     "eval_on_start=True, or add a column mu_logps to the rows."
                 )
             self._compute_log_mu(self.model)
-        elif any("mu_logps" not in rows.column_names and self._log_mu.needs(rows).any() for rows in new.values()):
+        elif any(
+            "mu_logps" not in rows.column_names and NeededRows.of(rows, self.args.limits).needs_N.any()
+            for rows in new.values()
+        ):
             raise ValueError(
                 f"The rows of {', '.join(new)} need log μ of the starting weights, and training has changed them. Pass "
                 "the dataset as eval_dataset when you create the trainer, or add a column mu_logps."

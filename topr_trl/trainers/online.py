@@ -197,7 +197,6 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         self._loss_inputs: dict[str, Any] | None = None  # batch of the loss that is being computed
         self._last_baseline = 0.0  # last solution for `effective_positive_share`
         self._silent = SilentBatches(had_signal=replay_dataset is not None)
-        self._warned_of_distance = self._warned_of_scale = False
         self._evaluated = EvaluatedRewards()  # rewards of the current evaluation set
         self._shown_weights: dict[int, list[float]] = {}  # weight and log-ratio in the last table, by row number
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, *rest, **kwargs)
@@ -371,8 +370,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         self.model.train(train)  # TRL's continuous batching switches to training mode, even during evaluation.
         # With vLLM, TRL logs the difference between the log-probabilities of vLLM and the trainer.
         distances = self._metrics[self._mode].get("sampling/sampling_logp_difference/mean")
-        if distances and not self._warned_of_distance:
-            self._warned_of_distance = warn_if_far(distances[-1])
+        if distances:
+            warn_if_far(distances[-1], self._said)
         raw_rewards = self._raw_rewards()
         if not train:
             raw_rewards = self._evaluated.add(raw_rewards, self._rewards_per_func)
@@ -390,7 +389,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             # With a mean as baseline, equal rewards give R = 0 for all rows. This is normal and needs no warning.
             if rewards.any() or not len(rewards) or self.args.baseline not in BASELINES:
                 warn_of_signs(curated, bool((raw_rewards == 0).any()), self.args, self._said)
-            self._warned_of_scale = self._warned_of_scale or warn_of_scale(rewards, may_be_small=True)
+            warn_of_scale(rewards, self._said, may_be_small=True)
             say_share(rewards, self.args, self._said)
             if self.args.curation != "none":
                 self._metrics["train"]["topr/rows_kept"].append(len(curated.indices) / len(raw_rewards))
@@ -571,7 +570,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         if self.args.log_completions:
             self._show_weights_in_completions()
         if self._mode == "train":
-            self._silent.warn(self.args.baseline)
+            self._silent.warn(self.args.baseline, self._said)
         else:
             self._metrics["eval"].update(self._evaluated.read(self.reward_func_names))
         super().log(logs, start_time)

@@ -153,7 +153,7 @@ def identity_of_run(trainer: Any, checkpoint: Path | None, latest: Identity | No
         "rows_per_micro_batch": trainer._rows_per_micro_batch if RESTORES_MICRO_BATCH else None,
         "rows_of_a_prompt_together": trainer._sharing.together,
         "optimizer": trainer._given_optimizer,
-        "limits": asdict(args.limits),
+        "limits": asdict(trainer._loss_settings["limits"]),
         "split_batches": args.accelerator_config.split_batches,
         "adapter": _adapter(trainer.model),
         "dtype": str(next((p.dtype for p in trainer.model.parameters() if p.requires_grad), None)),

@@ -133,46 +133,45 @@ def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float
         "token_max": float(tokens.max()),
         "response": float(np.mean([abs((m - s).sum()) for m, s in pairs])),
     }
-    warn_if_far(distance["token"])
+    warn_if_far(distance["token"], set())
     return distance
 
 
-def warn_if_far(distance: float) -> bool:
-    """Warn if sampler and trainer differ by more than `_FAR` nats per token. Return whether the function warned."""
-    if distance > _FAR:
+def warn_if_far(distance: float, said: set[object]) -> None:
+    """Warn if sampler and trainer differ by more than `_FAR` nats per token, unless `said` has this warning."""
+    if distance > _FAR and "far" not in said:
+        said.add("far")
         warn_user(
             f"The sampler's log-probabilities differ from the trainer's by {distance:.2f} nats per token: the sampler "
             "had different weights, a different tokenizer or RoPE settings, or computed at low precision. Sample from "
             "the checkpoint that training starts from, in the precision of training. If another model wrote the rows, "
             "set log_mu='sampler'."
         )
-    return distance > _FAR
 
 
 _LARGEST_R, _SMALLEST_R = 4.0, 0.1  # range of the largest |R| that needs no warning
 
 
-def warn_of_scale(rewards: NDArray[np.float64], may_be_small: bool = False) -> bool:
+def warn_of_scale(rewards: NDArray[np.float64], said: set[object], may_be_small: bool = False) -> None:
     """Warn if the rewards are not of a magnitude of about 1, because their scale multiplies the gradient.
 
     Args:
         rewards (`np.ndarray`):
             R of the chosen rows.
+        said (`set`):
+            Warnings that the trainer has already given. The function adds its own, and gives it only once.
         may_be_small (`bool`, *optional*, defaults to `False`):
             Whether small rewards need no warning, as in a batch of completions that are equally good.
-
-    Returns:
-        `bool`: whether the function warned.
     """
     largest = float(np.abs(rewards).max(initial=0))
     is_far = largest > _LARGEST_R or (0 < largest < _SMALLEST_R and not may_be_small)
-    if is_far:
+    if is_far and "scale" not in said:
+        said.add("scale")
         warn_user(
             f"After the baseline, rewards have magnitudes of up to {largest:.3g}. They multiply the gradient, and the "
             "defaults are for rewards of about +1 and -1. Scale the rewards to a magnitude of about 1, for example by "
             "dividing them by their largest value."
         )
-    return is_far
 
 
 def warn_of_many_reads(curated: Curated, rewards: NDArray[np.float64], epochs: float) -> None:
@@ -210,7 +209,6 @@ class SilentBatches:
     def __init__(self, had_signal: bool = False) -> None:
         self.had_signal = had_signal
         self._rows = self._batches = 0
-        self._has_warned = False
 
     def add(self, rewards: NDArray[np.float64], raw_rewards_N: Tensor) -> None:
         """Count a batch without a signal. A batch with a signal, or without any reward, resets the count.
@@ -227,12 +225,12 @@ class SilentBatches:
         self._batches = self._batches + 1 if is_silent else 0
         self._rows = self._rows + len(raw_rewards_N) if is_silent else 0
 
-    def warn(self, baseline: float | str) -> None:
-        """Warn, only once, if there has been no signal since the start of training, or in the last ten batches."""
+    def warn(self, baseline: float | str, said: set[object]) -> None:
+        """Warn if there has been no signal since the start of training, or in the last ten batches, only once."""
         since_start = self._rows > 0 and not self.had_signal
-        if self._has_warned or not (since_start or self._batches >= _SILENT):
+        if "silent" in said or not (since_start or self._batches >= _SILENT):
             return
-        self._has_warned = True
+        said.add("silent")
         which = "so far" if since_start else f"of the last {self._batches} generation batches"
         warn_user(
             f"All {self._rows} completions {which} have R = 0 after baseline={baseline}, so there is nothing to learn "

@@ -12,7 +12,7 @@ from topr_trl.data.rows import ROLLOUT, TURN_REWARDS
 from topr_trl.data.sampler_logps import temperature_of
 from topr_trl.data.tokenized_rows import check_tokens
 from topr_trl.settings.config import TOPRConfig
-from topr_trl.trainers.log_mu import check_log_mu, fingerprints, needs_log_mu
+from topr_trl.trainers.log_mu import NeededRows
 from topr_trl.trainers.replay.buffer import ReplayRow
 
 _NAME = "replay"  # name of the dataset in error messages
@@ -32,7 +32,7 @@ def read_logged(dataset: object, temperature: float) -> ScoredRows:
         ValueError: a row is malformed or was sampled at a different temperature, or a trajectory has several rows.
     """
     scored = ScoredRows.read(_NAME, dataset)
-    temperature_of({_NAME: scored.rows}, temperature)
+    temperature_of({_NAME: scored.temperatures}, temperature)
     if (scored.rollouts.counts_R > 1).any():
         raise ValueError(
             f"The {_NAME} dataset has trajectories in several rows ({ROLLOUT}), which only OfflineTOPRTrainer can "
@@ -82,11 +82,11 @@ def logged_rows(
     rewards = rewards[is_used]
     rows = scored.tokenize(curated.indices[is_used], rewards, tokenizer, args, args.temperature)
     check_tokens(_NAME, rows, config, None)
-    needed = needs_log_mu(rewards, args.limits)
+    needed = NeededRows.of(rows, args.limits)
     if "mu_logps" in rows.column_names:
-        check_log_mu(_NAME, rows, needed, args)
-    logged = [_logged(row, k - len(rows), bool(needed[k])) for k, row in enumerate(rows)]
-    return logged, fingerprints(rows, needed)
+        needed.check_log_mu(_NAME, args)
+    logged = [_logged(row, k - len(rows), bool(needed.needs_N[k])) for k, row in enumerate(rows)]
+    return logged, needed.mu_fingerprints
 
 
 def _logged(row: dict[str, Any], number: int, needs_log_mu: bool) -> ReplayRow:
