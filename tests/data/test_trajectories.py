@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset
 
-from topr_trl.data.trajectories import Rollouts, join_parts, rollouts_of
+from topr_trl.data.trajectories import Rollouts, Units, join_parts, rollouts_of
 
 IDS = ["b", None, "a", "b", None, "a", "b"]
 
@@ -53,6 +53,22 @@ def test_values_that_differ_within_a_rollout(values, said):
     ):
         found.check_same("reward", values)
     found.check_same("reward", values[[0, 1, 0, 1]])
+
+
+def test_units_are_rollouts_or_their_rated_turns():
+    """Rows 0 and 2 are a rollout of four turns, of which two are rated. Row 1 has one reward."""
+    rollouts, nan = Rollouts.of(["x", None, "x"]), np.nan
+    units = Units.of(rollouts, np.array([nan, 0.5, nan]), [np.array([1.0, nan]), None, np.array([nan, -1.0])])
+    assert [column.tolist() for column in vars(units).values()] == [[0, 0, 1], [0, 3, -1], [1, -1, 0.5], [4, 0]]
+    # The turn that is chosen twice needs a second copy of the rollout.
+    chosen, values = units.rollouts_with(np.array([1, 2, 0, 1]), np.array([-1.0, 0.5, 1.0, -1.0]), np.arange(4.0))
+    assert chosen.tolist() == [0, 1, 0]
+    np.testing.assert_equal(values[0], [[1.0, nan, nan, -1.0], [0.5], [nan, nan, nan, -1.0]])
+    np.testing.assert_equal(values[1], [[2.0, nan, nan, 0.0], [1.0], [nan, nan, nan, 3.0]])
+    whole = Units.of(rollouts, np.array([1.0, 0.5, 1.0]), None)
+    assert [column.tolist() for column in vars(whole).values()] == [[0, 1], [-1, -1], [1.0, 0.5], [0, 0]]
+    chosen, values = whole.rollouts_with(np.array([1, 1]), np.array([0.5, 0.25]))
+    assert (chosen.tolist(), values[0].tolist()) == ([1, 1], [0.5, 0.25])
 
 
 def parts(**columns):

@@ -12,6 +12,7 @@ from topr_trl.trainers.training_warnings import (
     sampler_distance,
     warn_if_far,
     warn_if_merged_coarsely,
+    warn_of_many_reads,
     warn_of_scale,
     warn_of_weights,
 )
@@ -125,6 +126,13 @@ def test_other_tokens_than_the_samplers_are_warned_about_and_not_compared():
             rf"1 of {count} rows .*sampler_logps .* different tokens than .*completion_ids with the rows\.", message
         )
     assert said(sampler_distance, [[]], [[]]) == ([], {})
+
+
+@pytest.mark.parametrize(("positive", "epochs", "warned"), [(0.5, 4.0, []), (0.5, 4.1, ["9"]), (-0.5, 99.0, [])])
+def test_a_right_answer_that_is_read_often_is_warned_about(positive, epochs, warned):
+    choice = SimpleNamespace(indices=np.array([1, 1, 2, 3, 3, 3]))  # the rows with R = 0 teach nothing
+    messages, _ = said(warn_of_many_reads, choice, np.array([positive, positive, -1.0, 0.0, 0.0, 0.0]), epochs)
+    assert [re.search(r"(\d+) times.* num_train_epochs, or", message)[1] for message in messages] == warned
 
 
 class Batches:
