@@ -47,7 +47,7 @@ def test_a_mask_is_the_same_whether_all_rows_have_ids_or_not(tokenizer):
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        ([1, 0, 1], r"completion_mask has 3 values, and the completion 4 tokens\. .* one value per token .* the prompt"),
+        ([1, 0, 1], r"completion_mask has 3 values, and the completion 4 tokens\. .* value per token .* the prompt"),
         ([0, 1, 0, 0, 1, 1], "completion_mask has 6 values"),
         ([1, 2, 0, 1], "'completion_mask must be 1 for tokens that the model wrote and 0 for context'"),
         ([1, None, 0, 1], "must be 1 for tokens that the model wrote and 0"),

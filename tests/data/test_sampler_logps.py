@@ -58,7 +58,7 @@ def test_temperatures_are_compared_after_rounding():
         (0.7, {"logprobs_mode": ("processed_logprobs",) * 2}, None),
         (0.7, {"logprobs_mode": ("processed_logprobs", "raw_logprobs")},
          r"its rows .* are for .*mode is raw_logprobs\)\. Set log_mu='trainer'"),
-        (0.7, {}, r"its rows .*temperature 0\.7, .*may be .*is None\)\. Set .*'trainer'; add .*\(raw_logprobs or processed_logprobs\)"),
+        (0.7, {}, r"its rows .*temperature 0\.7, .*may be .*is None\)\. Set .*'trainer'; .*raw_logprobs or pro.*\)"),
     ],
 )  # fmt: skip
 def test_log_probabilities_that_can_be_log_mu(temperature, columns, wrong):

@@ -32,7 +32,8 @@ def test_ratios_beyond_floats():
     ("ratios", "rewards", "problems", "words"),
     [
         ([0.0, -np.inf], [1.0, 0.0], [0, 0], "^log .*finite"), ([0.0, 0.0], [1.0, np.nan], [0, 0], "finite"),
-        ([0.0], [1.0, 0.0], [0, 0], "^log_ratios_N, .*same shape"), ([0.0, 0.0], [1.0, 0.0], [0, 2], "^problems_N .*without a gap"),
+        ([0.0], [1.0, 0.0], [0, 0], "^log_ratios_N, .*same shape"),
+        ([0.0, 0.0], [1.0, 0.0], [0, 2], "^problems_N .*without a gap"),
     ],
 )  # fmt: skip
 def test_bad_values(ratios, rewards, problems, words):

@@ -63,7 +63,7 @@ def expected_maj(samples: Samples, k: int) -> NDArray[np.float64]:
     values = np.empty(samples.num_problems)
     for i, codes in enumerate(samples.codes_PS):
         counts = np.bincount(codes[codes >= 0], minlength=1)
-        others = tuple(sorted((int(n) for n in counts[1:] if n)))
+        others = tuple(sorted(int(n) for n in counts[1:] if n))
         values[i] = _majority_is_right(int(counts[0]), others, samples.num_samples)[k]
     return values
 
