@@ -34,7 +34,7 @@ def test_only_the_completion_has_labels():
     assert batch["labels"].tolist() == [[-100, 6, 7], [-100, 6, -100]]
     assert batch["lengths"] == [3, 2]
     assert batch["reward"].tolist() == [1.0, -1.0]
-    whole = collator()([row(reward=1, mu_logps=[-1, -2])])  # A table can hold integers.
+    whole = collator(True)([row(reward=1, mu_logps=[-1, -2])])  # A table can hold integers.
     assert whole["reward"].dtype == whole["mu_logps"].dtype == torch.float32
 
 
@@ -112,6 +112,7 @@ def test_rated_turns_are_units():
     by_token = collator(True)(rows)["mu_logps"].tolist()
     assert by_token == pytest.approx([-1.0, -2.0, -4.0, math.nan, math.nan], nan_ok=True)
     assert "place" not in collator()(rows[1:])
+    assert "place" in collator()([{**turns, "reward": [1.0, math.nan, math.nan]}])
     masks = torch.tensor([mask, [True] * 3 + [False] * 3])
     values, own = select_units(torch.arange(12).view(2, 6), masks, batch["place"], batch["row"][:, 1])
     assert values[:, 0].tolist() == [0, 0, 6]

@@ -50,7 +50,7 @@ LONG = {"topr/tokens/negatives": 128.0, "topr/weight_mean_negatives": 0.49}
     [
         (DEAD, 10, 100, 1, r"^60% of the negatives .* below 0\.01 at step 10 of 100 .*Otherwise use .*\"Metrics\""),
         (DEAD, 10, 40, 10, "at step 10 of 40"),  # the first log
-        (DEAD | LONG, 1, 100, 1, "of the negatives.* set ratio_level='segment' first"),
+        (DEAD | LONG, 1, 100, 1, r"of the negatives.* Completions .*='segment' first\. Then use a "),
         (LONG, 50, 100, 1, "^Negatives have 128 tokens.* Set ratio_level='segment'"),
         (DEAD, 11, 100, 1, None),
         ({"topr/negatives_dead": 0.5}, 1, 100, 1, None),
@@ -63,6 +63,8 @@ def test_weights_of_negatives_are_warned_about_once(metrics, step, steps, first_
     messages, _ = said(warn_of_weights, metrics, state, "sequence", earlier)
     assert [bool(re.search(warned, message)) for message in messages] == [True] if warned else messages == []
     assert said(warn_of_weights, metrics, state, "sequence", earlier) == ([], None)
+    later, _ = said(warn_of_weights, LONG, state, "sequence", earlier)
+    assert len(later) == (not LONG.items() <= metrics.items())
 
 
 @pytest.mark.parametrize(
@@ -79,20 +81,19 @@ def test_segments_are_recommended_where_long_negatives_lost_their_weight(tokens,
 @pytest.mark.parametrize(
     ("rewards", "may_be_small", "is_said"),
     [
-        ([0, 10], False, True),
-        (range(11), False, True),
-        (range(11), True, True),
-        ([0, 0.01], False, True),
-        ([0, 0.01], True, False),
-        ([-1, 1], False, False),
-        ([1, 2, 3, 4, 5], False, False),
-        ([0] * 99 + [1], False, False),
-        ([3, 3], False, False),  # Equal rewards have another warning.
+        ([-5, 5], [], True),
+        (range(-5, 6), [True], True),
+        ([-0.01, 0.01], [], True),
+        ([-0.01, 0.01], [True], False),
+        ([-0.1, 0.1], [], False),
+        ([-4, 4], [], False),
+        ([-0.01] * 99 + [0.99], [], False),
+        ([0, 0], [], False),  # Equal rewards have another warning.
+        ([], [], False),
     ],
 )
 def test_rewards_of_another_scale_are_said(rewards, may_be_small, is_said):
-    rewards = np.array(rewards, dtype=float)
-    messages, has_warned = said(warn_of_scale, rewards - rewards.mean(), may_be_small)
+    messages, has_warned = said(warn_of_scale, np.array(rewards, dtype=float), *may_be_small)
     assert has_warned is is_said
     assert ["magnitude of about 1" in message for message in messages] == [True] * is_said
 
@@ -138,8 +139,8 @@ def test_a_right_answer_that_is_read_often_is_warned_about(positive, epochs, war
 class Batches:
     """Generation batches for `SilentBatches`. All rows of a batch have the same R and the same raw reward."""
 
-    def __init__(self, had_signal=False):
-        self.silent = SilentBatches(had_signal)
+    def __init__(self, **earlier):
+        self.silent = SilentBatches(**earlier)
 
     def add(self, rows, reward=0.0, raw=1.0):
         """Add a batch. Return the warning after it, or None."""
