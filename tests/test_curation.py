@@ -140,8 +140,8 @@ def test_rules_repeat_positives_and_no_negative(rule, size, rows, positives):
 
 
 def test_balanced_says_that_it_leaves_out_right_rows():
-    with pytest.warns(UserWarning, match="leaves out 5 of 6 right rows, because there are fewer wrong rows: 1"):
-        curate([1.0] * 6 + [-1.0], range(7), "balanced")
+    with pytest.warns(UserWarning, match="leaves out 4 of 6 right rows, because there are fewer wrong rows: 2"):
+        curate([1.0] * 6 + [-1.0] * 2, range(8), "balanced")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         curate([1.0] * 6 + [-1.0] * 6, range(12), "balanced")
@@ -317,9 +317,10 @@ def test_balanced_takes_the_mean_of_the_chosen_rows_as_baseline():
             assert len(compose([raw] * 4, [0] * 4, rule="balanced")[0]) == 0
 
 
-def test_balanced_refuses_graded_rewards():
-    with pytest.raises(ValueError, match=r"balanced.* two values.* have 5: 0, 0.25, 0.5, 0.75, ….*repeated_positives"):
-        compose(np.linspace(0, 1, 5), range(5), rule="balanced")
+@pytest.mark.parametrize(("count", "named"), [(3, "3: 0, 0.5, 1"), (5, "5: 0, 0.25, 0.5, 0.75, …")])
+def test_balanced_refuses_graded_rewards(count, named):
+    with pytest.raises(ValueError, match=rf"balanced.* two values.* have {named}\. .*repeated_positives"):
+        compose(np.linspace(0, 1, count), range(count), rule="balanced")
 
 
 def test_repeated_positives_keep_the_baseline_of_all_rows():
