@@ -181,6 +181,12 @@ def test_rewards_are_numbers_in_one_dimension(wrong):
             call(wrong)
 
 
+@pytest.mark.parametrize(("wrong", "kind"), [(["1.0"], "<U3"), ([True, None], "bool")])
+def test_the_kind_of_wrong_rewards_is_named(wrong, kind):
+    with pytest.raises(ValueError, match=f"not {kind} of shape"):
+        subtract_baseline(wrong, "mean")
+
+
 def test_a_missing_reward_may_be_none():
     np.testing.assert_equal(subtract_baseline([1.0, None, 0], "mean"), [0.5, np.nan, -0.5])
 
