@@ -48,6 +48,13 @@ def test_the_table_has_the_kinds_that_occur():
     assert "Mean" not in str(diagnose(*columns(PROBLEMS[:3])))
 
 
+def test_the_advice_is_for_problems_without_a_right_answer():
+    for number, helps in ((0, ""), (3, f"{KINDS['no right answer, wrong ones agree']}."), (4, "or easier problems.")):
+        advice = diagnose(*columns([PROBLEMS[1], PROBLEMS[number]])).advice
+        assert advice.endswith(helps)
+        assert bool(advice) == bool(helps)
+
+
 def test_the_answer_is_the_first_value():
     assert answer_keys(["", "1", None], [None, "x", "y"]) == ["", "1", "y"]
 
