@@ -135,11 +135,11 @@ def test_rules_repeat_positives_and_no_negative(rule, size, rows, positives):
 
 
 def test_balanced_says_that_it_leaves_out_right_rows():
-    with pytest.warns(UserWarning, match="leaves out 5 of 6 right completions, because there are fewer wrong ones: 1"):
-        curate([1.0] * 6 + [-1.0], range(7), "balanced")
+    with pytest.warns(UserWarning, match="leaves out 4 of 6 right completions, because there are fewer wrong ones: 2"):
+        curate([1.0] * 6 + [-1.0] * 2, range(8), "balanced")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        curate([1.0] + [-1.0] * 6, range(7), "balanced")
+        curate([1.0] * 6 + [-1.0] * 6, range(12), "balanced")
 
 
 def test_rules_that_repeat_leave_out_rows_that_teach_nothing():
@@ -268,8 +268,10 @@ def test_bad_arguments():
         curate([1.0], [0], positive_share=2)
     with pytest.raises(ValueError, match=r"positive_share=1 .*'balanced'\. Remove it"):
         curate([1.0, -1.0], [0, 0], "balanced", positive_share=1.0)
-    with pytest.raises(ValueError, match="Remove effective_positive_share"):
+    with pytest.raises(ValueError, match=r"^The rule 'balanced' .*Remove effective_positive_share"):
         compose([1.0, -1.0], [0, 0], rule="balanced", effective_positive_share=0.8)
+    with pytest.raises(ValueError, match=r"^Returns .*Remove effective_positive_share"):
+        compose([1.0, -1.0], [0, 0], turns=[0, 1], effective_positive_share=0.8)
 
 
 def test_compose_signs_by_the_baseline():
@@ -293,13 +295,15 @@ def test_balanced_takes_the_mean_of_the_chosen_rows_as_baseline():
         assert rewards.sum() == 0
     # A row without a reward is no third value. With a single value, nothing says which rows are right.
     assert len(compose([1.0, float("nan"), 0.0], [0] * 3, rule="balanced")[0]) == 2
-    with pytest.warns(UserWarning, match="no positive"):
-        assert len(compose([1.0] * 4, [0] * 4, rule="balanced")[0]) == 0
+    for raw in (1.0, float("nan")):
+        with pytest.warns(UserWarning, match="no positive"):
+            assert len(compose([raw] * 4, [0] * 4, rule="balanced")[0]) == 0
 
 
-def test_balanced_refuses_graded_rewards():
-    with pytest.raises(ValueError, match=r"balanced.* two values.* have 5: 0, 0.25, 0.5, 0.75, ….*repeated_positives"):
-        compose(np.linspace(0, 1, 5), range(5), rule="balanced")
+@pytest.mark.parametrize(("count", "named"), [(3, "3: 0, 0.5, 1"), (5, "5: 0, 0.25, 0.5, 0.75, …")])
+def test_balanced_refuses_graded_rewards(count, named):
+    with pytest.raises(ValueError, match=rf"balanced.* two values.* have {named}\. .*repeated_positives"):
+        compose(np.linspace(0, 1, count), range(count), rule="balanced")
 
 
 def test_repeated_positives_keep_the_baseline_of_all_rows():
@@ -343,6 +347,16 @@ def test_a_mean_is_that_of_all_candidates():
     rewards, curated = compose(REWARDS, PROBLEMS, baseline="group_mean", rule="positives", size=7)
     assert curated.chosen_positives == 3 + 4  # in the problem without a right answer, all rows have R = 0
     assert sorted(set(rewards.round(9))) == [0, 1, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "subtracted"),
+    [("mean", [4, 2, 4, 2, 4, 2]), ("group_mean", [3, 1, 3, 1, 6, 4]), (1.0, [1] * 6)],
+)
+def test_returns_have_a_mean_for_each_turn(baseline, subtracted):
+    returns, problems, turns = np.array([2.0, 0, 4, 2, 6, 4]), [0, 0, 0, 0, 1, 1], [0, 1] * 3
+    rewards, _ = compose(returns, problems, baseline=baseline, turns=turns)
+    assert rewards.tolist() == (returns - subtracted).tolist()
 
 
 @pytest.mark.parametrize("sample_ids", [["0", "1", "2"], [0, None, 2], [0, 1], [0.0, np.nan, 1.0], [[0], [1], [2]]])

@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topr_trl.data.preparation import ScoredRows
-from topr_trl.diagnosis import KINDS, agreements, diagnose
+from topr_trl.diagnosis import KINDS, agreements, answer_keys, diagnose
 
 # One problem of each kind, in the order of `KINDS`: rewards and answers.
 PROBLEMS = [
     ([1, 1, 1], "aaa"),
-    ([1, 1, 0], "aab"),
+    ([1, 1, 0, 0], "aabc"),
     ([1, 0, 0], "abb"),
+    ([0, 0, 0, 0], "aaab"),
     ([0, 0, 0], "aab"),
-    ([0, 0, 0], "abc"),
     ([1], "a"),
 ]
 
@@ -26,18 +26,37 @@ def columns(problems):
 
 
 def test_agreement_is_the_share_of_the_other_completions():
-    found = agreements([0, 0, 0, 1, 1, 2], ["x", "x", "y", "x", "x", "x"])
+    with np.errstate(all="raise"):
+        found = agreements(np.array([0, 0, 0, 1, 1, 2]), ["x", "x", "y", "x", "x", "x"])
     assert found[:5].tolist() == [0.5, 0.5, 0.0, 1.0, 1.0]
     assert np.isnan(found[5])
 
 
 def test_a_problem_of_each_kind():
-    found = diagnose(*columns([PROBLEMS[n] for n in (0, 1, 2, 4, 5)]))
-    assert list(found.counts.values()) == [1, 1, 1, 0, 1, 1]
-    assert found.agreement == 0
-    found = diagnose(*columns([*PROBLEMS, ([0, 0], "cc")]))
-    assert list(found.counts.values()) == [1, 1, 1, 1, 2, 1]
-    assert found.agreement == pytest.approx((1 / 2 + 1 / 2 + 0 + 0 * 3 + 1 + 1) / 8)
+    found = diagnose(*columns(PROBLEMS))
+    assert list(found.counts.values()) == [1] * 6
+    assert found.agreement == pytest.approx((3 * 2 / 3 + 0 + 2 * 1 / 2 + 0) / 7)
+
+
+def test_the_table_has_the_kinds_that_occur():
+    assert str(diagnose(*columns([PROBLEMS[0], PROBLEMS[3]]))).splitlines() == [
+        "2 problems:",
+        "always right                            50.0%  nothing to learn",
+        "no right answer, wrong ones agree       50.0%  several iterations, with curation='repeated_positives'",
+        "Mean agreement of wrong answers, if no answer is right: 50% (50% counts as agreeing).",
+    ]
+    assert "Mean" not in str(diagnose(*columns(PROBLEMS[:3])))
+
+
+def test_the_advice_is_for_problems_without_a_right_answer():
+    for number, helps in ((0, ""), (3, f"{KINDS['no right answer, wrong ones agree']}."), (4, "or easier problems.")):
+        advice = diagnose(*columns([PROBLEMS[1], PROBLEMS[number]])).advice
+        assert advice.endswith(helps)
+        assert bool(advice) == bool(helps)
+
+
+def test_the_answer_is_the_first_value():
+    assert answer_keys(["", "1", None], [None, "x", "y"]) == ["", "1", "y"]
 
 
 @settings(max_examples=100, deadline=None)
@@ -66,11 +85,12 @@ def test_rows_without_a_reward_are_left_out():
         ([1.0, 1.0], "ab", "two values"),
         ([1.0, 0.5, 0.0], "abc", "two values.*3"),
         ([1.0, 0.0], "a", "answers.* 2 rewards, not 1"),
+        ([1.0, 0.0, 0.0, 0.0], "abcd", "^problem_ids .* 4 rows"),
     ],
 )
 def test_rows_without_a_diagnosis(rewards, answers, message):
     with pytest.raises(ValueError, match=message):
-        diagnose(rewards, [0] * len(rewards), answers)
+        diagnose(rewards, [0] * min(len(rewards), 3), answers)
 
 
 MESSAGES = [[{"role": "assistant", "content": text}] for text in "xyxxrw"]

@@ -425,6 +425,16 @@ def test_objective_far_from_mu_has_the_gradient_of_eq_7(gap, name, reward):
             assert value.isfinite()
 
 
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("reward", [1.0, -1.0])
+def test_completions_that_mu_cannot_write_or_with_r_0_are_not_in_the_objective(limits, reward):
+    policy = torch.tensor([-0.5, -inf, -0.5], requires_grad=True)
+    mu, rewards = torch.tensor([-inf, -0.5, -0.5]), torch.tensor([reward, 0.0, reward])
+    value = objective(policy, mu, rewards, limits)
+    torch.testing.assert_close(value, objective(policy[2:], mu[2:], rewards[2:], limits))
+    assert torch.autograd.grad(value, policy)[0][:2].tolist() == [0, 0]
+
+
 def test_taper_at_and_near_0():
     ratio = torch.tensor([0.0, 1e-30, 1e-45, 2.0], requires_grad=True)
     value = taper(ratio, 0.0, 1.0)

@@ -69,12 +69,12 @@ def answer_keys(*columns: Sequence[object]) -> list[str]:
     return [next((str(text) for text in texts if text not in (None, "")), "") for texts in zip(*columns, strict=True)]
 
 
-def agreements(problem_ids: ArrayLike, answers: Sequence[object]) -> FloatArray:
+def agreements(problem_N: NDArray[np.int64], answers: Sequence[object]) -> FloatArray:
     """Return the share of the problem's other completions that have the same answer.
 
     Args:
-        problem_ids (`ArrayLike`):
-            Problem of each completion, shape (N,).
+        problem_N (`np.ndarray`):
+            Number of each completion's problem, from 0 to P - 1, shape (N,).
         answers (`Sequence[object]`):
             Answer of each completion, or its text if answers are not known, length N. Equal values count as the same
             answer.
@@ -82,11 +82,10 @@ def agreements(problem_ids: ArrayLike, answers: Sequence[object]) -> FloatArray:
     Returns:
         `np.ndarray`: shape (N,), in [0, 1]. NaN if the problem has one completion.
     """
-    problem_N = group_numbers("problem_ids", problem_ids, len(answers))
     size_P = np.bincount(problem_N)
     keys = list(zip(problem_N.tolist(), answers, strict=True))
     same = Counter(keys)
-    same_N, others_N = np.array([same[key] - 1 for key in keys], dtype=float), size_P[problem_N] - 1.0
+    same_N, others_N = np.array([same[key] - 1 for key in keys]), size_P[problem_N] - 1
     return np.divide(same_N, others_N, out=np.full(len(keys), np.nan), where=others_N > 0)
 
 

@@ -76,7 +76,7 @@ def grouped(epoch=0, rows=32, groups=20, of_group=10, sort=True):
 
 
 def test_how_many_rows_of_a_prompt_stay_together():
-    assert [rows_together(rows) for rows in (1, 16, 32, 64, 128, 4_096)] == [1, 1, 2, 4, 8, 8]
+    assert [rows_together(rows) for rows in (1, 16, 33, 64, 128, 4_096)] == [1, 1, 2, 4, 8, 8]
 
 
 @pytest.mark.parametrize("sort", [True, False])
@@ -128,7 +128,7 @@ def test_an_epoch_of_prompts_does_not_depend_on_the_epochs_before():
 
     zero, one, two = epochs(0, 1, 2)
     assert zero == list(RepeatSampler(range(20), 1, seed=3))  # The first epoch has TRL's order.
-    assert zero != one != two
+    assert zero != one == list(RepeatSampler(range(20), 1, seed=4)) != two
     assert epochs(2) == [two]
     assert epochs(1, 2) == [one, two]
     in_order = ReseededSampler(RepeatSampler(range(20), 1, shuffle=False))
@@ -145,6 +145,7 @@ def test_each_row_counts_once_in_two_processes(count):
     read = [row for batches in shards for batch in batches for row in rows.__getitems__(batch)]
     assert sorted(row["row"] for row in read if row["reward"] == 1) == list(range(count))
     assert sum(math.isnan(row["reward"]) for row in read) == len(read) - count
+    assert (rows[0]["reward"], math.isnan(rows[count]["reward"])) == (1, True)
     assert len(rows) == count  # Accelerate computes the remainder from this length.
 
 

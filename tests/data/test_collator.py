@@ -5,7 +5,7 @@ import pytest
 import torch
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from topr_trl.data.collator import Collator, join_sequences, unflatten
+from topr_trl.data.collator import Collator, join_sequences, select_units, unflatten
 
 
 def collator(per_token=False, skip_zeros=True, log_mu=None):
@@ -34,7 +34,7 @@ def test_only_the_completion_has_labels():
     assert batch["labels"].tolist() == [[-100, 6, 7], [-100, 6, -100]]
     assert batch["lengths"] == [3, 2]
     assert batch["reward"].tolist() == [1.0, -1.0]
-    whole = collator()([row(reward=1, mu_logps=[-1, -2])])  # A table can hold integers.
+    whole = collator(True)([row(reward=1, mu_logps=[-1, -2])])  # A table can hold integers.
     assert whole["reward"].dtype == whole["mu_logps"].dtype == torch.float32
 
 
@@ -105,6 +105,26 @@ def test_the_parts_of_a_rollout_are_sequences_of_their_own():
     values = torch.arange(1.0, 7.0).view(3, 2)
     assert join_sequences(values, [2, 1]).tolist() == [[1, 2, 3, 4], [5, 6, 0, 0]]
     assert join_sequences(values, [1, 1, 1]) is values
+
+
+def test_rated_turns_are_units():
+    """The first row has turns of two, one and one tokens. The second turn has no reward."""
+    mask = [True, True, False, True, False, True]
+    turns = row(0, [1.0, math.nan, -1.0], range(7), completion_mask=mask, mu_logps=[-1.0, -2.0, -3.0, -4.0])
+    rows = [turns, row(1, -0.5, mu_logps=-7.0)]
+    batch = collator()(rows)
+    assert batch["row"].tolist() == [[0, 0], [0, 2], [1, -1]]
+    assert batch["reward"].tolist() == [1.0, -1.0, -0.5]
+    assert batch["mu_logps"].tolist() == [-3.0, -4.0, -7.0]
+    assert (batch["place"].tolist(), batch["lengths"]) == ([0, 0, 1], [7, 3])
+    by_token = collator(True)(rows)["mu_logps"].tolist()
+    assert by_token == pytest.approx([-1.0, -2.0, -4.0, math.nan, math.nan], nan_ok=True)
+    assert "place" not in collator()(rows[1:])
+    assert "place" in collator()([{**turns, "reward": [1.0, math.nan, math.nan]}])
+    masks = torch.tensor([mask, [True] * 3 + [False] * 3])
+    values, own = select_units(torch.arange(12).view(2, 6), masks, batch["place"], batch["row"][:, 1])
+    assert values[:, 0].tolist() == [0, 0, 6]
+    assert [value[one].tolist() for value, one in zip(values, own, strict=True)] == [[0, 1], [5], [6, 7, 8]]
 
 
 def test_rows_that_fill_a_batch_do_not_count():

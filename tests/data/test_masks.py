@@ -3,7 +3,7 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset
 
-from topr_trl.data.masks import apply_masks, explicit_masks, written
+from topr_trl.data.masks import apply_masks, explicit_masks, runs_of, written
 from topr_trl.data.rows import MalformedRow
 from topr_trl.data.tokenization import tokenize
 
@@ -44,7 +44,7 @@ def test_a_mask_is_the_same_whether_all_rows_have_ids_or_not(tokenizer):
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        ([1, 0, 1], r"completion_mask has 3 values, and the completion 4 tokens\. .* without the prompt"),
+        ([1, 0, 1], r"completion_mask has 3 values, and the completion 4 tokens\. .* value per token .* the prompt"),
         ([0, 1, 0, 0, 1, 1], "completion_mask has 6 values"),
         ([1, 2, 0, 1], "'completion_mask must be 1 for tokens that the model wrote and 0 for context'"),
         ([1, None, 0, 1], "must be 1 for tokens that the model wrote and 0"),
@@ -141,6 +141,11 @@ def test_columns_of_another_kind_are_named(column, values):
     rows = Dataset.from_dict({**IDS, "completion_mask": MASKS, column: values})
     with pytest.raises(ValueError, match=rf"Column {column} must hold lists of .*; it holds"):
         explicit_masks(rows)
+
+
+def test_turns_are_runs_of_ones():
+    assert runs_of([1, 1, 0, 1]) == [(0, 2), (3, 4)]
+    assert runs_of(None) == runs_of([False]) == []
 
 
 def test_a_mask_needs_ids(tokenizer):

@@ -33,6 +33,17 @@ def test_rows_to_evaluate_that_do_not_say_get_the_temperature_of_the_rows_to_tra
         assert temperature_of({"train": {train}, "eval": {evaluated}}) == expected
     with pytest.raises(ValueError, match=r"eval dataset .*temperature 0.7, .* at 1"):
         temperature_of({"eval": {0.7}}, training=1.0)
+    with pytest.raises(ValueError, match=r"^The train dataset .*temperatures: 0.7, 1 \(none given\)\."):
+        temperature_of({"train": {0.7, None}})
+    assert temperature_of({"train": {1.0, None}}) == 1.0
+    assert temperature_of({}) == 1.0
+
+
+def test_temperatures_are_compared_after_rounding():
+    assert temperature_of({"train": {1 / 3}}, training=1 / 3) == 1 / 3
+    with pytest.raises(ValueError, match=r"temperature 0\.333333"):
+        temperature_of({"train": {1 / 3}}, training=0.33)
+    assert temperature_of({"train": {1e-7}}) == 1e-7
 
 
 @pytest.mark.parametrize(
@@ -42,15 +53,15 @@ def test_rows_to_evaluate_that_do_not_say_get_the_temperature_of_the_rows_to_tra
         (1.0, {"logprobs_mode": ("raw_logprobs",) * 2, "top_k": (5, 5), "top_p": (0.9, 0.9)}, None),
         (1.0, {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (-1, 0), "top_p": (1, None)}, None),
         (1.0, {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (float(VOCABULARY), 99.0)}, None),
-        (1.0, {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (None, 5)},
-         r"its rows .*top_k=5, .* were .*is processed_logprobs\), so they are larger .* weight\. "
+        (1.0, {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (None, 1)},
+         r"its rows .*top_k=1, .* were .*is processed_logprobs\), so they are larger .* weight\. "
          r"Set log_mu='trainer'; or .*top_p=1 and top_k=-1"),
         (1.0, {"top_p": (1.0, 0.95), "top_k": (0, 5)},
          r"its rows .*top_p=0.95 and top_k=5, .*may have been .*add a column logprobs_mode .*top_k=-1"),
         (0.7, {"logprobs_mode": ("processed_logprobs",) * 2}, None),
         (0.7, {"logprobs_mode": ("processed_logprobs", "raw_logprobs")},
-         r"its rows .*mode is raw_logprobs\)\. Set log_mu='trainer'"),
-        (0.7, {}, r"its rows .*temperature 0\.7, .*may be .*is None\)\. Set .*'trainer'; add .*processed_logprobs\)"),
+         r"its rows .* are for .*mode is raw_logprobs\)\. Set log_mu='trainer'"),
+        (0.7, {}, r"its rows .*temperature 0\.7, .*may be .*is None\)\. Set .*'trainer'; .*raw_logprobs or pro.*\)"),
     ],
 )  # fmt: skip
 def test_log_probabilities_that_can_be_log_mu(temperature, columns, wrong):

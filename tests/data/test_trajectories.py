@@ -6,7 +6,7 @@ import pytest
 from datasets import Dataset
 
 from topr_trl.data.rows import rollout_column
-from topr_trl.data.trajectories import Rollouts, join_parts
+from topr_trl.data.trajectories import Rollouts, Units, join_parts
 
 IDS = ["b", None, "a", "b", None, "a", "b"]
 
@@ -19,6 +19,7 @@ def test_rows_of_a_rollout_stay_in_their_order():
     assert found.rows_of(np.array([2, 0])).tolist() == [2, 5, 0, 3, 6]
     assert found.rows_of(np.array([], dtype=int)).tolist() == []
     assert found.of_each_row(found.firsts_R).tolist() == [0, 1, 2, 0, 4, 2, 0]
+    assert Rollouts.of([0, 1] * 50).rows_of(np.array([1])).tolist() == list(range(1, 100, 2))
 
 
 def test_without_ids_each_row_is_a_rollout():
@@ -54,6 +55,24 @@ def test_values_that_differ_within_a_rollout(values, said):
     ):
         found.check_same({"reward": values})
     found.check_same({"reward": values[[0, 1, 0, 1]]})
+
+
+def test_units_are_rollouts_or_their_rated_turns():
+    """Row 0 has one reward. Rows 1 and 3 are a rollout of four turns, of which two are rated. Row 2 has one turn."""
+    rollouts, nan = Rollouts.of([None, "x", None, "x"]), np.nan
+    turns = [None, np.array([1.0, nan]), np.array([2.0]), np.array([nan, -1.0])]
+    units = Units.of(rollouts, np.array([0.5, nan, nan, nan]), turns)
+    found = [column.tolist() for column in vars(units).values()]
+    assert found == [[0, 1, 1, 2], [-1, 0, 3, 0], [0.5, 1, -1, 2], [0, 4, 1]]
+    # The turn that is chosen twice needs a second copy of the rollout.
+    chosen, values = units.rollouts_with(np.array([2, 0, 1, 2]), np.array([-1.0, 0.5, 1.0, -1.0]), np.arange(4.0))
+    assert chosen.tolist() == [1, 0, 1]
+    np.testing.assert_equal(values[0], [[1.0, nan, nan, -1.0], [0.5], [nan, nan, nan, -1.0]])
+    np.testing.assert_equal(values[1], [[2.0, nan, nan, 0.0], [1.0], [nan, nan, nan, 3.0]])
+    whole = Units.of(Rollouts.of(["x", None, "x"]), np.array([1.0, 0.5, 1.0]), None)
+    assert [column.tolist() for column in vars(whole).values()] == [[0, 1], [-1, -1], [1.0, 0.5], [0, 0]]
+    chosen, values = whole.rollouts_with(np.array([1, 1]), np.array([0.5, 0.25]))
+    assert (chosen.tolist(), values[0].tolist()) == ([1, 1], [0.5, 0.25])
 
 
 def parts(**columns):

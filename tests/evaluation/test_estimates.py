@@ -52,6 +52,7 @@ def make(seed=0, problems=60, samples=12):
 def test_invalid_never_wins_a_vote():
     result = evaluate_samples([[None, None, "5"]], ["5"], maj_ks=[3])
     assert result.maj_at[3].value == 1.0
+    assert list(result.shares.values()) == pytest.approx([1 / 3, 0, 2 / 3])
     assert evaluate_samples([[None, None, None]], ["5"], maj_ks=[3]).maj_at[3].value == 0.0
 
 

@@ -60,6 +60,8 @@ def test_bad_k():
     for k in (0, 3):
         with pytest.raises(ValueError, match=rf"^k must be between 1 and the number of samples, 2; it is {k}\.$"):
             pass_at_k(2, 1, k)
+    with pytest.raises(ValueError, match=r"num_correct must be between 0 .*2; it is 3"):
+        pass_at_k(2, 3, 1)
     samples = encode([["1", "2"]], ["1"], [[0, 1]])
     for expected in (expected_pass, expected_maj, expected_best):
         for k in (0, 3):

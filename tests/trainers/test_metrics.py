@@ -25,8 +25,8 @@ NAMES = [
 
 
 def rows_of(*rows):
-    """Return the values of rows for `RowLog`, from their weights, log-ratios and rewards."""
-    return torch.tensor([[*row, NAN, NAN, NAN] for row in rows])
+    """Return the values of rows for `RowLog`, from their weights, log-ratios and rewards. Each has two tokens."""
+    return torch.tensor([[*row, -1.5, -3.0, 2.0] for row in rows])
 
 
 def names_of(table):
@@ -98,6 +98,7 @@ def test_each_reader_gets_each_pass_once():
     assert log.read("table") == []
     log.add(["train"], torch.tensor([5]), rows_of([0.5, -1.0, -1.0]))
     log.discard("train")
+    log.discard("train")
     assert log.read("train") == []
 
 
@@ -111,16 +112,29 @@ def test_rows_whose_reward_is_nan_do_not_count():
 
 @pytest.mark.parametrize("level", ["sequence", "segment"])
 def test_values_of_rows_by_hand(level):
-    policy, mu = torch.tensor([[-1.0, -2.0, 9.0]]), torch.tensor([[-0.5, -0.5, 9.0]])
-    mask, rewards = torch.tensor([[1, 1, 0]]), torch.tensor([-1.0, 0.0, 0.0])
-    outputs = topr_loss(policy, mu, rewards[:1], mask, PRESETS["topr"], level, segment_tokens=1)
-    computed, *skipped = row_values(outputs, rewards, mask).tolist()
+    policy, mu = torch.tensor([[-1.0, -2.0, 9.0], [-1.0, 9, 9]]), torch.tensor([[-0.5, -0.5, 9.0], [-1.0, 9, 9]])
+    mask, rewards = torch.tensor([[1, 1, 0], [1, 0, 0]]), torch.tensor([-1.0, -1.0, 0.0, 0.0])
+    outputs = topr_loss(policy, mu, rewards[:2], mask, PRESETS["topr"], level, segment_tokens=1)
+    computed, short, *skipped = row_values(outputs, rewards, mask).tolist()
     # log π/μ is -0.5 and -1.5.
     weight, log_ratio = {
         "sequence": (math.exp(-2), -2.0), "segment": ((math.exp(-0.5) + math.exp(-1.5)) / 2, -1.0),
     }[level]  # fmt: skip
     assert computed == pytest.approx([weight, log_ratio, -1.0, -1.5, -3.0, 2.0])
+    assert short == [1.0, 0.0, -1.0, -1.0, -1.0, 1.0]
     assert skipped == [pytest.approx([1.0, NAN, 0.0, NAN, NAN, NAN], nan_ok=True)] * 2
+
+
+def test_skipped_rows_count_with_weight_one():
+    log = RowLog()
+    log.add(["train"], torch.arange(4), rows_of([0.5, -2.0, -1.0], *[[1.0, NAN, 0.0]] * 3))
+    metrics = log.read_metrics("train", Accelerator(cpu=True))
+    assert metrics["topr/weight_mean"] == 3.5 / 4
+    assert metrics["topr/reward"] == -1 / 4
+    assert metrics["topr/positive_share"] == 0
+    assert metrics["topr/log_ratio/negatives/mean"] == -2.0
+    assert metrics["topr/tokens/negatives"] == 2
+    assert not any("log_ratio/positives" in name for name in metrics)
 
 
 def test_names_and_quantiles_of_the_ratio():

@@ -8,9 +8,11 @@ import torch
 
 from topr_trl.trainers.training_warnings import (
     SilentBatches,
+    advice_on_segments,
     sampler_distance,
     warn_if_far,
     warn_if_merged_coarsely,
+    warn_of_many_reads,
     warn_of_scale,
     warn_of_weights,
 )
@@ -48,7 +50,7 @@ LONG = {"topr/tokens/negatives": 128.0, "topr/weight_mean_negatives": 0.49}
     [
         (DEAD, 10, 100, 1, r"^60% of the negatives .* below 0\.01 at step 10 of 100 .*Otherwise use .*\"Metrics\""),
         (DEAD, 10, 40, 10, "at step 10 of 40"),  # the first log
-        (DEAD | LONG, 1, 100, 1, "of the negatives.* set ratio_level='segment' first"),
+        (DEAD | LONG, 1, 100, 1, r"of the negatives.* Completions .*='segment' first\. Then use a "),
         (LONG, 50, 100, 1, "^Negatives have 128 tokens.* Set ratio_level='segment'"),
         (DEAD, 11, 100, 1, None),
         ({"topr/negatives_dead": 0.5}, 1, 100, 1, None),
@@ -63,29 +65,40 @@ def test_weights_of_negatives_are_warned_about_once(metrics, step, steps, first_
     messages, _ = said(warn_of_weights, metrics, state, "sequence", earlier)
     assert [bool(re.search(warned, message)) for message in messages] == [True] if warned else messages == []
     assert said(warn_of_weights, metrics, state, "sequence", earlier) == ([], None)
-    assert said(warn_of_weights, LONG, state, "segment", set()) == ([], None)
+    later, _ = said(warn_of_weights, LONG, state, "sequence", earlier)
+    assert len(later) == (not LONG.items() <= metrics.items())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "weight", "level", "is_said"),
+    [(128, 0.49, "sequence", True), (127, 0.49, "sequence", False), (128, 0.5, "sequence", False),
+     (128, 0.49, "segment", False)],
+)  # fmt: skip
+def test_segments_are_recommended_where_long_negatives_lost_their_weight(tokens, weight, level, is_said):
+    advice = advice_on_segments(tokens, weight, level)
+    assert ("128 tokens" in advice and "0.49" in advice and "ratio_level='segment'" in advice) == is_said
+    assert bool(advice) == is_said
 
 
 @pytest.mark.parametrize(
     ("rewards", "may_be_small", "is_said"),
     [
-        ([0, 10], False, True),
-        (range(11), False, True),
-        (range(11), True, True),
-        ([0, 0.01], False, True),
-        ([0, 0.01], True, False),
-        ([-1, 1], False, False),
-        ([1, 2, 3, 4, 5], False, False),
-        ([0] * 99 + [1], False, False),
-        ([3, 3], False, False),  # Equal rewards have another warning.
+        ([-5, 5], [], True),
+        (range(-5, 6), [True], True),
+        ([-0.01, 0.01], [], True),
+        ([-0.01, 0.01], [True], False),
+        ([-0.1, 0.1], [], False),
+        ([-4, 4], [], False),
+        ([-0.01] * 99 + [0.99], [], False),
+        ([0, 0], [], False),  # Equal rewards have another warning.
+        ([], [], False),
     ],
 )
 def test_rewards_of_another_scale_are_said(rewards, may_be_small, is_said):
-    rewards = np.array(rewards, dtype=float)
-    earlier = set()
-    messages, _ = said(warn_of_scale, rewards - rewards.mean(), earlier, may_be_small)
+    rewards, earlier = np.array(rewards, dtype=float), set()
+    messages, _ = said(warn_of_scale, rewards, earlier, *may_be_small)
     assert ["magnitude of about 1" in message for message in messages] == [True] * is_said
-    assert said(warn_of_scale, rewards - rewards.mean(), earlier, may_be_small) == ([], None)
+    assert said(warn_of_scale, rewards, earlier, *may_be_small) == ([], None)
 
 
 def test_a_far_sampler_is_warned_about():
@@ -118,6 +131,13 @@ def test_other_tokens_than_the_samplers_are_warned_about_and_not_compared():
             rf"1 of {count} rows .*sampler_logps .* different tokens than .*completion_ids with the rows\.", message
         )
     assert said(sampler_distance, [[]], [[]]) == ([], {})
+
+
+@pytest.mark.parametrize(("positive", "epochs", "warned"), [(0.5, 4.0, []), (0.5, 4.1, ["9"]), (-0.5, 99.0, [])])
+def test_a_right_answer_that_is_read_often_is_warned_about(positive, epochs, warned):
+    choice = SimpleNamespace(indices=np.array([1, 1, 2, 3, 3, 3]))  # the rows with R = 0 teach nothing
+    messages, _ = said(warn_of_many_reads, choice, np.array([positive, positive, -1.0, 0.0, 0.0, 0.0]), epochs)
+    assert [re.search(r"(\d+) times.* num_train_epochs, or", message)[1] for message in messages] == warned
 
 
 class Batches:

@@ -138,7 +138,7 @@ def runs_of(mask: Sequence[int] | None) -> list[tuple[int, int]]:
     Args:
         mask (`Sequence[int]`, *optional*): Completion mask.
     """
-    own = np.array(mask or (), dtype=np.int8)
+    own = np.array(mask or ())
     edges = np.flatnonzero(np.diff(own, prepend=0, append=0))
     return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
 

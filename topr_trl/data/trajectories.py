@@ -48,7 +48,7 @@ class Rollouts:
         numbers: dict[object, int] = {}
         keys = (("alone", n) if rollout is None else rollout for n, rollout in enumerate(ids))
         of_row = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
-        return cls(np.argsort(of_row, kind="stable"), np.bincount(of_row, minlength=len(numbers)))
+        return cls(np.argsort(of_row, kind="stable"), np.bincount(of_row))
 
     @property
     def firsts_R(self) -> NDArray[np.int64]:

@@ -63,7 +63,7 @@ def expected_maj(samples: Samples, k: int) -> NDArray[np.float64]:
     values = np.empty(samples.num_problems)
     for i, codes in enumerate(samples.codes_PS):
         counts = np.bincount(codes[codes >= 0], minlength=1)
-        others = tuple(sorted((int(n) for n in counts[1:] if n), reverse=True))
+        others = tuple(sorted(int(n) for n in counts[1:] if n))
         values[i] = _majority_is_right(int(counts[0]), others, samples.num_samples)[k]
     return values
 
@@ -103,7 +103,7 @@ def _majority_is_right(right: int, others: tuple[int, ...], size: int) -> NDArra
 
     Args:
         right: number of samples with the true answer.
-        others: number of samples of each incorrect answer, in descending order. The remaining samples are invalid.
+        others: number of samples of each incorrect answer, sorted. The remaining samples are invalid.
         size: number of samples, S.
     """
     wins = np.zeros(size + 1)
