@@ -2,6 +2,8 @@ import atexit
 import gc
 import logging
 import os
+import sys
+from functools import cache
 from pathlib import Path
 
 # No test needs the network. huggingface_hub reads these variables at import. A look-up then fails at once.
@@ -29,6 +31,9 @@ def pytest_collection_finish():
     gc.freeze()
     # Otherwise, the bindings of Triton, which newer releases of torch install, report the frozen objects as leaked.
     atexit.register(gc.unfreeze)
+    if accelerate := sys.modules.get("accelerate.utils.imports"):
+        # Each step of training asks several times which packages are installed. Accelerate would read their metadata.
+        accelerate._is_package_available = cache(accelerate._is_package_available)
 
 
 if os.environ.get("TRITON_INTERPRET"):
