@@ -165,3 +165,12 @@ def browser():
         found = play.chromium.launch(executable_path=str(chromium), args=["--no-sandbox"])
         yield found
         found.close()
+
+
+@pytest.fixture(scope="session")
+def vllm(tmp_path_factory):
+    """Yield the address of a vLLM server, which takes half a minute to start."""
+    from vllm_server import vllm_server
+
+    with vllm_server(tmp_path_factory.mktemp("vllm")) as address:
+        yield address
