@@ -1,6 +1,7 @@
-"""Return stages and steps of a loop, and start commands, for tests."""
+"""Return stages and steps of a loop, and start processes, for tests."""
 
 import os
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,18 @@ def stage_of(name: str, args: FolderArguments) -> Stage[Any]:
 
 
 def start_topr(arguments: list[Any], log: Path, **environment: str) -> BaseProcess:
-    """Start `topr` in a process that is forked from the server of stages, and write its output to a file.
+    """Start `topr` in a forked process, and write its output to a file."""
+    program = child_processes.Program([*map(str, arguments)])
+    return start_forked(child_processes._run, program, {**os.environ, **environment}, log)
 
-    Importing the libraries in a new process takes 8 seconds. A test that calls this function belongs to the group
+
+def start_forked(target: Callable[..., None], *arguments: Any) -> BaseProcess:
+    """Call a function in a process that is forked from the server of stages.
+
+    A new Python would need eight seconds to import the libraries. A test that calls this function belongs to the group
     `server`, so that only one process of the tests starts the server.
     """
     child_processes.start_server()
-    given = child_processes.Program([*map(str, arguments)]), {**os.environ, **environment}, log
-    process = child_processes._CONTEXT.Process(target=child_processes._run, args=given)
+    process = child_processes._CONTEXT.Process(target=target, args=arguments)
     process.start()
     return process
