@@ -55,9 +55,10 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 
 # Number of threads of the demo, and of runs of the benchmarks at a time. Default: all cores.
 THREADS ?= $(shell getconf _NPROCESSORS_ONLN)
+# DEMO="--num_test_problems 100": settings of the demo.
 demo: install
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
-		--num_cpu_threads_per_process $(THREADS) examples/gsm8k.py
+		--num_cpu_threads_per_process $(THREADS) examples/gsm8k.py $(DEMO)
 
 # To run one experiment: make reproduce EXPERIMENT=protocols
 reproduce: install
@@ -106,11 +107,17 @@ coverage: install
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 
-# Files of tests that depend on versions: the parts of TRL and transformers that the trainers use, their training loops,
-# settings that belong to TRL, chat templates, tokens, generation, and tables of `datasets`.
+# Tests that depend on versions: the parts of TRL and transformers that the trainers use, settings that belong to TRL, chat
+# templates, tokens, generation, tables of `datasets`, and of each trainer a training, its gradient, and what it shares with TRL.
 VERSIONS_CHANGE = tests/test_contract.py tests/settings tests/generation/test_settings.py tests/generation/test_transformers.py \
-	tests/trainers/test_offline.py tests/trainers/test_online.py \
-	$(patsubst %,tests/data/test_%.py,messages rendered_parts rendering tables text_tokens tokenization chat_templates)
+	$(patsubst %,tests/data/test_%.py,messages rendered_parts rendering tables text_tokens tokenization chat_templates) \
+	$(patsubst %,tests/trainers/test_offline.py::test_%,every_parameter_moves_and_every_metric_is_there \
+		loss_and_gradient_are_those_of_the_pure_loss same_seed_same_weights_and_resume_equals_uninterrupted \
+		evaluation_before_and_after_training peft mixture_of_experts the_model_card_tells_of_the_rows) \
+	$(patsubst %,tests/trainers/test_online.py::test_%,every_parameter_moves_and_every_metric_is_there \
+		gradient_is_that_of_the_pure_loss iterable_dataset_and_evaluation peft_trains_the_adapter_alone reward_model vision \
+		rollout_function_with_tokens_of_an_environment sampler_log_mu_is_used_and_the_correction_is_not \
+		table_of_completions_shows_our_rewards model_card_names_the_paper)
 # TRL 1.15 computes log-probabilities only with Triton kernels. Triton's interpreter runs them on a CPU.
 PYTEST_MIN = TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-min/bin/python -m pytest --numprocesses $(JOBS) --dist loadgroup
 test-versions: install-min

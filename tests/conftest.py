@@ -2,6 +2,8 @@ import atexit
 import gc
 import logging
 import os
+import sys
+from functools import cache
 from pathlib import Path
 
 # No test needs the network. huggingface_hub reads these variables at import. A look-up then fails at once.
@@ -29,6 +31,9 @@ def pytest_collection_finish():
     gc.freeze()
     # Otherwise, the bindings of Triton, which newer releases of torch install, report the frozen objects as leaked.
     atexit.register(gc.unfreeze)
+    if accelerate := sys.modules.get("accelerate.utils.imports"):
+        # Each step of training asks several times which packages are installed. Accelerate would read their metadata.
+        accelerate._is_package_available = cache(accelerate._is_package_available)
 
 
 if os.environ.get("TRITON_INTERPRET"):
@@ -160,3 +165,12 @@ def browser():
         found = play.chromium.launch(executable_path=str(chromium), args=["--no-sandbox"])
         yield found
         found.close()
+
+
+@pytest.fixture(scope="session")
+def vllm(tmp_path_factory):
+    """Yield the address of a vLLM server, which takes half a minute to start."""
+    from vllm_server import vllm_server
+
+    with vllm_server(tmp_path_factory.mktemp("vllm")) as address:
+        yield address

@@ -96,6 +96,16 @@ def make_trainer(kind: str, out: Path, **settings) -> OfflineTOPRTrainer | TOPRT
     )  # fmt: skip
 
 
+def in_process(kinds: list[str], out: Path, environment: dict[str, str], log: Path) -> None:
+    """Run `main` in a forked process."""
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    with log.open("w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    main(kinds, out)
+
+
 def main(kinds: list[str], out: Path) -> None:
     for kind in kinds:
         if kind == "offline" and int(os.environ.get("WORLD_SIZE", 1)) > 1:

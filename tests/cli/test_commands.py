@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from transformers import TrainerControl
 from trl import get_peft_config
 
 import topr_trl
+from tests.loops import start_topr
 from topr_trl.cli import command_names, commands
 from topr_trl.cli import main as cli
 from topr_trl.cli import parsing as settings
@@ -310,30 +312,26 @@ def test_a_stopped_command_promises_no_checkpoint(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_a_checkpoint_once(tmp_path):
+@pytest.mark.xdist_group("server")
+def test_ctrl_c_saves_a_checkpoint_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     rows = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}", "reward": float((-1) ** n)} for n in range(4)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     given = "train --input rows.jsonl --output_dir x --max_steps 60 --logging_steps 1 --per_device_train_batch_size 4"
-
-    def start(words):
-        # A shell lets its background processes ignore Ctrl+C, and so does this process.
-        code = (
-            "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv[0] = 'topr'\n"
-            "from topr_trl.cli.main import console; console()"
-        )
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-        return subprocess.Popen([sys.executable, "-c", code, *words], cwd=tmp_path, env=environment,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
-
-    process = start(given.split())
-    next(line for line in process.stdout if line.startswith("step "))
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
-    assert process.returncode == 130
-    (checkpoint,) = (tmp_path / "x").glob("*/checkpoint-*")
+    process = start_topr(given.split(), first := tmp_path / "first.log")
+    while "\nstep " not in (said := first.read_text() if first.exists() else ""):
+        assert process.exitcode is None, said
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGINT)
+    process.join()
+    said = first.read_text()
+    assert process.exitcode == 130, said
+    (checkpoint,) = Path("x").glob("*/checkpoint-*")
     step = int(checkpoint.name.rpartition("-")[2])
     assert f"The checkpoint of step {step} is saved. To continue, run: topr {given}\n" in said
-    printed, _ = start(shlex.split(said.rpartition("run: topr ")[2])).communicate()
+    again = start_topr(shlex.split(said.rpartition("run: topr ")[2]), second := tmp_path / "second.log")
+    again.join()
+    printed = second.read_text()
     steps = [line.split("/")[0] for line in printed.splitlines() if line.startswith("step ")]
     assert steps == [f"step {n}" for n in range(step + 1, 61)]
     assert "The model is in x/.\n" in printed

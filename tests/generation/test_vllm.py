@@ -4,18 +4,17 @@
 """
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from unittest.mock import patch
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from tests.loops import start_topr
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, SamplingArguments, TOPRConfig, TOPRTrainer, load_rows
 from topr_trl.generation.vllm import VLLMArguments, sample_completions_with_vllm, start_engine
 from topr_trl.rewards import answer_reward
@@ -182,32 +181,35 @@ def test_online_trainer_with_the_engine_in_its_process(problems, tmp_path, monke
 
 
 def test_loop_with_the_engine_that_is_killed_while_it_samples(tmp_path):
-    command = [
-        sys.executable, "-m", "topr_trl", "iterate", "--sampling_backend", "vllm", "--vllm_dtype", "float32",
-        "--vllm_enforce_eager", "true", "--vllm_max_model_length", "512", "--num_train_problems", "12",
-        "--num_test_problems", "4", "--num_shots", "0", "--problems_per_shard", "4", "--num_generations", "4",
-        "--num_generations_eval", "2",
-        "--max_new_tokens", "60", "--bf16", "false", "--use_cpu", "true", "--dtype", "float32",
-        "--report_to", "none", "--output_dir", str(tmp_path / "run"),
-    ]  # fmt: skip
-    rollouts = tmp_path / "run" / "iteration-1" / "rollouts"
-    with (tmp_path / "log").open("a") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        while process.poll() is None and not list(rollouts.glob("*.parquet")):
-            time.sleep(0.02)
-        assert process.poll() is None, tail(tmp_path / "log")
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        finished = {path.name: written(path) for path in rollouts.glob("*.parquet")}
-        assert subprocess.run(command, stdout=log, stderr=log, check=False).returncode == 0, tail(tmp_path / "log")
-    assert finished, tail(tmp_path / "log")
+    settings = {
+        "sampling_backend": "vllm", "vllm_dtype": "float32", "vllm_enforce_eager": True, "vllm_max_model_length": 512,
+        "num_train_problems": 12, "num_test_problems": 0, "num_shots": 0, "problems_per_shard": 4, "num_generations": 4,
+        "max_new_tokens": 60, "bf16": False, "use_cpu": True, "dtype": "float32", "report_to": "none",
+        "output_dir": tmp_path / "run",
+    }  # fmt: skip
+    command = ["iterate", *(part for name, value in settings.items() for part in (f"--{name}", value))]
+    rollouts, log = tmp_path / "run" / "iteration-1" / "rollouts", tmp_path / "log"
+    process = start_topr(command, log)
+    while process.exitcode is None and not list(rollouts.glob("*.parquet")):
+        time.sleep(0.02)
+    assert process.exitcode is None, tail(log)
+    stages = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.join()
+    _, alive = psutil.wait_procs(stages, timeout=60)
+    assert alive == []
+    finished = {path.name: written(path) for path in rollouts.glob("*.parquet")}
+    assert finished, tail(log)
+    again = start_topr(command, log)
+    again.join()
+    assert again.exitcode == 0, tail(log)
     # Later stages add columns. Sampling again would change the last bits, so these rows were not sampled again.
     assert all(written(rollouts / name) == rows for name, rows in finished.items())
     rows = load_rows(rollouts)
     assert sorted(zip(rows["problem_id"], rows["sample_id"], strict=True)) == [
         (p, s) for p in range(12) for s in range(4)
     ]
-    assert "pass@1" in tail(tmp_path / "log")
+    assert (tmp_path / "run" / "iteration-1" / "model" / "model.safetensors").exists()
 
 
 def written(path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from reference import async_trainer_without_gpu
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from vllm_server import vllm_server
+from vllm_server import ADAPTERS
 
 from topr_trl.rewards import answer_reward
 from topr_trl.tasks import arithmetic, gsm8k
@@ -22,25 +22,11 @@ async_trainer = pytest.importorskip("topr_trl.trainers.asynchronous")
 MODEL = str(arithmetic.CARELESS_MODEL)
 LORA = {"r": 8, "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.0}
 TOLERANCE = 1e-3  # of a token's log-probability: engine and trainer compute in float32, but in different orders
-IN_FLIGHT = 2  # steps
+IN_FLIGHT = ADAPTERS - 2  # steps
 STEPS = 5
 
 
-@pytest.fixture
-def server(tmp_path):
-    """Yield the address of a server that runs the bundled model and loads adapters."""
-    options = (
-        "--logprobs-mode", "processed_logprobs", "--enable-lora", "--max-lora-rank", "8",
-        "--max-loras", str(IN_FLIGHT + 2),
-        # Requests have seeds. With chunked prefill, vLLM rewinds their generators, which is not possible on a CPU.
-        "--no-enable-chunked-prefill",
-    )  # fmt: skip
-    environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-    with vllm_server(tmp_path, *options, **environment) as address:
-        yield address
-
-
-def test_log_mu_is_that_of_the_weights_that_wrote_a_row(server, tmp_path, monkeypatch):
+def test_log_mu_is_that_of_the_weights_that_wrote_a_row(vllm, tmp_path, monkeypatch):
     async_trainer_without_gpu(monkeypatch)
     given, take = [], async_trainer._AfterBaseline.get
     monkeypatch.setattr(
@@ -57,7 +43,7 @@ def test_log_mu_is_that_of_the_weights_that_wrote_a_row(server, tmp_path, monkey
     problems = gsm8k.prepare(arithmetic.arithmetic_dataset(64, seed=1), num_shots=0)
     problems = problems.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
     args = async_trainer.AsyncTOPRConfig(
-        str(tmp_path / "out"), vllm_server_base_url=server, max_steps=STEPS, max_staleness=IN_FLIGHT,
+        str(tmp_path / "out"), vllm_server_base_url=vllm, max_steps=STEPS, max_staleness=IN_FLIGHT,
         num_generations=8, per_device_train_batch_size=16, max_completion_length=60, token_budget=2_048,
         learning_rate=3e-3, logging_steps=1, use_cpu=True, bf16=False, report_to="none", save_strategy="no",
         disable_tqdm=True,

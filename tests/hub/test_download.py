@@ -18,6 +18,7 @@ def parquet(tmp_path, **columns):
     return (tmp_path / "rows.parquet").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_input_is_a_dataset_on_the_hub(tmp_path):
     first = {"train.jsonl": lines((" 3.", 0)), "test.jsonl": lines((" 9.", 1))}

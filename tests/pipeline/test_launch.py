@@ -304,10 +304,32 @@ def report(completions, **_):
     time.sleep(float(os.environ["SECONDS"]))
     return [1.0] * len(completions)
 """
+NO_DEVICE = """
+import torch
+
+def fails(*_):
+    raise AssertionError("a CUDA context")
+
+torch.cuda._lazy_init = fails
+"""
+REPORT_OF_SERVER = """
+import json, os, signal
+
+others = {*map(int, os.listdir("/proc/self/task"))} - {os.getpid()}
+seen = {"threads": [open(f"/proc/self/task/{n}/comm").read().strip() for n in others],
+        "without_context": os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"],
+        "ignores_ctrl_c": signal.getsignal(signal.SIGINT) == signal.SIG_IGN}
+with open("server.json", "w") as file:
+    json.dump(seen, file)
+"""
 LOOP = """
-import os, threading
+import os, sys, threading
+from topr_trl.pipeline import child_processes
 from topr_trl.pipeline.child_processes import Program, run_processes, start_server
 if __name__ == "__main__":
+    if sys.platform == "linux":
+        child_processes._PRELOADED.insert(1, "no_device")
+        child_processes._PRELOADED.append("report_of_server")
     start_server()
     os.environ.update({"OMP_NUM_THREADS": "3", "WORD": "of the loop"})  # after the server has read its environment
     arguments = "score --input rows.jsonl --output_dir scored --reward_funcs rewards.py:report".split()
@@ -322,9 +344,12 @@ def scoring(tmp_path, monkeypatch):
     Path("rows.jsonl").write_text('{"prompt": "1 + 1 =", "completion": " 2"}\n')
     Path("rewards.py").write_text(REWARDS)
     Path("loop.py").write_text(LOOP)
+    Path("no_device.py").write_text(NO_DEVICE)
+    Path("report_of_server.py").write_text(REPORT_OF_SERVER)
 
     def start(seconds, **environment):
-        Path("seen.json").unlink(missing_ok=True)
+        for name in ("seen.json", "server.json"):
+            Path(name).unlink(missing_ok=True)
         own = {"SECONDS": str(seconds), "PYTHONPATH": str(CONFIGS.parents[1]), **environment}
         return subprocess.Popen([sys.executable, "loop.py"], env={**os.environ, **own})
 
@@ -340,31 +365,41 @@ def seen_by(process):
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_forked_stage_has_its_own_threads_and_gpus(scoring):
+def test_a_server_and_its_stage(scoring):
+    """Kills leave nothing running and nothing damaged, and a stage has its own threads and GPUs.
+
+    Each start of the server takes eight seconds, so all this is one test.
+    """
+    for killed in ("pid", "server", "loop") if sys.platform == "linux" else ():
+        process = scoring(600, OMP_NUM_THREADS="1")
+        seen = seen_by(process) | {"loop": process.pid}
+        family = [psutil.Process(seen[name]) for name in ("pid", "server", "loop")]
+        assert family[1] in family[2].children()
+        check_server()
+        family = [*family, *family[2].children(recursive=True)]
+        psutil.Process(seen[killed]).kill()
+        assert process.wait(60) != 0, killed
+        _, alive = psutil.wait_procs(family, timeout=60)
+        assert alive == [], killed
     process = scoring(0, OMP_NUM_THREADS="2", CUDA_VISIBLE_DEVICES="0,1,2,3")
     seen = seen_by(process)
-    assert process.wait(60) == 0
+    assert process.wait(120) == 0
+    assert manifest.read(Path("scored")).finished
     default = "forkserver" if sys.version_info >= (3, 14) else "fork"
     assert [seen[name] for name in ("threads", "gpus", "word", "method")] == [3, "3", "of the loop", default]
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.skipif(sys.platform != "linux", reason="stages end with a killed loop on Linux alone")
-@pytest.mark.parametrize("killed", ["pid", "server", "loop"])
-def test_nothing_runs_and_nothing_is_damaged_after_a_kill(scoring, killed):
-    process = scoring(600)
-    seen = seen_by(process) | {"loop": process.pid}
-    family = [psutil.Process(seen[name]) for name in ("pid", "server", "loop")]
-    assert family[1] in family[2].children()
-    family = [*family, *family[2].children(recursive=True)]
-    psutil.Process(seen[killed]).kill()
-    assert process.wait(60) != 0
-    _, alive = psutil.wait_procs(family, timeout=60)
-    assert alive == []
-    again = scoring(0)
-    assert again.wait(120) == 0
-    assert manifest.read(Path("scored")).finished
+def check_server():
+    """Check that the server has one thread and no device.
+
+    A forked process has only the thread that forks, and cannot use the CUDA context of its parent.
+    """
+    server = json.loads(Path("server.json").read_text())
+    # These threads end before a fork: those of OpenBLAS, which OMP_NUM_THREADS=1 avoids, and the one of PyArrow's
+    # allocator.
+    assert set(server["threads"]) <= {"jemalloc_bg_thd"}
+    assert server["without_context"] == "1"
+    assert server["ignores_ctrl_c"], "Ctrl+C would print a traceback"
 
 
 def test_a_stage_is_no_fork_of_a_server_that_uses_the_gpu(monkeypatch):
@@ -393,25 +428,3 @@ def test_no_side_of_a_loop_starts_the_server(monkeypatch, tmp_path):
     steps.run_sides({"sampling": [], "training": []}, loop(tmp_path, overlap=1), tmp_path)
     assert events[0] is threading.main_thread()
     assert threading.main_thread() not in events[1:]
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.skipif(sys.platform != "linux", reason="stages are forked on Linux alone")
-def test_the_server_has_one_thread_and_no_device():
-    """A forked process has only the thread that forks, and cannot use the CUDA context of its parent."""
-    code = (
-        "import os, topr_trl.pipeline.fork_server, torch\n"
-        "def fails(*_): raise AssertionError('a CUDA context')\n"
-        "torch.cuda._lazy_init = fails\n"
-        "import topr_trl.pipeline.loop, topr_trl.cli.commands\n"
-        "threads = [int(thread) for thread in os.listdir('/proc/self/task')]\n"
-        "print(*(open(f'/proc/self/task/{n}/comm').read() for n in threads if n != os.getpid()))\n"
-        "assert os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'] == '1'\n"
-        "import signal\n"
-        "assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN, 'Ctrl+C would print a traceback'\n"
-    )
-    # These threads end before a fork: those of OpenBLAS, which this setting avoids, and the one of PyArrow's allocator.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert set(run.stdout.split()) <= {"jemalloc_bg_thd"}

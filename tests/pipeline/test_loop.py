@@ -1,7 +1,6 @@
 import json
 import os
 import random
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -13,8 +12,9 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from tests.loops import stage_of, steps_of
+from tests.loops import stage_of, start_topr, steps_of
 from topr_trl import load_rows
+from topr_trl.cli.main import main
 from topr_trl.cli.parsing import parse
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.launch import write_settings
@@ -34,11 +34,20 @@ SETTINGS = {
 
 
 def start(out, **more):
-    command = [sys.executable, "-m", "topr_trl", "iterate", "--output_dir", str(out)]
-    command += [part for name, value in {**SETTINGS, **more}.items() for part in (f"--{name}", str(value))]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    log = (out.parent / f"{out.name}.log").open("a")
-    return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    log = out.parent / f"{out.name}.log"
+    return start_topr(command_of(out, **more), log, OMP_NUM_THREADS="1", ACCELERATE_USE_CPU="true")
+
+
+def command_of(out, **more):
+    settings = {"output_dir": out, **SETTINGS, **more}
+    return ["iterate", *(part for name, value in settings.items() for part in (f"--{name}", str(value)))]
+
+
+def finish(out, **more):
+    """Run a loop to its end."""
+    process = start(out, **more)
+    process.join()
+    assert process.exitcode == 0, log_of(out)
 
 
 def loop(tmp_path, **more):
@@ -176,12 +185,12 @@ def test_sides(tmp_path, overlap):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Return the folder of a loop that was not interrupted. It samples beside training, and through a launcher.
+    """Return the folder of a loop that was not interrupted. It samples beside training.
 
-    In the first iteration, neither changes a row, so the loops that are compared with it do without.
+    In the first iteration, that changes no row, so the loops that are compared with it do without.
     """
     out = tmp_path_factory.mktemp("loop") / "whole"
-    assert start(out, overlap=1, sampling_launcher="nice -n 1").wait() == 0, log_of(out)
+    finish(out, overlap=1)
     return out
 
 
@@ -191,7 +200,7 @@ def log_of(out):
 
 @pytest.mark.weekly
 @pytest.mark.processes
-@pytest.mark.xdist_group("whole")
+@pytest.mark.xdist_group("server")
 def test_sampling_workers_and_a_launcher_make_the_same(whole, tmp_path):
     config = yaml.safe_load((CONFIGS / "ddp.yaml").read_text())
     config |= {"num_processes": 2, "mixed_precision": "no", "main_process_port": 0}
@@ -199,15 +208,9 @@ def test_sampling_workers_and_a_launcher_make_the_same(whole, tmp_path):
     out = tmp_path / "several"
     several = {"sampling_workers": 2, "accelerate_config": tmp_path / "two.yaml", "per_device_train_batch_size": 2,
                "training_launcher": "nice -n 1"}  # fmt: skip
-    by_workers, by_the_launcher = "iteration-1/rollouts/**/rows-*", "iteration-1/model/**/checkpoint-*"
-    for begun in (by_workers, by_the_launcher):
-        process = start(out, **several)
-        while not any(out.glob(begun)):
-            assert process.poll() is None, log_of(out)
-            time.sleep(0.05)
-        process.kill()
-        process.wait()
-    assert start(out, **several).wait() == 0, log_of(out)
+    for begun in (SAMPLING, TRAINING):
+        kill_once(begun, out, **several)
+    finish(out, **several)
     for folder in ("base/test/rollouts", "iteration-1/rollouts"):
         assert keys(whole / folder) == keys(out / folder), folder
     one, two = (load_rows(run / "iteration-1/rollouts")["mu_logps"][:] for run in (whole, out))
@@ -222,39 +225,54 @@ def test_sampling_workers_and_a_launcher_make_the_same(whole, tmp_path):
     assert difference_of_weights(whole, out) < 2e-4
 
 
+SAMPLING, TRAINING = "iteration-1/rollouts/**/rows-*", "iteration-1/model/**/checkpoint-*"
+
+
+def kill_once(begun, out, with_its_processes=False, **settings):
+    """Start a loop, and kill it when the files `begun` appear."""
+    process = start(out, **settings)
+    while not any(out.glob(begun)):
+        assert process.exitcode is None, log_of(out)
+        time.sleep(0.02)
+    if with_its_processes:
+        kill_all(process)
+    process.kill()
+    process.join()
+
+
+def kill_all(process):
+    for one in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+
+
 def end_by_kills(out, **settings):
-    """Run a loop that is killed at most `KILLS` times, let it finish, and return the number of kills."""
+    """Run a loop that is killed at most `KILLS` times at any moment, let it finish, and return the number of kills."""
     moments = random.Random(0)
     kills = 0
     while True:
         process = start(out, **settings)
-        try:
-            # Starting the loop takes several seconds. During most of the longer waits, a stage finishes.
-            code = process.wait(moments.uniform(0.5, min(12, 180 / KILLS)) if kills < KILLS else None)
-        except subprocess.TimeoutExpired:
-            loop_process = psutil.Process(process.pid)
-            servers = loop_process.children()  # The server, from which stages are forked, and Python's own helper.
-            stages_of_it = [
-                one for one in loop_process.children(recursive=True)
-                if one not in servers and one.status() != psutil.STATUS_ZOMBIE
-            ]  # fmt: skip
-            if kills % 3 == 0:
-                for one in [process, *psutil.Process(process.pid).children(recursive=True)]:
-                    with suppress(psutil.NoSuchProcess):
-                        one.kill()
-            elif kills % 3 == 1 or not stages_of_it:  # Kill only the loop. Its stages must end, too.
-                process.kill()
-            else:  # Kill a stage. The loop and its other stage must end.
-                with suppress(psutil.NoSuchProcess):
-                    moments.choice(stages_of_it).kill()
-                with suppress(subprocess.TimeoutExpired):  # The stage had just finished.
-                    assert process.wait(60) != 0
-                process.kill()
-            process.wait()
-            kills += 1
-            continue
-        assert code == 0, log_of(out)
-        return kills
+        # Starting the loop takes several seconds. During most of the longer waits, a stage finishes.
+        process.join(moments.uniform(0.5, min(12, 180 / KILLS)) if kills < KILLS else None)
+        if process.exitcode is not None:
+            assert process.exitcode == 0, log_of(out)
+            return kills
+        loop_process = psutil.Process(process.pid)
+        servers = loop_process.children()  # The server, from which stages are forked.
+        stages_of_it = [
+            one for one in loop_process.children(recursive=True)
+            if one not in servers and one.status() != psutil.STATUS_ZOMBIE
+        ]  # fmt: skip
+        if kills % 3 == 0:
+            kill_all(process)
+        elif kills % 3 == 2 and stages_of_it:  # Kill a stage. The loop and its other stage must end.
+            with suppress(psutil.NoSuchProcess):
+                moments.choice(stages_of_it).kill()
+            process.join(60)
+            assert process.exitcode != 0  # None if the stage had just finished
+        process.kill()  # Kill only the loop. Its stages must end, too.
+        process.join()
+        kills += 1
 
 
 KILLABLE = pytest.mark.skipif(sys.platform != "linux", reason="stages end with a killed loop on Linux alone")
@@ -262,25 +280,34 @@ KILLABLE = pytest.mark.skipif(sys.platform != "linux", reason="stages end with a
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.xdist_group("whole")
+@pytest.mark.xdist_group("server")
 @KILLABLE
-def test_a_loop_that_is_killed_ends_as_one_that_is_not(whole, tmp_path):
-    check_that_kills_change_nothing(whole, tmp_path)
+def test_a_loop_that_is_killed_ends_as_one_that_is_not(whole, tmp_path, capfd):
+    """A test in test_launch.py kills only a stage, or only the server."""
+    killed = tmp_path / "killed"
+    kill_once(SAMPLING, killed, with_its_processes=True)
+    kill_once(TRAINING, killed)
+    finish(killed)
+    check_that_kills_changed_nothing(whole, killed)
+    capfd.readouterr()
+    main(command_of(killed))
+    assert capfd.readouterr().out.count("done before") == 3 + 8  # no stage runs
 
 
 @pytest.mark.weekly
 @pytest.mark.processes
+@pytest.mark.xdist_group("server")
 @KILLABLE
-def test_an_overlapped_loop_that_is_killed_ends_as_one_that_is_not(tmp_path):
-    settings = {"overlap": 1, "iterations": 3}
-    assert start(tmp_path / "whole", **settings).wait() == 0, log_of(tmp_path / "whole")
-    check_that_kills_change_nothing(tmp_path / "whole", tmp_path, **settings)
-
-
-def check_that_kills_change_nothing(whole, tmp_path, **settings):
-    killed, iterations = tmp_path / "killed", settings.get("iterations", 1)
+@pytest.mark.parametrize("settings", [{}, {"overlap": 1, "iterations": 3}])
+def test_a_loop_that_is_killed_at_any_moment_ends_as_one_that_is_not(settings, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    finish(whole, **settings)
     kills = end_by_kills(killed, **settings)
     assert kills >= KILLS / 2, f"the loop ended after {kills} kills: make it longer"
+    check_that_kills_changed_nothing(whole, killed, **settings)
+
+
+def check_that_kills_changed_nothing(whole, killed, overlap=0, iterations=1):
     lost = repeated = 0
     folders = [f"iteration-{i}/{of}" for i in range(1, iterations + 1) for of in ("rollouts", "test/rollouts")]
     for folder in ("base/test/rollouts", *folders):
@@ -289,18 +316,15 @@ def check_that_kills_change_nothing(whole, tmp_path, **settings):
         repeated += len(found) - len(set(found))
         assert expected == found, folder
     difference = max(difference_of_weights(whole, killed, iteration=i) for i in range(1, iterations + 1))
-    print(f"kills survived {kills}, rows lost {lost}, rows repeated {repeated}, weight difference {difference}")
+    print(f"rows lost {lost}, rows repeated {repeated}, weight difference {difference}")
     assert (lost, repeated, difference) == (0, 0, 0.0)
     for i in range(1, iterations + 1):  # The right model wrote each iteration's rows.
         known = manifest.read(killed / f"iteration-{i}/rollouts").stages
-        writer = i - 1 - settings.get("overlap", 0)
+        writer = i - 1 - overlap
         expected = {"weights": manifest.fingerprint(killed / f"iteration-{writer}/model")} if writer > 0 else {
             "model": "the bundled model of 0.3", "revision": "main"
         }  # fmt: skip
         assert weights_of(known["sample"]["inputs"]) == weights_of(known["log-mu"]["inputs"]) == expected
-    before = len((tmp_path / "killed.log").read_text())
-    assert start(killed, **settings).wait() == 0
-    assert (tmp_path / "killed.log").read_text()[before:].count("done before") == 3 + 8 * iterations  # no stage runs
 
 
 def keys(folder: Path):

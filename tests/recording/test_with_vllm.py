@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import requests
 from recorders import recorder
-from vllm_server import vllm_server
 
 from topr_trl.importing.formats import recording
 from topr_trl.recording.protocols import choice_of, messages_of
@@ -20,17 +19,6 @@ pytest.importorskip("vllm")
 ROOT = Path(__file__).parents[2]
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "1 + 2 ="}], "max_tokens": 8, "temperature": 0.0}
 TEXT = {"model": "m", "prompt": "1 + 2 =", "max_tokens": 8, "temperature": 0.0}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """Yield the address of a server with the bundled model."""
-    folder = tmp_path_factory.mktemp("vllm")
-    template = folder / "template.jinja"
-    template.write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
-    options = "--served-model-name", "m", "--generation-config", "vllm", "--chat-template", str(template)
-    with vllm_server(folder, *options, VLLM_ENABLE_RESPONSES_API_STORE="1") as address:
-        yield address
 
 
 def compared(answer):
@@ -56,13 +44,13 @@ def compared(answer):
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"n": 2, "temperature": 1.0, "seed": 3}, {"logprobs": 1}])
 @pytest.mark.parametrize("endpoint", ["chat/completions", "completions"])
-def test_a_client_sees_what_vllm_sends(server, tmp_path, endpoint, more):
+def test_a_client_sees_what_vllm_sends(vllm, tmp_path, endpoint, more):
     body = {**(CHAT if endpoint.startswith("chat") else TEXT), **more}
     if endpoint.startswith("chat") and "logprobs" in more:
         body |= {"logprobs": True, "top_logprobs": 1}
-    with recorder(tmp_path, upstream=f"{server}/v1") as running:
+    with recorder(tmp_path, upstream=f"{vllm}/v1") as running:
         found = requests.post(f"{running.address}/v1/{endpoint}", json=body, timeout=60)
-        direct = requests.post(f"{server}/v1/{endpoint}", json=body, timeout=60)
+        direct = requests.post(f"{vllm}/v1/{endpoint}", json=body, timeout=60)
         assert found.status_code == direct.status_code == 200
         assert compared(found.text) == compared(direct.text)
         for rollout in running.rollouts():
@@ -94,11 +82,11 @@ def without_ids(answer):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("endpoint", OTHERS)
-def test_a_client_of_another_api_sees_what_vllm_sends(server, tmp_path, endpoint, stream):
+def test_a_client_of_another_api_sees_what_vllm_sends(vllm, tmp_path, endpoint, stream):
     body = {**OTHERS[endpoint], "stream": stream}
-    with recorder(tmp_path, upstream=f"{server}/v1") as running:
+    with recorder(tmp_path, upstream=f"{vllm}/v1") as running:
         found = requests.post(f"{running.address}/v1/{endpoint}", json=body, timeout=60)
-        direct = requests.post(f"{server}/v1/{endpoint}", json=body, timeout=60)
+        direct = requests.post(f"{vllm}/v1/{endpoint}", json=body, timeout=60)
         assert without_ids(found.text) == without_ids(direct.text)
         (rollout,) = running.rollouts()
         (call,) = rollout["calls"]
@@ -115,11 +103,11 @@ def test_a_client_of_another_api_sees_what_vllm_sends(server, tmp_path, endpoint
             assert (first, json.dumps(second), third) == ("1 + 2 =", text, "4 + 2 =")
 
 
-def test_errors_are_those_of_vllm(server, tmp_path):
-    with recorder(tmp_path, upstream=f"{server}/v1") as running:
+def test_errors_are_those_of_vllm(vllm, tmp_path):
+    with recorder(tmp_path, upstream=f"{vllm}/v1") as running:
         for body in ({**CHAT, "model": "other"}, {**CHAT, "max_tokens": -1}):
             found = requests.post(f"{running.address}/v1/chat/completions", json=body, timeout=60)
-            direct = requests.post(f"{server}/v1/chat/completions", json=body, timeout=60)
+            direct = requests.post(f"{vllm}/v1/chat/completions", json=body, timeout=60)
             assert (found.status_code, found.json()) == (direct.status_code, direct.json())
 
 

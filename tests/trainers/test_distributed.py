@@ -1,32 +1,36 @@
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import distributed_script
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.loops import start_forked
 from topr_trl.tasks.arithmetic import CARELESS_MODEL
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "examples" / "accelerate_configs"
+KINDS = ["offline", "online", "curated", "replayed"]
 
 
 def launch(config, *command, timeout=300, again=False):
     """Run a script on the CPU, as a user would, and return its output.
 
     Args:
-        config: name of a file in examples/accelerate_configs, for two processes. `None` starts one process.
+        config: name of a file in examples/accelerate_configs, for two processes.
         again: whether to retry once after a timeout. gloo can hang when a process ends (see distributed_script.py).
     """
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    if not (config or "").startswith("zero"):  # DeepSpeed uses the CPU without this variable
+    if not config.startswith("zero"):  # DeepSpeed uses the CPU without this variable
         environment["ACCELERATE_USE_CPU"] = "true"
     launcher = ["-m", "accelerate.commands.launch", "--mixed_precision=no", "--main_process_port=0", "--num_machines=1",
-                "--num_processes=2", f"--config_file={CONFIGS / str(config)}.yaml", "--dynamo_backend=no"]  # fmt: skip
-    command = [sys.executable, *(launcher if config else []), *map(str, command)]
+                "--num_processes=2", f"--config_file={CONFIGS / config}.yaml", "--dynamo_backend=no"]  # fmt: skip
+    command = [sys.executable, *launcher, *map(str, command)]
 
     def run():
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
@@ -41,29 +45,47 @@ def launch(config, *command, timeout=300, again=False):
     return done.stdout
 
 
+def forked(out, *kinds, processes=1):
+    """Run the script of the tests in processes that are forked from a warm one, instead of `accelerate launch`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    started = []
+    for rank in range(processes):
+        several = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), **place}
+        environment = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", **(several if processes > 1 else {})}
+        started.append(start_forked(distributed_script.in_process, kinds, out, environment, out / f"{rank}.log"))
+    for rank, process in enumerate(started):
+        process.join(300)
+        assert process.exitcode == 0, (out / f"{rank}.log").read_text()[-20_000:]
+
+
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
     out = tmp_path_factory.mktemp("one")
-    launch(None, ROOT / "tests" / "distributed_script.py", out, "offline", "online", "curated", "replayed")
+    forked(out, *KINDS)
     return out
 
 
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.xdist_group("one_process")
+@pytest.mark.xdist_group("server")
 @pytest.mark.parametrize(
     ("config", "distributed", "kinds"),
     [
-        ("ddp", "MULTI_CPU", ["offline", "online", "curated", "replayed"]),
+        (None, "MULTI_CPU", KINDS),
         pytest.param("fsdp2", "FSDP", ["offline", "online", "replayed"], marks=pytest.mark.weekly),
         pytest.param("zero2", "DEEPSPEED", ["offline", "online"], marks=pytest.mark.weekly),
         pytest.param("zero3", "DEEPSPEED", ["offline", "online", "replayed"], marks=pytest.mark.weekly),
     ],
 )
 def test_two_processes_train_like_one(config, distributed, kinds, one_process, tmp_path):
-    if config.startswith("zero"):
-        pytest.importorskip("deepspeed")
-    launch(config, ROOT / "tests" / "distributed_script.py", tmp_path, *kinds)
+    if config is None:
+        forked(tmp_path, *kinds, processes=2)
+    else:
+        if config.startswith("zero"):
+            pytest.importorskip("deepspeed")
+        launch(config, ROOT / "tests" / "distributed_script.py", tmp_path, *kinds)
     for kind in kinds:
         one, two = (json.loads((out / f"{kind}.json").read_text()) for out in (one_process, tmp_path))
         assert (one["processes"], two["processes"]) == (1, 2)
