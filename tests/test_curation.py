@@ -176,8 +176,9 @@ def test_the_summary_is_for_the_second_baseline_and_invents_no_repeats():
     assert curated.indices.tolist() == [1, 2, 3]
     assert (rewards > 0).tolist() == [False, True, True]
     assert str(curated) == (
-        "3 rows, 66.7% positive, chosen from 3 positives and 1 negatives of 2 problems (0 without a positive)"
+        "3 rows, 66.7% positive, chosen from 3 positives and 1 negative of 2 problems (0 without a positive)"
     )
+    assert str(compose([1.0], [0], baseline=0.0)[1]).startswith("1 row, 100.0% positive, with 1 positive and 0 neg")
 
 
 def test_balanced_repeats_a_single_positive():

@@ -64,14 +64,21 @@ class Curated:
     def __str__(self) -> str:
         chosen = len(self.indices)
         share = self.chosen_positives / chosen if chosen else 0.0
+        positives, negatives = self.available_positives, self.available_negatives
+        different = len(np.unique(self.indices))
         text = (
-            f"{chosen:,} rows, {share:.1%} positive, chosen from {self.available_positives:,} positives and "
-            f"{self.available_negatives:,} negatives of {self.problems:,} problems "
-            f"({self.problems_without_positive:,} without a positive)"
+            f"{_count(chosen, 'row')}, {share:.1%} positive, "
+            f"{'with' if different == chosen == positives + negatives else 'chosen from'} "
+            f"{_count(positives, 'positive')} and {_count(negatives, 'negative')} of "
+            f"{_count(self.problems, 'problem')} ({self.problems_without_positive:,} without a positive)"
         )
-        if (different := len(np.unique(self.indices))) < chosen:
-            text += f"; {different:,} different rows"
+        if different < chosen:
+            text += f"; {_count(different, 'different row')}"
         return text + (f"; {self.shortfall:,} fewer than requested" if self.shortfall else "")
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'s' * (number != 1)}"
 
 
 def curate(

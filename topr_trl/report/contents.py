@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from topr_trl.data.rows import OF_FUNCTION, have_rewards
+from topr_trl.data.rows import OF_FUNCTION, TURN_REWARDS, have_rewards
 from topr_trl.data.tables import columns_of, read_shard, shards_of
 from topr_trl.data.usable_rows import have_answers
 from topr_trl.evaluation.answers import run_names
@@ -37,7 +37,7 @@ class Rows:
     """Completions that belong together.
 
     Attributes:
-        name (`str`): Name of the model or of the table.
+        name (`str`): Name of the model, or heading of the rows.
         read (`Callable`): Function that returns the table with `COLUMNS` and the columns of reward functions.
         path (`Path`, *optional*): Folder or file of the rows.
     """
@@ -108,7 +108,7 @@ def _recording(path: Path, name: str) -> Contents | None:
     database = recording_in(path)
     if database is None:
         return None
-    return Contents(name, "Recording", read_rows=[Rows("recorded answers", partial(_recorded, database))])
+    return Contents(name, "Recording", read_rows=[Rows("Recorded answers", partial(_recorded, database))])
 
 
 def _recorded(path: Path) -> pa.Table:
@@ -143,7 +143,7 @@ def _trial(path: Path, name: str) -> Contents | None:
         return None
     trial = json.loads((path / TRIAL).read_text())
     found = Contents(name, f"Trial of {len(trial['arms'])} settings", trial=trial, settings=_settings(path))
-    found.read_rows = [*_rows_in(path / "rows" / "training", "rows of the trial")]
+    found.read_rows = [*_rows_in(path / "rows" / "training", "Rows of the trial")]
     if trial["by_answers"]:
         best = [arm["folder"] for arm in trial["arms"] if arm["folder"] != "base"][:1]
         for folder in ("base", *best):
@@ -165,7 +165,7 @@ def _loop(path: Path, name: str) -> Contents | None:
     found = Contents(name, kind, settings=_settings(path))
     for folder in models:
         found.tests += _test_rows(folder)
-        found.read_rows += _rows_in(folder / layout.ROLLOUTS, folder.name)
+        found.read_rows += _rows_in(folder / layout.ROLLOUTS, f"Rows of {folder.name}")
         for training in (folder / layout.MODEL, folder):
             _add_training(found, training, folder.name)
     return found
@@ -208,8 +208,8 @@ def _training(path: Path, name: str) -> Contents | None:
     record = manifest.read(path)
     sources = record.stages["train"]["sources"] if record and "train" in record.stages else {}
     if "input" in sources:
-        found.read_rows += _rows_in((path / sources["input"]).resolve(), "rows that it learned from")
-    found.read_rows += _rows_in(path / layout.ROLLOUTS, "rows that it learned from")
+        found.read_rows += _rows_in((path / sources["input"]).resolve(), "Rows that it learned from")
+    found.read_rows += _rows_in(path / layout.ROLLOUTS, "Rows that it learned from")
     if not found.logged:
         found.notes.append(
             "To see rows with their weights and log-ratios, train with log_completions=True (--log_completions). With "
@@ -228,7 +228,7 @@ def _add_training(found: Contents, folder: Path, name: str) -> None:
     if history := _read_history(folder):
         found.histories[name] = history
     if any(_newest_files(folder, "completions/completions_*.parquet")):
-        found.logged.append(Rows(name, partial(_read_logged, folder)))
+        found.logged.append(Rows(f"Logged rows of {name}", partial(_read_logged, folder)))
     found.settings |= {f"{name}: {stage}": values for stage, values in _settings(folder).items()}
 
 
@@ -255,39 +255,49 @@ def _read_table(path: Path) -> pa.Table:
 
 
 def _by_turn(table: pa.Table) -> pa.Table:
-    """Return a row for each turn that has its own reward. All before the turn is its prompt.
+    """Return a row for each turn that has its own reward. Its completion ends with this turn.
 
     If the turns are not known, because the completion is no list of messages, the reward is the mean over the turns.
     """
-    if "turn_rewards" not in table.column_names:
+    if TURN_REWARDS not in table.column_names:
         return table
-    if table["turn_rewards"].null_count == table.num_rows:  # as in imports of formats that can rate turns
-        return table.drop_columns("turn_rewards")
+    if table[TURN_REWARDS].null_count == table.num_rows:  # as in imports of formats that can rate turns
+        return table.drop_columns(TURN_REWARDS)
+    of_turns = numbers_in(table, TURN_REWARDS, pa.list_(pa.float64())).to_pylist()
     found: list[dict[str, Any]] = []
-    for row in table.to_pylist():
-        rewards = row.pop("turn_rewards")
-        prompt, said = (_messages(row.get(name)) for name in ("prompt", "completion"))
-        own = [n for n, turn in enumerate(said) if turn.get("role") == "assistant" and turn.get("weight") != 0]
-        if rewards and len(own) == len(rewards):
+    for row, rewards in zip(table.drop_columns(TURN_REWARDS).to_pylist(), of_turns, strict=True):
+        said = messages_of(row.get("completion")) or []
+        own = [n for n, turn in enumerate(said) if turn["role"] == "assistant" and turn.get("weight") != 0]
+        row |= {name: json.dumps(row[name]) for name in ("prompt", "completion") if isinstance(row.get(name), list)}
+        mean = _mean(rewards or ())
+        if mean is not None and len(own) == len(rewards):
             found += [
-                {**row, "rollout_id": None, "prompt": json.dumps([*prompt, *said[:n]]),
-                 "completion": json.dumps(said[n : n + 1]), "reward": reward}
+                {**row, "rollout_id": None, "completion": json.dumps(said[: n + 1]), "reward": reward}
                 for n, reward in zip(own, rewards, strict=True) if reward is not None
             ]  # fmt: skip
         else:
-            texts = {
-                name: json.dumps(row[name]) for name in ("prompt", "completion") if isinstance(row.get(name), list)
-            }
-            found.append({**row, **texts, "reward": _mean(rewards) if rewards else row.get("reward")})
+            found.append({**row, "reward": row.get("reward") if mean is None else mean})
     return pa.Table.from_pylist(found)
 
 
-def _messages(value: Any) -> list[Any]:
-    """Return messages, which can be JSON text. Return [] for other text."""
+def numbers_in(table: pa.Table, name: str, type_: pa.DataType) -> pa.ChunkedArray:
+    """Return a column of numbers as the given type, or raise a ValueError that names the column."""
+    try:
+        return table[name].cast(type_)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        kind = "lists of numbers" if pa.types.is_list(type_) else "numbers"
+        raise ValueError(
+            f"Column `{name}` must hold {kind}: {error}. Import the file with topr import, which reads words, too."
+        ) from error
+
+
+def messages_of(value: Any) -> list[dict[str, Any]] | None:
+    """Return messages, which importers write as JSON text. Return None for other text."""
     if isinstance(value, str) and value.startswith("[{"):
-        with suppress(ValueError):
-            return list(json.loads(value))
-    return value if isinstance(value, list) else []
+        with suppress(ValueError, RecursionError):  # A model can write text like this.
+            value = json.loads(value)
+    turns = value if isinstance(value, list) else []
+    return turns if turns and all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in turns) else None
 
 
 def _settings(folder: Path) -> dict[str, dict[str, Any]]:

@@ -146,8 +146,7 @@ def describe_rows(rows: Table) -> list[list[object]]:
     """Return facts about rows, as pairs of a name and a text."""
     table, count = rows.table, rows.table.num_rows
     facts: list[list[object]] = [["completions", f"{count:,}"], ["problems", f"{len(rows.places):,}"]]
-    rewards_N = rows.column("reward" if "reward" in table.column_names else "label")
-    known_N = ~np.isnan(rewards_N)
+    rewards_N, known_N = rows.rewards_N, ~np.isnan(rows.rewards_N)
     facts.append(["without a reward", f"{int((~known_N).sum()):,}"])
     if known_N.any() and len(np.unique(rewards_N[known_N])) > 1:
         positive = float((rewards_N[known_N] > rewards_N[known_N].mean()).mean())
@@ -169,14 +168,13 @@ def describe_rows(rows: Table) -> list[list[object]]:
 
 def recipes_of_rows(rows: Table) -> list[list[str]]:
     """Return a table of what training would read, with the default settings and with each recipe."""
-    rewards_N = rows.column("reward" if "reward" in rows.table.column_names else "label")
-    counts_N = np.flatnonzero(rows.is_last_N & ~rows.greedy_N & ~np.isnan(rewards_N))
+    counts_N = np.flatnonzero(rows.is_last_N & ~rows.greedy_N & ~np.isnan(rows.rewards_N))
     numbers = {problem: number for number, problem in enumerate(rows.places)}
     problems = [numbers[rows.problems[place]] for place in counts_N.tolist()]
     found = [["curation", "rows to train on", "right or above the baseline", "their share of the weight", "times read"]]
     for rule in ("none", *REPEATING) if rows.has_two_values else ("none",):
         try:
-            rewards, curated = CurationArguments(curation=rule).choose(rewards_N[counts_N], problems, seed=0)
+            rewards, curated = CurationArguments(curation=rule).choose(rows.rewards_N[counts_N], problems, seed=0)
             share = effective_positive_share(rewards)
         except ValueError as error:  # Training would refuse these rows for the same reason.
             found.append([rule, str(error), "", "", ""])
@@ -212,8 +210,7 @@ def cost_of_rows(rows: Table) -> str:
 def bars_of_rows(rows: Table) -> list[tuple[str, list[tuple[str, int]]]]:
     """Return bar charts: number of rows by reward, and number of problems by right completions."""
     charts = []
-    rewards_N = rows.column("reward" if "reward" in rows.table.column_names else "label")
-    rewards_N = rewards_N[rows.is_last_N & ~np.isnan(rewards_N)]
+    rewards_N = rows.rewards_N[rows.is_last_N & ~np.isnan(rows.rewards_N)]
     if len(rewards_N):
         values, counts = np.unique(rewards_N, return_counts=True)
         if len(values) > 12:

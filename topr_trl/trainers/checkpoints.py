@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME as STATE
 
 from topr_trl.settings.checks import check_model_folder
 
@@ -120,12 +121,8 @@ def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[s
     return loading
 
 
-# File with the state and the log of the trainer. It is the last file that Trainer writes to a checkpoint.
-STATE = "trainer_state.json"
-
-
 def is_whole_checkpoint(folder: Path) -> bool:
-    """Whether a checkpoint has a readable `trainer_state.json`, and so is complete."""
+    """Whether a checkpoint is complete: its `trainer_state.json`, which Trainer writes last, can be read."""
     try:
         json.loads((folder / STATE).read_text())
     except (OSError, ValueError):
