@@ -2,6 +2,7 @@ import json
 import os
 import shutil
 import sys
+import warnings
 from functools import partial
 
 import numpy as np
@@ -218,7 +219,8 @@ def test_the_rows_of_a_rollout_count_once():
 
 def test_what_training_would_read():
     rows = table(prompt=["a", "b"] * 4, completion=["x" * 40] * 8, reward=[1.0, None, 0, 0, 0, 1, 0, 0])
-    _, none, balanced, repeated = recipes_of_rows(rows)
+    with warnings.catch_warnings(action="error"):
+        _, none, balanced, repeated = recipes_of_rows(rows)
     assert none == ["none", "7", "2", "50%", "1"]
     assert balanced[0] == "balanced"
     assert (repeated[0], repeated[2], repeated[3]) == ("repeated_positives", repeated[1], "100%")
@@ -499,7 +501,16 @@ def test_a_turn_with_a_reward_of_its_own_is_a_completion(tmp_path):
     Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
     (found,) = read_contents(tmp_path / "rows.parquet").read_rows
     table = found.read().to_pylist()
-    assert str(section_of_rows(Table.of(found))) == "rows.parquet: 1 problem, 4 completions."
+    section = section_of_rows(Table.of(found))
+    assert str(section) == "rows.parquet: 1 problem, 4 completions."
+    assert section.counts == {"right and wrong answers": 1}
+    assert [answer["labels"] for answer in section.cards[0]["columns"][0]["answers"]] == [
+        ["turn 1"],
+        ["turn 2"],
+        [],
+        [],
+    ]
+    assert cost_of_rows(Table.of(found)) == ""
     assert [(json.loads(row["completion"])[-1]["content"], row["reward"]) for row in table] == [
         ("Lyon", -1.0), ("Paris", 1.0), ("Lyon", -1.0), ("Lyon", None)
     ]  # fmt: skip

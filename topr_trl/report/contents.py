@@ -255,7 +255,7 @@ def _read_table(path: Path) -> pa.Table:
 
 
 def _by_turn(table: pa.Table) -> pa.Table:
-    """Return a row for each turn that has its own reward. Its completion ends with this turn.
+    """Return a row for each turn that has its own reward, and number it. Its completion ends with this turn.
 
     If the turns are not known, because the completion is no list of messages, the reward is the mean over the turns.
     """
@@ -272,11 +272,11 @@ def _by_turn(table: pa.Table) -> pa.Table:
         mean = _mean(rewards or ())
         if mean is not None and len(own) == len(rewards):
             found += [
-                {**row, "rollout_id": None, "completion": json.dumps(said[: n + 1]), "reward": reward}
-                for n, reward in zip(own, rewards, strict=True) if reward is not None
+                {**row, "rollout_id": None, "turn": number, "completion": json.dumps(said[: n + 1]), "reward": reward}
+                for number, (n, reward) in enumerate(zip(own, rewards, strict=True), 1) if reward is not None
             ]  # fmt: skip
         else:
-            found.append({**row, "reward": row.get("reward") if mean is None else mean})
+            found.append({**row, "turn": None, "reward": row.get("reward") if mean is None else mean})
     return pa.Table.from_pylist(found)
 
 

@@ -1,5 +1,6 @@
 """Describe results and rows in sentences and tables, and give advice."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -174,7 +175,8 @@ def recipes_of_rows(rows: Table) -> list[list[str]]:
     found = [["curation", "rows to train on", "right or above the baseline", "their share of the weight", "times read"]]
     for rule in ("none", *REPEATING) if rows.has_two_values else ("none",):
         try:
-            rewards, curated = CurationArguments(curation=rule).choose(rows.rewards_N[counts_N], problems, seed=0)
+            with warnings.catch_warnings(action="ignore"):  # The user has not chosen the rule.
+                rewards, curated = CurationArguments(curation=rule).choose(rows.rewards_N[counts_N], problems, seed=0)
             share = effective_positive_share(rewards)
         except ValueError as error:  # Training would refuse these rows for the same reason.
             found.append([rule, str(error), "", "", ""])
@@ -193,7 +195,7 @@ def cost_of_rows(rows: Table) -> str:
         for name in ("prompt", "completion")
         if name in rows.table.column_names
     ]
-    if len(lengths) < 2:
+    if len(lengths) < 2 or rows.is_by_turn:  # An epoch reads a conversation once, whatever the number of its rewards.
         return ""
     prompt, completion = (max(1, round(length / _CHARACTERS)) for length in lengths)
     tokens, problems = rows.table.num_rows * (prompt + completion), len(rows.places)

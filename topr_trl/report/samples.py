@@ -111,6 +111,11 @@ class Table:
         return self.column("reward" if "reward" in self.table.column_names else "label")
 
     @property
+    def is_by_turn(self) -> bool:
+        """Whether turns of a conversation have rewards of their own."""
+        return not np.isnan(self.column("turn")).all()
+
+    @property
     def has_two_values(self) -> bool:
         """Whether completions are right or wrong."""
         return "verdict" in self.table.column_names or len(self.levels) == 2
@@ -186,7 +191,9 @@ def sections_of_tests(tests: Sequence[Table]) -> list[Section]:
 
 def section_of_rows(rows: Table) -> Section:
     """Return a section with rows: by kind of problem if completions are right or wrong, otherwise by reward."""
-    kinds, order = (_kinds(rows), {}) if rows.has_two_values else _by_reward(rows)
+    kinds, order = _by_reward(rows)
+    if rows.has_two_values:
+        kinds, order = _kinds_of_conversations(rows) if rows.is_by_turn else _kinds(rows), {}
     tags: dict[Any, list[str]] = {}
     for problem, place in rows.places.items():
         missing = ["without a reward"] * bool(np.isnan(rows.values_N[place]).all())
@@ -205,6 +212,16 @@ def _kinds(rows: Table) -> dict[Any, list[str]]:
     kinds = kinds_of(rows.values_N[known] == 1, problem_N, agreements(problem_N, keys)) if ids else []
     names = list(rows.places)
     return {names[number]: [kind] for number, kind in zip(found.tolist(), kinds, strict=True)}
+
+
+def _kinds_of_conversations(rows: Table) -> dict[Any, list[str]]:
+    """Return whether the answers of each conversation are right. They are no samples of the same problem."""
+    found = {}
+    for problem, place in rows.places.items():
+        values = rows.values_N[place]
+        signs = ["right"] * bool((values == 1).any()) + ["wrong"] * bool((values == 0).any())
+        found[problem] = [f"{' and '.join(signs)} answers"] * bool(signs)
+    return found
 
 
 def _by_reward(rows: Table) -> tuple[dict[Any, list[str]], dict[Any, float]]:
@@ -277,13 +294,13 @@ def _shown(rows: Table, places: Sequence[int]) -> list[int]:
         (i for i in places if i not in greedy), key=lambda i: -np.nan_to_num(rows.values_N[i], nan=-np.inf)
     )
     picked = [*greedy[:1], *sampled[:1], *sampled[len(sampled) // 2 :][:1], *sampled[-1:]]
-    return list(dict.fromkeys(picked))
+    return sorted(set(picked)) if rows.is_by_turn else list(dict.fromkeys(picked))
 
 
 def _answer(rows: Table, place: int) -> Json:
     row = rows.table.slice(place, 1).to_pylist()[0]
     value = float(rows.values_N[place])
-    labels = []
+    labels = [f"turn {row['turn']}"] if row.get("turn") else []
     if row.get("temperature") == 0:
         labels.append("greedy")
     if row.get("verdict") == "invalid":
