@@ -504,12 +504,7 @@ def test_a_turn_with_a_reward_of_its_own_is_a_completion(tmp_path):
     section = section_of_rows(Table.of(found))
     assert str(section) == "rows.parquet: 1 problem, 4 completions."
     assert section.counts == {"right and wrong answers": 1}
-    assert [answer["labels"] for answer in section.cards[0]["columns"][0]["answers"]] == [
-        ["turn 1"],
-        ["turn 2"],
-        [],
-        [],
-    ]
+    assert [one["labels"] for one in section.cards[0]["columns"][0]["answers"]] == [["turn 2"], [], []]
     assert cost_of_rows(Table.of(found)) == ""
     assert [(json.loads(row["completion"])[-1]["content"], row["reward"]) for row in table] == [
         ("Lyon", -1.0), ("Paris", 1.0), ("Lyon", -1.0), ("Lyon", None)

@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from topr_trl.data.rows import OF_FUNCTION, TURN_REWARDS, have_rewards
-from topr_trl.data.tables import columns_of, read_shard, shards_of
-from topr_trl.data.usable_rows import have_answers
+from topr_trl.data.rows import OF_FUNCTION, TURN_REWARDS
+from topr_trl.data.tables import columns_of, read_shard
+from topr_trl.data.usable_rows import in_all_shards, is_scored
 from topr_trl.evaluation.answers import run_names
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline import run_folders as layout
@@ -50,10 +50,9 @@ class Rows:
         """Return whether the rows of a folder are all there, with rewards or answers."""
         assert self.path is not None
         try:
-            columns = [columns_of(shard) for shard in shards_of(self.path)]
+            return in_all_shards(self.path, is_scored)
         except FileNotFoundError:
             return False
-        return all(have_rewards(names) or have_answers(names) for names in columns)
 
 
 @dataclass

@@ -11,8 +11,7 @@ import numpy as np
 
 from topr_trl.baseline import effective_positive_share
 from topr_trl.curation import REPEATING
-from topr_trl.data.tables import columns_of, shards_of
-from topr_trl.data.usable_rows import have_answers
+from topr_trl.data.usable_rows import have_answers, in_all_shards
 from topr_trl.diagnosis import KINDS
 from topr_trl.evaluation.answers import read_samples
 from topr_trl.evaluation.bootstrap import Difference, compare
@@ -92,7 +91,7 @@ def results_of(tests: Sequence[Rows]) -> Results:
 
 def _measured(paths: Mapping[str, Path]) -> tuple[Evaluations, dict[str, Difference]]:
     """Return the evaluations, and the differences of the last model from the first."""
-    if all(have_answers(columns_of(shard)) for path in paths.values() for shard in shards_of(path)):
+    if all(in_all_shards(path, have_answers) for path in paths.values()):
         samples = {name: read_samples(path) for name, path in paths.items()}
         answers = list(samples.values())
         found = Evaluations({name: evaluate_in_full(one) for name, one in samples.items()})
