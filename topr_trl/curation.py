@@ -67,17 +67,18 @@ class Curated:
         positives, negatives = self.available_positives, self.available_negatives
         different = len(np.unique(self.indices))
         text = (
-            f"{_count(chosen, 'row')}, {share:.1%} positive, "
+            f"{counted(chosen, 'row')}, {share:.1%} positive, "
             f"{'with' if different == chosen == positives + negatives else 'chosen from'} "
-            f"{_count(positives, 'positive')} and {_count(negatives, 'negative')} of "
-            f"{_count(self.problems, 'problem')} ({self.problems_without_positive:,} without a positive)"
+            f"{counted(positives, 'positive')} and {counted(negatives, 'negative')} of "
+            f"{counted(self.problems, 'problem')} ({self.problems_without_positive:,} without a positive)"
         )
         if different < chosen:
-            text += f"; {_count(different, 'different row')}"
+            text += f"; {counted(different, 'different row')}"
         return text + (f"; {self.shortfall:,} fewer than requested" if self.shortfall else "")
 
 
-def _count(number: int, word: str) -> str:
+def counted(number: int, word: str) -> str:
+    """Return a number with a noun, as in "1 row" and "2,000 rows"."""
     return f"{number:,} {word}{'s' * (number != 1)}"
 
 

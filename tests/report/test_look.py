@@ -137,6 +137,8 @@ def test_the_page_in_a_browser(loop, browser, width, scheme):
     page.get_by_role("button", name="better (1)").click()
     assert page.locator(".card").count() == 1
     page.get_by_role("button", name="all").click()
+    page.get_by_label("Search").fill("columns")  # the name of a field, and no text
+    assert page.locator(".card").count() == 0
     page.get_by_label("Search").fill("2 + 1 =")
     assert page.locator(".card").count() == 1
     page.get_by_role("button", name="Rows of iteration-1", exact=True).click()
@@ -189,6 +191,10 @@ def test_disagreeing_reward_functions_and_missing_rewards():
 
 def test_logged_rows_by_weight(run):
     log_rows(run, 3)
+    (run / "_manifest.json").write_text(json.dumps({"files": {}, "stages": {
+        "train": {"inputs": {}, "sources": {"input": "../rows.jsonl"}, "finished": "now", "rows": 4},
+    }}))  # fmt: skip
+    assert "rows.jsonl holds no rows any more" in read_contents(run).notes[0]
     found = section_of_logged(Table.of(read_contents(run).logged[0]))
     assert found.counts == {"dead negative (w < 0.01)": 1, "positive": 1, "tapered negative (w < 1)": 1}
     assert found.cards[0]["columns"][0]["answers"][0]["numbers"] == {"advantage": 1.0, "weight": 1.0}
@@ -280,6 +286,10 @@ def test_a_comparison(tmp_path):
     page = page_of(tmp_path / "out")
     assert page["sentences"][0].startswith("Greedy answers: 0.0% → 100.0%, better")
     assert page["sections"][0]["counts"] == {"better": 3}
+    shutil.rmtree(folders[0])
+    page = page_of(tmp_path / "out")
+    assert [section["counts"] for section in page["sections"]] == [{"right": 3}]
+    assert "scored holds no rows any more" in page["notes"][0]
 
 
 def test_a_model_that_is_always_wrong_is_compared_by_the_rewards_of_the_other(tmp_path):

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from topr_trl.curation import counted
 from topr_trl.data.rows import OF_FUNCTION, TURN_REWARDS
 from topr_trl.data.tables import columns_of, read_shard
 from topr_trl.data.usable_rows import in_all_shards, is_scored
@@ -142,7 +143,7 @@ def _trial(path: Path, name: str) -> Contents | None:
         return None
     trial = json.loads((path / TRIAL).read_text())
     found = Contents(name, f"Trial of {len(trial['arms'])} settings", trial=trial, settings=_settings(path))
-    found.read_rows = [*_rows_in(path / "rows" / "training", "Rows of the trial")]
+    found.read_rows = _rows_in(path / "rows" / "training", "Rows of the trial")
     if trial["by_answers"]:
         best = [arm["folder"] for arm in trial["arms"] if arm["folder"] != "base"][:1]
         for folder in ("base", *best):
@@ -160,7 +161,7 @@ def _loop(path: Path, name: str) -> Contents | None:
         return None
     models.sort(key=lambda one: (one.name not in _UNTRAINED, _number_in(one.name), one.name))
     iterations = len(layout.iteration_folders(path))
-    kind = f"Loop of {iterations} iteration{'s' * (iterations != 1)}" if iterations else f"{len(models)} models"
+    kind = f"Loop of {counted(iterations, 'iteration')}" if iterations else counted(len(models), "model")
     found = Contents(name, kind, settings=_settings(path))
     for folder in models:
         found.tests += _test_rows(folder)
@@ -176,10 +177,10 @@ def _number_in(name: str) -> int:
     return int(match.group()) if match else 0
 
 
-def _test_rows(folder: Path) -> Iterator[Rows]:
+def _test_rows(folder: Path) -> list[Rows]:
     test = folder / layout.TEST
     rows = test / layout.ROLLOUTS
-    yield from _rows_in(rows if rows.is_dir() else test, _model_name(folder.name))
+    return _rows_in(rows if rows.is_dir() else test, _model_name(folder.name))
 
 
 def _model_name(folder: str) -> str:
@@ -195,7 +196,7 @@ def _evaluation(path: Path, name: str) -> Contents | None:
     places = [(path / sources[role]).resolve() for role in ("input", "compare") if role in sources]
     names = run_names(*places) if len(places) == 2 else ["model"]
     for label, source in zip(names, places or [path / "scored"], strict=True):
-        found.tests += _rows_in(source, label)
+        found.tests += _rows_there(found, source, label)
     return found
 
 
@@ -207,7 +208,7 @@ def _training(path: Path, name: str) -> Contents | None:
     record = manifest.read(path)
     sources = record.stages["train"]["sources"] if record and "train" in record.stages else {}
     if "input" in sources:
-        found.read_rows += _rows_in((path / sources["input"]).resolve(), "Rows that it learned from")
+        found.read_rows += _rows_there(found, (path / sources["input"]).resolve(), "Rows that it learned from")
     found.read_rows += _rows_in(path / layout.ROLLOUTS, "Rows that it learned from")
     if not found.logged:
         found.notes.append(
@@ -218,7 +219,7 @@ def _training(path: Path, name: str) -> Contents | None:
 
 
 def _rows(path: Path, name: str) -> Contents | None:
-    rows = [*_rows_in(path, name)]
+    rows = _rows_in(path, name)
     return Contents(name, "Rows", read_rows=rows, settings=_settings(path)) if rows else None
 
 
@@ -231,11 +232,18 @@ def _add_training(found: Contents, folder: Path, name: str) -> None:
     found.settings |= {f"{name}: {stage}": values for stage, values in _settings(folder).items()}
 
 
-def _rows_in(path: Path, name: str) -> Iterator[Rows]:
+def _rows_in(path: Path, name: str) -> list[Rows]:
     """Return the rows of a file, or of a folder of parquet files, if there are any."""
-    is_rows = any(path.glob("*.parquet")) if path.is_dir() else path.suffix in (".parquet", ".json", ".jsonl")
-    if is_rows:
-        yield Rows(name, partial(_read_table, path), path)
+    are_rows = path.is_file() and path.suffix in (".parquet", ".json", ".jsonl")
+    return [Rows(name, partial(_read_table, path), path)] if are_rows or any(path.glob("*.parquet")) else []
+
+
+def _rows_there(found: Contents, path: Path, name: str) -> list[Rows]:
+    """Return the rows that a stage read. Add a note if they were removed."""
+    rows = _rows_in(path, name)
+    if not rows:
+        found.notes.append(f"{path} holds no rows any more, so the page does not show them.")
+    return rows
 
 
 def _read_table(path: Path) -> pa.Table:

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from topr_trl.curation import counted
 from topr_trl.data.tables import atomic_write
 from topr_trl.diagnosis import KINDS
 from topr_trl.evaluation.figure_style import LOOK
@@ -99,7 +100,7 @@ def _page(contents: Contents) -> tuple[Json, list[Section]]:
     steps = sum(map(last_step, contents.histories.values()))
     return {
         "name": contents.name,
-        "kind": contents.kind + (f", {steps:,} optimizer steps" if steps else ""),
+        "kind": contents.kind + (f", {counted(steps, 'optimizer step')}" if steps else ""),
         "sentences": sentences,
         "advice": found.advice + (advice_on_rows(newest.counts) if newest else []),
         "warnings": list(dict.fromkeys(warned)),

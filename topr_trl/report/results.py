@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from topr_trl.baseline import effective_positive_share
-from topr_trl.curation import REPEATING
+from topr_trl.curation import REPEATING, counted
 from topr_trl.data.usable_rows import have_answers, in_all_shards
 from topr_trl.diagnosis import KINDS
 from topr_trl.evaluation.answers import read_samples
@@ -77,7 +77,7 @@ def results_of(tests: Sequence[Rows]) -> Results:
             sentences.append(_change(label, estimate(first), estimate(last), differences[name]))
             advice = advice or _on_certainty(differences[name], last.num_problems)
         elif len(evaluations) == 1 and estimate(last) is not None:
-            sentences.append(f"{label}: {estimate(last)}, on {last.num_problems} problems.")
+            sentences.append(f"{label}: {estimate(last)}, on {counted(last.num_problems, 'problem')}.")
     sampled = last.pass_at.get(1)
     if last.greedy and sampled and last.greedy.value - sampled.value > _TEMPERATURE_GAP:
         advice.append(

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from topr_trl.curation import counted
 from topr_trl.data.rows import OF_FUNCTION
 from topr_trl.diagnosis import agreements, answer_keys, kinds_of
 from topr_trl.limits import DEAD_WEIGHT
@@ -49,11 +50,7 @@ class Section:
     completions: int
 
     def __str__(self) -> str:
-        problems, completions = (
-            f"{count:,} {word}{'s' * (count != 1)}"
-            for count, word in ((self.problems, "problem"), (self.completions, "completion"))
-        )
-        return f"{self.title}: {problems}, {completions}."
+        return f"{self.title}: {counted(self.problems, 'problem')}, {counted(self.completions, 'completion')}."
 
     def keep(self, per_tag: int) -> None:
         """Keep the first `per_tag` cards with each tag, and as many without one."""

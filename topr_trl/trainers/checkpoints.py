@@ -12,11 +12,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
-from transformers.trainer import TRAINER_STATE_NAME as STATE
+from transformers.trainer import TRAINER_STATE_NAME
 
 from topr_trl.settings.checks import check_model_folder
 
 ADAPTER_CONFIG = "adapter_config.json"
+STATE = TRAINER_STATE_NAME  # the last file that Trainer writes to a checkpoint
 _MAY_BE_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # torch computes no norm of float8
 
 
