@@ -16,6 +16,7 @@ from topr_trl.cli import main as cli
 from topr_trl.data.preparation import ScoredRows
 from topr_trl.evaluation.bootstrap import Difference
 from topr_trl.pipeline.stages.evaluate import Evaluate, EvaluateArguments
+from topr_trl.report import page as page_module
 from topr_trl.report.contents import Rows, read_contents
 from topr_trl.report.curves import PANELS, draw_panel, has_metric, series, warnings_of
 from topr_trl.report.look import LookArguments, look_command
@@ -306,11 +307,13 @@ def test_texts_that_only_look_like_messages_are_shown():
     assert card["tags"] == []  # neither the highest nor the lowest rewards
 
 
-def test_fewer_cards_with_each_tag():
-    found = section_of_rows(table(prompt=list(range(9)), completion=["x"] * 9, reward=[0.0, 0.5, 1.0] * 3))
-    tags = list(found.counts)
-    found.keep(1)
-    assert sorted(card["tags"] for card in found.cards if card["tags"]) == sorted([tag] for tag in tags)
+def test_a_large_page_keeps_cards_with_each_tag(tmp_path, monkeypatch):
+    monkeypatch.setattr(page_module, "_MOST_BYTES", 3_000)
+    save(tmp_path, prompt=[f"{n}" for n in range(90)], completion=["x"] * 90, reward=[0.0, 0.5, 1.0] * 30)
+    (section,) = page_of(tmp_path)["sections"]
+    tags = [tag for card in section["cards"] for tag in card["tags"]]
+    assert sorted(tags) == sorted(2 * list(section["counts"]))
+    assert section["problems"] == 90
 
 
 def test_answers_that_no_judge_found_do_not_agree():

@@ -87,13 +87,10 @@ def _page(contents: Contents) -> tuple[Json, list[Section]]:
         best = next((arm for arm in contents.trial["arms"] if arm["recommended"]), None)
         none = "Nothing is recommended: no setting improved on the starting model."
         sentences.insert(0, f"Recommended: {best['label']}, learning rate {best['learning_rate']:g}." if best else none)
-    tests, trained, logged = map(tables_of, (contents.tests, contents.read_rows, contents.logged))
-    sections = [*sections_of_tests(tests), *map(section_of_rows, trained), *map(section_of_logged, logged)]
-    for per_tag in (20, 10, 5, 2):
-        if len(json.dumps([vars(one) for one in sections])) <= _MOST_BYTES:
-            break
-        for section in sections:
-            section.keep(per_tag)
+    trained = tables_of(contents.read_rows)
+    sections = sections_of_tests(tables_of(contents.tests))
+    sections += [*map(section_of_rows, trained), *map(section_of_logged, tables_of(contents.logged))]
+    _shrink(sections)
     newest = next((one for one in reversed(sections) if set(one.counts) & set(KINDS)), None)
     uses_segments = any(values.get("ratio_level") == "segment" for values in contents.settings.values())
     warned = [note for history in contents.histories.values() for note in warnings_of(history, uses_segments)]
@@ -116,6 +113,15 @@ def _page(contents: Contents) -> tuple[Json, list[Section]]:
         "curves": _curves(contents),
         "settings": {stage: {name: str(v) for name, v in one.items()} for stage, one in contents.settings.items()},
     }, sections  # fmt: skip
+
+
+def _shrink(sections: list[Section]) -> None:
+    """Keep fewer cards until they fit into a page."""
+    for per_tag in (20, 10, 5, 2):
+        if len(json.dumps([vars(one) for one in sections])) <= _MOST_BYTES:
+            break
+        for section in sections:
+            section.keep(per_tag)
 
 
 def _curves(contents: Contents) -> list[Json]:
