@@ -57,7 +57,7 @@ def pass_of_problems(is_right_PS: NDArray[np.bool_], k: int) -> NDArray[np.float
 def chances_of_best(size: int, k: int) -> NDArray[np.float64]:
     """Return the probability that sample i is the best of a draw of k samples, shape (S,).
 
-    The samples are numbered 0, ..., S - 1 from the best to the worst, and are drawn without replacement. The probability
+    The samples are numbered 0, ..., S - 1 from the best to the worst, and drawn without replacement. The probability
     is `C(S - 1 - i, k - 1) / C(S, k)`.
     """
     return np.array([comb(size - 1 - i, k - 1) / comb(size, k) for i in range(size)])

@@ -191,9 +191,8 @@ def _evaluation(path: Path, name: str) -> Contents | None:
     if not (path / "evaluation.json").is_file():
         return None
     found = Contents(name, "Evaluation", settings=_settings(path))
-    record = manifest.read(path)
-    sources = record.stages["evaluate"]["sources"] if record and "evaluate" in record.stages else {}
-    places = [(path / sources[role]).resolve() for role in ("input", "compare") if role in sources]
+    sources = _sources(path, "evaluate")
+    places = [sources[role] for role in ("input", "compare") if role in sources]
     names = run_names(*places) if len(places) == 2 else ["model"]
     for label, source in zip(names, places or [path / "scored"], strict=True):
         found.tests += _rows_there(found, source, label)
@@ -205,10 +204,9 @@ def _training(path: Path, name: str) -> Contents | None:
         return None
     found = Contents(name, "Training run", settings=_settings(path))
     _add_training(found, path, name)
-    record = manifest.read(path)
-    sources = record.stages["train"]["sources"] if record and "train" in record.stages else {}
+    sources = _sources(path, "train")
     if "input" in sources:
-        found.read_rows += _rows_there(found, (path / sources["input"]).resolve(), "Rows that it learned from")
+        found.read_rows += _rows_there(found, sources["input"], "Rows that it learned from")
     found.read_rows += _rows_in(path / layout.ROLLOUTS, "Rows that it learned from")
     if not found.logged:
         found.notes.append(
@@ -216,6 +214,13 @@ def _training(path: Path, name: str) -> Contents | None:
             "ratio_level='segment' (--ratio_level segment), you also see those of each token."
         )
     return found
+
+
+def _sources(folder: Path, stage: str) -> dict[str, Path]:
+    """Return the paths that a stage read, by name, if the folder has a manifest."""
+    record = manifest.read(folder)
+    named = record.stages.get(stage, {}).get("sources", {}) if record else {}
+    return {name: (folder / source).resolve() for name, source in named.items()}
 
 
 def _rows(path: Path, name: str) -> Contents | None:

@@ -72,16 +72,12 @@ class Table:
         name (`str`): Name of the model or of the table.
         table (`pa.Table`): Rows.
         problems (`list`): Id of the problem of each row, or its prompt.
-        of_functions (`dict`): Rewards of each reward function.
-        places (`dict`): Rows of each problem.
         levels (`np.ndarray`): Distinct rewards, also those of other tables on the same page.
     """
 
     name: str
     table: pa.Table
     problems: list[Any]
-    of_functions: dict[str, NDArray[np.float64]]
-    places: dict[Any, list[int]] = field(default_factory=dict)
     levels: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
     @classmethod
@@ -95,11 +91,21 @@ class Table:
         problems = table[names[0]].to_pylist()
         if problems and not isinstance(problems[0], str | int | float):
             problems = [json.dumps(one, sort_keys=True) for one in problems]
-        functions = [name for name in table.column_names if name.startswith(OF_FUNCTION)]
-        found = cls(rows.name, table, problems, {name: _numbers(table, name) for name in functions})
-        for place, problem in enumerate(problems):
-            found.places.setdefault(problem, []).append(place)
+        found = cls(rows.name, table, problems)
         found.levels = np.unique(found.rewards_N[~np.isnan(found.rewards_N)])
+        return found
+
+    @cached_property
+    def of_functions(self) -> list[NDArray[np.float64]]:
+        """Rewards of each reward function."""
+        return [self.column(name) for name in self.table.column_names if name.startswith(OF_FUNCTION)]
+
+    @cached_property
+    def places(self) -> dict[Any, list[int]]:
+        """Rows of each problem."""
+        found: dict[Any, list[int]] = {}
+        for place, problem in enumerate(self.problems):
+            found.setdefault(problem, []).append(place)
         return found
 
     @cached_property
@@ -129,7 +135,9 @@ class Table:
 
     def column(self, name: str) -> NDArray[np.float64]:
         """Return a column of numbers as float64, with NaN for null, or NaN without the column."""
-        return _numbers(self.table, name)
+        if name not in self.table.column_names:
+            return np.full(self.table.num_rows, np.nan)
+        return np.asarray(numbers_in(self.table, name, pa.float64()).to_numpy(), dtype=np.float64)
 
     @cached_property
     def greedy_N(self) -> NDArray[np.bool_]:
@@ -151,12 +159,6 @@ class Table:
         for place in np.flatnonzero(which_N & self.is_last_N & ~np.isnan(self.values_N)).tolist():
             found.setdefault(self.problems[place], []).append(self.values_N[place])
         return {problem: float(np.mean(values)) for problem, values in found.items()}
-
-
-def _numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
-    if name not in table.column_names:
-        return np.full(table.num_rows, np.nan)
-    return np.asarray(numbers_in(table, name, pa.float64()).to_numpy(), dtype=np.float64)
 
 
 def sections_of_tests(tests: Sequence[Table]) -> list[Section]:
@@ -249,10 +251,9 @@ def section_of_logged(rows: Table) -> Section:
 
 def _disagree(rows: Table, places: Sequence[int]) -> bool:
     """Return whether one function prefers a completion of a problem that another one likes less."""
-    values = list(rows.of_functions.values())
-    if len(values) < 2 or len(places) < 2:
+    if len(rows.of_functions) < 2 or len(places) < 2:
         return False
-    some = [one[list(places[:_MOST_COMPARED])] for one in values]
+    some = [one[list(places[:_MOST_COMPARED])] for one in rows.of_functions]
     signs = [np.sign(one[:, None] - one[None, :]) for one in some]
     return any(bool((a * b < 0).any()) for n, a in enumerate(signs) for b in signs[:n])
 
