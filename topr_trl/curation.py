@@ -67,17 +67,18 @@ class Curated:
         positives, negatives = self.available_positives, self.available_negatives
         are_all = chosen == different == positives + negatives
         text = (
-            f"{_counted(chosen, 'row')}, {share:.1%} positive{':' if are_all else ', chosen from'} "
-            f"{_counted(positives, 'positive')} and {_counted(negatives, 'negative')} of "
-            f"{_counted(self.problems, 'problem')} ({self.problems_without_positive:,} without a positive)"
+            f"{counted(chosen, 'row')}, {share:.1%} positive{':' if are_all else ', chosen from'} "
+            f"{counted(positives, 'positive')} and {counted(negatives, 'negative')} of "
+            f"{counted(self.problems, 'problem')} ({self.problems_without_positive:,} without a positive)"
         )
         if different < chosen:
-            text += f"; {_counted(different, 'different row')}"
+            text += f"; {counted(different, 'different row')}"
         return text + (f"; {self.shortfall:,} fewer than requested" if self.shortfall else "")
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+def counted(number: int, word: str) -> str:
+    """Return a number with a noun, as in "1 row" and "2,000 rows"."""
+    return f"{number:,} {word}{'s' * (number != 1)}"
 
 
 def curate(

@@ -39,27 +39,11 @@ def test_the_interval_is_that_of_a_paired_mean():
     assert found.high == pytest.approx(gains.mean() + half, abs=0.05 * half)
 
 
-def test_planted_differences():
-    skills = np.random.default_rng(1).uniform(0.1, 0.7, 150)
-    base, better, same = run(skills), run(skills + 0.15, seed=2), run(skills, seed=3)
-    found = compare(base, better)
-    assert list(found) == ["pass@1", "pass@2", "pass@4", "pass@8", "maj@2", "maj@4"]
-    assert found["pass@1"].low < 0.15 < found["pass@1"].high
-    assert found["pass@1"].low > 0
-    assert found["pass@1"].share_better > 0.999
-    nothing = compare(base, same)
-    assert nothing["pass@1"].low < 0 < nothing["pass@1"].high
-    # In the other direction, the difference has the opposite sign.
-    back = compare(better, base)
-    assert back["maj@4"].difference == pytest.approx(-found["maj@4"].difference)
-    itself = compare(base, base)["maj@2"]
-    assert (itself.difference, itself.low, itself.high, itself.share_better) == (0, 0, 0, 0)
-
-
 def test_problems_are_matched_by_their_ids():
     first, second = run([0.0, 1.0, 1.0], ids=[5, 6, 7]), run([1.0, 1.0, 0.0], ids=[7, 6, 5])
-    found = compare(first, second)["pass@1"]
-    assert (found.low, found.high) == (0, 0)
+    found = compare(first, second)
+    assert list(found) == ["pass@1", "pass@2", "pass@4", "pass@8", "maj@2", "maj@4"]
+    assert all((one.low, one.high, one.share_better) == (0, 0, 0) for one in found.values())
     assert matched(first, second).problem_ids == [5, 6, 7]
     # If the runs differ in their number of samples, the smaller number limits k.
     assert list(compare(first, run([1.0] * 3, 2, ids=[5, 6, 7]))) == ["pass@1", "pass@2"]

@@ -42,13 +42,6 @@ def test_all_ordered_draws(text):
         assert expected_pass(samples, k)[0] == pytest.approx(slow_pass, abs=1e-12)
 
 
-def test_by_hand():
-    # Two of A, A, B are drawn: {A, A} wins. {A, B} occurs twice, and A wins half of these ties: (1 + 2/2) / 3.
-    assert expected_maj(encode([["A", "A", "B"]], ["A"]), 2)[0] == pytest.approx(2 / 3)
-    # Two of A (score 3), B (2), A (1) are drawn: {A3, B2} and {A3, A1} are right, and {B2, A1} is wrong.
-    assert expected_best(encode([["A", "B", "A"]], ["A"], [[3, 2, 1]]), 2)[0] == pytest.approx(2 / 3)
-
-
 def test_many_samples_stay_exact():
     """Equally frequent answers win equally often, with 128 samples and up to 2.4e37 possible draws."""
     samples = encode([["A", "B", "C", "D"] * 32], ["A"])

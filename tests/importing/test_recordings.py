@@ -273,7 +273,7 @@ def test_each_rated_answer_is_a_turn_with_its_reward(tmp_path, log, ids):
     assert row["completion_mask"] == (ids and [1, 1, 0, 1, 0, 1])
     (shown,) = read_contents(tmp_path / "log").read_rows
     table = shown.read().to_pylist()
-    assert [(json.loads(row["completion"])[0]["content"], row["reward"]) for row in table] == [("a", 1.0), ("c", -1.0)]
+    assert [(json.loads(row["completion"])[-1]["content"], row["reward"]) for row in table] == [("a", 1.0), ("c", -1.0)]
 
 
 def test_the_last_turn_has_the_reward_of_its_answer(tmp_path, log):

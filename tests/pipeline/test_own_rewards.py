@@ -259,13 +259,8 @@ def test_the_loop_tests_only_with_test_prompts():
 
 
 def test_errors_after_sampling_are_found_before(tmp_path):
-    for more, words in (
-        ({"reward_funcs": ["rewards.py:vowel"]}, "Did you mean vowels"),
-        ({"reward_funcs": ["rewards.py"]}, "rewards.py:FUNCTION"),
-        ({"task": "gsm8k", "test_dataset_name": "prompts.jsonl", "reward_funcs": None}, "--reward_funcs"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            check(loop(**more))
+    with pytest.raises(ValueError, match="--reward_funcs"):
+        check(loop(task="gsm8k", test_dataset_name="prompts.jsonl", reward_funcs=None))
     with pytest.raises(ValueError, match="1 values, and reward_funcs has 2"):
         loop(reward_weights=[1.0])
     (tmp_path / "rewards.py").write_text(CODE.replace("target,", "solution,"))

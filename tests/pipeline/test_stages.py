@@ -102,6 +102,7 @@ def test_stages_add_columns_to_the_rows_and_keep_them_once(scored, tmp_path):
     assert inside.drop(columns="mu_logps").equals(apart.drop(columns="mu_logps"))
     assert list(map(str, inside["mu_logps"])) == list(map(str, apart["mu_logps"]))
     assert inside["completion"].tolist() == before["completion"][:]
+    assert inside["reward_after_baseline"].count() == 25
     rows = load_dataset("parquet", data_files=str(rollouts / "*.parquet"), split="train", cache_dir=str(tmp_path / "c"))
     assert len(rows) == 40
     assert len(list(rollouts.glob("*.parquet"))) == 3
@@ -273,6 +274,8 @@ def test_work_of_a_loop_that_was_killed_after_a_stage_is_removed(scored, tmp_pat
 
 
 def test_workers_share_the_shards(scored, tmp_path):
+    run("sample", tmp_path, worker="7/8")  # There are only three shards.
+    assert not list(tmp_path.glob("*.parquet"))
     for k in (1, 0):
         run("sample", tmp_path, worker=f"{k}/2")
         assert len(list(tmp_path.glob("*.parquet"))) == (1 if k else 3)
@@ -300,20 +303,6 @@ def test_going_on_with_another_number_of_processes_is_an_error(scored, tmp_path,
         trainer_of_rows(now).train(last_whole_checkpoint(tmp_path / "model" / "work", PartialState()))
 
 
-def test_curate_applies_baseline_and_rule(scored, tmp_path):
-    run("curate", tmp_path, scored, baseline="mean", curation="uniform", iteration_size=25)
-    all_rows, rows = load_rows(tmp_path), chosen(tmp_path)
-    assert (len(all_rows), len(rows)) == (40, 25)
-    assert all_rows["reward"][:] == load_rows(scored)["reward"][:]
-    mean = np.mean(all_rows["reward"])
-    assert rows["reward_after_baseline"][:] == pytest.approx([raw - mean for raw in rows["reward"]])
-    assert 0 < mean + 1 < 2
-    keys = list(zip(rows["problem_id"], rows["sample_id"], strict=True))
-    assert len(set(keys)) == 25
-    assert keys == sorted(keys)
-    assert manifest.read(tmp_path).stages["curate"]["chosen"] == 25
-
-
 def test_balanced_rows_are_trained_on_as_often_as_they_were_chosen(scored, tmp_path, model):
     folder = shutil.copytree(scored, tmp_path / "rows")
     run("curate", folder, curation="balanced")
@@ -339,21 +328,6 @@ def test_balanced_rows_are_trained_on_as_often_as_they_were_chosen(scored, tmp_p
 
 
 def test_rollouts_of_several_rows_are_chosen_whole(scored, tmp_path):
-    """The rows of a rollout are chosen together, even if they are in different shards."""
-    table = pa.concat_tables([pq.read_table(shard) for shard in shards_of(scored)])
-    halves = table.slice(0, 20).append_column("rollout_id", [list(range(20))])
-    (tmp_path / "rows").mkdir()
-    for k in range(2):
-        pq.write_table(halves, tmp_path / "rows" / f"part-{k}.parquet")
-    run("curate", tmp_path / "curated", tmp_path / "rows", curation="uniform", iteration_size=7, baseline="mean")
-    rows = chosen(tmp_path / "curated")
-    assert len(rows) == 14
-    assert sorted(rows["rollout_id"]) == sorted(2 * sorted(set(rows["rollout_id"])))
-    mean = np.mean(halves["reward"].to_numpy())
-    assert rows["reward_after_baseline"][:] == pytest.approx([raw - mean for raw in rows["reward"]])
-
-
-def test_rollouts_of_several_rows_are_repeated_whole(scored, tmp_path):
     table = pa.concat_tables([pq.read_table(shard) for shard in shards_of(scored)])
     halves = table.append_column("rollout_id", [list(range(40))])
     (tmp_path / "rows").mkdir()
@@ -467,11 +441,6 @@ def test_every_input_is_a_setting():
     names = {field.name for field in fields(TrainArguments)} | {field.name for field in fields(SampleArguments)}
     known_elsewhere = {"tf32", "lr_scheduler_kwargs", "train_sampling_strategy", "optim_target_modules"}
     assert set(train.RESULT) | set(sample._INPUTS) <= names | known_elsewhere
-
-
-def test_more_workers_than_shards(tmp_path):
-    run("sample", tmp_path, worker="7/8")
-    assert not list(tmp_path.glob("*.parquet"))
 
 
 def test_rows_of_other_people(tmp_path):

@@ -98,7 +98,7 @@ def test_list_and_filter(page, recorder):
     recorder.store.set_reward("c", "verifier", 0.5)
     page.goto(recorder.url)
     expect(rows(page)).to_have_count(3)
-    expect(page.locator("#totals")).to_have_text("3 rollouts, 2 with a reward, 1 graded")
+    expect(page.locator("#totals")).to_have_text("3 rollouts, 2 with a reward, 1 graded (reward “rating”)")
     newest, middle, oldest = rows(page).all()
     expect(newest).to_contain_text("Parts")
     expect(newest).to_contain_text("calls look")
@@ -125,7 +125,8 @@ def test_plot_or_how_to_grade(page, recorder):
     recorder.add("b", "Hi")
     page.reload()
     expect(page.get_by_text("Nothing is graded yet.")).to_be_visible()
-    expect(page.locator("#plot")).to_be_hidden()
+    expect(page.locator("#plot circle")).to_have_count(0)
+    height = rows(page).first.bounding_box()["y"]
     for name, reward in (("a", -1), ("b", 0.5)):
         recorder.store.set_reward(name, "rating", reward)
         recorder.store.set_reward(name, "verifier", 2 * reward)
@@ -133,6 +134,7 @@ def test_plot_or_how_to_grade(page, recorder):
     expect(page.locator("#plot circle")).to_have_count(2)
     expect(page.locator("#plot")).to_contain_text("−1")
     expect(page.get_by_text("Nothing is graded yet.")).to_be_hidden()
+    assert rows(page).first.bounding_box()["y"] == height  # The first grade moves no row.
     page.locator("#reward").select_option("verifier")
     expect(page.locator("#plot")).to_contain_text("−2")
     expect(page.locator("#caption")).to_contain_text("verifier")
@@ -308,7 +310,7 @@ def test_grading_all_that_is_not_graded(page, recorder):
     for name, following in ("dc", "ca"):
         expect(page.locator("#conversation")).to_contain_text(f"Question {name}")
         page.keyboard.press("2")
-        expect(page.locator("#saved")).to_have_text("Saved −0.5 · Not graded")
+        expect(page.locator("#saved")).to_have_text("Saved −0.5. Next rollout: Not graded")
         expect(page.locator("#name")).to_have_text(following)
         expect(page.locator("#rows")).not_to_contain_text(f"Question {name}", timeout=1_000)  # before a poll
         assert recorder.grade(name) == (-0.5, None)
@@ -338,7 +340,7 @@ def test_each_answer_of_a_conversation_is_graded(page, recorder):
     expect(saved).to_have_text("Answer 2 · Not graded")
     expect(page.locator(".turn.picked")).to_contain_text("Two")
     page.keyboard.press("5")
-    expect(saved).to_have_text("Saved +1 · Answer 3 · Not graded")
+    expect(saved).to_have_text("Saved +1 for answer 2. Now: Answer 3 · Not graded")
     expect(turns.nth(1)).to_contain_text("rating +1")
     expect(rows(page).first).to_contain_text("rating +1 (1 of 3)")
     page.keyboard.press("c")
@@ -346,8 +348,8 @@ def test_each_answer_of_a_conversation_is_graded(page, recorder):
     page.keyboard.press("p")  # is text
     page.keyboard.press("Escape")
     page.keyboard.press("1")
-    expect(saved).to_have_text("Saved −1 · Answer 1 · Not graded")  # an earlier answer is left
-    expect(rows(page).first).to_contain_text("rating 0 (2 of 3)")
+    expect(saved).to_have_text("Saved −1 for answer 3. Now: Answer 1 · Not graded")  # an earlier answer is left
+    expect(rows(page).first).to_contain_text("mean rating 0 (2 of 3)")
     expect(page.get_by_label("Comment")).to_have_value("")
     assert [recorder.grade("talk", answer) for answer in (1, 2, 3)] == [(None, None), (1, None), (-1, "Whyp")]
     page.keyboard.press("n")
@@ -358,10 +360,10 @@ def test_each_answer_of_a_conversation_is_graded(page, recorder):
     expect(saved).to_have_text("Answer 3 · Not graded")
     assert recorder.grade("talk", 3) == (None, None)
     page.keyboard.press("4")
-    expect(saved).to_have_text("Saved +0.5 · Answer 1 · Not graded")
+    expect(saved).to_have_text("Saved +0.5 for answer 3. Now: Answer 1 · Not graded")
     page.keyboard.press("3")
     expect(page.locator("#name")).to_have_text("next")
-    expect(saved).to_have_text("Saved 0 · Not graded")
+    expect(saved).to_have_text("Saved 0 for answer 1. Next rollout: Not graded")
     colors = {name: rows(page).locator(f".{name}").first.evaluate("each => getComputedStyle(each).color")
               for name in ("plus", "quiet")}  # fmt: skip
     assert colors["plus"] != colors["quiet"]
@@ -378,11 +380,12 @@ def test_a_rollout_has_one_grade_or_grades_of_answers(page, recorder):
     page.keyboard.press("u")
     expect(page.locator("#name")).to_have_text("b")  # The whole rollout is graded, so all its answers are.
     assert recorder.grade("c", 0) == (1, None)
-    expect(saved).to_have_text("Saved +1 · Whole rollout · Not graded")  # The person grades whole rollouts.
+    # The person grades whole rollouts.
+    expect(saved).to_have_text("Saved +1 for the whole rollout. Next rollout: Whole rollout · Not graded")
     whole.click()
     expect(saved).to_have_text("Answer 1 · Not graded")
     page.keyboard.press("d")
-    expect(saved).to_have_text("Saved −1 · Answer 2 · Not graded")
+    expect(saved).to_have_text("Saved −1 for answer 1. Now: Answer 2 · Not graded")
     whole.click()
     expect(saved).to_contain_text("Remove these to grade the whole rollout.")
     page.keyboard.press("k")

@@ -2,6 +2,8 @@ import json
 import os
 import shutil
 import sys
+import warnings
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +16,7 @@ from topr_trl.cli import main as cli
 from topr_trl.data.preparation import ScoredRows
 from topr_trl.evaluation.bootstrap import Difference
 from topr_trl.pipeline.stages.evaluate import Evaluate, EvaluateArguments
+from topr_trl.report import page as page_module
 from topr_trl.report.contents import Rows, read_contents
 from topr_trl.report.curves import PANELS, draw_panel, has_metric, series, warnings_of
 from topr_trl.report.look import LookArguments, look_command
@@ -26,7 +29,7 @@ from topr_trl.report.results import (
     recipes_of_rows,
     results_of,
 )
-from topr_trl.report.samples import Table, section_of_logged, section_of_rows, sections_of_tests
+from topr_trl.report.samples import Table, section_of_logged, section_of_rows, sections_of_tests, tables_of, whole_turns
 from topr_trl.tasks.arithmetic import CARELESS_MODEL
 
 HOSTILE = "</script><img src=x onerror=document.title='hacked'><b>bold</b>"
@@ -135,6 +138,8 @@ def test_the_page_in_a_browser(loop, browser, width, scheme):
     page.get_by_role("button", name="better (1)").click()
     assert page.locator(".card").count() == 1
     page.get_by_role("button", name="all").click()
+    page.get_by_label("Search").fill("columns")  # the name of a field, and no text
+    assert page.locator(".card").count() == 0
     page.get_by_label("Search").fill("2 + 1 =")
     assert page.locator(".card").count() == 1
     page.get_by_role("button", name="Rows of iteration-1", exact=True).click()
@@ -158,7 +163,12 @@ def test_look_needs_no_torch(loop, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(sys.modules, "trl", None)
     look_command(LookArguments(str(loop)))
-    assert f"{loop}/report.html: 5 problems to read, of 26 completions." in capsys.readouterr().out
+    said = capsys.readouterr().out.splitlines()
+    assert said[-3:] == [
+        "Test problems, by greedy answers: 3 problems, 18 completions.",
+        "Rows of iteration-1: 2 problems, 8 completions.",
+        f"The page is {loop}/report.html.",
+    ]  # fmt: skip
 
 
 def test_rows_to_train_on(tmp_path):
@@ -176,14 +186,17 @@ def test_disagreeing_reward_functions_and_missing_rewards():
     found = section_of_rows(
         table(**{"prompt": list("aabb"), "completion": list("wxyz"), "reward": [1.0, 0.0, None, None],
                  "rewards/length": [0.0, 1.0, 1.0, 1.0], "rewards/judge": [1.0, 0.0, 1.0, 0.0]}),
-        "rows", 5,
     )  # fmt: skip
     assert found.counts == {"some right answers": 1, "reward functions disagree": 1, "without a reward": 1}
 
 
 def test_logged_rows_by_weight(run):
     log_rows(run, 3)
-    found = section_of_logged(Table.of(read_contents(run).logged[0]), "rows", 5)
+    (run / "_manifest.json").write_text(json.dumps({"files": {}, "stages": {
+        "train": {"inputs": {}, "sources": {"input": "../rows.jsonl"}, "finished": "now", "rows": 4},
+    }}))  # fmt: skip
+    assert "rows.jsonl holds no rows any more" in read_contents(run).notes[0]
+    found = section_of_logged(Table.of(read_contents(run).logged[0]))
     assert found.counts == {"dead negative (w < 0.01)": 1, "positive": 1, "tapered negative (w < 1)": 1}
     assert found.cards[0]["columns"][0]["answers"][0]["numbers"] == {"advantage": 1.0, "weight": 1.0}
 
@@ -205,15 +218,16 @@ def test_the_rows_of_a_rollout_count_once():
     }  # fmt: skip
     rows = table(**columns)
     found = ScoredRows.read("train", Dataset.from_dict(columns)).diagnose().counts
-    assert section_of_rows(rows, "rows", 5).counts == {kind: n for kind, n in found.items() if n}
-    assert section_of_rows(rows, "rows", 5).counts == {"some right answers": 1}
+    assert section_of_rows(rows).counts == {kind: n for kind, n in found.items() if n}
+    assert section_of_rows(rows).counts == {"some right answers": 1}
     assert dict(bars_of_rows(rows))["completions by reward"] == [("0", 3), ("1", 1)]
     assert recipes_of_rows(rows)[1][:3] == ["none", "4", "1"]
 
 
 def test_what_training_would_read():
     rows = table(prompt=["a", "b"] * 4, completion=["x" * 40] * 8, reward=[1.0, None, 0, 0, 0, 1, 0, 0])
-    _, none, balanced, repeated = recipes_of_rows(rows)
+    with warnings.catch_warnings(action="error"):
+        _, none, balanced, repeated = recipes_of_rows(rows)
     assert none == ["none", "7", "2", "50%", "1"]
     assert balanced[0] == "balanced"
     assert (repeated[0], repeated[2], repeated[3]) == ("repeated_positives", repeated[1], "100%")
@@ -226,7 +240,7 @@ def test_what_training_would_read():
 def test_conversations_have_turns_and_long_texts_are_cut():
     asked = [{"role": "user", "content": "Hi"}]
     said = [{"role": "assistant", "content": "y" * 5_000, "tool_calls": [{"function": {"name": "look"}}]}]
-    (card,) = sections_of_tests([table(prompt=[asked], completion=[said], reward=[1.0])], 5)[0].cards
+    (card,) = sections_of_tests([table(prompt=[asked], completion=[said], reward=[1.0])])[0].cards
     (turn,) = card["columns"][0]["answers"][0]["turns"]
     assert card["prompt"] == [{"role": "user", "text": "Hi"}]
     assert turn["role"] == "assistant"
@@ -253,9 +267,13 @@ def test_a_test_that_is_not_finished(loop):
 
 
 def test_a_problem_without_an_answer_of_a_model_is_neither_better_nor_worse():
-    first, last = (table(prompt=list(prompts), completion=["x"] * len(prompts), reward=rewards)
-                   for prompts, rewards in (("abc", [0.0, 1.0, 0.0]), ("ab", [1.0, 1.0])))  # fmt: skip
-    assert sections_of_tests([first, last], 5)[0].counts == {
+    tests = tables_of(
+        Rows(
+            "rows", partial(pa.table, {"prompt": list(prompts), "completion": ["x"] * len(prompts), "reward": rewards})
+        )
+        for prompts, rewards in (("abc", [0.0, 1.0, 0.0]), ("ab", [1.0, 1.0]))
+    )
+    assert sections_of_tests(tests)[0].counts == {
         "better": 1, "still right": 1, "not answered by all models": 1
     }  # fmt: skip
 
@@ -269,12 +287,39 @@ def test_a_comparison(tmp_path):
     page = page_of(tmp_path / "out")
     assert page["sentences"][0].startswith("Greedy answers: 0.0% → 100.0%, better")
     assert page["sections"][0]["counts"] == {"better": 3}
+    shutil.rmtree(folders[0])
+    page = page_of(tmp_path / "out")
+    assert [section["counts"] for section in page["sections"]] == [{"right": 3}]
+    assert "scored holds no rows any more" in page["notes"][0]
+
+
+def test_a_model_that_is_always_wrong_is_compared_by_the_rewards_of_the_other(tmp_path):
+    for name, rewards in (("before", [-1.0, 1.0]), ("after", [-1.0, -1.0])):
+        save(tmp_path / name / "test", prompt=["a", "b"], completion=["x", "y"], reward=rewards)
+    assert page_of(tmp_path)["sections"][0]["counts"] == {"worse": 1, "still wrong": 1}
+
+
+def test_texts_that_only_look_like_messages_are_shown():
+    for text in ('[{"name": "a"}]', '[{"role": "x"}, 3]', "[{" + '"a":[' * 100_000):
+        assert whole_turns(text) == [("", text)]
+    (card,) = section_of_rows(table(prompt=["a"], completion=["x"], reward=[1.0], answer=[0])).cards
+    assert card["truth"] == "0"
+    assert card["tags"] == []  # neither the highest nor the lowest rewards
+
+
+def test_a_large_page_keeps_cards_with_each_tag(tmp_path, monkeypatch):
+    monkeypatch.setattr(page_module, "_MOST_BYTES", 3_000)
+    save(tmp_path, prompt=[f"{n}" for n in range(90)], completion=["x"] * 90, reward=[0.0, 0.5, 1.0] * 30)
+    (section,) = page_of(tmp_path)["sections"]
+    tags = [tag for card in section["cards"] for tag in card["tags"]]
+    assert sorted(tags) == sorted(2 * list(section["counts"]))
+    assert section["problems"] == 90
 
 
 def test_answers_that_no_judge_found_do_not_agree():
     rows = table(prompt=["a"] * 3, completion=list("xyz"), reward=[0.0] * 3, extracted=["", "", ""])
-    rows.has_two_values = True
-    assert section_of_rows(rows, "rows", 5).counts == {"no right answer, wrong ones scattered": 1}
+    rows.levels = np.array([0.0, 1.0])  # as in another iteration
+    assert section_of_rows(rows).counts == {"no right answer, wrong ones scattered": 1}
 
 
 @pytest.mark.parametrize(
@@ -298,6 +343,9 @@ def test_wrong_columns_are_named(tmp_path):
     save(tmp_path / "words", prompt=["a"], completion=["x"], reward=["bad"])
     with pytest.raises(ValueError, match=r"`reward` .*topr import"):
         page_of(tmp_path / "words")
+    save(tmp_path / "turns", prompt=["a"], completion=["x"], turn_rewards=[["good"]])
+    with pytest.raises(ValueError, match=r"`turn_rewards` .*lists of numbers"):
+        page_of(tmp_path / "turns")
     save(tmp_path / "none", completion=["x"], reward=[1.0])
     with pytest.raises(ValueError, match=r"none .* without a column prompt"):
         page_of(tmp_path / "none")
@@ -312,7 +360,7 @@ def test_one_folder_is_needed(given):
 def test_a_yaml_file_names_the_folder(loop, tmp_path, capsys):
     (tmp_path / "look.yaml").write_text(f"input: {loop}\nenv: {{A: b}}\n")
     cli.main(["look", "--config", str(tmp_path / "look.yaml")])
-    assert "problems to read" in capsys.readouterr().out
+    assert "problems, 8 completions" in capsys.readouterr().out
 
 
 def test_advice_on_certainty():
@@ -461,11 +509,17 @@ def test_a_turn_with_a_reward_of_its_own_is_a_completion(tmp_path):
     rows = [
         {"prompt": prompt, "completion": talk, "turn_rewards": [-1.0, 1.0, None], "reward": None, "rollout_id": "a"},
         {"prompt": prompt, "completion": talk[:1], "turn_rewards": None, "reward": -1.0, "rollout_id": None},
+        {"prompt": prompt, "completion": talk[:1], "turn_rewards": [None], "reward": None, "rollout_id": None},
     ]
     Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
     (found,) = read_contents(tmp_path / "rows.parquet").read_rows
     table = found.read().to_pylist()
+    section = section_of_rows(Table.of(found))
+    assert str(section) == "rows.parquet: 1 problem, 4 completions."
+    assert section.counts == {"right and wrong answers": 1}
+    assert [one["labels"] for one in section.cards[0]["columns"][0]["answers"]] == [["turn 2"], [], []]
+    assert cost_of_rows(Table.of(found)) == ""
     assert [(json.loads(row["completion"])[-1]["content"], row["reward"]) for row in table] == [
-        ("Lyon", -1.0), ("Paris", 1.0), ("Lyon", -1.0)
+        ("Lyon", -1.0), ("Paris", 1.0), ("Lyon", -1.0), ("Lyon", None)
     ]  # fmt: skip
-    assert [len(json.loads(row["prompt"])) for row in table] == [1, 3, 1]
+    assert [len(json.loads(row["prompt"])) for row in table] == [1, 1, 1, 1]

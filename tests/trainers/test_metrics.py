@@ -182,7 +182,8 @@ def test_the_line_of_a_log_has_the_metrics_that_matter_most():
     shown = "dead negatives 4%, weight of negatives 0.50, gradient norm 0.12"
     assert log_line(logs, 5, 1_000) == f"step 5/1,000: {shown}, log-probability per token of positives -0.25"
     assert log_line({"reward": 0.5, **logs}, 5, 9) == f"step 5/9: reward 0.5, {shown}"
-    assert log_line({"train_runtime": 61.2, "train_loss": 1.0}, 1, 1) == "1 step in 61 s"
+    assert log_line({"train_runtime": 61.2, "train_loss": 1.0}, 9, 9) == "9 steps in 61 s"
+    assert log_line({"train_runtime": 2.0}, 1, 1) == "1 step in 2 s"
     of_evaluation = {"eval_new_topr/negatives_dead": 0.5, "eval_new_runtime": 1.0, "eval_new_reward": None}
     assert log_line(of_evaluation, 5, 9) == "step 5/9, eval_new: dead negatives 50%"
     assert log_line({"topr/sampler_distance/token": 0.1}, 0, 9) == ""

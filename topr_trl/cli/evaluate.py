@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from topr_trl.data.tables import columns_of, shards_of
-from topr_trl.data.usable_rows import check_usable, is_scored
+from topr_trl.data.usable_rows import check_usable, have_answers, in_all_shards, is_scored
 from topr_trl.evaluation.answers import encode, read_samples, run_names
 from topr_trl.evaluation.bootstrap import matched, matching_order
 from topr_trl.evaluation.rewards import read_reward_samples
@@ -14,7 +14,7 @@ from topr_trl.pipeline.problems import check_rewards, load_problems
 from topr_trl.pipeline.run_folders import ROLLOUTS
 from topr_trl.pipeline.settings import stage_args
 from topr_trl.pipeline.shards import naming
-from topr_trl.pipeline.stages.evaluate import REPORT, Evaluate, EvaluateArguments, has_answers
+from topr_trl.pipeline.stages.evaluate import REPORT, Evaluate, EvaluateArguments
 from topr_trl.pipeline.stages.sample import Sample, SampleArguments
 from topr_trl.pipeline.stages.score import Score, ScoreArguments
 from topr_trl.rewards.functions import prepare_rewards
@@ -42,7 +42,7 @@ def evaluate_command(args: EvaluateArguments) -> None:
     for path in (source, second):
         if path is not None:
             manifest.check_whole(path)
-            scored = path is second and all(is_scored(columns_of(shard)) for shard in shards_of(path))
+            scored = path is second and in_all_shards(path, is_scored)
             check_evaluable(path, None if scored else args.reward_funcs)
     if source is None:
         check_rewards(load_problems(args, "test"), args)
@@ -97,7 +97,7 @@ def check_evaluable(path: Path, reward_funcs: Sequence[str] | None = None) -> No
 
 def _score_if_needed(args: EvaluateArguments, source: Path, into: Path) -> Path:
     """Return `source` if its rows have extracted answers or rewards. Otherwise, score them, and return `into`."""
-    if all(is_scored(columns_of(shard)) for shard in shards_of(source)):
+    if in_all_shards(source, is_scored):
         return source
     _score(args, source, into)
     return into
@@ -112,7 +112,7 @@ def _check_same_problems(args: EvaluateArguments, second: Path) -> None:
     problems = load_problems(args, "test")
     ids = problems["problem_id"][:]
     with naming(second):
-        if "answer" not in problems.column_names or not has_answers(second):
+        if "answer" not in problems.column_names or not in_all_shards(second, have_answers):
             matching_order(ids, read_reward_samples(second).problem_ids)
         else:  # `matched` needs a run, so encode one completion without an answer for each problem.
             nothing = [[None] for _ in ids]

@@ -46,7 +46,7 @@ def console() -> None:
         sys.exit(f"topr {arguments[0]}: {message} (--debug shows where)")
     except KeyboardInterrupt as stopped:
         if LOOP not in os.environ:  # Otherwise, the loop says it.
-            kept = str(stopped) or "Checkpoints and finished shards are kept; without any, it starts over."
+            kept = str(stopped) or "Finished parts, such as checkpoints, are kept; without any, it starts over."
             again = shlex.join(["topr", *sys.argv[1:]])
             print(f"\ntopr {arguments[0]}: stopped. {kept} To continue, run: {again}", file=sys.stderr, flush=True)
         if arguments[0] in _LOOPS:

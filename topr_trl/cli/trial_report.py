@@ -19,6 +19,7 @@ from topr_trl.pipeline.stage_inputs import values_of
 from topr_trl.pipeline.stages.curate import CHOICE
 from topr_trl.pipeline.stages.train import RESULT
 from topr_trl.pipeline.trial import RECIPES, Arm, Outcome, run_trial
+from topr_trl.report.contents import TRIAL
 from topr_trl.report.page import write_page
 from topr_trl.trainers.run_identity import compared_settings
 
@@ -115,7 +116,7 @@ def trial_command(args: TrialArguments) -> None:
     else:
         settings.unlink(missing_ok=True)
     results = _results_as_json(args, outcome, found)
-    (out / "trial.json").write_text(json.dumps(results, indent=1))
+    (out / TRIAL).write_text(json.dumps(results, indent=1))
     header, *rows = results["table"]
     text = f"{plain_table(header, rows)}\n\n{_describe_recommendation(args, outcome, found)}"
     shown = ""

@@ -1,9 +1,11 @@
 """Check whether rows have the columns that their use needs. This module imports no PyTorch, so commands check first."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from topr_trl.data.rows import TURN_REWARDS, check_trainable_columns, have_rewards, need_columns
+from topr_trl.data.tables import columns_of, shards_of
 
 _OF_EVALUATION = ("problem_id", "prompt")  # one of them tells which problem a row belongs to
 
@@ -62,6 +64,11 @@ def refuse_rewards_of_turns(turns: Any, who: str) -> None:
 def is_scored(columns: Collection[str]) -> bool:
     """Return whether rows with these columns have rewards or extracted answers."""
     return have_answers(columns) or have_rewards(columns)
+
+
+def in_all_shards(path: Path, test: Callable[[list[str]], bool]) -> bool:
+    """Return whether the columns of each file of `path` pass a test, such as `is_scored`."""
+    return all(test(columns_of(shard)) for shard in shards_of(path))
 
 
 def have_answers(columns: Collection[str]) -> bool:

@@ -44,8 +44,23 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 def expected_pass(samples: Samples, k: int) -> NDArray[np.float64]:
     """Return pass@k of each problem, shape (P,). See `pass_at_k`."""
-    known = np.array([pass_at_k(samples.num_samples, c, k) for c in range(samples.num_samples + 1)])
-    return known[(samples.codes_PS == RIGHT_CODE).sum(axis=1)]
+    return pass_of_problems(samples.codes_PS == RIGHT_CODE, k)
+
+
+def pass_of_problems(is_right_PS: NDArray[np.bool_], k: int) -> NDArray[np.float64]:
+    """Return pass@k of each problem, shape (P,), from whether each sample is right or passes."""
+    size = is_right_PS.shape[1]
+    known = np.array([pass_at_k(size, c, k) for c in range(size + 1)])
+    return known[is_right_PS.sum(axis=1)]
+
+
+def chances_of_best(size: int, k: int) -> NDArray[np.float64]:
+    """Return the probability that sample i is the best of a draw of k samples, shape (S,).
+
+    The samples are numbered 0, ..., S - 1 from the best to the worst, and drawn without replacement. The probability
+    is `C(S - 1 - i, k - 1) / C(S, k)`.
+    """
+    return np.array([comb(size - 1 - i, k - 1) / comb(size, k) for i in range(size)])
 
 
 def expected_maj(samples: Samples, k: int) -> NDArray[np.float64]:
@@ -71,17 +86,15 @@ def expected_maj(samples: Samples, k: int) -> NDArray[np.float64]:
 def expected_best(samples: Samples, k: int) -> NDArray[np.float64]:
     """Return best@k of each problem, shape (P,). The samples must have scores.
 
-    best@k is the probability that the valid sample with the highest score of k samples is correct. Number the samples
-    0, ..., S - 1 by descending score. Then sample i is the best of a draw with probability
-    `C(S - 1 - i, k - 1) / C(S, k)`. Samples with equal scores share their probabilities equally.
+    best@k is the probability that the valid sample with the highest score of k samples is correct, see
+    `chances_of_best`. Samples with equal scores share their probabilities equally.
 
     Raises:
         ValueError: k is outside [1, S].
     """
     samples.check_k(k)
     assert samples.scores_PS is not None
-    size = samples.num_samples
-    chances_S = np.array([comb(size - 1 - i, k - 1) / comb(size, k) for i in range(size)])
+    chances_S = chances_of_best(samples.num_samples, k)
     values = np.empty(samples.num_problems)
     for p, (codes, scores) in enumerate(zip(samples.codes_PS, samples.scores_PS, strict=True)):
         # Invalid samples rank last, and count as incorrect if a draw has no valid sample.

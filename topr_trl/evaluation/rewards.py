@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb, nan, sqrt
+from math import nan, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
 from topr_trl.evaluation.answers import ProblemId, rows_by_problem
 from topr_trl.evaluation.bootstrap import Difference, RewardDifference, matching_order, paired_bootstrap
 from topr_trl.evaluation.estimates import Estimate, Evaluation, RewardEstimate, exact_estimate, powers_of_two
-from topr_trl.evaluation.pass_and_maj_at_k import pass_at_k
+from topr_trl.evaluation.pass_and_maj_at_k import chances_of_best, pass_of_problems
 
 PASSED, NOT_PASSED, WITHOUT = "passed", "not passed", "without a reward"
 
@@ -114,15 +114,11 @@ def read_reward_samples(path: Path) -> RewardSamples:
 def best_moments(samples: RewardSamples, k: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return each problem's mean and variance of the highest reward of k samples, two arrays of shape (P,).
 
-    The moments are exact over all draws without replacement. Number the samples 0, ..., S - 1 by descending reward.
-    Then sample i is the best of a draw with probability `C(S - 1 - i, k - 1) / C(S, k)`. Draws without any reward are
-    left out. The values of a problem without rewards are NaN.
+    The moments are exact over all draws without replacement. Draws without any reward are left out. The values of a
+    problem without rewards are NaN.
     """
-    size = samples.num_samples
     sorted_PS = -np.sort(-samples.rewards_PS, axis=1)  # NaN comes last
-    chances_S = np.array([comb(size - 1 - i, k - 1) / comb(size, k) for i in range(size)])
-    known_PS = ~np.isnan(sorted_PS)
-    weights_PS = known_PS * chances_S
+    weights_PS = ~np.isnan(sorted_PS) * chances_of_best(samples.num_samples, k)
     total_P = weights_PS.sum(axis=1)
     with np.errstate(invalid="ignore"):
         weights_PS = weights_PS / total_P[:, None]
@@ -152,8 +148,7 @@ def passed(samples: RewardSamples, pass_threshold: float) -> NDArray[np.bool_]:
 
 def expected_pass_by_reward(samples: RewardSamples, pass_threshold: float, k: int) -> NDArray[np.float64]:
     """Return pass@k of each problem, shape (P,). A sample passes if its reward is at least the threshold."""
-    known = np.array([pass_at_k(samples.num_samples, c, k) for c in range(samples.num_samples + 1)])
-    return known[passed(samples, pass_threshold).sum(axis=1)]
+    return pass_of_problems(passed(samples, pass_threshold), k)
 
 
 def evaluate_rewards(samples: RewardSamples, pass_threshold: float | None = None) -> Evaluation:

@@ -12,7 +12,7 @@ import torch
 from topr_trl.data.rows import TURN_REWARDS, have_rewards, training_temperatures
 from topr_trl.data.sampler_logps import TEMPERATURE
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
-from topr_trl.data.usable_rows import check_usable, refuse_rewards_of_turns
+from topr_trl.data.usable_rows import check_usable, in_all_shards, refuse_rewards_of_turns
 from topr_trl.evaluation.report import EVALUATION, Evaluations, plain_table, read_evaluation
 from topr_trl.pipeline import locks, stages
 from topr_trl.pipeline import run_folders as layout
@@ -83,7 +83,8 @@ class _StepsOfIterations:
             if stage.in_loop:
                 changes = {"input": source, "output_dir": rows, "iteration": iteration,
                            "model_name_or_path": self.model(writer)}  # fmt: skip
-                if stage is Score and loop.reward_funcs and source != rows and _have_rewards(Path(source)):
+                is_given = source != rows
+                if stage is Score and loop.reward_funcs and is_given and in_all_shards(Path(source), have_rewards):
                     changes |= {"reward_funcs": None, "reward_weights": None}
                 known = {name: value for name, value in changes.items() if name in field_names(stage.settings)}
                 steps.append(Step(stage(stage_args(stage.settings, loop, **known))))
@@ -118,11 +119,6 @@ class _StepsOfIterations:
 
     def _folder(self, iteration: int) -> Path:
         return iteration_folder(self.loop.folder, iteration)
-
-
-def _have_rewards(source: Path) -> bool:
-    """Return whether the user's rows have rewards. If so, the first iteration does not compute rewards."""
-    return all(have_rewards(columns_of(shard)) for shard in shards_of(source))
 
 
 def iterate(loop: IterateArguments) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,9 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from topr_trl.data.rows import OF_FUNCTION, have_rewards
-from topr_trl.data.tables import columns_of, read_shard, shards_of
-from topr_trl.data.usable_rows import have_answers
+from topr_trl.curation import counted
+from topr_trl.data.rows import OF_FUNCTION, TURN_REWARDS
+from topr_trl.data.tables import columns_of, read_shard
+from topr_trl.data.usable_rows import in_all_shards, is_scored
 from topr_trl.evaluation.answers import run_names
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline import run_folders as layout
@@ -37,7 +38,7 @@ class Rows:
     """Completions that belong together.
 
     Attributes:
-        name (`str`): Name of the model or of the table.
+        name (`str`): Name of the model, or heading of the rows.
         read (`Callable`): Function that returns the table with `COLUMNS` and the columns of reward functions.
         path (`Path`, *optional*): Folder or file of the rows.
     """
@@ -50,10 +51,9 @@ class Rows:
         """Return whether the rows of a folder are all there, with rewards or answers."""
         assert self.path is not None
         try:
-            columns = [columns_of(shard) for shard in shards_of(self.path)]
+            return in_all_shards(self.path, is_scored)
         except FileNotFoundError:
             return False
-        return all(have_rewards(names) or have_answers(names) for names in columns)
 
 
 @dataclass
@@ -108,7 +108,7 @@ def _recording(path: Path, name: str) -> Contents | None:
     database = recording_in(path)
     if database is None:
         return None
-    return Contents(name, "Recording", read_rows=[Rows("recorded answers", partial(_recorded, database))])
+    return Contents(name, "Recording", read_rows=[Rows("Recorded answers", partial(_recorded, database))])
 
 
 def _recorded(path: Path) -> pa.Table:
@@ -143,7 +143,7 @@ def _trial(path: Path, name: str) -> Contents | None:
         return None
     trial = json.loads((path / TRIAL).read_text())
     found = Contents(name, f"Trial of {len(trial['arms'])} settings", trial=trial, settings=_settings(path))
-    found.read_rows = [*_rows_in(path / "rows" / "training", "rows of the trial")]
+    found.read_rows = _rows_in(path / "rows" / "training", "Rows of the trial")
     if trial["by_answers"]:
         best = [arm["folder"] for arm in trial["arms"] if arm["folder"] != "base"][:1]
         for folder in ("base", *best):
@@ -161,11 +161,11 @@ def _loop(path: Path, name: str) -> Contents | None:
         return None
     models.sort(key=lambda one: (one.name not in _UNTRAINED, _number_in(one.name), one.name))
     iterations = len(layout.iteration_folders(path))
-    kind = f"Loop of {iterations} iteration{'s' * (iterations != 1)}" if iterations else f"{len(models)} models"
+    kind = f"Loop of {counted(iterations, 'iteration')}" if iterations else counted(len(models), "model")
     found = Contents(name, kind, settings=_settings(path))
     for folder in models:
         found.tests += _test_rows(folder)
-        found.read_rows += _rows_in(folder / layout.ROLLOUTS, folder.name)
+        found.read_rows += _rows_in(folder / layout.ROLLOUTS, f"Rows of {folder.name}")
         for training in (folder / layout.MODEL, folder):
             _add_training(found, training, folder.name)
     return found
@@ -177,10 +177,10 @@ def _number_in(name: str) -> int:
     return int(match.group()) if match else 0
 
 
-def _test_rows(folder: Path) -> Iterator[Rows]:
+def _test_rows(folder: Path) -> list[Rows]:
     test = folder / layout.TEST
     rows = test / layout.ROLLOUTS
-    yield from _rows_in(rows if rows.is_dir() else test, _model_name(folder.name))
+    return _rows_in(rows if rows.is_dir() else test, _model_name(folder.name))
 
 
 def _model_name(folder: str) -> str:
@@ -191,12 +191,11 @@ def _evaluation(path: Path, name: str) -> Contents | None:
     if not (path / "evaluation.json").is_file():
         return None
     found = Contents(name, "Evaluation", settings=_settings(path))
-    record = manifest.read(path)
-    sources = record.stages["evaluate"]["sources"] if record and "evaluate" in record.stages else {}
-    places = [(path / sources[role]).resolve() for role in ("input", "compare") if role in sources]
+    sources = _sources(path, "evaluate")
+    places = [sources[role] for role in ("input", "compare") if role in sources]
     names = run_names(*places) if len(places) == 2 else ["model"]
     for label, source in zip(names, places or [path / "scored"], strict=True):
-        found.tests += _rows_in(source, label)
+        found.tests += _rows_there(found, source, label)
     return found
 
 
@@ -205,11 +204,10 @@ def _training(path: Path, name: str) -> Contents | None:
         return None
     found = Contents(name, "Training run", settings=_settings(path))
     _add_training(found, path, name)
-    record = manifest.read(path)
-    sources = record.stages["train"]["sources"] if record and "train" in record.stages else {}
+    sources = _sources(path, "train")
     if "input" in sources:
-        found.read_rows += _rows_in((path / sources["input"]).resolve(), "rows that it learned from")
-    found.read_rows += _rows_in(path / layout.ROLLOUTS, "rows that it learned from")
+        found.read_rows += _rows_there(found, sources["input"], "Rows that it learned from")
+    found.read_rows += _rows_in(path / layout.ROLLOUTS, "Rows that it learned from")
     if not found.logged:
         found.notes.append(
             "To see rows with their weights and log-ratios, train with log_completions=True (--log_completions). With "
@@ -218,8 +216,15 @@ def _training(path: Path, name: str) -> Contents | None:
     return found
 
 
+def _sources(folder: Path, stage: str) -> dict[str, Path]:
+    """Return the paths that a stage read, by name, if the folder has a manifest."""
+    record = manifest.read(folder)
+    named = record.stages.get(stage, {}).get("sources", {}) if record else {}
+    return {name: (folder / source).resolve() for name, source in named.items()}
+
+
 def _rows(path: Path, name: str) -> Contents | None:
-    rows = [*_rows_in(path, name)]
+    rows = _rows_in(path, name)
     return Contents(name, "Rows", read_rows=rows, settings=_settings(path)) if rows else None
 
 
@@ -228,15 +233,22 @@ def _add_training(found: Contents, folder: Path, name: str) -> None:
     if history := _read_history(folder):
         found.histories[name] = history
     if any(_newest_files(folder, "completions/completions_*.parquet")):
-        found.logged.append(Rows(name, partial(_read_logged, folder)))
+        found.logged.append(Rows(f"Logged rows of {name}", partial(_read_logged, folder)))
     found.settings |= {f"{name}: {stage}": values for stage, values in _settings(folder).items()}
 
 
-def _rows_in(path: Path, name: str) -> Iterator[Rows]:
+def _rows_in(path: Path, name: str) -> list[Rows]:
     """Return the rows of a file, or of a folder of parquet files, if there are any."""
-    is_rows = any(path.glob("*.parquet")) if path.is_dir() else path.suffix in (".parquet", ".json", ".jsonl")
-    if is_rows:
-        yield Rows(name, partial(_read_table, path), path)
+    are_rows = path.is_file() and path.suffix in (".parquet", ".json", ".jsonl")
+    return [Rows(name, partial(_read_table, path), path)] if are_rows or any(path.glob("*.parquet")) else []
+
+
+def _rows_there(found: Contents, path: Path, name: str) -> list[Rows]:
+    """Return the rows that a stage read. Add a note if they were removed."""
+    rows = _rows_in(path, name)
+    if not rows:
+        found.notes.append(f"{path} holds no rows any more, so the page does not show them.")
+    return rows
 
 
 def _read_table(path: Path) -> pa.Table:
@@ -255,39 +267,49 @@ def _read_table(path: Path) -> pa.Table:
 
 
 def _by_turn(table: pa.Table) -> pa.Table:
-    """Return a row for each turn that has its own reward. All before the turn is its prompt.
+    """Return a row for each turn that has its own reward, and number it. Its completion ends with this turn.
 
     If the turns are not known, because the completion is no list of messages, the reward is the mean over the turns.
     """
-    if "turn_rewards" not in table.column_names:
+    if TURN_REWARDS not in table.column_names:
         return table
-    if table["turn_rewards"].null_count == table.num_rows:  # as in imports of formats that can rate turns
-        return table.drop_columns("turn_rewards")
+    if table[TURN_REWARDS].null_count == table.num_rows:  # as in imports of formats that can rate turns
+        return table.drop_columns(TURN_REWARDS)
+    of_turns = numbers_in(table, TURN_REWARDS, pa.list_(pa.float64())).to_pylist()
     found: list[dict[str, Any]] = []
-    for row in table.to_pylist():
-        rewards = row.pop("turn_rewards")
-        prompt, said = (_messages(row.get(name)) for name in ("prompt", "completion"))
-        own = [n for n, turn in enumerate(said) if turn.get("role") == "assistant" and turn.get("weight") != 0]
-        if rewards and len(own) == len(rewards):
+    for row, rewards in zip(table.drop_columns(TURN_REWARDS).to_pylist(), of_turns, strict=True):
+        said = messages_of(row.get("completion")) or []
+        own = [n for n, turn in enumerate(said) if turn["role"] == "assistant" and turn.get("weight") != 0]
+        row |= {name: json.dumps(row[name]) for name in ("prompt", "completion") if isinstance(row.get(name), list)}
+        mean = _mean(rewards or ())
+        if mean is not None and len(own) == len(rewards):
             found += [
-                {**row, "rollout_id": None, "prompt": json.dumps([*prompt, *said[:n]]),
-                 "completion": json.dumps(said[n : n + 1]), "reward": reward}
-                for n, reward in zip(own, rewards, strict=True) if reward is not None
+                {**row, "rollout_id": None, "turn": number, "completion": json.dumps(said[: n + 1]), "reward": reward}
+                for number, (n, reward) in enumerate(zip(own, rewards, strict=True), 1) if reward is not None
             ]  # fmt: skip
         else:
-            texts = {
-                name: json.dumps(row[name]) for name in ("prompt", "completion") if isinstance(row.get(name), list)
-            }
-            found.append({**row, **texts, "reward": _mean(rewards) if rewards else row.get("reward")})
+            found.append({**row, "turn": None, "reward": row.get("reward") if mean is None else mean})
     return pa.Table.from_pylist(found)
 
 
-def _messages(value: Any) -> list[Any]:
-    """Return messages, which can be JSON text. Return [] for other text."""
+def numbers_in(table: pa.Table, name: str, type_: pa.DataType) -> pa.ChunkedArray:
+    """Return a column of numbers as the given type, or raise a ValueError that names the column."""
+    try:
+        return table[name].cast(type_)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        kind = "lists of numbers" if pa.types.is_list(type_) else "numbers"
+        raise ValueError(
+            f"Column `{name}` must hold {kind}: {error}. Import the file with topr import, which reads words, too."
+        ) from error
+
+
+def messages_of(value: Any) -> list[dict[str, Any]] | None:
+    """Return messages, which importers write as JSON text. Return None for other text."""
     if isinstance(value, str) and value.startswith("[{"):
-        with suppress(ValueError):
-            return list(json.loads(value))
-    return value if isinstance(value, list) else []
+        with suppress(ValueError, RecursionError):  # A model can write text like this.
+            value = json.loads(value)
+    turns = value if isinstance(value, list) else []
+    return turns if turns and all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in turns) else None
 
 
 def _settings(folder: Path) -> dict[str, dict[str, Any]]:

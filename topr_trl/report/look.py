@@ -25,7 +25,7 @@ class LookArguments:
 
 
 def look_command(args: LookArguments) -> None:
-    """Write the page of a folder, and print its first sentences and its path.
+    """Write the page of a folder, and print its first sentences, its numbers of completions and its path.
 
     Args:
         args (`LookArguments`): Settings of the command.
@@ -39,6 +39,5 @@ def look_command(args: LookArguments) -> None:
     source = Path(args.input)
     beside = source / manifest.PAGE if source.is_dir() else source.with_suffix(f".{manifest.PAGE}")
     written = write_page(source, Path(args.output or beside))
-    if written.headline:
-        print(written.headline)
-    print(f"{written.path}: {written.problems:,} problems to read, of {written.completions:,} completions.")
+    lines = [written.headline, *map(str, written.sections), f"The page is {written.path}."]
+    print("\n".join(line for line in lines if line))

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from topr_trl.curation import counted
 from topr_trl.data.tables import atomic_write
 from topr_trl.diagnosis import KINDS
 from topr_trl.evaluation.figure_style import LOOK
@@ -32,8 +33,7 @@ from topr_trl.report.samples import (
     tables_of,
 )
 
-_MOST_BYTES = 4_000_000  # size of the texts of a page; fewer problems are chosen until they fit
-_PER_TAG = 40  # problems that are chosen with each tag
+_MOST_BYTES = 4_000_000  # size of the texts of a page; fewer problems are kept until they fit
 Json = dict[str, Any]
 
 
@@ -44,14 +44,12 @@ class Written:
     Attributes:
         path (`Path`): The file.
         headline (`str`): First sentences of the page.
-        completions (`int`): Number of completions that were read.
-        problems (`int`): Number of problems that are shown.
+        sections (`list[Section]`): Completions to read.
     """
 
     path: Path
     headline: str
-    completions: int
-    problems: int
+    sections: list[Section]
 
 
 def write_page(folder: Path, output: Path) -> Written:
@@ -72,8 +70,7 @@ def write_page(folder: Path, output: Path) -> Written:
     template = Path(__file__).with_name("page.html").read_text("utf-8")
     with atomic_write(output) as partial:
         partial.write_text(re.sub("@(TITLE|DATA)@", lambda part: parts[part[1]], template), "utf-8", "replace")
-    shown = sum(len(section.cards) for section in sections)
-    return Written(output, " ".join(page["sentences"]), sum(one.completions for one in sections), shown)
+    return Written(output, " ".join(page["sentences"]), sections)
 
 
 def _page(contents: Contents) -> tuple[Json, list[Section]]:
@@ -90,27 +87,24 @@ def _page(contents: Contents) -> tuple[Json, list[Section]]:
         best = next((arm for arm in contents.trial["arms"] if arm["recommended"]), None)
         none = "Nothing is recommended: no setting improved on the starting model."
         sentences.insert(0, f"Recommended: {best['label']}, learning rate {best['learning_rate']:g}." if best else none)
-    tests, trained, logged = map(tables_of, (contents.tests, contents.read_rows, contents.logged))
-    for per_tag in (_PER_TAG, 20, 10, 5, 2):
-        sections = sections_of_tests(tests, per_tag)
-        sections += [section_of_rows(rows, f"Rows of {rows.name}", per_tag) for rows in trained]
-        sections += [section_of_logged(rows, f"Logged rows of {rows.name}", per_tag) for rows in logged]
-        if len(json.dumps([one.to_dict() for one in sections])) <= _MOST_BYTES:
-            break
+    trained = tables_of(contents.read_rows)
+    sections = sections_of_tests(tables_of(contents.tests))
+    sections += [*map(section_of_rows, trained), *map(section_of_logged, tables_of(contents.logged))]
+    _shrink(sections)
     newest = next((one for one in reversed(sections) if set(one.counts) & set(KINDS)), None)
     uses_segments = any(values.get("ratio_level") == "segment" for values in contents.settings.values())
     warned = [note for history in contents.histories.values() for note in warnings_of(history, uses_segments)]
     steps = sum(map(last_step, contents.histories.values()))
     return {
         "name": contents.name,
-        "kind": contents.kind + (f", {steps:,} optimizer steps" if steps else ""),
+        "kind": contents.kind + (f", {counted(steps, 'optimizer step')}" if steps else ""),
         "sentences": sentences,
         "advice": found.advice + (advice_on_rows(newest.counts) if newest else []),
         "warnings": list(dict.fromkeys(warned)),
         "notes": contents.notes,
         "table": found.table,
         "trial": contents.trial["table"] if contents.trial else [],
-        "sections": [one.to_dict() for one in sections],
+        "sections": [vars(one) for one in sections],
         "rows": [
             {"name": one.name, "facts": describe_rows(one), "bars": bars_of_rows(one)}
             | ({"recipes": recipes_of_rows(one), "cost": cost_of_rows(one)} if contents.kind == "Rows" else {})
@@ -119,6 +113,15 @@ def _page(contents: Contents) -> tuple[Json, list[Section]]:
         "curves": _curves(contents),
         "settings": {stage: {name: str(v) for name, v in one.items()} for stage, one in contents.settings.items()},
     }, sections  # fmt: skip
+
+
+def _shrink(sections: list[Section]) -> None:
+    """Keep fewer cards until they fit into a page."""
+    for per_tag in (20, 10, 5, 2):
+        if len(json.dumps([vars(one) for one in sections])) <= _MOST_BYTES:
+            break
+        for section in sections:
+            section.keep(per_tag)
 
 
 def _curves(contents: Contents) -> list[Json]:

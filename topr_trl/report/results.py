@@ -1,5 +1,6 @@
 """Describe results and rows in sentences and tables, and give advice."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,9 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from topr_trl.baseline import effective_positive_share
-from topr_trl.curation import REPEATING
-from topr_trl.data.tables import columns_of, shards_of
-from topr_trl.data.usable_rows import have_answers
+from topr_trl.curation import REPEATING, counted
+from topr_trl.data.usable_rows import have_answers, in_all_shards
 from topr_trl.diagnosis import KINDS
 from topr_trl.evaluation.answers import read_samples
 from topr_trl.evaluation.bootstrap import Difference, compare
@@ -77,7 +77,7 @@ def results_of(tests: Sequence[Rows]) -> Results:
             sentences.append(_change(label, estimate(first), estimate(last), differences[name]))
             advice = advice or _on_certainty(differences[name], last.num_problems)
         elif len(evaluations) == 1 and estimate(last) is not None:
-            sentences.append(f"{label}: {estimate(last)}, on {last.num_problems} problems.")
+            sentences.append(f"{label}: {estimate(last)}, on {counted(last.num_problems, 'problem')}.")
     sampled = last.pass_at.get(1)
     if last.greedy and sampled and last.greedy.value - sampled.value > _TEMPERATURE_GAP:
         advice.append(
@@ -91,7 +91,7 @@ def results_of(tests: Sequence[Rows]) -> Results:
 
 def _measured(paths: Mapping[str, Path]) -> tuple[Evaluations, dict[str, Difference]]:
     """Return the evaluations, and the differences of the last model from the first."""
-    if all(have_answers(columns_of(shard)) for path in paths.values() for shard in shards_of(path)):
+    if all(in_all_shards(path, have_answers) for path in paths.values()):
         samples = {name: read_samples(path) for name, path in paths.items()}
         answers = list(samples.values())
         found = Evaluations({name: evaluate_in_full(one) for name, one in samples.items()})
@@ -146,8 +146,7 @@ def describe_rows(rows: Table) -> list[list[object]]:
     """Return facts about rows, as pairs of a name and a text."""
     table, count = rows.table, rows.table.num_rows
     facts: list[list[object]] = [["completions", f"{count:,}"], ["problems", f"{len(rows.places):,}"]]
-    rewards_N = rows.column("reward" if "reward" in table.column_names else "label")
-    known_N = ~np.isnan(rewards_N)
+    rewards_N, known_N = rows.rewards_N, ~np.isnan(rows.rewards_N)
     facts.append(["without a reward", f"{int((~known_N).sum()):,}"])
     if known_N.any() and len(np.unique(rewards_N[known_N])) > 1:
         positive = float((rewards_N[known_N] > rewards_N[known_N].mean()).mean())
@@ -169,14 +168,14 @@ def describe_rows(rows: Table) -> list[list[object]]:
 
 def recipes_of_rows(rows: Table) -> list[list[str]]:
     """Return a table of what training would read, with the default settings and with each recipe."""
-    rewards_N = rows.column("reward" if "reward" in rows.table.column_names else "label")
-    counts_N = np.flatnonzero(rows.is_last_N & ~rows.greedy_N & ~np.isnan(rewards_N))
+    counts_N = np.flatnonzero(rows.is_last_N & ~rows.greedy_N & ~np.isnan(rows.rewards_N))
     numbers = {problem: number for number, problem in enumerate(rows.places)}
     problems = [numbers[rows.problems[place]] for place in counts_N.tolist()]
     found = [["curation", "rows to train on", "right or above the baseline", "their share of the weight", "times read"]]
     for rule in ("none", *REPEATING) if rows.has_two_values else ("none",):
         try:
-            rewards, curated = CurationArguments(curation=rule).choose(rewards_N[counts_N], problems, seed=0)
+            with warnings.catch_warnings(action="ignore"):  # The user has not chosen the rule.
+                rewards, curated = CurationArguments(curation=rule).choose(rows.rewards_N[counts_N], problems, seed=0)
             share = effective_positive_share(rewards)
         except ValueError as error:  # Training would refuse these rows for the same reason.
             found.append([rule, str(error), "", "", ""])
@@ -195,7 +194,7 @@ def cost_of_rows(rows: Table) -> str:
         for name in ("prompt", "completion")
         if name in rows.table.column_names
     ]
-    if len(lengths) < 2:
+    if len(lengths) < 2 or rows.is_by_turn:  # An epoch reads a conversation once, whatever the number of its rewards.
         return ""
     prompt, completion = (max(1, round(length / _CHARACTERS)) for length in lengths)
     tokens, problems = rows.table.num_rows * (prompt + completion), len(rows.places)
@@ -212,8 +211,7 @@ def cost_of_rows(rows: Table) -> str:
 def bars_of_rows(rows: Table) -> list[tuple[str, list[tuple[str, int]]]]:
     """Return bar charts: number of rows by reward, and number of problems by right completions."""
     charts = []
-    rewards_N = rows.column("reward" if "reward" in rows.table.column_names else "label")
-    rewards_N = rewards_N[rows.is_last_N & ~np.isnan(rewards_N)]
+    rewards_N = rows.rewards_N[rows.is_last_N & ~np.isnan(rows.rewards_N)]
     if len(rewards_N):
         values, counts = np.unique(rewards_N, return_counts=True)
         if len(values) > 12:

@@ -12,17 +12,22 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from topr_trl.curation import counted
 from topr_trl.data.rows import OF_FUNCTION
 from topr_trl.diagnosis import agreements, answer_keys, kinds_of
 from topr_trl.limits import DEAD_WEIGHT
-from topr_trl.report.contents import Rows
+from topr_trl.report.contents import Rows, messages_of, numbers_in
 from topr_trl.rewards import CORRECT, INCORRECT, INVALID
 
 _SHOWN_CHARACTERS = 4_000  # longer texts are cut
 _SHOWN_TOKENS = 1_000
 _DISAGREE = ["reward functions disagree"]
 _MOST_COMPARED = 50  # completions of a problem whose order by two reward functions is compared
-_CHANGES = ("worse", "better", "still wrong", "still right")  # in the order of the page
+_PER_TAG = 40  # problems that are chosen with each tag
+# Tags of test problems, in the order of the page.
+_CHANGES = (
+    "worse", "better", "still wrong", "still below the median", "still right", "still above the median",
+)  # fmt: skip
 Json = dict[str, Any]
 
 
@@ -44,9 +49,19 @@ class Section:
     problems: int
     completions: int
 
-    def to_dict(self) -> Json:
-        """Return the section as JSON."""
-        return {**vars(self)}
+    def __str__(self) -> str:
+        return f"{self.title}: {counted(self.problems, 'problem')}, {counted(self.completions, 'completion')}."
+
+    def keep(self, per_tag: int) -> None:
+        """Keep the first `per_tag` cards with each tag, and as many without one."""
+        seen = Counter[str]()
+        kept = []
+        for card in self.cards:
+            tags = card["tags"] or [""]
+            if any(seen[tag] < per_tag for tag in tags):
+                kept.append(card)
+            seen.update(tags)
+        self.cards = kept
 
 
 @dataclass
@@ -57,19 +72,13 @@ class Table:
         name (`str`): Name of the model or of the table.
         table (`pa.Table`): Rows.
         problems (`list`): Id of the problem of each row, or its prompt.
-        values_N (`np.ndarray`): 1 for a right completion and 0 for a wrong one, or rewards if they have more values.
-        has_two_values (`bool`): Whether completions are right or wrong.
-        of_functions (`dict`): Rewards of each reward function.
-        places (`dict`): Rows of each problem.
+        levels (`np.ndarray`): Distinct rewards, also those of other tables on the same page.
     """
 
     name: str
     table: pa.Table
     problems: list[Any]
-    values_N: NDArray[np.float64]
-    has_two_values: bool
-    of_functions: dict[str, NDArray[np.float64]]
-    places: dict[Any, list[int]] = field(default_factory=dict)
+    levels: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
     @classmethod
     def of(cls, rows: Rows) -> "Table":
@@ -82,17 +91,53 @@ class Table:
         problems = table[names[0]].to_pylist()
         if problems and not isinstance(problems[0], str | int | float):
             problems = [json.dumps(one, sort_keys=True) for one in problems]
-        values_N, has_two_values = _values(table)
-        functions = [name for name in table.column_names if name.startswith(OF_FUNCTION)]
-        of_functions = {name: _numbers(table, name) for name in functions}
-        found = cls(rows.name, table, problems, values_N, has_two_values, of_functions)
-        for place, problem in enumerate(problems):
-            found.places.setdefault(problem, []).append(place)
+        found = cls(rows.name, table, problems)
+        found.levels = np.unique(found.rewards_N[~np.isnan(found.rewards_N)])
         return found
+
+    @cached_property
+    def of_functions(self) -> list[NDArray[np.float64]]:
+        """Rewards of each reward function."""
+        return [self.column(name) for name in self.table.column_names if name.startswith(OF_FUNCTION)]
+
+    @cached_property
+    def places(self) -> dict[Any, list[int]]:
+        """Rows of each problem."""
+        found: dict[Any, list[int]] = {}
+        for place, problem in enumerate(self.problems):
+            found.setdefault(problem, []).append(place)
+        return found
+
+    @cached_property
+    def rewards_N(self) -> NDArray[np.float64]:
+        """Reward or label of each row, with NaN for none."""
+        return self.column("reward" if "reward" in self.table.column_names else "label")
+
+    @property
+    def is_by_turn(self) -> bool:
+        """Whether turns of a conversation have rewards of their own."""
+        return not np.isnan(self.column("turn")).all()
+
+    @property
+    def has_two_values(self) -> bool:
+        """Whether completions are right or wrong."""
+        return "verdict" in self.table.column_names or len(self.levels) == 2
+
+    @cached_property
+    def values_N(self) -> NDArray[np.float64]:
+        """1 for a right completion and 0 for a wrong one, or rewards if they have more values."""
+        if "verdict" in self.table.column_names:
+            known = {CORRECT: 1.0, INCORRECT: 0.0, INVALID: 0.0}
+            return np.array([known.get(verdict, np.nan) for verdict in self.table["verdict"].to_pylist()])
+        if not self.has_two_values:
+            return self.rewards_N
+        return np.where(np.isnan(self.rewards_N), np.nan, self.rewards_N == self.levels[1])
 
     def column(self, name: str) -> NDArray[np.float64]:
         """Return a column of numbers as float64, with NaN for null, or NaN without the column."""
-        return _numbers(self.table, name)
+        if name not in self.table.column_names:
+            return np.full(self.table.num_rows, np.nan)
+        return np.asarray(numbers_in(self.table, name, pa.float64()).to_numpy(), dtype=np.float64)
 
     @cached_property
     def greedy_N(self) -> NDArray[np.bool_]:
@@ -116,29 +161,7 @@ class Table:
         return {problem: float(np.mean(values)) for problem, values in found.items()}
 
 
-def _numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
-    if name not in table.column_names:
-        return np.full(table.num_rows, np.nan)
-    try:
-        return np.asarray(table[name].cast("double").to_numpy(), dtype=np.float64)
-    except pa.ArrowInvalid as error:
-        raise ValueError(
-            f"Column `{name}` must hold numbers: {error}. Import the file with topr import, which reads words, too."
-        ) from error
-
-
-def _values(table: pa.Table) -> tuple[NDArray[np.float64], bool]:
-    if "verdict" in table.column_names:
-        known_values = {CORRECT: 1.0, INCORRECT: 0.0, INVALID: 0.0}
-        return np.array([known_values.get(verdict, np.nan) for verdict in table["verdict"].to_pylist()]), True
-    rewards_N = _numbers(table, "reward" if "reward" in table.column_names else "label")
-    known = np.unique(rewards_N[~np.isnan(rewards_N)])
-    if len(known) != 2:
-        return rewards_N, False
-    return np.where(np.isnan(rewards_N), np.nan, rewards_N == known[1]), True
-
-
-def sections_of_tests(tests: Sequence[Table], per_tag: int) -> list[Section]:
+def sections_of_tests(tests: Sequence[Table]) -> list[Section]:
     """Return a section with the test problems: completions of each model side by side, changed problems first."""
     if not tests:
         return []
@@ -146,35 +169,35 @@ def sections_of_tests(tests: Sequence[Table], per_tag: int) -> list[Section]:
     by_greedy = all(one.greedy_N.any() for one in tests)
     means = [one.mean_by_problem(one.greedy_N if by_greedy else ~one.greedy_N) for one in (first, last)]
     middle = 0.5 if last.has_two_values else float(np.nanmedian(last.values_N))
+    right, wrong = ("right", "wrong") if last.has_two_values else ("above the median", "below the median")
     tags, order = {}, {}
     for problem in first.places:
         before, after = (found.get(problem, np.nan) for found in means)
         order[problem] = abs(after - before) if before == before and after == after else 0.0
         if np.isnan(after) or np.isnan(before):
             tags[problem] = ["not answered by all models"]
-        elif len(tests) == 1:
-            names = ("right", "wrong") if last.has_two_values else ("above the median", "below the median")
-            tags[problem] = [names[0] if after >= middle else names[1]]
         elif after != before:
             tags[problem] = ["better" if after > before else "worse"]
         else:
-            tags[problem] = ["still right" if after >= middle else "still wrong"]
+            tags[problem] = ["still " * (len(tests) > 1) + (right if after >= middle else wrong)]
         tags[problem] += _DISAGREE * any(_disagree(one, one.places.get(problem, [])) for one in tests)
     ranks = {name: rank for rank, name in enumerate(_CHANGES)}
-    tags = dict(sorted(tags.items(), key=lambda one: ranks.get(one[1][0], 0)))
+    tags = dict(sorted(tags.items(), key=lambda one: ranks.get(one[1][0], len(ranks))))
     shown = tests if len(tests) <= 3 else [first, tests[len(tests) // 2], last]
     title = "Test problems, by greedy answers" if by_greedy else "Test problems, by sampled answers"
-    return [_section(title, shown, tags, order, per_tag)]
+    return [_section(title, shown, tags, order)]
 
 
-def section_of_rows(rows: Table, title: str, per_tag: int) -> Section:
+def section_of_rows(rows: Table) -> Section:
     """Return a section with rows: by kind of problem if completions are right or wrong, otherwise by reward."""
-    kinds, order = (_kinds(rows), {}) if rows.has_two_values else _by_reward(rows)
+    kinds, order = _by_reward(rows)
+    if rows.has_two_values:
+        kinds, order = _kinds_of_conversations(rows) if rows.is_by_turn else _kinds(rows), {}
     tags: dict[Any, list[str]] = {}
     for problem, place in rows.places.items():
         missing = ["without a reward"] * bool(np.isnan(rows.values_N[place]).all())
         tags[problem] = [*kinds.get(problem, []), *missing, *_DISAGREE * _disagree(rows, place)]
-    return _section(title, [rows], tags, order, per_tag)
+    return _section(rows.name, [rows], tags, order)
 
 
 def _kinds(rows: Table) -> dict[Any, list[str]]:
@@ -190,10 +213,22 @@ def _kinds(rows: Table) -> dict[Any, list[str]]:
     return {names[number]: [kind] for number, kind in zip(found.tolist(), kinds, strict=True)}
 
 
+def _kinds_of_conversations(rows: Table) -> dict[Any, list[str]]:
+    """Return whether the answers of each conversation are right. They are no samples of the same problem."""
+    found = {}
+    for problem, place in rows.places.items():
+        values = rows.values_N[place]
+        signs = ["right"] * bool((values == 1).any()) + ["wrong"] * bool((values == 0).any())
+        found[problem] = [f"{' and '.join(signs)} answers"] * bool(signs)
+    return found
+
+
 def _by_reward(rows: Table) -> tuple[dict[Any, list[str]], dict[Any, float]]:
     """Return tags for the tenths of the problems with the highest and lowest mean rewards, and the distance of each."""
     means = rows.mean_by_problem(np.ones(len(rows.values_N), bool))
     low, high = np.quantile(list(means.values()) or [0.0], [0.1, 0.9])
+    if low == high:  # as if all rewards are the same
+        return {}, {}
     tags = {
         problem: ["highest rewards"] * bool(mean >= high) + ["lowest rewards"] * bool(mean <= low)
         for problem, mean in means.items()
@@ -201,7 +236,7 @@ def _by_reward(rows: Table) -> tuple[dict[Any, list[str]], dict[Any, float]]:
     return tags, {problem: abs(mean - (low + high) / 2) for problem, mean in means.items()}
 
 
-def section_of_logged(rows: Table, title: str, per_tag: int) -> Section:
+def section_of_logged(rows: Table) -> Section:
     """Return a section with the rows that a trainer logged, by the weight of negatives."""
     R_N, weight_N = rows.column("advantage"), rows.column("weight")
     dead = f"dead negative (w < {DEAD_WEIGHT:g})"
@@ -211,32 +246,29 @@ def section_of_logged(rows: Table, title: str, per_tag: int) -> Section:
         "weight not known",
     )  # fmt: skip
     tags = {problem: sorted({str(kinds[i]) for i in place}) for problem, place in rows.places.items()}
-    return _section(title, [rows], tags, {}, per_tag)
+    return _section(rows.name, [rows], tags, {})
 
 
 def _disagree(rows: Table, places: Sequence[int]) -> bool:
     """Return whether one function prefers a completion of a problem that another one likes less."""
-    values = list(rows.of_functions.values())
-    if len(values) < 2 or len(places) < 2:
+    if len(rows.of_functions) < 2 or len(places) < 2:
         return False
-    some = [one[list(places[:_MOST_COMPARED])] for one in values]
+    some = [one[list(places[:_MOST_COMPARED])] for one in rows.of_functions]
     signs = [np.sign(one[:, None] - one[None, :]) for one in some]
     return any(bool((a * b < 0).any()) for n, a in enumerate(signs) for b in signs[:n])
 
 
-def _section(
-    title: str, tables: Sequence[Table], tags: dict[Any, list[str]], order: dict[Any, float], per_tag: int
-) -> Section:
-    """Choose up to `per_tag` problems with each tag, at random unless `order` ranks them."""
+def _section(title: str, tables: Sequence[Table], tags: dict[Any, list[str]], order: dict[Any, float]) -> Section:
+    """Choose problems with each tag, at random unless `order` ranks them."""
     counts = Counter(tag for found in tags.values() for tag in found)
     mixed = np.random.default_rng(0).permutation(len(tags))
     ranked = sorted(zip(mixed.tolist(), tags, strict=True), key=lambda one: (-order.get(one[1], 0.0), one[0]))
     chosen: dict[Any, None] = {}
     for tag in counts:
         of_tag = [problem for _, problem in ranked if tag in tags[problem]]
-        chosen |= dict.fromkeys(of_tag[:per_tag])
+        chosen |= dict.fromkeys(of_tag[:_PER_TAG])
     if not counts:
-        chosen = dict.fromkeys([problem for _, problem in ranked[:per_tag]])
+        chosen = dict.fromkeys([problem for _, problem in ranked[:_PER_TAG]])
     cards = [_card(problem, tables, tags[problem]) for problem in chosen]
     return Section(title, cards, dict(counts), len(tags), sum(one.table.num_rows for one in tables))
 
@@ -250,7 +282,7 @@ def _card(problem: Any, tables: Sequence[Table], tags: list[str]) -> Json:
         place = one.places[problem]
         columns.append({"name": one.name, "of": len(place), "answers": [_answer(one, i) for i in _shown(one, place)]})
     prompt = turns_of(row.get("prompt", "(token ids only)"))
-    return {"prompt": prompt, "truth": _cut(row.get("answer") or ""), "tags": tags, "columns": columns}
+    return {"prompt": prompt, "truth": _cut(row.get("answer")), "tags": tags, "columns": columns}
 
 
 def _shown(rows: Table, places: Sequence[int]) -> list[int]:
@@ -260,13 +292,13 @@ def _shown(rows: Table, places: Sequence[int]) -> list[int]:
         (i for i in places if i not in greedy), key=lambda i: -np.nan_to_num(rows.values_N[i], nan=-np.inf)
     )
     picked = [*greedy[:1], *sampled[:1], *sampled[len(sampled) // 2 :][:1], *sampled[-1:]]
-    return list(dict.fromkeys(picked))
+    return sorted(set(picked)) if rows.is_by_turn else list(dict.fromkeys(picked))
 
 
 def _answer(rows: Table, place: int) -> Json:
     row = rows.table.slice(place, 1).to_pylist()[0]
     value = float(rows.values_N[place])
-    labels = []
+    labels = [f"turn {row['turn']}"] if row.get("turn") else []
     if row.get("temperature") == 0:
         labels.append("greedy")
     if row.get("verdict") == "invalid":
@@ -281,7 +313,7 @@ def _answer(rows: Table, place: int) -> Json:
     return {
         "turns": turns_of(row["completion"]) if "completion" in row else [{"role": "", "text": "(token ids only)"}],
         "right": None if not rows.has_two_values or value != value else bool(value),
-        "labels": labels, "numbers": shown, "extracted": _cut(row.get("extracted") or ""), "tokens": _tokens(row),
+        "labels": labels, "numbers": shown, "extracted": _cut(row.get("extracted")), "tokens": _tokens(row),
     }  # fmt: skip
 
 
@@ -305,15 +337,10 @@ def turns_of(text: Any) -> list[Json]:
 
 def whole_turns(text: Any) -> list[tuple[str, str]]:
     """Return role and text of each turn of a conversation, or of one turn without a role for text."""
-    if isinstance(text, str):
-        try:  # Importers write messages as JSON.
-            parsed = json.loads(text) if text.startswith("[{") else None
-        except ValueError:
-            parsed = None
-        text = parsed if parsed is not None else text
-    if not isinstance(text, list) or not text or not all(isinstance(turn, dict) for turn in text):
+    messages = messages_of(text)
+    if messages is None:
         return [("", "" if text is None else str(text))]
-    return [(str(turn.get("role", "")), _text_of(turn)) for turn in text]
+    return [(turn["role"], _text_of(turn)) for turn in messages]
 
 
 def _text_of(turn: Json) -> str:
@@ -326,12 +353,16 @@ def _text_of(turn: Json) -> str:
     return "\n".join(str(part) for part in parts if part)
 
 
-def _cut(text: str) -> str:
-    text = str(text)
+def _cut(value: Any) -> str:
+    text = "" if value is None else str(value)
     left = len(text) - _SHOWN_CHARACTERS
     return text if left <= 0 else f"{text[:_SHOWN_CHARACTERS]}… ({left:,} more characters)"
 
 
 def tables_of(found: Iterable[Rows]) -> list[Table]:
-    """Read rows, and leave out those without a row."""
-    return [table for table in map(Table.of, found) if table.table.num_rows]
+    """Read rows, and leave out those without a row. Completions are right by the rewards of all tables."""
+    tables = [table for table in map(Table.of, found) if table.table.num_rows]
+    levels = np.unique(np.concatenate([np.empty(0), *(one.levels for one in tables)]))
+    for table in tables:
+        table.levels = levels
+    return tables

@@ -12,10 +12,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME
 
 from topr_trl.settings.checks import check_model_folder
 
 ADAPTER_CONFIG = "adapter_config.json"
+STATE = TRAINER_STATE_NAME  # the last file that Trainer writes to a checkpoint
 _MAY_BE_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # torch computes no norm of float8
 
 
@@ -120,12 +122,8 @@ def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[s
     return loading
 
 
-# File with the state and the log of the trainer. It is the last file that Trainer writes to a checkpoint.
-STATE = "trainer_state.json"
-
-
 def is_whole_checkpoint(folder: Path) -> bool:
-    """Whether a checkpoint has a readable `trainer_state.json`, and so is complete."""
+    """Whether a checkpoint is complete: its `trainer_state.json`, which Trainer writes last, can be read."""
     try:
         json.loads((folder / STATE).read_text())
     except (OSError, ValueError):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from topr_trl.data.tables import columns_of, read_shard, shards_of
-from topr_trl.data.usable_rows import have_answers
+from topr_trl.data.tables import read_shard, shards_of
+from topr_trl.data.usable_rows import have_answers, in_all_shards
 from topr_trl.evaluation.answers import read_samples, run_names
 from topr_trl.evaluation.report import EVALUATION, read_evaluation, write_report
 from topr_trl.evaluation.rewards import read_reward_samples
@@ -72,7 +72,7 @@ class Evaluate(Stage[EvaluateArguments]):
         args, sources = self.args, self.sources()
         names = run_names(*sources) if len(sources) == 2 else ["estimate"]
         places = dict(zip(names, sources, strict=True))
-        judged = all(map(has_answers, sources))
+        judged = all(in_all_shards(source, have_answers) for source in sources)
         by_reward = not judged or args.pass_threshold is not None or any(map(_has_other_rewards, sources))
         runs = {name: read_samples(source) for name, source in places.items()} if judged else {}
         rewards = {name: read_reward_samples(source) for name, source in places.items()} if by_reward else {}
@@ -91,18 +91,12 @@ class Evaluate(Stage[EvaluateArguments]):
         return ", ".join(f"{name} {done[name]}" for name in names if name in done)
 
 
-def has_answers(source: Path) -> bool:
-    """Return whether all rows have the answers that a judge extracted."""
-    return all(have_answers(columns_of(shard)) for shard in shards_of(source))
-
-
 def _has_other_rewards(source: Path) -> bool:
     """Return whether any reward is null or differs from 1 and -1, the rewards of a judge.
 
     Return False if a shard has no column `reward`.
     """
-    shards = shards_of(source)
-    if not all("reward" in columns_of(shard) for shard in shards):
+    if not in_all_shards(source, lambda columns: "reward" in columns):
         return False
-    rewards = (read_shard(shard, ["reward"])["reward"].to_numpy().astype(np.float64) for shard in shards)
+    rewards = (read_shard(shard, ["reward"])["reward"].to_numpy().astype(np.float64) for shard in shards_of(source))
     return any(bool((np.abs(rewards_N) != 1).any()) for rewards_N in rewards)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
+from topr_trl.curation import counted
 from topr_trl.data.rows import ROLLOUT, TURN_REWARDS
 from topr_trl.data.sampler_logps import TEMPERATURE
 from topr_trl.data.tables import read_shard, shard_path, shards_of
@@ -180,14 +181,14 @@ def _describe(done: Json) -> str:
     if done["lacking"]:
         lacking = ("right answers" if name == "answer" else name for name in done["lacking"])
         lines.append(f"Not in these files: {', '.join(lacking)}.")
-    runs = f"{rollouts:,} run{'s' * (rollouts != 1)}" if rollouts < rows else f"{rows:,} row{'s' * (rows != 1)}"
+    runs = counted(rollouts, "run") if rollouts < rows else counted(rows, "row")
     if 1 < rollouts == problems:
         lines.append(
             f"{runs}, each for a different problem. If some of them share a problem, give topr import --problem_field, "
             "the field with its id. topr trial, baseline='group_mean' and some curation rules group rows by problem."
         )
     else:
-        lines.append(f"{runs} of {problems:,} problem{'s' * (problems != 1)}.")
+        lines.append(f"{runs} of {counted(problems, 'problem')}.")
     if turns := done.get("rated_turns"):
         whole = rows - done["filled"][TURN_REWARDS]
         lines.append(f"{turns:,} turns have rewards of their own, and {whole:,} rows have one reward.")
@@ -225,7 +226,7 @@ def _describe_rewards(rewards: list[tuple[float, int]] | list[float], unit: str)
     """Return the number of units with each reward, or the range of the rewards if there are many."""
     if isinstance(rewards[0], float):
         return f"Rewards range from {rewards[0]:g} to {rewards[1]:g}."
-    counts = [f"{value:g} in {n:,} {unit}{'s' * (n != 1)}" for value, n in rewards]
+    counts = [f"{value:g} in {counted(n, unit)}" for value, n in rewards]
     return f"Rewards: {', '.join(counts)}."
 
 
