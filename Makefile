@@ -42,7 +42,7 @@ help:
 	@echo "make reproduce        all experiments on small models (days; a stopped run continues)"
 	@echo "make reproduce-quick  one arm of each loop (minutes)"
 	@echo "make bench            time and memory beside TRL's other trainers (an hour); fills in docs/performance.md"
-	@echo "make gpu              steps at full size on a GPU (a stopped run continues)"
+	@echo "make gpu              experiments and steps that need a GPU, for eight minutes (a stopped run continues)"
 	@echo "make pages            fill in docs/results.md and docs/performance.md from the published results"
 
 install: $(STAMP)
@@ -78,7 +78,7 @@ pages: install
 	$(BIN)/python -m benchmarks --published --report
 	$(BIN)/python -m benchmarks.performance --report
 
-# This needs a GPU. The docstring of benchmarks/gpu.py explains how to run GSM8K with a pretrained model.
+# This needs a GPU, and copies of the models that benchmarks/pretrained.py names.
 gpu: install
 	$(BIN)/python -m benchmarks.gpu
 

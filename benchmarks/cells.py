@@ -105,9 +105,13 @@ def machine() -> str:
 
 
 def run(
-    cells: list[Cell], work: Any, store: Store, workers: int, command: str, description: str, device: str = "cpu"
-) -> None:
-    """Run the cells that are not in the store, with `work(cell)` in single-threaded worker processes on a device."""
+    cells: list[Cell], work: Any, store: Store, workers: int, command: str, description: str, device: str = "cpu",
+    until: float = float("inf"),
+) -> None:  # fmt: skip
+    """Run the cells that are not in the store, with `work(cell)` in single-threaded worker processes on a device.
+
+    No cell starts after the time `until`, see `time.monotonic`.
+    """
     todo = store.unfinished(cells)
     os.environ["TQDM_DISABLE"] = "1"  # hides the bars of the workers, because one bar shows all cells
     context = multiprocessing.get_context("spawn")
@@ -116,6 +120,10 @@ def run(
         futures = {pool.submit(timed, work, cell): cell for cell in todo}
         try:
             for future in as_completed(futures):
+                if time.monotonic() > until:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                if future.cancelled():
+                    continue
                 result, seconds = future.result()
                 store.add(futures[future], result, seconds, command)
                 progress.update()

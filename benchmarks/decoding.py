@@ -4,6 +4,7 @@ Each prompt is computed once for all of its completions, keys and values are wri
 the batch. The distribution is the same as in `topr_trl.sample_completions`. Temperature 0 is greedy decoding.
 """
 
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from topr_trl.generation.settings import encode_prompts, sampled_row, stop_token
 
 DRAWS = 3  # version of the sampling; increase it after changes, so that results of different rows are not compared
 ROWS = 512  # completions of a batch
+_WORTH_SHARING = 64  # tokens that all prompts share
 _ROOM = 32  # tokens by which the cache grows
 _LEFT = 0.8  # share of unfinished rows in a batch, below which finished rows are removed
 
@@ -104,16 +106,28 @@ def draw_ids(
     return found
 
 
+def shared_beginning(prompts: list[list[int]]) -> int:
+    """Return the number of first tokens that all prompts share, or 0 if they are too few to compute them apart."""
+    same = (len(set(tokens)) == 1 for tokens in zip(*prompts, strict=False))
+    shared = sum(1 for _ in takewhile(bool, same))
+    shared = min(shared, min(map(len, prompts)) - 1)
+    return shared if shared >= _WORTH_SHARING and len(prompts) > 1 else 0
+
+
 def _of_batch(
     model: PreTrainedModel, prompts: list[list[int]], count: int, longest: int, stops: Tensor, pad: int | None,
     generator: torch.Generator, temperature: float,
 ) -> list[Drawn]:  # fmt: skip
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    shared, width = shared_beginning(prompts), max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt[shared:] for prompt in prompts])
+    blanks = [width - len(prompt) for prompt in prompts]
+    mask = torch.tensor([[1] * shared + [0] * n + [1] * (width - shared - n) for n in blanks])
     cache = DynamicCache(config=model.config)
     cache.layers = [_Layer() for _ in cache.layers]
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    if shared:
+        model(input_ids=torch.tensor([prompts[0][:shared]]), past_key_values=cache, logits_to_keep=1)
+        cache.batch_repeat_interleave(len(prompts))
+    positions = (mask.cumsum(1) - 1).clamp(min=0)[:, shared:]
     found = model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1)
     cache.batch_repeat_interleave(count)
     logits, mask, position = (

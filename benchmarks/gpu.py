@@ -1,20 +1,21 @@
-"""Measure steps of full-size models on one GPU, and run the experiment of real_model.py on all of GSM8K.
+"""Run the experiments that need a GPU, in their order, and measure steps of full-size models.
 
-python -m benchmarks.gpu                                                # only steps; continues where it stopped
-python -m benchmarks.gpu --model_name_or_path Qwen/Qwen2.5-Coder-0.5B-Instruct \\
-    --train gsm8k_train.jsonl --test gsm8k_test.jsonl --minutes 600     # steps and the experiment
-python -m benchmarks.gpu --tiny                                         # tiny shapes on a CPU; results are discarded
+python -m benchmarks.gpu                # continues where it stopped, and starts nothing after eight minutes
+python -m benchmarks.gpu --steps        # only steps
+python -m benchmarks.gpu --tiny         # tiny steps on a CPU; results are discarded
 
-Results are in benchmarks/results/gpu_steps.jsonl and real_model.jsonl. The experiment has 1,500 problems of any length
-per repetition, and all test problems.
+The experiments on pretrained models need the copies that `benchmarks/pretrained.py` names, and are left out without
+them: iterations with SmolLM2 (`wrong_answers`), rivals on GSM8K (`real_model`), and iterations on GSM8K. Results are in
+benchmarks/results.
 """
 
 import argparse
 import gc
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from math import log
 from pathlib import Path
 from statistics import median
@@ -23,15 +24,19 @@ from typing import Any
 import torch
 from transformers import LlamaConfig
 
-from benchmarks import real_model
+from benchmarks import cells, pretrained, real_model
+from benchmarks.__main__ import open_store
 from benchmarks.cells import Cell, Store, timed
+from benchmarks.experiment import Experiment
+from benchmarks.experiments import wrong_answers
 from benchmarks.performance.timing import in_turn, peak_memory, quiet, seconds_per_step
 from benchmarks.performance.work import VARIANTS, WORDS, Build, Case, candidates, even, offline_topr
 from benchmarks.report import table as markdown
-from benchmarks.setting import CACHE, HERE
+from benchmarks.setting import CACHE, HERE, PROFILES, Profile, folder
 from topr_trl.cli.memory_estimate import GIB, Shape, training_flops
 from topr_trl.cli.memory_plan import KNOWN
 
+COMMAND = "python -m benchmarks.gpu"
 PEAK = 989.0  # dense TFLOPS of an H100 or H200 in bfloat16
 SHAPES = {
     "8b": KNOWN["8b"],
@@ -47,7 +52,6 @@ BUILDS: dict[str, Build] = {
     "topr, not shared": offline_topr(brings_log_mu=True, share_prompts=False),
     "sft": VARIANTS["sft"],
 }
-SIZES = real_model.Sizes(problems=1_500, apart=1_500, test_problems=1_319, validation_problems=400, calculations=99)
 
 
 def step_cells(tiny: bool) -> list[Cell]:
@@ -108,12 +112,11 @@ def run_steps(store: Store, tiny: bool, peak_tflops: float, until: float) -> boo
     """Run the missing cells. Return whether all cells are finished."""
     for cell in store.unfinished(step_cells(tiny)):
         if time.monotonic() > until:
-            print("The time limit is reached. The same command continues from here.")
             return False
         print(cell, flush=True)
         result, seconds = timed(work, cell, tiny, peak_tflops)
         device = "CPU" if tiny else torch.cuda.get_device_name()
-        store.add(cell, result | {"device": device}, seconds, "python -m benchmarks.gpu")
+        store.add(cell, result | {"device": device}, seconds, COMMAND)
     return True
 
 
@@ -136,37 +139,66 @@ def table(store: Store, tiny: bool = False) -> str:
     return markdown(header, rows)
 
 
+def run_iterations(
+    experiments: Sequence[Experiment], profile: Profile, store: Store, workers: int, until: float, device: str = "cuda"
+) -> bool:
+    """Run the missing cells of `wrong_answers`. Return whether all cells are finished."""
+    work = partial(wrong_answers.work, profile=profile)
+    while todo := store.unfinished([cell for experiment in experiments for cell in experiment.cells(store)]):
+        if time.monotonic() > until:
+            return False
+        cells.run(todo, work, store, workers, COMMAND, "iterations", device, until)
+    return True
+
+
+def run_rivals(workers: int, until: float) -> bool:
+    """Run the missing cells of `real_model` on GSM8K. Return whether all cells are finished."""
+    train, test = (CACHE / f"gsm8k_{split}.jsonl" for split in ("train", "test"))
+    backend = "vllm" if find_spec("vllm") else "transformers"
+    setup = real_model.setup_on("cuda", str(folder(pretrained.QWEN)), train, test, backend)
+    store = real_model.open_store(HERE / "results")
+    real_model.run(setup, store, max(until - time.monotonic(), 0.0) / 3600, workers, COMMAND)
+    return not store.unfinished(real_model.cells(setup.name, store))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the missing cells, and print the table."""
+    """Run the missing cells, and print the table of steps."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.partition("\n")[0])
-    parser.add_argument("--model_name_or_path", help="pretrained model of the experiment; default: only steps")
-    parser.add_argument("--train", type=Path, help="JSON Lines file of GSM8K's training problems")
-    parser.add_argument("--test", type=Path, help="JSON Lines file of GSM8K's test problems")
+    parser.add_argument("--steps", action="store_true", help="only measure steps")
+    parser.add_argument("--workers", type=int, default=4, help="runs at once on the GPU")
     parser.add_argument("--peak_tflops", type=float, default=PEAK, help="bfloat16 peak of the GPU; default: H100")
-    parser.add_argument("--minutes", type=float, default=9.0, help="start no cell after this many minutes")
+    parser.add_argument("--minutes", type=float, default=8.0, help="start no cell after this many minutes")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes on a CPU; results are discarded")
     args = parser.parse_args(argv)
     if not args.tiny and not torch.cuda.is_available():
         raise SystemExit("There is no GPU. Set --tiny to try the steps on a CPU.")
-    if args.model_name_or_path and not (args.train and args.test):
-        raise SystemExit("--model_name_or_path needs GSM8K's problems: set --train and --test to their files.")
     quiet()
     until = time.monotonic() + 60 * args.minutes
     with tempfile.TemporaryDirectory() as nowhere:
-        results = Path(nowhere) if args.tiny else HERE / "results"
-        store = Store(results, "gpu")
-        complete = run_steps(store, args.tiny, args.peak_tflops, until)
+        store = Store(Path(nowhere) if args.tiny else HERE / "results", "gpu")
+        queue: list[Callable[[], bool]] = [partial(run_steps, store, args.tiny, args.peak_tflops, until)]
+        if not (args.tiny or args.steps):
+            queue = [*_experiments(args.workers, until), *queue]
+        if not all(run() for run in queue):
+            print("The time limit is reached. The same command continues from here.")
         print(table(store, args.tiny))
-        if not args.tiny:
-            print("Fill in docs/performance.md with: python -m benchmarks.performance --report")
-        if args.model_name_or_path and complete:
-            setup = real_model.Setup(
-                args.model_name_or_path, args.train.resolve(), args.test.resolve(),
-                CACHE / "gpu" / Path(args.model_name_or_path).name, sizes=SIZES,
-                sampling=("--sampling_backend", "vllm"), training=("--bf16", "true", "--share_prompts", "true"),
-            )  # fmt: skip
-            left = max(until - time.monotonic(), 0.0) / 3600
-            real_model.run(setup, Store(results, "gpu"), left, command="python -m benchmarks.gpu")
+    if not args.tiny:
+        print("Fill in docs/performance.md with: python -m benchmarks.performance --report")
+
+
+def _experiments(workers: int, until: float) -> list[Callable[[], bool]]:
+    """Return the experiments whose models are in the cache, in the order to run them."""
+    profile = PROFILES["full"]
+    store = open_store(HERE / "results", profile)
+    found: list[Callable[[], bool]] = []
+    for base in pretrained.BASES:
+        if not (folder(base) / "model.safetensors").exists():
+            print(f"{base} is left out: there is no {folder(base)}.")
+            continue
+        if base == pretrained.QWEN:
+            found.append(partial(run_rivals, workers, until))
+        found.append(partial(run_iterations, wrong_answers.on_pretrained(base), profile, store, workers, until))
+    return found
 
 
 if __name__ == "__main__":

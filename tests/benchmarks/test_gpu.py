@@ -1,9 +1,23 @@
 """`benchmarks.gpu` measures steps of tiny models on a CPU, and prints a table."""
 
+import time
+from dataclasses import replace
+
 import pytest
 
-from benchmarks import gpu
+from benchmarks import gpu, pretrained, setting
 from benchmarks.cells import Store
+from benchmarks.experiment import TUNING_SEED, rates
+from benchmarks.experiments import wrong_answers
+
+TINY = replace(setting.PROFILES["quick"], problems=4, test_problems=2)
+
+
+def one_run():
+    """Return a comparison of one method at one rate with one seed."""
+    of_main = wrong_answers.of_base("main")
+    method = {wrong_answers.DEFAULT: {"recipe": wrong_answers.DEFAULT, "iterations": 1}}
+    return replace(of_main, methods=method, choices=rates(1e-4), seeds=(0,), further=0)
 
 
 @pytest.mark.weekly
@@ -33,16 +47,34 @@ def test_a_shared_step_is_compared_with_one_that_is_not_shared(tmp_path):
     assert failed.count("|") == row.count("|")
 
 
-def test_missing_settings_are_named_before_anything_runs(monkeypatch):
+def test_a_missing_gpu_is_named_before_anything_runs(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(SystemExit, match=r"no GPU.*--tiny"):
         gpu.main([])
-    with pytest.raises(SystemExit, match="--train and --test"):
-        gpu.main(["--tiny", "--model_name_or_path", "model"])
 
 
-def test_nothing_is_begun_when_time_is_up(tmp_path, capsys):
+def test_nothing_is_begun_when_time_is_up(tmp_path):
     store = Store(tmp_path, "gpu")
     assert not gpu.run_steps(store, True, 1.0, until=0.0)
+    assert not gpu.run_iterations([one_run()], TINY, store, 1, until=0.0, device="cpu")
     assert not store.finished
-    assert "continues" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_iterations_run_in_the_pool(tmp_path):
+    store = Store(tmp_path, "gpu")
+    assert gpu.run_iterations([one_run()], TINY, store, 1, until=time.monotonic() + 600, device="cpu")
+    assert [entry["cell"]["seed"] for entry in store.finished.values()] == [TUNING_SEED, 0]
+
+
+def test_experiments_without_their_models_are_left_out(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(setting, "CACHE", tmp_path)
+    assert not gpu._experiments(1, 0.0)
+    assert "left out" in capsys.readouterr().out
+    for base in pretrained.BASES:
+        (tmp_path / base).mkdir()
+        (tmp_path / base / "model.safetensors").touch()
+    setting.model_hash.cache_clear()
+    order = [run.func.__name__ for run in gpu._experiments(1, 0.0)]
+    assert order == ["run_iterations", "run_rivals", "run_iterations"]
+    setting.model_hash.cache_clear()

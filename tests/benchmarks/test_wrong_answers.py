@@ -1,6 +1,7 @@
 """Recipes for wrong answers have the rows and weights that they promise."""
 
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -80,7 +81,8 @@ def test_a_temperature_of_the_rows_is_that_of_the_loss(monkeypatch):
 
 def test_comparisons_to_come_have_known_recipes(monkeypatch, tmp_path):
     monkeypatch.setattr(wrong_answers, "model_hash", lambda base: "hash")
-    for experiment in wrong_answers.unpublished():
+    to_come = [*map(wrong_answers.on_pretrained, pretrained.BASES), [wrong_answers.one_pass(pretrained.SMOL)]]
+    for experiment in chain(*to_come):
         planned = experiment.cells(Store(tmp_path))
         assert {cell["recipe"] for cell in planned} <= {*RECIPES, *wrong_answers.RIVALS}
         assert len({str(cell) for cell in planned}) == len(planned) == 3 * len(experiment.methods)
@@ -103,7 +105,7 @@ def test_a_pretrained_model_is_trained_with_an_adapter(recipe, monkeypatch, tmp_
     base_model("main").save_pretrained(tmp_path / "small")
     tokenizer("main").save_pretrained(tmp_path / "small")
     monkeypatch.setattr(setting, "CACHE", tmp_path)
-    monkeypatch.setattr(pretrained, "BASES", ("small",))
+    monkeypatch.setattr(pretrained, "BASES", {"small": 40})
     monkeypatch.setattr(wrong_answers, "PRETRAINED_PROBLEMS", 6)
     # Half of the answers count as right.
     monkeypatch.setattr(gsm8k, "judge", lambda texts, _: [("correct" if len(t) % 2 else "incorrect", t) for t in texts])
