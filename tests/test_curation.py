@@ -173,7 +173,7 @@ def test_the_summary_is_for_the_second_baseline_and_invents_no_repeats():
     assert str(curated) == (
         "3 rows, 66.7% positive, chosen from 3 positives and 1 negative of 2 problems (0 without a positive)"
     )
-    assert str(compose([1.0], [0], baseline=0.0)[1]).startswith("1 row, 100.0% positive, with 1 positive and 0 neg")
+    assert str(compose([1.0], [0], baseline=0.0)[1]).startswith("1 row, 100.0% positive: 1 positive and 0 neg")
 
 
 def test_balanced_says_how_many_rows_are_different():
