@@ -182,8 +182,7 @@ def wrong_answers_table(store: Store) -> str:
 
     A value is bold if its difference from repeated right answers is above 0.
     """
-    experiments = [wrong_answers.of_base(base) for base in wrong_answers.BASES]
-    experiments = [one for one in experiments if one.is_finished(store)]
+    experiments = [one for one in wrong_answers.experiments(store) if one.is_finished(store)]
     if not experiments:
         raise Unfinished("wrong_answers has not been run")
     begins = [list(one.ends(store, wrong_answers.REPEATED).values()) for one in experiments]
@@ -198,6 +197,9 @@ def wrong_answers_table(store: Store) -> str:
     for method in wrong_answers.RECIPES:
         cells = []
         for one in experiments:
+            if method not in one.methods:
+                cells.append("")
+                continue
             found = one.measured(store, method)
             gap, text = difference(found, one.measured(store, wrong_answers.REPEATED)), over_seeds(found).percent()
             cells.append(f"**{text}**" if gap.low > 0 else text)
@@ -397,6 +399,7 @@ _TABLES: list[tuple[Callable[..., Found], dict[str, tuple[Any, ...]]]] = [
     (_solved, {
         "solved_default": (_AGREEING, wrong_answers.DEFAULT),
         "solved_default_scattered": (_SCATTERED, wrong_answers.DEFAULT),
+        "solved_default_ruled": (wrong_answers.RULED, wrong_answers.DEFAULT),
         "solved_weighted": (_AGREEING, wrong_answers.WEIGHTED),
         "solved_weighted_scattered": (_SCATTERED, wrong_answers.WEIGHTED),
         "solved_where_agreed": (_AGREEING, wrong_answers.WHERE_AGREED),

@@ -28,7 +28,8 @@ from benchmarks.setting import TEST_SEED, VALIDATION_SEED, Profile, base_model, 
 from topr_trl.diagnosis import AGREE
 
 BASES = ("facts-agree", "facts-alone", "misconceptions", "facts-scattered")
-OF_ONE_RULE = ("sure-17", "main", "misconception-10", "sure-3", "slips-30", "bundled", "wanders-10")
+RULED = ("sure-17",)  # all problems follow one rule
+TO_COME = ("main", "misconception-10", "sure-3", "slips-30", "bundled", "wanders-10")  # of one rule, not published
 CANDIDATES, ITERATIONS, COLD = 8, 6, 0.3
 REPEATED, DEFAULT, BALANCED, CONTROL = "repeated right answers", "TOPR (default)", "balanced rows", "mean per problem"
 WEIGHTED, DRAWN, CHOSEN = "weighted by agreement", "drawn by agreement", "chosen by agreement"
@@ -164,7 +165,7 @@ def one_pass(base: str) -> Experiment:
 
 def experiments(store: Store) -> list[Experiment]:
     """Return the comparisons."""
-    return [of_base(base) for base in BASES]
+    return [of_base(base) for base in (*BASES, *RULED)]
 
 
 def on_pretrained(base: str) -> list[Experiment]:
@@ -177,7 +178,7 @@ def on_pretrained(base: str) -> list[Experiment]:
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
     """Return the cells to run. Comparisons on a pretrained model need its weights in the cache."""
-    found = [of_base(base) for base in (*BASES, *OF_ONE_RULE)]
+    found = [*experiments(store), *map(of_base, TO_COME)]
     for base in pretrained.BASES:
         if (folder(base) / "model.safetensors").exists():
             found += on_pretrained(base) + ([one_pass(base)] if base == pretrained.SMOL else [])
