@@ -227,3 +227,11 @@ def test_a_long_table_is_read_in_parts(tmp_path, monkeypatch):
 def test_unreadable_input(tmp_path, content, given, words):
     with pytest.raises(ValueError, match=words):
         imported(tmp_path, content, "a.csv", *given)
+
+
+def test_rows_with_rewards_of_turns_are_not_read_as_a_table(tmp_path):
+    row = json.dumps({"prompt": "a", "completion": "b", "turn_rewards": [1.0], "reward": 1.0})
+    with pytest.raises(ValueError, match=r"topr train as it is.*--ignore_fields turn_rewards"):
+        imported(tmp_path, row, "rows.jsonl")
+    (read,) = imported(tmp_path, row, "rows.jsonl", "--ignore_fields", "turn_rewards", "--chat", "false")
+    assert read["reward"] == 1.0

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from topr_trl.data.rows import TURN_REWARDS
 from topr_trl.importing.field_names import COMPLETIONS, PROMPTS, REWARDS, Kind, kind_of, normalized
 from topr_trl.importing.format import Choices, Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json
@@ -93,9 +94,15 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
     Return `[LeftOut.FAILED]` if a field such as `status` says that the call failed.
 
     Raises:
-        NotOfFormat: the column of the prompt or of the completion is missing, or `plain` cannot read it.
+        NotOfFormat: the column of the prompt or of the completion is missing, `plain` cannot read it, or the file has
+            rows with rewards of turns.
         Unusable: `plain` cannot use a message, or there are two system prompts.
     """
+    if isinstance(record.get(TURN_REWARDS), list):
+        raise NotOfFormat(
+            f"it has a column {TURN_REWARDS}, so the file already holds rows. Give it to topr train as it is, without "
+            f"--chat, or set --ignore_fields {TURN_REWARDS}"
+        )
     if is_failed(record):
         return [LeftOut.FAILED]
     prompt_name, completion_name = columns_of(record)
