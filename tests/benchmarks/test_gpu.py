@@ -60,7 +60,7 @@ def test_nothing_is_begun_when_time_is_up(tmp_path):
     assert not store.finished
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_iterations_run_in_the_pool(tmp_path):
     store = Store(tmp_path, "gpu")
     assert gpu.run_iterations([one_run()], TINY, store, 1, until=time.monotonic() + 600, device="cpu")

@@ -219,7 +219,7 @@ def test_grade_by_mouse_and_keyboard(page, recorder):
     assert recorder.grade("a") == (-1, None)
     assert pressed(page) == ["Thumbs down", "Score 1 of 5"]
     expect(rows(page)).to_contain_text("rating −1")
-    expect(page.locator("#totals")).to_have_text("1 rollout, 1 graded")
+    expect(page.locator("#totals")).to_have_text("1 rollout, 1 graded (reward “rating”)")
     keys = {"1": -1, "2": -0.5, "3": 0, "4": 0.5, "5": 1, "d": -1, "u": 1, "-": -1, "+": 1}
     for key, reward in keys.items():
         page.keyboard.press(key)

@@ -146,15 +146,19 @@ def cut_turns(row: Row, first: int, last: int | None = None) -> Row:
         row (`Row`): Row.
         first (`int`): Number of the first turn, counted from 0.
         last (`int`, *optional*): Number of the last turn. By default, the completion keeps its end.
+
+    Raises:
+        Unusable: the row has token ids of the completion, and none of the prompt.
     """
     row, count = dict(row), turns_of(row)
     if last is not None and last < count - 1:
         row["finish_reason"] = None  # It is the reason of the last turn.
     if row.get("completion_ids"):
-        mask = row.get("completion_mask") or [1]
-        runs = runs_of(mask)
+        if row.get("prompt_ids") is None:
+            raise Unusable("it has completion_ids and no prompt_ids, so earlier turns cannot become part of the prompt")
+        runs = runs_of(row.get("completion_mask") or [1])
         start, end = runs[first][0], None if last is None else runs[last][1]
-        row["prompt_ids"] = [*(row.get("prompt_ids") or ()), *row["completion_ids"][:start]]
+        row["prompt_ids"] = [*row["prompt_ids"], *row["completion_ids"][:start]]
         for name in ("completion_ids", "completion_mask", "sampler_logps"):
             if row.get(name) is not None:
                 row[name] = row[name][start:end]
