@@ -32,7 +32,7 @@ from benchmarks.experiments import wrong_answers
 from benchmarks.performance.timing import in_turn, peak_memory, quiet, seconds_per_step
 from benchmarks.performance.work import VARIANTS, WORDS, Build, Case, candidates, even, offline_topr
 from benchmarks.report import table as markdown
-from benchmarks.setting import CACHE, HERE, PROFILES, Profile, folder
+from benchmarks.setting import CACHE, HERE, PROFILES, Profile, folder, has_copies
 from topr_trl.cli.memory_estimate import GIB, Shape, training_flops
 from topr_trl.cli.memory_plan import KNOWN
 
@@ -192,8 +192,8 @@ def _experiments(workers: int, until: float) -> list[Callable[[], bool]]:
     store = open_store(HERE / "results", profile)
     found: list[Callable[[], bool]] = []
     for base in pretrained.BASES:
-        if not (folder(base) / "model.safetensors").exists():
-            print(f"{base} is left out: there is no {folder(base)}.")
+        if not has_copies(base):
+            print(f"{base} is left out: its weights or problems are not in {CACHE}. See benchmarks/pretrained.py.")
             continue
         if base == pretrained.QWEN:
             found.append(partial(run_rivals, workers, until))

@@ -86,6 +86,12 @@ def folder(task: str) -> Path:
     return CACHE / task if task in pretrained.BASES else HERE / "models" / task
 
 
+def has_copies(base: str) -> bool:
+    """Return whether the cache has the weights of a pretrained model, and its problems."""
+    problems = [CACHE / f"gsm8k_{split}.jsonl" for split in ("train", "test")] if base == pretrained.QWEN else []
+    return all(path.exists() for path in (folder(base) / "model.safetensors", *problems))
+
+
 @lru_cache
 def tokenizer(task: str) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a task."""

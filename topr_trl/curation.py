@@ -362,5 +362,5 @@ def compose(
         return after_baseline[curated.indices], curated
     known = _can_be_chosen(after_baseline, rule)
     after_baseline = rewards - baseline_for_positive_share(rewards[curated.indices], effective_positive_share)
-    counted = _curated(curated.indices, curated.size, after_baseline, problem, known)
-    return after_baseline[curated.indices], counted
+    curated = _curated(curated.indices, curated.size, after_baseline, problem, known)
+    return after_baseline[curated.indices], curated

@@ -24,7 +24,7 @@ from benchmarks.experiment import TUNING_SEED, Experiment, once, rates
 from benchmarks.loops import rounds
 from benchmarks.methods import METHODS, Direct, Objective, at_share, dpo, kto, tapered
 from benchmarks.rows import Rows
-from benchmarks.setting import TEST_SEED, VALIDATION_SEED, Profile, base_model, folder, model_hash, problems, sample
+from benchmarks.setting import TEST_SEED, VALIDATION_SEED, Profile, base_model, has_copies, model_hash, problems, sample
 from topr_trl.diagnosis import AGREE
 
 BASES = ("facts-agree", "facts-alone", "misconceptions", "facts-scattered")
@@ -177,10 +177,10 @@ def on_pretrained(base: str) -> list[Experiment]:
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
-    """Return the cells to run. Comparisons on a pretrained model need its weights in the cache."""
+    """Return the cells to run. Comparisons on a pretrained model need its copy in the cache."""
     found = [*experiments(store), *map(of_base, TO_COME)]
     for base in pretrained.BASES:
-        if (folder(base) / "model.safetensors").exists():
+        if has_copies(base):
             found += on_pretrained(base) + ([one_pass(base)] if base == pretrained.SMOL else [])
     return once([cell for experiment in found for cell in experiment.cells(store)])
 

@@ -33,17 +33,6 @@ def test_rows_to_evaluate_that_do_not_say_get_the_temperature_of_the_rows_to_tra
         assert temperature_of({"train": {train}, "eval": {evaluated}}) == expected
     with pytest.raises(ValueError, match=r"eval dataset .*temperature 0.7, .* at 1"):
         temperature_of({"eval": {0.7}}, training=1.0)
-    with pytest.raises(ValueError, match=r"^The train dataset .*temperatures: 0.7, 1 \(none given\)\."):
-        temperature_of({"train": {0.7, None}})
-    assert temperature_of({"train": {1.0, None}}) == 1.0
-    assert temperature_of({}) == 1.0
-
-
-def test_temperatures_are_compared_after_rounding():
-    assert temperature_of({"train": {1 / 3}}, training=1 / 3) == 1 / 3
-    with pytest.raises(ValueError, match=r"temperature 0\.333333"):
-        temperature_of({"train": {1 / 3}}, training=0.33)
-    assert temperature_of({"train": {1e-7}}) == 1e-7
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,8 @@ class Collator:
         if not self.per_token and unit.turn < 0 and isinstance(mu, float | int):
             return [mu]
         count = sum(row.get(MASK) or []) or len(row["input_ids"]) - row["prompt_length"]
-        is_known = isinstance(mu, list | np.ndarray) and len(mu) == count and None not in list(mu)
+        is_known = isinstance(mu, list | np.ndarray) and len(mu) == count
+        is_known = is_known and (isinstance(mu, np.ndarray) or None not in mu)
         own = (mu if is_known else [torch.nan] * count)[unit.tokens]
         return own if self.per_token else [float(sum(own))]
 

@@ -97,7 +97,7 @@ def _row_of(chain: Sequence[Row], read: Sequence[list[Row]], at_end: bool) -> Ro
     for row in chain:
         own = [len(row["prompt"]) + n for n in learned_turns(row["completion"])]
         ratings |= dict.fromkeys(own[-1:] if at_end else own, row["reward"])
-    # A rated turn that an earlier row also has, with a rating of its own, is in both rows.
+    # Both rows have a turn that an earlier row shares, if this conversation rates it, too.
     shared = min(max((_shared(each, messages) for each in read), default=0), len(last["prompt"]), *ratings)
     turns = [n for n in learned_turns(messages) if n >= max(shared, 1)]  # A greeting at the start is context.
     return {

@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
 from topr_trl.baseline import FloatArray, effective_positive_share
-from topr_trl.curation import Curated
+from topr_trl.curation import Curated, counted
 from topr_trl.data.preparation import ScoredRows
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.user_warnings import warn_user
@@ -41,7 +41,7 @@ def log_line(logs: Mapping[str, Any], step: int, max_steps: int) -> str:
     known = [(form, logs.get(f"{prefix}{name}")) for name, form in _SHOWN.items()]
     shown = ", ".join([form.format(value) for form, value in known if isinstance(value, int | float)][:_MOST_SHOWN])
     if "train_runtime" in logs:
-        return f"{step:,} step{'s' * (step != 1)} in {logs['train_runtime']:,.0f} s{': ' * bool(shown)}{shown}"
+        return f"{counted(step, 'step')} in {logs['train_runtime']:,.0f} s{': ' * bool(shown)}{shown}"
     return f"step {step:,}/{max_steps:,}{', ' * bool(evaluated)}{''.join(evaluated)}: {shown}" if shown else ""
 
 
