@@ -86,18 +86,26 @@ class Proxy:
             )
         asked = await in_thread(len(body), read_request, body, protocol, self.writer.redact, self.writer.salt)
         if asked is None:  # The server explains what is wrong with the request.
-            self.unrecorded.add(request, "its body is not a JSON object")
-            return await self._forward(request, body, None)
+            return await self._forward_unrecorded(request, body, "its body is not a JSON object")
         if self.writer.redact and asked.prompt_is_ids:  # Matches cannot be blanked out in token ids.
-            self.unrecorded.add(request, "redact is set, and its prompt has token ids")
-            return await self._forward(request, body, None)
+            return await self._forward_unrecorded(request, body, "redact is set, and its prompt has token ids")
         if asked.choices > _MOST_CHOICES:
-            choices = f"{asked.choices:,} choices. Ask for at most {_MOST_CHOICES:,} at once."
-            return error(400, f"The request asks for {choices}")
+            most = f"Ask for at most {_MOST_CHOICES:,} at once."
+            return error(400, f"The request asks for {asked.choices:,} choices. {most}")
         await self._read_models(request)
         if protocol.whole is not None and asked.asked.get("previous_response_id"):
             given = asked, protocol, self.writer.store, self.writer.salt
             asked = await asyncio.to_thread(with_earlier_messages, *given)
+        return await self._forward_recorded(request, body, protocol, asked, rollout)
+
+    async def _forward_unrecorded(self, request: web.Request, body: bytes, why: str) -> web.StreamResponse:
+        self.unrecorded.add(request, why)
+        return await self._forward(request, body, None)
+
+    async def _forward_recorded(
+        self, request: web.Request, body: bytes, protocol: Protocol, asked: RecordedRequest, rollout: str | None
+    ) -> web.StreamResponse:
+        """Pass on a request, and store it with its answer."""
         recording = None
         try:
             recording = self._begin(request, protocol, asked, rollout)
@@ -110,8 +118,7 @@ class Proxy:
         except StorageFullError as full:
             _end_early(recording, str(full))
             if self.args.on_full == PASS:
-                self.unrecorded.add(request, "the disk is full")
-                return await self._forward(request, body, None)
+                return await self._forward_unrecorded(request, body, "the disk is full")
             return error(507, f"{full} Or start topr record with --on_full pass.", "storage_full")
         except BaseException as failure:
             is_gone = isinstance(failure, asyncio.CancelledError)
