@@ -141,6 +141,11 @@ def test_a_request_of_a_run_that_cannot_be_used(tmp_path):
     assert len(imported(tmp_path, "openai", records, *settings, "--skip_unusable")) == 1
 
 
+def test_a_completion_that_is_a_list_of_texts_is_no_completion(tmp_path):
+    with pytest.raises(ValueError, match="line 1: its completion is a list with '4', and must be text or messages"):
+        imported(tmp_path, "verl", [{**VERL, "output": ["4", "2"]}])
+
+
 def test_outputs_without_results_of_tools_are_read(tmp_path):
     outputs = ["As a user\nof 42, the assistant\nsays 42.", "<tool_call>42</tool_call>", "assistant\n42"]
     assert len(imported(tmp_path, "verl", [{**VERL, "output": text} for text in outputs])) == 3

@@ -72,6 +72,15 @@ def test_numbers_that_were_sent_as_text(tmp_path, log):
     assert (row["temperature"], row["top_k"]) == (0.5, 20)
 
 
+def test_a_cut_answer_is_the_end_of_its_row(tmp_path, log):
+    log.add([HI], ({"content": "y"}, None), rollout="r", state=State.CUT)
+    log.add([HI, {"role": "assistant", "content": "y"}, HI], ({"content": "no"}, None), rollout="r")
+    log.reward("r", 1)
+    rows = imported(tmp_path)
+    assert (rows["finish_reason"][:], rows["rollout_id"][:]) == (["length", "stop"], ["r", "r"])
+    assert [len(prompt) for prompt in rows["prompt"]] == [1, 3]
+
+
 def test_calls_that_continue_the_tokens_are_one_row(tmp_path, log):
     call = {"content": None, "tool_calls": [{"id": "c", "type": "function",
             "function": {"name": "add", "arguments": "{}"}}]}  # fmt: skip
@@ -235,7 +244,7 @@ def test_prompts_of_text(tmp_path, log):
     assert rows["prompt_ids"][:] == [[0], [0], [1], [1]]
 
 
-def test_several_rewards_have_to_be_chosen(tmp_path, log):
+def test_several_rewards_have_to_be_chosen(tmp_path, log, capsys):
     names = [log.add([HI], ({"content": "yes"}, None))[0] for _ in range(3)]
     log.reward(names[0], 1, "rating")
     log.reward(names[1], 0.5, "test")
@@ -247,6 +256,19 @@ def test_several_rewards_have_to_be_chosen(tmp_path, log):
     given = ["import", "--input", str(tmp_path / "log"), "--output_dir", str(tmp_path / "both"), "--reward_fields"]
     main.main([*given, "rewards.test", "rewards.rating"])
     assert load_rows(tmp_path / "both")["reward"][:] == [1.0, 0.5, 1.25]
+    assert "2 rows lack one of the --reward_fields, and get the sum of the others:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("answer", [0, 2])
+def test_a_reward_that_no_rollout_has_yet(tmp_path, log, capsys, answer):
+    conversation(log)
+    log.reward("r", 1, "test", answer)
+    given = ["import", "--input", str(tmp_path / "log"), "--output_dir", str(tmp_path / "rows"), "--reward_fields"]
+    main.main([*given, "rewards.test", "rewards.rating"])
+    assert load_rows(tmp_path / "rows")["reward"][:] == [1.0]
+    assert "1 row lacks one of the --reward_fields" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="1 record has no reward"):
+        imported(tmp_path, output_dir=tmp_path / "none", reward_fields="rewards.rating")
 
 
 def said(text):

@@ -4,7 +4,7 @@ import math
 import re
 from typing import Any
 
-from topr_trl.data.chat_templates import is_learned
+from topr_trl.data.chat_templates import is_learned, learned_turns
 from topr_trl.data.masks import runs_of
 from topr_trl.data.rows import ROLLOUT, TURN_REWARDS
 from topr_trl.importing.format import NotOfFormat, Unusable
@@ -14,13 +14,20 @@ from topr_trl.importing.row_table import Row
 # Tokens that start a turn in common chat templates. A user's own text is unlikely to have them.
 _TEMPLATE_TOKENS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start_of_role|>", "[INST]", "<|user|>",
                     "<|User|>", "<\uff5cUser\uff5c>", "<|turn>")  # fmt: skip
+PARTIAL = "partial"  # key of a row with only some of its rewards, see `notes_of`
 _WRITTEN = ("content", "reasoning_content", "tool_calls")  # fields of an assistant turn that the model writes
 
 
 def holds_completion(row: Row) -> bool:
-    """Return whether a row has completion token ids, completion text, or a non-empty assistant turn to learn from."""
+    """Return whether a row has completion token ids, completion text, or a non-empty assistant turn to learn from.
+
+    Raises:
+        NotOfFormat: the completion is a list of other values than messages.
+    """
     completion = row["completion"]
-    if isinstance(completion, list) and all(isinstance(turn, dict) for turn in completion):
+    if isinstance(completion, list):
+        if others := [turn for turn in completion if not isinstance(turn, dict)]:
+            raise NotOfFormat(f"its completion is a list with {str(others[0])[:60]!r}, and must be text or messages")
         completion = any(turn.get(name) for turn in completion if is_learned(turn) for name in _WRITTEN)
     return bool(row.get("completion_ids") or completion)
 
@@ -31,21 +38,18 @@ def notes_of(row: Row) -> list[str]:
     `several_turns`: the row has several turns to learn from. `ends_with_user`: messages after the last turn of the
     model are not learned. `placeholder`: the prompt or the completion is a text such as `nan`, which programs write for
     a missing value. `printed`: the completion is the text of a Python object. `redacted`: text was blanked out.
+    `partial`: some of its rewards are null, and its reward is the sum of the others.
     """
     completion = row["completion"]
     found = {
         "several_turns": turns_of(row) > 1 and row.get(TURN_REWARDS) is None,
-        "ends_with_user": isinstance(completion, list) and _role(completion[-1:]) == "user",
+        "ends_with_user": isinstance(completion, list) and bool(completion) and completion[-1]["role"] == "user",
         "printed": _content(completion) is not None and bool(_PRINTED.match(_content(completion) or "")),
         "placeholder": _is_placeholder(row["prompt"]) or _is_placeholder(completion),
         "redacted": row.get("redacted", False),
+        "partial": row.get(PARTIAL, False),
     }
     return [name for name, is_true in found.items() if is_true]
-
-
-def _role(messages: list[Any]) -> Any:
-    """Return the role of the last message. Return None for token ids."""
-    return messages[-1].get("role") if messages and isinstance(messages[-1], dict) else None
 
 
 def _content(given: Any) -> str | None:
@@ -108,7 +112,7 @@ def turns_of(row: Row) -> int:
     if row.get("completion_ids"):
         return len(runs_of(row.get("completion_mask") or [1]))
     completion = row["completion"]
-    return len(_learned(completion)) if isinstance(completion, list) else 1
+    return len(learned_turns(completion)) if isinstance(completion, list) else 1
 
 
 def check_last_turn(row: Row) -> None:
@@ -123,7 +127,7 @@ def check_last_turn(row: Row) -> None:
     if (
         turns_of(row) > 1
         and isinstance(completion, list)
-        and not (isinstance(row["prompt"], list) and _learned(completion))
+        and not (isinstance(row["prompt"], list) and learned_turns(completion))
     ):
         raise Unusable(
             "its prompt is not a list of messages, or its completion has no assistant turn, so --completion last_turn "
@@ -162,7 +166,7 @@ def cut_turns(row: Row, first: int, last: int | None = None) -> Row:
         for name in ("completion_ids", "completion_mask", "sampler_logps"):
             if row.get(name) is not None:
                 row[name] = row[name][start:end]
-    if isinstance(completion := row["completion"], list) and len(learned := _learned(completion)) == count:
+    if isinstance(completion := row["completion"], list) and len(learned := learned_turns(completion)) == count:
         row["prompt"] = [*row["prompt"], *completion[: learned[first]]]
         row["completion"] = completion[learned[first] : None if last is None else learned[last] + 1]
     return row
@@ -193,8 +197,3 @@ def is_known(logp: float | None) -> bool:
 
 
 _UNKNOWN = -9999.0
-
-
-def _learned(messages: list[Row]) -> list[int]:
-    """Return the index of each assistant turn to learn from."""
-    return [n for n, message in enumerate(messages) if isinstance(message, dict) and is_learned(message)]

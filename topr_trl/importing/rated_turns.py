@@ -67,16 +67,25 @@ def join_answers(rows: Sequence[Row], discount: float | None) -> list[Row]:
 
 
 def _continues(row: Row, later: Row) -> bool:
-    """Return whether the prompt of a later answer starts with the messages of a row.
-
-    A cut answer has no stop token, which it would get in the middle of a conversation.
-    """
-    if any(row.get(name) != later.get(name) for name in _SAME) or row.get("finish_reason") == "length":
+    """Return whether a later answer continues a row of messages, with the same model, tools and sampling settings."""
+    if any(row.get(name) != later.get(name) for name in _SAME):
         return False
     if any(each.get("completion_ids") or not isinstance(each["prompt"], list) for each in (row, later)):
         return False
+    return reads_row(later["prompt"], row)
+
+
+def reads_row(prompt: list[Row], row: Row) -> bool:
+    """Return whether a prompt starts with the messages of a row, so that a later answer can continue the row.
+
+    A cut answer cannot be continued, because it has no stop token, which it would get in the middle of a conversation.
+
+    Args:
+        prompt (`list[Row]`): Messages that the model read before the later answer.
+        row (`Row`): Row of messages, without token ids.
+    """
     read = [*row["prompt"], *row["completion"]]
-    return _shared(read, later["prompt"]) == len(read)
+    return row.get("finish_reason") != "length" and _shared(read, prompt) == len(read)
 
 
 def _shared(messages: list[Row], others: list[Row]) -> int:

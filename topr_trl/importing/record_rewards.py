@@ -58,10 +58,42 @@ class RecordRewards:
             Unrewarded: the record has no field that may be the reward, or lacks a field of `reward_fields`. Or the file
                 of rewards lacks its id, or the reward of one or all of its completions is null.
         """
+        if (numbers := self._numbers_of(record)) is None:
+            return None
+        # If there are several reward functions, some can return None for a completion.
+        known = {name: value for name, value in numbers.items() if value is not None}
+        if not known:
+            raise Unrewarded(f"its reward is null ({', '.join(numbers)})")
+        by_rollout = {name: value if isinstance(value, list) else [value] for name, value in known.items()}
+        for name, values in by_rollout.items():
+            if None in values:
+                raise Unrewarded(f"{name} is null for one of its completions")
+            for value in values:
+                _check_number(name, value)
+            if len(values) != rollouts:
+                raise NotOfFormat(
+                    f"{name} holds {len(values)} reward(s) for {rollouts} completion(s): it must be a list with one "
+                    "reward per completion"
+                )
+        return [float(sum(values)) for values in zip(*by_rollout.values(), strict=True)]
+
+    def is_partial(self, record: Record) -> bool:
+        """Return whether a record has some of its `reward_fields`, and others are null.
+
+        Args:
+            record (`Record`): Record.
+        """
+        with suppress(Unrewarded):  # The reward of a run can be in another record.
+            nulls = {value is None for value in (self._numbers_of(record) or {}).values()}
+            return len(nulls) == 2
+        return False
+
+    def _numbers_of(self, record: Record) -> dict[str, Any] | None:
+        """Return the reward fields of a record as numbers. See `of`."""
         if self.by_id is not None:
             values = {"reward": value_by_id(self.by_id, record, self.args.id_field, "--rewards", Unrewarded)}
         elif self.args.reward_fields:
-            values = {name: field_value(record, name, Unrewarded) for name in self.args.reward_fields}
+            values = {name: self._field(record, name) for name in self.args.reward_fields}
         elif self.format.rewards is None:
             return None
         elif len(values := self.format.rewards(record)) != 1:
@@ -79,23 +111,16 @@ class RecordRewards:
             if isinstance(value, dict) and value:
                 inner = ", ".join(f"{name}.{field}" for field in value)
                 raise NotOfFormat(f"its {name} is an object. Set --reward_fields to one or more of {inner}")
-        # If there are several reward functions, some can return None for a completion.
-        numbers_by_name = {name: as_number(name, value, self.labels) for name, value in values.items()}
-        known = {name: value for name, value in numbers_by_name.items() if value is not None}
-        if not known:
-            raise Unrewarded(f"its reward is null ({', '.join(values)})")
-        by_rollout = {name: value if isinstance(value, list) else [value] for name, value in known.items()}
-        for name, numbers in by_rollout.items():
-            if None in numbers:
-                raise Unrewarded(f"{name} is null for one of its completions")
-            for number in numbers:
-                _check_number(name, number)
-            if len(numbers) != rollouts:
-                raise NotOfFormat(
-                    f"{name} holds {len(numbers)} reward(s) for {rollouts} completion(s): it must be a list with one "
-                    "reward per completion"
-                )
-        return [float(sum(numbers)) for numbers in zip(*by_rollout.values(), strict=True)]
+        return {name: as_number(name, value, self.labels) for name, value in values.items()}
+
+    def _field(self, record: Record, name: str) -> Any:
+        """Return a field of `reward_fields`. It is null if it is missing and the format has rewards that come later."""
+        try:
+            return field_value(record, name, Unrewarded)
+        except Unrewarded:
+            if self.format.skips_unrewarded:
+                return None
+            raise
 
 
 class UnknownLabel(NotOfFormat):

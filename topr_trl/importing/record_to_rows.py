@@ -17,6 +17,7 @@ from topr_trl.data.sampler_logps import LOGPROBS_MODE, TEMPERATURE
 from topr_trl.data.trajectories import Rollouts
 from topr_trl.importing import FORMATS
 from topr_trl.importing.completions import (
+    PARTIAL,
     as_chat,
     check_last_turn,
     check_not_rendered,
@@ -383,6 +384,7 @@ class RecordReader:
                 row["problem_id"] = problem if self.args.problem_field else row.get("problem_id") or problem
         if "reward" in self.columns:
             check_rewards(rows)
+            self._mark_partial(record, rows)
         for row in rows:
             if not row.get("prompt") and not row.get("prompt_ids"):
                 raise Unusable("its prompt is empty")
@@ -397,6 +399,12 @@ class RecordReader:
             row if isinstance(row, LeftOut) else LeftOut.CALLS if has_broken_call(row) else without_unknown_logps(row)
             for row in found
         ]
+
+    def _mark_partial(self, record: Record, rows: Sequence[Row]) -> None:
+        """Mark rows whose reward is the sum of some of the `reward_fields`, because the others are null."""
+        if len(self.args.reward_fields or ()) > 1:
+            for row in rows:
+                row[PARTIAL] = any(map(self.rewards.is_partial, [record, *row.get(GRADED, ())]))
 
     def _check_unread(self, record: Record, rows: Sequence[Row]) -> None:
         """Check that the rows have all text of a record that may belong in them. Count other fields in `not_read`."""

@@ -2,7 +2,7 @@
 
 If the prompt of a call starts with the prompt and the answer of an earlier call, the call extends the row of the
 earlier call. Everything between the two answers is context. Both calls must have the same model, tools, chat template
-arguments and sampling settings. Without token ids, only chat calls can extend a row.
+arguments and sampling settings. Without token ids, only chat calls can extend a row, and only if its answer is not cut.
 
 Any other call starts a new row of the same rollout. For instance, this happens if the call belongs to a new
 conversation, or if the application or the chat template changed earlier turns.
@@ -18,6 +18,7 @@ from topr_trl.importing.calls import rows_of_call
 from topr_trl.importing.completions import turns_of
 from topr_trl.importing.dialects import anthropic, ollama, openai, openai_completions, openai_responses
 from topr_trl.importing.format import GRADED, Format, LeftOut, Record, has
+from topr_trl.importing.rated_turns import reads_row
 from topr_trl.importing.row_table import Row
 from topr_trl.recording.protocols import choice_of
 from topr_trl.recording.protocols.completions import CHAT, TEXT, prompt_of
@@ -119,7 +120,7 @@ def _joined(row: Row, later: Row) -> Row | None:
         }
         return {**later, **tokens, "prompt_ids": row["prompt_ids"], **_joined_text(row, later)}
     is_chat = isinstance(row["prompt"], list)
-    return {**later, **_joined_text(row, later)} if is_chat and _is_continued(row, later) else None
+    return {**later, **_joined_text(row, later)} if is_chat and reads_row(later["prompt"], row) else None
 
 
 def _joined_text(row: Row, later: Row) -> Row:
@@ -138,17 +139,6 @@ def _joined_text(row: Row, later: Row) -> Row:
     # model. Weight 0 makes it context.
     between = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in later["prompt"][read:]]
     return {"prompt": row["prompt"], "completion": [*row["completion"], *between, *later["completion"]], **graded}
-
-
-def _is_continued(row: Row, later: Row) -> bool:
-    """Return whether the messages of a later call start with all messages of a row."""
-    read = [*row["prompt"], *row["completion"]]
-    return list(map(_shown, later["prompt"][: len(read)])) == list(map(_shown, read))
-
-
-def _shown(message: Row) -> Row:
-    """Return a message without its empty fields, because an empty field means the same as a missing field."""
-    return {name: value for name, value in message.items() if value}
 
 
 FORMAT = Format(
