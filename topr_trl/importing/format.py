@@ -139,8 +139,8 @@ class Format:
         names_rollouts (`bool`, defaults to `False`): Whether users name the rollouts, so that two files can have
             rollouts of the same name.
         chat (`bool`, defaults to `False`): Whether text becomes chat messages by default.
-        skips_unrewarded (`bool`, defaults to `False`): Whether rewards can come later. Records without a reward are then
-            skipped by default, and a reward that no record has yet is null.
+        skips_unrewarded (`bool`, defaults to `False`): Whether rewards can come later. Records without a reward are
+            then skipped by default, and a reward that no record has yet is null.
         choices (`Callable`, *optional*): Function that returns the `Choices` of a record, for a format whose fields
             many programs name differently. The import then stops at text that may be the completion or a part of the
             prompt, and that no row has. None if another program defines all fields.
