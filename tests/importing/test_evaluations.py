@@ -126,6 +126,9 @@ def test_logs_of_inspect_that_are_damaged_or_unusual(tmp_path):
     (row,) = inspect.rows(changed)
     assert (row["completion"][1]["content"], "legs" in row["tools"]) == ("Error: too slow", True)
     assert inspect.rows({**sample, "error": {"message": "timeout"}}) == ["failed"]
+    searched = [{"type": "tool_use", "tool_type": "web_search", "id": "w", "name": "search", "arguments": "legs"}]
+    with pytest.raises(NotOfFormat, match="that the provider ran itself"):
+        inspect.rows({**sample, "messages": [*sample["messages"][:4], {**sample["messages"][4], "content": searched}]})
     attached = {**sample, "messages": [{"role": "user", "content": "attachment://abc"}, *sample["messages"][4:]]}
     with pytest.raises(NotOfFormat, match="attachment abc is missing"):
         inspect.rows(attached)

@@ -208,6 +208,60 @@ def test_other_runs_of_langsmith():
     assert turns(row["completion"]) == [("assistant", "12", "Hm.", [])]
 
 
+@pytest.mark.parametrize(
+    ("generation", "more"),
+    [
+        ({"response_metadata": {"stop_reason": "max_tokens"}}, {}),  # Anthropic
+        ({"response_metadata": {"stopReason": "max_tokens"}}, {}),  # Bedrock
+        ({"response_metadata": {"finish_reason": "length"}}, {"generation_info": None}),  # OpenAI
+        ({}, {"generation_info": {"done_reason": "length"}}),  # Ollama
+    ],
+)
+def test_answers_of_langchain_that_were_cut(generation, more):
+    message = {"lc": 1, "id": ["langchain", "AIMessage"], "kwargs": {"content": "They", **generation}}
+    said = {"generations": [[{"text": "They", "message": message, **more}]]}
+    (row,) = langsmith.FORMAT.rows(run({"messages": [[{"role": "user", "content": "How many legs?"}]]}, said))
+    assert row["finish_reason"] == "length"
+
+
+def test_anthropics_client_in_langsmith():
+    """Test the messages that LangSmith's wrapper of Anthropic's client logs as they are."""
+    use = {"type": "tool_use", "id": "c", "name": "legs", "input": {"animal": "cat"}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "4"}
+    called = {"role": "assistant", "content": [{"type": "text", "text": "I look."}, use]}
+    asked = [{"role": "user", "content": "How many legs?"}]
+    said = {"message": {**called, "stop_reason": "tool_use"}}
+    for given in (asked, [*asked, called, {"role": "user", "content": [result]}]):
+        (row,) = langsmith.FORMAT.rows(run({"messages": given}, said))
+        assert turns(row["completion"]) == [("assistant", "I look.", None, [LEGS])]
+    assert turns(row["prompt"]) == [USER, *turns(row["completion"]), ("tool", "4", None, [])]
+    said = {
+        "message": {"role": "assistant", "content": [{"type": "text", "text": "They"}], "stop_reason": "max_tokens"}
+    }
+    (row,) = langsmith.FORMAT.rows(run({"messages": asked}, said))
+    assert row["finish_reason"] == "length"
+
+
+def test_a_part_of_the_prompt_beside_the_messages(tmp_path):
+    """Fields such as `stop` are settings. A system prompt that the reader does not know would be lost."""
+    asked = {"messages": [{"role": "user", "content": "How many legs?"}], "stop": ["\n"], "response_format": {
+        "type": "json_schema", "json_schema": {"description": "The number of legs of all cats"}}}  # fmt: skip
+    said = {"role": "assistant", "content": "12"}
+    for n, of_request in enumerate((asked, {**asked, "system": "Calculate."})):
+        names = {"mlflow.spanType": "LLM", "mlflow.spanInputs": of_request, "mlflow.spanOutputs": said}
+        attributes = {name: json.dumps(value) for name, value in names.items()}
+        trace = {"info": {"trace_id": "t"}, "data": {"spans": [{"span_id": "s", "attributes": attributes}]}}
+        for field, record in (("inputs", run(of_request, said)), ("attributes.mlflow.spanInputs", trace)):
+            (tmp_path / f"{field}.jsonl").write_text(json.dumps(record))
+            if not n:
+                assert len(imported(tmp_path, tmp_path / f"{field}.jsonl")) == 1
+                continue
+            with pytest.raises(ValueError, match=rf"text of {field}.system .* --ignore_fields {field}.system"):
+                imported(tmp_path, tmp_path / f"{field}.jsonl")
+            ignored = ("--ignore_fields", f"{field}.system")
+            assert len(imported(tmp_path, tmp_path / f"{field}.jsonl", *ignored)) == 1
+
+
 def test_spans_that_opentelemetry_wrote(tmp_path):
     rows = imported(tmp_path, WRITTEN / "opentelemetry-util-genai-1.3b0.jsonl")
     assert [turns(row["prompt"]) for row in rows] == [CALLED] * 2
@@ -280,6 +334,15 @@ def test_no_part_beside_the_result_of_a_tool_is_dropped():
     attributes = {"gen_ai.input.messages": [{"role": "user", "parts": [result, text]}], "gen_ai.output.messages": said}
     (row,) = opentelemetry.FORMAT.rows({"attributes": attributes})
     assert turns(row["prompt"]) == [("tool", "4", None, []), ("user", "Go on.", None, [])]
+    called = {"type": "tool_call", "id": "c", "name": "legs", "arguments": {"animal": "cat"}}
+    reordered = [{"role": "user", "parts": [text, result]}, {"role": "model", "parts": [called]}]
+    (row,) = opentelemetry.FORMAT.rows({"attributes": {**attributes, "gen_ai.input.messages": reordered}})
+    assert turns(row["prompt"]) == [
+        ("user", "Go on.", None, []), ("tool", "4", None, []), ("assistant", "", None, [LEGS])
+    ]  # fmt: skip
+    with pytest.raises(NotOfFormat, match="has tool_call, which is no call of"):
+        opentelemetry.FORMAT.rows({"attributes": {**attributes, "gen_ai.input.messages": [
+            {"role": "user", "parts": [called]}]}})  # fmt: skip
     attributes["gen_ai.output.messages"] = [{"role": "assistant", "parts": [text, result]}]
     with pytest.raises(NotOfFormat, match="that the provider ran itself"):
         opentelemetry.FORMAT.rows({"attributes": attributes})

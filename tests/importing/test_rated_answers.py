@@ -54,6 +54,12 @@ def test_outputs_of_promptfoo_that_are_no_text():
     with pytest.raises(Unusable, match="changed by a transform"):
         promptfoo.rows(changed)
     assert promptfoo.rows({**result, "response": {"output": ""}}) == []
+    (row,) = promptfoo.rows(
+        {**result, "prompt": {"raw": "\n- role: system\n  content: Add.\n- role: user\n  content: a\n"}}
+    )
+    assert [(each["role"], each["content"]) for each in row["prompt"]] == [("system", "Add."), ("user", "a")]
+    with pytest.raises(Unusable, match="not valid YAML"):
+        promptfoo.rows({**result, "prompt": {"raw": "- role: system: x"}})
 
 
 def test_a_log_that_openais_evals_wrote(tmp_path):

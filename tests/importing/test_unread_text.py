@@ -495,6 +495,15 @@ def test_other_fields_are_no_finish_reasons(read, given, reason):
     assert read(record)[0].rows[0]["finish_reason"] == reason
 
 
+def test_the_arguments_of_a_tool_are_no_finish_reason(read):
+    arguments = {"completed": False, "truncated": True}
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    block = {"type": "tool_use", "id": "c", "name": "add", "input": arguments}
+    for said in ({"content": None, "tool_calls": [call]}, {"content": [block]}):
+        messages = [HISTORY[0], {"role": "assistant", **said}]
+        assert read({"messages": messages, "reward": 1})[0].rows[0]["finish_reason"] is None
+
+
 @pytest.mark.parametrize("given", [{"status": "error"}, {"is_error": True}])
 def test_error_messages_are_no_completions(read, given):
     for record in ({"prompt": "Legs?", "completion": "Rate limit"}, {"messages": HISTORY[:2]}):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.format import IGNORED, Format, LeftOut, NotOfFormat, Record, Unusable
+from topr_trl.importing.field_names import Kind, kind_of
+from topr_trl.importing.format import IGNORED, Choices, Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.openai_messages import check_roles
 from topr_trl.importing.record_fields import inner_value, value_at
@@ -278,6 +279,22 @@ def not_a_call(ratings: Mapping[str, Any], id_field: str) -> LeftOut:
             f"write them to a file for --rewards, and set --id_field {id_field}"
         )
     return LeftOut.OTHER
+
+
+def choices_of_request(record: Record, *path: str) -> Choices:
+    """Return the choices of a record in which only the request can have text that belongs to the prompt.
+
+    Args:
+        record (`Record`): Record.
+        *path (`str`): Names of the fields with the request, from outer to inner.
+    """
+    others, start, inner = list[str](), "", parsed_json(record)
+    for name in path:
+        others += [f"{start}{other}" for other in inner if other != name]
+        start, inner = f"{start}{name}.", parsed_json(inner.get(name))
+        inner = inner if isinstance(inner, Mapping) else {}
+    others += [f"{start}{name}" for name in inner if kind_of((name,)) is not Kind.ASKED]
+    return IGNORED._replace(read=tuple(others))
 
 
 def is_failed(record: Record) -> bool:

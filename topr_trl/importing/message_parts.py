@@ -10,8 +10,9 @@ from topr_trl.importing.row_table import Row
 
 _TEXT = ("text", "input_text", "output_text", "refusal", "reasoning_text", "summary_text")
 _THINKING = ("reasoning", "thinking")
-# Types of parts whose text the provider hides, or that repeat a field of the message.
-_WITHOUT_TEXT = ("redacted_thinking", "tool_use", "tool_call", "function_call", "compaction")
+# Types of parts whose text the provider hides, and of parts that repeat a call of the message.
+_WITHOUT_TEXT = ("redacted_thinking", "compaction")
+_CALLS = ("tool_use", "tool_call", "function_call")
 
 
 def parsed_json(value: Any) -> Any:
@@ -51,16 +52,17 @@ def text_of(content: Any) -> str:
     return split_parts(content)[0]
 
 
-def split_parts(content: Any) -> tuple[str, str]:
+def split_parts(content: Any, calls: Sequence[Row] = ()) -> tuple[str, str]:
     """Return the text and the thinking of a message's content, each `""` if there is none.
 
-    Tool calls and hidden thinking are skipped.
+    Hidden thinking is skipped.
 
     Args:
         content (`Any`): Text, a list of parts, an object (returned as JSON) or None (returned as `""`).
+        calls (`Sequence[Row]`, defaults to `()`): Tool calls of the message. Parts with these calls are skipped.
 
     Raises:
-        Unusable: a part cannot become text, for instance an image.
+        Unusable: a part cannot become text, for instance an image, or a part is a call and there are no `calls`.
     """
     if content is None or isinstance(content, str):
         return content or "", ""
@@ -78,8 +80,9 @@ def split_parts(content: Any) -> tuple[str, str]:
             texts.append(_string(part, "text", "content", "refusal"))
         elif kind in _THINKING:
             thoughts.append(_thinking(part))
-        elif kind not in _WITHOUT_TEXT:
-            raise Unusable(f"a message has {kind}: offline training supports only text")
+        elif kind not in _WITHOUT_TEXT and not (calls and kind in _CALLS):
+            why = ", which is no call of the message" if kind in _CALLS else ": offline training supports only text"
+            raise Unusable(f"a message has {kind}{why}")
     return "".join(texts), "\n".join(filter(None, thoughts))
 
 
@@ -109,7 +112,7 @@ def assistant(content: Any, calls: Sequence[Row] = (), thinking: str | None = No
         thinking (`str`, *optional*): Thinking to add before the thinking of the parts.
         **more (`Any`): Other fields of the message.
     """
-    text, thought = split_parts(content)
+    text, thought = split_parts(content, calls)
     found = "\n".join(filter(None, (thinking, thought)))
     own = {"role": "assistant", "content": text, "tool_calls": list(calls) or None, "reasoning_content": found or None}
     return message({**own, **more})

@@ -290,7 +290,9 @@ def _reason_in(key: str, value: Any) -> str | None:
 
 
 _STOP_REASONS = ("stopreason", "stoptype", "donereason", "nativefinishreason")
-_OF_REQUEST, _OF_JUDGE = ("messages", "conversations", "prompt", "request"), ("judge", "grader", "evaluat", "critic")
+_OF_JUDGE = ("judge", "grader", "evaluat", "critic")
+# Fields of requests and of messages, which can have arguments of tools such as `completed`.
+_OF_REQUEST = ("messages", "conversations", "prompt", "request", "content", "toolcalls", "functioncall")
 
 
 def finish_reason(given: str | None) -> str | None:

@@ -1,12 +1,13 @@
 """Read messages of OpenTelemetry's conventions for generative AI, whose content is a list of parts."""
 
 import json
+from itertools import groupby
 from typing import Any
 
 from topr_trl.importing.calls import Dialect, first_choice
 from topr_trl.importing.format import Record, Unusable
 from topr_trl.importing.message_parts import assistant, call, other
-from topr_trl.importing.openai_messages import finish_reason, tools_as_json
+from topr_trl.importing.openai_messages import ROLE_NAMES, finish_reason, tools_as_json
 from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
 
@@ -47,16 +48,23 @@ def _functions(tools: Any) -> Any:
 def _messages(given: Record) -> list[Row]:
     """Convert a message to messages of a row. Each tool result becomes a separate message."""
     parts = given["parts"]
-    results = [part for part in parts if part.get("type") == "tool_call_response"]
-    if given["role"] != "assistant":
-        made = [other("tool", _text(part.get("response", part.get("result"))), tool_call_id=part.get("id"))
-                for part in results]  # fmt: skip
-        rest = [part for part in parts if part not in results]
-        return [*made, other(given["role"], rest)] if rest or not results else made
-    if results:
-        raise Unusable("an assistant message has the result of a tool that the provider ran itself")
-    asked = [call(part["name"], part.get("arguments"), part.get("id")) for part in parts if part["type"] == "tool_call"]
-    return [assistant(parts, asked)]
+    if ROLE_NAMES.get(given["role"]) == "assistant":
+        if any(map(_is_result, parts)):
+            raise Unusable("an assistant message has the result of a tool that the provider ran itself")
+        calls = [part for part in parts if part["type"] == "tool_call"]
+        return [assistant(parts, [call(part["name"], part.get("arguments"), part.get("id")) for part in calls])]
+    found: list[Row] = []
+    for is_result, run in groupby(parts, _is_result):
+        if is_result:
+            found += [other("tool", _text(part.get("response", part.get("result"))), tool_call_id=part.get("id"))
+                      for part in run]  # fmt: skip
+        else:
+            found.append(other(given["role"], list(run)))
+    return found or [other(given["role"], "")]
+
+
+def _is_result(part: Record) -> bool:
+    return part.get("type") == "tool_call_response"
 
 
 def _text(value: Any) -> str:

@@ -1,12 +1,13 @@
-"""Read messages of LangChain, as its tracers write them, and messages of OpenAI's API beside them."""
+"""Read messages of LangChain, as its tracers write them, and messages of OpenAI's and Anthropic's APIs beside them."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from topr_trl.importing.calls import Dialect, first_choice
+from topr_trl.importing.content_blocks import messages_of
 from topr_trl.importing.format import Record, Unusable
 from topr_trl.importing.message_parts import assistant, call, other, split_parts
-from topr_trl.importing.openai_messages import finish_reason, text_or_messages, tools_as_json
+from topr_trl.importing.openai_messages import finish_reason_of, text_or_messages, tools_as_json
 from topr_trl.importing.row_table import Row
 
 _ROLES = {
@@ -23,7 +24,7 @@ def prompt(asked: Record) -> Row:
         Unusable: there are several requests or prompts, or a message has an unknown type.
     """
     if "messages" in asked:
-        given: Any = [_message(each) for each in _unwrapped(asked["messages"])]
+        given: Any = [row for each in _unwrapped(asked["messages"]) for row in _messages(each)]
     else:
         prompts = asked["prompts"] if "prompts" in asked else [asked["prompt"]] if "prompt" in asked else []
         if len(prompts) != 1:
@@ -54,14 +55,14 @@ def _answer(choice: Record, is_chat: bool) -> Row | None:
     given = choice.get("message") or choice.get("text")
     if not given:
         return None
-    reason = choice.get("finish_reason") or (choice.get("generation_info") or {}).get("finish_reason")
     if is_chat:
-        completion: Any = [_message(given)] if isinstance(given, Mapping) else [assistant(given)]
+        completion: Any = _messages(given) if isinstance(given, Mapping) else [assistant(given)]
     elif isinstance(given, Mapping) and _name(given) in _ROLES:
         raise Unusable("its inputs are the text of a chat, so the messages that the model read are not known")
     else:
         completion = text_or_messages(given)
-    return {"completion": completion, "finish_reason": finish_reason(reason)}
+    # Each provider has its own place, such as `response_metadata.stop_reason` of the message.
+    return {"completion": completion, "finish_reason": finish_reason_of(choice)}
 
 
 def _is_answer(body: Record) -> bool:
@@ -86,14 +87,17 @@ def _name(given: Mapping[str, Any]) -> str:
     return str(given.get("type") if given.get("type") in _ROLES else given.get("role") or given.get("type"))
 
 
-def _message(given: Mapping[str, Any]) -> Row:
+def _messages(given: Mapping[str, Any]) -> list[Row]:
+    """Return the messages of a row for a message. Results of tools in a message of Anthropic's API are separate."""
+    if "role" in given and given.get("type") not in _ROLES:
+        return messages_of(given)
     role = _ROLES.get(_name(given))
     if role is None:
         raise Unusable(f"a message has the unknown type or role {_name(given)}")
     inner = given.get("kwargs") or given.get("data") or given
     more = inner.get("additional_kwargs") or {}
     if role != "assistant":
-        return other(role, inner.get("content"), tool_call_id=inner.get("tool_call_id"))
+        return [other(role, inner.get("content"), tool_call_id=inner.get("tool_call_id"))]
     if inner.get("invalid_tool_calls"):
         raise Unusable("it has a tool call that could not be parsed")
     calls = [
@@ -101,9 +105,9 @@ def _message(given: Mapping[str, Any]) -> Row:
         for asked in inner.get("tool_calls") or more.get("tool_calls") or ()
     ]
     thinking = more.get("reasoning_content") or inner.get("reasoning_content")
-    if thinking and split_parts(inner.get("content"))[1]:
+    if thinking and split_parts(inner.get("content"), calls)[1]:
         thinking = None  # The parts of the content repeat this thinking.
-    return assistant(inner.get("content"), calls, thinking)
+    return [assistant(inner.get("content"), calls, thinking)]
 
 
 DIALECT = Dialect(asks="messages", is_answer=_is_answer, prompt=prompt, answers=answers)

@@ -103,6 +103,8 @@ def _message(given: Record) -> Row:
         if asked.get("parse_error"):
             raise Unusable("it has a tool call that inspect_ai could not parse, so the model's own text is not known")
         calls.append(call(asked["function"], asked["arguments"], asked.get("id")))
+    if isinstance(given["content"], list) and any(part["type"] == "tool_use" for part in given["content"]):
+        raise Unusable("it has a call of a tool that the provider ran itself")
     return assistant(given["content"], calls)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
+from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, choices_of_request
 from topr_trl.importing.dialects import langchain
 from topr_trl.importing.format import Format, LeftOut, Record, has
 from topr_trl.importing.joined_records import LINES, joined_by
@@ -47,6 +47,7 @@ FORMAT = Format(
     rewards=rewards,
     columns=COLUMNS_OF_CALLS,
     required=frozenset({"run_type", "inputs"}),
+    choices=lambda record: choices_of_request(record, "inputs"),
     loses="Only runs of the type llm become rows. The reward is the mean feedback on a run. Feedback on a whole trace "
     "is in its root run: write this feedback to a file for --rewards, and set --id_field trace_id.",
 )

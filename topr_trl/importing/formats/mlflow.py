@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, not_a_call
+from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, choices_of_request, not_a_call
 from topr_trl.importing.dialects import DIALECTS
 from topr_trl.importing.format import Format, LeftOut, Record
 from topr_trl.importing.rated_turns import as_rated
@@ -100,6 +100,7 @@ FORMAT = Format(
     rewards=lambda record: {f"assessments.{name}": value for name, value in record["assessments"].items()},
     columns=COLUMNS_OF_CALLS,
     required=frozenset({"attributes"}),
+    choices=lambda record: choices_of_request(record, "attributes", "mlflow.spanInputs"),
     records=calls,
     loses="Only spans of the types CHAT_MODEL and LLM become rows. An assessment of a trace is the reward of all its "
     "model calls. To join these calls to one rollout, set --rollout_field trace_id.",

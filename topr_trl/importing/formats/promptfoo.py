@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import yaml
+
 from topr_trl.importing.format import Format, LeftOut, Record, Unusable
 from topr_trl.importing.message_parts import assistant, parsed_json
 from topr_trl.importing.openai_messages import check_roles, finish_reason, text_or_messages
@@ -45,15 +47,26 @@ def rows(record: Record) -> list[Row | LeftOut]:
     options = inner_value(record, "testCase", "options") or {}
     if record.get("transformed") or options.get("transform") or options.get("postprocess"):
         raise Unusable("its output was changed by a transform, so the text of the model is not known")
-    asked = parsed_json(record["prompt"]["raw"])
+    raw = record["prompt"]["raw"]
+    asked = _parsed(raw)
     is_messages = isinstance(asked, list) and all(inner_value(each, "role") is not None for each in asked)
-    prompt = text_or_messages(asked) if is_messages else record["prompt"]["raw"]
+    prompt = text_or_messages(asked) if is_messages else raw
     check_roles(prompt)
     completion = _completion(response.get("output"))
     return [{
         "prompt": prompt, "completion": completion, "model": inner_value(record, "provider", "id"),
         "finish_reason": finish_reason(response.get("finishReason")),
     }] if completion else []  # fmt: skip
+
+
+def _parsed(raw: Any) -> Any:
+    """Return a prompt as promptfoo reads it: it can have messages as JSON, or as YAML that starts with a role."""
+    if not str(raw).lstrip().startswith("- role:"):
+        return parsed_json(raw)
+    try:
+        return yaml.safe_load(raw)
+    except yaml.YAMLError:
+        raise Unusable("its prompt starts like messages in YAML, and is not valid YAML") from None
 
 
 def _completion(output: Any) -> Any:
