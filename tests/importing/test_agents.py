@@ -330,6 +330,26 @@ def test_messages_of_an_unknown_conversation_or_order(tmp_path, changes, why):
         imported(tmp_path, written(tmp_path / "a.jsonl", lines))
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "second", "is_right"),
+    [
+        ("turn", "turn_9", "turn_10", True),
+        ("turn", "turn_10", "turn_9", False),
+        ("timestamp", "2026-01-01T00:30:00+02:00", "2026-01-01T00:10:00+00:00", True),
+        ("timestamp", "2026-01-01T00:10:00+00:00", "2026-01-01T00:30:00+02:00", False),
+        ("timestamp", "2026-01-01T00:00:00Z", "2026-01-01T00:00:00.5Z", True),
+    ],
+)
+def test_turns_and_times_are_not_compared_as_text(tmp_path, name, first, second, is_right):
+    lines = [{**ASKED, "chat_id": 1, name: first}, {"role": "assistant", "content": "4", "chat_id": 1, name: second}]
+    path = written(tmp_path / "a.jsonl", lines)
+    if is_right:
+        assert len(imported(tmp_path, path)) == 1
+    else:
+        with pytest.raises(ValueError, match=f"not in the order of {name}"):
+            imported(tmp_path, path)
+
+
 def test_documents_without_an_array_are_not_one_conversation(tmp_path):
     (tmp_path / "a.json").write_text("\n".join(json.dumps(each, indent=1) for each in (ASKED, ASKED)))
     with pytest.raises(ValueError, match="document 1: it is one message without the id of its conversation"):

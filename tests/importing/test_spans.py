@@ -95,6 +95,10 @@ def test_thinking_of_openinference_and_json_text_of_openllmetry():
     text = {f"{part}.1.message_content.type": "text", f"{part}.1.message_content.text": "12"}
     (row,) = read({**OPENINFERENCE, **thinking, **text, "llm.finish_reason": "max_tokens"})
     assert (turns(row["completion"]), row["finish_reason"]) == ([("assistant", "12", "Hm.", [])], "length")
+    call = {f"llm.output_messages.0.message.function_call_{name}": text for name, text in
+            (("name", "legs"), ("arguments_json", '{"animal": "cat"}'))}  # fmt: skip
+    (row,) = read({**OPENINFERENCE, **call})
+    assert turns(row["completion"]) == [("assistant", "12", None, [{"name": "legs", "arguments": '{"animal": "cat"}'}])]
     answer = '[{"type": "cat", "text": "Tom"}]'  # JSON that the model wrote
     (row,) = read({"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "Name a cat as JSON.",
                    "gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": answer})  # fmt: skip

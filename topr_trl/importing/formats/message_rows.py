@@ -1,7 +1,10 @@
 """Read tables with one message per row and the id of its conversation, and JSON arrays of messages."""
 
+import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
@@ -64,12 +67,13 @@ def conversations(records: Iterable[Placed]) -> Iterator[Placed]:
 
 
 def _values(given: list[Record], name: str) -> list[Any]:
-    """Return the values of a field: numbers if all are numbers, and else text."""
+    """Return the values of a field as numbers or times. Text such as `turn_10` is compared by its words and numbers."""
     values = [each[name] for each in given if each.get(name) is not None]
-    try:
-        return [float(value) for value in values]
-    except (TypeError, ValueError):
-        return [str(value) for value in values]
+    for convert in (float, lambda value: datetime.fromisoformat(str(value)).timestamp()):
+        with suppress(TypeError, ValueError):
+            return [convert(value) for value in values]
+    pieces = ([piece for piece in re.split(r"(\d+)", str(value)) if piece] for value in values)
+    return [[(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in each] for each in pieces]
 
 
 def _conversation_of(place: str, record: Record) -> Any:
