@@ -40,6 +40,22 @@ def test_tool_calls_are_joined_by_their_index():
     assert (choice["finish_reason"], found.finished) == ("tool_calls", 1)
 
 
+def test_parallel_calls_with_the_same_index():
+    """Gemini's server sends each parallel call whole, with the index 0 and its own id."""
+    calls = [{"index": 0, "id": name, "function": {"name": name, "arguments": "{}"}} for name in "ab"]
+    choice = joined(*({"delta": {"tool_calls": [call]}} for call in calls)).answer["choices"][0]
+    assert [(call["id"], call["function"]["name"]) for call in choice["message"]["tool_calls"]] == [
+        ("a", "a"),
+        ("b", "b"),
+    ]
+
+
+def test_a_function_call_before_tools():
+    pieces = ({"name": "f", "arguments": ""}, {"arguments": '{"x"'}, {"arguments": ": 1}"})
+    choice = joined(*({"delta": {"function_call": piece}} for piece in pieces)).answer["choices"][0]
+    assert choice["message"]["function_call"] == {"name": "f", "arguments": '{"x": 1}'}
+
+
 def test_empty_text_instead_of_null():
     """Older versions of SGLang and Ollama send such finish reasons in each event before the last."""
     found = joined({"delta": {"role": "assistant", "content": "a"}, "finish_reason": ""},

@@ -68,8 +68,9 @@ def _is_choice(choice: Any) -> bool:
     }  # fmt: skip
     if not all(isinstance(choice[name], kind) for name, kind in kinds.items() if choice.get(name)):
         return False
-    calls = (choice.get("message") or choice.get("delta") or {}).get("tool_calls") or []
-    return isinstance(calls, list) and all(_is_tool_call(call) for call in calls)
+    body = choice.get("message") or choice.get("delta") or {}
+    calls = body.get("tool_calls") or []
+    return isinstance(calls, list) and all(map(_is_tool_call, [*calls, {"function": body.get("function_call")}]))
 
 
 def _is_tool_call(call: Any) -> bool:
@@ -155,6 +156,8 @@ def _add_message(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
         if name == "tool_calls":
             for piece in value:
                 _add_tool_call(message.setdefault("tool_calls", []), piece)
+        elif name == "function_call":  # OpenAI's API had this field before tools.
+            _add_function(message.setdefault(name, {"name": "", "arguments": ""}), value)
         elif isinstance(value, str) and isinstance(message.get(name) or "", str) and name != "role":
             message[name] = (message.get(name) or "") + value
         else:
@@ -162,15 +165,20 @@ def _add_message(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
 
 
 def _add_tool_call(calls: list[dict[str, Any]], piece: Mapping[str, Any]) -> None:
-    place = piece.get("index", len(calls))
-    call = next((call for call in calls if call["index"] == place), None)
-    if call is None:
+    place, function = piece.get("index", len(calls)), piece.get("function") or {}
+    call = next((call for call in reversed(calls) if call["index"] == place), None)
+    # Gemini's server sends parallel calls with the same index.
+    is_other = call is not None and call["function"]["name"] and function.get("name")
+    if call is None or (is_other and piece.get("id") not in (None, "", call["id"])):
         call = {"index": place, "id": None, "type": "function", "function": {"name": "", "arguments": ""}}
         calls.append(call)
     call["id"] = piece.get("id") or call["id"]
-    function = piece.get("function") or {}
-    call["function"]["name"] += function.get("name") or ""
-    call["function"]["arguments"] += function.get("arguments") or ""
+    _add_function(call["function"], function)
+
+
+def _add_function(function: dict[str, str], piece: Mapping[str, Any]) -> None:
+    for name in function:
+        function[name] += piece.get(name) or ""
 
 
 def _add_tokens(choice: dict[str, Any], piece: Mapping[str, Any]) -> None:
