@@ -7,6 +7,7 @@ from topr_trl.recording.protocols.completions import (
     CHAT,
     TEXT,
     Assembler,
+    is_well_formed,
     messages,
     prompt_of,
     with_token_ids,
@@ -54,6 +55,7 @@ def test_a_function_call_before_tools():
     pieces = ({"name": "f", "arguments": ""}, {"arguments": '{"x"'}, {"arguments": ": 1}"})
     choice = joined(*({"delta": {"function_call": piece}} for piece in pieces)).answer["choices"][0]
     assert choice["message"]["function_call"] == {"name": "f", "arguments": '{"x": 1}'}
+    assert not is_well_formed({"choices": [{"delta": {"function_call": {"name": ["f"]}}}]})
 
 
 def test_empty_text_instead_of_null():

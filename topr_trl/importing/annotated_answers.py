@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from topr_trl.importing.format import Format, Record
-from topr_trl.importing.record_fields import values_by_name
+from topr_trl.importing.record_fields import rewards_in, values_by_name
 
 RATINGS = "ratings"  # field of a record with its ratings by name
 
@@ -56,7 +56,7 @@ def format_of_ratings(table: Format, **fields: Any) -> Format:
         table,
         rank=1,
         rows=lambda record: table.rows(record),  # Another function than the table's, so that errors name the format.
-        rewards=lambda record: {f"{RATINGS}.{name}": value for name, value in record[RATINGS].items()},
+        rewards=rewards_in(RATINGS),
         required=frozenset({RATINGS}),
         choices=lambda record: table_choices(record)._replace(read=(RATINGS,)),
         **fields,

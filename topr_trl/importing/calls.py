@@ -263,6 +263,18 @@ def format_of_calls(dialect: Dialect, source: str, loses: str) -> Format:
     )  # fmt: skip
 
 
+def format_of_exports(envelope: Envelope, read: Sequence[str], **fields: Any) -> Format:
+    """Return the format of a tool that exports calls of models in all dialects.
+
+    Args:
+        envelope (`Envelope`): Places of the call in a record.
+        read (`Sequence[str]`): Fields whose whole text is read.
+        **fields (`Any`): Other fields of the format.
+    """
+    choices = IGNORED._replace(read=tuple(read))
+    return Format(rows=envelope.rows, columns=COLUMNS_OF_CALLS, choices=lambda record: choices, **fields)
+
+
 def not_a_call(ratings: Mapping[str, Any], id_field: str) -> LeftOut:
     """Return the reason to leave out a span that is not a model call.
 

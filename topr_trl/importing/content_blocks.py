@@ -2,11 +2,10 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from itertools import groupby
 from typing import Any
 
 from topr_trl.importing.format import Unusable
-from topr_trl.importing.message_parts import call, other, split_parts
+from topr_trl.importing.message_parts import call, other, split_parts, with_results
 from topr_trl.importing.openai_messages import ROLE_NAMES, message
 from topr_trl.importing.row_table import Row
 
@@ -31,15 +30,12 @@ def messages_of(given: Mapping[str, Any]) -> list[Row]:
     given = {**given, "content": blocks}
     if ROLE_NAMES.get(str(given.get("role")).lower()) == "assistant":
         return [_answer(given, blocks) if any(map(_is_block, blocks)) else message(given)]
-    found: list[Row] = []
-    for is_result, run in groupby(blocks, lambda block: block.get("type") == "tool_result"):
-        if is_result:
-            found += [
-                other("tool", _as_blocks(each.get("content")), tool_call_id=each.get("tool_use_id")) for each in run
-            ]
-        else:
-            found.append(message({**given, "content": list(run)}))
-    return found or [message(given)]
+    return with_results(
+        blocks,
+        "tool_result",
+        lambda block: other("tool", _as_blocks(block.get("content")), tool_call_id=block.get("tool_use_id")),
+        lambda run: message({**given, "content": run}),
+    ) or [message(given)]
 
 
 def prompt_of(messages: Iterable[Mapping[str, Any]], system: Any) -> list[Row]:

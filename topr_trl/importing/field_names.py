@@ -33,15 +33,8 @@ class Kind(StrEnum):
     UNKNOWN = "unknown"
 
 
-_WRITERS = (
-    "assistant",
-    "bot",
-    "chatbot",
-    "gpt",
-    "chatgpt",
-    "llm",
-    "sampled",
-)  # authors, alone or before a word: `bot`, `bot_text`
+# Authors, alone or before a word: `bot`, `bot_text`.
+_WRITERS = ("assistant", "bot", "chatbot", "gpt", "chatgpt", "llm", "sampled")
 # The last word of a name says what the field holds: `system_fingerprint` is a fingerprint, and `reference_answer` an
 # answer. Words before it can change this: the text in `generated_text` was written by the model.
 _BY_LAST_WORD = {

@@ -1,6 +1,6 @@
 """Find fields of a record by name or path, and rename the fields that the user chose."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,25 @@ def _value_at(value: Any, path: str) -> Any:
         return parsed_json(value[path])
     name, _, rest = path.partition(".")
     return _value_at(parsed_json(value.get(name)), rest) if rest else None
+
+
+def listed(record: Record, *names: str) -> list[Any]:
+    """Return the records of a page, which has them in a list with one of the names. Return a single record in a list.
+
+    Args:
+        record (`Record`): Page or record.
+        *names (`str`): Names that the list can have.
+    """
+    return next((record[name] for name in names if isinstance(record.get(name), list)), [record])
+
+
+def rewards_in(field: str) -> Callable[[Record], dict[str, Any]]:
+    """Return the function for `Format.rewards` if a field of each record has its rewards by name.
+
+    Args:
+        field (`str`): Name of the field. The reward `x` in the field `scores` has the name `scores.x`.
+    """
+    return lambda record: {f"{field}.{name}": value for name, value in record[field].items()}
 
 
 @dataclass(frozen=True)

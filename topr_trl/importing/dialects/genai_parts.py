@@ -1,16 +1,16 @@
 """Read messages of OpenTelemetry's conventions for generative AI, whose content is a list of parts."""
 
 import json
-from itertools import groupby
 from typing import Any
 
 from topr_trl.importing.calls import Dialect, first_choice
 from topr_trl.importing.format import Record, Unusable
-from topr_trl.importing.message_parts import assistant, call, other
+from topr_trl.importing.message_parts import assistant, call, other, with_results
 from topr_trl.importing.openai_messages import ROLE_NAMES, finish_reason, tools_as_json
 from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
 
+_RESULT = "tool_call_response"
 _REASON = {"tool_call": "tool_calls"}  # finish reason in OpenTelemetry's conventions, and in OpenAI's API
 
 
@@ -49,22 +49,16 @@ def _messages(given: Record) -> list[Row]:
     """Convert a message to messages of a row. Each tool result becomes a separate message."""
     parts = given["parts"]
     if ROLE_NAMES.get(given["role"]) == "assistant":
-        if any(map(_is_result, parts)):
+        if any(part.get("type") == _RESULT for part in parts):
             raise Unusable("an assistant message has the result of a tool that the provider ran itself")
         calls = [part for part in parts if part["type"] == "tool_call"]
         return [assistant(parts, [call(part["name"], part.get("arguments"), part.get("id")) for part in calls])]
-    found: list[Row] = []
-    for is_result, run in groupby(parts, _is_result):
-        if is_result:
-            found += [other("tool", _text(part.get("response", part.get("result"))), tool_call_id=part.get("id"))
-                      for part in run]  # fmt: skip
-        else:
-            found.append(other(given["role"], list(run)))
-    return found or [other(given["role"], "")]
-
-
-def _is_result(part: Record) -> bool:
-    return part.get("type") == "tool_call_response"
+    return with_results(
+        parts,
+        _RESULT,
+        lambda part: other("tool", _text(part.get("response", part.get("result"))), tool_call_id=part.get("id")),
+        lambda run: other(given["role"], run),
+    ) or [other(given["role"], "")]
 
 
 def _text(value: Any) -> str:

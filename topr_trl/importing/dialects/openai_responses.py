@@ -135,12 +135,7 @@ def _is_response(body: Record) -> bool:
     return have_types or body.get("object") == "response"
 
 
-DIALECT = Dialect(
-    asks="input",
-    is_answer=_is_response,
-    prompt=prompt,
-    answers=answers,
-)
+DIALECT = Dialect(asks="input", is_answer=_is_response, prompt=prompt, answers=answers)
 FORMAT = format_of_calls(
     DIALECT,
     source="OpenAI's Responses API (openai-python 2, types/responses)",

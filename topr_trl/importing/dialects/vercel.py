@@ -1,13 +1,12 @@
 """Read requests and answers of the Vercel AI SDK, whose messages have parts such as `tool-call` and `tool-result`."""
 
 import json
-from collections.abc import Iterator, Mapping
-from itertools import groupby
+from collections.abc import Mapping
 from typing import Any
 
 from topr_trl.importing.calls import Dialect
 from topr_trl.importing.format import Record
-from topr_trl.importing.message_parts import assistant, call, other, parsed_json
+from topr_trl.importing.message_parts import assistant, call, other, parsed_json, with_results
 from topr_trl.importing.openai_messages import finish_reason, tools_as_json
 from topr_trl.importing.row_table import Row
 
@@ -48,17 +47,18 @@ def _call(part: Record) -> Row:
     return call(part["toolName"], part.get("input", part.get("args")), part["toolCallId"])
 
 
-def _messages(given: Record) -> Iterator[Row]:
-    """Yield the messages of a row for a message, in its order. Each result of a tool becomes a separate message."""
+def _messages(given: Record) -> list[Row]:
+    """Return the messages of a row for a message, in its order. Each result of a tool becomes a separate message."""
     content = given["content"]
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    for is_result, each in groupby(parts, lambda part: part.get("type") == "tool-result"):
-        for part in each if is_result else ():
-            yield other("tool", _result(part), tool_call_id=part["toolCallId"])
-        if not is_result:
-            yield _message(given["role"], list(each))
     if not parts and given["role"] == "assistant":
-        yield assistant("")
+        return [assistant("")]
+    return with_results(
+        parts,
+        "tool-result",
+        lambda part: other("tool", _result(part), tool_call_id=part["toolCallId"]),
+        lambda run: _message(given["role"], run),
+    )
 
 
 def _message(role: str, parts: list[Record]) -> Row:

@@ -7,11 +7,9 @@ from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
 
 ENVELOPE = Envelope(
-    request=("input.inputBodyJson",),
-    response=("output.outputBodyJson",),
-    dialects=DIALECTS,
+    request=("input.inputBodyJson",), response=("output.outputBodyJson",), dialects=DIALECTS,
     left_out=lambda record: LeftOut.FAILED if record.get("errorCode") else None,
-)
+)  # fmt: skip
 
 
 def rows(record: Record) -> list[Row | LeftOut | None]:

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, not_a_call
+from topr_trl.importing.calls import Envelope, format_of_exports, not_a_call
 from topr_trl.importing.dialects import DIALECTS
-from topr_trl.importing.format import IGNORED, Format, LeftOut, Record
+from topr_trl.importing.format import LeftOut, Record
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.record_fields import value_at
+from topr_trl.importing.record_fields import listed, rewards_in, value_at
 
 
 def spans(record: Record) -> Iterator[Record]:
@@ -18,7 +18,7 @@ def spans(record: Record) -> Iterator[Record]:
     Args:
         record (`Record`): Span, or a page with `events` or `data`.
     """
-    for span in _listed(record):
+    for span in listed(record, "events", "data"):
         given: Any = parsed_json(span.get("input"))
         if isinstance(given, list) and len(given) > 1 and value_at(given[-1], "role") == "system":
             given = [given[-1], *given[:-1]]
@@ -29,11 +29,6 @@ def spans(record: Record) -> Iterator[Record]:
         yield {**span, "input": given, "output": output, "scores": scores}
 
 
-def _listed(record: Record) -> list[Record]:
-    listed = record.get("events", record.get("data"))
-    return listed if isinstance(listed, list) else [record]
-
-
 def _left_out(record: Record) -> LeftOut | None:
     if value_at(record, "span_attributes.type") != "llm":
         return not_a_call(record["scores"], "root_span_id")
@@ -41,26 +36,18 @@ def _left_out(record: Record) -> LeftOut | None:
 
 
 def _is_span(record: Record) -> bool:
-    first = next(iter(_listed(record)), {})
+    first: Any = next(iter(listed(record, "events", "data")), None)
     return isinstance(first, dict) and {"span_attributes", "root_span_id", "input"} <= set(first)
 
 
-ENVELOPE = Envelope(
-    request=("input",),
-    response=("output",),
-    settings=("metadata",),
-    dialects=DIALECTS,
-    left_out=_left_out,
-)
-FORMAT = Format(
+FORMAT = format_of_exports(
+    Envelope(request=("input",), response=("output",), settings=("metadata",), dialects=DIALECTS, left_out=_left_out),
+    read=("metadata", "output"),
     source="Braintrust (braintrust 0.48, logger.py and integrations; API reference, project logs)",
     test=_is_span,
-    rows=ENVELOPE.rows,
-    rewards=lambda record: {f"scores.{name}": value for name, value in record["scores"].items()},
-    columns=COLUMNS_OF_CALLS,
+    rewards=rewards_in("scores"),
     required=frozenset({"input", "span_attributes"}),
     records=spans,
-    choices=lambda record: IGNORED._replace(read=("metadata", "output")),
     loses="Only spans of the type llm become rows. Scores are often on other spans of their trace: write them to a "
     "file for --rewards, with --id_field root_span_id.",
 )

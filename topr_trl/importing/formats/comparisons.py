@@ -27,19 +27,8 @@ _COMPLETION = {"response", "answer", "output", "completion", "conversation", "ge
                "messages", "summary"}  # fmt: skip
 _BETTER = {"chosen", "preferred", "better", "winning", "accepted"}
 _WORSE = {"rejected", "dispreferred", "worse", "losing"}
-_VERDICT = {
-    "winner",
-    "preference",
-    "preferred",
-    "better",
-    "best",
-    "choice",
-    "chosen",
-    "verdict",
-    "vote",
-    "win",
-    "label",
-}
+_VERDICT = {"winner", "preference", "preferred", "better", "best", "choice", "chosen", "verdict", "vote", "win",
+            "label"}  # fmt: skip
 _STRICT = {"winner", "vote", "verdict"}  # Fields that are only verdicts, so that each value must be understood.
 # Last words of fields that say more about a verdict.
 _ABOUT = {"strength", "statement", "reason", "reasoning", "rationale", "explanation", "elaboration", "justification",

@@ -1,20 +1,11 @@
 """Read exports of Helicone: requests with their bodies."""
 
-from collections.abc import Iterator
+from typing import Any
 
-from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
+from topr_trl.importing.calls import Envelope, format_of_exports
 from topr_trl.importing.dialects import DIALECTS
-from topr_trl.importing.format import IGNORED, Format, LeftOut, Record, Unusable
-from topr_trl.importing.record_fields import value_at
-
-
-def requests(record: Record) -> Iterator[Record]:
-    """Yield each request of a page of the API, or the request itself.
-
-    Args:
-        record (`Record`): Request, or a page with `data`.
-    """
-    yield from record["data"] if isinstance(record.get("data"), list) else [record]
+from topr_trl.importing.format import LeftOut, Record, Unusable
+from topr_trl.importing.record_fields import listed, value_at
 
 
 def rewards(record: Record) -> dict[str, object]:
@@ -33,20 +24,18 @@ def _left_out(record: Record) -> LeftOut | None:
 
 
 def _is_request(record: Record) -> bool:
-    first = next(iter(record["data"]), {}) if isinstance(record.get("data"), list) else record
+    first: Any = next(iter(listed(record, "data")), None)
     return isinstance(first, dict) and {"request_body", "response_body", "response_status"} <= set(first)
 
 
-ENVELOPE = Envelope(request=("request_body",), response=("response_body",), dialects=DIALECTS, left_out=_left_out)
-FORMAT = Format(
+FORMAT = format_of_exports(
+    Envelope(request=("request_body",), response=("response_body",), dialects=DIALECTS, left_out=_left_out),
+    read=("response_body",),
     source="Helicone (API reference, HeliconeRequest)",
     rank=1,
     test=_is_request,
-    rows=ENVELOPE.rows,
     rewards=rewards,
-    columns=COLUMNS_OF_CALLS,
     required=frozenset({"request_body", "response_body"}),
-    records=requests,
-    choices=lambda record: IGNORED._replace(read=("response_body",)),
+    records=lambda record: listed(record, "data"),
     loses="Scores of sessions are not in the export.",
 )

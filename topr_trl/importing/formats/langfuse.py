@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
+from topr_trl.importing.calls import Envelope, format_of_exports
 from topr_trl.importing.dialects import DIALECTS
-from topr_trl.importing.format import IGNORED, Format, LeftOut, Record
+from topr_trl.importing.format import LeftOut, Record
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.record_fields import value_at, values_by_name
 from topr_trl.importing.streamed_answers import whole_answer
@@ -47,24 +47,15 @@ def _is_observation(record: Record) -> bool:
     return of_observation or isinstance(record.get("observations"), list)
 
 
-ENVELOPE = Envelope(
-    request=("input",),
-    response=("output",),
-    settings=("modelParameters", "model_parameters"),
-    dialects=DIALECTS,
-    left_out=_left_out,
-)
-
-
-FORMAT = Format(
+FORMAT = format_of_exports(
+    Envelope(request=("input",), response=("output",), settings=("modelParameters", "model_parameters"),
+             dialects=DIALECTS, left_out=_left_out),
+    read=(),
     source="Langfuse (worker/src/features/database-read-stream/observation-stream.ts at 03b77af)",
     rank=1,
     test=_is_observation,
-    rows=ENVELOPE.rows,
-    columns=COLUMNS_OF_CALLS,
     required=frozenset({"input", "output"}),
-    choices=lambda record: IGNORED,
     records=observations,
     loses="Only generations become rows. Choose a score with --reward_fields: NAME for exported tables, where each "
     "score is a column, and scores.NAME for downloaded traces.",
-)
+)  # fmt: skip

@@ -29,14 +29,9 @@ def _trace_of(place: str, record: Record) -> Any:
 
 
 ENVELOPE = Envelope(
-    request=("inputs",),
-    response=("outputs.message", "outputs.output", "outputs.messages", "outputs"),
-    settings=("extra.options", "extra.invocation_params"),
-    dialects=(langchain.DIALECT,),
-    left_out=_left_out,
-)
-
-
+    request=("inputs",), response=("outputs.message", "outputs.output", "outputs.messages", "outputs"),
+    settings=("extra.options", "extra.invocation_params"), dialects=(langchain.DIALECT,), left_out=_left_out,
+)  # fmt: skip
 FORMAT = Format(
     source="LangSmith's run data format (langsmith 0.15, schemas.py; langchain-core 1.8, tracers/core.py)",
     test=has("run_type", "inputs"),

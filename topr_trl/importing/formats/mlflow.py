@@ -9,7 +9,7 @@ from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, choices_of_requ
 from topr_trl.importing.dialects import DIALECTS
 from topr_trl.importing.format import Format, LeftOut, Record
 from topr_trl.importing.rated_turns import as_rated
-from topr_trl.importing.record_fields import value_at, values_by_name
+from topr_trl.importing.record_fields import rewards_in, value_at, values_by_name
 from topr_trl.importing.row_table import Row
 
 _CALLS = ("LLM", "CHAT_MODEL")
@@ -70,13 +70,10 @@ def _left_out(record: Record) -> LeftOut | None:
 
 
 ENVELOPE = Envelope(
-    request=("attributes.mlflow.spanInputs",),
-    response=("attributes.mlflow.spanOutputs",),
-    settings=("settings", "attributes.invocation_params"),
-    tools=("attributes.mlflow.chat.tools",),
-    dialects=DIALECTS,
+    request=("attributes.mlflow.spanInputs",), response=("attributes.mlflow.spanOutputs",),
+    settings=("settings", "attributes.invocation_params"), tools=("attributes.mlflow.chat.tools",), dialects=DIALECTS,
     left_out=_left_out,
-)
+)  # fmt: skip
 
 
 def rows(record: Record) -> list[Row | LeftOut | None]:
@@ -97,7 +94,7 @@ FORMAT = Format(
     test=_is_trace,
     rows=rows,
     rates_turns=True,
-    rewards=lambda record: {f"assessments.{name}": value for name, value in record["assessments"].items()},
+    rewards=rewards_in("assessments"),
     columns=COLUMNS_OF_CALLS,
     required=frozenset({"attributes"}),
     choices=lambda record: choices_of_request(record, "attributes", "mlflow.spanInputs"),

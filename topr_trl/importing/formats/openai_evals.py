@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from topr_trl.importing.format import Format, LeftOut, Record
 from topr_trl.importing.openai_messages import check_roles, finish_reason, text_or_messages
-from topr_trl.importing.record_fields import inner_value, values_by_name
+from topr_trl.importing.record_fields import inner_value, rewards_in, values_by_name
 from topr_trl.importing.row_table import Row
 
 _ITEM = "eval.run.output_item"
@@ -51,7 +51,7 @@ FORMAT = Format(
     suffix=".jsonl",
     test=_is_item,
     rows=rows,
-    rewards=lambda record: {f"scores.{name}": value for name, value in record["scores"].items()},
+    rewards=rewards_in("scores"),
     columns=("problem_id", "finish_reason", "model", "temperature", "top_p"),
     required=frozenset({"sample", "scores"}),
     records=items,

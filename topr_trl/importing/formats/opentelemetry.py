@@ -13,7 +13,7 @@ from topr_trl.importing.calls import COLUMNS_OF_CALLS, Dialect, Envelope, not_a_
 from topr_trl.importing.dialects import genai_parts, openai, vercel
 from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json, split_parts
-from topr_trl.importing.record_fields import inner_value, value_at, values_by_name
+from topr_trl.importing.record_fields import inner_value, rewards_in, value_at, values_by_name
 from topr_trl.importing.row_table import Row
 from topr_trl.importing.span_attributes import attributes_of, missing_in, nested
 
@@ -196,39 +196,27 @@ def _is_inner(record: Record) -> LeftOut | None:
 
 SPELLINGS = {
     "OpenTelemetry": Envelope(
-        request=("attributes.gen_ai.input.messages",),
-        response=(_OUTPUT,),
-        system=("attributes.gen_ai.system_instructions",),
-        tools=("attributes.gen_ai.tool.definitions",),
-        reasons=("attributes.gen_ai.response.finish_reasons",),
-        settings=("settings",),
-        dialects=(genai_parts.DIALECT,),
-        has_several=True,
+        request=("attributes.gen_ai.input.messages",), response=(_OUTPUT,),
+        system=("attributes.gen_ai.system_instructions",), tools=("attributes.gen_ai.tool.definitions",),
+        reasons=("attributes.gen_ai.response.finish_reasons",), settings=("settings",),
+        dialects=(genai_parts.DIALECT,), has_several=True,
     ),
     "OpenInference": Envelope(
-        request=("attributes.llm.input_messages",),
-        response=("attributes.llm.output_messages",),
-        tools=("attributes.llm.tools",),
-        reasons=("attributes.llm.finish_reason",),
+        request=("attributes.llm.input_messages",), response=("attributes.llm.output_messages",),
+        tools=("attributes.llm.tools",), reasons=("attributes.llm.finish_reason",),
         settings=("settings", "attributes.llm.invocation_parameters"),
         dialects=(_like_openai(_of_openinference, _tool_of_openinference),),
     ),
     "OpenLLMetry": Envelope(
-        request=("attributes.gen_ai.prompt",),
-        response=("attributes.gen_ai.completion",),
-        tools=("attributes.llm.request.functions",),
-        settings=("settings",),
+        request=("attributes.gen_ai.prompt",), response=("attributes.gen_ai.completion",),
+        tools=("attributes.llm.request.functions",), settings=("settings",),
         dialects=(_like_openai(_of_openllmetry, _tool_of_openllmetry),),
     ),
     "Vercel AI SDK": Envelope(
-        request=("attributes.ai.prompt.messages",),
-        response=("attributes.ai.response",),
-        tools=("attributes.ai.prompt.tools",),
-        settings=("settings",),
-        dialects=(vercel.DIALECT,),
-        left_out=_is_inner,
+        request=("attributes.ai.prompt.messages",), response=("attributes.ai.response",),
+        tools=("attributes.ai.prompt.tools",), settings=("settings",), dialects=(vercel.DIALECT,), left_out=_is_inner,
     ),
-}
+}  # fmt: skip
 
 
 def _is_span(record: Record) -> bool:
@@ -256,7 +244,7 @@ FORMAT = Format(
     "OpenInference (semantic-conventions 0.1.42); OpenLLMetry 0.46; Vercel AI SDK 5",
     test=_is_telemetry,
     rows=rows,
-    rewards=lambda record: {f"evaluations.{name}": value for name, value in record["evaluations"].items()},
+    rewards=rewards_in("evaluations"),
     columns=COLUMNS_OF_CALLS,
     required=frozenset({"attributes"}),
     records=calls,

@@ -1,11 +1,12 @@
 """Read exports of Opik: traces with their spans, as `opik export` writes them, and spans."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
-from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, not_a_call
+from topr_trl.importing.calls import Envelope, format_of_exports, not_a_call
 from topr_trl.importing.dialects import DIALECTS
-from topr_trl.importing.format import IGNORED, Format, LeftOut, Record
-from topr_trl.importing.record_fields import value_at, values_by_name
+from topr_trl.importing.format import LeftOut, Record
+from topr_trl.importing.record_fields import listed, rewards_in, value_at, values_by_name
 
 
 def spans(record: Record) -> Iterator[Record]:
@@ -16,9 +17,10 @@ def spans(record: Record) -> Iterator[Record]:
     Args:
         record (`Record`): Exported trace, or a span.
     """
-    is_trace = isinstance(record.get("spans"), list)
-    for span in record["spans"] if is_trace else [record]:
-        of_trace = value_at(record, "trace.feedback_scores") if is_trace and span.get("type") == "llm" else None
+    for span in listed(record, "spans"):
+        of_trace = (
+            value_at(record, "trace.feedback_scores") if span is not record and span.get("type") == "llm" else None
+        )
         scores: Record = {}
         for given in (of_trace, span.get("feedback_scores")):  # The span's replace the trace's.
             scores |= values_by_name((each["name"], each.get("value")) for each in given or ())
@@ -36,30 +38,22 @@ def _left_out(record: Record) -> LeftOut | None:
 
 
 def _is_export(record: Record) -> bool:
-    first = next(iter(record["spans"]), {}) if isinstance(record.get("spans"), list) else record
+    first: Any = next(iter(listed(record, "spans")), None)
     if not isinstance(first, dict) or not {"trace_id", "type", "input", "output"} <= set(first):
         return False
     is_own = bool({"start_time", "feedback_scores"} & set(first))
     return is_own and first["type"] in ("general", "llm", "tool", "guardrail")
 
 
-ENVELOPE = Envelope(
-    request=("input",),
-    response=("output",),
-    settings=("metadata",),
-    dialects=DIALECTS,
-    left_out=_left_out,
-)
-FORMAT = Format(
+FORMAT = format_of_exports(
+    Envelope(request=("input",), response=("output",), settings=("metadata",), dialects=DIALECTS, left_out=_left_out),
+    read=("metadata", "output"),
     source="Opik 2 (opik/rest_api/types/span_public.py; opik/cli/exports)",
     suffix=".jsonl",
     test=_is_export,
-    rows=ENVELOPE.rows,
-    rewards=lambda record: {f"scores.{name}": value for name, value in record["scores"].items()},
-    columns=COLUMNS_OF_CALLS,
+    rewards=rewards_in("scores"),
     required=frozenset({"type", "input", "output"}),
     records=spans,
-    choices=lambda record: IGNORED._replace(read=("metadata", "output")),
     loses="Only spans of the type llm become rows. A score of a trace is the reward of all its model calls: to join "
     "them to one rollout, set --rollout_field trace_id.",
 )

@@ -1,8 +1,8 @@
 """Read exports of Portkey's logs."""
 
-from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope
+from topr_trl.importing.calls import Envelope, format_of_exports
 from topr_trl.importing.dialects import DIALECTS
-from topr_trl.importing.format import IGNORED, Format, LeftOut, Record
+from topr_trl.importing.format import LeftOut, Record
 
 
 def _left_out(record: Record) -> LeftOut | None:
@@ -10,19 +10,13 @@ def _left_out(record: Record) -> LeftOut | None:
     return None if is_right and int(record.get("response_status_code") or 200) == 200 else LeftOut.FAILED
 
 
-ENVELOPE = Envelope(
-    request=("request.body", "request"),
-    response=("response.body", "response"),
-    dialects=DIALECTS,
-    left_out=_left_out,
-)
-FORMAT = Format(
+FORMAT = format_of_exports(
+    Envelope(request=("request.body", "request"), response=("response.body", "response"), dialects=DIALECTS,
+             left_out=_left_out),
+    read=("response", "response.body"),
     source="Portkey (documentation, logs export)",
     rank=1,
     test=lambda record: "ai_model" in record and bool({"request", "request.body"} & set(record)),
-    rows=ENVELOPE.rows,
-    columns=COLUMNS_OF_CALLS,
     required=frozenset({"ai_model"}),
-    choices=lambda record: IGNORED._replace(read=("response", "response.body")),
     loses="Feedback is not in the export: write it to a file for --rewards, with --id_field trace_id.",
-)
+)  # fmt: skip

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, not_a_call
+from topr_trl.importing.calls import Envelope, format_of_exports, not_a_call
 from topr_trl.importing.dialects import DIALECTS, gemini, openai_responses
-from topr_trl.importing.format import IGNORED, Format, LeftOut, Record, Unusable
+from topr_trl.importing.format import LeftOut, Record, Unusable
 from topr_trl.importing.record_fields import value_at
 
 _METRIC = ("properties.$ai_metric_name", "properties.$ai_metric_value")
@@ -57,14 +57,11 @@ def _left_out(record: Record) -> LeftOut | None:
     return None
 
 
-ENVELOPE = Envelope(
-    request=("input",), response=("output",), settings=("settings",), dialects=DIALECTS, tools=("tools",),
-    reasons=("properties.$ai_stop_reason",), left_out=_left_out,
-)  # fmt: skip
-FORMAT = Format(
-    source="PostHog (posthog 7, posthog/ai/utils.py)", rows=ENVELOPE.rows, columns=COLUMNS_OF_CALLS,
+FORMAT = format_of_exports(
+    Envelope(request=("input",), response=("output",), settings=("settings",), dialects=DIALECTS, tools=("tools",),
+             reasons=("properties.$ai_stop_reason",), left_out=_left_out),
+    read=("properties",), source="PostHog (posthog 7, posthog/ai/utils.py)",
     test=lambda record: str(record.get("event")).startswith("$ai_"), required=frozenset({"event"}), records=events,
-    choices=lambda record: IGNORED._replace(read=("properties",)),
     loses="Feedback and metrics are events of their own: write them to a file for --rewards, with --id_field "
     "'properties.$ai_trace_id'.",
 )  # fmt: skip

@@ -10,8 +10,6 @@ conversation, or if the application or the chat template changed earlier turns.
 If answers have rewards of their own, each turn of a row gets the reward of its answer (`turn_rewards`).
 """
 
-from typing import Any
-
 from topr_trl.data.rows import ROLLOUT
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.calls import rows_of_call
@@ -19,6 +17,7 @@ from topr_trl.importing.completions import turns_of
 from topr_trl.importing.dialects import anthropic, ollama, openai, openai_completions, openai_responses
 from topr_trl.importing.format import GRADED, Format, LeftOut, Record, has
 from topr_trl.importing.rated_turns import reads_row
+from topr_trl.importing.record_fields import rewards_in
 from topr_trl.importing.row_table import Row
 from topr_trl.recording.protocols import choice_of
 from topr_trl.recording.protocols.completions import CHAT, TEXT, prompt_of
@@ -59,15 +58,6 @@ def rows(record: Record) -> list[Row | LeftOut]:
     if len(made) > 1:
         made = [{**row, ROLLOUT: record["rollout_id"]} for row in made]
     return [*made] or [LeftOut.FAILED]
-
-
-def rewards(record: Record) -> dict[str, Any]:
-    """Return the rewards of a rollout by name, such as `rewards.rating`. A missing reward is None.
-
-    Args:
-        record (`Record`): Rollout, as `read_rollouts` returns it.
-    """
-    return {f"rewards.{name}": reward for name, reward in record["rewards"].items()}
 
 
 def _is_graded(record: Record) -> bool:
@@ -146,7 +136,7 @@ FORMAT = Format(
     suffix=".sqlite",
     test=has("rollout_id", "calls", "rewards", "comments"),
     rows=rows,
-    rewards=rewards,
+    rewards=rewards_in("rewards"),  # A missing reward is None.
     columns=(
         "prompt_ids", "completion_ids", "completion_mask", "sampler_logps", "problem_id", ROLLOUT, "finish_reason",
         "tools", "chat_template_kwargs", *SAMPLING, *_MODEL_COLUMNS,

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, not_a_call
+from topr_trl.importing.calls import Envelope, format_of_exports, not_a_call
 from topr_trl.importing.dialects import DIALECTS
-from topr_trl.importing.format import IGNORED, Format, LeftOut, Record, has
-from topr_trl.importing.record_fields import value_at, values_by_name
+from topr_trl.importing.format import LeftOut, Record, has
+from topr_trl.importing.record_fields import rewards_in, value_at, values_by_name
 
 _VALUES = ("value", "emoji", "output", "score", "rating")  # fields of a feedback's payload that may be the rating
 _CLASS = ("_type", "_class_name", "_bases")  # fields that Weave adds to a logged object
@@ -54,14 +54,13 @@ def _left_out(record: Record) -> LeftOut | None:
     return LeftOut.FAILED if record.get("exception") else None
 
 
-FORMAT = Format(
+FORMAT = format_of_exports(
+    Envelope(request=("inputs",), response=("output",), dialects=DIALECTS, left_out=_left_out),
+    read=("output",),
     source="Weave (weave 0.54, trace/call.py and trace/feedback.py)",
     test=has("op_name", "inputs", "trace_id"),
-    rows=Envelope(request=("inputs",), response=("output",), dialects=DIALECTS, left_out=_left_out).rows,
-    rewards=lambda record: {f"feedback.{name}": value for name, value in record["feedback"].items()},
-    columns=COLUMNS_OF_CALLS,
+    rewards=rewards_in("feedback"),
     required=frozenset({"op_name", "inputs"}),
     records=calls,
-    choices=lambda record: IGNORED._replace(read=("output",)),
     loses="Only calls of models become rows: their inputs are a request, and their output is a response.",
 )
