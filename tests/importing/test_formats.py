@@ -184,7 +184,8 @@ def test_results_of_verifiers():
     assert (row["completion_ids"], row["completion_mask"]) == ([3, 7, 4], [1, 0, 1])
     assert row["sampler_logps"] == [-0.5, None, -1.0]
     rewritten = [*grows, turn([1, 8], [6], [-2.0])]
-    rows = made("verifiers-results", {**V0, "trajectory": rewritten})
+    rows = made("verifiers-results", {**V0, "trajectory": rewritten, "is_truncated": True})
+    assert rows["finish_reason"][:] == [None, "length"]
     assert rows["completion_ids"][:] == [[3, 9, 9, 4, 5], [6]]
     assert rows["rollout_id"][:] == ["x", "x"]
 

@@ -6,8 +6,20 @@ from topr_trl.importing.format import Unusable
 from topr_trl.importing.row_table import Row
 
 
+def turn_of(prompt_ids: list[int], ids: list[int], logps: list[float] | None) -> dict[str, Any]:
+    """Return a turn for `join_turns` from its token ids, all of which the model wrote.
+
+    Args:
+        prompt_ids (`list[int]`): Token ids that the model read.
+        ids (`list[int]`): Token ids that the model wrote.
+        logps (`list[float]`, *optional*): Log-probability of each token.
+    """
+    return {"prompt_ids": prompt_ids, "completion_ids": ids, "completion_mask": [1] * len(ids),
+            "completion_logprobs": logps or [None] * len(ids)}  # fmt: skip
+
+
 def join_turns(turns: list[dict[str, Any]]) -> list[Row]:
-    """Join the turns of a rollout, and return the token columns of each row.
+    """Join the turns of a rollout, and return the token columns of each row. Only the last row keeps a finish reason.
 
     A turn extends the previous row if its prompt starts with all tokens of that row. Otherwise, it starts a new row. A
     turn whose mask has only zeros is skipped.
@@ -41,4 +53,4 @@ def join_turns(turns: list[dict[str, Any]]) -> list[Row]:
         last["completion_mask"] += [0] * len(read) + [int(own) for own in mask]
         last["sampler_logps"] += [None] * len(read)
         last["sampler_logps"] += [value if own else None for own, value in zip(mask, logps, strict=True)]
-    return parts
+    return [*({**part, "finish_reason": None} for part in parts[:-1]), *parts[-1:]]

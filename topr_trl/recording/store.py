@@ -484,8 +484,8 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> None:
         )
 
 
-_COLUMNS = ("started", "endpoint", "state", "request", "response", "error", "served_model", "model_revision", "redacted",
-            "choice", "number")  # fmt: skip
+_COLUMNS = ("started", "endpoint", "state", "request", "response", "error", "served_model", "model_revision",
+            "redacted", "choice", "number")  # fmt: skip
 
 
 # SQLite removes the tokens of a long answer ten times faster than Python parses them. An answer with NaN keeps its

@@ -10,7 +10,7 @@ from topr_trl.importing.message_parts import assistant, call, other, text_of
 from topr_trl.importing.openai_messages import row_of_run, tools_as_json
 from topr_trl.importing.record_fields import inner_value, value_at
 from topr_trl.importing.row_table import Row
-from topr_trl.importing.token_turns import join_turns
+from topr_trl.importing.token_turns import join_turns, turn_of
 
 
 def rows(record: Record) -> list[Row]:
@@ -114,18 +114,14 @@ def _messages(step: Record) -> list[Row]:
 
 
 def _tokens(metrics: Record) -> dict[str, Any]:
-    """Return the tokens of a step under the names that `join_turns` expects.
+    """Return the tokens of a step for `join_turns`.
 
     Raises:
         Unusable: the step has token ids of its completion, and none of its prompt.
     """
-    ids = metrics["completion_token_ids"]
     if not metrics.get("prompt_token_ids"):
         raise Unusable("a step has completion_token_ids without prompt_token_ids, so what the model read is not known")
-    return {
-        "prompt_ids": metrics["prompt_token_ids"], "completion_ids": ids, "completion_mask": [1] * len(ids),
-        "completion_logprobs": metrics.get("logprobs") or [None] * len(ids),
-    }  # fmt: skip
+    return turn_of(metrics["prompt_token_ids"], metrics["completion_token_ids"], metrics.get("logprobs"))
 
 
 def _check_text(agent: Record, steps: list[Record]) -> None:

@@ -1,13 +1,11 @@
 """Read the rollouts of NeMo-Gym, which `gym eval run` writes to `output_jsonl_fpath`."""
 
-from typing import Any
-
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.calls import rows_of_call
 from topr_trl.importing.dialects import openai_responses
 from topr_trl.importing.format import Format, LeftOut, Record, has
 from topr_trl.importing.row_table import Row
-from topr_trl.importing.token_turns import join_turns
+from topr_trl.importing.token_turns import join_turns, turn_of
 
 
 def rows(record: Record) -> list[Row | LeftOut | None]:
@@ -33,21 +31,13 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
     if not made or not isinstance(made[0], dict):
         return made
     row = {**made[0], **shared}
-    turns = [_tokens_of_turn(item) for item in response["output"] if item.get("generation_token_ids")]
+    turns = [turn_of(item["prompt_token_ids"], item["generation_token_ids"], item["generation_log_probs"])
+             for item in response["output"] if item.get("generation_token_ids")]  # fmt: skip
     if len(turns) < _count_turns(row["completion"]):
         return [row]
     parts = join_turns(turns)
     rollout = f"{problem}-{record.get('_ng_rollout_index')}-{response.get('id')}" if len(parts) > 1 else None
     return [{**row, "rollout_id": rollout, **part} for part in parts]
-
-
-def _tokens_of_turn(item: Record) -> dict[str, Any]:
-    """Return the tokens of a turn under the names that `join_turns` expects."""
-    ids = item["generation_token_ids"]
-    return {
-        "prompt_ids": item["prompt_token_ids"], "completion_ids": ids, "completion_mask": [1] * len(ids),
-        "completion_logprobs": item["generation_log_probs"],
-    }  # fmt: skip
 
 
 def _count_turns(completion: list[Row]) -> int:
