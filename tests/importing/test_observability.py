@@ -116,6 +116,24 @@ def test_a_trace_of_langfuse(tmp_path):
     assert [row["completion"][0]["content"] for row in rows] == ["12", "7"]
 
 
+def test_a_call_that_two_libraries_recorded_for_langfuse():
+    inner = {**OBSERVATION, "id": "inner", "parentObservationId": OBSERVATION["id"], "traceId": "t"}
+    found = langfuse.observations({"observations": [OBSERVATION, inner], "scores": []})
+    assert [langfuse.FORMAT.rows(each)[0] == LeftOut.OTHER for each in found] == [True, False]
+
+
+def test_calls_and_thinking_of_langchain_in_langfuse():
+    """Langfuse's callback for LangChain logs `additional_kwargs` beside the role. Gemini's call is in there twice."""
+    call = {"id": "c", "type": "function", "function": LEGS}
+    more = {"additional_kwargs": {"tool_calls": [call], "reasoning_content": "Hm."}}
+    said = {"role": "assistant", "content": ""}
+    twice = {"tool_calls": [{"name": "legs", "args": {"animal": "cat"}, "id": "c"}],
+             "additional_kwargs": {"function_call": LEGS}}  # fmt: skip
+    for added, thinking in ((more, "Hm."), ({"tool_calls": [], **more}, "Hm."), (twice, None)):
+        (row,) = langfuse.FORMAT.rows({**OBSERVATION, "output": {**said, **added}})
+        assert turns(row["completion"]) == [("assistant", "", thinking, [LEGS])]
+
+
 def of_langfuse(*scores):
     named = [{"name": name, "value": value, "observationId": "o1"} for name, value in scores]
     return {"id": "t1", "observations": [OBSERVATION], "scores": [*named, {"name": "thumbs", "value": 0.25}]}

@@ -32,6 +32,7 @@ def message(given: Mapping[str, Any]) -> Row:
         given = {**given, "role": given["from"], "content": given.get("value", given.get("content"))}
     if "role" not in given:
         raise NotOfFormat(f"a message has no role; it has {', '.join(sorted(given))}")
+    given = _with_more(given)
     others = [name for name in _LIKE_CONTENT if given.get(name)]
     if others and given.get("content") is None and not any(given.get(name) for name in _BESIDE_CONTENT):
         raise Unusable(f"a message has no content; it has {', '.join(others)}. Write its text under content")
@@ -51,6 +52,18 @@ def message(given: Mapping[str, Any]) -> Row:
         "reasoning_content": next(filter(None, reasoning), None), "tool_call_id": given.get("tool_call_id"),
         **({"weight": 0} if _is_marked(given) else {}),
     }  # fmt: skip
+
+
+def _with_more(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message with the calls and the thinking that LangChain has in `additional_kwargs`."""
+    more = given.get("additional_kwargs")
+    if not isinstance(more, Mapping):
+        return given
+    own = {name: value for name, value in given.items() if value or name not in _BESIDE_CONTENT}
+    found = {**{name: more[name] for name in _BESIDE_CONTENT if more.get(name)}, **own}
+    if found.get("tool_calls"):  # `function_call` is one of them.
+        found.pop("function_call", None)
+    return found
 
 
 _BESIDE_CONTENT = ("tool_calls", "function_call", "refusal", *KEYS)
