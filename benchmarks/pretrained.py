@@ -22,6 +22,7 @@ from topr_trl.tasks import gsm8k
 
 SMOL, QWEN = "smollm2-135m", "qwen2.5-coder-0.5b"
 BASES = {SMOL: 40, QWEN: 160}  # most tokens of a completion; right ones have about 20 and 85
+HASHES = {SMOL: "7ef915c9bf9d"}  # of the weights of published results, which were dequantized from 4 bits
 KINDS = (
     ("{name} has {x} {things} and finds {y} more. How many {things} does {name} have now?", "+"),
     ("{name} has {x} {things} and gives {y} of them away. How many {things} does {name} have now?", "-"),

@@ -37,14 +37,17 @@ from benchmarks.setting import (
 )
 from topr_trl.diagnosis import AGREE
 
-BASES = ("facts-agree", "facts-alone", "misconceptions", "facts-scattered")
-RULED = ("sure-17",)  # all problems follow one rule
-TO_COME = ("main", "misconception-10", "sure-3", "slips-30", "bundled", "wanders-10")  # of one rule, not published
 CANDIDATES, ITERATIONS, COLD = 8, 6, 0.3
 UNTRAINED = "untrained"
+KTO, GRPO = "KTO, β 0.1", "GRPO (TRL's default loss)"
 REPEATED, DEFAULT, BALANCED, CONTROL = "repeated right answers", "TOPR (default)", "balanced rows", "mean per problem"
 WEIGHTED, DRAWN, CHOSEN = "weighted by agreement", "drawn by agreement", "chosen by agreement"
 WHERE_AGREED = "weighted where they agree"
+BASES = ("facts-agree", "facts-alone", "misconceptions", "facts-scattered")
+RULED = ("sure-17",)  # all problems follow one rule
+TO_COME = ("main", "misconception-10", "sure-3", "slips-30", "bundled", "wanders-10")  # of one rule, not published
+ONE_PASS: tuple[str, ...] = (BALANCED, KTO)  # methods compared in one pass on SmolLM2
+ONE_PASS_TO_COME = (REPEATED, GRPO, "DPO, β 0.1", DEFAULT, "right answers once", WEIGHTED, "KTO, β 0.5", "DPO, β 0.5")
 SOLVED = "end/unsolved/pass@8"
 SHOWS = (SOLVED, "end/unsolved/greedy", "end/greedy", "end/pass@1", "end/pass@8")
 PRETRAINED_PROBLEMS, WARM = 96, 0.4  # training problems, and temperature at which wrong answers agree more
@@ -116,7 +119,6 @@ def where_agreed(pool: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 RECIPES = {
-    UNTRAINED: lambda pool, seed: (np.arange(0), np.ones(0)),
     "right answers once": right_once,
     REPEATED: repeated,
     DEFAULT: partial(shared, "mean"),
@@ -132,11 +134,11 @@ RECIPES = {
 
 
 RIVALS = {
-    "KTO, β 0.1": partial(kto, beta=0.1),
+    KTO: partial(kto, beta=0.1),
     "KTO, β 0.5": partial(kto, beta=0.5),
     "DPO, β 0.1": partial(dpo, beta=0.1),
     "DPO, β 0.5": partial(dpo, beta=0.5),
-    "GRPO (TRL's default loss)": METHODS["trl_dapo"].make,
+    GRPO: METHODS["trl_dapo"].make,
 }
 
 
@@ -145,7 +147,7 @@ def of_base(base: str) -> Experiment:
 
     Models whose problems follow one rule compare only the methods of the primary prediction.
     """
-    names = list(RECIPES)[1:] if base in habits.AUTHORS else (REPEATED, DEFAULT, WEIGHTED)
+    names = RECIPES if base in habits.AUTHORS else (REPEATED, DEFAULT, WEIGHTED)
     return Experiment(
         "wrong_answers", {name: {"recipe": name} for name in names}, rates(1e-4, 3e-4, 1e-3), range(5),
         (SOLVED, "end/greedy"), f"Six iterations on the same problems: {base}", further=3,
@@ -165,9 +167,8 @@ def of_pretrained(base: str, temperature: float, seeds: int, iterations: int, *n
     )  # fmt: skip
 
 
-def one_pass(base: str) -> Experiment:
+def one_pass(base: str, names: tuple[str, ...]) -> Experiment:
     """Return the comparison with rivals on a pretrained model, in one pass over the rows."""
-    names = (BALANCED, "KTO, β 0.1", REPEATED, DEFAULT, "right answers once", WEIGHTED, *RIVALS)
     return Experiment(
         "wrong_answers", {name: {"recipe": name} for name in names}, rates(3e-5, 1e-4, 3e-4), range(8),
         ("test/greedy", "test/pass@1"), f"One pass: {base}", further=3,
@@ -186,7 +187,12 @@ def before(base: str) -> Experiment:
 
 
 def experiments(store: Store) -> list[Experiment]:
-    """Return the comparisons."""
+    """Return the published comparisons."""
+    return [*over_iterations(), before(pretrained.SMOL), one_pass(pretrained.SMOL, ONE_PASS)]
+
+
+def over_iterations() -> list[Experiment]:
+    """Return the published comparisons over iterations."""
     return [of_base(base) for base in (*BASES, *RULED)]
 
 
@@ -203,7 +209,8 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
     found = [*experiments(store), *map(of_base, TO_COME)]
     for base in pretrained.BASES:
         if has_copies(base):
-            found += on_pretrained(base) + ([one_pass(base)] if base == pretrained.SMOL else [])
+            found += [one_pass(base, ONE_PASS_TO_COME)] if base == pretrained.SMOL else []
+            found += on_pretrained(base)
     return once([cell for experiment in found for cell in experiment.cells(store)])
 
 
@@ -233,7 +240,8 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     for number in range(min(2, iterations) if profile.is_quick else iterations):
         greedy, own = _right(drawn(number, seed, 1, 0.0)), 100 * seed + number
         pool = drawn(number, own, CANDIDATES, temperature)
-        rounds.one(model, pool, choose, cell["learning_rate"], own)
+        if recipe != UNTRAINED:
+            rounds.one(model, pool, choose, cell["learning_rate"], own)
         right = _right(pool)
         curve.append({
             **_scores(right, greedy, unsolved), "agreement": agreement(pool), "p": float((pool.rewards > 0).mean()),
