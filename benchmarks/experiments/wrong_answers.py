@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
@@ -222,6 +223,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     base, seed, recipe = cell["base"], cell["seed"], cell["recipe"]
     iterations, temperature = cell.get("iterations", ITERATIONS), cell.get("temperature", 1.0)
     size = PRETRAINED_PROBLEMS if base in pretrained.BASES else profile.problems
+    torch.manual_seed(seed)  # a new adapter begins with random weights
     model, questions = base_model(base), problems(base, size, 100 + seed)
 
     def drawn(number: int, own: int, count: int, heat: float) -> Rows:
