@@ -4,7 +4,6 @@ Each prompt is computed once for all of its completions, keys and values are wri
 the batch. The distribution is the same as in `topr_trl.sample_completions`. Temperature 0 is greedy decoding.
 """
 
-from itertools import takewhile
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from topr_trl.generation.settings import encode_prompts, sampled_row, stop_token
 
 DRAWS = 3  # version of the sampling; increase it after changes, so that results of different rows are not compared
 ROWS = 512  # completions of a batch
-_WORTH_SHARING = 64  # tokens that all prompts share
+_LARGE = 10_000  # tokens of a vocabulary for which `torch.multinomial` takes most of the time
 _ROOM = 32  # tokens by which the cache grows
 _LEFT = 0.8  # share of unfinished rows in a batch, below which finished rows are removed
 
@@ -106,29 +105,20 @@ def draw_ids(
     return found
 
 
-def shared_beginning(prompts: list[list[int]]) -> int:
-    """Return the number of first tokens that all prompts share, or 0 if they are too few to compute them apart."""
-    same = (len(set(tokens)) == 1 for tokens in zip(*prompts, strict=False))
-    shared = sum(1 for _ in takewhile(bool, same))
-    shared = min(shared, min(map(len, prompts)) - 1)
-    return shared if shared >= _WORTH_SHARING and len(prompts) > 1 else 0
-
-
 def _of_batch(
     model: PreTrainedModel, prompts: list[list[int]], count: int, longest: int, stops: Tensor, pad: int | None,
     generator: torch.Generator, temperature: float,
 ) -> list[Drawn]:  # fmt: skip
-    shared, width = shared_beginning(prompts), max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(prompt)) + prompt[shared:] for prompt in prompts])
-    blanks = [width - len(prompt) for prompt in prompts]
-    mask = torch.tensor([[1] * shared + [0] * n + [1] * (width - shared - n) for n in blanks])
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     cache = DynamicCache(config=model.config)
     cache.layers = [_Layer() for _ in cache.layers]
-    if shared:
-        model(input_ids=torch.tensor([prompts[0][:shared]]), past_key_values=cache, logits_to_keep=1)
-        cache.batch_repeat_interleave(len(prompts))
-    positions = (mask.cumsum(1) - 1).clamp(min=0)[:, shared:]
-    found = model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    last = torch.tensor([width - 1])  # not 1: a product with a slice copies all weights of the head for each row
+    found = model(
+        input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=last
+    )
     cache.batch_repeat_interleave(count)
     logits, mask, position = (
         of_prompt.repeat_interleave(count, dim=0) for of_prompt in (found.logits[:, -1], mask, positions[:, -1:])
@@ -142,7 +132,7 @@ def _of_batch(
         chances = logps.exp()
         if pad is not None and pad not in stops:
             chances[:, pad] = 0
-        token = torch.multinomial(chances, 1, generator=generator) if temperature else chances.argmax(-1, keepdim=True)
+        token = _drawn(chances, generator) if temperature else chances.argmax(-1, keepdim=True)
         tokens_BT[here, step], logps_BT[here, step] = token[:, 0], logps.gather(1, token)[:, 0]
         ends = torch.isin(token[:, 0], stops) & running[here]
         lengths[here[ends]] = step + 1
@@ -161,3 +151,12 @@ def _of_batch(
         ).logits[:, -1]  # fmt: skip
     tokens, logps, unfinished = tokens_BT.tolist(), logps_BT.tolist(), running.tolist()
     return [(tokens[n][:length], logps[n][:length], not unfinished[n]) for n, length in enumerate(lengths.tolist())]
+
+
+def _drawn(chances: Tensor, generator: torch.Generator) -> Tensor:
+    """Return (N, 1) tokens drawn from (N, V) probabilities."""
+    if chances.size(1) < _LARGE:
+        return torch.multinomial(chances, 1, generator=generator)
+    sums = chances.cumsum(-1)
+    places = torch.rand(len(sums), 1, generator=generator) * sums[:, -1:]
+    return torch.searchsorted(sums, places, right=True)

@@ -214,8 +214,13 @@ class TRLPolicy:
         return self.trainer._compute_loss(self.model, inputs)
 
 
+def _with_tokens(trainer: type) -> type:
+    """Return one of TRL's trainers for datasets of token ids. TRL would add a stop token to cut-off completions."""
+    return type(trainer.__name__, (trainer,), {"_prepare_dataset": lambda self, dataset, *_: dataset})
+
+
 class TRLPreference:
-    """Loss of TRL's trainer for DPO or KTO, with the trainer's data preparation and collator.
+    """Loss of TRL's trainer for DPO or KTO on datasets of token ids, with the trainer's collator.
 
     An item is `per_item` consecutive rows of the trainer's dataset, which must be in the same batch.
     """
@@ -245,40 +250,44 @@ def dpo(model: PreTrainedModel, rows: Rows, pool: Rows, pairs_a_problem: int = 1
         every = [(int(i), int(j)) for i in right for j in wrong]
         pairs += [every[n] for n in rng.permutation(len(every))[:pairs_a_problem]]
     pairs = [pairs[n] for n in rng.permutation(len(pairs))[: len(rows) // 2]]
-    tokenizer = _tokenizer(model)
     dataset = Dataset.from_dict({
-        "prompt": [tokenizer.decode(pool.prompts[i]) for i, _ in pairs],
-        "chosen": [tokenizer.decode(pool.responses[i]) for i, _ in pairs],
-        "rejected": [tokenizer.decode(pool.responses[j]) for _, j in pairs],
+        "prompt": [""] * len(pairs),  # TRL looks for this column, and reads the ids
+        "prompt_ids": [pool.prompts[i] for i, _ in pairs],
+        "chosen_ids": [pool.responses[i] for i, _ in pairs],
+        "rejected_ids": [pool.responses[j] for _, j in pairs],
     })  # fmt: skip
     args = DPOConfig(
         **SMALL, beta=beta, output_dir=_scratch(), per_device_train_batch_size=32, precompute_ref_log_probs=True
     )
-    trainer = DPOTrainer(model, args=args, train_dataset=dataset, processing_class=tokenizer)
+    trainer = _with_tokens(DPOTrainer)(model, args=args, train_dataset=dataset, processing_class=_tokenizer(model))
     return TRLPreference(model, trainer, rows_per_item=2)
 
 
 def kto(model: PreTrainedModel, rows: Rows, pool: Rows, beta: float = 0.1) -> TRLPreference:
     """Return KTO with balanced classes, as TRL's warning recommends.
 
-    TRL takes the mismatched answers of the KL term from the same block of 32 consecutive rows. Therefore, rows are
-    shuffled once before the split into blocks, so that a block has several problems.
+    The mismatched answers of the KL term come from the same block of 32 consecutive rows, as in TRL. Therefore, rows
+    are shuffled once before the split into blocks, so that a block has several problems.
     """
     from trl import KTOConfig, KTOTrainer
 
     block = 32
     rows = rows[np.random.default_rng(0).permutation(len(rows))]
-    tokenizer = _tokenizer(model)
+    mismatched = [
+        ids for i in range(0, len(rows), block) for ids in np.roll(np.arange(i, min(i + block, len(rows))), 1)
+    ]
     dataset = Dataset.from_dict({
-        "prompt": [tokenizer.decode(ids) for ids in rows.prompts],
-        "completion": [tokenizer.decode(ids) for ids in rows.responses],
+        "prompt": [""] * len(rows),  # TRL looks for this column, and reads the ids
+        "prompt_ids": rows.prompts,
+        "completion_ids": rows.responses,
+        "KL_completion_ids": [rows.responses[i] for i in mismatched],
         "label": [bool(reward > 0) for reward in rows.rewards],
     })  # fmt: skip
     args = KTOConfig(
         **SMALL, beta=beta, output_dir=_scratch(), per_device_train_batch_size=block, precompute_ref_log_probs=True,
         desirable_weight=float((rows.rewards < 0).sum() / max((rows.rewards > 0).sum(), 1)),
     )  # fmt: skip
-    trainer = KTOTrainer(model, args=args, train_dataset=dataset, processing_class=tokenizer)
+    trainer = _with_tokens(KTOTrainer)(model, args=args, train_dataset=dataset, processing_class=_tokenizer(model))
     return TRLPreference(model, trainer, rows_per_item=block, per_item=block)
 
 

@@ -29,9 +29,10 @@ from benchmarks.experiments import (
 )
 from benchmarks.experiments.controls import BASES, METHODS, SEEDS, TOPR
 from benchmarks.experiments.long_completions import LENGTHS, OTHERS, Setting
+from benchmarks.pretrained import SMOL
 from benchmarks.report import Found, counted, fill_page, percent, table, texts
 from benchmarks.setting import HERE, PROFILES
-from benchmarks.statistics import Interval, difference, over_seeds
+from benchmarks.statistics import Interval, difference, over_problems, over_seeds
 
 PAGE, CHOICE_PAGE = (HERE.parent / "docs" / name for name in ("results.md", "which_method.md"))
 PAGES = (PAGE, CHOICE_PAGE, HERE.parent / "README.md")
@@ -57,6 +58,7 @@ def write(store: Store, page: Path = PAGE, real: Store | None = None, template: 
         "long_greedy": lambda: long_table(store, LENGTHS, "greedy"),
         "long_others": lambda: long_table(store, OTHERS),
         "wrong_answers": lambda: wrong_answers_table(store),
+        "one_pass": lambda: one_pass_table(store),
         "turns": lambda: turns_table(store, turns.rewarded()),
         "turns_rated": lambda: turns_table(store, turns.rated()),
         "run": lambda: what_was_run(store),
@@ -182,7 +184,7 @@ def wrong_answers_table(store: Store) -> str:
 
     A value is bold if its difference from repeated right answers is above 0.
     """
-    experiments = [one for one in wrong_answers.experiments(store) if one.is_finished(store)]
+    experiments = [one for one in wrong_answers.over_iterations() if one.is_finished(store)]
     if not experiments:
         raise Unfinished("wrong_answers has not been run")
     begins = [list(one.ends(store, wrong_answers.REPEATED).values()) for one in experiments]
@@ -205,6 +207,33 @@ def wrong_answers_table(store: Store) -> str:
             cells.append(f"**{text}**" if gap.low > 0 else text)
         rows.append([method, *cells])
     return table(["", *(one.fields["base"] for one in experiments)], rows)
+
+
+def one_pass_table(store: Store) -> str:
+    """Return a table by method of one pass on SmolLM2, after a row for the untrained model.
+
+    A value is bold if the interval of its difference from the untrained model is above 0, in pass@1 from its best
+    temperature.
+    """
+    experiment = wrong_answers.one_pass(SMOL, wrong_answers.ONE_PASS)
+    if not experiment.is_finished(store):
+        raise Unfinished("one pass on SmolLM2 has not been run")
+    (untrained,) = wrong_answers.before(SMOL).ends(store, wrong_answers.UNTRAINED).values()
+    rows = [["untrained", *(percent(value(untrained, shown)) for shown in experiment.shows)]]
+    for method in experiment.methods:
+        found = [over_seeds(experiment.measured(store, method, shown)) for shown in experiment.shows]
+        rows.append([method, *(one.percent() for one in found)])
+    return table(["", *(shown.removeprefix("test/") for shown in experiment.shows)], rows)
+
+
+def _one_pass(store: Store, first: str, second: str) -> Interval:
+    """Return the difference between two methods in greedy answers, paired by seed and problem."""
+    experiment = wrong_answers.one_pass(SMOL, wrong_answers.ONE_PASS)
+    ends = [experiment.ends(store, name) for name in (first, second)]
+    if not all(len(end) == len(experiment.seeds) for end in ends):
+        raise Unfinished(f"{first} or {second} has not been run")
+    right = [[[int(x) for x in end["test"]["outcomes"]["greedy"]] for end in found.values()] for found in ends]
+    return over_problems(np.subtract(*map(np.array, right)))
 
 
 def turns_table(store: Store, experiment: Experiment) -> str:
@@ -404,6 +433,7 @@ _TABLES: list[tuple[Callable[..., Found], dict[str, tuple[Any, ...]]]] = [
         "solved_weighted_scattered": (_SCATTERED, wrong_answers.WEIGHTED),
         "solved_where_agreed": (_AGREEING, wrong_answers.WHERE_AGREED),
     }),
+    (_one_pass, {"one_pass_primary": (wrong_answers.BALANCED, wrong_answers.KTO)}),
     (_turns, {
         "turns_primary": (turns.PER_TURN, turns.END),
         "turns_first": (turns.PER_TURN, turns.END, turns.FIRST),

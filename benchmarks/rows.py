@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from peft import PeftModel
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
-from benchmarks.decoding import shared_beginning
 from topr_trl.diagnosis import agreements
 
 
@@ -51,7 +52,7 @@ class Rows:
             groups,
             [torch.tensor(logps) for logps in dataset["sampler_logps"]],
             np.array([of_group[group].mean() for group in groups]),
-            np.array([of_group[group].std(ddof=1) for group in groups]),
+            np.array([of_group[group].std(ddof=1) if len(of_group[group]) > 1 else 0.0 for group in groups]),
             agreements(
                 groups, [a or text for a, text in zip(dataset["extracted"], dataset["completion"], strict=True)]
             ),
@@ -115,27 +116,22 @@ def response_logps(
 ) -> tuple[Tensor, Tensor]:
     """Return (B, T) log π of each token except the first, and the mask of the completion's tokens.
 
-    With `top_k`, π is the distribution after top-k. Tokens outside the top k keep their original log π. A long
-    beginning that all prompts share is computed once, and T does not count it.
+    Tokens of the prompt have 0. With `top_k`, π is the distribution after top-k. Tokens outside the top k keep their
+    original log π.
     """
-    shared = shared_beginning(prompts)
-    ids = [torch.tensor(prompt[shared:] + response) for prompt, response in zip(prompts, responses, strict=True)]
+    ids = [torch.tensor(prompt + response) for prompt, response in zip(prompts, responses, strict=True)]
     input_ids = pad_sequence(ids, batch_first=True)
     lengths = torch.tensor([len(row) for row in ids])[:, None]
-    starts = torch.tensor([len(prompt) - shared for prompt in prompts])[:, None]
+    starts = torch.tensor([len(prompt) for prompt in prompts])[:, None]
     position = torch.arange(input_ids.size(1))
-    mask = (position >= starts) & (position < lengths)
-    attention, cache = (position < lengths).long(), None
-    if shared:
-        cache = DynamicCache(config=model.config)
-        model(input_ids=torch.tensor([prompts[0][:shared]]), past_key_values=cache, logits_to_keep=1)
-        cache.batch_repeat_interleave(len(ids))
-        attention = torch.cat([attention.new_ones(len(ids), shared), attention], dim=1)
-    logits = model(input_ids=input_ids, attention_mask=attention, past_key_values=cache).logits[:, :-1].float()
-    logits = logits / temperature
-    chosen = logits.gather(-1, input_ids[:, 1:, None]).squeeze(-1)
-    total = logits.logsumexp(-1)
-    if top_k is not None:
-        kept = logits.topk(top_k).values
-        total = torch.where(chosen >= kept[..., -1], kept.logsumexp(-1), total)
-    return chosen - total, mask[:, 1:]
+    mask = ((position >= starts) & (position < lengths))[:, 1:]
+    causal = model.get_base_model() if isinstance(model, PeftModel) else model
+    hidden = causal.base_model(input_ids=input_ids, attention_mask=(position < lengths).long()).last_hidden_state
+    logits = causal.get_output_embeddings()(hidden[:, :-1][mask]).float() / temperature
+    tokens = input_ids[:, 1:][mask]
+    if top_k is None:
+        logps = -cross_entropy(logits, tokens, reduction="none")
+    else:
+        chosen, kept = logits.gather(-1, tokens[:, None]).squeeze(-1), logits.topk(top_k).values
+        logps = chosen - torch.where(chosen >= kept[..., -1], kept.logsumexp(-1), logits.logsumexp(-1))
+    return torch.zeros(mask.shape).masked_scatter(mask, logps), mask

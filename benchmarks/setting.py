@@ -104,7 +104,7 @@ def base_model(task: str) -> PreTrainedModel:
     """Return a fresh copy of the base model in float32, on the default device. Pretrained models have an adapter."""
     PartialState(cpu=True)
     if task in pretrained.BASES:
-        return pretrained.load(folder(task), tokenizer(task))
+        return pretrained.load(folder(task), tokenizer(task), pretrained.EXAMPLES[task])
     model = AutoModelForCausalLM.from_pretrained(folder(task), dtype=torch.float32)
     return model.to(torch.get_default_device())
 
@@ -118,6 +118,8 @@ def model_hash(task: str) -> str:
     """
     weights = folder(task) / "model.safetensors"
     if not weights.exists():
+        if task in pretrained.HASHES:
+            return pretrained.HASHES[task]
         raise Unfinished(f"{weights.parent} is missing: make it with python -m benchmarks.bases")
     return hashlib.sha256(weights.read_bytes()).hexdigest()[:12]
 
@@ -147,7 +149,7 @@ def _of_gsm8k(count: int, seed: int) -> Dataset:
     rows = [row for row in map(json.loads, lines) if row["answer"].count("<<") <= 2]
     place = 0 if split == "test" else (VALIDATION_SEED, 100 + TUNING_SEED, *range(100, 110)).index(seed)
     order = np.random.default_rng(0).permutation(len(rows))[count * place : count * (place + 1)]
-    return gsm8k.prepare(Dataset.from_list([rows[n] for n in order]), num_shots=2)
+    return gsm8k.prepare(Dataset.from_list([rows[n] for n in order]), num_shots=0)
 
 
 def sample(
@@ -159,15 +161,20 @@ def sample(
     return score_completions(rows, gsm8k.judge)
 
 
-@lru_cache(maxsize=16)  # reading takes a tenth of an arm's time
 def candidates(task: str, profile: Profile, seed: int, count: int | None = None) -> Rows:
-    """Return the base model's completions of the training problems of a seed. They are sampled once and cached."""
-    count = count or profile.candidates
-    path = CACHE / f"{model_hash(task)}-{profile.problems}x{count}-seed{seed}-{DRAWS}.scored"
+    """Return the base model's completions of the training problems of a seed."""
+    return untrained(task, profile.problems, seed, count or profile.candidates, seed)
+
+
+@lru_cache(maxsize=16)  # reading takes a tenth of an arm's time
+def untrained(task: str, size: int, seed: int, count: int, draw_seed: int, temperature: float = 1.0) -> Rows:
+    """Return `count` completions of each training problem of a seed by the base model, which are drawn once."""
+    name = f"{model_hash(task)}-{size}x{count}-seed{seed}-draw{draw_seed}-at{temperature:g}-{DRAWS}.scored"
+    path = CACHE / name
     if not path.exists():
         with torch.device("cpu"):  # another device would draw other rows
             model = base_model(task)
-            rows = Rows.of(sample(model, task, problems(task, profile.problems, 100 + seed), count, seed))
+            rows = Rows.of(sample(model, task, problems(task, size, 100 + seed), count, draw_seed, temperature))
         CACHE.mkdir(exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=CACHE, delete=False) as file:
             torch.save(rows.to_dict(), file)

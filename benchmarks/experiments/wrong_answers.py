@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
@@ -24,19 +25,34 @@ from benchmarks.experiment import TUNING_SEED, Experiment, once, rates
 from benchmarks.loops import rounds
 from benchmarks.methods import METHODS, Direct, Objective, at_share, dpo, kto, tapered
 from benchmarks.rows import Rows
-from benchmarks.setting import TEST_SEED, VALIDATION_SEED, Profile, base_model, has_copies, model_hash, problems, sample
+from benchmarks.setting import (
+    TEST_SEED,
+    VALIDATION_SEED,
+    Profile,
+    base_model,
+    has_copies,
+    model_hash,
+    problems,
+    sample,
+    untrained,
+)
 from topr_trl.diagnosis import AGREE
 
-BASES = ("facts-agree", "facts-alone", "misconceptions", "facts-scattered")
-RULED = ("sure-17",)  # all problems follow one rule
-TO_COME = ("main", "misconception-10", "sure-3", "slips-30", "bundled", "wanders-10")  # of one rule, not published
 CANDIDATES, ITERATIONS, COLD = 8, 6, 0.3
+UNTRAINED = "untrained"
+KTO, GRPO = "KTO, β 0.1", "GRPO (TRL's default loss)"
 REPEATED, DEFAULT, BALANCED, CONTROL = "repeated right answers", "TOPR (default)", "balanced rows", "mean per problem"
 WEIGHTED, DRAWN, CHOSEN = "weighted by agreement", "drawn by agreement", "chosen by agreement"
 WHERE_AGREED = "weighted where they agree"
+BASES = ("facts-agree", "facts-alone", "misconceptions", "facts-scattered")
+RULED = ("sure-17",)  # all problems follow one rule
+TO_COME = ("main", "misconception-10", "sure-3", "slips-30", "bundled", "wanders-10")  # of one rule, not published
+ONE_PASS: tuple[str, ...] = (BALANCED, KTO)  # methods compared in one pass on SmolLM2
+ONE_PASS_TO_COME = (REPEATED, GRPO, "DPO, β 0.1", DEFAULT, "right answers once", WEIGHTED, "KTO, β 0.5", "DPO, β 0.5")
 SOLVED = "end/unsolved/pass@8"
 SHOWS = (SOLVED, "end/unsolved/greedy", "end/greedy", "end/pass@1", "end/pass@8")
-PRETRAINED_PROBLEMS, WARM = 96, 0.4  # training and test problems; temperature at which wrong answers agree more
+PRETRAINED_PROBLEMS, WARM = 96, 0.4  # training problems, and temperature at which wrong answers agree more
+PRETRAINED_TESTS = {pretrained.SMOL: 384, pretrained.QWEN: 96}  # greedy answers; the first 96 problems are also sampled
 SPLIT_DRAW = 99  # number of the draw that splits the problems
 
 
@@ -119,11 +135,11 @@ RECIPES = {
 
 
 RIVALS = {
-    "KTO, β 0.1": partial(kto, beta=0.1),
+    KTO: partial(kto, beta=0.1),
     "KTO, β 0.5": partial(kto, beta=0.5),
     "DPO, β 0.1": partial(dpo, beta=0.1),
     "DPO, β 0.5": partial(dpo, beta=0.5),
-    "GRPO (TRL's default loss)": METHODS["trl_dapo"].make,
+    GRPO: METHODS["trl_dapo"].make,
 }
 
 
@@ -152,9 +168,8 @@ def of_pretrained(base: str, temperature: float, seeds: int, iterations: int, *n
     )  # fmt: skip
 
 
-def one_pass(base: str) -> Experiment:
+def one_pass(base: str, names: tuple[str, ...]) -> Experiment:
     """Return the comparison with rivals on a pretrained model, in one pass over the rows."""
-    names = (BALANCED, "KTO, β 0.1", REPEATED, DEFAULT, "right answers once", WEIGHTED, *RIVALS)
     return Experiment(
         "wrong_answers", {name: {"recipe": name} for name in names}, rates(3e-5, 1e-4, 3e-4), range(8),
         ("test/greedy", "test/pass@1"), f"One pass: {base}", further=3,
@@ -163,8 +178,22 @@ def one_pass(base: str) -> Experiment:
     )  # fmt: skip
 
 
+def before(base: str) -> Experiment:
+    """Return the untrained model's scores on the test problems of the other experiments with one pass."""
+    return Experiment(
+        "wrong_answers", {UNTRAINED: {"recipe": UNTRAINED}}, [], range(1), ("test/greedy",),
+        fields={"base": base, "weights": model_hash(base), "draws": DRAWS, "iterations": 1},
+        tuned=lambda *_: {"learning_rate": 0.0},
+    )  # fmt: skip
+
+
 def experiments(store: Store) -> list[Experiment]:
-    """Return the comparisons."""
+    """Return the published comparisons."""
+    return [*over_iterations(), before(pretrained.SMOL), one_pass(pretrained.SMOL, ONE_PASS)]
+
+
+def over_iterations() -> list[Experiment]:
+    """Return the published comparisons over iterations."""
     return [of_base(base) for base in (*BASES, *RULED)]
 
 
@@ -181,7 +210,8 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
     found = [*experiments(store), *map(of_base, TO_COME)]
     for base in pretrained.BASES:
         if has_copies(base):
-            found += on_pretrained(base) + ([one_pass(base)] if base == pretrained.SMOL else [])
+            found += [one_pass(base, ONE_PASS_TO_COME)] if base == pretrained.SMOL else []
+            found += on_pretrained(base)
     return once([cell for experiment in found for cell in experiment.cells(store)])
 
 
@@ -192,11 +222,14 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     """Run a cell."""
     base, seed, recipe = cell["base"], cell["seed"], cell["recipe"]
     iterations, temperature = cell.get("iterations", ITERATIONS), cell.get("temperature", 1.0)
-    is_pretrained = base in pretrained.BASES
-    model = base_model(base)
-    questions = problems(base, PRETRAINED_PROBLEMS if is_pretrained else profile.problems, 100 + seed)
-    before = sample(model, base, questions, CANDIDATES, 100 * seed + SPLIT_DRAW, temperature)
-    unsolved = _right(before, CANDIDATES) == 0
+    size = PRETRAINED_PROBLEMS if base in pretrained.BASES else profile.problems
+    torch.manual_seed(seed)  # a new adapter begins with random weights
+    model, questions = base_model(base), problems(base, size, 100 + seed)
+
+    def drawn(number: int, own: int, count: int, heat: float) -> Rows:
+        if not number:  # the same for all methods
+            return untrained(base, size, seed, count, own, heat)
+        return Rows.of(sample(model, base, questions, count, own, heat))
 
     def choose(pool: Rows, own: int) -> Objective:
         if recipe in RIVALS:
@@ -204,46 +237,51 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
         rows, after = RECIPES[recipe](pool, own)
         return Direct(model, pool[rows], tapered("topr"), lambda _: after, temperature)
 
+    unsolved = _right(drawn(0, 100 * seed + SPLIT_DRAW, CANDIDATES, temperature)) == 0
     curve, seen = [], ~unsolved  # problems of which a right answer was drawn
     for number in range(min(2, iterations) if profile.is_quick else iterations):
-        greedy = _right(sample(model, base, questions, 1, seed, 0.0), 1)
-        drawn = rounds.one(
-            model, base, questions, CANDIDATES, choose, cell["learning_rate"], 100 * seed + number, temperature
-        )
-        pool, right = Rows.of(drawn), _right(drawn, CANDIDATES)
+        greedy, own = _right(drawn(number, seed, 1, 0.0)), 100 * seed + number
+        pool = drawn(number, own, CANDIDATES, temperature)
+        if recipe != UNTRAINED:
+            rounds.one(model, pool, choose, cell["learning_rate"], own)
+        right = _right(pool)
         curve.append({
             **_scores(right, greedy, unsolved), "agreement": agreement(pool), "p": float((pool.rewards > 0).mean()),
             "unseen": int((~seen).sum()), "first seen": int((~seen & (right > 0)).sum()),
         })  # fmt: skip
         seen |= right > 0
     draw = 100 * seed + iterations
-    result = {"curve": curve, "end": _test(model, base, questions, draw, temperature, unsolved)}
-    result["end"]["unseen"] = "".join(map(str, (~seen).astype(int)))
+    result: dict[str, Any] = {"curve": curve}
+    if iterations > 1:
+        result["end"] = _test(model, base, questions, size, draw, temperature, unsolved)
+        result["end"]["unseen"] = "".join(map(str, (~seen).astype(int)))
     if base not in habits.AUTHORS:  # no other item follows from these
-        count = PRETRAINED_PROBLEMS if is_pretrained else profile.test_problems
-        others = problems(base, count, VALIDATION_SEED if seed == TUNING_SEED else TEST_SEED)
-        result["test"] = _test(model, base, others, draw, temperature)
+        tests = PRETRAINED_TESTS.get(base, profile.test_problems)
+        others = problems(base, tests, VALIDATION_SEED if seed == TUNING_SEED else TEST_SEED)
+        sampled = min(tests, size) if base in pretrained.BASES else tests
+        result["test"] = _test(model, base, others, sampled, draw, temperature)
     return result
 
 
-def _right(drawn: Dataset, count: int) -> np.ndarray:
+def _right(rows: Rows) -> np.ndarray:
     """Return (P,) the number of right completions of each problem."""
-    return (np.array(drawn["reward"][:]) > 0).reshape(-1, count).sum(axis=1)
+    return np.bincount(rows.groups, rows.rewards > 0).astype(int)
 
 
 def _test(
-    model: PreTrainedModel,
-    base: str,
-    questions: Dataset,
-    seed: int,
-    temperature: float,
+    model: PreTrainedModel, base: str, questions: Dataset, sampled: int, seed: int, temperature: float,
     unsolved: np.ndarray | None = None,
-) -> dict[str, Any]:
-    """Return scores of greedy answers and at two temperatures, and the number of right samples of each problem."""
-    answers = sample(model, base, questions, 1, seed, 0.0)
-    right, cold = (_right(sample(model, base, questions, CANDIDATES, seed, t), CANDIDATES) for t in (temperature, COLD))
+) -> dict[str, Any]:  # fmt: skip
+    """Return scores of greedy answers and, on the first problems, of samples at two temperatures.
+
+    `outcomes` has the number of right samples of each problem.
+    """
+    answers, first = sample(model, base, questions, 1, seed, 0.0), questions.select(range(sampled))
+    right, cold = (
+        _right(Rows.of(sample(model, base, first, CANDIDATES, seed, heat))) for heat in (temperature, COLD)
+    )  # fmt: skip
     return {
-        **_scores(right, greedy := _right(answers, 1), unsolved),
+        **_scores(right, greedy := _right(Rows.of(answers)), unsolved),
         f"pass@1 at {COLD}": float(cold.mean()) / CANDIDATES,
         "invalid greedy": float(np.mean([verdict == "invalid" for verdict in answers["verdict"]])),
         "outcomes": {name: "".join(map(str, found)) for name, found in (("right", right), ("greedy", greedy))},
@@ -254,7 +292,7 @@ def _test(
 def _scores(right: np.ndarray, greedy: np.ndarray, unsolved: np.ndarray | None = None) -> dict[str, Any]:
     """Return accuracies with standard errors over the problems, also of the unsolved ones."""
     values = {"pass@1": right / CANDIDATES, "pass@8": right > 0, "greedy": greedy}
-    found: dict[str, Any] = {"problems": len(right)}
+    found: dict[str, Any] = {"problems": len(greedy)}
     for name, value in values.items():
         found |= {name: float(np.mean(value)), f"{name} error": float(np.std(value, ddof=1) / np.sqrt(len(value)))}
     return found if unsolved is None else {**found, "unsolved": _scores(right[unsolved], greedy[unsolved])}

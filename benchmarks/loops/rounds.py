@@ -6,7 +6,6 @@ The random seed of a round is 100 · seed + round.
 from collections.abc import Callable
 
 import numpy as np
-from datasets import Dataset
 from transformers import PreTrainedModel
 
 from benchmarks.loops.training import train
@@ -50,23 +49,16 @@ def trained(
         return topr(share).make(model, pool[np.resize(found, size) if curation == REPEATED else found], pool)
 
     for number in range(1, rounds + 1):
-        drawn = one(model, base, questions, CANDIDATES, choose, learning_rate, 100 * seed + number)
-        after(model, number, len(drawn))
+        own = 100 * seed + number
+        pool = Rows.of(sample(model, base, questions, CANDIDATES, own))
+        one(model, pool, choose, learning_rate, own)
+        after(model, number, len(pool))
     return model
 
 
 def one(
-    model: PreTrainedModel,
-    base: str,
-    questions: Dataset,
-    candidates: int,
-    choose: Callable[[Rows, int], Objective],
-    learning_rate: float,
-    seed: int,
-    temperature: float = 1.0,
-) -> Dataset:
-    """Sample completions, train for one epoch on rows that `choose` makes of them, and return the completions."""
-    drawn = sample(model, base, questions, candidates, seed, temperature)
-    objective = choose(Rows.of(drawn), seed)
+    model: PreTrainedModel, pool: Rows, choose: Callable[[Rows, int], Objective], learning_rate: float, seed: int
+) -> None:
+    """Train for one epoch on the rows that `choose` makes of a pool."""
+    objective = choose(pool, seed)
     train(model, objective, -(-objective.size // BATCH_ROWS), learning_rate, seed)
-    return drawn

@@ -11,17 +11,11 @@ from topr_trl.tasks import gsm8k
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch_rows", "worth"), [(512, 64), (24, 64), (512, 2)])
-def test_log_probabilities_are_those_of_the_model(monkeypatch, batch_rows, worth):
-    """Log-probabilities equal the model's.
-
-    This includes finished rows that leave the batch, a cache that grows, and a beginning that is computed once.
-    """
+@pytest.mark.parametrize("batch_rows", [512, 24])
+def test_log_probabilities_are_those_of_the_model(monkeypatch, batch_rows):
+    """Log-probabilities equal the model's. This includes finished rows that leave the batch, and a cache that grows."""
     monkeypatch.setattr(decoding, "ROWS", batch_rows)
-    monkeypatch.setattr(decoding, "_WORTH_SHARING", worth)
     model, questions = base_model("main"), problems("main", 9, 5)
-    prompts = [tokenizer("main")(prompt)["input_ids"] for prompt in questions["prompt"]]
-    assert bool(decoding.shared_beginning(prompts)) == (worth == 2)
     model.train()
     found = decoding.draw(model, tokenizer("main"), questions, 8, 50, seed=3)
     assert model.training
@@ -40,7 +34,9 @@ def test_log_probabilities_are_those_of_the_model(monkeypatch, batch_rows, worth
 
 
 @pytest.mark.slow
-def test_tokens_come_with_their_probabilities():
+@pytest.mark.parametrize("large", [10_000, 2])
+def test_tokens_come_with_their_probabilities(monkeypatch, large):
+    monkeypatch.setattr(decoding, "_LARGE", large)
     model, questions = base_model("main"), problems("main", 2, 5)
     count = 4_000
     found = decoding.draw(model, tokenizer("main"), questions, count, 3, seed=1)

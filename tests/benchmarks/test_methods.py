@@ -8,11 +8,12 @@ import torch
 import trl
 from packaging.version import Version
 
-from benchmarks import methods
+from benchmarks import methods, pretrained
+from benchmarks.decoding import draw_ids
 from benchmarks.loops.training import train
 from benchmarks.methods import METHODS, at_share, m2po_loss, ppo_loss, read
 from benchmarks.rows import Rows, response_logps
-from benchmarks.setting import base_model, problems, sample
+from benchmarks.setting import base_model, problems, sample, tokenizer
 from topr_trl import effective_positive_share
 
 newest = pytest.mark.skipif(
@@ -181,13 +182,18 @@ def test_balanced_rows_repeat_right_answers(rows):
         assert set(seen) == set(answers) if sign == 1 else set(seen) <= set(answers)
 
 
-def test_a_shared_beginning_changes_no_log_probability(rows):
-    model, beginning = base_model("main").eval(), rows.prompts[0] * 8
-    prompts = [beginning + prompt for prompt in rows.prompts]
+def test_examples_before_each_input_are_part_of_the_prompt(rows):
+    model, beginning = base_model("main").eval(), rows.prompts[0] * 2
     with torch.no_grad():
-        logps, mask = response_logps(model, prompts, rows.responses, temperature=0.5)
-        # A single row shares nothing.
-        alone = [response_logps(model, [p], [r], temperature=0.5) for p, r in zip(prompts, rows.responses, strict=True)]
-    assert logps.size(1) < len(prompts[0])  # T does not count the beginning
-    expected = torch.cat([logps[mask] for logps, mask in alone])
-    torch.testing.assert_close(logps[mask], expected, atol=1e-4, rtol=1e-4)  # Sums have another order.
+        prompts = [beginning + prompt for prompt in rows.prompts]
+        expected, mask = response_logps(model, prompts, rows.responses, temperature=0.5)
+        model.base_model.forward = pretrained.after(torch.tensor([beginning]), model.base_model)
+        logps, own = response_logps(model, rows.prompts, rows.responses, temperature=0.5)
+        drawn = draw_ids(model, tokenizer("main"), rows.prompts[:3], 2, 60, seed=3)
+    torch.testing.assert_close(logps[own], expected[mask], atol=1e-4, rtol=1e-4)  # Sums have another order.
+    for prompt, of_problem in zip(prompts[:3], drawn, strict=True):
+        for ids, drawn_logps, _ in of_problem:
+            model.base_model.__dict__.pop("forward", None)
+            with torch.no_grad():
+                logps, own = response_logps(model, [prompt], [ids])
+            torch.testing.assert_close(torch.tensor(drawn_logps), logps[own], atol=2e-4, rtol=1e-4)
