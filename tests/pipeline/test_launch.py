@@ -9,6 +9,7 @@ import time
 from multiprocessing import popen_forkserver
 from pathlib import Path
 from threading import Event, Timer
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -141,7 +142,7 @@ def run(*programs, log=None, stop=None):
     processes.run_processes(programs, "sample", log, stop or Event())
 
 
-SLEEP = "import time; time.sleep(3600)"
+SLEEP = "import time; time.sleep(99)"
 
 
 def test_a_process_that_fails_ends_the_others(started):
@@ -194,14 +195,21 @@ def test_a_stage_can_be_stopped_and_its_log_is_shown(tmp_path, capfd, started):
     assert "line 10\n" not in said
 
 
-def test_a_forked_stage_gets_ctrl_c_before_it_is_ended(tmp_path, monkeypatch):
-    """`topr train` then saves a checkpoint."""
+@pytest.mark.parametrize(("is_pressed", "error"), [(False, ChildProcessError), (True, KeyboardInterrupt)])
+def test_a_forked_stage_gets_ctrl_c_before_it_is_ended(tmp_path, monkeypatch, is_pressed, error):
+    """`topr train` then saves a checkpoint. The other side of the loop fails, or the user presses Ctrl+C."""
     code = "import time\ntry:\n    print(1, flush=True); time.sleep(99)\nexcept KeyboardInterrupt:\n    exit(7)"
-    begun, start, stop = [], processes.start, Event()
+    begun, start = [], processes.start
     monkeypatch.setattr(processes, "start", lambda _, log: begun.append(start(python(code), log)) or begun[-1])
-    Timer(0, lambda: wait_for(tmp_path / "log") and stop.set()).start()
-    with pytest.raises(ChildProcessError, match="The stage train was stopped"):
-        processes.run_processes([Program(["train"])], "train", tmp_path / "log", stop)
+
+    def wait(seconds):
+        wait_for(tmp_path / "log")
+        if is_pressed:
+            raise KeyboardInterrupt
+        return True
+
+    with pytest.raises(error, match=None if is_pressed else "The stage train was stopped"):
+        processes.run_processes([Program(["train"])], "train", tmp_path / "log", SimpleNamespace(wait=wait))
     assert begun[0].exitcode == 7
 
 
