@@ -10,6 +10,7 @@ from multiprocessing import popen_forkserver
 from pathlib import Path
 from threading import Event, Timer
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -426,6 +427,19 @@ def test_a_stage_is_no_fork_of_a_server_that_uses_the_gpu(monkeypatch):
     monkeypatch.setattr(processes.os, "execv", execute)
     with pytest.raises(Executed):
         processes._run(Program(["train", "--debug"]), dict(os.environ), None)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "signal_of_end"), [([], parent_process.KILL), (["srun"], processes.signal.SIGTERM)]
+)
+def test_a_launcher_can_end_its_processes_when_the_server_ends(monkeypatch, launcher, signal_of_end):
+    asked = []
+    monkeypatch.setattr(processes.os, "setsid", lambda: None)
+    monkeypatch.setattr(processes, "end_with_parent", asked.append)
+    monkeypatch.setattr(processes.os, "execvp", Mock(side_effect=InterruptedError))
+    with pytest.raises(InterruptedError):
+        processes._run(Program(["train"], python=["python"], launcher=launcher), dict(os.environ), None)
+    assert asked == [signal_of_end]
 
 
 def test_no_side_of_a_loop_starts_the_server(monkeypatch, tmp_path):
