@@ -332,7 +332,8 @@ with open("server.json", "w") as file:
     json.dump(seen, file)
 """
 LOOP = """
-import os, sys, threading
+import os, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell may have started the tests in the background.
 from topr_trl.pipeline import child_processes
 from topr_trl.pipeline.child_processes import Program, run_processes, start_server
 if __name__ == "__main__":
