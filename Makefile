@@ -5,6 +5,8 @@ CONSTRAINTS ?= constraints.txt
 EXTRAS ?= dev,deepspeed
 # OpenMP threads that wait actively on a busy core can make a run ten times as slow.
 export OMP_WAIT_POLICY ?= PASSIVE
+# Without compiled files, each process of the tests would compile all tests, in nine seconds.
+unexport PYTHONDONTWRITEBYTECODE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 

@@ -105,7 +105,7 @@ READ = [
     damaged("a truncated shard", "rows/rows-00001-of-00002.parquet, download", _cut),
     damaged("a shard with damage inside", "rows/rows-00001-of-00002.parquet, download", _overwritten),
     damaged("a shard is missing", "rows, missing, rows-00000-of-00002.parquet, run the stage again",
-        lambda folder: next(folder.glob("*.parquet")).unlink()),
+        lambda folder: min(folder.glob("*.parquet")).unlink()),
     damaged("the folder of a stage that has not ended", "rows, not finished, run the stage", _begun),
     damaged("a manifest that was cut", "rows/_manifest.json, damaged, remove rows",
         lambda folder: (folder / manifest.NAME).write_text('{"inputs": {')),

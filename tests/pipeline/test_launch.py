@@ -9,6 +9,8 @@ import time
 from multiprocessing import popen_forkserver
 from pathlib import Path
 from threading import Event, Timer
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -141,7 +143,7 @@ def run(*programs, log=None, stop=None):
     processes.run_processes(programs, "sample", log, stop or Event())
 
 
-SLEEP = "import time; time.sleep(3600)"
+SLEEP = "import time; time.sleep(99)"
 
 
 def test_a_process_that_fails_ends_the_others(started):
@@ -194,14 +196,21 @@ def test_a_stage_can_be_stopped_and_its_log_is_shown(tmp_path, capfd, started):
     assert "line 10\n" not in said
 
 
-def test_a_forked_stage_gets_ctrl_c_before_it_is_ended(tmp_path, monkeypatch):
-    """`topr train` then saves a checkpoint."""
+@pytest.mark.parametrize(("is_pressed", "error"), [(False, ChildProcessError), (True, KeyboardInterrupt)])
+def test_a_forked_stage_gets_ctrl_c_before_it_is_ended(tmp_path, monkeypatch, is_pressed, error):
+    """`topr train` then saves a checkpoint. The other side of the loop fails, or the user presses Ctrl+C."""
     code = "import time\ntry:\n    print(1, flush=True); time.sleep(99)\nexcept KeyboardInterrupt:\n    exit(7)"
-    begun, start, stop = [], processes.start, Event()
+    begun, start = [], processes.start
     monkeypatch.setattr(processes, "start", lambda _, log: begun.append(start(python(code), log)) or begun[-1])
-    Timer(0, lambda: wait_for(tmp_path / "log") and stop.set()).start()
-    with pytest.raises(ChildProcessError, match="The stage train was stopped"):
-        processes.run_processes([Program(["train"])], "train", tmp_path / "log", stop)
+
+    def wait(seconds):
+        wait_for(tmp_path / "log")
+        if is_pressed:
+            raise KeyboardInterrupt
+        return True
+
+    with pytest.raises(error, match=None if is_pressed else "The stage train was stopped"):
+        processes.run_processes([Program(["train"])], "train", tmp_path / "log", SimpleNamespace(wait=wait))
     assert begun[0].exitcode == 7
 
 
@@ -323,7 +332,8 @@ with open("server.json", "w") as file:
     json.dump(seen, file)
 """
 LOOP = """
-import os, sys, threading
+import os, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell may have started the tests in the background.
 from topr_trl.pipeline import child_processes
 from topr_trl.pipeline.child_processes import Program, run_processes, start_server
 if __name__ == "__main__":
@@ -418,6 +428,19 @@ def test_a_stage_is_no_fork_of_a_server_that_uses_the_gpu(monkeypatch):
     monkeypatch.setattr(processes.os, "execv", execute)
     with pytest.raises(Executed):
         processes._run(Program(["train", "--debug"]), dict(os.environ), None)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "signal_of_end"), [([], parent_process.KILL), (["srun"], processes.signal.SIGTERM)]
+)
+def test_a_launcher_can_end_its_processes_when_the_server_ends(monkeypatch, launcher, signal_of_end):
+    asked = []
+    monkeypatch.setattr(processes.os, "setsid", lambda: None)
+    monkeypatch.setattr(processes, "end_with_parent", asked.append)
+    monkeypatch.setattr(processes.os, "execvp", Mock(side_effect=InterruptedError))
+    with pytest.raises(InterruptedError):
+        processes._run(Program(["train"], python=["python"], launcher=launcher), dict(os.environ), None)
+    assert asked == [signal_of_end]
 
 
 def test_no_side_of_a_loop_starts_the_server(monkeypatch, tmp_path):

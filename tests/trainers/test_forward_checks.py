@@ -62,7 +62,10 @@ CONFIGS = {
     ),
 }  # fmt: skip
 REWARDS = {"prompt": ["3 + 4 =", "3 + 4 ="], "completion": [" 7.", " 8. The answer is 8."], "reward": [1.0, -1.0]}
-SETTINGS = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "router_aux_loss_coef": None}
+SETTINGS = {
+    "use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "router_aux_loss_coef": None,
+    "save_strategy": "no",
+}  # fmt: skip
 
 
 def random_model(config, tokenizer):

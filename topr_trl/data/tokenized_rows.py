@@ -41,6 +41,8 @@ def is_prepared(rows: object) -> bool:
 
 def column(dataset: Dataset, name: str) -> pa.ChunkedArray:
     """Return an Arrow column in the order of the dataset, which can differ from the order of its table."""
+    if dataset._indices is None:  # The table has this order. `datasets` would copy the dataset twice.
+        return dataset.data.column(name)
     return dataset.select_columns([name]).with_format("arrow")[:][name]
 
 
