@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, gather_object
 from datasets import Dataset
 from topr_on_gloo import messages_over_gloo
 from transformers import AutoTokenizer
@@ -119,6 +119,7 @@ def main(kinds: list[str], out: Path) -> None:
             "eval_steps": last,
         }  # fmt: skip
         whole = make_trainer(kind, out / kind, **steps)
+        logged = gather_object([row.number for row in whole._replay.buffer.rows]) if kind == "replayed" else []
         whole.train()
         whole.save_model(str(out / kind / "whole"))
         resumed = make_trainer(kind, out / kind, max_steps=last)
@@ -130,6 +131,7 @@ def main(kinds: list[str], out: Path) -> None:
                 "distributed": str(whole.accelerator.distributed_type.value),
                 "logs": [entry for entry in whole.state.log_history if "loss" in entry],
                 "evaluated": [entry for entry in whole.state.log_history if any("eval_" in name for name in entry)],
+                "logged rows": sorted(logged),
                 "resumed": [entry for entry in resumed.state.log_history if "loss" in entry],
             }
             (out / f"{kind}.json").write_text(json.dumps(result))

@@ -91,6 +91,8 @@ def test_two_processes_train_like_one(config, distributed, kinds, one_process, t
         assert (one["processes"], two["processes"]) == (1, 2)
         assert two["distributed"] == distributed
         assert len(one["logs"]) == len(two["logs"]) == (5 if kind == "offline" else 7)
+        assert len(one["logged rows"]) == (8 if kind == "replayed" else 0)
+        assert two["logged rows"] == one["logged rows"]  # each process has its own
         assert len(one["evaluated"]) == (2 if kind == "offline" else 1)  # number of evaluation sets
         for a, b in zip(one["logs"] + one["evaluated"], two["logs"] + two["evaluated"], strict=True):
             for name in a:
