@@ -39,7 +39,7 @@ SETTINGS = {
 }  # fmt: skip
 PUSH = ["--use_cpu", "true", "--push_to_hub", "true"]
 PICKLES = (".bin", ".pt", ".pth", ".pkl")
-pytestmark = pytest.mark.xdist_group("push")  # so that only one process of the tests runs the loop and pushes
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("push")]  # so that only one process runs the loop and pushes
 
 
 @pytest.fixture(scope="module")

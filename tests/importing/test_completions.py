@@ -142,7 +142,7 @@ def test_a_request_of_a_run_that_cannot_be_used(tmp_path):
 
 
 def test_a_completion_that_is_a_list_of_texts_is_no_completion(tmp_path):
-    with pytest.raises(ValueError, match="line 1: its completion is a list with '4', and must be text or messages"):
+    with pytest.raises(ValueError, match=r'line 1: its completion is \["4", "2"\], and must be text or messages'):
         imported(tmp_path, "verl", [{**VERL, "output": ["4", "2"]}])
 
 

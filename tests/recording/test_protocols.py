@@ -17,6 +17,7 @@ from topr_trl.cli import main
 from topr_trl.recording.protocols import PROTOCOLS, choice_of, messages_of
 from topr_trl.recording.redaction import without_tokens
 
+pytestmark = pytest.mark.slow
 QUESTION = "2 + 2?"
 ADD = {"name": "add", "parameters": {"type": "object", "properties": {}}}
 HI = {"role": "user", "content": QUESTION}

@@ -19,6 +19,7 @@ from topr_trl.recording.conversations import continued_conversation
 from topr_trl.recording.proxy import _events
 from topr_trl.recording.recorded_answer import LARGE
 
+pytestmark = pytest.mark.slow
 HI = [{"role": "user", "content": "2 + 2?"}]
 ANSWER = "".join(WORDS)
 

@@ -1,5 +1,6 @@
 """Check completions of imported rows, cut them to their last turn, and drop incomplete log-probabilities."""
 
+import json
 import math
 import re
 from typing import Any
@@ -26,8 +27,8 @@ def holds_completion(row: Row) -> bool:
     """
     completion = row["completion"]
     if isinstance(completion, list):
-        if others := [turn for turn in completion if not isinstance(turn, dict)]:
-            raise NotOfFormat(f"its completion is a list with {str(others[0])[:60]!r}, and must be text or messages")
+        if not all(isinstance(turn, dict) for turn in completion):
+            raise NotOfFormat(f"its completion is {json.dumps(completion)[:60]}, and must be text or messages")
         completion = any(turn.get(name) for turn in completion if is_learned(turn) for name in _WRITTEN)
     return bool(row.get("completion_ids") or completion)
 
