@@ -338,6 +338,7 @@ def test_messages_of_an_unknown_conversation_or_order(tmp_path, changes, why):
         ("timestamp", "2026-01-01T00:30:00+02:00", "2026-01-01T00:10:00+00:00", True),
         ("timestamp", "2026-01-01T00:10:00+00:00", "2026-01-01T00:30:00+02:00", False),
         ("timestamp", "2026-01-01T00:00:00Z", "2026-01-01T00:00:00.5Z", True),
+        ("timestamp", "2026-01-01 00:00:00.25 UTC", "2026-01-01 00:00:00.5 UTC", True),
     ],
 )
 def test_turns_and_times_are_not_compared_as_text(tmp_path, name, first, second, is_right):

@@ -116,12 +116,6 @@ def test_a_trace_of_langfuse(tmp_path):
     assert [row["completion"][0]["content"] for row in rows] == ["12", "7"]
 
 
-def test_a_call_that_two_libraries_recorded_for_langfuse():
-    inner = {**OBSERVATION, "id": "inner", "parentObservationId": OBSERVATION["id"], "traceId": "t"}
-    found = langfuse.observations({"observations": [OBSERVATION, inner], "scores": []})
-    assert [langfuse.FORMAT.rows(each)[0] == LeftOut.OTHER for each in found] == [True, False]
-
-
 def test_calls_and_thinking_of_langchain_in_langfuse():
     """Langfuse's callback for LangChain logs `additional_kwargs` beside the role. Gemini's call is in there twice."""
     call = {"id": "c", "type": "function", "function": LEGS}
@@ -233,6 +227,7 @@ def test_other_runs_of_langsmith():
         ({"response_metadata": {"stopReason": "max_tokens"}}, {}),  # Bedrock
         ({"response_metadata": {"finish_reason": "length"}}, {"generation_info": None}),  # OpenAI
         ({}, {"generation_info": {"done_reason": "length"}}),  # Ollama
+        ({}, {"generation_info": {"finish_reason": "length", "native_finish_reason": "stop"}}),  # OpenRouter
     ],
 )
 def test_answers_of_langchain_that_were_cut(generation, more):
@@ -260,10 +255,35 @@ def test_anthropics_client_in_langsmith():
     assert row["finish_reason"] == "length"
 
 
+def test_results_of_tools_and_blocks_of_a_system_prompt_are_read(tmp_path):
+    """Their fields, such as `output`, have names of answers in other logs."""
+    user = {"role": "user", "content": "How many legs?"}
+    call = {"type": "function_call", "call_id": "c", "name": "legs", "arguments": '{"animal": "cat"}'}
+    result = {"type": "function_call_output", "call_id": "c", "output": "A cat has four legs always."}
+    blocks = [{"type": "text", "text": "You know cats."}, {"type": "text", "text": "You know dogs."}]
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "12"}]}
+    response = {"object": "response", "status": "completed", "output": [said]}
+    message = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "text", "text": "12"}],
+        "stop_reason": "end_turn",
+    }
+    requests = {"model": "m", "input": [user, call, result]}, {"model": "m", "system": blocks, "messages": [user]}
+    for n, (asked, answered) in enumerate(zip(requests, (response, message), strict=True)):
+        names = {"mlflow.spanType": "LLM", "mlflow.spanInputs": asked, "mlflow.spanOutputs": answered}
+        attributes = {name: json.dumps(value) for name, value in names.items()}
+        trace = {"info": {"trace_id": "t"}, "data": {"spans": [{"span_id": "s", "attributes": attributes}]}}
+        (tmp_path / f"{n}.jsonl").write_text(json.dumps(trace))
+        (row,) = imported(tmp_path, tmp_path / f"{n}.jsonl")
+        assert row["completion"][0]["content"] == "12"
+
+
 def test_a_part_of_the_prompt_beside_the_messages(tmp_path):
     """Fields such as `stop` are settings. A system prompt that the reader does not know would be lost."""
     asked = {"messages": [{"role": "user", "content": "How many legs?"}], "stop": ["\n"], "response_format": {
-        "type": "json_schema", "json_schema": {"description": "The number of legs of all cats"}}}  # fmt: skip
+        "type": "json_schema", "json_schema": {"description": "The number of legs of all cats"}},
+        "options": {"stop": ["<|im_end|>"]}, "web_search_options": {"user_location": {"city": "New York"}}}  # fmt: skip
     said = {"role": "assistant", "content": "12"}
     for n, of_request in enumerate((asked, {**asked, "system": "Calculate."})):
         names = {"mlflow.spanType": "LLM", "mlflow.spanInputs": of_request, "mlflow.spanOutputs": said}
@@ -358,7 +378,7 @@ def test_no_part_beside_the_result_of_a_tool_is_dropped():
     assert turns(row["prompt"]) == [
         ("user", "Go on.", None, []), ("tool", "4", None, []), ("assistant", "", None, [LEGS])
     ]  # fmt: skip
-    with pytest.raises(NotOfFormat, match="has tool_call, which is no call of"):
+    with pytest.raises(NotOfFormat, match=r"its content has a tool_call, .* Write it in tool_calls"):
         opentelemetry.FORMAT.rows({"attributes": {**attributes, "gen_ai.input.messages": [
             {"role": "user", "parts": [called]}]}})  # fmt: skip
     attributes["gen_ai.output.messages"] = [{"role": "assistant", "parts": [text, result]}]

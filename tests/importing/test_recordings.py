@@ -256,7 +256,7 @@ def test_several_rewards_have_to_be_chosen(tmp_path, log, capsys):
     given = ["import", "--input", str(tmp_path / "log"), "--output_dir", str(tmp_path / "both"), "--reward_fields"]
     main.main([*given, "rewards.test", "rewards.rating"])
     assert load_rows(tmp_path / "both")["reward"][:] == [1.0, 0.5, 1.25]
-    assert "2 rows lack one of the --reward_fields, and get the sum of the others:" in capsys.readouterr().out
+    assert "2 rows lack some of the --reward_fields, and get the sum of the others:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("answer", [0, 2])
@@ -266,7 +266,7 @@ def test_a_reward_that_no_rollout_has_yet(tmp_path, log, capsys, answer):
     given = ["import", "--input", str(tmp_path / "log"), "--output_dir", str(tmp_path / "rows"), "--reward_fields"]
     main.main([*given, "rewards.test", "rewards.rating"])
     assert load_rows(tmp_path / "rows")["reward"][:] == [1.0]
-    assert "1 row lacks one of the --reward_fields" in capsys.readouterr().out
+    assert "1 row lacks some of the --reward_fields" in capsys.readouterr().out
     with pytest.raises(ValueError, match="1 record has no reward"):
         imported(tmp_path, output_dir=tmp_path / "none", reward_fields="rewards.rating")
 

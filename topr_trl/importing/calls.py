@@ -305,8 +305,12 @@ def choices_of_request(record: Record, *path: str) -> Choices:
         others += [f"{start}{other}" for other in inner if other != name]
         start, inner = f"{start}{name}.", parsed_json(inner.get(name))
         inner = inner if isinstance(inner, Mapping) else {}
-    others += [f"{start}{name}" for name in inner if kind_of((name,)) is not Kind.ASKED]
+    others += [f"{start}{name}" for name in inner if name in _READ_OF_A_REQUEST or kind_of((name,)) is not Kind.ASKED]
     return IGNORED._replace(read=tuple(others))
+
+
+# Fields that dialects read, and objects with settings.
+_READ_OF_A_REQUEST = ("messages", "input", "prompt", "contents", "tools", "text", "options", "web_search_options")
 
 
 def is_failed(record: Record) -> bool:

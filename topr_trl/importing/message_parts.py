@@ -82,8 +82,9 @@ def split_parts(content: Any, calls: Sequence[Row] = ()) -> tuple[str, str]:
         elif kind in _THINKING:
             thoughts.append(_thinking(part))
         elif kind not in _WITHOUT_TEXT and not (calls and kind in _CALLS):
-            why = ", which is no call of the message" if kind in _CALLS else ": offline training supports only text"
-            raise Unusable(f"a message has {kind}{why}")
+            if kind in _CALLS:
+                raise Unusable(f"its content has a {kind}, and the message has no tool calls. Write it in tool_calls")
+            raise Unusable(f"a message has {kind}: offline training supports only text")
     return "".join(texts), "\n".join(filter(None, thoughts))
 
 

@@ -60,8 +60,10 @@ def _with_more(given: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(more, Mapping):
         return given
     own = {name: value for name, value in given.items() if value or name not in _BESIDE_CONTENT}
-    found = {**{name: more[name] for name in _BESIDE_CONTENT if more.get(name)}, **own}
-    if found.get("tool_calls"):  # `function_call` is one of them.
+    beside = {name: more[name] for name in _BESIDE_CONTENT if more.get(name)}
+    # With OpenAI's Responses API, the thinking is an object with ids and a summary.
+    found = {**{name: value for name, value in beside.items() if name not in KEYS or isinstance(value, str)}, **own}
+    if found.get("tool_calls"):  # LangChain repeats the call of `function_call` in `tool_calls`.
         found.pop("function_call", None)
     return found
 

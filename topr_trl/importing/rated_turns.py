@@ -78,7 +78,7 @@ def _continues(row: Row, later: Row) -> bool:
 def reads_row(prompt: list[Row], row: Row) -> bool:
     """Return whether a prompt starts with the messages of a row, so that a later answer can continue the row.
 
-    A cut answer cannot be continued, because it has no stop token, which it would get in the middle of a conversation.
+    A cut answer ends its row, because a later turn would put a stop token after it.
 
     Args:
         prompt (`list[Row]`): Messages that the model read before the later answer.

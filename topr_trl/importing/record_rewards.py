@@ -114,7 +114,7 @@ class RecordRewards:
         return {name: as_number(name, value, self.labels) for name, value in values.items()}
 
     def _field(self, record: Record, name: str) -> Any:
-        """Return a field of `reward_fields`. It is null if it is missing and the format has rewards that come later."""
+        """Return a field of `reward_fields`. Return None for a missing one if rewards can come later."""
         try:
             return field_value(record, name, Unrewarded)
         except Unrewarded:

@@ -403,8 +403,9 @@ class RecordReader:
     def _mark_partial(self, record: Record, rows: Sequence[Row]) -> None:
         """Mark rows whose reward is the sum of some of the `reward_fields`, because the others are null."""
         if len(self.args.reward_fields or ()) > 1:
+            is_partial = self.rewards.is_partial(record)
             for row in rows:
-                row[PARTIAL] = any(map(self.rewards.is_partial, [record, *row.get(GRADED, ())]))
+                row[PARTIAL] = is_partial or any(map(self.rewards.is_partial, row.get(GRADED, ())))
 
     def _check_unread(self, record: Record, rows: Sequence[Row]) -> None:
         """Check that the rows have all text of a record that may belong in them. Count other fields in `not_read`."""

@@ -7,7 +7,7 @@ from topr_trl.importing.row_table import Row
 
 
 def turn_of(prompt_ids: list[int], ids: list[int], logps: list[float] | None) -> dict[str, Any]:
-    """Return a turn for `join_turns` from its token ids, all of which the model wrote.
+    """Return a turn for `join_turns`. The model wrote all tokens of `ids`.
 
     Args:
         prompt_ids (`list[int]`): Token ids that the model read.

@@ -221,11 +221,15 @@ def _texts_in(
             kind = Kind.WRITTEN if ROLE_NAMES.get(role.lower()) == "assistant" else Kind.ASKED
         for key, inner in value.items():
             if key not in _TOKENS:
-                yield from _texts_in(_joined(inner) if is_message else inner, whole, (*path, str(key)), kind, name)
+                found = _joined(inner) if is_message or key in _IN_BLOCKS else inner
+                yield from _texts_in(found, whole, (*path, str(key)), kind, name)
     elif isinstance(value, list | tuple):
         for inner in () if value and isinstance(value[0], int | float) else value:
             if inner_value(inner, "type") not in _ENCRYPTED:
                 yield from _texts_in(inner, whole, path, kind, name or ".".join(path))
+
+
+_IN_BLOCKS = ("system", "parts")  # fields of a request whose blocks become one text
 
 
 def _joined(content: Any) -> Any:

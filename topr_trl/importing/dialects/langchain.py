@@ -7,7 +7,8 @@ from topr_trl.importing.calls import Dialect, first_choice
 from topr_trl.importing.content_blocks import messages_of
 from topr_trl.importing.format import Record, Unusable
 from topr_trl.importing.message_parts import assistant, call, other, split_parts
-from topr_trl.importing.openai_messages import finish_reason_of, text_or_messages, tools_as_json
+from topr_trl.importing.openai_messages import finish_reason, finish_reason_of, text_or_messages, tools_as_json
+from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
 
 _ROLES = {
@@ -61,8 +62,10 @@ def _answer(choice: Record, is_chat: bool) -> Row | None:
         raise Unusable("its inputs are the text of a chat, so the messages that the model read are not known")
     else:
         completion = text_or_messages(given)
-    # Each provider has its own place, such as `response_metadata.stop_reason` of the message.
-    return {"completion": completion, "finish_reason": finish_reason_of(choice)}
+    reason = choice.get("finish_reason") or (choice.get("generation_info") or {}).get("finish_reason")
+    if reason is None:  # Some providers have it in the message, such as in `response_metadata.stop_reason`.
+        return {"completion": completion, "finish_reason": finish_reason_of(choice)}
+    return {"completion": completion, "finish_reason": finish_reason(reason)}
 
 
 def _is_answer(body: Record) -> bool:
@@ -87,9 +90,13 @@ def _name(given: Mapping[str, Any]) -> str:
     return str(given.get("type") if given.get("type") in _ROLES else given.get("role") or given.get("type"))
 
 
+def _blocks(content: Any) -> list[Any]:
+    return content if isinstance(content, list) else []
+
+
 def _messages(given: Mapping[str, Any]) -> list[Row]:
     """Return the messages of a row for a message. Results of tools in a message of Anthropic's API are separate."""
-    if "role" in given and given.get("type") not in _ROLES:
+    if any(inner_value(block, "type") in ("tool_use", "tool_result") for block in _blocks(given.get("content"))):
         return messages_of(given)
     role = _ROLES.get(_name(given))
     if role is None:

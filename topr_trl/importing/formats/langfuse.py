@@ -24,9 +24,6 @@ def observations(record: Record) -> Iterator[Record]:
         yield {**record, **{name: whole_answer(value) for name, value in record.items() if name == "output"}}
         return
     scores = record.get("scores") or value_at(record, "trace.scores") or []
-    # If two libraries recorded the same call, only the inner observation is read.
-    outer = {value_at(each, "parentObservationId", "parent_observation_id")
-             for each in record["observations"] if _is_generation(each)}  # fmt: skip
     for each in record["observations"]:
         found: Record = {}
         for place in (None, each["id"]):
@@ -35,15 +32,11 @@ def observations(record: Record) -> Iterator[Record]:
                 for score in scores
                 if value_at(score, "observationId", "observation_id") == place
             )
-        yield {**each, "output": whole_answer(each.get("output")), "scores": found, "is_outer": each["id"] in outer}
-
-
-def _is_generation(record: Record) -> bool:
-    return str(record.get("type") or "GENERATION").upper() not in _NOT_A_COMPLETION
+        yield {**each, "output": whole_answer(each.get("output")), "scores": found}
 
 
 def _left_out(record: Record) -> LeftOut | None:
-    if not _is_generation(record) or record.get("is_outer"):
+    if str(record.get("type") or "GENERATION").upper() in _NOT_A_COMPLETION:
         return LeftOut.OTHER
     return LeftOut.FAILED if record.get("level") == "ERROR" else None if parsed_json(record["input"]) else LeftOut.EMPTY
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
@@ -69,11 +69,16 @@ def conversations(records: Iterable[Placed]) -> Iterator[Placed]:
 def _values(given: list[Record], name: str) -> list[Any]:
     """Return the values of a field as numbers or times. Text such as `turn_10` is compared by its words and numbers."""
     values = [each[name] for each in given if each.get(name) is not None]
-    for convert in (float, lambda value: datetime.fromisoformat(str(value)).timestamp()):
+    for convert in (float, _time):
         with suppress(TypeError, ValueError):
             return [convert(value) for value in values]
     pieces = ([piece for piece in re.split(r"(\d+)", str(value)) if piece] for value in values)
     return [[(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in each] for each in pieces]
+
+
+def _time(value: Any) -> datetime:
+    time = datetime.fromisoformat(str(value).removesuffix(" UTC"))
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def _conversation_of(place: str, record: Record) -> Any:

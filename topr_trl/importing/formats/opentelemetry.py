@@ -147,9 +147,8 @@ def _of_openinference(given: Record) -> Record:
     if message.get("contents"):
         text, thinking = split_parts([nested(part)["message_content"] for part in message["contents"]])
         message |= {"content": text, "reasoning_content": thinking or None}
-    if (name := message.get("function_call_name")) and message.get(
-        "role"
-    ) == "assistant":  # OpenAI's calls before tools
+    name = message.get("function_call_name")  # OpenAI's API had this field before tools.
+    if name and message.get("role") == "assistant":
         message["function_call"] = {"name": name, "arguments": message.get("function_call_arguments_json")}
     return {**message, "tool_calls": calls}
 

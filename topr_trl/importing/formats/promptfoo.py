@@ -64,7 +64,7 @@ def _parsed(raw: Any) -> Any:
     if not str(raw).lstrip().startswith("- role:"):
         return parsed_json(raw)
     try:
-        return yaml.safe_load(raw)
+        return yaml.load(raw, Loader=yaml.BaseLoader)  # noqa: S506 - this loader makes only text, also of numbers and `yes`
     except yaml.YAMLError:
         raise Unusable("its prompt starts like messages in YAML, and is not valid YAML") from None
 

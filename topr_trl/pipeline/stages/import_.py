@@ -159,7 +159,7 @@ _NOTED = {
     "printed": "completion{|s} {is|are} the printed text{|s} of {a |}Python object{|s}, and {is|are} read as text",
     "placeholder": "prompt{|s} or completion{|s} {is a word|are words} for a missing value, such as nan, and {is|are} "
     "read as text",
-    "partial": "row{|s} lack{s|} one of the --reward_fields, and get{s|} the sum of the others",
+    "partial": "row{|s} lack{s|} some of the --reward_fields, and get{s|} the sum of the others",
     "redacted": "row{|s} {has|have} text that --redact blanked out, and no token ids",
 }
 _TEXTS = {**{reason: f"{text} and {{is|are}} left out" for reason, text in _LEFT_OUT.items()}, **_NOTED}
