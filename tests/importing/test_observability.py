@@ -256,7 +256,7 @@ def test_anthropics_client_in_langsmith():
 
 
 def test_results_of_tools_and_blocks_of_a_system_prompt_are_read(tmp_path):
-    """Their fields, such as `output`, have names of answers in other logs."""
+    """Fields such as `output` are answers in other logs."""
     user = {"role": "user", "content": "How many legs?"}
     call = {"type": "function_call", "call_id": "c", "name": "legs", "arguments": '{"animal": "cat"}'}
     result = {"type": "function_call_output", "call_id": "c", "output": "A cat has four legs always."}
