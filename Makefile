@@ -18,7 +18,7 @@ help:
 	@echo "make docs             build the documentation into site/; warnings are errors"
 	@echo "make notebooks        run examples/notebooks, and save their outputs"
 	@echo
-	@echo "make test             fast tests, three at a time (JOBS=8: eight at a time)"
+	@echo "make test             fast tests, two at a time (JOBS=8: eight at a time)"
 	@echo "make test-ci          the tests of .ci/run: also training runs, one loop that is killed, and a browser"
 	@echo "make test-all         all tests: run them once a week (KILLS=20: kill each loop 20 times, not 3)"
 	@echo "make coverage         all tests, also the weekly ones, with the branches of the package that they run"
@@ -90,7 +90,8 @@ bench: install
 
 # Number of tests at a time, with one thread each. Tests that share a slow fixture run in the same process. Three keep two cores
 # busy, because tests that start processes wait for them.
-JOBS ?= 3
+# Three processes on two cores take a third more CPU time.
+JOBS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup
 test: install
 	$(PYTEST) -m "not slow and not weekly"

@@ -96,6 +96,7 @@ def test_both_ways_to_learn_ratings_have_the_same_ratings_and_steps():
     assert rows_of(turns.END, pool, 0)[1] == 640 // BATCH_ROWS
 
 
+@pytest.mark.slow
 def test_cells(monkeypatch):
     monkeypatch.setattr(turns, "PROBLEMS", 8)
     turns.conversations.cache_clear()

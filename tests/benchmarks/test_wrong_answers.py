@@ -68,6 +68,7 @@ def test_one_kind_of_answers(name, rewards):
     assert np.isfinite(after).all()
 
 
+@pytest.mark.slow
 def test_a_temperature_of_the_rows_is_that_of_the_loss(monkeypatch):
     """At the first step π is μ, if both are at the temperature of the rows."""
     seen = []

@@ -8,6 +8,7 @@ from recorders import recorder
 
 from topr_trl.recording.store import NAME
 
+pytestmark = pytest.mark.slow
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "2 + 2?"}]}
 
 
