@@ -210,11 +210,7 @@ def wrong_answers_table(store: Store) -> str:
 
 
 def one_pass_table(store: Store) -> str:
-    """Return a table by method of one pass on SmolLM2, after a row for the untrained model.
-
-    A value is bold if the interval of its difference from the untrained model is above 0, in pass@1 from its best
-    temperature.
-    """
+    """Return a table by method of one pass on SmolLM2, after a row for the untrained model."""
     experiment = wrong_answers.one_pass(SMOL, wrong_answers.ONE_PASS)
     if not experiment.is_finished(store):
         raise Unfinished("one pass on SmolLM2 has not been run")

@@ -169,10 +169,12 @@ def candidates(task: str, profile: Profile, seed: int, count: int | None = None)
 @lru_cache(maxsize=16)  # reading takes a tenth of an arm's time
 def untrained(task: str, size: int, seed: int, count: int, draw_seed: int, temperature: float = 1.0) -> Rows:
     """Return `count` completions of each training problem of a seed by the base model, which are drawn once."""
-    name = f"{model_hash(task)}-{size}x{count}-seed{seed}-draw{draw_seed}-at{temperature:g}-{DRAWS}.scored"
+    # Another device would draw other rows. Pretrained models are too slow on the CPU of a machine with a GPU.
+    device = torch.get_default_device().type if task in pretrained.BASES else "cpu"
+    name = f"{model_hash(task)}-{size}x{count}-seed{seed}-draw{draw_seed}-at{temperature:g}-{device}-{DRAWS}.scored"
     path = CACHE / name
     if not path.exists():
-        with torch.device("cpu"):  # another device would draw other rows
+        with torch.device(device):
             model = base_model(task)
             rows = Rows.of(sample(model, task, problems(task, size, 100 + seed), count, draw_seed, temperature))
         CACHE.mkdir(exist_ok=True)

@@ -270,7 +270,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     if base not in habits.AUTHORS:  # no other item follows from these
         tests = PRETRAINED_TESTS.get(base, profile.test_problems)
         others = problems(base, tests, VALIDATION_SEED if seed == TUNING_SEED else TEST_SEED)
-        sampled = min(tests, size) if base in pretrained.BASES else tests
+        sampled = size if base in pretrained.BASES else tests
         result["test"] = _test(model, base, others, sampled, draw, temperature)
     return result
 

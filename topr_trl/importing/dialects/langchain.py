@@ -90,13 +90,11 @@ def _name(given: Mapping[str, Any]) -> str:
     return str(given.get("type") if given.get("type") in _ROLES else given.get("role") or given.get("type"))
 
 
-def _blocks(content: Any) -> list[Any]:
-    return content if isinstance(content, list) else []
-
-
 def _messages(given: Mapping[str, Any]) -> list[Row]:
     """Return the messages of a row for a message. Results of tools in a message of Anthropic's API are separate."""
-    if any(inner_value(block, "type") in ("tool_use", "tool_result") for block in _blocks(given.get("content"))):
+    content = given.get("content")
+    blocks = content if isinstance(content, list) else []
+    if any(inner_value(block, "type") in ("tool_use", "tool_result") for block in blocks):
         return messages_of(given)
     role = _ROLES.get(_name(given))
     if role is None:
