@@ -43,7 +43,7 @@ UNTRAINED = "untrained"
 KTO, GRPO = "KTO, β 0.1", "GRPO (TRL's default loss)"
 REPEATED, DEFAULT, BALANCED, CONTROL = "repeated right answers", "TOPR (default)", "balanced rows", "mean per problem"
 WEIGHTED, DRAWN, CHOSEN = "weighted by agreement", "drawn by agreement", "chosen by agreement"
-WHERE_AGREED = "weighted where they agree"
+WHERE_AGREED, UNTAPERED = "weighted where they agree", "balanced rows, no taper"
 BASES = ("facts-agree", "facts-alone", "misconceptions", "facts-scattered")
 RULED = ("sure-17",)  # all problems follow one rule
 TO_COME = ("main", "misconception-10", "sure-3", "slips-30", "bundled", "wanders-10")  # of one rule, not published
@@ -55,6 +55,7 @@ ONE_PASS_TO_COME = (
     GRPO,
     "DPO, β 0.1",
     DEFAULT,
+    UNTAPERED,
     "right answers once",
     WEIGHTED,
     "KTO, β 0.5",
@@ -246,8 +247,9 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     def choose(pool: Rows, own: int) -> Objective:
         if recipe in RIVALS:
             return RIVALS[recipe](model, pool, pool)
-        rows, after = RECIPES[recipe](pool, own)
-        return Direct(model, pool[rows], tapered("topr"), lambda _: after, temperature)
+        rows, after = RECIPES[BALANCED if recipe == UNTAPERED else recipe](pool, own)
+        loss = tapered("reinforce" if recipe == UNTAPERED else "topr")
+        return Direct(model, pool[rows], loss, lambda _: after, temperature)
 
     unsolved = _right(drawn(0, 100 * seed + SPLIT_DRAW, CANDIDATES, temperature)) == 0
     curve, seen = [], ~unsolved  # problems of which a right answer was drawn
