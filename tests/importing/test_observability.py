@@ -226,6 +226,7 @@ def test_other_runs_of_langsmith():
         ({"response_metadata": {"stop_reason": "max_tokens"}}, {}),  # Anthropic
         ({"response_metadata": {"stopReason": "max_tokens"}}, {}),  # Bedrock
         ({"response_metadata": {"finish_reason": "length"}}, {"generation_info": None}),  # OpenAI
+        ({"response_metadata": {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}}, {}),
         ({}, {"generation_info": {"done_reason": "length"}}),  # Ollama
         ({}, {"generation_info": {"finish_reason": "length", "native_finish_reason": "stop"}}),  # OpenRouter
     ],

@@ -301,6 +301,8 @@ def _reason_in(key: str, value: Any) -> str | None:
         return _FINISHED.get(str(inner or "").lower())
     if key in ("truncated", "istruncated", "wastruncated"):
         return "length" if str(inner).lower() in ("true", "1") else None
+    if key == "incompletedetails":  # OpenAI's Responses API
+        return "length" if value else None
     return "length" if key == "completed" and inner is False else None
 
 
