@@ -211,7 +211,7 @@ def wrong_answers_table(store: Store) -> str:
 
 def one_pass_table(store: Store) -> str:
     """Return a table by method of one pass on SmolLM2, after a row for the untrained model."""
-    experiment = wrong_answers.one_pass(SMOL, wrong_answers.ONE_PASS)
+    experiment = wrong_answers.in_one_pass()
     if not experiment.is_finished(store):
         raise Unfinished("one pass on SmolLM2 has not been run")
     (untrained,) = wrong_answers.before(SMOL).ends(store, wrong_answers.UNTRAINED).values()
@@ -224,7 +224,7 @@ def one_pass_table(store: Store) -> str:
 
 def _one_pass(store: Store, first: str, second: str) -> Interval:
     """Return the difference between two methods in greedy answers, paired by seed and problem."""
-    experiment = wrong_answers.one_pass(SMOL, wrong_answers.ONE_PASS)
+    experiment = wrong_answers.in_one_pass()
     ends = [experiment.ends(store, name) for name in (first, second)]
     if not all(len(end) == len(experiment.seeds) for end in ends):
         raise Unfinished(f"{first} or {second} has not been run")

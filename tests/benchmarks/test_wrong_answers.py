@@ -82,11 +82,11 @@ def test_a_temperature_of_the_rows_is_that_of_the_loss(monkeypatch):
 
 def test_comparisons_to_come_have_known_recipes(monkeypatch, tmp_path):
     monkeypatch.setattr(wrong_answers, "model_hash", lambda base: "hash")
-    in_one_pass = wrong_answers.one_pass(pretrained.SMOL, (*wrong_answers.ONE_PASS, *wrong_answers.ONE_PASS_TO_COME))
+    in_one_pass = wrong_answers.one_pass(pretrained.SMOL, wrong_answers.ONE_PASS_TO_COME, "test/greedy", "test/pass@1")
     to_come = [*map(wrong_answers.on_pretrained, pretrained.BASES), [in_one_pass]]
     for experiment in chain(*to_come):
         planned = experiment.cells(Store(tmp_path))
-        assert {cell["recipe"] for cell in planned} <= {*RECIPES, *wrong_answers.RIVALS}
+        assert {cell["recipe"] for cell in planned} <= {*RECIPES, *wrong_answers.RIVALS, wrong_answers.UNTAPERED}
         assert len({str(cell) for cell in planned}) == len(planned) == 3 * len(experiment.methods)
 
 
