@@ -1,5 +1,6 @@
 """Store the results of cells (single runs), and run missing cells in a pool of processes."""
 
+import gc
 import json
 import logging
 import multiprocessing
@@ -137,7 +138,9 @@ def timed(work: Any, *args: Any) -> tuple[Any, float]:
     """Return the result of `work(*args)`, and its time in seconds."""
     start = time.perf_counter()
     result = work(*args)
-    return result, time.perf_counter() - start
+    seconds = time.perf_counter() - start
+    gc.collect()  # frees the model, which is part of reference cycles
+    return result, seconds
 
 
 def _prepare(device: str) -> None:
