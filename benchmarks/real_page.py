@@ -41,7 +41,7 @@ def section(store: Store) -> str:
     """Return the tables of the pretrained model that have results, or one sentence if there are none."""
     found = []
     for lead, made in (
-        ("Accuracy on the test problems, in percent. Bold: the interval is above the untrained model at its best "
+        ("In percent. Bold: the interval is above the untrained model at its best "
          "temperature.", main_table),
         ("TOPR's default minus each method, in points, paired by seed and problem:", differences),
     ):  # fmt: skip

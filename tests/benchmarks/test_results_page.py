@@ -73,6 +73,6 @@ def test_without_results_the_page_says_so(tmp_path):
     nothing = Store(tmp_path / "nothing")
     text = results_page.write(nothing, tmp_path / "page.md", nothing).read_text()
     assert text.count(f"-->{report.NOT_YET}<!--/-->") == PAGE.read_text().count("<!--/-->")
-    assert text.count(f"\n\n{report.NOT_YET}\n\n<!-- end -->") == 10
+    assert text.count(f"\n\n{report.NOT_YET}\n\n<!-- end -->") == 11
     assert text.count(real_page.IN_PROGRESS) == 1
     assert report.NOT_YET in report.appendix(nothing)
