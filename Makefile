@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install install-min demo docs bench gpu reproduce reproduce-quick pages notebooks test test-ci test-all coverage test-min test-versions test-matrix test-extras test-vllm test-clients test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
+.PHONY: install demo docs bench gpu reproduce reproduce-quick pages notebooks test test-ci test-all coverage test-min test-versions test-matrix test-extras test-vllm test-clients test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
 
 help:
 	@echo "make install          create the environment in .venv, and install the package"
@@ -122,16 +122,17 @@ VERSIONS_CHANGE = tests/test_contract.py tests/settings tests/generation/test_se
 		table_of_completions_shows_our_rewards model_card_names_the_paper)
 # TRL 1.15 computes log-probabilities only with Triton kernels. Triton's interpreter runs them on a CPU.
 PYTEST_MIN = TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-min/bin/python -m pytest --numprocesses $(JOBS) --dist loadgroup
-test-versions: install-min
+test-versions: .venv-min/.ready
 	$(PYTEST_MIN) -m "not slow and not weekly and not processes" $(VERSIONS_CHANGE)
 
-test-min: install-min
+test-min: .venv-min/.ready
 	$(PYTEST_MIN) -m "not weekly and not processes" --ignore=tests/benchmarks --ignore=tests/test_docs.py \
 		--ignore=tests/test_notebooks.py --ignore=tests/recording/test_page.py
 
-install-min:
+.venv-min/.ready: pyproject.toml constraints-min.txt
 	$(MAKE) install VENV=.venv-min CONSTRAINTS=constraints-min.txt EXTRAS=dev
 	.venv-min/bin/python -m pip install --quiet triton==3.9.0  # tests/conftest.py uses its interpreter
+	touch $@
 
 PYTHONS ?= 3.11 3.12 3.13
 VERSIONS ?= newest oldest
