@@ -28,7 +28,7 @@ help:
 	@echo "make test-next        fast tests on the newest TRL; changes are written to next-trl.md (TRL=git+https://...)"
 	@echo "make test-matrix      tests that depend on versions, with Python 3.11 to 3.13 and the oldest and newest versions"
 	@echo "                      (PYTHONS=\"3.11 3.12\" VERSIONS=oldest: fewer runs)"
-	@echo "make test-vllm        tests with vLLM's engine, on the CPU (MARKS=: also the weekly one)"
+	@echo "make test-vllm        tests with vLLM's engine, on the CPU (MARKS=: also the weekly ones)"
 	@echo "make test-extras      tests with tensorboard, wandb, trackio, bitsandbytes and torchao"
 	@echo "make test-clients     tests of topr record with clients of four APIs, such as openai-agents and LiteLLM: run them once a week"
 	@echo "make test-slurm       tests of the loop on a Slurm cluster of two nodes on this machine, as root"

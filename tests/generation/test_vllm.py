@@ -180,6 +180,7 @@ def test_online_trainer_with_the_engine_in_its_process(problems, tmp_path, monke
     assert steps[-1]["topr/replay/share"] == 0.5
 
 
+@pytest.mark.weekly
 def test_loop_with_the_engine_that_is_killed_while_it_samples(tmp_path):
     settings = {
         "sampling_backend": "vllm", "vllm_dtype": "float32", "vllm_enforce_eager": True, "vllm_max_model_length": 512,
