@@ -434,7 +434,10 @@ _TABLES: list[tuple[Callable[..., Found], dict[str, tuple[Any, ...]]]] = [
         "solved_weighted_scattered": (_SCATTERED, wrong_answers.WEIGHTED),
         "solved_where_agreed": (_AGREEING, wrong_answers.WHERE_AGREED),
     }),
-    (_one_pass, {"one_pass_primary": (wrong_answers.BALANCED, wrong_answers.KTO)}),
+    (_one_pass, {
+        "one_pass_primary": (wrong_answers.BALANCED, wrong_answers.KTO),
+        "one_pass_repeated": (wrong_answers.BALANCED, wrong_answers.REPEATED),
+    }),
     (_turns, {
         "turns_primary": (turns.PER_TURN, turns.END),
         "turns_first": (turns.PER_TURN, turns.END, turns.FIRST),
