@@ -210,7 +210,10 @@ def wrong_answers_table(store: Store) -> str:
 
 
 def one_pass_table(store: Store) -> str:
-    """Return a table by method of one pass on SmolLM2, after a row for the untrained model."""
+    """Return a table by method of one pass on SmolLM2, after a row for the untrained model.
+
+    An accuracy is bold if its interval is above the untrained model at its best temperature.
+    """
     experiment = wrong_answers.in_one_pass()
     if not experiment.is_finished(store):
         raise Unfinished("one pass on SmolLM2 has not been run")
