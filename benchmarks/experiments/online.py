@@ -77,8 +77,8 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     """Run a cell."""
     arm, seed = OnlineArm.of(cell), cell["seed"]
     if seed == TUNING_SEED:
-        return run(arm, arm.completions // 2, seed, "validation")
-    return run(arm, arm.completions, seed)
+        return run(arm, arm.completions // 2, seed, "validation", at_end=False)
+    return run(arm, arm.completions, seed, at_end=not profile.is_quick)
 
 
 # Completions that a method needs to reach the accuracy of a different method.

@@ -140,8 +140,11 @@ class _Test(TrainerCallback):
         return self._tested(model, SAMPLES_AT_END)
 
 
-def run(arm: OnlineArm, completions: int, seed: int, split: str = "test") -> dict[str, Any]:
-    """Train the base model with a number of completions. A run that fails with NaN returns its curve until then."""
+def run(arm: OnlineArm, completions: int, seed: int, split: str = "test", at_end: bool = True) -> dict[str, Any]:
+    """Train the base model with a number of completions. A run that fails with NaN returns its curve until then.
+
+    `at_end` tests the trained model once more, with many samples per problem.
+    """
     model, questions = base_model(arm.base), problems(arm.base, 400, 100 + seed)
     settings, ours = METHODS[arm.method][1], arm.method in TOPR
     replay = {"replay_share": arm.replay_share} if arm.replay_share else {}
@@ -168,6 +171,6 @@ def run(arm: OnlineArm, completions: int, seed: int, split: str = "test") -> dic
             except FloatingPointError:
                 return {"curve": test.curve, "failed": True}
     logs = [entry for entry in trainer.state.log_history if "entropy" in entry]
-    end = test.at_end(model) if completions == arm.completions else {}
+    end = test.at_end(model) if at_end else {}
     entropies = [entry["entropy"] for entry in logs if math.isfinite(entry["entropy"])]
     return {"curve": test.curve, "end": end, "entropy": entropies[-1] if entropies else None, "failed": False}
