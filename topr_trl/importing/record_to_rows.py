@@ -342,6 +342,7 @@ class RecordReader:
         """Rename fields to the names of the format."""
         record = with_named_fields(record, self.args.prompt_field, self.args.completion_field)
         record = without_fields(record, self.args.ignore_fields or ())
+        self.messages_field = None
         if self.format.find_messages and (self.args.messages_field or self.format.messages not in record):
             fields = [self.args.messages_field] if self.args.messages_field else self.format.find_messages(record)
             if len(fields) > 1:

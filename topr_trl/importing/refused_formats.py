@@ -11,10 +11,6 @@ _AS_MESSAGES = (
     + 'Write one JSON object per answer: {"messages": [{"role": "user", "content": ...}, {"role": "assistant", '
     '"content": ...}], "reward": 1}. The messages end with the answer that the reward is for'
 )
-_AS_OPENAI = (
-    _AS_MESSAGES + ". As in OpenAI's chat completions, a system prompt is the first message, calls of tools are "
-    "tool_calls, and results of tools are messages with the role tool"
-)
 _AS_ROWS = _NOT_YET + 'Write one JSON object per completion: {"prompt": ..., "completion": ..., "score": 1}'
 
 

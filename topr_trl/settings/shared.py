@@ -66,6 +66,8 @@ class LossArguments:
         default="trainer", metadata={"help": "Source of log μ: 'trainer' (forward pass) or 'sampler' (reported)."}
     )
 
+    was_said = False  # no setting: whether an earlier trainer of a loop printed the messages of this one
+
     @property
     def limits(self) -> TruncationLimits:
         """Limits of the preset. Limits that are set individually replace them."""
@@ -210,8 +212,6 @@ class TOPRArguments(CurationArguments, LossArguments):
             "reads the rows in a different order if a step has 32 rows or more. Default: true on a CPU."
         },
     )
-
-    was_said = False  # no setting: whether an earlier trainer of a loop printed the messages of this one
 
     def validate_topr(self) -> None:
         """Raise a ValueError if a setting is invalid, or conflicts with the settings of Accelerate or DeepSpeed."""
