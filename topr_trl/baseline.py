@@ -100,9 +100,9 @@ def effective_positive_share(rewards: ArrayLike) -> float:
         `float`: share in [0, 1]. NaN if no reward differs from 0.
 
     Raises:
-        ValueError: the rewards are not numbers of shape (N,), or are infinite.
+        ValueError: the rewards are not numbers of shape (N,), or are above 1e300 in size.
     """
-    scored = _known(rewards, 1e300)  # Metrics pass w · R, which can be infinite in float32. The sum stays finite.
+    scored = _known(rewards, 1e300)  # Metrics pass w · R, which can exceed float32. The limit keeps sums finite.
     # The denominator is the sum of the two parts. With a separately rounded Σ |R|, the share could exceed 1.
     above, below = scored[scored > 0].sum(), -scored[scored < 0].sum()
     return float(above / (above + below)) if above + below > 0 else float("nan")

@@ -105,10 +105,11 @@ def curate(
     If there are too few rows, the function returns fewer rows than `size`. `"positive_share"` and `"balanced"` then
     keep the share, and `"anna_karenina"` returns all first positives and all negatives. If there are more first
     positives than `size`, `"anna_karenina"` returns `size` of them at random and no negatives. The function warns if it
-    returns too few rows, or if the rule needs positives or negatives and there are none.
+    returns too few rows, if the rule needs positives or negatives and there are none, or if `"balanced"` leaves out
+    positives because there are fewer negatives.
 
     `"balanced"` and `"repeated_positives"` are not in the paper. They choose each positive equally often, up to a
-    difference of one, and never repeat a negative. They leave out rows with R = 0, because they teach nothing.
+    difference of one, and never repeat a negative. They leave out rows with R = 0, which teach nothing.
 
     Example:
 
@@ -145,7 +146,8 @@ def curate(
 
     Raises:
         ValueError: the rule is unknown, `rewards`, `problem_ids` or `sample_ids` are malformed or have different
-            lengths, `size` is below 1, or `positive_share` is outside [0, 1], or given for another rule.
+            lengths, `size` is not a whole number of at least 1, or `positive_share` is outside [0, 1], or differs from
+            0.5 although the rule is not `"positive_share"`.
     """
     rewards = as_rewards(rewards)
     problem = group_numbers("problem_ids", problem_ids, len(rewards))
@@ -170,7 +172,7 @@ def curate(
     is_positive = rewards[order] >= 0
     share = {"positive_share": positive_share, "balanced": 0.5, "repeated_positives": 1.0}.get(rule)
     if rule == "repeated_positives" and size is None:
-        size = int((~np.isnan(rewards)).sum()) or None  # also of the rows with R = 0
+        size = int((~np.isnan(rewards)).sum()) or None  # rows with R = 0 count, too
     asked, chosen = _choose(rule, order, is_positive, problem, size, share, seed)
     indices = np.sort(np.concatenate(chosen)).astype(np.int64)
     curated = _curated(indices, asked, rewards, problem, known)
@@ -179,7 +181,7 @@ def curate(
 
 
 def _can_be_chosen(rewards_N: FloatArray, rule: str) -> NDArray[np.bool_]:
-    """Return the rows that a rule can choose: rows with a reward, and if the rule repeats rows, with R other than 0."""
+    """Return a mask of the rows that a rule can choose: rows with a reward, and with R ≠ 0 if the rule repeats rows."""
     return ~np.isnan(rewards_N) & ((rewards_N != 0) | (rule not in REPEATING))
 
 
@@ -270,7 +272,7 @@ def _warn_if_short(curated: Curated, rule: str, positive_share: float | None) ->
 
 
 def _middle_of_two(rewards_N: FloatArray) -> float:
-    """Return the middle between the two values of the rewards, or their only value.
+    """Return the middle between the two values of the rewards, their only value, or 0 without rewards.
 
     Raises:
         ValueError: there are more than two values.
@@ -303,9 +305,9 @@ def compose(
 
     The baseline is computed from all rows, and the sign of R then decides which rows are positive. The target
     `effective_positive_share` is for the chosen rows, so the baseline is computed again after the choice. If all chosen
-    rows have the same raw reward, no baseline reaches the target, and the first baseline is kept. With more than two
-    different rewards, the second baseline can change the sign of R of some rows. The counts of the result are for the
-    second baseline.
+    rows have the same raw reward, no baseline reaches a target below 1, and the first baseline is kept. With more than
+    two different rewards, the second baseline can change the sign of R of some rows. The counts of the result are for
+    the second baseline.
 
     The rule `"balanced"` needs rewards with two values, such as 0 and 1. Rows with the larger value are positives. The
     baseline is the middle between the two values.
@@ -331,8 +333,8 @@ def compose(
         seed (`int`, *optional*, defaults to `0`):
             Seed of the random choices.
         turns (`ArrayLike`, *optional*):
-            Turn index of each row, shape (N,), if rows are turns and rewards are returns. `"mean"` and `"group_mean"`
-            then are means over rows with the same turn index, because returns shrink with the turn.
+            Turn index of each row, shape (N,), if rows are turns and rewards are returns. Then `"mean"` and
+            `"group_mean"` average only over rows with the same turn index, because returns shrink with the turn.
 
     Returns:
         `tuple`: rewards R of the chosen rows, shape (M,) in float64, and the [`Curated`] choice.
@@ -357,7 +359,7 @@ def compose(
             groups = problem * (of_turn.max(initial=0) + 1) + of_turn
     after_baseline = subtract_baseline(rewards, baseline, groups, effective_positive_share)
     curated = curate(after_baseline, problem, rule, size, positive_share, sample_ids, seed)
-    one_sided = len(np.unique(rewards[curated.indices])) < 2  # then no baseline reaches the share
+    one_sided = len(np.unique(rewards[curated.indices])) < 2  # then no baseline reaches a share below 1
     if effective_positive_share is None or one_sided:
         return after_baseline[curated.indices], curated
     known = _can_be_chosen(after_baseline, rule)

@@ -29,9 +29,9 @@ class Diagnosis:
         counts (`dict[str, int]`):
             Number of problems of each kind in `KINDS`.
         agreement (`float`):
-            Mean agreement of the completions of problems without a right one, or NaN without such problems. The
-            *agreement* of a completion is the share of the problem's other completions with the same answer. Problems
-            with one completion are left out.
+            Mean agreement of the completions of problems without a right completion. The *agreement* of a completion is
+            the share of the problem's other completions with the same answer. Problems with one completion are left
+            out. NaN if no problem is left.
     """
 
     counts: dict[str, int]
@@ -59,12 +59,12 @@ class Diagnosis:
 
 
 def answer_keys(*columns: Sequence[object]) -> list[str]:
-    """Return the answer of each completion as text: the first value that a column has.
+    """Return the answer of each completion as text: the first of its values that is not empty, or "" if there is none.
 
     Args:
         *columns (`Sequence`):
-            Values of each completion in a column: extracted answers, for which judges also write "" if there is none,
-            then the completions.
+            Columns with one value per completion: extracted answers, then the completions. None or "" means that a
+            completion has no extracted answer.
     """
     return [next((str(text) for text in texts if text not in (None, "")), "") for texts in zip(*columns, strict=True)]
 
@@ -106,7 +106,7 @@ def kinds_of(right_N: NDArray[np.bool_], problem_N: NDArray[np.int64], agreement
     size_P = np.bincount(problem_N)
     right_P = np.bincount(problem_N, right_N)
     # The most common answer is right if the largest agreement among right answers is above that among wrong ones. Texts
-    # of right answers can differ, so it also is if most are right.
+    # of right answers can differ, so the most common answer also counts as right if most completions are right.
     most_P = np.full((2, len(size_P)), -1.0)
     np.fmax.at(most_P, (right_N.astype(int), problem_N), agreement_N)
     mean_P = np.bincount(problem_N, np.nan_to_num(agreement_N)) / size_P
@@ -127,8 +127,8 @@ def kinds_of(right_N: NDArray[np.bool_], problem_N: NDArray[np.int64], agreement
 def diagnose(rewards: ArrayLike, problem_ids: ArrayLike, answers: Sequence[object]) -> Diagnosis:
     """Count the problems of each kind in `KINDS`, before any training.
 
-    Rows without a reward (NaN) are left out. Completions with the same result rarely have the same text, so give the
-    results where they are known.
+    Rows without a reward (NaN) are left out. Completions with the same answer rarely have the same text, so pass
+    extracted answers if they are known.
 
     Example:
 
@@ -156,7 +156,8 @@ def diagnose(rewards: ArrayLike, problem_ids: ArrayLike, answers: Sequence[objec
         [`Diagnosis`]: number of problems of each kind, and agreement.
 
     Raises:
-        ValueError: rewards do not have two values, or the arguments have different lengths.
+        ValueError: rewards do not have two values, rewards or `problem_ids` are malformed, or the arguments have
+            different lengths.
     """
     rewards_N = as_rewards(rewards)
     problem_N = group_numbers("problem_ids", problem_ids, len(rewards_N))

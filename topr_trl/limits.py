@@ -1,4 +1,4 @@
-"""Define the truncation limits of the ratio π/μ, and the presets. This module imports no PyTorch, for early checks."""
+"""Define the truncation limits of the ratio π/μ, and the presets, without importing PyTorch, for fast early checks."""
 
 from dataclasses import dataclass
 from math import inf
@@ -82,4 +82,4 @@ PRESETS: dict[str, TruncationLimits] = {
 """Truncation limits of TOPR and related methods, by name (arXiv 2503.14286, Table 1)."""
 
 RATIO_LEVELS = ("sequence", "segment")
-SEGMENT_TOKENS = 64  # the length that was compared with the other levels (benchmarks/long_completions.md)
+SEGMENT_TOKENS = 64  # default, in tokens; benchmarks/long_completions.md compares it with 16 and 256

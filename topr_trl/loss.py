@@ -49,10 +49,10 @@ def sequence_logps(logps_BT: Tensor, mask_BT: Tensor) -> Tensor:
 def _log_ratios(
     policy_logps_BT: Tensor, policy_logps_B: Tensor, mu_logps: Tensor, mask_BT: Tensor, segment_tokens: int | None
 ) -> Tensor:
-    """Compute the detached log-ratios `log π/μ`, shape (B,), or (B, T) with the number of tokens of a segment.
+    """Compute the detached log-ratios `log π/μ`, shape (B,), or (B, T) if `segment_tokens` is given.
 
-    With segments, each token has the log-ratio of its segment, and 0 where the mask is 0. A log-ratio is NaN if log μ
-    is unknown.
+    With segments, each token has the log-ratio of its segment, and positions with mask 0 have 0. A log-ratio is NaN if
+    log μ is unknown.
     """
     # Stop-gradient of Algorithm 1: no gradient flows through the weight.
     policy_logps_BT, policy_logps_B = policy_logps_BT.detach(), policy_logps_B.detach()
@@ -110,7 +110,7 @@ def truncated_weights(log_ratio: Tensor, rewards_B: Tensor, limits: TruncationLi
         `torch.Tensor`: detached weights, with the shape and dtype of `log_ratio`.
 
     Raises:
-        ValueError: a tensor has another shape.
+        ValueError: a tensor has the wrong shape.
     """
     if log_ratio.dim() not in (1, 2):
         raise ValueError(f"log_ratio must have the shape (B,) or (B, T), not {tuple(log_ratio.shape)}.")
@@ -169,7 +169,7 @@ def topr_loss(
 
     This is Algorithm 1 of the paper (arXiv 2503.14286), with the division by the length |y| from Sec. 4.2.
 
-    A completion with w · R = 0 has the loss 0, also if π cannot write it (log π = -inf). The loss of a positive that π
+    A completion with w · R = 0 has the loss 0, even if π cannot write it (log π = -inf). The loss of a positive that π
     cannot write is infinite, as in maximum likelihood.
 
     Example:
@@ -221,7 +221,7 @@ def topr_loss(
 
     Raises:
         ValueError: `ratio_level` is unknown, `mu_logps` holds sums although `"segment"` needs log μ per token,
-            `segment_tokens` is below 1, or a tensor has another shape.
+            `segment_tokens` is below 1, or a tensor has the wrong shape.
     """
     if ratio_level not in RATIO_LEVELS:
         raise ValueError(f"ratio_level must be one of {RATIO_LEVELS}, not {ratio_level!r}.")
@@ -344,7 +344,7 @@ def objective(policy_logps_B: Tensor, mu_logps_B: Tensor, rewards_B: Tensor, lim
         `torch.Tensor`: J, a scalar.
 
     Raises:
-        ValueError: a tensor has another shape.
+        ValueError: a tensor has the wrong shape.
     """
     _check_shape("policy_logps_B", policy_logps_B, (policy_logps_B.numel(),))
     _check_shape("mu_logps_B", mu_logps_B, (len(policy_logps_B),))

@@ -184,6 +184,8 @@ def test_malformed_messages_are_named(tokenizer, message, expected):
 def test_tools_that_are_no_json_are_named(tokenizer):
     with pytest.raises(ValueError, match=r"its tools are not valid JSON \(.*\): 'multiply'"):
         tokenize_turns(PROMPT, PLAIN, use(tokenizer, "qwen2_5"), "multiply")
+    with pytest.raises(ValueError, match="its tools are not valid JSON"):  # nested too deeply
+        tokenize_turns(PROMPT, PLAIN, use(tokenizer, "qwen2_5"), "[" * 100_000)
     with pytest.raises(ValueError, match="its tools are True, and must be a list"):
         tokenize_turns(PROMPT, PLAIN, tokenizer, "true")
     assert tokenize_turns(PROMPT, PLAIN, tokenizer, "") == tokenize_turns(PROMPT, PLAIN, tokenizer)

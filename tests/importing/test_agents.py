@@ -169,6 +169,18 @@ def test_a_call_in_several_sessions_of_claude_code_is_one_row(tmp_path, capsys, 
     assert "copied from an earlier session and are left out: b.jsonl" in capsys.readouterr().out
 
 
+def test_sessions_of_claude_code_that_continue_each_other(tmp_path):
+    """A file has three sessions, and the third one reads the lines of both earlier ones."""
+    asked = of_claude("30", None, "user", "Legs?")
+    lines = [asked, answer_of_claude("31", "30", "4", "s")]
+    for number, session in ((32, "t"), (34, "u")):
+        lines.append({**of_claude(str(number), str(number - 1), "user", "And?"), "sessionId": session})
+        lines.append(answer_of_claude(str(number + 1), str(number), "5", session))
+    rows = imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+    assert [len(row["prompt"]) for row in rows] == [1, 3, 5]
+    assert rows["rollout_id"][0] is None or len({*rows["rollout_id"]}) == 3
+
+
 def test_a_killed_import_of_sessions_finds_the_same_copies(tmp_path):
     folder = tmp_path / "sessions"
     folder.mkdir()

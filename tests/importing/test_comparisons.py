@@ -90,6 +90,11 @@ def test_an_unknown_verdict_is_refused(verdict, why):
         rows({"prompt": "Legs?", "response_a": "4", "response_b": "5", **verdict})
 
 
+def test_a_record_without_two_completions_is_refused():
+    with pytest.raises(NotOfFormat, match="lacks two completions"):
+        rows({"prompt": "Legs?", "response_a": "4", "winner": "a"})
+
+
 @pytest.mark.parametrize(("strength", "better"), [(-2, "one"), ("3", "two"), (0.0, None), (4, ValueError)])
 def test_the_scale_of_helpsteer(strength, better):
     record = {"prompt": "Legs?", "response_1": "one", "response_2": "two", "preference_strength": strength}

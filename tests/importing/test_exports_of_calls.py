@@ -98,6 +98,7 @@ def test_events_of_posthog():
     columns = {"event": "$ai_generation", **{f"properties.{name}": value for name, value in properties.items()}}
     assert [turns(row["completion"]) for each in (as_text, columns) for row in rows_of("posthog", each)] == [ANSWER] * 2
     assert rows_of("posthog", {"event": "$ai_feedback", "properties": {}}) == ["other"]
+    assert rows_of("posthog", {"event": "$ai_embedding", "properties": {"$ai_input": ["legs"]}}) == ["other"]
     assert rows_of("posthog", {**event, "properties": {**properties, "$ai_is_error": True}}) == ["failed"]
     with pytest.raises(Unusable, match="has n, and PostHog joins"):
         rows_of("posthog", {**event, "properties": {**properties, "$ai_model_parameters": {"n": 2}}})

@@ -1,5 +1,6 @@
 """Test the import of CSV and other tables with a prompt, a completion and a rating per row."""
 
+import gzip
 import json
 
 import pytest
@@ -227,6 +228,13 @@ def test_a_long_table_is_read_in_parts(tmp_path, monkeypatch):
 def test_unreadable_input(tmp_path, content, given, words):
     with pytest.raises(ValueError, match=words):
         imported(tmp_path, content, "a.csv", *given)
+
+
+@pytest.mark.parametrize("bytes_kept", [15, -20])
+def test_a_truncated_file_is_named(tmp_path, bytes_kept):
+    packed = gzip.compress((ROWS + "a,b,up\n" * 100_000).encode())
+    with pytest.raises(ValueError, match=r"a\.csv\.gz"):
+        imported(tmp_path, packed[:bytes_kept], "a.csv.gz")
 
 
 def test_rows_with_rewards_of_turns_are_not_read_as_a_table(tmp_path):

@@ -57,7 +57,7 @@ def test_a_batch_of_responses(tmp_path):
     (tmp_path / "in.jsonl").write_text(json.dumps({"custom_id": "a", "body": {"input": "How many legs?"}}) + "\n" +
                                        json.dumps({"custom_id": "b", "body": {"input": "How many legs?"}}))  # fmt: skip
     cut = response(SAID, status="incomplete", incomplete_details={"reason": "max_output_tokens"})
-    records = [{"custom_id": "b", "response": {"status_code": 200, "body": cut}, "score": 1, "error": None},
+    records = [{"custom_id": "b", "response": {"status_code": None, "body": cut}, "score": 1, "error": None},
                {"custom_id": "a", "response": {"status_code": 500, "body": {}}, "score": 0, "error": None}]  # fmt: skip
     (row,) = imported_as(
         tmp_path, records, format="openai-responses", requests=tmp_path / "in.jsonl", reward_fields="score"

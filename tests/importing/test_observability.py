@@ -249,6 +249,9 @@ def test_anthropics_client_in_langsmith():
         (row,) = langsmith.FORMAT.rows(run({"messages": given}, said))
         assert turns(row["completion"]) == [("assistant", "I look.", None, [LEGS])]
     assert turns(row["prompt"]) == [USER, *turns(row["completion"]), ("tool", "4", None, [])]
+    typed = {"type": "ai", "content": called["content"]}  # a message of LangChain
+    (row,) = langsmith.FORMAT.rows(run({"messages": [*asked, typed, {"role": "user", "content": [result]}]}, said))
+    assert turns(row["prompt"]) == [USER, *turns(row["completion"]), ("tool", "4", None, [])]
     said = {
         "message": {"role": "assistant", "content": [{"type": "text", "text": "They"}], "stop_reason": "max_tokens"}
     }

@@ -118,6 +118,17 @@ def test_ratings_that_argilla_wrote(tmp_path, name):
         imported(tmp_path, WRITTEN / name)
 
 
+def test_questions_without_an_answer_or_with_another_kind_of_answer(tmp_path):
+    """Test a record that has no ratings yet, in a parquet file, and answers that mark parts of a text."""
+    rated, other = json.loads((WRITTEN / "argilla-2.8.0-flat.json").read_text())
+    marks = [{"label": "a", "start": 0, "end": 1}, {"label": "b", "start": 1, "end": 2}]
+    rated = {**rated, "spans.responses": [marks], "spans.responses.status": ["submitted"]}
+    other |= dict.fromkeys(("rating.responses", "rating.responses.status"))
+    (tmp_path / "a.json").write_text(json.dumps([rated, other]))
+    rows = imported(tmp_path, tmp_path / "a.json", "--reward_fields", "ratings.rating", "--skip_unrewarded")
+    assert (learned(rows), rows["reward"][:]) == (["12"], [5.0])
+
+
 def test_a_ranking_that_argilla_wrote(tmp_path):
     rows = imported(tmp_path, WRITTEN / "argilla-2.8.0-ranking.json")
     found = dict(zip(learned(rows), rows["reward"], strict=True))

@@ -178,6 +178,27 @@ def test_results_that_a_function_must_not_return(rows, function, words):
         reward_completions(rows, function)
 
 
+@pytest.mark.parametrize(
+    ("function", "where"),
+    [
+        (lambda completions, **_: [float("nan") if text == "333" else 1.0 for text in completions], "completion 2"),
+        (lambda completions, **_: ["good" if text == "333" else 1.0 for text in completions], "completion 2"),
+        (lambda texts, truths: [1.0 if text == "333" else ("correct", text) for text in texts], "completion 2"),
+    ],
+)
+def test_errors_count_the_rows_of_all_calls(rows, function, where, monkeypatch):
+    monkeypatch.setattr(functions, "_AT_ONCE", 2)
+    with pytest.raises(ValueError, match=where):
+        reward_completions(rows.rename_column("target", "answer"), function)
+
+
+def test_answers_are_checked_before_a_judge_is_called(rows, monkeypatch):
+    monkeypatch.setattr(functions, "_AT_ONCE", 2)
+    rows = rows.remove_columns("target").add_column("answer", ["1", "1", "2", None])
+    with pytest.raises(ValueError, match="row 3"):
+        reward_completions(rows, lambda texts, truths: pytest.fail("called"))
+
+
 def test_a_judge_must_return_verdicts(rows):
     rows = rows.rename_column("target", "answer")
     with pytest.raises(ValueError, match=r"returned 1.0 for completion 0.*correct, incorrect, invalid"):

@@ -15,7 +15,7 @@ from topr_trl.pipeline import stages
 
 
 class Command(NamedTuple):
-    """Command that is no stage, or that does more than its stage.
+    """Command that is not a stage, or that does more than its stage.
 
     Attributes:
         function (`str`): Function that runs the command, as `MODULE:NAME` in the package.
@@ -53,7 +53,7 @@ COMMANDS = {
         "hub:push_command", "hub:PushArguments",
         "Upload a model or rows to the Hugging Face Hub, with a card.",
     ),
-    "evaluate": Command("cli.evaluate:evaluate_command"),  # It may have to sample and score before the stage.
+    "evaluate": Command("cli.evaluate:evaluate_command"),  # It may sample and score before it runs the stage.
 }  # fmt: skip
 _ORDER = ("iterate", "trial", "import", "sample", "score", "curate", "log-mu", "train", "evaluate")
 
@@ -107,7 +107,7 @@ def settings_given(arguments: Sequence[str]) -> set[str]:
 
 
 def values_given(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the options on a command line, by the names of `settings_given`: a text, or a list of texts."""
+    """Return the values of the options on a command line, a text or a list of texts, by name as in `settings_given`."""
     values: dict[str, list[str]] = {}
     name = ""
     for word in arguments:

@@ -1,6 +1,6 @@
 """Check paths, choices, packages and columns before the imports of PyTorch and TRL, which take seconds.
 
-Commands check again what Python users can also get wrong.
+Functions that users can also call from Python repeat these checks.
 """
 
 import json
@@ -18,11 +18,11 @@ from topr_trl.settings.import_settings import IMPORT_SETTINGS
 from topr_trl.settings.shared import TOPRArguments
 
 _PATHS = ("input", "rows", "compare", "accelerate_config", "sampling_python", "rewards", "requests")
-_TABLES = ("dataset_name", "test_dataset_name")  # names of datasets on the Hub, or files with these endings
+_TABLES = ("dataset_name", "test_dataset_name")  # names of datasets on the Hub, or files with `_ENDINGS`
 _ENDINGS = (".parquet", ".json", ".jsonl")
 _TRACKERS = ("tensorboard", "trackio", "wandb")
 _OF_COMMANDS = {"record": [("aiohttp", "record")]}
-_MOST_BYTES = 1 << 20  # size of a small JSON file, whose columns are checked
+_MOST_BYTES = 1 << 20  # maximum size of a JSON file whose columns are checked
 # Use of the rows in `input` or `rows` by each command, see `check_usable`. The commands in `_IMPORTING` also read files
 # of other systems, so a JSON file without the columns of rows is not checked for them.
 _USES = {"iterate": "loop", "trial": "train", "score": "score", "curate": "train", "log-mu": "train", "train": "train",
@@ -61,14 +61,14 @@ def check_early(
         check_model_folder(str(values["model_name_or_path"]))
     _check_packages(command, values, samples)
     rows = values.get("rows" if command == "iterate" else "input")
-    # These settings can name other columns, such as the column of the reward.
+    # Import settings can name other columns, such as the column of the reward.
     is_imported = command in _IMPORTING and any(values.get(name) is not None for name in IMPORT_SETTINGS)
     if command in _USES and rows is not None and not is_imported:
         _check_columns(command, Path(str(rows)), by_functions="reward_funcs" in values)
 
 
 def _check_choices(values: Mapping[str, Any], choices: Mapping[str, Sequence[str]]) -> None:
-    """Check values that are names, such as that of a curation rule, with the rules of the trainers and the commands."""
+    """Check settings whose values are names, such as a curation rule, as the trainers and the commands do."""
     given: dict[str, Any] = {name: value for name, value in values.items() if isinstance(value, str)}
     check_choice(SimpleNamespace(**given), **{name: each for name, each in choices.items() if name in given})
     of_trainer = {field.name for field in fields(TOPRArguments) if field.type is str} & set(given)
@@ -111,7 +111,7 @@ def _check_packages(command: str, values: Mapping[str, Any], samples: bool) -> N
 def _check_columns(command: str, path: Path, by_functions: bool) -> None:
     """Check the columns of a parquet file, a folder of parquet files, or a small JSON file.
 
-    A folder that a stage wrote is not checked, because the stage that runs again replaces its own columns.
+    A folder that a stage wrote is not checked, because a stage that runs again replaces its own columns.
     """
     if (path / "_manifest.json").is_file():
         return

@@ -55,7 +55,7 @@ def evaluate_command(args: EvaluateArguments) -> None:
         source = out / ROLLOUTS
         count = args.num_generations_eval
         Sample(stage_args(SampleArguments, args, output_dir=str(source), num_generations=count)).run()
-        # Run `score` even if the rows have rewards, because it refuses rewards of other reward functions.
+        # Run `score` even if the rows have rewards, because it refuses rewards of different reward functions.
         _score(args, source, source)
     else:
         source = _score_if_needed(args, source, into)
@@ -85,7 +85,8 @@ def check_evaluable(path: Path, reward_funcs: Sequence[str] | None = None) -> No
 
     Raises:
         FileNotFoundError: the file does not exist, or the folder has no complete set of shards.
-        ValueError: a column is missing, a reward function cannot be used, or rows are scored already and must not be.
+        ValueError: a column is missing, a reward function cannot be used, or reward functions are given for rows that
+            are scored already.
     """
     for shard in shards_of(path):
         columns = columns_of(shard)

@@ -45,12 +45,12 @@ def console() -> None:
         message = " ".join(str(error).split())
         sys.exit(f"topr {arguments[0]}: {message} (--debug shows where)")
     except KeyboardInterrupt as stopped:
-        if LOOP not in os.environ:  # Otherwise, the loop says it.
+        if LOOP not in os.environ:  # In a process of a loop, the loop prints this.
             kept = str(stopped) or "Finished parts, such as checkpoints, are kept; without any, it starts over."
             again = shlex.join(["topr", *sys.argv[1:]])
             print(f"\ntopr {arguments[0]}: stopped. {kept} To continue, run: {again}", file=sys.stderr, flush=True)
         if arguments[0] in _LOOPS:
-            os._exit(130)  # After a second Ctrl-C, do not wait for threads. On Linux, stages end with this process.
+            os._exit(130)  # After a second Ctrl+C, do not wait for threads. On Linux, stages end with this process.
         sys.exit(130)
     if is_one_of_several():
         # All files are written, so exit without shutting gloo down. If gloo shuts down while another process is still

@@ -20,7 +20,7 @@ from topr_trl.cli.memory_estimate import (
     memory,
     training_flops,
 )
-from topr_trl.curation import CURATIONS, REPEATING, ROWS_PER_PROBLEM
+from topr_trl.curation import REPEATING, ROWS_PER_PROBLEM
 from topr_trl.pipeline.settings import IterateArguments
 from topr_trl.settings.checks import check_at_least, check_choice, check_model_folder, check_types
 
@@ -99,7 +99,8 @@ class PlanArguments(IterateArguments):
                 f"vllm_tensor_parallel_size={self.vllm_tensor_parallel_size} does not divide the {self.gpus} GPUs of a "
                 "node. With overlap, each node must hold whole engines. Set it to a divisor."
             )
-        check_choice(self, optim=OPTIMIZERS, curation=CURATIONS)
+        check_choice(self, optim=OPTIMIZERS)
+        self.validate_curation()
 
     @property
     def all_gpus(self) -> int:
@@ -161,7 +162,7 @@ def plan_command(args: PlanArguments) -> None:
         args (`PlanArguments`): Settings of the command.
 
     Raises:
-        ValueError: the model does not exist, or its context is shorter than a row.
+        ValueError: the model does not exist, there is no estimate for its type, or its context is shorter than a row.
         FileNotFoundError: there is no such folder.
     """
     config = _load_config(args.model_name_or_path)

@@ -55,6 +55,7 @@ def parse(command: str, given: list[str]) -> Any:
         ValueError: the command does not accept the value of a setting. `command_names.refuse_unknown` has already
             refused settings that the command does not have.
         OSError: the YAML file does not exist, or is a folder.
+        yaml.YAMLError: the file is not valid YAML.
         SystemExit: a value on the command line, or text in the YAML file, cannot be converted to the setting's type.
     """
     kind, names = settings_class(command), settings_of(command)

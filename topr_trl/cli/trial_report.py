@@ -41,7 +41,7 @@ class Recommendation:
         means (`dict`): Mean result of each arm over the problems.
         errors (`dict`): Standard error of each mean, by arm.
         behind (`dict`): Mean of each arm minus the mean of the best trained arm, from a bootstrap paired by problem.
-        shares (`dict`): Share of bootstrap samples in which an arm is the best trained arm, by trained arm.
+        shares (`dict`): Share of bootstrap draws in which an arm is the best trained arm, by trained arm.
     """
 
     arms: list[Arm | None]
@@ -59,7 +59,7 @@ class Recommendation:
     def recommended(self) -> Arm:
         """Return the first of `RECIPES` that is the best trained arm or in `level`, and better than no training.
 
-        Otherwise, return the best arm.
+        If there is none, return the best trained arm.
         """
         candidates = [arm for arm in (self.best, *self.level) if self.means[arm] > self.means[None]]
         preferred = (arm for name in RECIPES for arm in candidates if arm.recipe == name)
@@ -134,8 +134,8 @@ _SETTINGS_WITH_RATE = ("optim", "lr_scheduler_type", "per_device_train_batch_siz
 def _settings_of_arm(args: TrialArguments, arm: Arm) -> dict[str, Any]:
     """Return the settings with which `topr train` repeats the training of an arm on other rows.
 
-    Of the settings that determine the weights, these are the settings of the arm, those that interact with the learning
-    rate, and those that differ from their defaults. The seed is left out.
+    The result has the arm's settings and learning rate. Of the other settings that determine the weights, it has those
+    that interact with the learning rate or differ from their defaults. The seed is left out.
     """
     names = {*compared_settings(args), *RESULT, *field_names(ModelConfig)} - {*CHOICE, "seed", "iteration"}
     given = json.loads(json.dumps(values_of(args, sorted(names))))  # Enumerations become text.

@@ -17,7 +17,7 @@ from trl.chat_template_utils import get_training_chat_template, supports_tool_ca
 Messages = list[dict[str, Any]]
 
 KEYS = ("reasoning_content", "reasoning", "thinking")  # keys of a message that can hold thinking
-# Placeholders, which find the tags that a template writes around them.
+# Placeholder texts. The code finds the tags that a template writes around them.
 THINKING, ANSWER = "[thinking-placeholder]", "[answer-placeholder]"
 
 
@@ -32,12 +32,12 @@ class Tags(NamedTuple):
     closing: str
 
     def opened_by(self, before: str) -> str:
-        """Return the opening tag at the end of a text, with the white space after it, or empty text."""
+        """Return the opening tag at the end of a text, with the whitespace after it, or empty text."""
         end = len(before.rstrip())
         return before[end - len(self.opening) :] if before[:end].endswith(self.opening) else ""
 
     def are_in(self, content: str) -> bool:
-        """Whether a content has thinking: it starts with the opening tag, or has the closing tag."""
+        """Whether the content of a message has thinking: it starts with the opening tag, or has the closing tag."""
         return content.lstrip().startswith(self.opening) or self.closing in content
 
     def raw_text(self, content: str, before: str) -> str | None:
@@ -48,11 +48,11 @@ class Tags(NamedTuple):
         opened, starts = self.opened_by(before), content.lstrip().startswith(self.opening)
         if not starts:
             return content if opened and self.closing in content else None
-        # If both texts have the opening tag, drop the second one, and the white space after it.
+        # If both texts have the opening tag, drop the second tag, and the whitespace after it.
         return content.lstrip()[len(self.opening) :].removeprefix(opened[len(self.opening) :]) if opened else content
 
     def with_opening(self, content: str, opened: str) -> str:
-        """Put the opening tag of a generation prompt before a content that only closes thinking.
+        """Put the opening tag of a generation prompt before content that closes thinking without opening it.
 
         Return any other content unchanged.
         """
@@ -60,11 +60,11 @@ class Tags(NamedTuple):
         return f"{opened}{content}" if is_closed else content
 
     def empty_block(self, text: str, before: str, content: str) -> str:
-        """Return the block without thinking at the start of a turn's text, or empty text if there is none."""
+        """Return the empty block of thinking at the start of a turn's text, or empty text if there is no such block."""
         opening = "" if self.opened_by(before) else re.escape(self.opening)
         if not (block := re.match(rf"\s*{opening}\s*{re.escape(self.closing)}\s*", text)):
             return ""
-        space = content[: len(content) - len(content.lstrip())]  # This space is the model's.
+        space = content[: len(content) - len(content.lstrip())]  # The model wrote this whitespace.
         return block.group().removesuffix(space)
 
 
@@ -171,7 +171,11 @@ def _tags_of(tokenizer: PreTrainedTokenizerBase, options: str) -> Tags | None:
 
 
 def open_thinking(messages: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> tuple[Tags, str]:
-    """Return the tags of thinking of the own template, and the opening tag if the generation prompt ends with it."""
+    """Return the thinking tags of the tokenizer's own template, and the opening tag that ends the generation prompt.
+
+    If the template writes no tags, the tags are `DEFAULT`. The second text is empty if the generation prompt does not
+    end with the opening tag, or if the template refuses the messages.
+    """
     own = {**options, "chat_template": templates_of(tokenizer, str(tokenizer.chat_template))[0][0]}
     if not (tags := thinking_tags(tokenizer, own)):
         return DEFAULT, ""
@@ -186,7 +190,7 @@ def tags_in(rendered: str, plain: str, generation_prompt: str) -> Tags | None:
 
     Args:
         rendered (`str`): Conversation that ends with an assistant's turn of the two placeholders.
-        plain (`str`): The same conversation without the placeholder of thinking.
+        plain (`str`): The same conversation without the placeholder for thinking.
         generation_prompt (`str`): Text before a completion. It can end with the opening tag.
     """
     before, _, after = rendered.partition(THINKING)
@@ -214,7 +218,7 @@ def learned_turns(completion: Messages) -> list[int]:
 
 
 def change_turns(completion: Messages, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Messages:
-    """Return a completion with a change of each learned turn."""
+    """Return a completion in which each learned turn is replaced by the result of `change`."""
     return [change(message) if is_learned(message) else message for message in completion]
 
 
@@ -224,7 +228,7 @@ def thinking_of(message: dict[str, Any]) -> str:
 
 
 def without_repeated_thinking(message: dict[str, Any], tags: Tags) -> dict[str, Any]:
-    """Return a message without the fields of its thinking, if its content has the same thinking between tags."""
+    """Return a message without its fields for thinking, if its content has the same thinking before the closing tag."""
     in_content = "".join(message["content"].rpartition(tags.closing)[0].split())
     thinking = "".join(thinking_of(message).split())
     if not thinking or in_content.removeprefix("".join(tags.opening.split())) != thinking:
@@ -252,7 +256,7 @@ def with_thinking_in_content(message: dict[str, Any], is_cut: bool) -> dict[str,
 
 
 def added(text: str, known: str) -> str:
-    """Return the text after a known beginning."""
+    """Return the text after a known beginning. Raise a CannotWrite if the text has a different beginning."""
     if not text.startswith(known):
         raise CannotWrite(
             "its chat template changes earlier turns once later turns follow (for example, it removes their "
@@ -273,13 +277,13 @@ def text_after(
 ) -> str:
     """Return the text of messages and a turn that follows them.
 
-    If the content of the turn is a raw completion, the text has this content unchanged. Otherwise, some templates would
-    add a second block of thinking. If `tags` is None, the template writes the turn.
+    If the content of the turn is a raw completion, the text has this content unchanged, because some templates would
+    add a second block of thinking. If `tags` is None, the template always writes the turn.
     """
     raw = tags.raw_text(message["content"], before) if tags and not thinking_of(message) else None
     if raw is not None:
         text = str(render(tokenizer, [*messages, {**message, "content": ANSWER}], **options))
         if ANSWER in text:
-            raw = raw.rstrip() if message.get("tool_calls") else raw  # Before a call, the template writes white space.
+            raw = raw.rstrip() if message.get("tool_calls") else raw  # Before a call, the template writes whitespace.
             return f"{before}{raw}{text.rpartition(ANSWER)[2]}"
     return str(render(tokenizer, [*messages, message], **options))

@@ -92,7 +92,7 @@ class Collator:
         batch = self.collate_tokens(list(forward.values()))
         batch["row"] = torch.tensor([(unit.row["row"], unit.turn) for unit in units])
         batch["reward"] = torch.tensor([unit.reward for unit in units], dtype=torch.float32)
-        # With values per token, those of all tokens of the batch are concatenated.
+        # Values per token are concatenated over the units.
         mu_logps = [value for unit in computed for value in self._mu_logps(unit)]
         batch["mu_logps"] = torch.tensor(mu_logps, dtype=torch.float32)
         if any(unit.turn >= 0 for unit in computed):
@@ -100,10 +100,10 @@ class Collator:
         return batch
 
     def _mu_logps(self, unit: "_Unit") -> FloatArray | list[float]:
-        """Return log μ of each token of a unit, or a list of their sum. NaN is unknown.
+        """Return log μ of each token of a unit, or a list with only their sum. Unknown log μ is NaN.
 
-        A number is the sum over the row, so log μ of its turns and tokens is unknown. A list without one value for each
-        token that the model wrote is unknown, too.
+        If log μ of the row is a number, it is the sum over the row, so log μ of its turns and tokens is unknown. A list
+        counts as unknown unless it has one value for each token that the model wrote.
         """
         row = unit.row
         mu: Any = row.get("mu_logps", self.log_mu.get((row["dataset"], row["row"])))
@@ -138,7 +138,7 @@ def _units(row: dict[str, Any]) -> list[_Unit]:
 
 
 def select_units(values_BT: Tensor, mask_BT: Tensor, place_U: Tensor, turn_U: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (U, T) values and masks of units: whole completions, or single turns with their tokens alone.
+    """Return (U, T) values and masks of units. The mask of a turn marks only the tokens of this turn.
 
     Args:
         values_BT (`torch.Tensor`): Values of the tokens of B rows.

@@ -65,8 +65,8 @@ def apply_masks(table: pa.Table, lengths: list[int], places: list[int]) -> pa.Ta
         completion are unchanged.
 
     Raises:
-        MalformedRow: a mask has a wrong length or value, or marks no token as the model's; or `sampler_logps` is null
-            for a token of the model.
+        MalformedRow: a mask has a wrong length or value, or marks no token as the model's; `sampler_logps` is null
+            where the mask is 1; or there is no mask, and `sampler_logps` has a null and a wrong length.
         ValueError: a mask, or a column of log-probabilities per token, does not hold lists of numbers.
     """
     # Skip log μ if it is a sum, which has no values per token.
@@ -133,7 +133,7 @@ def written(mask: NDArray[Any] | None, sampler_logps: NDArray[Any] | None, token
 
 
 def runs_of(mask: Sequence[int] | None) -> list[tuple[int, int]]:
-    """Return start and end of each run of tokens that the model wrote, which is a turn. No mask is no run.
+    """Return the start and end of each turn, which is a run of tokens that the model wrote. Return [] without a mask.
 
     Args:
         mask (`Sequence[int]`, *optional*): Completion mask.

@@ -37,9 +37,10 @@ def tokenize_turns(
 
     Raises:
         ValueError: the messages or tools are malformed; the completion has no assistant turn to learn from, or only an
-            empty truncated turn; the tokenizer has no stop token; or the template cannot write the messages, omits a
-            part of a message or a tool, writes no stop token after a turn, or changes earlier turns and has no
-            `{% generation %}` blocks.
+            empty truncated turn; it is unknown whether a truncated turn is thinking; the tokenizer has no stop token,
+            or merges the start of a turn with the text before it; or the template cannot write the messages, omits a
+            part of a message or a tool, adds thinking, writes no stop token after a turn, or changes earlier turns and
+            has no `{% generation %}` blocks that mark all turns.
     """
     prompt, completion, tools = plain_messages(prompt), plain_messages(completion), plain_tools(tools)
     uses_tools = any(m["role"] == "tool" or m.get("tool_calls") for m in (*prompt, *completion))
@@ -120,8 +121,8 @@ def plain_messages(messages: Messages) -> Messages:
     has null for the arguments of other tools. Arguments that are JSON text, as in OpenAI's logs, keep their nulls.
 
     Raises:
-        ValueError: a message has no role, its content is not text, its weight is neither 0 nor 1, its calls are
-            malformed, or their arguments are not valid JSON.
+        ValueError: a message has no role, its content is neither text nor a list of text parts, its weight is neither
+            0 nor 1, its calls are malformed, or their arguments are not valid JSON.
     """
     # In OpenAI's format, the content can be null, which stands for empty text.
     found: Messages = [{"content": "", **_without_nulls(message)} for message in messages]
@@ -194,7 +195,7 @@ def plain_tools(tools: Any) -> Any:
     """
     try:
         found = json.loads(tools or "null") if isinstance(tools, str) else tools
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"its tools are not valid JSON ({error}): {tools[:60]!r}") from None
     if not isinstance(found, list | None):
         raise ValueError(f"its tools are {str(found)[:60]}, and must be a list")

@@ -60,7 +60,8 @@ class ScoredRows:
         units (`Units`): The U units with their raw rewards: rollouts, or turns with rewards of their own. A reward is
             NaN for null, which is allowed only with a column `reward_after_baseline`.
         problems_U (`np.ndarray`): Problem of each unit.
-        sample_ids_U (`np.ndarray`, *optional*): Column `sample_id`. None without this column.
+        sample_ids_U (`np.ndarray`, *optional*): Column `sample_id`. None without this column, or with
+            `reward_after_baseline`.
         after_baseline_U (`np.ndarray`, *optional*): Column `reward_after_baseline`, with NaN for null. None without
             this column.
         times_U (`np.ndarray`, *optional*): Column `times_chosen`, with 1 for null. None without this column, or
@@ -90,7 +91,8 @@ class ScoredRows:
 
         Raises:
             TypeError: the rows are not a `datasets.Dataset`.
-            ValueError: a row is malformed, or the rows of a rollout contradict each other.
+            ValueError: there is no row, a required column is missing, the rows have images, a row is malformed, or the
+                rows of a rollout contradict each other.
         """
         if not isinstance(rows, Dataset):
             raise TypeError(
@@ -136,7 +138,8 @@ class ScoredRows:
     def choose(self, args: CurationArguments, seed: int, **changes: Any) -> tuple[FloatArray, Curated]:
         """Subtract the baseline, and choose units. See [`compose`].
 
-        If the rewards of turns are returns, means are taken per turn index, because returns shrink with the turn.
+        If the rewards of turns are returns, means are taken per turn index, because later turns tend to have smaller
+        returns.
 
         With a column `reward_after_baseline`, R and the choice come from this column, and the arguments have no effect.
         Each row is chosen as often as `times_chosen` says, or once without that column. Rows with a null in
@@ -151,7 +154,8 @@ class ScoredRows:
             `tuple`: rewards R of the chosen units, and the [`Curated`] choice.
 
         Raises:
-            ValueError: no row is chosen, or no baseline reaches `effective_positive_share`.
+            ValueError: no row is chosen, no baseline reaches `effective_positive_share`, or the rewards do not fit the
+                settings (see [`compose`]).
         """
         if self.after_baseline_U is not None:
             rewards, curated = compose(self.after_baseline_U, self.problems_U)
@@ -239,8 +243,8 @@ class ScoredRows:
             num_proc (`int`, *optional*): Number of processes that tokenize. `None` uses this process.
 
         Raises:
-            ValueError: a row is malformed, or `sampler_logps` cannot be compared with log π although
-                `log_mu="sampler"`.
+            ValueError: a row is malformed, `turn_rewards` does not have one value per turn, or `sampler_logps` cannot
+                be compared with log π although `log_mu="sampler"`.
         """
         rollouts_K, (rewards_K, given_K) = self.units.rollouts_with(units_M, rewards_M, self.rewards_U[units_M])
         firsts_K = self.rollouts.firsts_R[rollouts_K]

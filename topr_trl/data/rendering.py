@@ -83,8 +83,9 @@ def render_turns(
         truncated (`bool`, *optional*, defaults to `False`): Whether the last turn was cut at a token limit.
 
     Raises:
-        CannotWrite: every template refuses the messages, or omits or changes a part of them, or writes thinking that
-            the model did not write; or it is unknown whether a truncated turn is thinking.
+        CannotWrite: every template refuses the messages, omits or changes a part of them, adds thinking, or marks a
+            wrong number of turns; or it is unknown whether a truncated turn is thinking.
+        ValueError: the tokenizer merges the start of a turn with the text before it.
     """
     last = max(learned_turns(completion), default=0)
     tags, opened = open_thinking([*prompt, *completion[:last]], tokenizer, options)
@@ -126,7 +127,7 @@ def _render_first_way(
 
 
 def _refuse_unknown_thinking(message: dict[str, Any], tags: Tags) -> None:
-    """Raise a CannotWrite if a truncated turn after an opening tag may be thinking or an answer."""
+    """Raise a CannotWrite if it is unknown whether a truncated turn after an opening tag is thinking or an answer."""
     content = message["content"]
     is_known = thinking_of(message) or tags.are_in(content) or message.get("tool_calls")
     if is_learned(message) and content.strip() and not is_known:
@@ -207,7 +208,8 @@ def _by_markers(
     first = common_prefix_length(ids, known)
     runs = _runs(whole["assistant_masks"], first, len(places))
     tags, turns = thinking_tags(tokenizer, options), list[Turn]()
-    # `previous_end` is where the previous turn ends in the text. `read` counts the messages up to and including it.
+    # `previous_end` is the index in the text at which the previous turn ends. `read` is the number of messages up to
+    # and including the previous turn.
     previous_end, read = 0, 0
     for n, (start, end) in zip(places, runs, strict=True):
         if not is_learned(completion[n]):

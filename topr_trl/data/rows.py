@@ -11,7 +11,7 @@
 | `times_chosen` | int | with `reward_after_baseline`: how often each epoch trains on the row; default 1 |
 | `label` | bool | used if there is no `reward`, as in KTO's datasets: true is +1, false is -1 |
 | `prompt_ids`, `completion_ids` | token ids | tokens that the sampler read and wrote, including the stop token |
-| `problem_id` | int or text | id that the completions of one prompt share; each row needs one |
+| `problem_id` | number or text | id that the completions of one prompt share; not null in any row |
 | `sample_id` | int | position of the row in the sampling order of its problem |
 | `completion_mask` | 1 or 0, one per token of `completion_ids` | 1 for a token that the model wrote, 0 for context |
 | `rollout_id` | number or text | id that the parts of one trajectory share, see `topr_trl.data.trajectories` |
@@ -28,7 +28,7 @@ Token ids take precedence over text. Text has no stop token, and tokenizing it a
 
 A row with temperature 0 has a greedy completion. Greedy rows are for evaluation, and training refuses them.
 
-A float from 2**53 on is no id, because different ids may have been rounded to it.
+A float of 2**53 or more cannot be an id, because different ids may have been rounded to it.
 
 A wrong value in a column raises a ValueError with the column, the first wrong row and the value.
 """
@@ -69,11 +69,11 @@ def need_columns(columns: Collection[str], needed: Sequence[str], what: str) -> 
 
 
 def similar_columns(needed: Sequence[str], columns: Collection[str]) -> str:
-    """Return a question for each missing column that a column with a similar name may be, or `""`.
+    """Return a question for each missing column for which there is a column with a similar name, or `""`.
 
     Args:
         needed (`Sequence[str]`): Names of columns, of which some are missing.
-        columns (`Collection[str]`): Names of the columns that are there.
+        columns (`Collection[str]`): Names of the existing columns.
     """
     others = [name for name in columns if name not in needed]
     similar = {name: get_close_matches(name, others, 1) for name in needed if name not in columns}
@@ -158,8 +158,8 @@ def turn_rewards_column(rows: Dataset) -> list[FloatArray | None] | None:
     Return None if no row has a list.
 
     Raises:
-        ValueError: a value is neither a list of rewards nor null, or a row has both `reward` and `turn_rewards`, or
-            neither.
+        ValueError: a value is neither a list of rewards nor null; a row has both a reward (or label) and
+            `turn_rewards`, or neither; or there is also a column `reward_after_baseline`.
     """
     lists = checked_column(
         rows, TURN_REWARDS,
@@ -186,7 +186,7 @@ def turn_rewards_column(rows: Dataset) -> list[FloatArray | None] | None:
 
 
 def are_returns(rows: Dataset, lists: Sequence[FloatArray | None]) -> bool:
-    """Return whether `turn_rewards` are returns: the rows that have them also have one `turn_discount`.
+    """Return whether `turn_rewards` are returns: the rows that have them also have the same `turn_discount`.
 
     Raises:
         ValueError: a discount is not in (0, 1], or rows with `turn_rewards` have different discounts.
@@ -240,7 +240,7 @@ def check_trainable_columns(columns: Sequence[str]) -> None:
 def finite_rewards(rows: Dataset, may_be_missing: bool = False) -> NDArray[np.float64]:
     """Return the rewards as (N,) float64, with NaN for null if rewards may be missing. A label counts as 1 or -1.
 
-    All other values must be finite in float32.
+    Rewards must be finite in float32.
     """
     if not {"reward", "label"} & set(rows.column_names):
         if not may_be_missing:
@@ -307,7 +307,7 @@ def problem_column(rows: Dataset) -> NDArray[np.generic]:
 
 
 def rollout_column(rows: Dataset) -> list[Any]:
-    """Return the column `rollout_id`. None marks a row that is a rollout, as each row is without this column."""
+    """Return the column `rollout_id`. None marks a row that is a whole rollout. Without the column, all rows are."""
     # pandas stores whole numbers as floats if some are missing, and NaN marks the missing ones.
     return checked_ids(rows, ROLLOUT, may_be_missing=True) if ROLLOUT in rows.column_names else [None] * len(rows)
 

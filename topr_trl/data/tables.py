@@ -101,7 +101,9 @@ _ENCODING: dict[str, Any] = {"compression": "zstd", "use_dictionary": False}
 
 
 def shards_of(path: str | Path) -> list[Path]:
-    """Return the parquet files of a folder of rows. Any other path is returned as it is, even if there is no such file.
+    """Return the parquet files of a folder of rows.
+
+    For any other path, return a list with only this path, even if there is no such file.
 
     Raises:
         FileNotFoundError: the folder has no parquet file, the folder has files of several splits, or the number of
@@ -260,10 +262,10 @@ def read_table(
 
 
 def _with_dates_as_text(rows: Dataset, paths: list[Path]) -> Dataset:
-    """Return rows of JSON files with the text of columns in which `datasets` has read dates.
+    """Return rows of JSON files with the original text in columns that `datasets` has converted to dates.
 
-    JSON has no dates, but `datasets` converts a column if all of its texts look like dates. A completion would then be
-    no text, and a reward function could not compare it with an answer.
+    JSON has no dates, but `datasets` converts a column if all of its texts look like dates. A completion would then not
+    be text, and a reward function could not compare it with an answer.
     """
     features = Features({name: _without_dates(feature) for name, feature in rows.features.items()})
     dated: dict[str, list[Any]] = {name: [] for name, feature in features.items() if feature != rows.features[name]}
@@ -278,7 +280,7 @@ def _with_dates_as_text(rows: Dataset, paths: list[Path]) -> Dataset:
 
 
 def _without_dates(feature: Any) -> Any:
-    """Return the type of a column with text instead of dates, also inside of lists and objects."""
+    """Return the type of a column with text instead of dates, also inside lists and objects."""
     if isinstance(feature, dict):
         return {name: _without_dates(inner) for name, inner in feature.items()}
     if isinstance(feature, List):
@@ -298,13 +300,13 @@ _NOT_BLANK, _DECODER = re.compile(r"\S"), json.JSONDecoder()
 
 # `datasets` 4.7 does not wrap all errors of its reader in a DatasetGenerationError.
 _READING = (DatasetGenerationError, ValueError, KeyError, TypeError, AttributeError)
-_JSON_AT_ONCE = 10 << 20  # number of bytes from which `datasets` infers the types of a JSON file
+_JSON_AT_ONCE = 10 << 20  # number of bytes at the start of a JSON file that `datasets` reads to infer the types
 
 
 def _types_of_json(paths: list[Path]) -> Features | None:
     """Return the types of the columns in large files of JSON lines, or None for small files and other JSON.
 
-    `datasets` infers the types from the first 10 MB. It then fails if a later row has a new field, a fraction in a
+    `datasets` infers the types from the first 10 MiB. It then fails if a later row has a new field, a fraction in a
     column of whole numbers, or text in a column of nulls.
     """
     if all(path.stat().st_size <= _JSON_AT_ONCE for path in paths):

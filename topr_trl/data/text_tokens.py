@@ -1,4 +1,4 @@
-"""Tokenize text without tokens that nobody wrote, and find the special tokens of a tokenizer.
+"""Tokenize text without unwanted tokens that the tokenizer adds, and find the special tokens of a tokenizer.
 
 Many tokenizers add tokens where a text starts or ends: a BOS token, a stop token, or a space before the first word
 (SentencePiece). A completion continues its prompt, so nothing may be added between them.
@@ -34,7 +34,7 @@ def continued_ids(text: str, before: str, tokenizer: PreTrainedTokenizerBase) ->
         ValueError: the tokenizer merges the start of `text` with any text before it.
     """
     before = before[-_CONTEXT:]
-    for known in (before, *_NEUTRAL, f"{before} "):  # Words need a space between them if each is a token.
+    for known in (before, *_NEUTRAL, f"{before} "):  # Some tokenizers need a space between words.
         alone, joint = token_ids(known, tokenizer), token_ids(known + text, tokenizer)
         found = joint[len(alone) :]
         # A tokenizer can merge adjacent unknown characters, so the start of `text` could be lost.
@@ -48,7 +48,7 @@ def continued_ids(text: str, before: str, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def completion_ids(text: str, before: str, tokenizer: PreTrainedTokenizerBase, is_cut: bool) -> list[int]:
-    """Return the token ids of a completion of text, with the stop token unless the completion was cut."""
+    """Return the token ids of a text completion, with the stop token unless the completion was cut."""
     ids = continued_ids(text, before, tokenizer)
     if is_cut or ids[-1:] == [stop := stop_token(tokenizer)]:  # The text can already end with the stop token.
         return ids
@@ -56,7 +56,7 @@ def completion_ids(text: str, before: str, tokenizer: PreTrainedTokenizerBase, i
 
 
 def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the token ids of a text prompt, with at most one BOS token, and without a stop token that is added."""
+    """Return the token ids of a text prompt, with at most one BOS token, and without an added stop token."""
     found = tokenizer(prompt, return_special_tokens_mask=True)
     ids, is_added = found["input_ids"], found["special_tokens_mask"]
     end = max((n for n, added in enumerate(is_added, 1) if not added), default=0)

@@ -49,7 +49,8 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
     Raises:
         ValueError: prompt or completion is missing, empty, or neither text, messages nor token ids; the messages, the
             mask or the finish reason are malformed; the tokenizer lacks a chat template or stop token that the row
-            needs; or the chat template cannot write the messages.
+            needs, or merges the start of the completion with the prompt; or the chat template cannot write the
+            messages.
     """
     prompt = row.get("prompt_ids") or row["prompt"]
     completion = row.get("completion_ids") or row.get("completion")
@@ -123,7 +124,7 @@ def template_options(row: dict[str, Any]) -> dict[str, Any]:
     given = row.get("chat_template_kwargs") or {}
     try:
         found = json.loads(given) if isinstance(given, str) else given
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"its chat_template_kwargs are not valid JSON ({error})") from None
     if not isinstance(found, dict):
         raise ValueError(f"its chat_template_kwargs are {str(found)[:60]}, and must be an object")
@@ -136,7 +137,7 @@ def template_options(row: dict[str, Any]) -> dict[str, Any]:
 def writes_todays_date(rows: Dataset, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether the chat template writes today's date into prompts, judging by the first row.
 
-    Token ids are not rendered again. `date_string` is the name of the date in Llama's templates.
+    Token ids are not rendered again. In Llama's templates, the argument `date_string` replaces today's date.
 
     Args:
         rows ([`~datasets.Dataset`]): Rows.

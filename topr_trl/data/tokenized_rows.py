@@ -41,7 +41,7 @@ def is_prepared(rows: object) -> bool:
 
 def column(dataset: Dataset, name: str) -> pa.ChunkedArray:
     """Return an Arrow column in the order of the dataset, which can differ from the order of its table."""
-    if dataset._indices is None:  # The table has this order. `datasets` would copy the dataset twice.
+    if dataset._indices is None:  # The table has this order. In the other case, `datasets` copies the dataset twice.
         return dataset.data.column(name)
     return dataset.select_columns([name]).with_format("arrow")[:][name]
 
@@ -61,7 +61,7 @@ def sequence_lengths(dataset: Dataset) -> NDArray[np.int64]:
 
 
 def rewards_of_units(dataset: Dataset, name: str = "reward") -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the R of all units that count, shape (U,), and the row of each unit.
+    """Return the rewards of all units that count, shape (U,), and the row of each unit.
 
     Args:
         dataset ([`~datasets.Dataset`]): Tokenized rows.
@@ -100,7 +100,7 @@ def part_saved_by_sharing(dataset: Dataset, groups_N: NDArray[np.int64], togethe
         dataset ([`~datasets.Dataset`]): Tokenized rows.
         groups_N (`np.ndarray`): Group number of each row, from `prompt_groups`.
         together (`int`): Maximum number of rows that share a prompt.
-        least (`int`): Minimum number of tokens that are shared.
+        least (`int`): Minimum number of shared tokens. A prompt with at most `least` tokens is not shared.
     """
     rows_G = np.bincount(groups_N)
     shared_G = np.zeros(len(rows_G), dtype=np.int64)

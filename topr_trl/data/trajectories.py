@@ -1,4 +1,4 @@
-"""Join the rows of a rollout, and find the units of rollouts: what has one reward, one ratio π/μ and one length.
+"""Join the rows of a rollout, and find units. Each unit has one reward, one ratio π/μ and one length.
 
 A trajectory must be split into rows if the model did not read its earlier tokens unchanged. For instance, a template
 removes thinking, or an agent shortens the context. The rows of such a trajectory are the parts of one rollout, and
@@ -67,7 +67,7 @@ class Rollouts:
         return found
 
     def check_same(self, columns: Mapping[str, NDArray[np.generic]]) -> None:
-        """Raise a ValueError if rows of a rollout differ in a value. `columns` has the N values by name."""
+        """Raise a ValueError if rows of a rollout differ in a value. `columns` has N values for each name."""
         first_N = self.of_each_row(self.firsts_R)
         for name, values_N in columns.items():
             if (wrong := np.flatnonzero(values_N != values_N[first_N])).size:
@@ -146,9 +146,10 @@ class Units:
             *values (`np.ndarray`): Values of the chosen units, each of shape (M,).
 
         Returns:
-            `tuple`: rollout of each copy, and for each of `values` an array with the value of each copy; or, if any
-            rollout has turns, a list per copy: one value for a whole rollout, otherwise one per turn, with NaN for
-            turns that are not in the copy.
+            `tuple`: the rollout of each copy, and a list with one entry for each of `values`. If no rollout has turns,
+            the entry is an array with the value of each copy. Otherwise, the entry has a list for each copy. For a
+            whole rollout, this list has one value. For turns, it has one value per turn, with NaN for turns that are
+            not in the copy.
         """
         if not self.turns_R.any():
             return self.rollouts_U[units_M], list(values)

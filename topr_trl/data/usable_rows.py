@@ -1,4 +1,7 @@
-"""Check whether rows have the columns that their use needs. This module imports no PyTorch, so commands check first."""
+"""Check whether rows have the columns that their use needs.
+
+This module does not import PyTorch, so commands can check rows quickly.
+"""
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -11,16 +14,16 @@ _OF_EVALUATION = ("problem_id", "prompt")  # one of them tells which problem a r
 
 
 def check_usable(columns: Sequence[str], use: str, by_functions: bool = False) -> None:
-    """Check that rows have the columns that their use needs. A label is a reward.
+    """Check that rows have the columns that their use needs. A label counts as a reward.
 
     Args:
         columns (`Sequence[str]`): Names of the columns.
         use (`str`): What the rows are for:
-            - `"train"`: choose rows, compute log μ, or train.
-            - `"score"`: compute rewards. Without reward functions, rows with rewards keep them.
-            - `"loop"`: rows that a loop scores if they have no rewards, and then trains on.
-            - `"evaluate"`: rows that are scored if they are not, and then evaluated.
-            - `"answers"`: rows whose extracted answers are evaluated.
+            - `"train"`: to choose rows, compute log μ, or train.
+            - `"score"`: to compute rewards. Without reward functions, rows with rewards keep them.
+            - `"loop"`: to train in a loop. Rows without rewards are scored first.
+            - `"evaluate"`: to evaluate. Rows without rewards or extracted answers are scored first.
+            - `"answers"`: to evaluate extracted answers.
         by_functions (`bool`, defaults to `False`): Whether reward functions score the rows.
 
     Raises:
@@ -52,7 +55,7 @@ def refuse_rewards_of_turns(turns: Any, who: str) -> None:
 
     Args:
         turns (`Any`): Arrow column `turn_rewards`.
-        who (`str`): Command, for the error.
+        who (`str`): Name of the command, for the error message.
     """
     if turns.null_count < len(turns):
         raise ValueError(

@@ -238,7 +238,8 @@ def rows_by_problem(
     The temperatures are distinct and in ascending order. There are none if a sample's temperature is unknown.
 
     Raises:
-        ValueError: a temperature is no number, or a problem has no greedy row or several (see `without_greedy`).
+        ValueError: a temperature is not a number of at least 0, or a problem has no greedy row or several (see
+            `without_greedy`).
     """
     rows_of: dict[ProblemId, list[int]] = {}
     for i, problem in enumerate(ids):

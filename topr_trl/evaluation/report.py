@@ -107,6 +107,7 @@ class Evaluations(dict[str, Evaluation]):
 
         Raises:
             ValueError: there are no evaluations.
+            ImportError: matplotlib is not installed (`pip install ".[plots]"` in the clone).
         """
         self._check_not_empty()
         plot_progress(self, path)

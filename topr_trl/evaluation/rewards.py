@@ -74,8 +74,8 @@ def reward_samples_of(rows: Dataset) -> RewardSamples:
         [`RewardSamples`]: the rewards as arrays.
 
     Raises:
-        ValueError: there is no row, no row has a reward, a column is missing, or the problems differ in their number of
-            samples or greedy rows.
+        ValueError: there is no row, no row has a reward, a column is missing or has a wrong value, or the problems
+            differ in their number of samples or greedy rows.
     """
     by_id = "problem_id" in rows.column_names
     reward = "label" if "label" in rows.column_names and "reward" not in rows.column_names else "reward"

@@ -177,7 +177,7 @@ def _generate(
     padded = torch.tensor([[pad] * (width - len(ids)) + ids for ids in prompt_ids], device=model.device)
     mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompt_ids], device=model.device)
     processors = LogitsProcessorList([recorder])
-    if pad not in config.eos_token_id:  # `_trim` would take a sampled pad token for padding.
+    if pad not in config.eos_token_id:  # `_trim` would mistake a sampled pad token for padding.
         processors.append(SuppressTokensLogitsProcessor([pad]))
     with _only_config(model, config):
         generated = model.generate(padded, attention_mask=mask, tokenizer=tokenizer, logits_processor=processors)

@@ -232,7 +232,10 @@ def dataset_card(repo_id: str, counts: Counts, files: str, sampling: Json) -> Da
 
 
 def _without_paths(path: Path) -> bytes:
-    """Return a manifest without local paths. The folder's fingerprint stays the same, as it covers only its files."""
+    """Return a manifest without local paths.
+
+    The fingerprint of the folder does not change, because it consists only of file sizes and checksums.
+    """
     record = json.loads(path.read_text())
     for stage in record["stages"].values():
         stage["sources"] = {}

@@ -15,12 +15,12 @@ _NAME = re.compile(rf"{HUB}(?P<name>[\w.-]+/[\w.-]+)(:(?P<split>[\w.-]+))?(@(?P<
 
 
 def downloaded(given: str) -> Path:
-    """Return the local file or folder with a split of a dataset.
+    """Download a split of a dataset, and return its local file or folder.
 
     The files are kept in `HF_HOME`, in a folder for each commit.
 
     Args:
-        given (`str`): `hub:owner/name`, perhaps with a split and a revision: `hub:owner/name:train@main`.
+        given (`str`): `hub:owner/name`, optionally with a split and a revision: `hub:owner/name:train@main`.
 
     Raises:
         ValueError: the name is malformed, or the dataset has several splits and none is named, or it has no such split.

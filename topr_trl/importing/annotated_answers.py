@@ -1,4 +1,4 @@
-"""Read answers of models that people rated or ranked with an annotation tool, as records of a table."""
+"""Convert model answers that people rated or ranked in an annotation tool to records of the format `table`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ RATINGS = "ratings"  # field of a record with its ratings by name
 
 
 def rated(fields: Record, ratings: Sequence[tuple[str, Any]]) -> Record:
-    """Return a record of a table with ratings.
+    """Return a record of the format `table`, with ratings in the field `ratings`. See `values_by_name`.
 
     Args:
         fields (`Record`): Fields that annotators saw, such as `prompt` and `response`.
@@ -24,14 +24,17 @@ def rated(fields: Record, ratings: Sequence[tuple[str, Any]]) -> Record:
 def ranked(
     fields: Record, texts: dict[str, Any], rankings: Sequence[tuple[str, list[list[str]]]], ratings: Sequence[Any]
 ) -> Iterator[Record]:
-    """Yield a record of a table for each ranked answer. Its rating is 1 for the best rank, and -1 for the worst.
+    """Yield a record of the format `table` for each answer.
+
+    The rank of an answer becomes a rating: 1 for the best rank, -1 for the worst, and equal steps between them. A
+    ranking in which all answers have the same rank gives no rating.
 
     Args:
         fields (`Record`): Fields with the prompt.
         texts (`dict[str, Any]`): Answers by their names.
         rankings (`Sequence[tuple[str, list[list[str]]]]`): Name of each ranking, and the names of the answers at each
             rank, from the best to the worst.
-        ratings (`Sequence[tuple[str, Any]]`): Other ratings of the same record.
+        ratings (`Sequence[Any]`): Name and value of each other rating of the same record.
     """
     for answer, text in texts.items():
         places = [
@@ -44,18 +47,18 @@ def ranked(
 
 
 def format_of_ratings(table: Format, **fields: Any) -> Format:
-    """Return a format whose records become records of a table with ratings.
+    """Return the format of an annotation tool. It reads records as `table` does, and takes rewards from `ratings`.
 
     Args:
-        table (`Format`): Format of tables.
-        **fields (`Any`): Other fields of the format.
+        table (`Format`): Format `table`.
+        **fields (`Any`): Other fields of the new format, such as `source` and `test`.
     """
     table_choices = table.choices
     assert table_choices is not None
     return replace(
         table,
         rank=1,
-        rows=lambda record: table.rows(record),  # Another function than the table's, so that errors name the format.
+        rows=lambda record: table.rows(record),  # Not `table.rows` itself, so that errors can suggest this format.
         rewards=rewards_in(RATINGS),
         required=frozenset({RATINGS}),
         choices=lambda record: table_choices(record)._replace(read=(RATINGS,)),

@@ -1,4 +1,4 @@
-"""Read logged calls of a model. An envelope says where a record has the call, and a dialect how the call is written."""
+"""Read logged calls of a model. An envelope gives the place of a call in a record. A dialect reads the call itself."""
 
 import json
 import re
@@ -24,14 +24,15 @@ _ID_PREFIX = "token_id:"  # vLLM logs a token as `token_id:42` with `return_toke
 
 
 class Dialect(NamedTuple):
-    """Way to write requests and answers.
+    """Way in which an API or a tool writes requests and responses.
 
     Attributes:
         asks (`str`): Field that a request must have, such as `messages`.
         is_answer (`Callable`): Function that returns whether an object is a response in this dialect.
-        prompt (`Callable`): Function that returns columns of a request, such as `prompt` and `tools`.
-        answers (`Callable`): Function that returns columns of each answer in a response to a request, such as
-            `completion` and `finish_reason`. It returns None for an empty answer.
+        prompt (`Callable`): Function that takes a request and returns columns of its rows, such as `prompt`.
+        answers (`Callable`): Function that takes a response and its request, and returns the columns of each answer,
+            such as `completion` and `finish_reason`. In place of columns, the list has None for an empty answer, or a
+            `LeftOut` for another reason to leave the answer out.
     """
 
     asks: str
@@ -42,17 +43,19 @@ class Dialect(NamedTuple):
 
 @dataclass(frozen=True)
 class Envelope:
-    """Places of a call in a record. A place is a path, such as `attributes.input`, or several of them to try in order.
+    """Paths of the parts of a call in a record, such as `attributes.input`. The first path with a value counts.
 
     Attributes:
-        request (`tuple[str, ...]`): Places of the request: an object, a list of messages, or text.
-        response (`tuple[str, ...]`): Places of the response: an object, one or more messages, or text.
+        request (`tuple[str, ...]`): Paths of the request: an object, a list of messages, or text.
+        response (`tuple[str, ...]`): Paths of the response: an object, one or more messages, or text.
         dialects (`tuple[Dialect, ...]`): Dialects to try in order.
-        settings (`tuple[str, ...]`, defaults to `()`): Places of objects with more fields of the request.
-        tools (`tuple[str, ...]`, defaults to `()`): Places of the tools outside of the request.
-        system (`tuple[str, ...]`, defaults to `()`): Places of the system prompt outside of the request.
-        reasons (`tuple[str, ...]`, defaults to `()`): Places of the finish reason, or of a list with one per answer.
-        left_out (`Callable`, *optional*): Function that returns why a record gives no row, or None.
+        settings (`tuple[str, ...]`, defaults to `()`): Paths of objects with more fields of the request. All of these
+            objects are read.
+        tools (`tuple[str, ...]`, defaults to `()`): Paths of the tools outside of the request.
+        system (`tuple[str, ...]`, defaults to `()`): Paths of the system prompt outside of the request.
+        reasons (`tuple[str, ...]`, defaults to `()`): Paths of the finish reason, or of a list with one reason per
+            answer.
+        left_out (`Callable`, *optional*): Function that returns the reason why a record gives no row, or None.
         has_several (`bool`, defaults to `False`): Whether a record may have several answers.
     """
 
@@ -67,12 +70,14 @@ class Envelope:
     has_several: bool = False
 
     def rows(self, record: Record) -> list[Row | LeftOut | None]:
-        """Return a row for each answer of a record, or None for an empty answer.
+        """Return a row for each answer of a record. Return [] if the record has no response.
+
+        In place of a row, the list has None for an empty answer, or the reason to leave the answer out.
 
         Raises:
-            NotOfFormat: the request is missing.
-            Unusable: the answer is in no known dialect, there are several answers, a role is unknown, or a dialect
-                cannot use the call.
+            NotOfFormat: the request is missing, or the call lacks a field that its dialect needs.
+            Unusable: the answer is in no known dialect, there are several answers and `has_several` is False, a role is
+                unknown, or the dialect cannot use the call.
         """
         if (reason := self.left_out(record)) is not None:
             return [reason]
@@ -82,14 +87,14 @@ class Envelope:
         dialect, body = self._written_in(answer, asked)
         found = rows_of_call(dialect, asked, self._with_reasons(record, body))
         for row in found:
-            if isinstance(row, Mapping):  # An application can log any messages.
+            if isinstance(row, Mapping):  # An application can log messages with any role.
                 check_roles(row["prompt"])
         if len(found) > 1 and not self.has_several:
             raise Unusable(f"it has {len(found)} choices in one record, so which of them was used is not known")
         return found
 
     def _asked(self, record: Record) -> Record:
-        """Return the fields of the request. Without one, the record itself can have them beside the response."""
+        """Return the fields of the request. If `request` has no value, the record itself can have these fields."""
         given = value_at(record, *self.request)
         if given is None and any(each.asks in record for each in self.dialects):
             given = record
@@ -102,7 +107,7 @@ class Envelope:
         parts.append(given["body"] if isinstance(given.get("body"), Mapping) else given)
         parts.append({name: value for name, value in beside.items() if value is not None})
         found: Record = {}
-        for part in parts:  # A later part wins, but not with an empty value.
+        for part in parts:  # A later part wins, unless its value is None or [].
             found |= {name: value for name, value in part.items() if name not in found or value not in (None, [])}
         return found
 
@@ -117,14 +122,14 @@ class Envelope:
                 if dialect.asks in asked and dialect.is_answer(body):
                     return dialect, body
         if len(self.dialects) == 1 and bodies:
-            return self.dialects[0], bodies[-1]  # The dialect says what is missing.
+            return self.dialects[0], bodies[-1]  # The dialect raises an error that names the missing field.
         raise Unusable(
             f"its request has {', '.join(asked)} and its answer is {str(answer)[:60]}. They must be messages or text, "
             "and one assistant message, text or a response"
         )
 
     def _with_reasons(self, record: Record, body: Record) -> Record:
-        """Return a response with the finish reasons that the record has beside it."""
+        """Return a response with the finish reasons that the record has next to it. The response's own reasons stay."""
         reasons = value_at(record, *self.reasons)
         if not reasons or not isinstance(body.get("choices"), list):
             return body
@@ -135,7 +140,7 @@ class Envelope:
 
 
 def rows_of_call(dialect: Dialect, asked: Record, body: Record) -> list[Row | LeftOut | None]:
-    """Return a row for each answer in a response, or None for an empty answer.
+    """Return a row for each answer in a response. See `Dialect.answers` for None and `LeftOut`.
 
     Args:
         dialect (`Dialect`): Dialect of the request and the response.
@@ -143,7 +148,8 @@ def rows_of_call(dialect: Dialect, asked: Record, body: Record) -> list[Row | Le
         body (`Record`): Response.
     """
     model = asked.get("model") or value_at(body, "model", "modelVersion", "model_version")
-    sampling = sampling_of({**asked, **(asked.get("extra_body") or {})})  # OpenAI's and Anthropic's clients add these.
+    # OpenAI's and Anthropic's clients add the fields of `extra_body` to the request.
+    sampling = sampling_of({**asked, **(asked.get("extra_body") or {})})
     shared = {"model": model, **sampling, **dialect.prompt(asked)}
     found = dialect.answers(body, asked)
     return [{**shared, **each} if isinstance(each, Mapping) else each for each in found]
@@ -162,7 +168,7 @@ _CAMEL_CASE = {name: re.sub(r"_(\w)", lambda found: found[1].upper(), name) for 
 
 
 def _number(value: Any) -> Any:
-    """Parse a number that was sent or exported as text, because servers accept such numbers. Keep other text."""
+    """Parse a number that was sent or exported as text. Servers accept such numbers. Empty text becomes None."""
     if isinstance(value, str):
         with suppress(ValueError):
             return json.loads(value or "null")
@@ -178,7 +184,7 @@ def field_of(body: Record, name: str, what: str) -> Any:
         what (`str`): `"request"` or `"response"`, for error messages.
 
     Raises:
-        NotOfFormat: there is no such field.
+        NotOfFormat: the field is missing.
     """
     if name not in body:
         raise NotOfFormat(f"its {what} has no {name}; it has {', '.join(sorted(body))}")
@@ -186,7 +192,7 @@ def field_of(body: Record, name: str, what: str) -> Any:
 
 
 def first_choice(body: Any, name: str) -> Any:
-    """Return a field of the first choice of a response, such as `message`. Return None without one.
+    """Return a field of the first choice of a response, such as `message`. Return None if it is missing.
 
     Args:
         body (`Any`): Response.
@@ -216,7 +222,7 @@ def _as_choices(answer: Any, is_chat: bool) -> Record | None:
     return {"choices": choices}
 
 
-_OF_MESSAGE = {"content", "tool_calls", "parts", "kwargs", "data"}  # fields of messages, one of which a message has
+_OF_MESSAGE = {"content", "tool_calls", "parts", "kwargs", "data"}  # a message has at least one of these fields
 
 
 def ids_in(tokens: Sequence[str]) -> list[int] | None:
@@ -231,7 +237,7 @@ def ids_in(tokens: Sequence[str]) -> list[int] | None:
 
 
 def check_lengths(ids: Sequence[int] | None, logps: Sequence[float] | None) -> None:
-    """Check that a choice has one log-probability per token.
+    """Check that a choice with token ids and log-probabilities has one log-probability per token.
 
     Raises:
         Unusable: the numbers of token ids and log-probabilities differ.
@@ -250,7 +256,8 @@ def format_of_calls(dialect: Dialect, source: str, loses: str) -> Format:
     """
     envelope = Envelope(
         request=("request",), response=("response",), dialects=(dialect,), has_several=True,
-        settings=("model_parameters",),  # LiteLLM has the messages of the request beside the response.
+        # LiteLLM logs the messages next to the response, and the other fields of the request in `model_parameters`.
+        settings=("model_parameters",),
         left_out=lambda record: LeftOut.FAILED if is_failed(record) else None,
     )  # fmt: skip
     return Format(
@@ -264,11 +271,11 @@ def format_of_calls(dialect: Dialect, source: str, loses: str) -> Format:
 
 
 def format_of_exports(envelope: Envelope, read: Sequence[str], **fields: Any) -> Format:
-    """Return the format of a tool that exports calls of models in all dialects.
+    """Return the format of a tool that exports model calls.
 
     Args:
         envelope (`Envelope`): Places of the call in a record.
-        read (`Sequence[str]`): Fields whose whole text is read.
+        read (`Sequence[str]`): Fields that count as completely read. See `Choices`.
         **fields (`Any`): Other fields of the format.
     """
     choices = IGNORED._replace(read=tuple(read))
@@ -294,7 +301,7 @@ def not_a_call(ratings: Mapping[str, Any], id_field: str) -> LeftOut:
 
 
 def choices_of_request(record: Record, *path: str) -> Choices:
-    """Return the choices of a record in which only the request can have text that belongs to the prompt.
+    """Return the `Choices` of a record, so that only the request is checked for unread parts of the prompt.
 
     Args:
         record (`Record`): Record.
@@ -309,7 +316,7 @@ def choices_of_request(record: Record, *path: str) -> Choices:
     return IGNORED._replace(read=tuple(others))
 
 
-# Fields that dialects read, and objects with settings.
+# Fields of a request that dialects read, and objects with settings.
 _READ_OF_A_REQUEST = ("messages", "input", "prompt", "contents", "tools", "text", "options", "web_search_options")
 
 
@@ -323,11 +330,11 @@ def is_failed(record: Record) -> bool:
     if response and not isinstance(response, Mapping):
         raise NotOfFormat(f"its response is {str(response)[:60]!r}, and must be the object that the API returned")
     is_failed = record.get("error") or record.get("status") == "failure" or not response or response.get("error")
-    return bool(is_failed) or response.get("status_code", 200) != 200
+    return bool(is_failed) or (response.get("status_code") or 200) != 200
 
 
 def _body_of(response: Any) -> Any:
-    """Return the body of a response: the response itself, or its field `body`, as in a line of a batch."""
+    """Return the body of a response: its field `body`, as in a line of a batch, or else the response itself."""
     inner = parsed_json(whole_answer(inner_value(response, "body")))
     return inner if isinstance(inner, Mapping) else whole_answer(response)
 
@@ -336,7 +343,7 @@ def _with_call(record: Record, dialect: Dialect) -> Record:
     """Return a record with its call in the fields `request` and `response`.
 
     Logging tools name these two fields differently (`request_body`, `inputs`, `reply`), and databases export them as
-    JSON text. The dialect tells which field is which. If several fields match, the record is returned unchanged.
+    JSON text. The dialect tells which field is which. If several fields match, none of them is renamed.
     """
     parsed = {name: parsed_json(whole_answer(value)) for name, value in record.items()}
     objects = {name: value for name, value in parsed.items() if isinstance(value, Mapping)}

@@ -1,4 +1,4 @@
-"""Check completions of imported rows, cut them to their last turn, and drop incomplete log-probabilities."""
+"""Check completions of imported rows, cut them to some of their turns, and drop incomplete log-probabilities."""
 
 import json
 import math
@@ -23,7 +23,7 @@ def holds_completion(row: Row) -> bool:
     """Return whether a row has completion token ids, completion text, or a non-empty assistant turn to learn from.
 
     Raises:
-        NotOfFormat: the completion is a list of other values than messages.
+        NotOfFormat: the completion is a list with a value that is not a message.
     """
     completion = row["completion"]
     if isinstance(completion, list):
@@ -36,10 +36,10 @@ def holds_completion(row: Row) -> bool:
 def notes_of(row: Row) -> list[str]:
     """Return the reasons for which the summary of an import mentions a row.
 
-    `several_turns`: the row has several turns to learn from. `ends_with_user`: messages after the last turn of the
-    model are not learned. `placeholder`: the prompt or the completion is a text such as `nan`, which programs write for
-    a missing value. `printed`: the completion is the text of a Python object. `redacted`: text was blanked out.
-    `partial`: some of its rewards are null, and its reward is the sum of the others.
+    `several_turns`: the row has several turns to learn from, which share one reward. `ends_with_user`: the completion
+    ends with a user message, which is not learned. `placeholder`: the prompt or the completion is a text such as `nan`,
+    which programs write for a missing value. `printed`: the completion is the text of a Python object. `redacted`: text
+    was blanked out. `partial`: some of the `reward_fields` are null, and the reward is the sum of the others.
     """
     completion = row["completion"]
     found = {
@@ -142,10 +142,10 @@ def last_turn(row: Row) -> Row:
 
 
 def cut_turns(row: Row, first: int, last: int | None = None) -> Row:
-    """Return a row whose completion starts with one turn of the model, and ends with another turn.
+    """Return a row whose completion has only the turns of the model from `first` to `last`, and the context between.
 
-    Earlier turns become part of the prompt. If the row has token ids and other text, only the ids are cut, because the
-    trainer uses them instead of the text.
+    Earlier turns become part of the prompt. If a row has token ids, and text or messages that do not show the same
+    turns, only the ids are cut. The trainer uses the ids instead of the text.
 
     Args:
         row (`Row`): Row.
@@ -157,7 +157,7 @@ def cut_turns(row: Row, first: int, last: int | None = None) -> Row:
     """
     row, count = dict(row), turns_of(row)
     if last is not None and last < count - 1:
-        row["finish_reason"] = None  # It is the reason of the last turn.
+        row["finish_reason"] = None  # The reason belongs to the last turn, which is cut.
     if row.get("completion_ids"):
         if row.get("prompt_ids") is None:
             raise Unusable("it has completion_ids and no prompt_ids, so earlier turns cannot become part of the prompt")

@@ -47,7 +47,7 @@ def prompt_of(messages: Iterable[Mapping[str, Any]], system: Any) -> list[Row]:
 
     Raises:
         NotOfFormat: a message has no role.
-        Unusable: the request has the start of the answer, or see `messages_of`.
+        Unusable: the request ends with the start of the answer, or `messages_of` raises this error.
     """
     start = messages_of({"role": "system", "content": system}) if system else []
     found = [*start, *(row for each in messages for row in messages_of(each))]
@@ -75,7 +75,7 @@ def answer_of(given: Mapping[str, Any], reason: str | None) -> Row | None:
 
 
 def _as_blocks(content: Any) -> Any:
-    """Return the content of a message, with each part of Converse as a block. Marks of a cache are left out."""
+    """Return the content of a message, with each part of the Converse API as a block. Cache points are left out."""
     if not isinstance(content, list):
         return content
     found = [_block(part) if isinstance(part, Mapping) else part for part in content]
@@ -83,7 +83,10 @@ def _as_blocks(content: Any) -> Any:
 
 
 def _block(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return a part of Converse, which is an object with one field, as a block. Return other parts unchanged."""
+    """Return a part of the Converse API, which is an object with one field, as a block of the Messages API.
+
+    Return None for a cache point. Return other parts unchanged.
+    """
     if "type" in part or len(part) != 1:
         return part
     ((name, inner),) = part.items()

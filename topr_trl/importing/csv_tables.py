@@ -24,6 +24,7 @@ def read_table(path: Path) -> Iterator[dict[str, str | None]]:
 
     Raises:
         ValueError: the file is empty, not a table or not UTF-8, or two of its columns have the same name.
+        OSError: the file cannot be read or decompressed.
     """
     for batch in _batches(path):
         columns = [column.to_pylist() for column in batch.columns]

@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
-# Names that select a column of a table. A name that comes first in `COMPLETIONS` is preferred.
+# Names that select a column of a table. In `PROMPTS` and `COMPLETIONS`, an earlier name is preferred to a later one.
 PROMPTS = ("prompt", "question", "instruction", "input", "query", "user_message", "user_input", "human", "problem",
            "message", "user")  # fmt: skip
 COMPLETIONS = (
@@ -22,8 +22,8 @@ REWARDS = ("reward", "score", "rating", "label", "feedback", "thumbs", "thumb", 
 class Kind(StrEnum):
     """Content that a field may have, judged by its name.
 
-    `WRITTEN` is text that the model wrote. `ANSWER` is either such text or the correct answer. `ASKED` is a part of the
-    prompt. `ABOUT` describes the row, and `UNKNOWN` is any other name.
+    `WRITTEN` is text that the model wrote. `ANSWER` is text of the model or the correct answer. `ASKED` is a part of
+    the prompt. `ABOUT` describes the row. `UNKNOWN` is for all other names.
     """
 
     WRITTEN = "written"
@@ -33,7 +33,7 @@ class Kind(StrEnum):
     UNKNOWN = "unknown"
 
 
-# Authors, alone or before a word: `bot`, `bot_text`.
+# Names for the model as the author, alone (`bot`) or before another word (`bot_text`).
 _WRITERS = ("assistant", "bot", "chatbot", "gpt", "chatgpt", "llm", "sampled")
 # The last word of a name says what the field holds: `system_fingerprint` is a fingerprint, and `reference_answer` an
 # answer. Words before it can change this: the text in `generated_text` was written by the model.
@@ -66,13 +66,13 @@ _BY_LAST_WORD = {
         Kind.ABOUT,
     ),
 }  # fmt: skip
-# Words that say nothing if another word stands before them, or a field around them.
+# Words that add nothing to the word before them, as in `response_text`, or to the outer field, as in `response.text`.
 _PLAIN = {"text", "content", "value", "message", "body", "string", "str", "raw", "part", "data", "field", "json", "txt"}
-# Words that make a field a reference, a number, an earlier version, or the text of a judge.
+# Words that make a field a reference answer, a number, an earlier version, or the text of a judge.
 _REFERENCE = {"reference", "ref", "gold", "golden", "gt", "ground", "truth", "expected", "target", "correct", "ideal",
               "canonical", "true", "right", "label", "original", "raw", "seed", "num", "count", "judge", "grader",
               "evaluator", "annotator", "critic"}  # fmt: skip
-_SOURCES = {"context", "document", "doc", "passage", "evidence", "chunk"}  # parts of the prompt, with any other word
+_SOURCES = {"context", "document", "doc", "passage", "evidence", "chunk"}  # parts of the prompt, after any other word
 _BY_MODEL = {"generated", "predicted", "actual", "model", "ai", "claude", "gemini", "llama", "qwen", "mistral",
              "deepseek", "our", "my", *_WRITERS}  # fmt: skip
 # Names whose value is often an id, a number or a setting, and then says nothing about the text of the row.
@@ -104,7 +104,7 @@ def kind_of(path: Sequence[str]) -> Kind:
         path (`Sequence[str]`): Names from the outer to the inner field, such as `("choices", "message", "content")`. A
             name without a meaning of its own, such as `content` or `x`, has the meaning of the field around it.
     """
-    if normalized(path[-1]) in PROMPTS[:-1]:  # `user` is often an id.
+    if normalized(path[-1]) in PROMPTS[:-1]:  # `user`, the last name, is often an id.
         return Kind.ASKED
     if any("history" in words_of(name) for name in path[:-1]):
         return Kind.ASKED

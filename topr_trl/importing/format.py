@@ -11,8 +11,8 @@ from topr_trl.importing.row_table import COLUMNS, Row
 
 Record = dict[str, Any]
 Placed = tuple[str, bytes | Record]  # place and content of a record
-GRADED = "graded"  # key of a row whose turns can have rewards of their own: a record with the rewards of each turn
-CALL = "call"  # field of a row with the name of its call, see `Format.names_calls`
+GRADED = "graded"  # key of a row whose turns can have rewards of their own: one record with rewards per turn
+CALL = "call"  # key of a row with the name of its call, see `Format.names_calls`
 
 
 def has(*names: str) -> Callable[[Record], bool]:
@@ -64,18 +64,18 @@ class Unrewarded(Unusable):
 
 
 class Choices(NamedTuple):
-    """Fields that may be read wrongly if a record has text that no row has, with remedies.
+    """Rules for fields with text that no row has: which of these fields stop the import, and with which remedy.
 
     Attributes:
         completions (`frozenset[Kind]`): Kinds of fields that may hold the completion.
         prompts (`frozenset[Kind]`): Kinds of fields that may be a part of the prompt. A field of an unknown kind counts
-            only if it has a sentence.
-        completion (`str`): Remedy if `{names}` may hold the completion. `{fields}` are the same names without commas,
-            and `{messages}` is the field of the messages.
-        prompt (`str`): Remedy if `{names}` may be a part of the prompt. `{joined}` are these names and `column`, in the
-            order of the record.
+            only if its text is as long as a sentence.
+        completion (`str`): Remedy if the fields `{names}` may hold the completion. `{fields}` are the same names
+            without commas, and `{messages}` is the field of the messages.
+        prompt (`str`): Remedy if the fields `{names}` may be a part of the prompt. `{joined}` are these names and
+            `column`: lists first, and otherwise in the order of the record.
         column (`str`, defaults to `""`): Field that the prompt was read from.
-        read (`tuple[str, ...]`, defaults to `()`): Fields whose whole text is read.
+        read (`tuple[str, ...]`, defaults to `()`): Fields that count as completely read.
         has_answer (`bool`, defaults to `True`): Whether the rows have the answer to the last message of the record.
         counts_numbers (`bool`, defaults to `False`): Whether a number may be the completion.
     """
@@ -127,23 +127,23 @@ class Format:
         records (`Callable`, *optional*): Function that splits a JSON document, such as a log, into records.
         join (`Callable`, defaults to `iter`): Function that takes the places and the contents of a file's records, and
             yields the place and the content of each joined record, such as a session of several lines. `test` gets the
-            records of the file. `iter`, the default, joins nothing.
+            records before they are joined. `iter`, the default, joins nothing.
         same (`str`, *optional*): Field that must have the same value in all records of an import.
-        messages (`str`, defaults to `""`): Field with the messages of a conversation. `rows` then takes the argument
-            `rated`: the messages whose reward a setting names, or None.
+        messages (`str`, defaults to `""`): Field with the messages of a conversation. With such a field, `rows` takes
+            the argument `rated`: the indices of the messages whose reward a setting names, or None.
         find_messages (`Callable`, *optional*): Function that returns the fields of a record that may hold the messages.
         rates_turns (`bool`, defaults to `False`): Whether a reward can be for one turn of a conversation, so that rows
-            can have `turn_rewards`. `rows` then marks rows with `as_rated`, or sets `GRADED`.
+            can have `turn_rewards`. `rows` sets `rated_turns.RATED` or `GRADED` in rows with such rewards.
         names_calls (`bool`, defaults to `False`): Whether rows have the name of their call in the field `CALL`. Only
-            the first row of a call is kept, because a session can start with a copy of another one.
+            the first row of a call is kept, because a session can start with a copy of another session.
         names_rollouts (`bool`, defaults to `False`): Whether users name the rollouts, so that two files can have
-            rollouts of the same name.
+            rollouts of the same name. The importer then adds the subfolder of the file to the name.
         chat (`bool`, defaults to `False`): Whether text becomes chat messages by default.
         skips_unrewarded (`bool`, defaults to `False`): Whether rewards can come later. Records without a reward are
-            then skipped by default, and a reward that no record has yet is null.
+            then skipped by default, and a missing field of `reward_fields` counts as null.
         choices (`Callable`, *optional*): Function that returns the `Choices` of a record, for a format whose fields
             many programs name differently. The import then stops at text that may be the completion or a part of the
-            prompt, and that no row has. None if another program defines all fields.
+            prompt, and that no row has. None if one program defines all fields.
     """
 
     source: str

@@ -71,7 +71,8 @@ class InputArguments:
         """Check the settings of this class.
 
         Raises:
-            ValueError: a setting has a wrong value, or does not fit the format.
+            ValueError: a setting has a wrong value or does not fit the format, or the prompt and the completion are
+                the same column.
         """
         if self.format is not None:
             check_choice(self, format=tuple(FORMATS))

@@ -1,4 +1,4 @@
-"""Join the lines of a file to records, such as sessions."""
+"""Join the lines of a file into records, such as sessions."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -10,9 +10,10 @@ LINES = "lines"  # field of a joined record with its lines
 
 
 def joined_by(field: str, key: Callable[[str, Record], Any]) -> Callable[[Iterable[Placed]], Iterator[Placed]]:
-    """Return a function for `Format.join` that joins all lines of a file with the same key.
+    """Return a function for `Format.join` that joins the lines of a file that have the same key.
 
-    The joined record has the place of its first line. A broken line, and a line without a key, is yielded unchanged.
+    The joined record has the place of its first line. A line that is broken, is not an object, or has the key None is
+    yielded unchanged.
 
     Args:
         field (`str`): Field of the joined record with the key.

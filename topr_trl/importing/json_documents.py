@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 _CHUNK = 1 << 20  # bytes to read at a time
-LONGEST = 128 << 20  # bytes of a record. A small compressed file can unpack to more than the memory.
+LONGEST = 128 << 20  # maximum bytes of a record, because a small compressed file can unpack to more than the memory
 _SPACE = " \t\r\n"
 _BETWEEN = re.compile(f"[{_SPACE},]*")
 
@@ -37,7 +37,7 @@ def is_by_lines(path: Path) -> bool:
         # unterminated string, which is reported at its start. Any other error comes from a broken line.
         broken_in_chunk = error.pos < len(start) - 64 and not error.msg.startswith("Unterminated string")
         return start[0] == "{" and (broken_in_chunk or "\n" not in start.rstrip())
-    except (RecursionError, ValueError):  # Both ways to read the file report nesting or integers that are too long.
+    except (RecursionError, ValueError):  # Both ways to read the file report deep nesting and long integers.
         return start[0] == "{"
     return isinstance(first, dict) and "\n" not in start[:end]
 
@@ -69,9 +69,10 @@ def too_long(path: Path, place: str) -> ValueError:
 
 
 def read_documents(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the items of top-level arrays, of arrays in these, and all other documents, without loading the whole file.
+    """Yield the records of a file without loading the whole file.
 
-    Each comes with the number of arrays that the file has had until there.
+    Records are the items of top-level arrays, the items of arrays inside these, and all other documents. Each record
+    comes with the number of arrays that started before it, including its own.
 
     Args:
         path (`Path`): JSON file, compressed or not.

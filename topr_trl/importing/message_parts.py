@@ -48,7 +48,7 @@ def text_of(content: Any) -> str:
         content (`Any`): Text, a list of parts, an object (returned as JSON) or None (returned as `""`).
 
     Raises:
-        Unusable: a part cannot become text, for instance an image.
+        Unusable: a part cannot become text, for instance an image or a tool call.
     """
     return split_parts(content)[0]
 
@@ -114,7 +114,7 @@ def with_results(
         parts (`Sequence[Any]`): Parts, which are objects.
         kind (`str`): Type of a part with the result of a tool.
         result (`Callable`): Function that returns the message of a result.
-        rest (`Callable`): Function that returns the message of other parts between results.
+        rest (`Callable`): Function that returns the message of adjacent parts that are not results.
     """
     found: list[Row] = []
     for is_result, group in groupby(parts, lambda part: part.get("type") == kind):

@@ -1,4 +1,4 @@
-"""Find the branch of a chat that ends with one message. Chats are trees, because users ask again and edit messages."""
+"""Find the branch of a chat that ends with a message. Chats are trees, because users ask again and edit messages."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ def branch(messages: Mapping[str, Record], last: Any, parent: str) -> list[Recor
         parent (`str`): Field of a message with the id of the message before it.
 
     Raises:
-        NotOfFormat: a message of the branch is missing, or the branch is a circle.
+        NotOfFormat: a message of the branch is missing, or the branch has a cycle.
     """
     found: list[Record] = []
     while last and last != _NO_PARENT:

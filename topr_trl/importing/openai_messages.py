@@ -19,14 +19,16 @@ def message(given: Mapping[str, Any]) -> Row:
 
     Arguments of tool calls become JSON text, and content in several parts becomes one text. A refusal becomes the
     content of a message without content. The field `reasoning` or `thinking` becomes `reasoning_content`. The older
-    role `function` becomes `tool`, and the older field `function_call` becomes a tool call.
+    role `function` becomes `tool`, and the older field `function_call` becomes a tool call. A mark for context, such as
+    `is_demo`, becomes weight 0.
 
     Args:
-        given (`Mapping[str, Any]`): Message in OpenAI's format.
+        given (`Mapping[str, Any]`): Message in OpenAI's format, or with `from` and `value` as in ShareGPT's format.
 
     Raises:
         NotOfFormat: the message has no role.
-        Unusable: the message contains an image, a part without text, or a weight other than 0 and 1.
+        Unusable: the message contains an image, a part without text, or a weight other than 0 and 1, or its text may be
+            in a field other than `content`.
     """
     if "role" not in given and "from" in given:
         given = {**given, "role": given["from"], "content": given.get("value", given.get("content"))}
@@ -55,13 +57,13 @@ def message(given: Mapping[str, Any]) -> Row:
 
 
 def _with_more(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message with the calls and the thinking that LangChain has in `additional_kwargs`."""
+    """Return a message with the calls, the refusal and the thinking that LangChain has in `additional_kwargs`."""
     more = given.get("additional_kwargs")
     if not isinstance(more, Mapping):
         return given
     own = {name: value for name, value in given.items() if value or name not in _BESIDE_CONTENT}
     beside = {name: more[name] for name in _BESIDE_CONTENT if more.get(name)}
-    # With OpenAI's Responses API, the thinking is an object with ids and a summary.
+    # Leave out thinking that is not text. OpenAI's Responses API has an object with ids and a summary.
     found = {**{name: value for name, value in beside.items() if name not in KEYS or isinstance(value, str)}, **own}
     if found.get("tool_calls"):  # LangChain repeats the call of `function_call` in `tool_calls`.
         found.pop("function_call", None)
@@ -73,14 +75,14 @@ _LIKE_CONTENT = ("text", "message", "value", "parts", "output", "body")
 
 
 def check_only_text(given: Mapping[str, Any], name: str) -> None:
-    """Check that a message or a record has no images, sounds or films in fields of their own.
+    """Check that a message or a record has no fields with images, audio or video.
 
     Args:
         given (`Mapping[str, Any]`): Message or record.
-        name (`str`): Name of it, for the error.
+        name (`str`): Name of the argument in the error, such as `a message`.
 
     Raises:
-        Unusable: a field has them.
+        Unusable: there is such a field.
     """
     if others := [field for field in _NOT_TEXT if given.get(field)]:
         raise Unusable(f"{name} has {', '.join(others)}: offline training supports only text")
@@ -115,7 +117,7 @@ def check_roles(messages: Any) -> None:
 
 
 def _is_marked(given: Mapping[str, Any]) -> bool:
-    """Return whether a field marks a message that the model reads and does not learn.
+    """Return whether a field marks a message as context, so that the model does not learn from it.
 
     Examples are OpenAI's `weight`, the `loss` of ms-swift, the training flags of Axolotl, and SWE-agent's `is_demo`.
     """
@@ -247,7 +249,7 @@ def template_columns(request: Mapping[str, Any]) -> Row:
 
 
 FAILED = "failed"
-# A completion that something else than the model ended, such as a content filter, has no stop token.
+# A completion that the model did not end itself, for instance because of a content filter, has no stop token.
 _FINISHED = {
     **dict.fromkeys(
         ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "stop_str", "completed", "complete", "tool_calls",
@@ -276,7 +278,7 @@ def finish_reason_of(record: Mapping[str, Any]) -> str | None:
 
     Args:
         record (`Mapping[str, Any]`): Record, perhaps with a field such as `finish_reason`, `truncated`, or
-            `response_metadata.stopReason`. Messages, and fields of a judge, are not searched.
+            `response_metadata.stopReason`. Requests, messages, and fields of a judge are not searched.
 
     Raises:
         Unusable: see `finish_reason`.
@@ -293,11 +295,11 @@ def finish_reason_of(record: Mapping[str, Any]) -> str | None:
 
 
 def _reason_in(key: str, value: Any) -> str | None:
-    """Return the finish reason in a field. `key` is its name in lower case, without other characters than letters."""
+    """Return the finish reason in a field. `key` is the letters of the field's name, in lower case."""
     inner = value.get("type", value) if isinstance(value, Mapping) else value
     if key == "finishreason" and isinstance(inner, str):
         return finish_reason(inner)
-    if key in _STOP_REASONS:  # vLLM has the matched stop string or token in `stop_reason`.
+    if key in _STOP_REASONS:  # An unknown value is no error: vLLM writes the stop string or token that matched.
         return _FINISHED.get(str(inner or "").lower())
     if key in ("truncated", "istruncated", "wastruncated"):
         return "length" if str(inner).lower() in ("true", "1") else None
@@ -308,12 +310,14 @@ def _reason_in(key: str, value: Any) -> str | None:
 
 _STOP_REASONS = ("stopreason", "stoptype", "donereason", "nativefinishreason")
 _OF_JUDGE = ("judge", "grader", "evaluat", "critic")
-# Fields of requests and of messages, which can have arguments of tools such as `completed`.
+# Fields of requests and of messages. They can have tool arguments with names such as `completed`.
 _OF_REQUEST = ("messages", "conversations", "prompt", "request", "content", "toolcalls", "functioncall")
 
 
 def finish_reason(given: str | None) -> str | None:
-    """Convert a logged finish reason to `"stop"`, `"length"` or `FAILED`. Return None if the reason is not known.
+    """Convert a logged finish reason to `"stop"`, `"length"` or `FAILED`. Return None if there is no reason.
+
+    Words such as `unknown` count as no reason.
 
     The import leaves out a completion whose reason is `FAILED`.
 
@@ -321,7 +325,7 @@ def finish_reason(given: str | None) -> str | None:
         given (`str` or `None`): Reason of a server, such as `max_tokens` or `STOP`.
 
     Raises:
-        Unusable: the reason is new, so whether the model ended the completion is not known.
+        Unusable: the reason is not in `_FINISHED`, so whether the model ended the completion is not known.
     """
     reason = str(given or "").strip().lower()
     if reason not in _FINISHED:

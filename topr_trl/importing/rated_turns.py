@@ -1,4 +1,4 @@
-"""Join the rated answers of a conversation to a row with a reward for each turn, and turn rewards into returns."""
+"""Join the rated answers of a conversation into a row with a reward for each turn, and compute returns."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,11 +12,11 @@ from topr_trl.importing.row_table import Row
 
 PLACE = "place"  # key of a row with the place of its record
 RATED = "rated"  # key of a row whose reward is for its completion, which is one answer of a conversation
-_SAME = ("tools", "chat_template_kwargs", "model", *SAMPLING)  # equal in all answers of a row
+_SAME = ("tools", "chat_template_kwargs", "model", *SAMPLING)  # columns that are equal in all answers of a row
 
 
 def as_rated(rows: Sequence[Row | LeftOut | None]) -> list[Row | LeftOut | None]:
-    """Return rows with the mark that the reward of each is for one answer of a conversation."""
+    """Return rows with the mark `RATED`: the reward of each row is for one answer of a conversation."""
     return [{**row, RATED: True} if isinstance(row, Mapping) else row for row in rows]
 
 
@@ -25,7 +25,7 @@ def check_turns(rows: Sequence[Row]) -> None:
 
     Raises:
         NotOfFormat: the reward of a row is for the whole row.
-        Unusable: the row of an answer has token ids, so its earlier turns are not known.
+        Unusable: the row of an answer has token ids or a text prompt, so its earlier turns are not known.
     """
     for row in rows:
         if row.get(TURN_REWARDS) is None and not row.get(RATED):
@@ -38,11 +38,12 @@ def check_turns(rows: Sequence[Row]) -> None:
 
 
 def join_answers(rows: Sequence[Row], discount: float | None) -> list[Row]:
-    """Return rows in which rated answers of one conversation are joined.
+    """Return the rows of a conversation after joining its rated answers.
 
-    An answer joins the row of an earlier answer if the model read this row before it, and if model, tools and sampling
-    settings are the same. Without a discount, an answer that joins no other keeps its row with `reward`. The messages
-    of an answer, such as calls of tools, all get its reward. With a discount, the last of them gets it.
+    An answer joins the row of an earlier answer if its prompt starts with all messages of that row. Both answers must
+    have the same model, tools, chat template arguments and sampling settings. Without a discount, an answer that joins
+    no other answer keeps its row with `reward`. An answer can have several turns, such as tool calls: all of them get
+    its reward. With a discount, only the last turn gets it.
 
     Args:
         rows (`Sequence[Row]`): Rows of messages with a reward, each for one answer of the same conversation.
@@ -67,7 +68,7 @@ def join_answers(rows: Sequence[Row], discount: float | None) -> list[Row]:
 
 
 def _continues(row: Row, later: Row) -> bool:
-    """Return whether a later answer continues a row of messages, with the same model, tools and sampling settings."""
+    """Return whether a later answer continues a row of messages, with equal values in the columns `_SAME`."""
     if any(row.get(name) != later.get(name) for name in _SAME):
         return False
     if any(each.get("completion_ids") or not isinstance(each["prompt"], list) for each in (row, later)):
@@ -99,14 +100,14 @@ def _shared(messages: list[Row], others: list[Row]) -> int:
 
 
 def _row_of(chain: Sequence[Row], read: Sequence[list[Row]], at_end: bool) -> Row:
-    """Return the row of answers that continue each other. It starts at the first turn that no earlier row has."""
+    """Return one row for answers that continue each other. It starts at the first turn that no earlier row has."""
     last = chain[-1]
     messages = [*last["prompt"], *last["completion"]]
     ratings: dict[int, Any] = {}
     for row in chain:
         own = [len(row["prompt"]) + n for n in learned_turns(row["completion"])]
         ratings |= dict.fromkeys(own[-1:] if at_end else own, row["reward"])
-    # Both rows have a turn that an earlier row shares, if this conversation rates it, too.
+    # A turn that these answers rate stays in their row, even if an earlier row has the same turn.
     shared = min(max((_shared(each, messages) for each in read), default=0), len(last["prompt"]), *ratings)
     turns = [n for n in learned_turns(messages) if n >= max(shared, 1)]  # A greeting at the start is context.
     return {
@@ -116,9 +117,11 @@ def _row_of(chain: Sequence[Row], read: Sequence[list[Row]], at_end: bool) -> Ro
 
 
 def with_turn_rewards(parts: Sequence[Row], discount: float | None) -> list[Row]:
-    """Return the rows of a rollout from its first to its last rated turn, with returns if there is a discount.
+    """Return the rows of a rollout, each cut to the turns from its first to its last reward.
 
-    A single rated turn in a single row becomes a row with `reward`. With a discount, the row starts at its first turn.
+    Rows without a reward are left out. With a discount, rewards become returns. Turns before a reward also have a
+    return, so the rows then start at the first turn. Without a discount, a single row with a single rated turn gets
+    `reward` instead of `turn_rewards`.
 
     Args:
         parts (`Sequence[Row]`): Rows of one rollout, in order, with `turn_rewards`: a number or None for each turn.

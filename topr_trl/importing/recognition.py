@@ -34,7 +34,7 @@ def recognize(files: Iterable[Path]) -> str:
         files (`Iterable[Path]`): Files. Only the first records of the first file are read.
 
     Raises:
-        ValueError: the format is not recognized, or the first records have different formats.
+        ValueError: the format is not recognized or not supported, or the first records have different formats.
     """
     file = next(iter(files))
     seen = [parsed(raw) for _, raw in islice(read_records(file), _RECORDS)]
@@ -60,7 +60,7 @@ def recognize_source(args: InputArguments, source: Path) -> str:
         source (`Path`): Folder or file that is imported.
 
     Raises:
-        ValueError: the format is not recognized.
+        ValueError: the files are not found (see `files_of`), or their format is not recognized (see `recognize`).
     """
     if args.messages_field:
         return "messages"

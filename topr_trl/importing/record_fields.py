@@ -67,17 +67,17 @@ def _value_at(value: Any, path: str) -> Any:
 
 
 def listed(record: Record, *names: str) -> list[Any]:
-    """Return the records of a page, which has them in a list with one of the names. Return a single record in a list.
+    """Return the records of a page, which has them as a list in a field. Return a single record as a list of one.
 
     Args:
         record (`Record`): Page or record.
-        *names (`str`): Names that the list can have.
+        *names (`str`): Fields that can hold the list.
     """
     return next((record[name] for name in names if isinstance(record.get(name), list)), [record])
 
 
 def rewards_in(field: str) -> Callable[[Record], dict[str, Any]]:
-    """Return the function for `Format.rewards` if a field of each record has its rewards by name.
+    """Return a function for `Format.rewards` that reads the rewards, by name, from a field of a record.
 
     Args:
         field (`str`): Name of the field. The reward `x` in the field `scores` has the name `scores.x`.
@@ -126,7 +126,7 @@ def with_named_fields(record: Record, prompt_fields: list[str] | None, completio
         completion_field (`str` or `None`): Field with the completion.
 
     Raises:
-        NotOfFormat: the record lacks one of these fields, or a field to join is not text.
+        NotOfFormat: the record lacks one of these fields, or a field to join cannot become text or messages.
     """
     given = {"prompt": prompt_fields, "completion": completion_field and [completion_field]}
     columns = {name: list(paths) for name, paths in given.items() if paths}
@@ -137,13 +137,14 @@ def with_named_fields(record: Record, prompt_fields: list[str] | None, completio
 
 
 def _joined(values: list[Any], names: list[str]) -> Any:
-    """Return a single value unchanged. Join several texts with empty lines, or messages and texts to messages.
+    """Return a single value unchanged. Join several texts into one text, with blank lines between them.
 
-    Lists of texts become texts, and objects become a line for each field. Pairs such as `[question, answer]` become two
-    messages, and a text beside messages becomes a message of the user.
+    If one of the values has messages, join all values into a list of messages: each text becomes a user message. A list
+    of texts counts as one text, and an object as a text with a line for each field. Each pair in a list of pairs such
+    as `[question, answer]` becomes two messages.
 
     Raises:
-        NotOfFormat: a value is something else.
+        NotOfFormat: a value cannot become text or messages.
     """
     if len(values) == 1:
         return values[0]
@@ -156,7 +157,7 @@ def _joined(values: list[Any], names: list[str]) -> Any:
 
 def _as_part(name: str, value: Any) -> str | list[Any]:
     """Return a part of a prompt as text or messages."""
-    if value is None or value != value:  # NaN is unlike itself.
+    if value is None or value != value:  # NaN differs from itself.
         return ""
     if isinstance(value, Mapping) and all(isinstance(each, str | int | float | None) for each in value.values()):
         return "\n".join(f"{key}: {each}" for key, each in value.items() if each not in (None, ""))

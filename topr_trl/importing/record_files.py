@@ -26,9 +26,10 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # JSON escapes a character above
 
 
 def files_of(path: Path, suffix: str) -> list[Path]:
-    """Return the files of a format in a folder and its subfolders, sorted by name. For a file, return the file.
+    """Return the files of a format in a folder and its subfolders, sorted by name.
 
-    Hidden files and folders are skipped. Other programs write copies there, such as Jupyter's `.ipynb_checkpoints`.
+    If `path` is a file, return only this file. Hidden files and folders are skipped, because other programs write
+    copies there, such as Jupyter's `.ipynb_checkpoints`.
 
     Args:
         path (`Path`): Folder or file.
@@ -109,9 +110,9 @@ def _count(path: Path) -> int:
         return eval_archives.count_samples(path)
     if kind == RECORDING:
         return count_rollouts(path)
-    if kind in csv_tables.SUFFIXES:
-        return csv_tables.count_rows(path)
     with _readable(path):
+        if kind in csv_tables.SUFFIXES:
+            return csv_tables.count_rows(path)
         by_lines = json_documents.is_by_lines(path)
         return sum(1 for _ in (_read_lines(path) if by_lines else json_documents.read_documents(path)))
 
@@ -170,11 +171,10 @@ def read_records(path: Path) -> Iterator[Placed]:
     if kind == RECORDING:
         yield from ((f"{path}, rollout {rollout['rollout_id']}", rollout) for rollout in read_rollouts(path))
         return
-    if kind in csv_tables.SUFFIXES:  # The header is row 1, as in a spreadsheet.
-        yield from ((f"{path}, row {n}", row) for n, row in enumerate(csv_tables.read_table(path), 2))
-        return
     with _readable(path):
-        if json_documents.is_by_lines(path):
+        if kind in csv_tables.SUFFIXES:  # The header is row 1, as in a spreadsheet.
+            yield from ((f"{path}, row {n}", row) for n, row in enumerate(csv_tables.read_table(path), 2))
+        elif json_documents.is_by_lines(path):
             yield from ((f"{path}, line {n}", line) for n, line in _read_lines(path))
         else:
             for n, (array, item) in enumerate(json_documents.read_documents(path), 1):
@@ -201,7 +201,10 @@ def parsed(raw: bytes | Record) -> Any:
 
 
 def has_unpaired_surrogate(record: Any) -> bool:
-    """Return whether text in a record has an unpaired surrogate, which cannot be written as UTF-8."""
+    """Return whether text in a record has an unpaired surrogate, which cannot be written as UTF-8.
+
+    Also return True if the record is nested too deeply.
+    """
     try:
         json.dumps(record, ensure_ascii=False, default=str).encode()
     except (UnicodeEncodeError, RecursionError):

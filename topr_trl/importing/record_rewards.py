@@ -55,8 +55,8 @@ class RecordRewards:
             NotOfFormat: the record has no id to look up in the file of rewards, several fields may be the reward, a
                 reward is not a number, or the numbers of rewards and rollouts differ.
             Unusable: a reward is infinite, NaN or too large for float32, or was given twice with different values.
-            Unrewarded: the record has no field that may be the reward, or lacks a field of `reward_fields`. Or the file
-                of rewards lacks its id, or the reward of one or all of its completions is null.
+            Unrewarded: the record has no field that may be the reward, it lacks a field of `reward_fields`, the file of
+                rewards lacks its id, or the reward of one or all of its completions is null.
         """
         if (numbers := self._numbers_of(record)) is None:
             return None
@@ -78,7 +78,7 @@ class RecordRewards:
         return [float(sum(values)) for values in zip(*by_rollout.values(), strict=True)]
 
     def is_partial(self, record: Record) -> bool:
-        """Return whether a record has some of its `reward_fields`, and others are null.
+        """Return whether some of the `reward_fields` of a record are null, and others have a value.
 
         Args:
             record (`Record`): Record.
@@ -114,7 +114,7 @@ class RecordRewards:
         return {name: as_number(name, value, self.labels) for name, value in values.items()}
 
     def _field(self, record: Record, name: str) -> Any:
-        """Return a field of `reward_fields`. Return None for a missing one if rewards can come later."""
+        """Return a field of `reward_fields`. Return None for a missing field if rewards can come later."""
         try:
             return field_value(record, name, Unrewarded)
         except Unrewarded:
@@ -191,7 +191,7 @@ def spellings(value: Any) -> Iterator[str]:
 
 
 def check_rewards(rows: Sequence[Row]) -> None:
-    """Check the rewards that a format set in its rows. Rewards of turns are checked before.
+    """Check the rewards that a format set in its rows. Rewards of single turns have already been checked.
 
     Args:
         rows (`Sequence[Row]`): Rows of a record.

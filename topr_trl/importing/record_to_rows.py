@@ -92,8 +92,8 @@ class RecordReader:
         source (`Path`): Folder or file that is imported.
 
     Raises:
-        ValueError: the format is not recognized, a setting does not fit the format, or the file of `rewards` or
-            `requests` is malformed.
+        ValueError: the format is not recognized, a setting does not fit the format or the first records, or the file
+            of `rewards` or `requests` is malformed.
     """
 
     def __init__(self, args: ReadingArguments, source: Path) -> None:
@@ -105,7 +105,7 @@ class RecordReader:
         self.where = args.where_values
         self.redactor = Redactor(args.redact or ())
         self.calls = set[str]()  # names of calls whose rows were read
-        self.same: Any = None  # value of the field `Format.same` in earlier records
+        self.same: Any = None  # value of the field that `Format.same` names, in earlier records
         self.rewards = RecordRewards(args, self.format)
         self.messages_field: str | None = None  # field that was renamed to `messages`
         self.has_rewards = self.rewards.are_set or self._first_records_have_rewards()
@@ -134,9 +134,10 @@ class RecordReader:
         return self.format.join(read_records(file))
 
     def _first_records_have_rewards(self) -> bool:
-        """Return whether a field of the first records is a known reward, if the format has rewards in its records.
+        """Return whether one of the first records has a field that is a known reward.
 
-        A file without such a field is imported without rewards. Records that cannot be read are judged later.
+        If no record has such a field, the file is imported without rewards. Return True if none of these records can be
+        read, and False if `Format.rewards` is None.
         """
         if self.format.rewards is None:
             return False
@@ -209,7 +210,7 @@ class RecordReader:
         return part._replace(not_read=dict(self.not_read))
 
     def _add(self, part: Part, place: str, row: Row) -> None:
-        """Add a row to a shard."""
+        """Add a row to a shard, with its place and its notes."""
         for note in notes_of(row):
             part.noted.setdefault(note, []).append(short_place(place, self.source))
         if self.format.names_rollouts and row.get(ROLLOUT):
@@ -306,16 +307,17 @@ class RecordReader:
         self.format.check(record, [name.partition(".")[0] for name in self._named_fields])
         if self.requests is None:
             return record
-        by = "key" if "key" in record and "custom_id" not in record else "custom_id"  # Gemini's batches have a key.
+        by = "key" if "key" in record and "custom_id" not in record else "custom_id"  # Gemini's batches have `key`.
         return {**record, "request": value_by_id(self.requests, record, by, "--requests", NotOfFormat)}
 
     def _rated_by_settings(self) -> dict[str, list[int]]:
-        """Return the argument of `Format.rows` for a conversation whose reward is in a field that the settings name.
+        """Return the argument `rated` of `Format.rows`. Return {} if no setting names the reward of a conversation.
 
-        The argument has the index of the message in `reward_fields`, as in `messages.1.score`.
+        The argument is a list with the index of the message in `reward_fields`, such as [1] for `messages.1.score`. It
+        is [] if `reward_fields` has no field of a message.
 
         Raises:
-            NotOfFormat: the fields belong to several messages.
+            NotOfFormat: `reward_fields` has fields of several messages.
         """
         if not (self.format.messages and self.rewards.are_set):
             return {}
@@ -339,7 +341,7 @@ class RecordReader:
         return [*filter(None, single), *chain.from_iterable(each or () for each in lists)]
 
     def _with_names_of_format(self, record: Record) -> Record:
-        """Rename fields to the names of the format."""
+        """Rename fields to the names of the format, and remove the fields that the user ignores."""
         record = with_named_fields(record, self.args.prompt_field, self.args.completion_field)
         record = without_fields(record, self.args.ignore_fields or ())
         self.messages_field = None
@@ -372,7 +374,7 @@ class RecordReader:
         if not (rows := _rows_in(found)):
             return found
         self._check_unread(record, rows)
-        # A list of rewards has a value for each row and for each empty completion.
+        # A list of rewards has a value for each row, and for each empty or failed completion.
         placed = [row for row in found if not isinstance(row, LeftOut) or row in (LeftOut.EMPTY, LeftOut.FAILED)]
         if self.args.rollout_field:
             self._add_run(record, placed)

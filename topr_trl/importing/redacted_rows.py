@@ -11,7 +11,7 @@ _TOKENS = ("prompt_ids", "completion_ids", "completion_mask", "sampler_logps")
 
 
 def redact_row(row: Row, redactor: Redactor) -> None:
-    """Blank out the matches of a redactor in the text of a row, and set `redacted` to whether there is a match.
+    """Blank out the matches of a redactor in the text of a row, and set `redacted` if there is a match.
 
     A row with a match loses its token ids and log-probabilities, which would reveal the text.
 
@@ -20,7 +20,8 @@ def redact_row(row: Row, redactor: Redactor) -> None:
         redactor (`Redactor`): Redactor.
 
     Raises:
-        Unusable: the row has token ids without text, or only token ids tell the model's text from context.
+        Unusable: the row has token ids without text, or it has a match, and only its `completion_mask` separates the
+            model's text from context.
     """
     if not redactor:
         return

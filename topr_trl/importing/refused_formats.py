@@ -15,12 +15,12 @@ _AS_ROWS = _NOT_YET + 'Write one JSON object per completion: {"prompt": ..., "co
 
 
 class Refused(NamedTuple):
-    """File of a system that the import does not read.
+    """Kind of file that `topr import` does not read.
 
     Attributes:
-        name (`str`): Content of the file, for messages.
-        test (`Callable`): Function that returns whether a record belongs to such a file.
-        advice (`str`): What the user can do.
+        name (`str`): Description of the file in error messages, such as `an export of ChatGPT or Claude`.
+        test (`Callable`): Function that returns whether a record comes from this kind of file.
+        advice (`str`): Advice for the user in error messages.
     """
 
     name: str
@@ -41,7 +41,7 @@ def _is_body_of_ollama(record: Record) -> bool:
     return isinstance(record.get("done"), bool) and bool({"eval_count", "created_at"} & set(record))
 
 
-# The tests do not match a format that is read.
+# These tests run before the tests of `FORMATS`, so they must not match a format that is read.
 REFUSED = (
     Refused("an export of ChatGPT or Claude", _is_export_of_chats, _AS_MESSAGES),
     Refused(

@@ -11,8 +11,8 @@ from topr_trl.importing.format import Record
 def attributes_of(span: Record) -> Record:
     """Return the attributes of a span as an object with objects and lists inside.
 
-    For instance, `llm.input_messages.0.message.role` becomes an item of the list `llm.input_messages`. An attribute
-    whose name is also the start of another name has the name `""` inside.
+    For instance, `llm.input_messages.0.message.role` becomes an item of the list `llm.input_messages`. If the name
+    of an attribute is also the start of another name, its value gets the name `""` inside the object.
 
     Args:
         span (`Record`): Span with `attributes`: a list as in OTLP, or an object. In tables, columns have names such as
@@ -50,7 +50,7 @@ def _given(span: Record) -> Mapping[str, Any]:
 
 
 def nested(given: Mapping[str, Any]) -> Record:
-    """Return an object whose names have no dots.
+    """Return an object with inner objects and lists instead of names with dots.
 
     Args:
         given (`Mapping[str, Any]`): Object whose names may have dots.

@@ -1,4 +1,4 @@
-"""Join the events of a logged stream to the answer that the client read.
+"""Join the events of a logged stream into the answer that the client read.
 
 A stream is a list of events, or the text that the server sent: server-sent events, or one JSON object per line.
 """
@@ -18,9 +18,9 @@ _FAILED, _CUT = "failed", "incomplete"  # finish reasons of a stream with an err
 
 
 def whole_answer(answer: Any) -> Any:
-    """Return the answer of a stream, as the API gives it without streaming. Return another answer unchanged.
+    """Return the answer of a stream, as the API gives it without streaming. Return other answers unchanged.
 
-    A stream that ends early has a finish reason which means that the model did not end the answer.
+    If the stream ended early, the finish reason means that the model did not end the answer.
 
     Args:
         answer (`Any`): Logged answer.
@@ -30,7 +30,8 @@ def whole_answer(answer: Any) -> Any:
     parts = [event for event in events if not event.get("error") and event.get("type") not in ("error", "ping")]
     for is_part, join in _KINDS if parts and not _are_several(parts) else ():
         if all(map(is_part, parts)):
-            with suppress(KeyError, TypeError, AttributeError):  # An event lacks a part of its API.
+            # The stream may lack its first event, or an event may lack a required field.
+            with suppress(KeyError, TypeError, AttributeError):
                 return join(parts, _FAILED if is_failed else _CUT)
     return answer
 
@@ -50,7 +51,7 @@ def _events(answer: Any) -> list[Record]:
 
 
 def _are_several(events: list[Record]) -> bool:
-    """Return whether the events are several answers, such as a list of whole responses."""
+    """Return whether the events belong to several answers, as in a list of whole responses."""
     ids = {event.get("id") or event.get("responseId") or event.get("response_id") for event in events}
     starts = [event for event in events if event.get("type") in _STARTS or "messageStart" in event]
     return len(ids - {None, ""}) > 1 or len(starts) > 1 or any(event.get("done") for event in events[:-1])
@@ -88,7 +89,9 @@ def _of_protocol(
         endpoint (`str`): Endpoint of the API. See `topr_trl.recording.protocols.PROTOCOLS`.
         empty (`Record`): Answer without content.
         end_field (`str`): Field of the answer with its finish reason or status.
-        starts (`tuple[str, ...]`): Types of the first event, if events have types. Without it, pieces have no place.
+        starts (`tuple[str, ...]`, defaults to `()`): Types that the first event can have. If its type is not one of
+            them, the returned function raises a `KeyError`, because the pieces of the answer have no place. `()` allows
+            all events.
     """
 
     def join(events: list[Record], end: str) -> Record:
@@ -101,7 +104,7 @@ def _of_protocol(
 
 
 def _of_chunks(events: list[Record], end: str) -> Record:
-    """Join chunks of OpenAI's chat completions or legacy completions. Each choice has its own end."""
+    """Join chunks of OpenAI's chat completions or legacy completions. Each choice has its own finish reason."""
     answer = _assembled(TEXT if events[0].get("object") == _TEXT_OBJECT else CHAT, events).answer or {"choices": []}
     choices = [{**choice, "finish_reason": choice["finish_reason"] or end} for choice in answer["choices"]]
     return {**answer, "choices": choices}
@@ -133,7 +136,7 @@ def _of_converse(events: list[Record], end: str) -> Record:
 
 
 def _add(place: Record, name: str, value: Any) -> None:
-    """Add a piece to a field: text to text, and fields to an object."""
+    """Add a piece to a field: text to text, and fields to an object. Another value replaces the field."""
     if isinstance(value, Mapping):
         for inner, each in value.items():
             _add(place.setdefault(name, {}), inner, each)

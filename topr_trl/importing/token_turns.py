@@ -1,4 +1,4 @@
-"""Join the tokens of the turns of a rollout to rows."""
+"""Join the tokens of the turns of a rollout into rows."""
 
 from typing import Any
 
@@ -12,16 +12,17 @@ def turn_of(prompt_ids: list[int], ids: list[int], logps: list[float] | None) ->
     Args:
         prompt_ids (`list[int]`): Token ids that the model read.
         ids (`list[int]`): Token ids that the model wrote.
-        logps (`list[float]`, *optional*): Log-probability of each token.
+        logps (`list[float]`, *optional*): Log-probability of each token in `ids`.
     """
     return {"prompt_ids": prompt_ids, "completion_ids": ids, "completion_mask": [1] * len(ids),
             "completion_logprobs": logps or [None] * len(ids)}  # fmt: skip
 
 
 def join_turns(turns: list[dict[str, Any]]) -> list[Row]:
-    """Join the turns of a rollout, and return the token columns of each row. Only the last row keeps a finish reason.
+    """Join the turns of a rollout, and return the token columns of each row.
 
-    A turn extends the previous row if its prompt starts with all tokens of that row. Otherwise, it starts a new row. A
+    All rows except the last also get the finish reason None, because the reason of a rollout is for its last row. A
+    turn extends the previous row if its prompt starts with all tokens of that row. Otherwise, it starts a new row. A
     turn whose mask has only zeros is skipped.
 
     Args:

@@ -1,4 +1,4 @@
-"""Find text of a record that no row has, and decide by its field whether it may be the completion or in the prompt."""
+"""Find text of a record that no row has, and judge by its field whether a row should have it."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from topr_trl.importing.row_table import JSON_COLUMNS, Row
 
 _LONG = 16  # characters; shorter text can occur in a row by chance
 _SENTENCE = 4  # words
-_MARGIN = 40  # characters that a template adds behind a completion
+_MARGIN = 40  # maximum number of characters that a template adds after a completion
 _OF_CONVERSATION = ("prompt", "completion", *JSON_COLUMNS)  # columns with text that the model read or wrote
 _RENDERED = ("text", "content", "full_text", "formatted", "conversation", "transcript")  # may hold a rendered row
 # Fields without text of their own: long lists, signatures of thinking, and encrypted thinking.
@@ -28,7 +28,7 @@ class Unread(NamedTuple):
     Attributes:
         completions (`list[str]`): Fields that may hold the completion.
         prompts (`list[str]`): Fields that may be a part of the prompt.
-        others (`list[str]`): Other fields at the top of the record that have no text in any column of the rows.
+        others (`list[str]`): Other top-level fields of the record, if no column of the rows has any of their text.
     """
 
     completions: list[str]
@@ -39,8 +39,8 @@ class Unread(NamedTuple):
 class _Text(NamedTuple):
     """Text in a record, with the path and the kind of its field.
 
-    `name` is the path up to the first list of objects, with dots, as settings such as `--completion_field` take it.
-    `is_said` is whether the text is in a message with a role.
+    `name` is the path up to the first list, with dots between the names, as settings such as `--completion_field` take
+    it. `is_said` is whether the text is in a message with a role.
     """
 
     path: tuple[str, ...]
@@ -51,13 +51,13 @@ class _Text(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """Decision about text in fields of one kind.
+    """Rule for text in fields of one kind.
 
     Attributes:
         texts (`set[str]`): Texts of the rows. A text that equals one of them is read.
-        part_from (`int`): Number of characters from which a text is also read if it is a part of one of `texts`.
-        completion_from (`int`): Number of words from which an unread text may be the completion.
-        prompt_from (`int`): Number of words from which an unread text may be a part of the prompt.
+        part_from (`int`): Minimum number of characters of a text that is also read if it is a part of one of `texts`.
+        completion_from (`int`): Minimum number of words of an unread text that may be the completion.
+        prompt_from (`int`): Minimum number of words of an unread text that may be a part of the prompt.
     """
 
     texts: set[str]
@@ -67,15 +67,16 @@ class _Rule(NamedTuple):
 
 
 def _rules(rows: Sequence[Row], choices: Choices) -> dict[Kind, _Rule]:
-    """Return the decision for each kind of field. `Choices` says which kinds may be the completion or in the prompt."""
+    """Return the rule for each kind of field."""
     written, asked, about = _texts_of(rows)
     everything = written | asked | about
-    # Without an answer in the rows, the model's texts are earlier turns, so an answer in the record is unread.
+    # If the rows lack the answer, the texts of the model in them are earlier turns. An equal text in another field can
+    # still be the answer.
     own = written if choices.has_answer else set[str]()
     # A correct answer beside the completion is rarely a sentence, or longer than the completion.
     longer = max(_SENTENCE, 1 + max((len(text.split()) for text in written), default=0))
     answer = 1 if Kind.ANSWER in choices.completions else longer
-    # The completion can quote a part of the prompt.
+    # The completion can quote a part of the prompt, so text in the completion does not count as read.
     unknown = asked if Kind.UNKNOWN in choices.prompts else everything
     return {
         Kind.WRITTEN: _Rule(own, _LONG, 1, 1),
@@ -132,14 +133,14 @@ def check_unread(unread: Unread, choices: Choices, record: Record, messages: str
     """Check that no field with unread text may hold the completion or a part of the prompt.
 
     Args:
-        unread (`Unread`): Fields with unread text. A setting that names the field of the completion or of the prompt
-            answers the question: then the list is empty.
+        unread (`Unread`): Fields with unread text. If a setting names the field of the completion or of the prompt, the
+            caller passes an empty list for it.
         choices (`Choices`): Remedies.
         record (`Record`): Record.
         messages (`str`): Field with the messages, for the remedies.
 
     Raises:
-        NotOfFormat: there is such a field.
+        NotOfFormat: a field may hold the completion or a part of the prompt.
     """
     if not (names := unread.completions or unread.prompts):
         return
@@ -156,7 +157,7 @@ def check_unread(unread: Unread, choices: Choices, record: Record, messages: str
 
 
 def _texts_of(rows: Sequence[Row]) -> tuple[set[str], set[str], set[str]]:
-    """Return the texts of rows: completions of the model, other text that it read or wrote, and other columns."""
+    """Return the texts of rows in three sets: text that the model wrote, other text of conversations, and the rest."""
     written, asked, about = set[str](), set[str](), set[str]()
     for row in rows:
         for name, value in row.items():
@@ -174,7 +175,10 @@ def _texts_of(rows: Sequence[Row]) -> tuple[set[str], set[str], set[str]]:
 
 
 def _has(texts: Collection[str], text: str, part_from: int) -> bool:
-    """Return whether a text is one of `texts`, or is `part_from` characters long and consists of whole words of one."""
+    """Return whether a text equals one of `texts`, or occurs in one of them without cutting a word.
+
+    The second condition is only for a text with at least `part_from` characters.
+    """
     if text in texts or len(text) < part_from:
         return text in texts
     words = re.compile(rf"(?<!\w){re.escape(text)}(?!\w)")
@@ -198,7 +202,7 @@ def _end_of(value: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text with single spaces, because formats change white space."""
+    """Return text with single spaces, because formats change whitespace."""
     return " ".join(text.split())
 
 

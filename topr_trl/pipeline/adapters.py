@@ -43,7 +43,7 @@ def merge_adapter(adapter: Path, args: ModelConfig, trainer: OfflineTOPRTrainer,
     """Merge an adapter into its model, and save the model, the tokenizer and the adapter to a folder.
 
     The merged weights are float32, whatever the dtype of training was. A weight has 8 bits of precision in bfloat16, so
-    most weights would not change in a short training.
+    most weights would not change in a short training run.
 
     Args:
         adapter (`Path`): Folder of the adapter.

@@ -1,8 +1,8 @@
 """Start the processes of a stage, and end all of them when one fails or this process ends.
 
-A process of one stage is forked from a server that has imported PyTorch, transformers and TRL, which takes several
-seconds. The server is Python's fork server, see `fork_server.py`. On systems other than Linux, forking is not safe with
-these libraries, so each process imports them.
+Unless a stage needs a launcher or another Python, its process is forked from a server. The server has already imported
+PyTorch, transformers and TRL, because these imports take several seconds. It is Python's fork server, see
+`fork_server.py`. On systems other than Linux, forking is not safe with these libraries, so each process imports them.
 """
 
 import atexit
@@ -27,7 +27,8 @@ _PRELOADED = ["topr_trl.pipeline.fork_server", "topr_trl.pipeline.loop", "topr_t
 _FORKS = sys.platform == "linux"
 _CONTEXT = multiprocessing.get_context("forkserver") if _FORKS else multiprocessing.get_context("spawn")
 
-# `Process.start` also polls the processes of other threads. Two polls of a process at once can return exit status 255.
+# `Process.start` also polls the processes of other threads. If two threads poll a process at the same time, one of them
+# can get exit status 255.
 _LOCK = Lock()
 
 
@@ -42,7 +43,8 @@ class Program:
         python (`list[str]`, defaults to `[]`): Command to run instead of this Python, such as that of another
             environment, or `accelerate launch`. With [], the process is forked from the server.
         launcher (`list[str]`, defaults to `[]`): Words before the command. A launcher can start processes on other
-            machines. When this process ends, it gets SIGTERM instead of SIGKILL, so that it can end these processes.
+            machines. When this process ends, the launcher gets SIGTERM instead of SIGKILL, so that it can end these
+            processes.
     """
 
     arguments: list[str]
@@ -100,23 +102,24 @@ def _run(program: Program, environment: dict[str, str], log: Path | None) -> Non
         os.execvp(program.command[0], program.command)
     import torch
 
-    # bitsandbytes, for example, uses the GPU when the server imports it. A forked process could not use the GPU then.
+    # bitsandbytes, for example, uses the GPU when the server imports it. A forked process then cannot use the GPU, so
+    # start Python again.
     if torch.cuda._is_in_bad_fork():
         os.execv(sys.executable, [sys.executable, "-m", "topr_trl", *program.arguments])
     if threads := environment.get("OMP_NUM_THREADS"):  # PyTorch has read the server's environment.
         torch.set_num_threads(int(threads.split(",")[0]))
-    multiprocessing.set_start_method(None, force=True)  # Reward functions and data loaders have Python's default.
+    multiprocessing.set_start_method(None, force=True)  # Reward functions and dataloaders get Python's default.
     sys.argv[1:] = program.arguments
     try:
         runpy.run_module("topr_trl", run_name="__main__", alter_sys=True)
     finally:
-        atexit._run_exitfuncs()  # Trackers finish their runs here. Processes of `multiprocessing` would skip it.
+        atexit._run_exitfuncs()  # Trackers finish their runs in these functions, which `multiprocessing` skips.
 
 
 def run_processes(programs: Iterable[Program], stage: str, log: Path | None, stop: Event) -> None:
     """Run programs at the same time until all have ended with status 0.
 
-    All processes have ended when this function returns or raises. At Ctrl-C, or when `stop` is set, forked processes
+    All processes have ended when this function returns or raises. At Ctrl+C, or when `stop` is set, forked processes
     can first save their work.
 
     Args:
@@ -149,7 +152,7 @@ def run_processes(programs: Iterable[Program], stage: str, log: Path | None, sto
 
 
 def _interrupt(processes: list[BaseProcess], seconds: float | None = None) -> None:
-    """Send Ctrl-C to processes, and wait until they have ended. `topr train` first saves a checkpoint.
+    """Send Ctrl+C to processes, and wait until they have ended. `topr train` first saves a checkpoint.
 
     Launchers are left out: `srun`, for example, only prints a message.
 

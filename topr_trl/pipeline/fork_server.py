@@ -9,8 +9,8 @@ import signal
 
 from topr_trl.pipeline.parent_process import KILL, end_with_parent
 
-# Libraries ask at import whether there is a GPU. With this setting, PyTorch answers without a CUDA context, because
-# forked processes could not use one.
+# Libraries ask at import whether there is a GPU. With this setting, PyTorch answers without creating a CUDA context,
+# which forked processes could not use.
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # The loop handles Ctrl+C, also while the server imports libraries.
 end_with_parent(KILL)

@@ -58,7 +58,7 @@ def with_imported_input(args: Settings) -> Settings:
 
 
 def _with_rows(args: Settings, name: str, rows: str | None) -> Settings:
-    """Return a copy of the settings with `rows` as its input, and with the defaults of all import settings.
+    """Return a copy of the settings with `rows` as the input, and with the defaults of all import settings.
 
     The import has finished, and a stage that gets these settings must not import again.
     """

@@ -203,7 +203,7 @@ def check_trainable(path: Path, rewards: RewardArguments) -> None:
         rewards (`RewardArguments`): Settings for rewards.
 
     Raises:
-        ValueError: columns are missing, rows are greedy, or a reward function cannot be used.
+        ValueError: columns are missing, rows are greedy or have rewards of turns, or a reward function cannot be used.
         FileNotFoundError: the path does not exist, or the folder has no rows.
     """
     for shard in shards_of(path):

@@ -52,7 +52,7 @@ def _check_holds_model(folder: Path) -> None:
 
 
 def adapter_of(settings: ModelConfig, dtype: str | None, quantized: bool = False) -> Path | None:
-    """Return the folder of an adapter that stays apart from its base model. Return None if there is none.
+    """Return the folder of the adapter to load on top of its base model. Return None if the folder has the weights.
 
     Args:
         settings ([`~trl.ModelConfig`]): Settings of the model.

@@ -14,7 +14,7 @@ run/
 
 from pathlib import Path
 
-IMPORTED = "imported"  # also in the output folder of other commands
+IMPORTED = "imported"  # Other commands that import rows use this subfolder of their output folder, too.
 MODEL, ROLLOUTS, TEST = "model", "rollouts", "test"
 _BASE, _ITERATION, _RESULTS = "base", "iteration-", "results"
 

@@ -39,7 +39,7 @@ class Split(Stage[TrialArguments]):
         args (`TrialArguments`): Settings of the trial.
         arms (`Mapping`): Settings of `topr train` for each arm, by the name of the arm.
 
-    The notes in its entry are:
+    The notes in the stage's manifest entry are:
 
     - `by_answers`: whether to test by sampling and judging completions of the held-out problems. Otherwise, the mean
       reward is estimated from their logged rows.

@@ -26,7 +26,7 @@ class Step:
         after (`Step`, *optional*): Step that has to finish first. Only a step of the other side needs to be set here,
             because the steps of a side run in order.
         discards (`Path`, *optional*): Folder whose result files are removed when the step has finished.
-        finished (`Event`): Set when the step has finished.
+        finished (`Event`): Event that is set when the step has finished.
     """
 
     stage: Stage[Any]

@@ -60,13 +60,14 @@ def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) 
         columns (`Sequence[str]`, *optional*): Columns to read. `None` reads all.
 
     Raises:
-        ValueError: the rows cannot be trained on, or the settings differ from those of `curate`.
+        ValueError: the rows cannot be trained on, the settings differ from those of `curate`, or the adapter of the
+            model cannot be trained further with these settings.
     """
     work, own = args.folder / manifest.WORK, copy(args)
     own.output_dir, own.seed = str(work), seed_of("train", args.seed, args.iteration)
     own.was_said = args.iteration > 1 or (
         args.iteration == 1 and columns is not None
-    )  # `train` says it after `log-mu`.
+    )  # In iteration 1, `log-mu` leaves the messages to `train`, which runs after it.
     how = {**loading(args), **(args.model_init_kwargs or {})}
     # Training continues with the old adapter. A new adapter would need the merged weights as its base model, and these
     # weights must not be rounded.

@@ -1,7 +1,7 @@
 """Run a trial: short training runs with several settings on some of the rows, tested on held-out problems.
 
 The settings of one training run are an *arm*. A trial tries each arm at the given learning rate, and the recipes
-also at a third of the learning rate and at three times the learning rate.
+(`RECIPES`) also at a third of the learning rate and at three times the learning rate.
 """
 
 from collections.abc import Collection, Sequence
@@ -77,8 +77,8 @@ ARMS = (
     Arm("share-80", "p~ 80%", {"effective_positive_share": 0.8}),
     Arm("group-mean", "group mean", {"baseline": "group_mean"}),
     Arm("positives-only", "positives only", {"preset": "positives_only"}),
-    # These rules repeat positives, so these two arms train on as many rows as the other arms. There is one
-    # exception: if most rows are positives, the arm `balanced` trains on fewer rows.
+    # The next two arms repeat positives, so they train on as many rows as the other arms. There is one exception: if
+    # most rows are positives, the arm `balanced` trains on fewer rows.
     Arm("positives-repeated", "positives, repeated", {"curation": "repeated_positives"}),
     Arm("balanced", "balanced", {"curation": "balanced"}),
 )
@@ -134,6 +134,7 @@ def run_trial(trial: TrialArguments) -> Outcome:
     Raises:
         ValueError: the rows cannot be used for a trial, or two settings contradict each other.
         FileNotFoundError: a file does not exist.
+        ImportError: a package that the settings need is not installed.
         ChildProcessError: a stage failed.
     """
     check_launch("trial", trial)

@@ -23,7 +23,7 @@ _PER_REQUEST = 50  # maximum number of rollouts in a response
 _INTERVALS = 40  # maximum number of points of a curve in the plot of mean rewards
 _LONGEST_COMMENT = 10_000  # characters
 _LONGEST_NAME = 100  # characters
-_LONGEST_BODY = 1 << 17  # bytes of a request with a reward. An escaped character of the comment has up to 12.
+_LONGEST_BODY = 1 << 17  # bytes of a request with a reward. An escaped character of the comment takes up to 12.
 _LONGEST_SEARCH = 200  # characters
 _LABELS = {"up": 1.0, "good": 1.0, "down": -1.0, "bad": -1.0}
 
@@ -56,8 +56,8 @@ class Grading:
     async def rollouts(self, request: web.Request) -> web.Response:
         """Return the latest rollouts that match the query, and totals of all rollouts.
 
-        In the query, `graded=yes` selects rollouts with a rating, and `graded=no` selects rollouts with an answer and
-        without a rating. `before` selects rollouts with a smaller number, and `search` rollouts with a text.
+        In the query, `graded=yes` selects rollouts with a rating, and `graded=no` selects rollouts with an answer that
+        has no rating. `before` selects rollouts with a smaller number, and `search` selects rollouts with a text.
         """
         graded = {"yes": True, "no": False}.get(request.query.get("graded", ""))
         before, search = request.query.get("before"), request.query.get("search") or None
@@ -172,7 +172,7 @@ def _answer(given: Any) -> int:
     """Return the number of an answer, which can be the text of a header. Return 0 if there is none.
 
     Raises:
-        ValueError: the value is no number of an answer.
+        ValueError: the value is not the number of an answer.
     """
     if given is None:
         return 0
@@ -186,7 +186,7 @@ def _answer(given: Any) -> int:
 
 
 def _summary(rollout: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry of a rollout in the page's list: its rewards, and the start of its last question and answer."""
+    """Return a rollout's entry in the list of the page: its rewards, and the start of its last question and answer."""
     call = _shown(rollout["calls"][-1])
     asked = next((turn.get("content") for turn in reversed(call["messages"]) if turn.get("role") == "user"), "")
     tools = [each.get("function") or {} for each in call["answer"].get("tool_calls") or ()]

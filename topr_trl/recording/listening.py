@@ -57,7 +57,7 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Return the answer to a request that failed. aiohttp logs a traceback of other errors."""
+        """Return the answer to a request that is not valid HTTP. For other errors, aiohttp logs a traceback."""
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
         say_once("a request was not valid HTTP, and was refused. The recorder speaks HTTP/1.1 without encryption.")

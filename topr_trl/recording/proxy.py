@@ -75,8 +75,9 @@ class Proxy:
     async def record(self, protocol: Protocol, request: web.Request) -> web.StreamResponse:
         """Record a request of an API, and pass it on.
 
-        Pass on a request without recording it if it is not a JSON object, or if `redact` is set and its prompt has
-        token ids. If the disk is full and `on_full` is `pass`, record no request.
+        Pass on a request without recording it if its body is not a JSON object, if `redact` is set and its prompt has
+        token ids, or if the disk is full and `on_full` is `pass`. Refuse a request with a malformed rollout name or too
+        many choices, and any request if the disk is full and `on_full` is `refuse`.
         """
         body = await read_body(request, self.args)
         rollout = request.headers.get(ROLLOUT_HEADER)
@@ -159,7 +160,7 @@ class Proxy:
             return error(404, f"There is no path {path}.")
         if path.startswith("/v1/"):
             url = URL(f"{self.args.upstream}{path.removeprefix('/v1')}", encoded=True)
-        else:  # Ollama has its API beside the one under `/v1`.
+        else:  # Ollama's own API is not under `/v1`.
             url = URL(f"{self.args.upstream.removesuffix('/v1')}{path}", encoded=True)
         query = request.rel_url.raw_query_string
         try:
@@ -341,7 +342,7 @@ def _shown_headers(answer: aiohttp.ClientResponse, recording: RecordedAnswer | N
 
 
 async def _events(pieces: AsyncIterator[bytes], has_lines: bool = False) -> AsyncIterator[list[bytes]]:
-    """Yield the lines of each event of a stream. An empty line ends an event. With `has_lines`, each line does."""
+    """Yield the lines of each event of a stream. An empty line ends an event. With `has_lines`, a line is an event."""
     event: list[bytes] = []
     line = bytearray()  # Unlike `bytes`, it grows without a copy of the whole line.
     async for piece in pieces:

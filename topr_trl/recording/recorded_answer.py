@@ -23,7 +23,7 @@ async def in_thread(size: int, function: Callable[..., Result], *given: Any) -> 
 
     Args:
         size (`int`): Number of bytes of the input.
-        function (`Callable`): Function. It ends even if the request is cancelled meanwhile.
+        function (`Callable`): Function to call. In a thread, it runs to its end even if the request is canceled.
         *given (`Any`): Arguments.
     """
     return await asyncio.to_thread(function, *given) if size > LARGE else function(*given)
@@ -87,7 +87,7 @@ class RecordedAnswer:
     def header(self) -> tuple[str, str] | None:
         """Distinct names of the rollouts, and the numbers of the answers, joined by commas in the order of the choices.
 
-        None if there are more than `_MOST_IDS` names.
+        Only the first `_MOST_IDS` numbers are included. None if there are more than `_MOST_IDS` names.
         """
         names = dict.fromkeys(self.call.rollouts)
         numbers = ",".join(map(str, self.call.answers[:_MOST_IDS]))
@@ -103,6 +103,8 @@ class RecordedAnswer:
 
     async def add_event(self, data: str) -> str:
         """Store an event of a stream, and return it as the client sees it.
+
+        A malformed event is not stored, and an error is stored only at the end of the stream.
 
         Args:
             data (`str`): Data of the event.

@@ -11,7 +11,7 @@ _SECRET_HEADER = re.compile("auth|cookie|key|secret|session|token", re.IGNORECAS
 _SHORTEST_SECRET = 7  # characters. Shorter values, such as "Bearer" or a version, can be words of the message.
 
 # Patterns by name. Each of them takes time in proportion to the length of the text. A plain number without `+`,
-# parentheses or groups is no phone number, because answers have many such numbers.
+# parentheses or groups does not count as a phone number, because answers have many plain numbers.
 NAMED = {
     "emails": r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[A-Za-z]{2,24}\b",
     "phones": r"\+\d{1,3}(?:[ ().\-/]{0,2}\d){6,14}(?!\d)|\(\d{2,5}\)[ -]?\d{3,4}[ .-]?\d{3,4}(?!\d)"
@@ -30,7 +30,7 @@ class Redactor:
         patterns (`Sequence[str]`): Regular expressions, or names in `NAMED`, such as `emails`.
 
     Raises:
-        ValueError: a pattern is not a regular expression, or a word that is almost a name in `NAMED`.
+        ValueError: a pattern is not a regular expression, or is a word that is almost a name in `NAMED`.
 
     Example:
 

@@ -29,7 +29,7 @@ def record_command(args: RecordArguments) -> None:
         args (`RecordArguments`): Settings.
 
     Raises:
-        ValueError: another recorder writes to the folder, or the recording has a different format.
+        ValueError: another recorder writes to the folder, or the recording has a different format or cannot be opened.
         OSError: the folder cannot be written, or the port is in use.
     """
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ async def _serve(args: RecordArguments) -> None:
     finally:
         store.close()
     print(f"Stopped. The recording is in {args.folder}/.", flush=True)
-    os._exit(0)  # Threads that read for the page, and the teardown of PyTorch, would take seconds on a busy machine.
+    os._exit(0)  # Waiting for threads and for the teardown of PyTorch would take seconds on a busy machine.
 
 
 async def _check_server(args: RecordArguments, session: aiohttp.ClientSession) -> None:

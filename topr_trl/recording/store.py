@@ -1,7 +1,7 @@
 """Store calls, answers and rewards in a SQLite database.
 
 SQLite keeps each committed write after a kill, lets `topr train` read while the recorder writes, and can add a reward
-to an old row. Parquet files can do none of these. A power failure can lose the last writes, because SQLite does not
+to an old row. Parquet files can do none of this. A power failure can lose the last writes, because SQLite does not
 flush each write to the disk.
 """
 
@@ -22,7 +22,7 @@ from typing import Any, Literal
 from topr_trl.recording.protocols import PROTOCOLS
 
 NAME = "recording.sqlite"
-RATING = "rating"  # name of the reward that a person gives on the page
+RATING = "rating"  # name of the reward that a person gives on the grading page
 _FORMAT = "2"  # must change if this version cannot read the databases of earlier versions
 _REMEDIES = {  # by error code of SQLite
     sqlite3.SQLITE_FULL: "Free some space.",
@@ -124,7 +124,7 @@ class Store:
             raise ValueError(f"{self.path} cannot be opened as a recording of topr record: {_why(error)}") from error
 
     def close(self) -> None:
-        """Close the database, and stop the queries of the page."""
+        """Close the database, and stop running read queries, such as those of the grading page."""
         self._closed.set()
         with self._one_large_write:
             self._for_large.close()
@@ -298,9 +298,9 @@ class Store:
             answer (`int`, defaults to 0): Number of the answer in its rollout, from 1. 0 stands for the whole rollout.
 
         Raises:
-            LookupError: there is no such rollout or answer.
-            ValueError: with this name, the whole rollout has a reward and an answer would get one, or the other way
-                round.
+            LookupError: there is no such rollout or answer, or the answer would get a reward and its call failed.
+            ValueError: the whole rollout has a reward of this name and an answer would get one, or the other way
+                around.
         """
         with self._transaction() as run:
             found = run("SELECT id FROM rollouts WHERE name = ?", (rollout,)).fetchone()
@@ -323,7 +323,7 @@ class Store:
         """Return a call of the Responses API: request, response, whether text was blanked out, key and size.
 
         The key is that of the conversation that ends with the response. It is None if another call has continued it.
-        The size is the number of characters of both texts.
+        The size is the number of characters of request and response. Return None if there is no such response.
 
         Args:
             name (`str`): Id of the response.
@@ -425,10 +425,10 @@ class Store:
 
 
 def _check_answer(run: Any, rollout: int, answer: int, is_removed: bool) -> None:
-    """Check that a rollout has an answer whose reward can be set or removed.
+    """Check that the reward of an answer can be set, or removed if `is_removed`.
 
     Raises:
-        LookupError: there is no such answer, or its call failed and its reward is not removed.
+        LookupError: the rollout has no such answer, or the answer would get a reward and its call failed.
     """
     query = "SELECT number, state FROM parts JOIN calls ON calls.id = call WHERE rollout = ?"
     states = dict(run(query, (rollout,)))
@@ -506,7 +506,8 @@ _RATINGS = f"FROM rewards WHERE rollout = rollouts.id AND name = '{RATING}'"
 _ANSWERS = "FROM parts JOIN calls ON calls.id = call WHERE rollout = rollouts.id AND state != 'failed'"
 _UNGRADED = f"{_ANSWERS} AND NOT EXISTS (SELECT 1 {_RATINGS} AND answer IN (0, parts.number))"
 _LIKE = "LIKE :pattern ESCAPE '\\'"
-# Search the values of the JSON and not its names, and of several choices only the one of the rollout.
+# Search the values of the JSON, but not the field names. If an answer has several choices, search only the choice of
+# the rollout.
 _MATCHES = f"""(
     name {_LIKE}
     OR EXISTS (SELECT 1 FROM rewards WHERE rollout = rollouts.id AND comment {_LIKE})
@@ -601,9 +602,9 @@ def count_rollouts(path: Path) -> int:
 
 
 def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rollouts of a recording. They and their calls have all reward names. A missing reward is None.
+    """Yield the rollouts of a recording. Each rollout and each call has all reward names, with None if missing.
 
-    If a rollout has one answer, the rewards of this answer are those of the rollout.
+    If a rollout has only one answer, the rewards of this answer are moved to the rollout.
 
     Args:
         path (`Path`): Database of the recording.

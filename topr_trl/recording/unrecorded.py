@@ -28,7 +28,7 @@ class Unrecorded:
         """
         if request.method in _READING:
             return
-        path = ascii(request.rel_url.raw_path[:100])[1:-1]  # The path of a client could control the terminal.
+        path = ascii(request.rel_url.raw_path[:100])[1:-1]  # An unescaped path could control the terminal.
         name = f"{request.method} {path}{f' ({reason})' if reason else ''}"
         if name not in self.counts and len(self.counts) >= _MOST_NAMES:
             name = _OTHERS

@@ -29,7 +29,7 @@ COLUMNS = (
     "times_chosen", "turn_rewards", "problem_id", "rollout_id", "temperature", "model", "finish_reason",
 )  # fmt: skip
 _UNTRAINED = ("base", "before")  # folders of the untrained model in a loop or a trial, and in the demo
-_RECENT_ROWS = 2_000  # logged rows that are read, newest first
+_RECENT_ROWS = 2_000  # maximum number of logged rows to keep, newest first
 Log = list[dict[str, Any]]
 
 
@@ -84,13 +84,14 @@ class Contents:
 
 
 def read_contents(path: Path) -> Contents:
-    """Find what a folder or a file has.
+    """Find the rows, logs and settings in a folder or a file.
 
     Args:
         path (`Path`): Folder that a command, a trainer or the demo wrote, or a file or folder of rows.
 
     Raises:
         FileNotFoundError: there is no such path, or nothing in it can be shown.
+        ValueError: a manifest or the results of a trial are damaged.
     """
     if not path.exists():
         raise FileNotFoundError(f"There is no {path} (--input).")
@@ -267,9 +268,10 @@ def _read_table(path: Path) -> pa.Table:
 
 
 def _by_turn(table: pa.Table) -> pa.Table:
-    """Return a row for each turn that has its own reward, and number it. Its completion ends with this turn.
+    """Return a numbered row for each turn that has its own reward. The completion of the row ends with this turn.
 
-    If the turns are not known, because the completion is no list of messages, the reward is the mean over the turns.
+    If the rewards do not match the turns, or the completion is not a list of messages, keep one row with the mean
+    reward.
     """
     if TURN_REWARDS not in table.column_names:
         return table
@@ -356,6 +358,6 @@ def _read_logged(training: Path) -> pa.Table:
             break
     table = pa.concat_tables(tables, promote_options="permissive")
     texts = zip(table["prompt"].to_pylist(), table["completion"].to_pylist(), strict=True)
-    # A prompt or completion can be a list of messages, which cannot be a key. Its `repr` can.
+    # A prompt or completion can be a list of messages, which cannot be a dictionary key. Its `repr` can.
     latest = {repr(text): place for place, text in reversed(list(enumerate(texts)))}
     return table.take(sorted(latest.values())).slice(0, _RECENT_ROWS)

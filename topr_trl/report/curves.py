@@ -174,11 +174,11 @@ def _draw_line(axes: Any, steps: NDArray[Any], values: NDArray[Any], look: tuple
 
 
 def warnings_of(history: Sequence[Mapping[str, Any]], uses_segments: bool = False) -> list[str]:
-    """Return what looks wrong in a log, with the rules of the page "Metrics".
+    """Return warnings about a log, by the rules of the documentation page "Metrics".
 
     Args:
         history (`Sequence[Mapping]`): `log_history` of a trainer.
-        uses_segments (`bool`, defaults to `False`): Whether the run has a ratio per segment already.
+        uses_segments (`bool`, defaults to `False`): Whether the run already has a ratio per segment.
     """
     found = []
     steps, dead = series(history, "topr/negatives_dead")

@@ -32,7 +32,7 @@ def look_command(args: LookArguments) -> None:
 
     Raises:
         FileNotFoundError: the folder does not exist, or there is nothing to show.
-        ValueError: rows, an evaluation or a manifest are damaged.
+        ValueError: `input` is missing, or rows, an evaluation or a manifest are damaged.
     """
     if not isinstance(args.input, str):
         raise ValueError(f"Name one folder or file (--input), as in topr look my-model; found {args.input}.")

@@ -1,4 +1,4 @@
-"""Write the page: one HTML file without other files, which shows texts of models as text only."""
+"""Write the page: a single HTML file that shows texts of models only as plain text."""
 
 import base64
 import io

@@ -23,13 +23,14 @@ from topr_trl.report.samples import Table, whole_turns
 from topr_trl.rewards import INVALID
 from topr_trl.settings.shared import CurationArguments
 
-_TEMPERATURE_GAP = 0.05  # accuracy that sampled answers lose against greedy ones before a lower temperature is advised
-_ROUNDING = 1e-6  # larger differences between two means are no rounding errors
-_MANY_INVALID = 0.05  # share of completions without an answer that is worth a look
-_MANY_TIMES = 100  # a difference that needs more than this many times the problems is too small to matter
-_CHARACTERS = 4  # characters of a token, about
+# Advise a lower temperature if greedy accuracy exceeds sampled accuracy by more than 5 percentage points.
+_TEMPERATURE_GAP = 0.05
+_ROUNDING = 1e-6  # larger differences between two means are not rounding errors
+_MANY_INVALID = 0.05  # if a larger share of completions has no answer, advise reading some of them
+_MANY_TIMES = 100  # a difference that takes over 100 times as many problems to show is too small to matter
+_CHARACTERS = 4  # approximate number of characters per token
 _FLOPS_PER_PARAMETER = 8  # per token, with gradient checkpointing; `topr plan` also counts attention
-_FLOPS_PER_HOUR = 0.4 * 989e12 * 3600  # the peak of an H100 at the share that `topr plan` assumes
+_FLOPS_PER_HOUR = 0.4 * 989e12 * 3600  # 40% of the peak of an H100, as in `topr plan`
 _LEAST_SHARE = 0.1  # kinds of problems with a smaller share are not named
 
 
@@ -116,7 +117,7 @@ def _change(label: str, before: Estimate | None, after: Estimate | None, gap: Di
 
 
 def _on_certainty(gap: Difference, problems: int) -> list[str]:
-    """Return how many problems would tell, if the interval contains 0."""
+    """Return advice on how many problems would show a difference, if the interval contains 0. Otherwise, return []."""
     if gap.low > 0 or gap.high < 0 or gap.difference == 0:
         return []
     toward_zero = gap.difference - gap.low if gap.difference > 0 else gap.high - gap.difference
@@ -127,10 +128,10 @@ def _on_certainty(gap: Difference, problems: int) -> list[str]:
 
 
 def advice_on_rows(counts: dict[str, int]) -> list[str]:
-    """Return what helps for the most common kinds of problems.
+    """Return advice for the most common kinds of problems.
 
     Args:
-        counts (`dict[str, int]`): Number of problems of each kind in `KINDS`. Other names are left out.
+        counts (`dict[str, int]`): Number of problems of each kind in `KINDS`. Other names are ignored.
     """
     known = {kind: count for kind, count in counts.items() if kind in KINDS and kind != "always right"}
     total = sum(counts.get(kind, 0) for kind in KINDS)
@@ -167,7 +168,10 @@ def describe_rows(rows: Table) -> list[list[object]]:
 
 
 def recipes_of_rows(rows: Table) -> list[list[str]]:
-    """Return a table of what training would read, with the default settings and with each recipe."""
+    """Return a table of the rows that training would read with each recipe.
+
+    If completions are not either right or wrong, the table has only the default `curation="none"`.
+    """
     counts_N = np.flatnonzero(rows.is_last_N & ~rows.greedy_N & ~np.isnan(rows.rewards_N))
     numbers = {problem: number for number, problem in enumerate(rows.places)}
     problems = [numbers[rows.problems[place]] for place in counts_N.tolist()]
@@ -188,7 +192,10 @@ def recipes_of_rows(rows: Table) -> list[list[str]]:
 
 
 def cost_of_rows(rows: Table) -> str:
-    """Return about how long an epoch over the rows takes, and the command that plans it for a model."""
+    """Return the approximate time of an epoch with 8 billion parameters, and a command that plans it for a model.
+
+    Return "" if prompts or completions are missing, or if turns have rewards of their own.
+    """
     lengths = [
         np.mean([sum(len(said) for _, said in whole_turns(text)) for text in rows.table[name].to_pylist()])
         for name in ("prompt", "completion")

@@ -22,8 +22,8 @@ from topr_trl.rewards import CORRECT, INCORRECT, INVALID
 _SHOWN_CHARACTERS = 4_000  # longer texts are cut
 _SHOWN_TOKENS = 1_000
 _DISAGREE = ["reward functions disagree"]
-_MOST_COMPARED = 50  # completions of a problem whose order by two reward functions is compared
-_PER_TAG = 40  # problems that are chosen with each tag
+_MOST_COMPARED = 50  # maximum number of completions of a problem on which two reward functions are compared
+_PER_TAG = 40  # maximum number of problems that are chosen for each tag
 # Tags of test problems, in the order of the page.
 _CHANGES = (
     "worse", "better", "still wrong", "still below the median", "still right", "still above the median",
@@ -82,7 +82,7 @@ class Table:
 
     @classmethod
     def of(cls, rows: Rows) -> "Table":
-        """Read rows."""
+        """Read rows. Raise a ValueError if they have no column `prompt`, `prompt_ids` or `problem_id`."""
         table = rows.read()
         by_id = "problem_id" in table.column_names and table["problem_id"].null_count == 0
         names = ["problem_id"] * by_id + [name for name in ("prompt", "prompt_ids") if name in table.column_names]
@@ -102,7 +102,7 @@ class Table:
 
     @cached_property
     def places(self) -> dict[Any, list[int]]:
-        """Rows of each problem."""
+        """Positions of the rows of each problem."""
         found: dict[Any, list[int]] = {}
         for place, problem in enumerate(self.problems):
             found.setdefault(problem, []).append(place)
@@ -120,12 +120,12 @@ class Table:
 
     @property
     def has_two_values(self) -> bool:
-        """Whether completions are right or wrong."""
+        """Whether each completion is either right or wrong: rows have verdicts, or rewards have two values."""
         return "verdict" in self.table.column_names or len(self.levels) == 2
 
     @cached_property
     def values_N(self) -> NDArray[np.float64]:
-        """1 for a right completion and 0 for a wrong one, or rewards if they have more values."""
+        """1 for a right completion and 0 for a wrong one, or the rewards if `has_two_values` is false."""
         if "verdict" in self.table.column_names:
             known = {CORRECT: 1.0, INCORRECT: 0.0, INVALID: 0.0}
             return np.array([known.get(verdict, np.nan) for verdict in self.table["verdict"].to_pylist()])
@@ -146,7 +146,7 @@ class Table:
 
     @cached_property
     def is_last_N(self) -> NDArray[np.bool_]:
-        """Whether each row is the last one of its rollout, which has the answer. Rows without a rollout all are."""
+        """Whether each row is the last one of its rollout, which has the answer. True for rows without a rollout."""
         last: dict[object, int] = {}
         names = self.table["rollout_id"].to_pylist() if "rollout_id" in self.table.column_names else []
         for place, name in enumerate(names or range(self.table.num_rows)):
@@ -162,7 +162,7 @@ class Table:
 
 
 def sections_of_tests(tests: Sequence[Table]) -> list[Section]:
-    """Return a section with the test problems: completions of each model side by side, changed problems first."""
+    """Return a section with the test problems, changed problems first. It compares completions of up to 3 models."""
     if not tests:
         return []
     first, last = tests[0], tests[-1]
@@ -214,7 +214,7 @@ def _kinds(rows: Table) -> dict[Any, list[str]]:
 
 
 def _kinds_of_conversations(rows: Table) -> dict[Any, list[str]]:
-    """Return whether the answers of each conversation are right. They are no samples of the same problem."""
+    """Return whether the answers of each conversation are right. They are not samples of the same problem."""
     found = {}
     for problem, place in rows.places.items():
         values = rows.values_N[place]
@@ -224,10 +224,13 @@ def _kinds_of_conversations(rows: Table) -> dict[Any, list[str]]:
 
 
 def _by_reward(rows: Table) -> tuple[dict[Any, list[str]], dict[Any, float]]:
-    """Return tags for the tenths of the problems with the highest and lowest mean rewards, and the distance of each."""
+    """Return tags for the 10% of problems with the highest and the lowest mean rewards, and distances from the middle.
+
+    The middle is the mean of the two quantiles that bound these problems.
+    """
     means = rows.mean_by_problem(np.ones(len(rows.values_N), bool))
     low, high = np.quantile(list(means.values()) or [0.0], [0.1, 0.9])
-    if low == high:  # as if all rewards are the same
+    if low == high:  # for instance if all rewards are the same
         return {}, {}
     tags = {
         problem: ["highest rewards"] * bool(mean >= high) + ["lowest rewards"] * bool(mean <= low)
@@ -250,7 +253,10 @@ def section_of_logged(rows: Table) -> Section:
 
 
 def _disagree(rows: Table, places: Sequence[int]) -> bool:
-    """Return whether one function prefers a completion of a problem that another one likes less."""
+    """Return whether two reward functions rank a pair of completions in opposite orders.
+
+    Only the first `_MOST_COMPARED` completions are compared.
+    """
     if len(rows.of_functions) < 2 or len(places) < 2:
         return False
     some = [one[list(places[:_MOST_COMPARED])] for one in rows.of_functions]
@@ -259,7 +265,7 @@ def _disagree(rows: Table, places: Sequence[int]) -> bool:
 
 
 def _section(title: str, tables: Sequence[Table], tags: dict[Any, list[str]], order: dict[Any, float]) -> Section:
-    """Choose problems with each tag, at random unless `order` ranks them."""
+    """Return a section with problems for each tag. They are chosen at random unless `order` ranks them."""
     counts = Counter(tag for found in tags.values() for tag in found)
     mixed = np.random.default_rng(0).permutation(len(tags))
     ranked = sorted(zip(mixed.tolist(), tags, strict=True), key=lambda one: (-order.get(one[1], 0.0), one[0]))
@@ -286,7 +292,7 @@ def _card(problem: Any, tables: Sequence[Table], tags: list[str]) -> Json:
 
 
 def _shown(rows: Table, places: Sequence[int]) -> list[int]:
-    """Return up to four rows of a problem: the greedy one, the best, the worst, and one in between."""
+    """Return the positions of up to four rows of a problem: a greedy one, the best, the worst, and one in between."""
     greedy = [i for i in places if rows.greedy_N[i]]
     sampled = sorted(
         (i for i in places if i not in greedy), key=lambda i: -np.nan_to_num(rows.values_N[i], nan=-np.inf)
@@ -360,7 +366,7 @@ def _cut(value: Any) -> str:
 
 
 def tables_of(found: Iterable[Rows]) -> list[Table]:
-    """Read rows, and leave out those without a row. Completions are right by the rewards of all tables."""
+    """Read tables, and leave out empty ones. The rewards of all tables together decide which completions are right."""
     tables = [table for table in map(Table.of, found) if table.table.num_rows]
     levels = np.unique(np.concatenate([np.empty(0), *(one.levels for one in tables)]))
     for table in tables:

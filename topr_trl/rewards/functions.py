@@ -118,8 +118,9 @@ def reward_completions(
 
     Raises:
         ValueError: a column is missing; the rows already have a column of results; the weights do not match the
-            functions; a function cannot be called, or fails; or a function does not return one finite number or `None`
-            per completion.
+            functions; a function cannot be called, or fails; a judge or a reward model cannot read a completion; or a
+            function does not return one finite number or `None` per completion.
+        OSError: a model cannot be loaded.
     """
     one = isinstance(reward_funcs, str) or not isinstance(reward_funcs, Sequence)
     given: list[Any] = [reward_funcs] if one else list(reward_funcs)  # type: ignore[arg-type]
@@ -159,6 +160,7 @@ def prepare_rewards(reward_funcs: Sequence[Any], columns: Collection[str], load:
     Raises:
         ValueError: a function needs a column that is missing, or cannot be called as TRL calls it; two functions have
             the same name; or there are two judges.
+        OSError: a model cannot be loaded.
     """
     rewards = [_prepare(each, columns, load) for each in reward_funcs]
     names = [reward.name for reward in rewards]
@@ -249,10 +251,12 @@ def score_rows(
     """
     values_NF = np.full((len(rows), len(rewards)), np.nan)
     judgements: list[tuple[str, str | None]] = []
+    if any(reward.kind == "judge" for reward in rewards):
+        text_column(rows, "answer")  # checks all answers before any function is called
     with tqdm(total=len(rows), desc=description, unit="row", delay=5) as progress:
         for start, end in _chunks(rows):
             part = rows.select(range(start, end)).with_format(None)
-            values_NF[start:end], judged = _score_chunk(part, rewards)
+            values_NF[start:end], judged = _score_chunk(part, start, rewards)
             judgements += judged
             progress.update(end - start)
     weights_F = np.ones(len(rewards)) if reward_weights is None else np.array(reward_weights, dtype=np.float64)
@@ -287,7 +291,9 @@ def _chunks(rows: Dataset) -> Iterator[tuple[int, int]]:
     yield first, len(rows)
 
 
-def _score_chunk(rows: Dataset, rewards: Sequence[Reward]) -> tuple[NDArray[np.float64], list[tuple[str, str | None]]]:
+def _score_chunk(
+    rows: Dataset, start: int, rewards: Sequence[Reward]
+) -> tuple[NDArray[np.float64], list[tuple[str, str | None]]]:
     """Return the values of F rewards, shape (N, F), and the judge's verdicts and answers.
 
     A value is NaN if the function returned None. Without a judge, the list of verdicts and answers is empty.
@@ -309,16 +315,17 @@ def _score_chunk(rows: Dataset, rewards: Sequence[Reward]) -> tuple[NDArray[np.f
     later = [reward for reward in rewards if reward.kind == "function" and is_async_callable(reward.call)]
     for reward in rewards:
         if reward.kind == "model":
-            found[reward.name] = _score_by_model(reward, prompts, completions, columns.get("chat_template_kwargs"))
+            kwargs = columns.get("chat_template_kwargs")
+            found[reward.name] = _score_by_model(reward, prompts, completions, kwargs, start)
         elif reward.kind == "judge":
-            judgements = _judge(reward, rows, columns["completion"])
+            judgements = _judge(reward, columns["completion"], columns["answer"], start)
             found[reward.name] = [1.0 if verdict == CORRECT else -1.0 for verdict, _ in judgements]
         elif reward not in later:
             with _naming(reward):
                 found[reward.name] = reward.call(**passed)
     if later:
         found |= asyncio.run_coroutine_threadsafe(_gather(later, passed), _event_loop()).result()
-    values = [_as_numbers(reward.name, found[reward.name], len(rows)) for reward in rewards]
+    values = [_as_numbers(reward.name, found[reward.name], len(rows), start) for reward in rewards]
     return np.array(values, dtype=np.float64).T.reshape(len(rows), len(rewards)), judgements
 
 
@@ -364,14 +371,14 @@ def _naming(reward: Reward) -> Iterator[None]:
         ) from error
 
 
-def _as_numbers(name: str, returned: Any, count: int) -> list[float]:
-    values: list[Any] = check_rewards(returned, name)
+def _as_numbers(name: str, returned: Any, count: int, start: int) -> list[float]:
+    values: list[Any] = check_rewards(returned, name, start)
     if len(values) != count:
         raise ValueError(
             f"The reward function {name!r} returned {len(values)} rewards for {count} completions. Return one reward "
             "per completion."
         )
-    return [nan if value is None else _as_number(name, i, value) for i, value in enumerate(values)]
+    return [nan if value is None else _as_number(name, i, value) for i, value in enumerate(values, start)]
 
 
 def _as_number(name: str, i: int, value: Any) -> float:
@@ -385,11 +392,13 @@ def _as_number(name: str, i: int, value: Any) -> float:
     )
 
 
-def _judge(reward: Reward, rows: Dataset, completions: Sequence[Any]) -> list[tuple[str, str | None]]:
-    texts = [text_of(completion, i) for i, completion in enumerate(completions)]
+def _judge(
+    reward: Reward, completions: Sequence[Any], answers: Sequence[str], start: int
+) -> list[tuple[str, str | None]]:
+    texts = [text_of(completion, i) for i, completion in enumerate(completions, start)]
     with _naming(reward):
-        judgements = list(reward.call(texts, text_column(rows, "answer")))
-    for i, each in enumerate(judgements):
+        judgements = list(reward.call(texts, answers))
+    for i, each in enumerate(judgements, start):
         is_pair = isinstance(each, tuple | list) and len(each) == 2 and each[0] in VERDICTS
         if not is_pair or not isinstance(each[1], str | None):
             raise ValueError(
@@ -402,7 +411,7 @@ def _judge(reward: Reward, rows: Dataset, completions: Sequence[Any]) -> list[tu
 
 @torch.inference_mode()
 def _score_by_model(
-    reward: Reward, prompts: Sequence[Any], completions: Sequence[Any], kwargs: Sequence[Any] | None
+    reward: Reward, prompts: Sequence[Any], completions: Sequence[Any], kwargs: Sequence[Any] | None, start: int
 ) -> list[float]:
     assert reward.tokenizer is not None
     texts = []
@@ -412,7 +421,8 @@ def _score_by_model(
                 options = template_options({"chat_template_kwargs": kwargs[i] if kwargs else None})
                 messages = {"messages": plain_messages([*prompt, *completion])}
             except ValueError as error:
-                raise ValueError(f"The reward model {reward.name!r} cannot read completion {i}: {error}.") from None
+                why = f"The reward model {reward.name!r} cannot read completion {start + i}: {error}."
+                raise ValueError(why) from None
             texts.append(apply_chat_template(messages, reward.tokenizer, **options)["text"])
         else:
             texts.append(prompt + completion)

@@ -134,12 +134,13 @@ def checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     )
 
 
-def check_rewards(rewards: object, name: str) -> list[object]:
+def check_rewards(rewards: object, name: str, start: int = 0) -> list[object]:
     """Return the rewards of a function as a list.
 
     Args:
         rewards (`object`): Value that the function returned.
         name (`str`): Name of the function, for the error message.
+        start (`int`, *optional*, defaults to 0): Position of the first completion, for the error message.
 
     Raises:
         ValueError: the value is not a list or other iterable of rewards, or a reward is neither a number nor None.
@@ -151,7 +152,7 @@ def check_rewards(rewards: object, name: str) -> list[object]:
             f"The reward function {name!r} returned {rewards!r}, not a list with one reward per completion."
         )
     rewards = list(rewards)
-    for i, reward in enumerate(rewards):
+    for i, reward in enumerate(rewards, start):
         if not (reward is None or isinstance(reward, (Real, np.bool_, Tensor))):
             by_turn = isinstance(reward, list | tuple)
             raise ValueError(

@@ -85,7 +85,7 @@ class Job:
     Attributes:
         program (`str`): Source text.
         calls (`list[str]`): Expressions to evaluate after the program.
-        seconds (`float`): Limit of wall-clock time.
+        seconds (`float`): Limit of wall-clock time, in seconds.
         memory (`int`): Limit of address space per process, in bytes.
         directory (`str`): Working directory.
         isolated (`bool`): Whether the program runs in its own namespaces.

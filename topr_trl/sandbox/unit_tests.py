@@ -31,7 +31,7 @@ def run_tests(
         tests (`Sequence[str]`):
             Tests of each program: lines of the form `assert CALL == LITERAL`, as in `assert f([1, 2]) == 3`.
         seconds (`float`, *optional*, defaults to `3.0`):
-            Limit of wall-clock time for a program and its tests.
+            Limit of wall-clock time for a program and its tests, in seconds.
         memory_mb (`int`, *optional*, defaults to `256`):
             Limit of address space for each process of a program, in MiB.
 

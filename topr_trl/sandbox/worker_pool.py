@@ -40,7 +40,7 @@ class WorkerPool:
             Maximum number of processes. They start when there is work. Default: one per core that this process may
             use, divided among the processes of `accelerate launch`.
         seconds (`float`, *optional*, defaults to `5.0`):
-            Limit of wall-clock time per item.
+            Limit of wall-clock time per item, in seconds.
         memory (`int`, *optional*, defaults to 2 GiB):
             Limit of address space per worker, in bytes. It applies only on Linux.
         environment (`Mapping[str, str]`, *optional*):
@@ -197,7 +197,7 @@ def _cores() -> int:
 
 def _serve(file: str, name: str, seconds: float, memory: int) -> None:
     """Run the loop of a worker. Write one result per item, or None if the function raises."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends the worker.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C ends the parent, which ends the worker.
     logging.disable(logging.CRITICAL)
     if sys.platform == "linux":
         import resource

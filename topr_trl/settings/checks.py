@@ -92,13 +92,14 @@ def existing(name: str, option: str) -> Path:
 
 
 def check_model_folder(name: str) -> None:
-    """Check that a model's name is no misspelled folder, for which transformers would search the Hub.
+    """Check that a model's name is not a misspelled folder, for which transformers would search the Hub.
 
     Args:
         name (`str`): Folder of the model, or its id on the Hub.
 
     Raises:
-        FileNotFoundError: there is no such folder, and the name cannot be an id on the Hub, or similar folders exist.
+        FileNotFoundError: there is no such folder, the Hub's cache does not have the model, and the name is probably a
+            path: it cannot be an id on the Hub, a similar folder exists, or its parent folder exists.
     """
     path = Path(name)
     if path.is_dir():

@@ -373,7 +373,12 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
         refuse_uneven_batches(self)
 
     def refuse_loss_as_metric(self, sets: Iterable[str] = ()) -> None:
-        """Raise a ValueError if the best checkpoint would depend on the loss. `sets` are names of evaluation sets."""
+        """Raise a ValueError if the metric for the best model is a loss, or would be the loss by default.
+
+        Args:
+            sets (`Iterable[str]`, *optional*, defaults to `()`):
+                Names of the evaluation sets.
+        """
         metric = self.metric_for_best_model
         if is_loss(metric, sets) or (metric is None and needs_metric_for_best_model(self)):
             raise ValueError(

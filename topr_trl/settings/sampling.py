@@ -1,4 +1,4 @@
-"""Judge settings of generation, whether the user sets them or the model's `generation_config` has them.
+"""Check the generation settings of the user and of the model's `generation_config`.
 
 TOPR compares π with the policy μ that wrote a completion. So completions must be samples of the policy. A filter may
 leave tokens out, as the paper's `top_k` does. A setting that is not in the lists below is not allowed.

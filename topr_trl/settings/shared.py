@@ -66,7 +66,7 @@ class LossArguments:
         default="trainer", metadata={"help": "Source of log μ: 'trainer' (forward pass) or 'sampler' (reported)."}
     )
 
-    was_said = False  # no setting: whether an earlier trainer of a loop printed the messages of this one
+    was_said = False  # not a setting: whether an earlier trainer of a loop printed the messages of this one
 
     @property
     def limits(self) -> TruncationLimits:
@@ -169,7 +169,7 @@ class CurationArguments:
         self._check_shares()
 
     def _check_shares(self) -> None:
-        """Raise a ValueError if the rule contradicts one of the shares or the baseline."""
+        """Raise a ValueError if a share is out of range, or the rule contradicts one of the shares or the baseline."""
         rule, share, of_rows = self.curation, self.effective_positive_share, self.curation_positive_share
         if not 0 <= of_rows <= 1:
             raise ValueError(f"curation_positive_share must be in [0, 1], not {of_rows}.")

@@ -57,8 +57,8 @@ _EXACT = Context(prec=_LONGEST_ANSWER)  # The default context rounds to 28 digit
 def normalize_number(text: str) -> str | None:
     """Return a number in normal form: no thousands separators, no trailing zeros after the decimal point, no `-0`.
 
-    A fraction such as 1/2 is converted to a decimal. If no decimal is exact, it is reduced to lowest terms, such as
-    2/3. Return None for other text, for numbers with more than 40 characters, and for the denominator 0.
+    A fraction such as 1/2 is converted to a decimal. If no decimal is exact, the fraction is reduced to lowest terms,
+    such as 2/3. Return None for other text, for numbers with more than 40 characters, and for the denominator 0.
     """
     text = text.strip().rstrip(".").replace(",", "")
     found = _PLAIN_NUMBER.fullmatch(text)

@@ -96,7 +96,8 @@ def normalize(text: str) -> str:
     return re.sub(r"^(?:[a-zA-Z]|\([a-zA-Z](?:,[a-zA-Z])+\))=(?=\()", "", text)  # Drops the name in "A = (8, -2)".
 
 
-# Words and powers after a number that make equal numbers different answers. Words of a line mean the same.
+# Words and powers after a number that make equal numbers different answers. Semicolons separate groups of words with
+# the same meaning.
 _MEANINGS = """mm millimeter millimetre; cm centimeter centimetre; m meter metre; km kilometer kilometre; in inch
 inche; ft foot feet; yd yard; mi mile; mg milligram; g gram; kg kilogram; lb pound; oz ounce; s sec second; min
 minute; h hr hour; day; week; month; year; cent; dollar usd; ml milliliter millilitre; l liter litre; degree; radian;
@@ -109,7 +110,7 @@ _MEANING = {word: line.split()[0] for line in _MEANINGS.split(";") for word in l
 def meanings(text: str) -> set[str]:
     r"""Return the units and other words with a known meaning that `normalize` removes after a number.
 
-    `normalize` removes them because most answers are also right without a unit.
+    `normalize` removes them because most answers are right even without a unit.
 
     Args:
         text (`str`): Answer in LaTeX.
@@ -126,7 +127,7 @@ def meanings(text: str) -> set[str]:
 def contradict(given: str, truth: str) -> bool:
     r"""Return whether two answers have different units or opposite words after their numbers, such as 3 m and 3 cm.
 
-    Words that only one of the answers has are no contradiction.
+    Words that only one of the answers has are not a contradiction.
 
     Args:
         given (`str`): Answer of a completion, in LaTeX.

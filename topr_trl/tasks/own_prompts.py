@@ -26,8 +26,8 @@ def prepare(dataset: Dataset, num_shots: int = 0) -> Dataset:
         [`~datasets.Dataset`]: the rows with a column `problem_id`.
 
     Raises:
-        ValueError: `num_shots` is not 0, the column `prompt` is missing or holds anything but text or messages, or a
-            column has the name of a result.
+        ValueError: `num_shots` is not 0, the column `prompt` is missing or holds anything but text or messages, a
+            `problem_id` is malformed, or a column has the name of a result.
     """
     if num_shots:
         raise ValueError(f"num_shots={num_shots} has no effect on own prompts, which are used as they are. Remove it.")

@@ -1,4 +1,4 @@
-"""Define the base class of the trainers: losses, the log of rows, checkpoints, evaluation and logging."""
+"""Define the base class of the trainers: losses, the row log, checkpoints, evaluation and logging."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -53,7 +53,7 @@ class TOPRMixin(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._row_log = RowLog()
-        # Readers of the row log that get the rows of training, and of evaluation. Subclasses add theirs.
+        # Readers of the row log that get the rows of training or of evaluation. Subclasses add other readers.
         self._row_readers = {"train": ["train"], "eval": ["eval"]}
         self._said: set[object] = set()  # messages and warnings that are given only once
         self.evaluations: CardSection | None = None
@@ -178,7 +178,7 @@ class TOPRMixin(Trainer):
 
     def _before_training(self, checkpoint: Path | None) -> None:
         """Prepare training before Trainer loads the checkpoint, if there is one. Subclasses extend this method."""
-        self._loss_settings = self.args.loss_settings  # may have changed since the trainer was made
+        self._loss_settings = self.args.loss_settings  # The user can change `args` after creating the trainer.
         self._run = identity_of_run(self, checkpoint, self._run if self.state.global_step > 0 else None)
 
     def _identity_values(self) -> dict[str, Any]:
@@ -207,8 +207,8 @@ class TOPRMixin(Trainer):
     ) -> tuple[list[Any], Any]:
         """Return the micro-batches of the next optimizer step. See `transformers.Trainer.get_batch_samples`.
 
-        After the last step, return none. Trainer would take one more step if a run is resumed from its last checkpoint
-        and that checkpoint is not at the end of an epoch.
+        After the last step, return no micro-batches. Otherwise, Trainer would take one more step if a run is resumed
+        from its last checkpoint, and that checkpoint is not at the end of an epoch.
 
         Args:
             epoch_iterator (`Iterator`):
@@ -228,8 +228,8 @@ class TOPRMixin(Trainer):
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
         """Return the dataloader of an evaluation set.
 
-        It always keeps an incomplete last batch. Its workers end with the evaluation: Trainer would keep persistent
-        workers by name, and evaluate the rows of the first set again for each other set.
+        It always keeps an incomplete last batch. Its workers end with the evaluation, because Trainer caches a
+        dataloader with persistent workers, and could evaluate the first dataset again instead of another one.
         """
         args_before, self.args = self.args, copy(self.args)
         self.args.dataloader_drop_last = self.args.dataloader_persistent_workers = False
@@ -290,7 +290,8 @@ class TOPRMixin(Trainer):
                 Start time of training. See `transformers.Trainer.log`.
 
         Raises:
-            FloatingPointError: the loss or the norm of its gradient is NaN or infinite.
+            FloatingPointError: the loss or the norm of its gradient is NaN or infinite. With float16 mixed precision,
+                only the loss is checked.
         """
         if "train_runtime" in logs and not self.state.global_step:
             return  # Skip the summary of a run without a step. See OfflineTOPRTrainer.compute_log_mu.

@@ -81,7 +81,7 @@ def read_adapter_config(adapter: Path) -> dict[str, Any]:
     """Return the configuration of an adapter.
 
     Raises:
-        FileNotFoundError: the base model is a local folder that does not exist.
+        FileNotFoundError: the base model is given as an absolute path, and there is no such folder.
     """
     config: dict[str, Any] = json.loads((adapter / ADAPTER_CONFIG).read_text())
     base = str(config.get("base_model_name_or_path"))
@@ -100,15 +100,16 @@ def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[s
         name (`str`):
             Folder of the model, or its id on the Hub.
         loading (`dict[str, Any]`, *optional*):
-            Arguments of `from_pretrained`. If they set `use_safetensors`, this value is kept.
+            Arguments of `from_pretrained`. If they set `use_safetensors`, their value is kept.
 
     Returns:
         `dict[str, Any]`: the arguments with `use_safetensors`.
 
     Raises:
         FileNotFoundError: there is no such folder, see `check_files`.
-        ValueError: a file is damaged (see `check_files`), or the folder has only pickled weights. If a model on the
-            Hub has only pickled weights, transformers raises an error when it loads them.
+        ValueError: a file is damaged (see `check_files`), or the folder has only pickled weights and
+            `use_safetensors` is not `False`. If a model on the Hub has only pickled weights, transformers raises an
+            error when it loads them.
     """
     check_files(name)
     loading = {"use_safetensors": True, **(loading or {})}
@@ -154,13 +155,13 @@ def check_resumable(folder: str | Path) -> None:
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Parts of messages of libraries that cannot write a file: those written in Rust, and torch.
+# Parts of the messages of torch, and of libraries written in Rust, if they cannot write a file.
 _NOT_WRITTEN = ("(os error ", "iostream error", "inline_container")
 
 
 @contextmanager
 def writing_to(folder: str | Path) -> Iterator[None]:
-    """Turn errors of libraries that cannot write a file, for instance because the disk is full, into an OSError.
+    """Turn errors of libraries that cannot write a file into an OSError that names the folder.
 
     safetensors, tokenizers and torch raise errors of other types. Like Python's own error for a full disk, most of them
     do not name the file.

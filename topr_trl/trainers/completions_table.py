@@ -79,7 +79,7 @@ class LogCompletions(TrainerCallback):
         if not self.trainer.model.training:
             return
         seen = gather_object(self.trainer._row_log.read("table"))
-        # `seen` is empty if no step has run since the last log. The summary after training can be such a log.
+        # `seen` is empty if no step has run since the last log, for example at the summary after training.
         own = [
             (tuple(number), values_3T[:2, values_3T[2] > 0].tolist())
             for numbers_N, values_B3T in self.of_tokens
@@ -94,7 +94,7 @@ class LogCompletions(TrainerCallback):
     ) -> dict[str, list[Any]]:
         """Return the columns of the table, named as in TRL's table of completions.
 
-        A turn with its own reward is a completion, and all before it is its prompt.
+        A turn with its own reward is a completion, and everything before the turn is its prompt.
         """
         numbers, weights, log_ratios = zip(*seen, strict=True)
         places, turns = zip(*numbers, strict=True)
@@ -125,7 +125,7 @@ class LogCompletions(TrainerCallback):
 
 
 def _split(row: dict[str, Any], turn: int) -> tuple[list[int], list[int], list[bool] | None]:
-    """Return the token ids of prompt and completion of a row or of one of its turns, and the completion mask."""
+    """Return the token ids of the prompt and the completion of a row or one of its turns, and the completion mask."""
     ids, start, mask = row["input_ids"], row["prompt_length"], row.get(MASK)
     if turn < 0 or mask is None:
         return ids[:start], ids[start:], mask
@@ -139,7 +139,7 @@ def _token_columns(
     masks: Iterable[list[bool] | None],
     decode: Callable[..., str],
 ) -> dict[str, list[Any]]:
-    """Return the text, the log-ratio and the weight of each token. Context has no values."""
+    """Return the text, the log-ratio and the weight of each token. Tokens that the model did not write have None."""
     found: dict[str, list[Any]] = {name: [] for name in TOKEN_COLUMNS}
     for of_row, own, mask in zip(values, completions, masks, strict=True):
         texts = [decode([token]) for token in own]
@@ -148,7 +148,7 @@ def _token_columns(
         found[TOKEN_COLUMNS[0]].append(texts[:1] + later)
         is_own = [True] * len(own) if mask is None else mask
         for name, numbers in zip(TOKEN_COLUMNS[1:], of_row or [[], []], strict=True):
-            # A first token without a prompt has no value.
+            # The first token of a completion without a prompt has no value.
             left: Iterator[float | None] = chain(repeat(None, sum(is_own) - len(numbers)), numbers)
             found[name].append([next(left) if each else None for each in is_own])
     return found

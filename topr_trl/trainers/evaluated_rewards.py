@@ -11,7 +11,8 @@ class EvaluatedRewards:
     """Rewards of the completions of one evaluation set.
 
     TRL logs means over batches, which differ in size. Accelerate repeats rows at the end, so that each process has a
-    full batch (huggingface/accelerate#1674).
+    full batch (huggingface/accelerate#1674). This class gives all completions the same weight, and ignores repeated
+    rows.
 
     Args:
         count (`float`, *optional*, defaults to `inf`):
@@ -38,7 +39,7 @@ class EvaluatedRewards:
         return raw_rewards_N.masked_fill(repeated, torch.nan)
 
     def read(self, names: list[str]) -> dict[str, list[float]]:
-        """Return mean and standard deviation by the names of TRL's metrics, and forget the rewards.
+        """Return means and standard deviations under the names of TRL's metrics, and forget the rewards.
 
         Args:
             names (`list[str]`):

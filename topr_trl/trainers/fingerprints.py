@@ -1,4 +1,4 @@
-"""Compute fingerprints of models and prompts, which show whether log μ or a checkpoint belongs to different ones."""
+"""Compute fingerprints of models and prompts, to detect log μ or checkpoints of a different model or other prompts."""
 
 import hashlib
 import json

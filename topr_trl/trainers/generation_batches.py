@@ -63,6 +63,8 @@ def take_rows(batch: dict[str, Any], places: Tensor) -> dict[str, Any]:
 def trim_padding(batch: dict[str, Any], multiple: int | None) -> dict[str, Any]:
     """Drop columns at the end that are only padding. TRL pads to the longest completion of the generation batch.
 
+    A batch with images is returned unchanged.
+
     Args:
         batch (`dict[str, Any]`):
             TRL's micro-batch. The function changes it.

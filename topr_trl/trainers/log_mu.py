@@ -58,7 +58,7 @@ _LOGPS = pa.list_(pa.float32())
 
 @dataclass(frozen=True)
 class NeededRows:
-    """Tokenized rows of which some need log μ.
+    """Tokenized rows, some of which need log μ.
 
     Attributes:
         dataset: all tokenized rows.
@@ -279,7 +279,7 @@ class LogMu:
         return load_log_mu(path, model, rows)
 
     def _set_aside(self, path: Path, model: str, rows: str) -> None:
-        """Rename a file of another run, so that it is not overwritten. Checkpoints of that run need the file."""
+        """Rename a file that does not match this run, if the folder has checkpoints, because they may need the file."""
         if not path.is_file() or not any(path.parent.glob("checkpoint-*")):
             return
         try:
@@ -323,7 +323,7 @@ def check_fingerprints(found: set[str], model: str) -> None:
 
 
 def needs_mu_of_tokens(dataset: Dataset, args: TOPRConfig | OfflineTOPRConfig) -> bool:
-    """Return whether the ratio needs log μ of each token, because it is per segment or per turn."""
+    """Return whether log μ of each token is needed, because the ratio is per segment or per turn."""
     return args.needs_mu_of_tokens or isinstance(dataset.features["reward"], List)
 
 

@@ -55,7 +55,7 @@ class LogLine(TrainerCallback):
 
 
 class ProgressBar(ProgressCallback):
-    """Progress bar of transformers, without its logs. In a file, there is no bar, because each line names the step."""
+    """Progress bar of transformers, without its logs. In a file, log lines name the step, so there is no bar."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the bar at once, whatever delay other bars have."""
@@ -159,9 +159,10 @@ def warn_of_signs(curated: Curated, zeros: bool, args: TOPRConfig | OfflineTOPRC
 
 
 def say_recipe(scored: ScoredRows, args: OfflineTOPRConfig) -> None:
-    """Print the agreement of wrong answers if rewards have two values, and the recipe for few right answers.
+    """Print the agreement of wrong answers, and a recipe if fewer than half of the completions are right.
 
-    The recipe is not printed if the user has made a choice. Rows that `curate` chose need neither message.
+    Nothing is printed for rows that `curate` chose, or if rewards do not have two values. The recipe is not printed if
+    the user has set a preset, a baseline or a curation rule.
 
     Args:
         scored (`ScoredRows`):

@@ -142,7 +142,7 @@ def complete_card(
     is_adapter: bool,
     evaluations: CardSection | None,
 ) -> None:
-    """Replace TRL's model card in a folder. Its metadata and its links to trackers stay.
+    """Replace the text of TRL's model card in a folder. The metadata and the links to trackers stay.
 
     Args:
         folder (`Path`):

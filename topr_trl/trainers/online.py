@@ -151,7 +151,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         rollout_func (`RolloutFunc`, *optional*):
             Function that generates the completions instead of the trainer.
         environment_factory (`Callable` or `dict[str, Callable]`, *optional*):
-            Function that returns an environment with tools, and optionally with prompts and rewards.
+            Function that returns an environment with tools, and optionally with prompts and rewards. Or a dictionary of
+            such functions by name. The column `environment` then has the name for each prompt.
         replay_dataset ([`~datasets.Dataset`], *optional*):
             Logged rows that are replayed from the first step on. Needs `replay_share` in `args`. The columns are those
             of [`OfflineTOPRTrainer`], with one row per completion. Without a column `mu_logps`, log μ is computed with
@@ -544,7 +545,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
 
     @property
     def _ratio_is_one(self) -> bool:
-        """Whether π = μ for every row in the current mode, so that ratios are not logged.
+        """Whether π = μ for every row in the current mode. If so, ratios are not logged.
 
         This is true in evaluation. In training it is true if each row is used only in the optimizer step that follows
         its generation. With `log_mu="sampler"` it is false, because the sampler's log-probabilities differ by rounding.

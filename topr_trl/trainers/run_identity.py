@@ -19,7 +19,8 @@ from topr_trl.trainers.fingerprints import base_fingerprint, mu_fingerprint
 from topr_trl.user_warnings import warn_user
 
 FILE = "topr_run.json"  # name of the document in a checkpoint
-# Before this version, Trainer may continue with the micro-batches of the checkpoint, but with the new accumulation.
+# Before this version, a resumed Trainer can use the micro-batch size of the checkpoint, but the new
+# `gradient_accumulation_steps`.
 RESTORES_MICRO_BATCH = Version(transformers.__version__) < Version("5.24")
 Identity = dict[str, Any]  # values by name, as JSON
 
@@ -111,7 +112,7 @@ _ADAPTER_FREE = re.compile(
 
 
 def compared_settings(args: Any) -> Identity:
-    """Return the settings in `COMPARED`. Names that these settings, or the installed libraries, lack are left out.
+    """Return the settings in `COMPARED`. Settings that `args` or the installed libraries do not have are left out.
 
     `num_train_epochs` and `max_steps` are left out if the learning rate does not depend on the number of steps.
 
@@ -129,8 +130,8 @@ def compared_settings(args: Any) -> Identity:
 def identity_of_run(trainer: Any, checkpoint: Path | None, latest: Identity | None) -> Identity:
     """Return the identity of a run as JSON. Compare it with the identity in the checkpoint to resume from.
 
-    The starting model is that of the first run. A checkpoint has other weights, and so has the trainer's model if
-    `train` is called again.
+    The entry `model` identifies the starting model of the first run. A checkpoint has other weights, and so does the
+    trainer's model if `train` is called again.
 
     Args:
         trainer ([`~transformers.Trainer`]):
@@ -183,7 +184,10 @@ def given_optimizer(trainer: Any) -> dict[str, Any]:
 
 
 def _adapter(model: Any) -> dict[str, Any]:
-    """Return the entries of a model's `peft_config` that change the function of its adapter. Empty without one."""
+    """Return the entries of a model's `peft_config` that change the function of its adapter.
+
+    Return {} if the model has no adapter.
+    """
     if not is_peft_model(model):
         return {}
     entries = model.peft_config[model.active_adapter].to_dict()
@@ -192,7 +196,7 @@ def _adapter(model: Any) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    """Convert a value that JSON lacks: a dtype to text, a set to a list, any other object to the name of its class."""
+    """Convert a value that is not JSON: a dtype to text, a set to a list, any other object to the name of its class."""
     if isinstance(value, torch.dtype):
         return str(value)
     return sorted(value) if isinstance(value, set | frozenset) else type(value).__name__
@@ -233,8 +237,8 @@ def read_identity(checkpoint: Path) -> Identity:
 def check_identity(checkpoint: Path, there: Identity, now: Identity) -> None:
     """Compare the identity in a checkpoint with that of the run that resumes from it.
 
-    Warn if values differ that only change the rest of the run. A value that one of the two identities lacks is not
-    compared, because an installed library may be newer.
+    Warn if a value differs that `COMPARED` does not mark as `refused`. A value that one of the two identities lacks is
+    not compared, because an installed library may be newer.
 
     Args:
         checkpoint (`Path`):
@@ -245,7 +249,7 @@ def check_identity(checkpoint: Path, there: Identity, now: Identity) -> None:
             Identity of the run.
 
     Raises:
-        ValueError: a value differs that changes the rows or the objective.
+        ValueError: a value differs that `COMPARED` marks as `refused`.
     """
     refused, said = (_differences(there, now, refused) for refused in (True, False))
     if refused:

@@ -34,7 +34,7 @@ def model_and_settings(trainer: str, model: Any, args: Config | None, kind: type
             Name of the trainer, for the error.
         model (`Any`):
             Model, name of a model on the Hub, or folder.
-        args ([`TOPRConfig`] or [`OfflineTOPRConfig`], *optional*):
+        args ([`TOPRConfig`], [`OfflineTOPRConfig`] or [`AsyncTOPRConfig`], *optional*):
             Settings. `None` creates default settings with the output folder `MODEL-TOPR`.
         kind (`type`):
             Class that the settings must have.
@@ -69,7 +69,7 @@ def checked_checkpoint(checkpoint: str | bool | None, folder: str, model: nn.Mod
             Model of the trainer.
 
     Raises:
-        ValueError: the checkpoint is missing, damaged or incomplete, or has weights of another shape.
+        ValueError: the checkpoint is missing, damaged or incomplete, or has weights of a different shape.
     """
     if checkpoint is True and (checkpoint := get_last_checkpoint(folder)) is None:
         raise ValueError(f"There is no checkpoint in {folder} to resume from.")
@@ -106,7 +106,7 @@ def refuse_unknown_experts(model: nn.Module, aux_loss: bool) -> None:
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
-    """Raise a ValueError if there is no token for padding, or the model has no embedding for it."""
+    """Raise a ValueError if there is no pad token, or the model has no embedding for the pad token or stop token."""
     if tokenizer.pad_token_id is None:
         raise ValueError(
             "The tokenizer has neither a pad token nor a stop token, so completions cannot be padded to a batch. "
@@ -128,7 +128,7 @@ def check_prompts(args: TOPRConfig, dataset: object) -> None:
 
 
 def check_state_is_whole(checkpoint: Path, args: TOPRConfig) -> None:
-    """Raise an error if a checkpoint lacks the reference model. Warn if it lacks a part of a generation batch.
+    """Raise an error if a checkpoint lacks the reference model. Warn if it was saved within a generation batch.
 
     Raises:
         ValueError: `sync_ref_model=True`, so the reference model changes during training.

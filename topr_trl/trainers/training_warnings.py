@@ -1,4 +1,4 @@
-"""Warn about silent causes of poor training: dead negatives, a different sampler, equal rewards, lost updates."""
+"""Warn about silent causes of poor training, such as dead negatives, a different sampler, and lost updates."""
 
 from collections.abc import Mapping
 from math import ceil
@@ -19,7 +19,7 @@ EARLY = 0.1  # "early": in this first share of the steps
 # Negatives are long from this mean number of tokens on. With 160 tokens, a ratio per segment was better than one per
 # completion (see "Long completions" on the page of results). Up to 64 tokens, a segment is the whole completion.
 LONG_NEGATIVES = 128
-MOST_READS = 8  # readings of a right answer that a pretrained model was measured with (see the page of results)
+MOST_READS = 8  # largest measured number of readings of a right answer by a pretrained model (see the page of results)
 LOST_WEIGHT = 0.5  # long negatives with a lower mean weight have lost too much weight
 
 
@@ -226,7 +226,7 @@ class SilentBatches:
         self._rows = self._rows + len(raw_rewards_N) if is_silent else 0
 
     def warn(self, baseline: float | str, said: set[object]) -> None:
-        """Warn if there has been no signal since the start of training, or in the last ten batches, only once."""
+        """Warn once if there has been no signal since the start of training, or in the last ten batches."""
         since_start = self._rows > 0 and not self.had_signal
         if "silent" in said or not (since_start or self._batches >= _SILENT):
             return

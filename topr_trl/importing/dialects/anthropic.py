@@ -15,8 +15,8 @@ def prompt(asked: Record) -> Row:
     """Return the messages and the tools of a request.
 
     Raises:
-        NotOfFormat: a message has no role.
-        Unusable: the provider defines a tool, or a message cannot be used (see `content_blocks.prompt_of`).
+        NotOfFormat: the request has no messages, or a message has no role.
+        Unusable: the provider defines or runs a tool, or a message cannot be used (see `content_blocks.prompt_of`).
     """
     if asked.get("mcp_servers"):
         raise Unusable("its request has mcp_servers, whose tools the provider runs itself, and does not log")
@@ -26,10 +26,11 @@ def prompt(asked: Record) -> Row:
 
 
 def answers(body: Record, asked: Record) -> list[Row | None]:
-    """Return the columns of the answer, or None if it is empty.
+    """Return a list with the columns of the answer, or `[None]` if the answer is empty.
 
     Raises:
-        Unusable: the provider ran a tool itself, the finish reason is new, or the log lacks a call of a tool.
+        Unusable: the finish reason is new, the log lacks a tool call, or the answer cannot become a message, for
+            instance because the provider ran a tool itself (see `content_blocks.messages_of`).
     """
     reason = body.get("stop_reason") or body.get("finish_reason")
     row = answer_of(body, finish_reason(reason))
@@ -42,7 +43,8 @@ def answers(body: Record, asked: Record) -> list[Row | None]:
 
 def _is_answer(body: Record) -> bool:
     content = body.get("content")
-    # Some tools log the content alone. An item of OpenAI's Responses API has the same type, and parts `output_text`.
+    # Some logs have only the content. A message of OpenAI's Responses API has the same type, but its parts have the
+    # type `output_text`.
     return body.get("type", "message") == "message" and isinstance(content, list) and not any(
         inner_value(block, "type") == "output_text" for block in content
     )  # fmt: skip

@@ -12,7 +12,7 @@ def prompt(asked: Record) -> Row:
     """Return the messages, the tools, the model and the sampling settings of a request.
 
     Raises:
-        NotOfFormat: a message has no role.
+        NotOfFormat: the request has no messages, or a message has no role.
         Unusable: the provider runs a tool, or a message cannot be used (see `content_blocks.prompt_of`).
     """
     tools = [_function(tool) for tool in inner_value(asked, "toolConfig", "tools") or () if "cachePoint" not in tool]
@@ -23,10 +23,11 @@ def prompt(asked: Record) -> Row:
 
 
 def answers(body: Record, asked: Record) -> list[Row | None]:
-    """Return the columns of the answer, or None if it is empty.
+    """Return a list with the columns of the answer, or `[None]` if the answer is empty.
 
     Raises:
-        Unusable: the provider ran a tool itself, or the finish reason is new.
+        Unusable: the finish reason is new, or the answer cannot become a message, for instance because the provider ran
+            a tool itself (see `content_blocks.messages_of`).
     """
     return [answer_of(body["output"]["message"], finish_reason(body.get("stopReason")))]
 

@@ -1,4 +1,4 @@
-"""Read logs and batches of Gemini's API, with the names of the REST API or of Google's Python client."""
+"""Read logs and batches of Gemini's API, with the field names of the REST API or of Google's Python client."""
 
 import json
 import re
@@ -16,7 +16,9 @@ def prompt(asked: Record) -> Row:
     """Return the messages, the tools and the sampling settings of a request.
 
     Raises:
-        Unusable: a part of the prompt is in a cache, the provider runs a tool, or a part cannot become text.
+        NotOfFormat: the request has no contents.
+        Unusable: a part of the prompt is in a cache, a tool is not a list of functions (see `functions`), or a message
+            cannot be used (see `content_blocks.prompt_of`).
     """
     settings = {**asked, **(_get(asked, "generation_config") or {}), **(asked.get("config") or {})}
     if _get(settings, "cached_content"):
@@ -31,10 +33,13 @@ def prompt(asked: Record) -> Row:
 
 
 def answers(body: Record, asked: Record) -> list[Row | LeftOut | None]:
-    """Return the columns of each candidate, or None for an empty one. A blocked prompt counts as a failed request.
+    """Return the columns of each candidate, or None for an empty candidate.
+
+    Return `[LeftOut.FAILED]` without candidates, for instance if the prompt was blocked.
 
     Raises:
-        Unusable: the client called functions before the answer, the provider ran a tool, or the finish reason is new.
+        Unusable: the client called functions before the answer, the finish reason is new, or a candidate cannot become
+            a message, for instance because the provider ran a tool (see `content_blocks.messages_of`).
     """
     if _get(body, "automatic_function_calling_history"):
         raise Unusable("its response has automaticFunctionCallingHistory, so its request lacks the calls of functions")
@@ -52,13 +57,16 @@ _REASONS = {
 
 
 def _get(value: Mapping[str, Any], name: str) -> Any:
-    """Return a field by its name in the Python client, such as `finish_reason`, or in the REST API."""
+    """Return the field with a name such as `finish_reason`, which the REST API writes as `finishReason`."""
     found = value.get(name)
     return value.get(re.sub(r"_(\w)", lambda match: match[1].upper(), name)) if found is None else found
 
 
 def _message(content: Any) -> Record:
-    """Return a content as a message with blocks. The client also takes a text, a part, or a list of parts."""
+    """Convert a `Content` of Gemini's API to a message with blocks.
+
+    Instead of a `Content`, the client also accepts text, a part, or a list of parts.
+    """
     if not (isinstance(content, Mapping) and "parts" in content):
         content = {"parts": content if isinstance(content, list) else [content]}
     role = content.get("role") or "user"
@@ -86,7 +94,7 @@ def functions(tool: Any) -> list[Record]:
     """Return the functions of a tool.
 
     Raises:
-        Unusable: the provider runs the tool.
+        Unusable: the tool is not a list of functions, for instance because the provider runs it.
     """
     names = {name for name, value in tool.items() if value is not None} if isinstance(tool, Mapping) else {str(tool)}
     if others := names - {"functionDeclarations", "function_declarations"}:

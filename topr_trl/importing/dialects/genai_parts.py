@@ -18,7 +18,7 @@ def prompt(asked: Record) -> Row:
     """Return the messages and the tools of a request.
 
     Raises:
-        Unusable: a part of a message cannot become text, for instance an image.
+        Unusable: the provider ran a tool itself, or a part of a message cannot become text, for instance an image.
     """
     start = [other("system", asked["instructions"])] if asked.get("instructions") else []
     messages = [*start, *(each for given in asked["messages"] for each in _messages(given))]
@@ -29,7 +29,8 @@ def answers(body: Record, asked: Record) -> list[Row]:
     """Return the columns of each output message.
 
     Raises:
-        Unusable: the provider ran a tool itself, or a part of a message cannot become text, for instance an image.
+        Unusable: the provider ran a tool itself, the finish reason is new, or a part of a message cannot become text,
+            for instance an image.
     """
     return [
         {

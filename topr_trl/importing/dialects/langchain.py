@@ -1,4 +1,4 @@
-"""Read messages of LangChain, as its tracers write them, and messages of OpenAI's and Anthropic's APIs beside them."""
+"""Read messages that LangChain's tracers write, and messages of OpenAI's and Anthropic's APIs among them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,9 @@ def prompt(asked: Record) -> Row:
     """Return the messages, or the text for a completion model, and the tools of a request.
 
     Raises:
-        Unusable: there are several requests or prompts, or a message has an unknown type.
+        NotOfFormat: a message with blocks of Anthropic's API has no role.
+        Unusable: there is no prompt, there are several requests or prompts, the provider defines a tool, a tool call
+            was not parsed, or a message has an unknown type or cannot become text.
     """
     if "messages" in asked:
         given: Any = [row for each in _unwrapped(asked["messages"]) for row in _messages(each)]
@@ -38,7 +40,9 @@ def answers(body: Record, asked: Record) -> list[Row | None]:
     """Return the columns of each answer, or None for an empty answer.
 
     Raises:
-        Unusable: the answer is in no known field, the request of a chat is text, or a tool call was not parsed.
+        NotOfFormat: a message with blocks of Anthropic's API has no role.
+        Unusable: the answer is in no known field, the request of a chat model is text, a tool call was not parsed, the
+            finish reason is new, or a message has an unknown type or cannot become text.
     """
     return [_answer(choice, "messages" in asked) for choice in _choices(body)]
 
@@ -63,7 +67,7 @@ def _answer(choice: Record, is_chat: bool) -> Row | None:
     else:
         completion = text_or_messages(given)
     reason = choice.get("finish_reason") or (choice.get("generation_info") or {}).get("finish_reason")
-    if reason is None:  # Some providers have it in the message, such as in `response_metadata.stop_reason`.
+    if reason is None:  # Some providers give it in the message, for instance in `response_metadata.stop_reason`.
         return {"completion": completion, "finish_reason": finish_reason_of(choice)}
     return {"completion": completion, "finish_reason": finish_reason(reason)}
 
@@ -91,14 +95,14 @@ def _name(given: Mapping[str, Any]) -> str:
 
 
 def _messages(given: Mapping[str, Any]) -> list[Row]:
-    """Return the messages of a row for a message. Results of tools in a message of Anthropic's API are separate."""
+    """Convert a message to messages of a row. Each tool result among Anthropic's blocks becomes a separate message."""
     content = given.get("content")
     blocks = content if isinstance(content, list) else []
-    if any(inner_value(block, "type") in ("tool_use", "tool_result") for block in blocks):
-        return messages_of(given)
     role = _ROLES.get(_name(given))
     if role is None:
         raise Unusable(f"a message has the unknown type or role {_name(given)}")
+    if any(inner_value(block, "type") in ("tool_use", "tool_result") for block in blocks):
+        return messages_of({"role": role, **given})
     inner = given.get("kwargs") or given.get("data") or given
     more = inner.get("additional_kwargs") or {}
     if role != "assistant":

@@ -19,7 +19,7 @@ def prompt(asked: Record) -> Row:
     """Return the messages, the tools, the template settings and the sampling settings of a request.
 
     Raises:
-        NotOfFormat: a message has no role.
+        NotOfFormat: the request has no messages, or a message has no role.
         Unusable: a message has an image, or see `content_blocks.prompt_of`.
     """
     given = field_of(asked, "messages", "request")
@@ -44,10 +44,10 @@ def settings_of(asked: Record) -> Row:
 
 
 def answers(body: Record, asked: Record) -> list[Row | LeftOut | None]:
-    """Return the columns of the answer, or None if it is empty.
+    """Return a list with the columns of the answer, or `[None]` if the answer is empty.
 
     Raises:
-        Unusable: the response is a part of a stream, or the finish reason is new.
+        Unusable: the response is a part of a stream, the finish reason is new, or see `content_blocks.answer_of`.
     """
     check_is_whole(body)
     return [answer_of(body["message"], finish_reason(body.get("done_reason")))]

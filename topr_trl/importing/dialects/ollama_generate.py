@@ -15,7 +15,8 @@ def prompt(asked: Record) -> Row:
     The server applies the chat template, so the prompt becomes messages. With `raw`, it stays text.
 
     Raises:
-        Unusable: the request has an image, a suffix, an own template, or the tokens of earlier turns.
+        NotOfFormat: the request has no prompt.
+        Unusable: the request has an image, a suffix, its own template, or the tokens of earlier turns.
     """
     if others := [name for name in ("images", "suffix", "template", "context") if asked.get(name)]:
         raise Unusable(f"its request has {', '.join(others)}, so its prompt and its system prompt are not all it read")
@@ -25,7 +26,7 @@ def prompt(asked: Record) -> Row:
 
 
 def answers(body: Record, asked: Record) -> list[Row | LeftOut | None]:
-    """Return the columns of the answer, or None if it is empty.
+    """Return a list with the columns of the answer, or `[None]` if the answer is empty.
 
     Raises:
         Unusable: the response is a part of a stream, or the finish reason is new.

@@ -26,8 +26,8 @@ def prompt(asked: Record) -> Row:
     """Return the messages, the tools and the template settings of a request.
 
     Raises:
-        NotOfFormat: a message has no role.
-        Unusable: the request has no messages, or a message cannot be used (see `content_blocks.messages_of`).
+        NotOfFormat: the request has no messages, or a message has no role.
+        Unusable: the provider defines a tool, or a message cannot be used (see `content_blocks.messages_of`).
     """
     messages = [row for each in field_of(asked, "messages", "request") for row in messages_of(each)]
     if asked.get("instructions"):
@@ -39,8 +39,9 @@ def answers(body: Record, asked: Record) -> list[Row | None]:
     """Return the columns of each choice, or None for an empty choice.
 
     Raises:
-        Unusable: the response has no choices, the start of a completion is not known, or the numbers of token ids and
-            log-probabilities differ.
+        NotOfFormat: the response has no `choices`.
+        Unusable: a choice without token ids continues the last message of the request, the numbers of token ids and
+            log-probabilities differ, the finish reason is new, or see `content_blocks.messages_of`.
     """
     choices = [
         _choice_columns(choice, body.get("prompt_token_ids")) for choice in field_of(body, "choices", "response")

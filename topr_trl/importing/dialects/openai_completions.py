@@ -28,9 +28,10 @@ def answers(body: Record, asked: Record) -> list[Row | None]:
     A row has token ids if they are known for both the prompt and the completion. Otherwise, it has only text.
 
     Raises:
-        NotOfFormat: the prompt has a wrong type, or the number of choices is wrong.
-        Unusable: the prompt is missing, the prompt is token ids and a choice has only text, or the numbers of token ids
-            and log-probabilities differ.
+        NotOfFormat: the prompt or the choices are missing, the prompt has a wrong type, or the number of choices is
+            wrong.
+        Unusable: the prompt is token ids and a choice has only text, the numbers of token ids and log-probabilities
+            differ, or the finish reason is new.
     """
     prompts = _prompts(field_of(asked, "prompt", "request"))
     each = asked.get("n") or 1

@@ -15,8 +15,10 @@ def prompt(asked: Record) -> Row:
     """Return the messages and the tools of a request.
 
     Raises:
+        NotOfFormat: the request has no input.
         Unusable: the request refers to an earlier response, a conversation or a stored prompt, which is not in the
-            file; it has a tool that the provider runs itself; or an item cannot become a message, see `messages_of`.
+            file; the request has a tool that the provider runs itself; or an item cannot become a message, see
+            `messages_of`.
     """
     for name in ("previous_response_id", "conversation", "prompt"):
         if asked.get(name):
@@ -30,10 +32,12 @@ def prompt(asked: Record) -> Row:
 def answers(body: Record, asked: Record) -> list[Row | LeftOut]:
     """Return the columns of the completion, or [] for an empty response.
 
-    Return `[LeftOut.FAILED]` if the response failed, was cancelled or was still being generated.
+    Return `[LeftOut.FAILED]` if the response failed, was canceled or was still being generated.
 
     Raises:
-        Unusable: the output is missing, or an item cannot become a message, see `messages_of`.
+        NotOfFormat: the response has no output.
+        Unusable: an item cannot become a message, see `messages_of`, or the numbers of token ids and log-probabilities
+            differ.
     """
     output = field_of(body, "output", "response")
     if body.get("status") in ("failed", "cancelled", "in_progress", "queued"):
@@ -45,7 +49,10 @@ def answers(body: Record, asked: Record) -> list[Row | LeftOut]:
 
 
 def _tokens(body: Record, output: Iterable[Any]) -> Row:
-    """Return the token ids and the log-probabilities in an answer of vLLM (`enable_response_messages`)."""
+    """Return the token ids and the log-probabilities in an answer of vLLM (`enable_response_messages`).
+
+    Return {} without token ids.
+    """
     both = [body.get(name) or [] for name in ("input_messages", "output_messages")]
     if [[inner_value(each, "type") for each in given] for given in both] != [["raw_message_tokens"]] * 2:
         return {}  # A server that runs tools itself has several messages.

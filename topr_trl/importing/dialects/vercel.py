@@ -25,7 +25,7 @@ def answers(body: Record, asked: Record) -> list[Row]:
     """Return the columns of the answer, or [] for an empty answer.
 
     Raises:
-        Unusable: the finish reason is unknown.
+        Unusable: the finish reason is new.
     """
     calls = [_call(each) for each in parsed_json(body.get("toolCalls")) or ()]
     text, thinking = body.get("text") or body.get("object"), body.get("reasoning")
@@ -48,7 +48,7 @@ def _call(part: Record) -> Row:
 
 
 def _messages(given: Record) -> list[Row]:
-    """Return the messages of a row for a message, in its order. Each result of a tool becomes a separate message."""
+    """Convert a message to messages of a row, in the order of its parts. Each tool result becomes its own message."""
     content = given["content"]
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     if not parts and given["role"] == "assistant":

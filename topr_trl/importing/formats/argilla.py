@@ -11,7 +11,7 @@ _END = ".responses"  # end of a column's name, in the flat layout
 
 
 def records(record: Record) -> Iterator[Record]:
-    """Yield a record of a table, or one for each answer that a ranking names.
+    """Yield a record of the format `table` with the responses as ratings, or one for each answer in a ranking.
 
     Args:
         record (`Record`): Record, as `to_list` or `to_json` of the package `argilla` writes it.
@@ -36,23 +36,26 @@ def records(record: Record) -> Iterator[Record]:
 
 
 def _responses(record: Record) -> dict[str, list[Any]]:
-    """Return the responses to each question. In the flat layout, only submitted responses count."""
+    """Return the responses to each question. In the flat layout, drafts and discarded responses are left out."""
     if isinstance(record.get("responses"), Mapping):
         return dict(record["responses"])
     found = {name: value for name, value in record.items() if name.endswith(_END)}
     return {
         name.removesuffix(_END): [
             value
-            for value, status in zip(values or (), record.get(f"{name}.status") or [None] * len(values), strict=True)
+            for value, status in zip(values, record.get(f"{name}.status") or [None] * len(values), strict=True)
             if status in (None, "submitted")
         ]
         for name, values in found.items()
+        if values is not None
     }
 
 
 def _ranks(value: Any, fields: Record) -> list[list[str]]:
-    """Return the fields at each rank of a ranking, from the best to the worst. Return [] for another response."""
+    """Return the fields at each rank of a ranking, from the best to the worst. Return [] for other responses."""
     if not isinstance(value, list) or len(value) < 2:
+        return []
+    if any(isinstance(each, Mapping) and not {"value", "rank"} <= each.keys() for each in value):
         return []
     places = [(each["value"], each["rank"]) if isinstance(each, Mapping) else (each, n)
               for n, each in enumerate(value)]  # fmt: skip

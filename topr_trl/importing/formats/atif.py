@@ -16,12 +16,14 @@ from topr_trl.importing.token_turns import join_turns, turn_of
 def rows(record: Record) -> list[Row]:
     """Return the rows of a trajectory and of the trajectories of its subagents, as parts of one rollout.
 
-    A trajectory is one row of messages. If each step of the model has token ids, it is one or more rows with token ids.
-    Steps that were copied from an earlier trajectory, and steps that no model wrote, are context.
+    A trajectory becomes one row of messages. If each step of the model has token ids, the trajectory becomes one or
+    more rows with token ids. Steps that were copied from an earlier trajectory, and steps that no model wrote, are
+    context.
 
     Raises:
-        Unusable: a step stands for several calls of the model, or the file lacks token ids and text that the model read
-            or wrote.
+        Unusable: the rows of the rollout have no id that joins them, the file lacks token ids or text that the model
+            read or wrote, or a message has a part without text. Or a step stands for several calls of the model, has
+            lists of different lengths, or has a reward whose turn is not known.
     """
     trajectories = _with_subagents(record)
     found = [row for each in trajectories for row in _rows_of_trajectory(each)]
@@ -39,10 +41,13 @@ def _with_subagents(record: Record) -> list[Record]:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return the rewards of a step by name. ATIF defines no field for them, so they are in `extra`.
+    """Return the rewards of a step by name. ATIF defines no field for rewards, so they are in `extra`.
+
+    A trajectory has no reward as a whole. Return `{"reward of a step": None}` if one of its steps has a reward, and {}
+    otherwise.
 
     Args:
-        record (`Record`): Step, or a trajectory. A trajectory has no reward as a whole.
+        record (`Record`): Step, or a trajectory.
     """
     if "steps" in record:
         return {"reward of a step": None} if any(map(rewards, _own_steps(record))) else {}
@@ -77,7 +82,7 @@ def _rows_of_trajectory(record: Record) -> list[Row]:
 
 
 def _graded(parts: list[Row], steps: list[Record]) -> list[Row]:
-    """Return the rows of a trajectory with its steps, each of which is one turn.
+    """Return the rows of a trajectory, each with the steps of its turns in the field `GRADED`.
 
     Raises:
         Unusable: there are rewards, and two steps have no tokens between them, so they look like one turn.

@@ -13,10 +13,11 @@ ENVELOPE = Envelope(
 
 
 def rows(record: Record) -> list[Row | LeftOut | None]:
-    """Return the row of a call.
+    """Return the row of a call, or `[LeftOut.FAILED]` for a failed call.
 
     Raises:
-        Unusable: the bodies of the call are in another file, or see `Envelope.rows`.
+        NotOfFormat: see `Envelope.rows`.
+        Unusable: a body of the call is in another file, or see `Envelope.rows`.
     """
     for place, name in (("input", "inputBodyS3Path"), ("output", "outputBodyS3Path")):
         if path := inner_value(record, place, name):

@@ -11,19 +11,19 @@ from topr_trl.importing.record_fields import listed, rewards_in, value_at
 
 
 def spans(record: Record) -> Iterator[Record]:
-    """Yield each span of a page of the API or of a query, or the span itself, with its scores by name.
+    """Yield each span of a page with its scores by name. Yield a single span in the same way.
 
-    The wrapper of Anthropic's client logs the system prompt as the last message, so it is moved to the start.
+    The wrapper of Anthropic's client logs the system prompt as the last message, so this message is moved to the start.
 
     Args:
-        record (`Record`): Span, or a page with `events` or `data`.
+        record (`Record`): Span, or a page of the API (with `events`) or of a query (with `data`).
     """
     for span in listed(record, "events", "data"):
         given: Any = parsed_json(span.get("input"))
         if isinstance(given, list) and len(given) > 1 and value_at(given[-1], "role") == "system":
             given = [given[-1], *given[:-1]]
         output = value_at(span, "output")
-        if value_at(span, "metadata.object") == "response":  # The items of OpenAI's Responses API are logged alone.
+        if value_at(span, "metadata.object") == "response":  # Only the items of OpenAI's Responses API are logged.
             given, output = {"input": given}, {**span["metadata"], "output": output}
         scores = {name: value for name, value in (value_at(span, "scores") or {}).items() if value is not None}
         yield {**span, "input": given, "output": output, "scores": scores}

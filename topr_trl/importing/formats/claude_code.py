@@ -15,7 +15,7 @@ _PARENT = "parentUuid"
 
 
 def sessions(records: Iterable[Placed]) -> Iterator[Placed]:
-    """Yield the sessions of a file. A session that continues another one in the file has its lines, too.
+    """Yield the sessions of a file. A session also gets the lines of the sessions in the file that it continues.
 
     Args:
         records (`Iterable`): Place and content of each line.
@@ -23,20 +23,26 @@ def sessions(records: Iterable[Placed]) -> Iterator[Placed]:
     found = list(joined_by("sessionId", _session_of)(records))
     joined = [record[LINES] if isinstance(record, dict) and LINES in record else [] for _, record in found]
     session_of = {line["uuid"]: n for n, lines in enumerate(joined) for line in lines if line.get("uuid")}
-    for (place, record), lines in zip(found, joined, strict=True):
-        own = {line.get("uuid") for line in lines}
-        before = {session_of[name] for line in lines if (name := line.get(_PARENT)) in set(session_of) - own}
-        copied = [line for n in sorted(before) for line in joined[n]]
+    own = [{line.get("uuid") for line in lines} for lines in joined]
+    for n, ((place, record), lines) in enumerate(zip(found, joined, strict=True)):
+        read = [n]  # It grows in the loop, because a session that is continued may continue another one.
+        for m in read:
+            parents = {line.get(_PARENT) for line in joined[m]} - own[m]
+            read += {session_of[name] for name in parents if name in session_of} - {*read}
+        copied = [line for m in sorted(read[1:]) for line in joined[m]]
         yield place, {**record, LINES: [*copied, *lines]} if copied else record  # type: ignore[dict-item]
 
 
 def rows(record: Record) -> list[Row]:
     """Return a row for each call of the model. The lines before the call in its branch of the session are the prompt.
 
-    The calls of a session are rows of one rollout. A resumed or forked session has copies of earlier calls.
+    The calls of a session are rows of one rollout. A resumed or forked session has copies of earlier calls, so each row
+    has the name of its call.
 
     Raises:
-        Unusable: the file lacks a line or a tool's result that the model read, or a message has a part without text.
+        NotOfFormat: the branch of a call is a circle.
+        Unusable: the file lacks a line or a tool result that the model read, a message has a part without text, or the
+            finish reason is new.
     """
     lines = {each["uuid"]: each for each in record[LINES] if each.get("uuid")}
     calls: dict[str, list[Record]] = {}  # lines of each call. Claude Code writes one line per block of an answer.
@@ -81,7 +87,7 @@ def _is_interruption(line: Record) -> bool:
 def _prompt(
     last: str | None, lines: dict[str, Record], calls: dict[str, list[Record]], results: dict[str, Record]
 ) -> Iterator[Row]:
-    """Yield the messages that the model had read at a line.
+    """Yield the messages that the model had read up to the line with the id `last`, including this line.
 
     Results of parallel calls are in different branches of the session. Each turn is therefore followed by all results
     of its calls.
@@ -105,7 +111,7 @@ def _prompt(
 
 
 def _ancestors(last: str | None, lines: dict[str, Record]) -> Iterator[str]:
-    """Yield the ids of a line and of all lines before it. The last id may be missing in `lines`."""
+    """Yield the id of a line, and the ids of all lines before it in its branch. `lines` may lack the last id."""
     seen = set[str]()
     while last and last not in seen:
         seen.add(last)

@@ -19,7 +19,7 @@ _EVENTS = ("session_meta", "response_item", "event_msg", "turn_context", "compac
 def sessions(records: Iterable[Placed]) -> Iterator[Placed]:
     """Yield the sessions of a file. A session starts with the line `session_meta`.
 
-    A broken line, and a line of another format, is yielded unchanged. A broken line also is None in its session.
+    Broken lines and lines of other formats are yielded unchanged. In its session, a broken line is also None.
 
     Args:
         records (`Iterable`): Place and content of each line.
@@ -31,7 +31,7 @@ def sessions(records: Iterable[Placed]) -> Iterator[Placed]:
             yield place, raw
             if record is not None:
                 continue
-        # A session that continues another has the first lines of both.
+        # A session that continues another one starts with two lines `session_meta`, without an item between them.
         if inner_value(record, "type") == "session_meta" and any(map(_is_item, lines)):
             yield first, _session(lines)
             lines = []
@@ -47,7 +47,7 @@ def _is_item(line: Any) -> bool:
 
 def _session(lines: list[Any]) -> Record:
     metas = [line["payload"] for line in lines if inner_value(line, "type") == "session_meta"]
-    # A forked session has the lines of its source, or only the id.
+    # A forked session has a copy of the lines of its source, or only the id of its source.
     source = (metas[-1].get("forked_from_id") or metas[-1].get("id")) if metas else None
     return {"session_id": metas[0].get("id") if metas else None, "source_id": source, LINES: lines}
 
@@ -58,12 +58,14 @@ def rows(record: Record) -> list[Row]:
     The answers of a session are rows of one rollout. After a compaction, the prompt starts with the new history.
 
     Raises:
-        Unusable: the file lacks a part of what the model read, the provider ran a tool itself, or a part has no text.
+        Unusable: a line is broken, the file lacks the context after a compaction, the user took back a turn, several
+            rows have no session id that joins them, or an item cannot become a message, for instance because the
+            provider ran a tool itself (see `openai_responses.messages_of`).
     """
     found, history, own = list[Row](), list[Record](), list[Record]()
     start, models = list[Row](), set[str]()
     *whole, last = record[LINES]
-    for line in [*whole, *filter(None, [last])]:  # A killed session ends with a broken line.
+    for line in [*whole, *filter(None, [last])]:  # If Codex was killed, the last line can be broken.
         if line is None:
             raise Unusable("a line is not valid JSON, so what the model read after it is not known")
         kind, given = line["type"], line["payload"]
@@ -84,7 +86,8 @@ def rows(record: Record) -> list[Row]:
     name = record.get("session_id")
     if len(found) > 1 and name is None:
         raise Unusable("it has no session_meta with the id that joins its rows")
-    for row in found:  # Lines of Codex have no ids. In sessions with one source, a call is what was read and written.
+    # Lines of Codex have no ids. In sessions with the same source, rows with the same text are the same call.
+    for row in found:
         said = [each for each in (*row["prompt"], *row["completion"]) if each not in start]
         text = json.dumps([record.get("source_id"), said])
         row[CALL] = hashlib.sha256(text.encode()).hexdigest() if record.get("source_id") else None
@@ -104,7 +107,7 @@ def _answers(start: list[Row], history: list[Record], own: list[Record]) -> list
 
 
 def _item(given: Record) -> list[Record]:
-    """Return an item as the Responses API has it. Return [] for an item that the model does not read."""
+    """Return a list with an item as the Responses API has it. Return [] for an item that the model does not read."""
     kind = given["type"]
     if kind == "ghost_snapshot":
         return []

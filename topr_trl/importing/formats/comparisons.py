@@ -1,4 +1,4 @@
-"""Read comparisons of two completions, where a name or another field says which one is better.
+"""Read comparisons of two completions, where the field names or another field say which one is better.
 
 OpenAI's format for preferences has `preferred_output` and `non_preferred_output`. LLaMA-Factory's has messages in
 `chosen` and `rejected`. ms-swift's has `rejected_response` beside messages. Arenas have a field `winner`.
@@ -18,7 +18,7 @@ from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.openai_messages import message
 from topr_trl.importing.row_table import Row
 
-# Name of one of two completions, such as `response_a`, `output_1` or `conversation_left`. `side` is its ending.
+# Name of one of two completions, such as `response_a`, `output_1` or `conversation_left`. `side` is the name's end.
 _ONE_OF_TWO = re.compile(
     r"(?P<stem>(\w+_)?(response|answer|output|completion|conversation|generation|reply|text|summary|ref))"
     r"_?(?P<side>[a-k]|[0-9]|left|right)"
@@ -29,8 +29,8 @@ _BETTER = {"chosen", "preferred", "better", "winning", "accepted"}
 _WORSE = {"rejected", "dispreferred", "worse", "losing"}
 _VERDICT = {"winner", "preference", "preferred", "better", "best", "choice", "chosen", "verdict", "vote", "win",
             "label"}  # fmt: skip
-_STRICT = {"winner", "vote", "verdict"}  # Fields that are only verdicts, so that each value must be understood.
-# Last words of fields that say more about a verdict.
+_STRICT = {"winner", "vote", "verdict"}  # Words of fields that have only verdicts, so each value must be understood.
+# Last words of fields with details of a verdict, such as its strength or its reason.
 _ABOUT = {"strength", "statement", "reason", "reasoning", "rationale", "explanation", "elaboration", "justification",
           "comment", "confidence", "score", "margin", "count", "time", "id", "ids"}  # fmt: skip
 # HelpSteer 2 and 3: from -3 (response 1 is better) to 3 (response 2 is better).
@@ -41,7 +41,7 @@ _BEFORE_SIDE = re.compile(
     r"(model|response|assistant|answer|output|completion|conversation|generation|reply|text|summary|option|candidate)_?"
 )
 _TIES = {"tie", "ties", "tied", "both", "bothbad", "equal", "neither", "none", "same", "draw"}
-# Marks that prompts of judges ask for, as in MT-Bench (`[[C]]` is a tie) and Arena-Hard (`[[A>>B]]`).
+# Marks that judge prompts ask for, as in MT-Bench (`[[C]]` is a tie) and Arena-Hard (`[[A>>B]]`).
 _MARKED = re.compile(r"\[\[([^\[\]]+)\]\]")
 _MARKS = {"a": "a", "b": "b", "c": "tie", "a=b": "tie", "b=a": "tie", "a>b": "a", "b>a": "b"}
 _BESIDE_TIES = {"bad", "good", "are", "equally"}
@@ -50,10 +50,11 @@ _BESIDE_TIES = {"bad", "good", "are", "equally"}
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return a row with reward 1 for the better completion, and a row with reward -1 for the other one.
 
-    Return `[LeftOut.TIED]` if neither is better.
+    Return `[LeftOut.TIED]` if neither is better, and [] if one of the two is empty.
 
     Raises:
-        NotOfFormat: no field names the better completion, or fields name different ones, or see `pairs.rows`.
+        NotOfFormat: no field names the better completion, fields name different ones, a verdict is not understood, the
+            numbers of questions and answers differ, or see `pairs.rows`.
         Unusable: see `pairs.rows`.
     """
     names = _by_name(record) or _by_verdict(record)
@@ -70,7 +71,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
     if "prompt" not in rest and len(lists) == 1:
         rest["messages"] = [message(each) for each in parsed_json(rest.pop(lists[0]))]
     elif _is_texts(parsed_json(rest.get("prompt"))):
-        del rest["prompt"]  # The completions have the questions, see `_completion`.
+        del rest["prompt"]  # The completions now have the questions, see `_completion`.
     return pairs.rows({**rest, "chosen": better, "rejected": worse})
 
 
@@ -78,7 +79,7 @@ def _completion(record: Record, name: str) -> Any:
     """Return a completion as text or messages. In a list of texts, each text answers a text of the list `prompt`.
 
     Raises:
-        NotOfFormat: the numbers of texts differ.
+        NotOfFormat: the completion is a list of texts, and `prompt` is not a list of as many texts.
     """
     value = parsed_json(record[name])
     if isinstance(value, Mapping):
@@ -105,7 +106,10 @@ def _is_texts(value: Any) -> bool:
 
 
 def _by_name(record: Record) -> tuple[str, str] | None:
-    """Return the names of the better and the worse completion, such as `chosen_answer` and `rejected_answer`."""
+    """Return the names of the better and the worse completion, such as `chosen_answer` and `rejected_answer`.
+
+    If only the worse completion has such a name, the better one is in `messages`. Return None without such names.
+    """
     found: dict[tuple[str, ...], dict[bool, str]] = defaultdict(dict)
     for name in record:
         words = words_of(name)
@@ -122,9 +126,12 @@ def _by_verdict(record: Record) -> tuple[str, str] | None:
     """Return the names of the better and the worse completion, from a field such as `winner`. Return None for a tie.
 
     Raises:
-        NotOfFormat: no field names the better completion, or fields name different ones.
+        NotOfFormat: no field names the better completion, fields name different ones, or a verdict is not understood.
     """
-    first, second = _two_sides(record)
+    sides = _two_sides(record)
+    if not sides:
+        raise NotOfFormat("it lacks two completions, such as response_a and response_b")
+    first, second = sides
     verdicts = dict(_verdicts(record, {first: _side_in(first), second: _side_in(second)}))
     if len(set(verdicts.values())) == 1:
         better = next(iter(verdicts.values()))
@@ -156,7 +163,8 @@ def _verdicts(record: Record, sides: dict[str, str]) -> Iterator[tuple[str, str 
     """Yield each field that names the better completion, with the name of this completion, or None for a tie.
 
     Raises:
-        NotOfFormat: a value of a verdict is not understood, and no other field may decide.
+        NotOfFormat: a value is not understood, and the field has only verdicts, the value is negative, or another field
+            says that there is a tie.
     """
     found, unclear = dict[str, str | None](), list[str]()
     for field, value in record.items():
@@ -179,7 +187,7 @@ def _verdicts(record: Record, sides: dict[str, str]) -> Iterator[tuple[str, str 
 def _may_be_verdict(field: str, value: Any, sides: list[str]) -> bool:
     words = words_of(field)
     if value is None or value != value or not _VERDICT & {*words} or isinstance(parsed_json(value), list | Mapping):
-        return False  # NaN is unlike itself.
+        return False  # NaN is not equal to itself.
     return words[-1] not in _ABOUT or _is_scale(field, value, sides)
 
 
@@ -188,15 +196,15 @@ def _is_scale(field: str, value: Any, sides: list[str]) -> bool:
 
 
 def _text(value: Any) -> str:
-    """Return a verdict in lower case, without brackets and quotes around it."""
+    """Return a verdict in lower case, without brackets, quotes and punctuation around it."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return text.strip().lower().strip("[](){}\"'`*.: ")
 
 
 def _verdict(field: str, value: Any, sides: list[str]) -> str:
-    """Return the better side or its field, or `tie`. Return `""` if the verdict names only a side that is not better.
+    """Return the better side or the name of its field, or `tie`.
 
-    Return the verdict's text if it is not understood.
+    Return `""` if the verdict only names a side that is not better, and the verdict's text if it is not understood.
     """
     text = _text(value)
     marked = {re.sub(r"\s|>(?=>)", "", found.lower()) for found in _MARKED.findall(str(value))}
@@ -206,7 +214,7 @@ def _verdict(field: str, value: Any, sides: list[str]) -> str:
     if number is not None and _is_scale(field, value, sides):
         return text if abs(number) > _LARGEST else "tie" if not number else "12"[number > 0]
     if normalized(field).startswith("winner_") and text in ("1", "1.0", "0", "0.0", "true", "false"):
-        # Such a field has the side in its name: `winner_model_a`.
+        # The name of the field has the side: `winner_model_a`.
         return normalized(field).rpartition("_")[2] if text in ("1", "1.0", "true") else ""
     if number is not None:
         return f"{number:g}"

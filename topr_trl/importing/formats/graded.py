@@ -14,6 +14,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
     Raises:
         NotOfFormat: the numbers of generations, grades and finish reasons differ.
+        Unusable: a finish reason is new.
     """
     generations = record["generations"] or []
     right = record["correctness_math_verify"] or [None] * len(generations)

@@ -9,7 +9,7 @@ from topr_trl.importing.record_fields import listed, value_at
 
 
 def rewards(record: Record) -> dict[str, object]:
-    """Return the thumb and the scores of a request, without empty ones."""
+    """Return the thumb and the scores of a request by name. Missing values are left out."""
     found = {"feedback_rating": record.get("feedback_rating")}
     found |= {f"scores.{name}": value for name, value in (value_at(record, "scores") or {}).items()}
     return {name: value for name, value in found.items() if value is not None}

@@ -30,8 +30,9 @@ def rows(record: Record) -> list[Row | LeftOut]:
     """Return one row of messages. Return `[LeftOut.FAILED]` if the sample failed, and [] if it has no generated turn.
 
     Raises:
-        Unusable: an attachment is missing, a message has a part without text, inspect_ai could not parse a tool call,
-            or an assistant turn that the model did not write follows a turn of the model.
+        Unusable: an attachment is missing, a message has a part without text, the provider ran a tool itself,
+            inspect_ai could not parse a tool call, the finish reason is new, or an assistant turn that the model did
+            not write follows a turn of the model.
     """
     if record.get("error"):
         return [LeftOut.FAILED]
@@ -62,7 +63,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
 def rewards(record: Record) -> dict[str, Any]:
     """Return the numeric scores of a sample, by the name of the scorer. Grades become the numbers in `_GRADES`.
 
-    Each value of a score with several values has the name `SCORER.KEY`.
+    If a score has several values, each value has the name `SCORER.KEY`.
     """
     found: dict[str, Any] = {}
     for name, score in (record.get("scores") or {}).items():

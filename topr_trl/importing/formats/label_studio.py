@@ -11,15 +11,15 @@ _SIDES = ("left", "right")
 
 
 def records(record: Record) -> Iterator[Record]:
-    """Yield a record of a table, or one for each answer that was compared or ranked.
+    """Yield a record of the format `table` with the annotations as ratings, or one for each compared or ranked answer.
 
-    Annotations that were skipped do not count.
+    Skipped annotations do not count.
 
     Args:
         record (`Record`): Task with its annotations.
 
     Raises:
-        NotOfFormat: the data lacks an answer that was compared or ranked.
+        NotOfFormat: the data lacks an answer that was compared or ranked, or a ranking has several buckets.
     """
     if not _is_task(record):
         yield record
@@ -60,7 +60,10 @@ def _ranks(result: Record) -> list[list[str]]:
 
 
 def _texts(data: Record) -> dict[str, Any]:
-    """Return the texts of a task by their names. In a list of items, an item has the name `id` and the text `body`."""
+    """Return the texts of a task by their names.
+
+    In a list of items, the name of an item is its `id`, and the text is its `body`, `html` or `title`.
+    """
     items = [each for value in data.values() if isinstance(value, list) for each in value if isinstance(each, Mapping)]
     inner = {
         str(each["id"]): each.get("body") or each.get("html") or each.get("title") for each in items if "id" in each

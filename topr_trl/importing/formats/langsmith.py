@@ -23,7 +23,7 @@ def rewards(record: Record) -> dict[str, Any]:
 
 
 def _trace_of(place: str, record: Record) -> Any:
-    """Return the trace of a model call with feedback. Return None for other runs."""
+    """Return the id of the trace of a model call with feedback. Return None for other runs."""
     is_rated = record.get("run_type") == "llm" and any(each is not None for each in rewards(record).values())
     return record.get("trace_id") if is_rated else None
 

@@ -17,15 +17,15 @@ _PARENT = "parentMessageId"
 
 
 def ratings(record: Record) -> Iterator[Record]:
-    """Yield a record for each rated answer of a conversation, with its id and its feedback.
+    """Yield a record for each rated answer of a conversation, with the answer's id and feedback.
 
-    Yield a record without feedback for a conversation without a rating.
+    For a conversation without a rating, yield one record without feedback.
 
     Args:
         record (`Record`): Conversation. Its messages are a list, or a tree with `children`.
     """
     listed = _flat(record.get("messagesTree") or record["messages"], None)
-    if not any(each.get(_PARENT) for each in listed):  # The exported branch has no parents.
+    if not any(each.get(_PARENT) for each in listed):  # In the export of a single branch, messages have no parents.
         parents = [None, *(each["messageId"] for each in listed[:-1])]
         listed = [{**each, _PARENT: parent} for each, parent in zip(listed, parents, strict=True)]
     messages = {each["messageId"]: each for each in listed}
@@ -40,8 +40,9 @@ def rows(record: Record) -> list[Row | LeftOut]:
     Return `[LeftOut.UNGRADED]` for a conversation without a rating, and `[LeftOut.FAILED]` for a failed answer.
 
     Raises:
-        NotOfFormat: a message of the branch is missing, or a message of the user is rated.
-        Unusable: the export lacks text that the model read or wrote.
+        NotOfFormat: a message of the branch is missing, the branch is a circle, or a message of the user is rated.
+        Unusable: the options have several system prompts, the export lacks text that the model read or wrote, a part
+            has no text, or the finish reason is new.
     """
     if record["rated"] is None:
         return [LeftOut.UNGRADED]
@@ -79,7 +80,8 @@ def _turns(given: Record) -> list[Row]:
     """Return a message of the export as messages of a row. An answer with tool calls becomes several.
 
     Raises:
-        Unusable: the model read a file, a quote or a summary, or a part has no text.
+        Unusable: the model read a file, a quote or a summary, the text of an answer has thinking in it, or a part has
+            no text.
     """
     if missing := [name for name in ("files", "quotes", "summary") if given.get(name)]:
         raise Unusable(f"a message has {missing[0]}, and the export lacks the text that the model read instead")
@@ -92,7 +94,11 @@ def _turns(given: Record) -> list[Row]:
 
 
 def _items(part: Record) -> Iterator[Record]:
-    """Yield the items of the Responses API that a part of an answer stands for."""
+    """Yield a part of an answer as items of the Responses API.
+
+    Raises:
+        Unusable: the part is not text, thinking or a tool call.
+    """
     kind = part.get("type")
     value = part.get(str(kind))
     if kind == "text" and (text := inner_value(value, "value") or value):

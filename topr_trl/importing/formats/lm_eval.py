@@ -18,9 +18,9 @@ def rows(record: Record) -> list[Row]:
     """Return one row of text, or of messages for a chat API. Return [] for an empty response.
 
     Raises:
-        NotOfFormat: the task compares the likelihoods of given answers, so the model wrote no response, or the prompt
-            is not text.
-        Unusable: several responses share one score.
+        NotOfFormat: the task compares the likelihoods of given answers, so the model wrote no response; the prompt is
+            not text; or a message has no role.
+        Unusable: several responses share one score, or a message has a part without text.
     """
     requests, responses = record["arguments"], record["resps"]
     if isinstance(requests, dict):

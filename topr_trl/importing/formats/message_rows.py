@@ -40,12 +40,14 @@ def conversations(records: Iterable[Placed]) -> Iterator[Placed]:
 
     Fields with one value in all messages of a conversation, such as its reward, become fields of the conversation.
     Messages with the role `exit`, with which mini-swe-agent ends a run, are left out.
+    Other records are yielded unchanged.
 
     Args:
         records (`Iterable`): Place and content of each message.
 
     Raises:
-        ValueError: a message has no id and is not in an array, or the messages of a conversation are not in order.
+        ValueError: a message has several conversation ids, or has none and is not in an array, or the messages of a
+            conversation are not in order.
     """
     for place, record in joined_by("conversation", _conversation_of)(records):
         if not isinstance(record, dict) or LINES not in record:
@@ -82,10 +84,10 @@ def _time(value: Any) -> datetime:
 
 
 def _conversation_of(place: str, record: Record) -> Any:
-    """Return the id of a message's conversation, or the place of its array. Return None if it is no message.
+    """Return the id of a message's conversation, or the place of its array. Return None for another record.
 
     Raises:
-        ValueError: the message has neither, or has several ids.
+        ValueError: the message has no conversation id and is not in an array, or has several ids.
     """
     if not _is_message(record):
         return None

@@ -27,8 +27,9 @@ def rows(record: Record, rated: Sequence[int] | None = None) -> list[Row | LeftO
     Return `[LeftOut.FAILED]` if a field such as `status` says that the call failed.
 
     Raises:
-        NotOfFormat: a message has no role, or `rows_of_conversation` raises an error.
-        Unusable: a message has an image, a part without text, or a weight other than 0 and 1.
+        NotOfFormat: a message has no role, or see `rows_of_conversation`.
+        Unusable: a message has an image, a part without text, or a weight other than 0 and 1, a chat template cannot
+            write the blocks of a message in their order, the provider defines a tool, or see `rows_of_conversation`.
     """
     if is_failed(record):
         return [LeftOut.FAILED]
@@ -47,13 +48,15 @@ def rows_of_conversation(
     Args:
         record (`Record`): Record.
         given (`list[Record]`): Messages of the record.
-        turns (`list[list[Row]]`): The same messages, as rows have them. A message with results of tools can be several.
+        turns (`list[list[Row]]`): The same messages, as rows have them. A message with tool results can become several.
         shared (`Row`): Other columns of the rows.
-        rated (`Sequence[int]` or `None`): Messages whose reward a setting names, see `Format.messages`.
+        rated (`Sequence[int]` or `None`): Indices of messages whose reward a setting names, see `Format.messages`.
 
     Raises:
-        NotOfFormat: the record names a message that is not an answer of the model.
-        Unusable: the record has images beside the messages.
+        NotOfFormat: the rated message is not an answer of the model, a field such as `message_id` names no message,
+            fields name different messages, a message has several ratings, or the system prompt may be the name of a
+            system.
+        Unusable: the record has images, sounds or videos beside the messages, or the finish reason is new.
     """
     check_only_text(record, "it")
     ends = list(accumulate(map(len, turns)))
@@ -76,7 +79,9 @@ def rows_of_conversation(
 
 
 def rewards(record: Record, messages: str = "messages") -> dict[str, Any]:
-    """Return the field `reward`, or else the rating of each answer that has one.
+    """Return the field `reward`. Without this field, return the ratings of answers, if there are any.
+
+    In addition to ratings, return fields of the record that may be the reward, so that the user must choose.
 
     Args:
         record (`Record`): Record.
@@ -95,7 +100,11 @@ def rewards(record: Record, messages: str = "messages") -> dict[str, Any]:
 def _rated(record: Record, given: list[Record], by_settings: Sequence[int] | None) -> list[int]:
     """Return the index of each message to which a reward belongs. Return [] if rewards belong to the whole record.
 
-    The rating in a message does not count if settings name the reward.
+    Ratings in messages count only if the record has no `reward`, no field of the record names the rated message, and
+    no setting names the reward.
+
+    Raises:
+        NotOfFormat: fields name different messages, see `_named_message`, or a message has several ratings.
     """
     references = {name: _named_message(given, name, value) for name, value in _references(record)}
     named = {name: n for name, n in references.items() if n is not None}
@@ -115,7 +124,10 @@ def _rated(record: Record, given: list[Record], by_settings: Sequence[int] | Non
 
 
 def _references(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the fields that may name a message, such as `meta.message_id`, without the fields of the messages."""
+    """Yield the name and the value of each field that may name a message, such as `message_id` inside `meta`.
+
+    Fields of the messages themselves are skipped.
+    """
     if isinstance(value, list):
         for each in value:
             yield from _references(each) if isinstance(each, Mapping) else ()
@@ -137,7 +149,7 @@ def _named_message(messages: list[Record], name: str, value: Any) -> int | None:
     ids = [[str(each[key]) for key in _IDS if each.get(key) is not None] for each in messages]
     matches = [str(value) in each for each in ids]
     is_index = words[-1:] in (["index"], ["idx"], ["position"])
-    # A value can equal an id by chance, so the name must be one of an id or of the rated message.
+    # A value can equal an id by chance, so the name of the field must also refer to a message.
     may_match = "message" in words or (bool({*words[-1:]} & _RATED_MESSAGE) and not str(value).isdigit())
     if not is_index and matches.count(True) == 1 and may_match:
         return matches.index(True)

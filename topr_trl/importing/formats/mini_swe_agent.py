@@ -8,7 +8,12 @@ from topr_trl.importing.row_table import Row
 
 
 def rows(record: Record) -> list[Row]:
-    """Return one row of messages. Return [] if there is no agent turn."""
+    """Return one row of messages. Return [] if there is no agent turn.
+
+    Raises:
+        NotOfFormat: see `openai_messages.message`.
+        Unusable: see `openai_messages.message` and `openai_responses.messages_of`.
+    """
     return row_of_run(
         [each for given in record["messages"] for each in _messages(given)],
         problem_id=record.get("instance_id"),
@@ -17,9 +22,9 @@ def rows(record: Record) -> list[Row]:
 
 
 def _messages(given: Record) -> list[Row]:
-    """Return the messages that a message of the file stands for. The last one, with the role `exit`, is no message.
+    """Convert a message of the file to messages of a row. The last one, with the role `exit`, is left out.
 
-    With the Responses API, an answer is the response itself, and a result of a tool is an item of the API.
+    With the Responses API, an answer is the response itself, and a tool result is an item of the API.
     """
     if given.get("object") == "response":
         return messages_of(given["output"])

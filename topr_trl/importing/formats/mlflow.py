@@ -19,7 +19,7 @@ _SPANS = ("data.spans", "trace.data.spans", "spans")
 def calls(record: Record) -> Iterator[Record]:
     """Yield each span of a trace, with its feedback. A model call also has the feedback on the trace.
 
-    Expectations, and feedback that a later one replaced, do not count.
+    Expectations, and feedback that later feedback replaced, do not count.
 
     Args:
         record (`Record`): Trace, or a row of a table of traces.
@@ -32,7 +32,8 @@ def calls(record: Record) -> Iterator[Record]:
         # If two libraries recorded the same call, only the inner span is read.
         is_call = _is_call(span) and span["span_id"] not in outer
         found: dict[str, Any] = {}
-        for place in (None, span["span_id"]) if is_call else (span["span_id"],):  # The span's replace the trace's.
+        # Feedback on the span replaces feedback with the same name on the trace.
+        for place in (None, span["span_id"]) if is_call else (span["span_id"],):
             found |= _ratings(each for each in assessments if each.get("span_id") == place)
         yield {
             **span, "is_call": is_call, "settings": {"model": span["attributes"].get("mlflow.llm.model")},
@@ -77,7 +78,14 @@ ENVELOPE = Envelope(
 
 
 def rows(record: Record) -> list[Row | LeftOut | None]:
-    """Return the row of a span. Feedback on a span is for one answer, unless the trace has feedback, too."""
+    """Return the row of a span. Feedback on a span is for one answer, unless the trace has feedback, too.
+
+    Return `[LeftOut.FAILED]` for a failed call, and `[LeftOut.OTHER]` for a span that is not a model call.
+
+    Raises:
+        NotOfFormat: see `Envelope.rows`.
+        Unusable: a span that is not a model call has feedback, or see `Envelope.rows`.
+    """
     found = ENVELOPE.rows(record)
     return as_rated(found) if record["is_rated"] else found
 

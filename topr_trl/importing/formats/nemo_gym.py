@@ -18,9 +18,9 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
     (`prompt_token_ids`, `generation_token_ids`, `generation_log_probs`).
 
     Raises:
-        NotOfFormat: the output is missing.
-        Unusable: the provider ran a tool itself, the file lacks a part of the prompt, or a turn has lists of different
-            lengths.
+        NotOfFormat: the input of the request or the output of the response is missing.
+        Unusable: the provider ran a tool itself, the file lacks a part of the prompt, an item cannot become a message
+            (see `openai_responses.messages_of`), or a turn has lists of different lengths.
     """
     if record.get("_ng_failure_class"):
         return [LeftOut.FAILED]

@@ -11,7 +11,9 @@ from topr_trl.importing.row_table import Row
 
 
 def samplings(record: Record) -> Iterator[Record]:
-    """Yield each sampling of a sample, with the results until the next one.
+    """Yield each sampling of a sample with the results before the next sampling.
+
+    Events before the first sampling are yielded without a sampling.
 
     Args:
         record (`Record`): Events of a sample.
@@ -36,10 +38,14 @@ def _results(events: list[Record]) -> list[Record]:
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return the row of a sampling. Return `[LeftOut.OTHER]` for results without one.
+    """Return the row of a sampling.
+
+    Return `[LeftOut.FAILED]` if there is an error, and `[LeftOut.OTHER]` for results without a sampling.
 
     Raises:
-        Unusable: a result belongs to several samplings, or to several completions.
+        NotOfFormat: a message has no role.
+        Unusable: a result belongs to several samplings or completions, or a message has an unknown role or a part
+            without text.
     """
     if record["has_error"]:
         return [LeftOut.FAILED]
@@ -69,7 +75,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return the results of a sampling that are numbers, such as `correct` of a match, by name."""
+    """Return the numeric results of a sampling by name, such as `correct` of a match."""
     return {f"results.{name}": value for name, value in record["results"].items()
             if isinstance(value.values[0] if isinstance(value, DifferentRatings) else value, int | float)
             and name not in ("expected", "picked")}  # fmt: skip

@@ -23,7 +23,9 @@ _SHOWN = re.compile(r'<details type="(?P<kind>\w+)"')
 
 
 def ratings(record: Record) -> Iterator[Record]:
-    """Yield a feedback record for each rated answer of a chat.
+    """Yield a feedback record for each rated answer of a chat. Yield feedback unchanged.
+
+    For a chat without a rating, yield one record without a rating.
 
     Args:
         record (`Record`): Feedback, the joined feedback on a chat, or a chat.
@@ -46,8 +48,10 @@ def rows(record: Record) -> list[Row | LeftOut]:
     Return `[LeftOut.UNGRADED]` for a chat without a rating, and `[LeftOut.FAILED]` for a failed answer.
 
     Raises:
-        NotOfFormat: the rated message is missing, or is not from the model.
-        Unusable: the export lacks the chat, or text that the model read or wrote.
+        NotOfFormat: a message of the branch is missing, the branch is a circle, or the rated message is not from the
+            model.
+        Unusable: the export lacks the chat, or text that the model read or wrote, the rated answer was edited, a part
+            has no text, or the finish reason is new.
     """
     if (chat := inner_value(record, "snapshot", "chat", "chat")) is None:
         raise Unusable("it has no snapshot of the chat. Export it in Admin Panel, Evaluations, Feedback")
@@ -71,7 +75,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
     }]  # fmt: skip
 
 
-_USAGE = ("info", "usage")  # fields with the finish reason of the server, if it has one
+_USAGE = ("info", "usage")  # fields that may have the server's finish reason
 
 
 def _nodes(chat: Record) -> dict[str, Record]:
@@ -81,10 +85,11 @@ def _nodes(chat: Record) -> dict[str, Record]:
 
 
 def _turns(given: Record) -> list[Row]:
-    """Return the messages that a message of a chat stands for: an answer with calls of tools has several.
+    """Convert a message of a chat to messages of a row. An answer with tool calls becomes several.
 
     Raises:
-        Unusable: the model read a file, a source or a summary, or its own text is not known.
+        Unusable: the model read a file, a source or a summary, the text that the model wrote is not known, or a part
+            has no text.
     """
     items = [item for item in given.get("output") or () if item.get("type") != "message" or text_of(item["content"])]
     has_results = any(item.get("type") == "function_call_output" for item in items)
@@ -106,7 +111,7 @@ def _turns(given: Record) -> list[Row]:
 
 
 def _unquoted(shown: str) -> str:
-    """Return thinking from its HTML, where each line starts with `> `."""
+    """Return the text of thinking from its HTML, in which each line starts with `> `."""
     return "\n".join(html.unescape(line).removeprefix("> ") for line in shown.splitlines())
 
 

@@ -1,4 +1,4 @@
-"""Read output items of runs of OpenAI's Evals API. Each is a row."""
+"""Read output items of runs of OpenAI's Evals API. Each item is a row."""
 
 from collections.abc import Iterator
 
@@ -23,10 +23,11 @@ def items(record: Record) -> Iterator[Record]:
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return the row of an item. Return `[LeftOut.FAILED]` if the sample has an error.
+    """Return the row of an item. Return `[LeftOut.FAILED]` if the sample has an error, and [] without an output.
 
     Raises:
-        Unusable: the finish reason is new, or a message cannot be used.
+        NotOfFormat: a message has no role.
+        Unusable: the finish reason is new, or a message has an unknown role or a part without text.
     """
     sample = record.get("sample") or {}
     if any((sample.get("error") or {}).values()) or record.get("status") in ("error", "errored"):

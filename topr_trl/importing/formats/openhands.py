@@ -7,7 +7,12 @@ from topr_trl.importing.row_table import Row
 
 
 def rows(record: Record) -> list[Row]:
-    """Return one row of messages. Return [] if there is no agent turn."""
+    """Return one row of messages. Return [] if there is no agent turn.
+
+    Raises:
+        NotOfFormat: see `openai_messages.message`.
+        Unusable: see `openai_messages.message`.
+    """
     messages = list(map(message, record["trajectory"]))
     return row_of_run(messages, problem_id=record["instance_id"], tools=tools_as_json(record["tools"]))
 

@@ -38,7 +38,7 @@ def calls(record: Record) -> Iterator[Record]:
              for span in scope.get("spans") or ()]  # fmt: skip
     logs = [log for group in record.get("resourceLogs") or () for scope in group.get("scopeLogs") or ()
             for log in scope.get("logRecords") or ()]  # fmt: skip
-    evaluated = defaultdict[Any, list[Record]](list)  # events of a span that are log records
+    evaluated = defaultdict[Any, list[Record]](list)  # evaluations in log records, by span id
     for log in logs:
         if (log.get("eventName") or log.get("name")) == _RESULT:
             evaluated[log.get("spanId")].append({**log, "name": _RESULT})
@@ -61,7 +61,7 @@ def _listed(record: Record) -> list[Record] | None:
 
 
 def _with_attributes(record: Record, events: list[Record]) -> Record:
-    """Return a span with its attributes as objects, and with its evaluations, some of which are `events` beside it."""
+    """Return a span with its attributes as objects and its evaluations. `events` are evaluations in log records."""
     attributes = attributes_of(record)
     llm = attributes.get("llm") or {}
     for name in {"input_messages", "output_messages"} & set(llm):  # Phoenix's tables have dots in inner names.
@@ -89,11 +89,13 @@ def _evaluations(record: Record) -> dict[str, Any]:
 def rows(record: Record) -> list[Row | LeftOut | None]:
     """Return a row for each answer in a span.
 
-    Return `[LeftOut.OTHER]` for a span that is not a model call, and `[LeftOut.FAILED]` for a failed call.
+    Return `[LeftOut.OTHER]` for a span that is not a model call, `[LeftOut.FAILED]` for a failed call, and [] for a
+    call without an answer.
 
     Raises:
-        NotOfFormat: the span follows conventions that cannot be read.
-        Unusable: the messages were not captured, or a span that is not a model call has evaluations.
+        NotOfFormat: the span follows conventions that cannot be read, or see `Envelope.rows`.
+        Unusable: the messages were not captured, attributes were dropped, a span that is not a model call has
+            evaluations, or see `Envelope.rows`.
     """
     status = value_at(record, "status.code", "status.status_code", "status_code")
     is_failed = str(status) in ("2", "ERROR", "STATUS_CODE_ERROR")
@@ -123,7 +125,7 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
 
 
 def _check_whole(record: Record, paths: tuple[str, ...]) -> None:
-    """Check that no attribute at some paths is missing.
+    """Check that a span has all attributes at the given paths.
 
     Raises:
         Unusable: attributes are missing.
@@ -136,7 +138,7 @@ def _check_whole(record: Record, paths: tuple[str, ...]) -> None:
         )
 
 
-# Attributes of a model call whose content may not be captured.
+# Attributes that mark a model call, even if its content was not captured.
 _CALLS = {"openinference.span.kind": "LLM", "llm.request.type": "chat"}
 
 
@@ -154,7 +156,10 @@ def _of_openinference(given: Record) -> Record:
 
 
 def _of_openllmetry(given: Record) -> Record:
-    """Convert a message of OpenLLMetry, which writes the parts of a content as JSON text."""
+    """Parse the content of a message of OpenLLMetry, which writes parts as JSON text.
+
+    Assistant messages are returned unchanged.
+    """
     parts = parsed_json(given.get("content"))
     is_parts = isinstance(parts, list) and parts and all(inner_value(part, "type") is not None for part in parts)
     return {**given, "content": parts} if is_parts and given.get("role") != "assistant" else given

@@ -10,8 +10,9 @@ from topr_trl.importing.record_fields import listed, rewards_in, value_at, value
 
 
 def spans(record: Record) -> Iterator[Record]:
-    """Yield each span of a trace with its feedback scores. A model call also has those of its trace, by other names.
+    """Yield each span of a trace with its feedback scores. A model call also has the feedback scores of its trace.
 
+    Scores of the span replace scores of the trace with the same name.
     Opik has some fields of a response in the metadata, such as `stop_reason`.
 
     Args:
@@ -22,7 +23,7 @@ def spans(record: Record) -> Iterator[Record]:
             value_at(record, "trace.feedback_scores") if span is not record and span.get("type") == "llm" else None
         )
         scores: Record = {}
-        for given in (of_trace, span.get("feedback_scores")):  # The span's replace the trace's.
+        for given in (of_trace, span.get("feedback_scores")):
             scores |= values_by_name((each["name"], each.get("value")) for each in given or ())
         output = value_at(span, "output")
         if isinstance(output, Mapping):

@@ -17,9 +17,9 @@ def rows(record: Record) -> list[Row | LeftOut]:
     Return [] if one of the two is empty, and `[LeftOut.TIED]` if they are equal.
 
     Raises:
-        NotOfFormat: the prompt is missing or ambiguous, or a field is neither text nor messages.
+        NotOfFormat: the prompt is missing, or see `table.plain`.
         Unusable: `chosen` and `rejected` have different types or prompts, their prompt differs from the field `prompt`,
-            a message has an unknown role, or there are two system prompts.
+            there are two system prompts, the provider defines a tool, or see `table.plain`.
     """
     chosen, rejected = (plain(record[name], name) for name in ("chosen", "rejected"))
     if not chosen or not rejected:
@@ -67,8 +67,8 @@ def _split_messages(prompt: Any, chosen: list[Row], rejected: list[Row]) -> tupl
     """Return the prompt, and the messages of `chosen` and `rejected` after it.
 
     If `chosen` and `rejected` start with an assistant turn, the prompt is the argument `prompt`. Otherwise, the prompt
-    is their common first messages. The argument `prompt`, if any, must agree with these messages. If it is a longer
-    list that ends with these messages, the whole list is the prompt.
+    consists of the messages with which both start. The argument `prompt`, if any, must agree with these messages. If it
+    is a longer list that ends with these messages, the whole list is the prompt.
     """
     if chosen[0]["role"] == rejected[0]["role"] == "assistant":
         if prompt is None:

@@ -8,6 +8,7 @@ from topr_trl.importing.dialects import DIALECTS, gemini, openai_responses
 from topr_trl.importing.format import LeftOut, Record, Unusable
 from topr_trl.importing.record_fields import value_at
 
+_CALL = "$ai_generation"
 _METRIC = ("properties.$ai_metric_name", "properties.$ai_metric_value")
 
 
@@ -16,7 +17,13 @@ def events(record: Record) -> Iterator[Record]:
 
     Args:
         record (`Record`): Event. Some exports have the properties as JSON text, or as a column each.
+
+    Raises:
+        Unusable: see `gemini.functions` and `openai_responses.messages_of`.
     """
+    if record["event"] != _CALL:
+        yield record
+        return
     parts = (value_at(record, f"properties.$ai_{name}") for name in ("input", "output_choices", "model", "tools"))
     given, said, model, tools = parts
     settings = {"model": model, **(value_at(record, "properties.$ai_model_parameters") or {})}
@@ -47,7 +54,7 @@ def _block(part: Any) -> Any:
 
 
 def _left_out(record: Record) -> LeftOut | None:
-    if record["event"] != "$ai_generation":
+    if record["event"] != _CALL:
         name, value = (value_at(record, path) for path in _METRIC)
         return not_a_call({} if name is None else {name: value}, "'properties.$ai_trace_id'")
     if value_at(record, "properties.$ai_is_error") in (True, "true"):

@@ -11,12 +11,14 @@ from topr_trl.importing.openai_messages import check_roles, finish_reason, text_
 from topr_trl.importing.record_fields import inner_value, value_at
 from topr_trl.importing.row_table import Row
 
-_UNGRADED = "No assertions"  # reason of a test without assertions, whose score is 1
+_UNGRADED = "No assertions"  # reason of a grading without assertions. Its score is 1.
 _ERROR = 2  # failureReason of a call that failed
 
 
 def results(record: Record) -> Iterator[Record]:
-    """Yield each result of an evaluation, with the transforms of its providers. Yield a single result as it is.
+    """Yield each result of an evaluation, and mark results whose provider has a transform.
+
+    A single result is yielded unchanged.
 
     Args:
         record (`Record`): Evaluation, or a line of JSON lines.
@@ -33,10 +35,13 @@ def results(record: Record) -> Iterator[Record]:
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return the row of a result. Return `[LeftOut.FAILED]` for a failed call, and `[LeftOut.UNGRADED]` without a test.
+    """Return the row of a result. Return [] for an empty output.
+
+    Return `[LeftOut.FAILED]` for a failed call, and `[LeftOut.UNGRADED]` for a result without assertions.
 
     Raises:
-        Unusable: the output is not the text of the model, or a message cannot be used.
+        Unusable: the output is not the text of the model, the prompt is not valid YAML, the finish reason is new, or a
+            message has an unknown role or a part without text.
     """
     response = record.get("response") or {}
     if record.get("failureReason") == _ERROR or response.get("error"):
@@ -60,11 +65,11 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def _parsed(raw: Any) -> Any:
-    """Return a prompt as promptfoo reads it: it can have messages as JSON, or as YAML that starts with a role."""
+    """Return a prompt as promptfoo reads it: text, messages as JSON, or messages as YAML that starts with a role."""
     if not str(raw).lstrip().startswith("- role:"):
         return parsed_json(raw)
     try:
-        return yaml.load(raw, Loader=yaml.BaseLoader)  # noqa: S506 - this loader makes only text, also of numbers and `yes`
+        return yaml.load(raw, Loader=yaml.BaseLoader)  # noqa: S506 - this loader reads all values as text, also numbers
     except yaml.YAMLError:
         raise Unusable("its prompt starts like messages in YAML, and is not valid YAML") from None
 

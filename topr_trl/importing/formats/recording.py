@@ -2,12 +2,14 @@
 
 If the prompt of a call starts with the prompt and the answer of an earlier call, the call extends the row of the
 earlier call. Everything between the two answers is context. Both calls must have the same model, tools, chat template
-arguments and sampling settings. Without token ids, only chat calls can extend a row, and only if its answer is not cut.
+arguments and sampling settings. Without token ids, only chat calls can extend a row, and only if the last answer of the
+row is not cut.
 
 Any other call starts a new row of the same rollout. For instance, this happens if the call belongs to a new
 conversation, or if the application or the chat template changed earlier turns.
 
-If answers have rewards of their own, each turn of a row gets the reward of its answer (`turn_rewards`).
+If answers have rewards of their own, each turn of a row gets the reward of its answer (`turn_rewards`). An answer whose
+tokens directly follow the tokens of the earlier answer then starts a new row, because a mask cannot separate the turns.
 """
 
 from topr_trl.data.rows import ROLLOUT
@@ -39,6 +41,10 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
     Args:
         record (`Record`): Rollout, as `read_rollouts` returns it.
+
+    Raises:
+        NotOfFormat: a call does not match the dialect of its endpoint.
+        Unusable: the dialect of its endpoint cannot use a call.
     """
     by_answer = any(_is_graded(call) for call in record["calls"])
     if not by_answer and not _is_graded(record):
@@ -67,7 +73,7 @@ def _is_graded(record: Record) -> bool:
 def _row_of_call(call: Record, by_answer: bool) -> Row | None:
     """Return the row of a call, with the rewards of its answer if `by_answer` is true.
 
-    Return None if the answer is missing or empty.
+    Return None if the answer is missing, failed or empty.
     """
     choice = choice_of(call)
     if choice is None:
@@ -125,8 +131,8 @@ def _joined_text(row: Row, later: Row) -> Row:
         since = later["prompt"].removeprefix(row["prompt"]) if row["prompt"] else row["completion"]
         return {"prompt": row["prompt"], "completion": since + later["completion"], **graded}
     read = len(row["prompt"]) + len(row["completion"])
-    # An assistant turn here comes from the application, or from a call with another row, such as a call of another
-    # model. Weight 0 makes it context.
+    # An assistant turn here comes from the application, or from a call in another row, such as a call of another model.
+    # Weight 0 makes it context.
     between = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in later["prompt"][read:]]
     return {"prompt": row["prompt"], "completion": [*row["completion"], *between, *later["completion"]], **graded}
 

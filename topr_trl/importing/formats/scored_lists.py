@@ -1,4 +1,4 @@
-"""Read prompts with a list of completions, each an object with its score, such as UltraFeedback. Each is a row."""
+"""Read prompts with a list of completions and their scores, such as UltraFeedback. Each completion is a row."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -9,12 +9,12 @@ from topr_trl.importing.format import Format, Record
 from topr_trl.importing.formats import table
 
 _LISTS = ("completions", "responses", "answers", "candidates", "outputs", "generations", "samples")
-_SYSTEM = "custom_system_prompt"  # UltraFeedback's name of a completion's system prompt
-_TEXTS = ("text", "content")  # names of a completion in such a list, beside the names of a table
+_SYSTEM = "custom_system_prompt"  # UltraFeedback's field with the system prompt of a completion
+_TEXTS = ("text", "content")  # fields with a completion's text, in addition to columns of a table
 
 
 def _records(record: Record) -> Iterator[Record]:
-    """Yield a record of a table for each completion: its own fields, and the fields beside the list."""
+    """Yield a record of the format `table` for each completion: its own fields, and the fields beside the list."""
     if (name := _list_in(record)) is None:
         yield record
         return
@@ -26,7 +26,7 @@ def _records(record: Record) -> Iterator[Record]:
 
 
 def _list_in(record: Record) -> str | None:
-    """Return the name of a list of completions that are objects, such as a text with its scores."""
+    """Return the field with a list of completions that are objects. Return None if there is no such list."""
     return next((name for name in _LISTS if _is_list(record.get(name))), None)
 
 

@@ -13,11 +13,12 @@ _CALL = "function_call"  # LLaMA-Factory's role for a turn with tool calls as JS
 
 
 def rows(record: Record, rated: Sequence[int] | None = None) -> list[Row]:
-    """Return one row of messages. Return [] if there is no assistant turn to learn from.
+    """Return one row of messages, or a row for each rated answer. Return [] if there is no turn to learn from.
 
     Raises:
-        NotOfFormat: a turn has an unknown role.
-        Unusable: the record has an image, or a turn has a weight other than 0 and 1.
+        NotOfFormat: a turn has no role or an unknown role, or see `rows_of_conversation`.
+        Unusable: a turn has an image, a part without text, or a weight other than 0 and 1, the provider defines a tool,
+            or see `rows_of_conversation`.
     """
     given = parsed_json(record["conversations"])
     tools = tools_as_json(parsed_json(record.get("tools")))

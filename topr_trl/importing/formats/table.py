@@ -27,8 +27,8 @@ _OBJECTS, _ROLE = re.compile(r"\s*\[\s*\{\s*['\"]"), re.compile(r"['\"]role['\"]
 def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy: str) -> str:
     """Return the name of the column with the prompt or the completion.
 
-    If several columns have a value, the name that comes first in `names` decides. The import stops if another one has
-    text that no row has (see `unread_text`).
+    If several of these columns have a value, the name that comes first in `names` decides. The import stops if another
+    of these columns has text that no row has (see `unread_text`).
 
     Args:
         record (`Mapping[str, Any]`): Record.
@@ -94,9 +94,10 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
     Return `[LeftOut.FAILED]` if a field such as `status` says that the call failed.
 
     Raises:
-        NotOfFormat: the column of the prompt or of the completion is missing, `plain` cannot read it, or the file has
-            rows with rewards of turns.
-        Unusable: `plain` cannot use a message, or there are two system prompts.
+        NotOfFormat: the column of the prompt or of the completion is missing, `plain` cannot read it, the system prompt
+            may be a name, or the file has rows with rewards of turns.
+        Unusable: `plain` cannot use a message, there are two system prompts, a finish reason is new, or the provider
+            defines a tool.
     """
     if isinstance(record.get(TURN_REWARDS), list):
         raise NotOfFormat(
@@ -148,7 +149,7 @@ def system_of(record: Record) -> str | None:
         record (`Record`): Record.
 
     Raises:
-        NotOfFormat: the field holds a word such as `gpt-4`, which is rather the name of a system.
+        NotOfFormat: the field holds a word such as `gpt-4`, which may be the name of a system.
     """
     name = next((name for name in record if normalized(name) in _SYSTEM and record[name]), None)
     if name is None:
@@ -169,7 +170,7 @@ def columns_of(record: Record) -> tuple[str, str]:
         record (`Record`): Record.
 
     Raises:
-        NotOfFormat: there is no such column.
+        NotOfFormat: one of the two columns is missing.
     """
     return (
         column_of(record, PROMPTS, "prompt", "Set --prompt_field to the name of the column"),
@@ -180,8 +181,8 @@ def columns_of(record: Record) -> tuple[str, str]:
 def _completions(value: Any) -> list[tuple[Any, str | None]]:
     """Return each completion of a column with its finish reason.
 
-    A column can hold one completion, a list of texts, or an assistant message or the choices of OpenAI's API, each also
-    as JSON text.
+    A column can hold one completion, a list of texts, or a list of choices, an assistant message or a response of
+    OpenAI's API. The message and the response can also be JSON text.
     """
     found = parsed_json(value)
     if isinstance(found, Mapping) and _is_choice(next(iter(found.get("choices") or ()), None)):
@@ -205,7 +206,7 @@ def _is_message(value: Mapping[str, Any]) -> bool:
 
 
 def choices(record: Record) -> Choices:
-    """Return the ways to read columns with text that no row has."""
+    """Return the ways to read columns with text that no row has. See `Choices`."""
     prompt, completion = columns_of(record)
     is_sure = kind_of((completion,)) is Kind.WRITTEN and not isinstance(record[completion], int | float)
     return Choices(

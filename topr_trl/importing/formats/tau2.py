@@ -12,11 +12,11 @@ from topr_trl.importing.row_table import Row
 
 # Reasons for the end of a simulation that say nothing about the agent's answers.
 _FAILED = ("infrastructure_error", "context_window_exceeded", "unexpected_error", "user_error")
-_STOP = "###STOP###"  # tau2 writes it in place of the last call of an agent without a user
+_STOP = "###STOP###"  # tau2 writes this in place of an agent's last call if there is no simulated user
 
 
 def simulations(record: Record) -> Iterator[Record]:
-    """Yield the simulations of a file, each with `info` and the messages with which its task starts as `given`.
+    """Yield the simulations of a file, each with the file's `info`, and with the first messages of its task as `given`.
 
     Args:
         record (`Record`): Results, or a single simulation.
@@ -32,10 +32,10 @@ def rows(record: Record) -> list[Row | LeftOut]:
     """Return one row of the messages that the agent read and wrote. Return [] if there is no turn of the agent.
 
     Calls of the simulated user, and their results, are left out. The messages with which a task starts are context, and
-    so is the fixed greeting. Return `[LeftOut.FAILED]` for a simulation that failed for another reason than the agent.
+    so is the fixed greeting. Return `[LeftOut.FAILED]` for a simulation that failed for a reason other than the agent.
 
     Raises:
-        Unusable: the simulation is spoken, or the context of a turn was truncated.
+        Unusable: the simulation is spoken, the context of a turn was truncated, or the finish reason is new.
     """
     if record.get("termination_reason") in _FAILED:
         return [LeftOut.FAILED]

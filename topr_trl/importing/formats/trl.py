@@ -16,7 +16,8 @@ def rows(record: Record) -> list[Row]:
     """Return one row of text or messages.
 
     Raises:
-        NotOfFormat: a trainer of topr_trl marked context in the completion.
+        NotOfFormat: a trainer of topr_trl marked context in the completion, or see `openai_messages.message`.
+        Unusable: see `openai_messages.message`.
     """
     if "weight" in record and "⟦" in str(record["completion"]):  # The trainers of topr_trl mark context with ⟦ ⟧.
         raise NotOfFormat(

@@ -34,8 +34,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
     or has no turn to learn from.
 
     Raises:
-        NotOfFormat: a trace lacks a field, or its nodes are not in order.
-        Unusable: a node has the wrong number of values in `mask` or `logprobs`.
+        NotOfFormat: a trace lacks a field, its nodes are not in order, or a message has no role.
+        Unusable: a node has the wrong number of values in `mask` or `logprobs`, or a message has a part without text.
     """
     found: list[Row | LeftOut] = []
     for trace in record.get("traces", [record]):

@@ -20,8 +20,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
     The state column `trajectory` can have the tokens of each turn. `join_turns` joins these turns into rows.
 
     Raises:
-        NotOfFormat: the number of the example is missing.
-        Unusable: a turn has lists of different lengths.
+        NotOfFormat: the number of the example is missing, or a message has no role.
+        Unusable: a turn has lists of different lengths, or a message has a part without text.
     """
     if record.get("error"):
         return [LeftOut.FAILED]

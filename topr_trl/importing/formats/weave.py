@@ -9,13 +9,13 @@ from topr_trl.importing.dialects import DIALECTS
 from topr_trl.importing.format import LeftOut, Record, has
 from topr_trl.importing.record_fields import rewards_in, value_at, values_by_name
 
-_VALUES = ("value", "emoji", "output", "score", "rating")  # fields of a feedback's payload that may be the rating
+_VALUES = ("value", "emoji", "output", "score", "rating")  # fields of the payload of feedback that may be the rating
 _CLASS = ("_type", "_class_name", "_bases")  # fields that Weave adds to a logged object
 _OMITTED = re.compile(r"NOT_GIVEN|<\w[\w.]* object at 0x\w+>")  # an argument that the user left out
 
 
 def calls(record: Record) -> Iterator[Record]:
-    """Yield a call with its feedback by name, and without the classes of its objects.
+    """Yield a call with its feedback by name, and without the class names that Weave adds to logged objects.
 
     Args:
         record (`Record`): Call.
@@ -40,7 +40,7 @@ def _plain(value: Any) -> Any:
 
 
 def _rating(given: Record) -> tuple[str, Any] | None:
-    """Return the name and the value of a feedback. Return None for a note."""
+    """Return the name and the value of a feedback item. Return None for a note."""
     payload = given.get("payload") or {}
     if (name := str(given["feedback_type"])) == "wandb.note.1":
         return None

@@ -34,7 +34,7 @@ from topr_trl.recording.store import recording_id, recording_in
 RECORDS_PER_SHARD = 1_000
 _RECORDS_TO_INSPECT = 100  # number of records in which to look for fields that may be the reward
 _MOST_REWARDS = 6  # maximum number of distinct rewards that the summary lists
-_REWARDS = ("reward", TURN_REWARDS)  # each row has one of the two
+_REWARDS = ("reward", TURN_REWARDS)  # a row has at most one of the two
 _MOST_LABELS = 20  # maximum number of unknown labels that an error lists
 _MOST_PLACES = 5  # maximum number of skipped records that the summary lists for each reason
 
@@ -135,7 +135,8 @@ class Import(Stage[ImportArguments]):
         return _describe(done)
 
 
-# Texts for the summary, by the reason in `LeftOut` or `notes_of`. A pair such as {is|are} is for one and for several.
+# Texts for the summary, by the reason in `LeftOut` or `notes_of`. A pair such as {is|are} has the forms for one and for
+# several.
 _LEFT_OUT = {
     "broken": "line{|s} {is|are} not valid JSON, or contain{s an|} unpaired surrogate{|s},",
     "copied": "call{|s} of the model {was|were} copied from an earlier session",

@@ -59,7 +59,11 @@ class ComputeLogMu(Stage[TrainArguments]):
         }  # fmt: skip
 
     def make(self) -> Result:
-        """Compute log μ with a trainer, and write it to the shards. If the stage was killed, continue its work."""
+        """Compute log μ with a trainer, and write it to the shards. If the stage was killed, continue its work.
+
+        Raises:
+            ValueError: a rollout has several rows.
+        """
         # If the stage was killed, some shards have the new columns already, and the trainer must not read them.
         trainer = trainer_of_rows(self.args, columns_before(self.name, self.args.source))
         if PARTS in trainer.train_dataset.column_names:

@@ -36,18 +36,18 @@ RESULT = (
 
 
 class SaveAtInterrupt(TrainerCallback):
-    """Callback that saves a checkpoint after the current step at Ctrl-C, and stops. A second Ctrl-C stops at once.
+    """Callback that saves a checkpoint after the current step at Ctrl+C, and stops. A second Ctrl+C stops at once.
 
-    With several processes, the first one stops at once, too, because the processes would stop at different steps.
+    With several processes, even the first Ctrl+C stops at once, because the processes would stop at different steps.
 
     Attributes:
-        asked (`bool`): Whether the user has pressed Ctrl-C.
+        asked (`bool`): Whether the user has pressed Ctrl+C.
     """
 
     asked = False
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Listen to Ctrl-C from now on. Before the first epoch, there is nothing to save."""
+        """Listen for Ctrl+C from now on. Before the first epoch, there is nothing to save."""
         is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         is_main = threading.current_thread() is threading.main_thread()
         if is_default and is_main and not self.asked and args.world_size == 1 and not args.save_only_model:
@@ -55,19 +55,19 @@ class SaveAtInterrupt(TrainerCallback):
             signal.signal(signal.SIGINT, self._ask)
 
     def _ask(self, *_: Any) -> None:
-        if os.getpid() == self.process:  # Processes that load data get Ctrl-C, too.
+        if os.getpid() == self.process:  # Processes that load data get Ctrl+C, too.
             self.stop_listening()
             self.asked = True
             # `print` cannot be called here: the signal may have interrupted another `print`.
-            os.write(2, b"\nTraining stops after this step, with a checkpoint. Ctrl-C again stops it at once.\n")
+            os.write(2, b"\nTraining stops after this step, with a checkpoint. Ctrl+C again stops it at once.\n")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save a checkpoint and stop if the user has pressed Ctrl-C."""
+        """Save a checkpoint and stop if the user has pressed Ctrl+C."""
         if self.asked:
             control.should_save = control.should_training_stop = True
 
     def stop_listening(self) -> None:
-        """Let Ctrl-C raise `KeyboardInterrupt` again."""
+        """Let Ctrl+C raise `KeyboardInterrupt` again."""
         if signal.getsignal(signal.SIGINT) == self._ask:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -98,7 +98,7 @@ class Train(Stage[TrainArguments]):
         trial = (
             f"\nIf 6 or more problems have several rows each, compare settings by rewards: topr trial {options}"
             f"--input {self.args.input} --test_by rewards"
-        )  # It needs one reward per row.
+        )  # `topr trial` needs one reward per row.
         by_turn = any(TURN_REWARDS in columns_of(shard) for shard in shards_of(self.args.source))
         return (
             f"Read the rows and curves: topr look {self.folder}\n"
@@ -110,7 +110,7 @@ class Train(Stage[TrainArguments]):
     def inputs(self) -> Json:
         """Return the rows, the weights and the settings.
 
-        The number of processes is not included, because the loop does not know it. Checkpoints have the rows per step.
+        The number of processes is not included, because the loop does not know it. Checkpoints store the rows per step.
         """
         args = self.args
         return {
@@ -147,7 +147,7 @@ class Train(Stage[TrainArguments]):
 
     @classmethod
     def summary(cls, done: Json) -> str:
-        """Return how to load a model with a merged adapter."""
+        """Return advice on loading a model with a merged adapter. Return "" without an adapter."""
         if not done["inputs"]["peft"]:
             return ""
         return (

@@ -62,7 +62,8 @@ class _Assembler(Assembler):
 
     @property
     def answer(self) -> dict[str, Any] | None:
-        # `done` says whether an answer is whole, and this is the whole of an answer that was cut.
+        # `done` is true in the last event of a stream, and in an answer that is not a stream. The assembled answer is
+        # not a stream, even if the last event is missing.
         return {**self._answer, "message": self._message, "done": True} if self._message else None
 
     @property

@@ -34,8 +34,8 @@ class Assembler(ABC):
 class Protocol:
     """API whose calls are recorded.
 
-    Conversations are compared, and shown on the page, as messages of OpenAI's chat completions. Recordings have the
-    bodies of the API, which `topr import` reads.
+    Conversations are compared, and shown on the grading page, as messages of OpenAI's chat completions. Recordings
+    have the bodies of the API, which `topr import` reads.
 
     Attributes:
         endpoint (`str`): Path of the API, below `base`.
@@ -48,11 +48,12 @@ class Protocol:
             instead.
         base (`str`, defaults to `"/v1"`): Start of the path.
         with_token_ids (`Callable`, *optional*): Function that returns a request that also asks for token ids. None if
-            no server has them in this API.
-        without_token_ids (`Callable`): Function of an answer or event, and the client's request. It returns null for
-            the values that only the recorder requested.
-        whole (`Callable`, *optional*): Function of a request, an earlier request and its answer, which the first
-            request continues by `previous_response_id`. It returns the request with the earlier messages.
+            no server returns token ids in this API.
+        without_token_ids (`Callable`): Function of an answer or event, and the client's request. It returns the answer
+            or event with null for the values that only the recorder requested.
+        whole (`Callable`, *optional*): Function of a request, an earlier request, and the answer to the earlier
+            request, which the request continues by `previous_response_id`. It returns the request with the earlier
+            messages. None if the API has no such field.
     """
 
     endpoint: str

@@ -17,7 +17,7 @@ _PARTS = {  # by type of the event: field with the parts, field with the part's 
 
 
 def messages(request: Body) -> list[Body] | None:
-    """Return the instructions and the input of a request. Return None if it has no list of items.
+    """Return the instructions and the input of a request. Return None if the input is missing or malformed.
 
     Args:
         request (`Body`): Request of the client.

@@ -29,7 +29,8 @@ def read_logged(dataset: object, temperature: float) -> ScoredRows:
 
     Raises:
         TypeError: the rows are not a `datasets.Dataset`.
-        ValueError: a row is malformed or was sampled at a different temperature, or a trajectory has several rows.
+        ValueError: a row is malformed, was sampled at a different temperature, or has rewards of turns; or a
+            trajectory has several rows.
     """
     scored = ScoredRows.read(_NAME, dataset)
     temperature_of({_NAME: scored.temperatures}, temperature)

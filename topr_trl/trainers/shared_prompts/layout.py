@@ -179,15 +179,15 @@ def build_layout(
 def prompts_together(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Reorder the rows of TRL's micro-batches, so that rows of a prompt are adjacent.
 
-    If all prompts are too short to be shared, the order does not change. Rows can move from one micro-batch to
-    another. So pass only micro-batches of the same optimizer step.
+    If all prompts are too short to be shared, the function returns `batches` itself. Otherwise, rows can move from one
+    micro-batch to another. So pass only micro-batches of the same optimizer step.
 
     Args:
         batches (`list[dict[str, Any]]`):
             Micro-batches without images, of equal size and width.
 
     Returns:
-        `list[dict[str, Any]]`: new micro-batches of the same size. The given ones are not changed.
+        `list[dict[str, Any]]`: micro-batches of the same size. The given ones are not changed.
     """
     prompts = [
         ids[mask.bool()].tolist()
