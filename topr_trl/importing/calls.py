@@ -168,7 +168,10 @@ _CAMEL_CASE = {name: re.sub(r"_(\w)", lambda found: found[1].upper(), name) for 
 
 
 def _number(value: Any) -> Any:
-    """Parse a number that was sent or exported as text. Servers accept such numbers. Empty text becomes None."""
+    """Parse a number that was sent or exported as text. Servers accept such numbers.
+
+    Empty text becomes None, and other text is returned unchanged.
+    """
     if isinstance(value, str):
         with suppress(ValueError):
             return json.loads(value or "null")

@@ -247,7 +247,8 @@ def score_rows(
     """Score rows with the output of `prepare_rewards`, and add the columns that `reward_completions` describes.
 
     Raises:
-        ValueError: a function fails, or returns a wrong number of rewards or values that are not finite numbers.
+        ValueError: a judge needs the column `answer`, and the column is missing or has a value that is not text; or a
+            function fails, or returns a wrong number of rewards or values that are not finite numbers.
     """
     values_NF = np.full((len(rows), len(rewards)), np.nan)
     judgements: list[tuple[str, str | None]] = []
@@ -296,7 +297,8 @@ def _score_chunk(
 ) -> tuple[NDArray[np.float64], list[tuple[str, str | None]]]:
     """Return the values of F rewards, shape (N, F), and the judge's verdicts and answers.
 
-    A value is NaN if the function returned None. Without a judge, the list of verdicts and answers is empty.
+    A value is NaN if the function returned None. Without a judge, the list of verdicts and answers is empty. Error
+    messages count completions from `start`.
     """
     columns = rows[:]
     prompts = columns["prompt"]

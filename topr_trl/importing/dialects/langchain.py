@@ -22,7 +22,6 @@ def prompt(asked: Record) -> Row:
     """Return the messages, or the text for a completion model, and the tools of a request.
 
     Raises:
-        NotOfFormat: a message with blocks of Anthropic's API has no role.
         Unusable: there is no prompt, there are several requests or prompts, the provider defines a tool, a tool call
             was not parsed, or a message has an unknown type or cannot become text.
     """
@@ -40,7 +39,6 @@ def answers(body: Record, asked: Record) -> list[Row | None]:
     """Return the columns of each answer, or None for an empty answer.
 
     Raises:
-        NotOfFormat: a message with blocks of Anthropic's API has no role.
         Unusable: the answer is in no known field, the request of a chat model is text, a tool call was not parsed, the
             finish reason is new, or a message has an unknown type or cannot become text.
     """
@@ -101,7 +99,9 @@ def _messages(given: Mapping[str, Any]) -> list[Row]:
     role = _ROLES.get(_name(given))
     if role is None:
         raise Unusable(f"a message has the unknown type or role {_name(given)}")
-    if any(inner_value(block, "type") in ("tool_use", "tool_result") for block in blocks):
+    # LangChain's own messages repeat the calls in `tool_calls`. If streamed, they have the arguments only there.
+    has_calls = given.get("tool_calls") or given.get("invalid_tool_calls")
+    if not has_calls and any(inner_value(block, "type") in ("tool_use", "tool_result") for block in blocks):
         return messages_of({"role": role, **given})
     inner = given.get("kwargs") or given.get("data") or given
     more = inner.get("additional_kwargs") or {}

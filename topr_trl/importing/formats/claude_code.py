@@ -25,7 +25,7 @@ def sessions(records: Iterable[Placed]) -> Iterator[Placed]:
     session_of = {line["uuid"]: n for n, lines in enumerate(joined) for line in lines if line.get("uuid")}
     own = [{line.get("uuid") for line in lines} for lines in joined]
     for n, ((place, record), lines) in enumerate(zip(found, joined, strict=True)):
-        read = [n]  # It grows in the loop, because a session that is continued may continue another one.
+        read = [n]  # The loop adds to `read`, because a session that is continued may continue another one.
         for m in read:
             parents = {line.get(_PARENT) for line in joined[m]} - own[m]
             read += {session_of[name] for name in parents if name in session_of} - {*read}
@@ -40,7 +40,7 @@ def rows(record: Record) -> list[Row]:
     has the name of its call.
 
     Raises:
-        NotOfFormat: the branch of a call is a circle.
+        NotOfFormat: the branch of a call has a cycle.
         Unusable: the file lacks a line or a tool result that the model read, a message has a part without text, or the
             finish reason is new.
     """

@@ -53,8 +53,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
     Return `[LeftOut.TIED]` if neither is better, and [] if one of the two is empty.
 
     Raises:
-        NotOfFormat: no field names the better completion, fields name different ones, a verdict is not understood, the
-            numbers of questions and answers differ, or see `pairs.rows`.
+        NotOfFormat: there are not two completions, no field names the better one, fields name different ones, a verdict
+            is not understood, the numbers of questions and answers differ, or see `pairs.rows`.
         Unusable: see `pairs.rows`.
     """
     names = _by_name(record) or _by_verdict(record)
@@ -126,7 +126,8 @@ def _by_verdict(record: Record) -> tuple[str, str] | None:
     """Return the names of the better and the worse completion, from a field such as `winner`. Return None for a tie.
 
     Raises:
-        NotOfFormat: no field names the better completion, fields name different ones, or a verdict is not understood.
+        NotOfFormat: there are not two completions, no field names the better one, fields name different ones, or a
+            verdict is not understood.
     """
     sides = _two_sides(record)
     if not sides:
@@ -163,8 +164,8 @@ def _verdicts(record: Record, sides: dict[str, str]) -> Iterator[tuple[str, str 
     """Yield each field that names the better completion, with the name of this completion, or None for a tie.
 
     Raises:
-        NotOfFormat: a value is not understood, and the field has only verdicts, the value is negative, or another field
-            says that there is a tie.
+        NotOfFormat: a value is not understood, and the field is a scale or has only verdicts, the value is negative, or
+            another field says that there is a tie.
     """
     found, unclear = dict[str, str | None](), list[str]()
     for field, value in record.items():

@@ -15,8 +15,8 @@ _NOT_A_COMPLETION = ("SPAN", "EVENT", "TOOL", "CHAIN", "AGENT", "RETRIEVER", "EV
 def observations(record: Record) -> Iterator[Record]:
     """Yield each observation of a trace with its scores and the scores of the trace.
 
-    Scores of the observation replace scores of the trace with the same name. An exported observation is yielded as it
-    is. In both cases, a streamed output becomes the whole answer.
+    Scores of the observation replace scores of the trace with the same name. A streamed output becomes
+    the whole answer. An exported observation is otherwise unchanged.
 
     Args:
         record (`Record`): Downloaded trace, or exported observation.

@@ -40,7 +40,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
     Return `[LeftOut.UNGRADED]` for a conversation without a rating, and `[LeftOut.FAILED]` for a failed answer.
 
     Raises:
-        NotOfFormat: a message of the branch is missing, the branch is a circle, or a message of the user is rated.
+        NotOfFormat: a message of the branch is missing, the branch has a cycle, or a message of the user is rated.
         Unusable: the options have several system prompts, the export lacks text that the model read or wrote, a part
             has no text, or the finish reason is new.
     """

@@ -48,7 +48,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
     Return `[LeftOut.UNGRADED]` for a chat without a rating, and `[LeftOut.FAILED]` for a failed answer.
 
     Raises:
-        NotOfFormat: a message of the branch is missing, the branch is a circle, or the rated message is not from the
+        NotOfFormat: a message of the branch is missing, the branch has a cycle, or the rated message is not from the
             model.
         Unusable: the export lacks the chat, or text that the model read or wrote, the rated answer was edited, a part
             has no text, or the finish reason is new.

@@ -21,7 +21,7 @@ def events(record: Record) -> Iterator[Record]:
     Raises:
         Unusable: see `gemini.functions` and `openai_responses.messages_of`.
     """
-    if record["event"] != _CALL:
+    if record.get("event") != _CALL:
         yield record
         return
     parts = (value_at(record, f"properties.$ai_{name}") for name in ("input", "output_choices", "model", "tools"))
