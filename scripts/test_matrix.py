@@ -2,8 +2,8 @@
 
     make test-matrix PYTHONS="3.12 3.13" VERSIONS=oldest
 
-A cell of the matrix runs the tests that versions can break (`TESTS` in `next_trl.py`). It replaces the environment of the
-previous cell of its Python (5 GB with PyTorch's CUDA build). PyTorch has the same version in both cells.
+A cell of the matrix runs the tests that versions can break (`TESTS` in `next_trl.py`). It replaces the environment of
+the previous cell of its Python (5 GB with PyTorch's CUDA build). PyTorch has the same version in both cells.
 """
 
 import os
