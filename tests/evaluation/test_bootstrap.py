@@ -113,6 +113,11 @@ def test_shares_of_draws():
     assert share_best(values).tolist() == share_best(values, seed=0).tolist() != share_best(values, seed=1).tolist()
 
 
+def test_rounding_is_no_gain():
+    (found,) = paired_bootstrap(np.array([[0.3]] * 5), np.array([[0.1 + 0.2]] * 5))
+    assert (found.difference, found.share_better) == (pytest.approx(0, abs=1e-12), 0)
+
+
 def test_an_unknown_difference_is_shown_as_nan():
     unknown = (float("nan"),) * 4
     assert str(Difference(*unknown)) == str(RewardDifference(*unknown)) == "+nan [+nan, +nan]"

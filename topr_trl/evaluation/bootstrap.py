@@ -81,7 +81,7 @@ def paired_bootstrap(first_PM: NDArray[np.float64], second_PM: NDArray[np.float6
     if not (np.isfinite(first_PM).all() and np.isfinite(second_PM).all()):
         raise ValueError("The values of both runs must be finite. Leave out problems without a value.")
     gains_PM = second_PM - first_PM
-    means_DM = _drawn_means(gains_PM, seed)
+    means_DM = _drawn_means(gains_PM, seed).round(_DIGITS)
     low_M, high_M = np.percentile(means_DM, [2.5, 97.5], axis=0)
     better_M = (means_DM > 0).mean(axis=0)
     rows = np.stack([gains_PM.mean(axis=0), low_M, high_M, better_M], axis=1).tolist()

@@ -65,7 +65,9 @@ class Curate(Stage[CurateArguments]):
         if by_score and "reward" in columns:
             kept = np.flatnonzero(rows.data["reward"].is_valid())  # Reward functions can leave rows without a reward.
         scored = ScoredRows.read(str(args.source), rows if len(kept) == len(rows) else rows.select(kept))
+        scored.check_values(args)
         rewards, curated = scored.choose(args, seed_of("curate", args.seed, args.iteration))
+        scored.check_signal(rewards, args)
         after_baseline_R = np.full(len(scored.rewards_U), np.nan)
         after_baseline_R[curated.indices] = rewards
         after_baseline_N = np.full(len(rows), np.nan)
