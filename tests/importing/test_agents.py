@@ -318,7 +318,7 @@ def test_the_first_line_of_a_session_may_describe_it():
 @pytest.mark.parametrize("written_as", ["{0}{1}", "{0}\n{1}\n", "[{0}, {1}]"])
 def test_each_array_of_messages_is_a_run(tmp_path, written_as):
     run = [{"role": "user", "content": "Legs?"}, {"role": "assistant", "content": "4"}]
-    runs = [*run, {"role": "exit", "content": "Submitted"}], run * 2
+    runs = [*run, {"role": "Exit", "content": "Submitted"}], run * 2
     (tmp_path / "a.json").write_text(written_as.format(*map(json.dumps, runs)))
     first, second = imported(tmp_path, tmp_path / "a.json")
     answered = [("assistant", "4", None, [])]

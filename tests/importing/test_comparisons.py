@@ -90,6 +90,11 @@ def test_an_unknown_verdict_is_refused(verdict, why):
         rows({"prompt": "Legs?", "response_a": "4", "response_b": "5", **verdict})
 
 
+@pytest.mark.parametrize("worse", [None, []])
+def test_an_empty_worse_completion(worse):
+    assert rows({"messages": [USER, FOUR], "rejected_messages": worse}) == []
+
+
 def test_a_record_without_two_completions_is_refused():
     with pytest.raises(NotOfFormat, match="lacks two completions"):
         rows({"prompt": "Legs?", "response_a": "4", "winner": "a"})

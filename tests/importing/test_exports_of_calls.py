@@ -102,6 +102,10 @@ def test_events_of_posthog():
     assert rows_of("posthog", {**event, "properties": {**properties, "$ai_is_error": True}}) == ["failed"]
     with pytest.raises(Unusable, match="has n, and PostHog joins"):
         rows_of("posthog", {**event, "properties": {**properties, "$ai_model_parameters": {"n": 2}}})
+    legs = {"name": "legs", "description": "Count legs."}
+    for name in ("function_declarations", "functionDeclarations"):
+        (row,) = rows_of("posthog", {**event, "properties": {**properties, "$ai_tools": [{name: [legs]}]}})
+        assert [tool["function"] for tool in json.loads(row["tools"])] == [legs]
     thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}
     said = [{"role": "assistant", "content": [thought, {"type": "text", "text": "12"}]}]
     (row,) = rows_of("posthog", {**event, "properties": {**properties, "$ai_output_choices": said}})
@@ -207,6 +211,14 @@ def test_calls_of_weave():
     marked = {**OF_WEAVE, "attributes": {"weave": {"kind": "llm"}}, "output": {"answer": "12"}}
     with pytest.raises(Unusable, match="its answer is"):
         rows_of("weave", marked)
+
+
+def test_responses_whose_metadata_are_text_in_braintrust():
+    item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "12"}]}
+    metadata = {"object": "response", "status": "completed", "model": "m"}
+    for given in (metadata, json.dumps(metadata)):
+        (row,) = rows_of("braintrust", {**OF_BRAINTRUST, "metadata": given, "output": [item]})
+        assert [each[:2] for each in turns(row["completion"])] == [("assistant", "12")]
 
 
 def test_pages_of_braintrust():

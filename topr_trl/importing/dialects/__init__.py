@@ -1,7 +1,7 @@
-"""Ways to write a request and its answers, one module each: the messages of APIs and of libraries.
+"""Dialects of APIs and libraries, one module each: formats of a request and its answers.
 
-Each module defines a `DIALECT`. An envelope with `DIALECTS` reads all of them. If a module also defines a `FORMAT`, the
-name of the module is a name in `--format`, for logs that have no envelope of their own.
+Each module defines a `DIALECT`. An envelope with `DIALECTS` reads all dialects. If a module also defines a `FORMAT`,
+`--format` takes the name of the module, with hyphens, for logs that have no envelope of their own.
 """
 
 import pkgutil

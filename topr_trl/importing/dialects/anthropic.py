@@ -43,8 +43,8 @@ def answers(body: Record, asked: Record) -> list[Row | None]:
 
 def _is_answer(body: Record) -> bool:
     content = body.get("content")
-    # Some logs have only the content. A message of OpenAI's Responses API has the same type, but its parts have the
-    # type `output_text`.
+    # Some logs have only the content. A message of OpenAI's Responses API also has the type `message`, but its parts
+    # have the type `output_text`.
     return body.get("type", "message") == "message" and isinstance(content, list) and not any(
         inner_value(block, "type") == "output_text" for block in content
     )  # fmt: skip

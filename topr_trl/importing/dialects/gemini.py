@@ -57,7 +57,7 @@ _REASONS = {
 
 
 def _get(value: Mapping[str, Any], name: str) -> Any:
-    """Return the field with a name such as `finish_reason`, which the REST API writes as `finishReason`."""
+    """Return a field by its name in the Python client, such as `finish_reason`, or in the REST API (`finishReason`)."""
     found = value.get(name)
     return value.get(re.sub(r"_(\w)", lambda match: match[1].upper(), name)) if found is None else found
 
@@ -75,7 +75,7 @@ def _message(content: Any) -> Record:
 
 
 def _block(part: Any) -> Record:
-    """Return a part as a block of Anthropic's API."""
+    """Return a part as a block of Anthropic's API. An unknown part becomes a block with its name as the type."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     fields = {name: value for name, value in part.items() if value is not None and "ignature" not in name}

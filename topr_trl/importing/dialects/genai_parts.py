@@ -47,7 +47,11 @@ def _functions(tools: Any) -> Any:
 
 
 def _messages(given: Record) -> list[Row]:
-    """Convert a message to messages of a row. Each tool result becomes a separate message."""
+    """Convert a message to messages of a row. Each tool result becomes a separate message.
+
+    Raises:
+        Unusable: the provider ran a tool itself, or a part cannot become text.
+    """
     parts = given["parts"]
     if ROLE_NAMES.get(given["role"]) == "assistant":
         if any(part.get("type") == _RESULT for part in parts):

@@ -65,7 +65,7 @@ def _answer(choice: Record, is_chat: bool) -> Row | None:
     else:
         completion = text_or_messages(given)
     reason = choice.get("finish_reason") or (choice.get("generation_info") or {}).get("finish_reason")
-    if reason is None:  # Some providers give it in the message, for instance in `response_metadata.stop_reason`.
+    if reason is None:  # Some providers give the reason in the message, such as `response_metadata.stop_reason`.
         return {"completion": completion, "finish_reason": finish_reason_of(choice)}
     return {"completion": completion, "finish_reason": finish_reason(reason)}
 
@@ -77,7 +77,11 @@ def _is_answer(body: Record) -> bool:
 
 
 def _unwrapped(messages: Any) -> Any:
-    """Return the messages of a request. LangChain logs the request inside a list with one element."""
+    """Return the messages of a request, which LangChain can log as the only element of a list.
+
+    Raises:
+        Unusable: the list has several requests.
+    """
     if messages and isinstance(messages[0], list):
         if len(messages) > 1:
             raise Unusable(f"it has {len(messages)} requests in one run")
@@ -99,7 +103,7 @@ def _messages(given: Mapping[str, Any]) -> list[Row]:
     role = _ROLES.get(_name(given))
     if role is None:
         raise Unusable(f"a message has the unknown type or role {_name(given)}")
-    # LangChain's own messages repeat the calls in `tool_calls`. If streamed, they have the arguments only there.
+    # LangChain's own messages repeat the calls in `tool_calls`. Only `tool_calls` has the arguments of streamed calls.
     has_calls = given.get("tool_calls") or given.get("invalid_tool_calls")
     if not has_calls and any(inner_value(block, "type") in ("tool_use", "tool_result") for block in blocks):
         return messages_of({"role": role, **given})

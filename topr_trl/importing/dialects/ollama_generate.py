@@ -12,7 +12,7 @@ from topr_trl.importing.row_table import Row
 def prompt(asked: Record) -> Row:
     """Return the prompt, the template settings and the sampling settings of a request.
 
-    The server applies the chat template, so the prompt becomes messages. With `raw`, it stays text.
+    The server applies the chat template, so the prompt becomes messages. With `raw`, the prompt remains text.
 
     Raises:
         NotOfFormat: the request has no prompt.

@@ -93,7 +93,7 @@ _CALLS = format_of_calls(
 
 
 def _is_call(record: Record) -> bool:
-    # A failed line of a batch has no answer, so it can be in any dialect.
+    # A failed line of a batch has no answer that shows the dialect. This format reads such lines.
     return _CALLS.test(record) or (
         {"custom_id", "response"} <= set(record)
         and isinstance(record["response"], Mapping | None)

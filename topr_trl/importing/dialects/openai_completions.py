@@ -28,8 +28,8 @@ def answers(body: Record, asked: Record) -> list[Row | None]:
     A row has token ids if they are known for both the prompt and the completion. Otherwise, it has only text.
 
     Raises:
-        NotOfFormat: the prompt or the choices are missing, the prompt has a wrong type, or the number of choices is
-            wrong.
+        NotOfFormat: the prompt or the choices are missing, the prompt has a wrong type, or the number of choices is not
+            `n` per prompt.
         Unusable: the prompt is token ids and a choice has only text, the numbers of token ids and log-probabilities
             differ, or the finish reason is new.
     """
@@ -43,7 +43,11 @@ def answers(body: Record, asked: Record) -> list[Row | None]:
 
 
 def _prompts(given: Any) -> list[Any]:
-    """Return the prompts of a request, each as text or token ids. A request can have one prompt or several."""
+    """Return the prompts of a request, each as text or token ids. A request can have one prompt or several.
+
+    Raises:
+        NotOfFormat: the prompt is neither text, token ids, nor a list of prompts.
+    """
     if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], int)):
         return [given]
     if isinstance(given, list) and given and all(isinstance(each, str | list) for each in given):

@@ -51,11 +51,14 @@ def answers(body: Record, asked: Record) -> list[Row | LeftOut]:
 def _tokens(body: Record, output: Iterable[Any]) -> Row:
     """Return the token ids and the log-probabilities in an answer of vLLM (`enable_response_messages`).
 
-    Return {} without token ids.
+    Return {} without token ids, or if the server ran tools itself.
+
+    Raises:
+        Unusable: the numbers of token ids and log-probabilities differ.
     """
     both = [body.get(name) or [] for name in ("input_messages", "output_messages")]
     if [[inner_value(each, "type") for each in given] for given in both] != [["raw_message_tokens"]] * 2:
-        return {}  # A server that runs tools itself has several messages.
+        return {}  # A server that runs tools itself logs several messages.
     (prompt,), (completion,) = ([each["tokens"] for each in given] for given in both)
     parts = [part for item in output if item.get("type") == "message" for part in item["content"]]
     logps = [entry["logprob"] for entry in (parts[0].get("logprobs") or ())] if len(parts) == 1 else []
@@ -128,7 +131,7 @@ def _functions(tools: Any) -> Any:
 
 
 def _finish_reason(body: Record) -> str | None:
-    """Return `stop` for a complete response, `length` for a truncated response, and None for an unknown status."""
+    """Return `stop` for a complete response, `length` for an incomplete response, and None for any other status."""
     if body.get("status") == "incomplete" or body.get("incomplete_details"):
         return "length"
     return "stop" if body.get("status") == "completed" else None

@@ -48,7 +48,7 @@ def _call(part: Record) -> Row:
 
 
 def _messages(given: Record) -> list[Row]:
-    """Convert a message to messages of a row, in the order of its parts. Each tool result becomes its own message."""
+    """Convert a message to messages of a row, in the order of its parts. Each tool result is a separate message."""
     content = given["content"]
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     if not parts and given["role"] == "assistant":

@@ -1,6 +1,6 @@
 """File formats that `topr import` reads, one module each.
 
-The name of a module is the name in `--format`: `nemo_rl.py` is `nemo-rl`. Each module defines a `FORMAT`.
+In `--format`, the name of a module has hyphens: `nemo_rl.py` is `nemo-rl`. Each module defines a `FORMAT`.
 `FORMATS` also has the formats of the dialects.
 """
 

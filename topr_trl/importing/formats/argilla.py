@@ -11,7 +11,9 @@ _END = ".responses"  # end of a column's name, in the flat layout
 
 
 def records(record: Record) -> Iterator[Record]:
-    """Yield a record of the format `table` with the responses as ratings, or one for each answer in a ranking.
+    """Yield a record of the format `table` with the responses as ratings.
+
+    If answers were ranked, yield a record for each ranked answer. Yield a record of a different format unchanged.
 
     Args:
         record (`Record`): Record, as `to_list` or `to_json` of the package `argilla` writes it.
@@ -52,7 +54,10 @@ def _responses(record: Record) -> dict[str, list[Any]]:
 
 
 def _ranks(value: Any, fields: Record) -> list[list[str]]:
-    """Return the fields at each rank of a ranking, from the best to the worst. Return [] for other responses."""
+    """Return the names of the fields at each rank of a ranking, from the best to the worst.
+
+    Return [] for a response that is not a list of two or more names of `fields`. The names can have ranks.
+    """
     if not isinstance(value, list) or len(value) < 2:
         return []
     if any(isinstance(each, Mapping) and not {"value", "rank"} <= each.keys() for each in value):

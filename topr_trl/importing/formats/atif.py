@@ -18,12 +18,12 @@ def rows(record: Record) -> list[Row]:
 
     A trajectory becomes one row of messages. If each step of the model has token ids, the trajectory becomes one or
     more rows with token ids. Steps that were copied from an earlier trajectory, and steps that no model wrote, are
-    context.
+    context. A trajectory without a step to learn from gives no row.
 
     Raises:
-        Unusable: the rows of the rollout have no id that joins them, the file lacks token ids or text that the model
-            read or wrote, or a message has a part without text. Or a step stands for several calls of the model, has
-            lists of different lengths, or has a reward whose turn is not known.
+        Unusable: several rows have no id that joins them, the file lacks token ids or text that the model read or
+            wrote, a step stands for several calls of the model, a step has lists of different lengths or a reward whose
+            turn is not known, the provider defines a tool, or a message has a part without text.
     """
     trajectories = _with_subagents(record)
     found = [row for each in trajectories for row in _rows_of_trajectory(each)]
@@ -43,8 +43,8 @@ def _with_subagents(record: Record) -> list[Record]:
 def rewards(record: Record) -> dict[str, Any]:
     """Return the rewards of a step by name. ATIF defines no field for rewards, so they are in `extra`.
 
-    A trajectory has no reward as a whole. Return `{"reward of a step": None}` if one of its steps has a reward, and {}
-    otherwise.
+    A trajectory has no reward as a whole. For a trajectory, return `{"reward of a step": None}` if the model wrote a
+    step with a reward in the trajectory or in the trajectory of a subagent, and {} otherwise.
 
     Args:
         record (`Record`): Step, or a trajectory.
@@ -84,8 +84,10 @@ def _rows_of_trajectory(record: Record) -> list[Row]:
 def _graded(parts: list[Row], steps: list[Record]) -> list[Row]:
     """Return the rows of a trajectory, each with the steps of its turns in the field `GRADED`.
 
+    If no tokens separate two steps, the rows have fewer turns than steps, and do not get this field.
+
     Raises:
-        Unusable: there are rewards, and two steps have no tokens between them, so they look like one turn.
+        Unusable: the rows have fewer turns than steps, and a step has a reward.
     """
     ends = list(accumulate(map(turns_of, parts)))
     if ends[-1] == len(steps):
@@ -96,12 +98,12 @@ def _graded(parts: list[Row], steps: list[Record]) -> list[Row]:
 
 
 def _is_own(step: Record) -> bool:
-    """Return whether the model wrote the step in this trajectory."""
+    """Return whether the model wrote a step in this trajectory, and not in an earlier trajectory."""
     return step["source"] == "agent" and not step.get("is_copied_context") and step.get("llm_call_count") != 0
 
 
 def _messages(step: Record) -> list[Row]:
-    """Return the messages of a step. Results of calls are tool messages. Other observations are user messages."""
+    """Return the messages of a step. Observations are tool messages if the step has calls, or else user messages."""
     calls = [
         call(each["function_name"], each["arguments"], each["tool_call_id"]) for each in step.get("tool_calls") or ()
     ]

@@ -13,11 +13,11 @@ ENVELOPE = Envelope(
 
 
 def rows(record: Record) -> list[Row | LeftOut | None]:
-    """Return the row of a call, or `[LeftOut.FAILED]` for a failed call.
+    """Return the row of a call, or `[LeftOut.FAILED]` for a failed call. See `Envelope.rows` for an empty answer.
 
     Raises:
         NotOfFormat: see `Envelope.rows`.
-        Unusable: a body of the call is in another file, or see `Envelope.rows`.
+        Unusable: the request or the response is in a separate file, or see `Envelope.rows`.
     """
     for place, name in (("input", "inputBodyS3Path"), ("output", "outputBodyS3Path")):
         if path := inner_value(record, place, name):

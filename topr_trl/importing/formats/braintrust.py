@@ -11,20 +11,22 @@ from topr_trl.importing.record_fields import listed, rewards_in, value_at
 
 
 def spans(record: Record) -> Iterator[Record]:
-    """Yield each span of a page with its scores by name. Yield a single span in the same way.
+    """Yield each span in a response of the API, or a single span, without scores that are null.
 
-    The wrapper of Anthropic's client logs the system prompt as the last message, so this message is moved to the start.
+    The wrapper of Anthropic's client logs the system prompt as the last message. A last message with the role `system`
+    is therefore moved to the start.
 
     Args:
-        record (`Record`): Span, or a page of the API (with `events`) or of a query (with `data`).
+        record (`Record`): Span, or a list of spans in the field `events` (of the API) or `data` (of a query).
     """
     for span in listed(record, "events", "data"):
         given: Any = parsed_json(span.get("input"))
         if isinstance(given, list) and len(given) > 1 and value_at(given[-1], "role") == "system":
             given = [given[-1], *given[:-1]]
         output = value_at(span, "output")
-        if value_at(span, "metadata.object") == "response":  # Only the items of OpenAI's Responses API are logged.
-            given, output = {"input": given}, {**span["metadata"], "output": output}
+        # For OpenAI's Responses API, `output` has only the items. The rest of the response is in `metadata`.
+        if value_at(span, "metadata.object") == "response":
+            given, output = {"input": given}, {**parsed_json(span["metadata"]), "output": output}
         scores = {name: value for name, value in (value_at(span, "scores") or {}).items() if value is not None}
         yield {**span, "input": given, "output": output, "scores": scores}
 

@@ -1,4 +1,4 @@
-"""Read sessions of Claude Code, which it keeps in `~/.claude/projects`. Each call of the model is a row."""
+"""Read the sessions that Claude Code keeps in `~/.claude/projects`. Each call of the model becomes a row."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -17,6 +17,8 @@ _PARENT = "parentUuid"
 def sessions(records: Iterable[Placed]) -> Iterator[Placed]:
     """Yield the sessions of a file. A session also gets the lines of the sessions in the file that it continues.
 
+    Lines without a session, such as titles, are skipped. Broken lines and lines of other formats are yielded unchanged.
+
     Args:
         records (`Iterable`): Place and content of each line.
     """
@@ -25,7 +27,7 @@ def sessions(records: Iterable[Placed]) -> Iterator[Placed]:
     session_of = {line["uuid"]: n for n, lines in enumerate(joined) for line in lines if line.get("uuid")}
     own = [{line.get("uuid") for line in lines} for lines in joined]
     for n, ((place, record), lines) in enumerate(zip(found, joined, strict=True)):
-        read = [n]  # The loop adds to `read`, because a session that is continued may continue another one.
+        read = [n]  # The loop adds to `read`, because an earlier session may continue a still earlier session.
         for m in read:
             parents = {line.get(_PARENT) for line in joined[m]} - own[m]
             read += {session_of[name] for name in parents if name in session_of} - {*read}
@@ -36,8 +38,8 @@ def sessions(records: Iterable[Placed]) -> Iterator[Placed]:
 def rows(record: Record) -> list[Row]:
     """Return a row for each call of the model. The lines before the call in its branch of the session are the prompt.
 
-    The calls of a session are rows of one rollout. A resumed or forked session has copies of earlier calls, so each row
-    has the name of its call.
+    Failed calls, and text that Claude Code wrote itself, give no rows. The calls of a session are rows of one rollout.
+    A resumed or forked session has copies of earlier calls, so each row has the name of its call.
 
     Raises:
         NotOfFormat: the branch of a call has a cycle.
@@ -54,7 +56,7 @@ def rows(record: Record) -> list[Row]:
     found = []
     for identifier, answer in calls.items():
         last = answer[-1]["message"]
-        if last.get("model") == "<synthetic>":  # text that Claude Code wrote itself
+        if last.get("model") == "<synthetic>":  # Claude Code wrote this text itself.
             continue
         found.append({
             "prompt": list(_prompt(answer[0][_PARENT], lines, calls, results)), "completion": [_turn(answer)],
@@ -91,6 +93,10 @@ def _prompt(
 
     Results of parallel calls are in different branches of the session. Each turn is therefore followed by all results
     of its calls.
+
+    Raises:
+        NotOfFormat: the branch has a cycle.
+        Unusable: the file lacks a line or a tool result that the model read, or a message has a part without text.
     """
     if missing := next((name for name in _ancestors(last, lines) if name not in lines), None):
         raise Unusable(f"the line {missing} is not in the file, so what the model read is not known")
@@ -111,7 +117,10 @@ def _prompt(
 
 
 def _ancestors(last: str | None, lines: dict[str, Record]) -> Iterator[str]:
-    """Yield the id of a line, and the ids of all lines before it in its branch. `lines` may lack the last id."""
+    """Yield the id of a line, and the ids of the lines before it in its branch.
+
+    Stop after an id that `lines` lacks, and before an id that was already yielded.
+    """
     seen = set[str]()
     while last and last not in seen:
         seen.add(last)
@@ -120,7 +129,7 @@ def _ancestors(last: str | None, lines: dict[str, Record]) -> Iterator[str]:
 
 
 def _turn(answer: list[Record]) -> Row:
-    """Return the assistant turn of a call from its lines. Some versions write a block twice."""
+    """Return the assistant turn of a call from its lines. Some versions of Claude Code write a block twice."""
     parts = [part for each in answer for part in _blocks(each)]
     blocks = [part for n, part in enumerate(parts) if part not in parts[:n]]
     calls = [call(part["name"], part["input"], part["id"]) for part in blocks if part["type"] == "tool_use"]
@@ -132,7 +141,10 @@ def _text(result: Record) -> str:
 
 
 def _session_of(place: str, line: Record) -> Any:
-    """Return the session of a line. Return `""` for lines such as titles, and None for a line of another format."""
+    """Return the id of a line's session.
+
+    If the line lacks this id, return `""` for a line with a type and no message, such as a title, and None otherwise.
+    """
     return line.get("sessionId", "" if "type" in line and "message" not in line else None)
 
 

@@ -1,4 +1,4 @@
-"""Read sessions of Codex, which it keeps in `~/.codex/sessions`. Each call of the model is a row."""
+"""Read the sessions that Codex keeps in `~/.codex/sessions`. Each answer of the model becomes a row."""
 
 import hashlib
 import json
@@ -17,9 +17,9 @@ _EVENTS = ("session_meta", "response_item", "event_msg", "turn_context", "compac
 
 
 def sessions(records: Iterable[Placed]) -> Iterator[Placed]:
-    """Yield the sessions of a file. A session starts with the line `session_meta`.
+    """Yield the sessions of a file. A session starts with a line of the type `session_meta`.
 
-    Broken lines and lines of other formats are yielded unchanged. In its session, a broken line is also None.
+    Broken lines and lines of other formats are yielded unchanged. The session has None in place of a broken line.
 
     Args:
         records (`Iterable`): Place and content of each line.
@@ -31,7 +31,7 @@ def sessions(records: Iterable[Placed]) -> Iterator[Placed]:
             yield place, raw
             if record is not None:
                 continue
-        # A session that continues another one starts with two lines `session_meta`, without an item between them.
+        # A session that continues an earlier one starts with two lines `session_meta`, without an item between them.
         if inner_value(record, "type") == "session_meta" and any(map(_is_item, lines)):
             yield first, _session(lines)
             lines = []
@@ -55,12 +55,13 @@ def _session(lines: list[Any]) -> Record:
 def rows(record: Record) -> list[Row]:
     """Return a row for each answer of the model. All earlier messages of the session are the prompt.
 
-    The answers of a session are rows of one rollout. After a compaction, the prompt starts with the new history.
+    The answers of a session are rows of one rollout. After a compaction, the new history replaces earlier messages in
+    the prompt.
 
     Raises:
-        Unusable: a line is broken, the file lacks the context after a compaction, the user took back a turn, several
-            rows have no session id that joins them, or an item cannot become a message, for instance because the
-            provider ran a tool itself (see `openai_responses.messages_of`).
+        Unusable: a line before the last line is broken, the file lacks the context after a compaction, the user took
+            back a turn, several rows have no session id that joins them, or an item cannot become a message, for
+            instance because the provider ran a tool itself (see `openai_responses.messages_of`).
     """
     found, history, own = list[Row](), list[Record](), list[Record]()
     start, models = list[Row](), set[str]()
@@ -96,7 +97,7 @@ def rows(record: Record) -> list[Row]:
 
 
 def _answers(start: list[Row], history: list[Record], own: list[Record]) -> list[Row]:
-    """Return a row for each assistant turn in `own`. `start` and `history` are context."""
+    """Return a row for each assistant turn in `own`. Each prompt starts with `start` and `history`."""
     read = [*start, *messages_of(history)]
     messages = [*read, *messages_of(own)]
     return [
@@ -107,7 +108,7 @@ def _answers(start: list[Row], history: list[Record], own: list[Record]) -> list
 
 
 def _item(given: Record) -> list[Record]:
-    """Return a list with an item as the Responses API has it. Return [] for an item that the model does not read."""
+    """Return a list with the item in the format of the Responses API. Return [] for a `ghost_snapshot`."""
     kind = given["type"]
     if kind == "ghost_snapshot":
         return []

@@ -1,7 +1,8 @@
-"""Read comparisons of two completions, where the field names or another field say which one is better.
+"""Read comparisons of two completions. Names of fields, or a field with a verdict, tell which completion is better.
 
-OpenAI's format for preferences has `preferred_output` and `non_preferred_output`. LLaMA-Factory's has messages in
-`chosen` and `rejected`. ms-swift's has `rejected_response` beside messages. Arenas have a field `winner`.
+OpenAI's format for preferences has `preferred_output` and `non_preferred_output`. LLaMA-Factory's format has a message
+in `chosen` and a message in `rejected`. ms-swift's format has `rejected_response` beside the messages. Arenas have a
+field `winner`.
 """
 
 import re
@@ -18,7 +19,7 @@ from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.openai_messages import message
 from topr_trl.importing.row_table import Row
 
-# Name of one of two completions, such as `response_a`, `output_1` or `conversation_left`. `side` is the name's end.
+# Name of a compared completion, such as `response_a`, `output_1` or `conversation_left`. `side` is the name's end.
 _ONE_OF_TWO = re.compile(
     r"(?P<stem>(\w+_)?(response|answer|output|completion|conversation|generation|reply|text|summary|ref))"
     r"_?(?P<side>[a-k]|[0-9]|left|right)"
@@ -33,7 +34,7 @@ _STRICT = {"winner", "vote", "verdict"}  # Words of fields that have only verdic
 # Last words of fields with details of a verdict, such as its strength or its reason.
 _ABOUT = {"strength", "statement", "reason", "reasoning", "rationale", "explanation", "elaboration", "justification",
           "comment", "confidence", "score", "margin", "count", "time", "id", "ids"}  # fmt: skip
-# HelpSteer 2 and 3: from -3 (response 1 is better) to 3 (response 2 is better).
+# Fields of HelpSteer 2 and 3, with values from -3 (response 1 is better) to 3 (response 2 is better).
 _SCALES = ("overall_preference", "preference_strength")
 _LARGEST = 3
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
@@ -48,23 +49,23 @@ _BESIDE_TIES = {"bad", "good", "are", "equally"}
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return a row with reward 1 for the better completion, and a row with reward -1 for the other one.
+    """Return a row with reward 1 for the better completion, and a row with reward -1 for the worse completion.
 
-    Return `[LeftOut.TIED]` if neither is better, and [] if one of the two is empty.
+    Return `[LeftOut.TIED]` for a tie or for equal completions, and [] if a completion is empty.
 
     Raises:
-        NotOfFormat: there are not two completions, no field names the better one, fields name different ones, a verdict
-            is not understood, the numbers of questions and answers differ, or see `pairs.rows`.
+        NotOfFormat: there are not two completions, no field names the better completion, several fields disagree, a
+            verdict is not understood, the numbers of questions and answers differ, or see `pairs.rows`.
         Unusable: see `pairs.rows`.
     """
     names = _by_name(record) or _by_verdict(record)
     if names is None:
         return [LeftOut.TIED]
     request = record.get("input")
-    rest = {**record, **request} if isinstance(request, Mapping) else record  # OpenAI's format
+    rest = {**record, **request} if isinstance(request, Mapping) else record  # OpenAI's format has an object `input`.
     rest = {name: value for name, value in rest.items() if name not in names}
     better, worse = (_completion(record, name) for name in names)
-    if names[0] == "messages" and (isinstance(worse, str) or worse[0]["role"] == "assistant"):
+    if names[0] == "messages" and (isinstance(worse, str) or not worse or worse[0]["role"] == "assistant"):
         rest["messages"], better = better[:-1], better[-1:]
         worse = [message({"role": "assistant", "content": worse})] if isinstance(worse, str) else worse
     lists = [name for name, value in rest.items() if _is_messages(parsed_json(value))]
@@ -76,7 +77,9 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def _completion(record: Record, name: str) -> Any:
-    """Return a completion as text or messages. In a list of texts, each text answers a text of the list `prompt`.
+    """Return a completion as text or messages.
+
+    A list of texts becomes a conversation: each text answers the text with the same index in the list `prompt`.
 
     Raises:
         NotOfFormat: the completion is a list of texts, and `prompt` is not a list of as many texts.
@@ -108,7 +111,8 @@ def _is_texts(value: Any) -> bool:
 def _by_name(record: Record) -> tuple[str, str] | None:
     """Return the names of the better and the worse completion, such as `chosen_answer` and `rejected_answer`.
 
-    If only the worse completion has such a name, the better one is in `messages`. Return None without such names.
+    If only the worse completion has such a name, the better completion is in `messages`. Return None if the names do
+    not tell both completions.
     """
     found: dict[tuple[str, ...], dict[bool, str]] = defaultdict(dict)
     for name in record:
@@ -126,7 +130,7 @@ def _by_verdict(record: Record) -> tuple[str, str] | None:
     """Return the names of the better and the worse completion, from a field such as `winner`. Return None for a tie.
 
     Raises:
-        NotOfFormat: there are not two completions, no field names the better one, fields name different ones, or a
+        NotOfFormat: there are not two completions, no field names the better completion, several fields disagree, or a
             verdict is not understood.
     """
     sides = _two_sides(record)
@@ -147,7 +151,10 @@ def _by_verdict(record: Record) -> tuple[str, str] | None:
 
 
 def _two_sides(record: Record) -> list[str]:
-    """Return the names of two completions, such as `response_a` and `response_b`. Return [] if there are not two."""
+    """Return the names of two completions, such as `response_a` and `response_b`.
+
+    Return [] unless exactly two such names have the same `stem`. Fields with numbers do not count.
+    """
     stems: dict[str, list[str]] = defaultdict(list)
     for name, value in record.items():
         if (found := _ONE_OF_TWO.fullmatch(normalized(name))) and not isinstance(value, int | float):
@@ -164,8 +171,8 @@ def _verdicts(record: Record, sides: dict[str, str]) -> Iterator[tuple[str, str 
     """Yield each field that names the better completion, with the name of this completion, or None for a tie.
 
     Raises:
-        NotOfFormat: a value is not understood, and the field is a scale or has only verdicts, the value is negative, or
-            another field says that there is a tie.
+        NotOfFormat: a value is not understood and one of these conditions holds: the field is a scale or has only
+            verdicts, the value is negative, or a different field says that there is a tie.
     """
     found, unclear = dict[str, str | None](), list[str]()
     for field, value in record.items():
@@ -203,9 +210,10 @@ def _text(value: Any) -> str:
 
 
 def _verdict(field: str, value: Any, sides: list[str]) -> str:
-    """Return the better side or the name of its field, or `tie`.
+    """Return the better side, the name of the better completion, or `tie`.
 
-    Return `""` if the verdict only names a side that is not better, and the verdict's text if it is not understood.
+    Return `""` if the verdict only says that one side is not better. Return the text of a verdict that is not
+    understood.
     """
     text = _text(value)
     marked = {re.sub(r"\s|>(?=>)", "", found.lower()) for found in _MARKED.findall(str(value))}
@@ -215,7 +223,7 @@ def _verdict(field: str, value: Any, sides: list[str]) -> str:
     if number is not None and _is_scale(field, value, sides):
         return text if abs(number) > _LARGEST else "tie" if not number else "12"[number > 0]
     if normalized(field).startswith("winner_") and text in ("1", "1.0", "0", "0.0", "true", "false"):
-        # The name of the field has the side: `winner_model_a`.
+        # The side is in the name of the field, such as `winner_model_a`.
         return normalized(field).rpartition("_")[2] if text in ("1", "1.0", "true") else ""
     if number is not None:
         return f"{number:g}"

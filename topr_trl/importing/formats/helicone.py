@@ -1,4 +1,4 @@
-"""Read exports of Helicone: requests with their bodies."""
+"""Read exports of Helicone: logged requests with the bodies of the requests and responses."""
 
 from typing import Any
 

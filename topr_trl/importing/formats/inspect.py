@@ -10,7 +10,6 @@ from topr_trl.importing.row_table import Row
 
 _ATTACHED = "attachment://"
 _GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
-_CUT = {"max_tokens": "length", "model_length": "length"}
 
 
 def samples(record: Record) -> Iterator[Record]:
@@ -27,7 +26,7 @@ def samples(record: Record) -> Iterator[Record]:
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return one row of messages. Return `[LeftOut.FAILED]` if the sample failed, and [] if it has no generated turn.
+    """Return one row of messages. Return `[LeftOut.FAILED]` for a failed sample, and [] without a generated turn.
 
     Raises:
         Unusable: an attachment is missing, a message has a part without text, the provider ran a tool itself,
@@ -54,7 +53,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
             "prompt": messages[:first], "completion": messages[first:], "tools": tools_as_json(_tools(record)),
             "problem_id": f"{task}/{record['id']}" if task else str(record["id"]),
             "answer": target if isinstance(target, str) else None,
-            "finish_reason": _CUT.get(reason, finish_reason(reason)),
+            "finish_reason": finish_reason(reason),
             **{name: config.get(name) for name in ("temperature", "top_p", "top_k")},
         }
     ]  # fmt: skip
@@ -81,7 +80,11 @@ def _is_generated(given: Record) -> bool:
 
 
 def _resolved(value: Any, attached: Record) -> Any:
-    """Replace each reference to an attachment with its text."""
+    """Replace each reference to an attachment with the attachment's text.
+
+    Raises:
+        Unusable: an attachment is missing.
+    """
     if isinstance(value, str) and value.startswith(_ATTACHED):
         name = value.removeprefix(_ATTACHED)
         if name not in attached:
@@ -110,7 +113,10 @@ def _message(given: Record) -> Row:
 
 
 def _tools(record: Record) -> list[Record] | None:
-    """Return the tools of the last request with tools, or None. Later requests without tools can come from a scorer."""
+    """Return the tools of the last request that has tools. Return None if no request has tools.
+
+    Later requests without tools can come from a scorer.
+    """
     asked = [event for event in record.get("events") or () if event.get("event") == "model" and event.get("tools")]
     return asked[-1]["tools"] if asked else None
 

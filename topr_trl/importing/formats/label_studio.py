@@ -11,15 +11,16 @@ _SIDES = ("left", "right")
 
 
 def records(record: Record) -> Iterator[Record]:
-    """Yield a record of the format `table` with the annotations as ratings, or one for each compared or ranked answer.
+    """Yield a record of the format `table` with the annotations as ratings.
 
-    Skipped annotations do not count.
+    If answers were compared or ranked, yield a record for each of these answers. Skipped annotations, and texts that
+    annotators wrote, do not count. Yield a record of a different format unchanged.
 
     Args:
         record (`Record`): Task with its annotations.
 
     Raises:
-        NotOfFormat: the data lacks an answer that was compared or ranked, or a ranking has several buckets.
+        NotOfFormat: the data lacks an answer that was compared or ranked, or see `_ranks`.
     """
     if not _is_task(record):
         yield record
@@ -48,7 +49,11 @@ def _is_task(record: Record) -> bool:
 
 
 def _ranks(result: Record) -> list[list[str]]:
-    """Return the names of the answers at each rank, from the best to the worst."""
+    """Return the names of the answers at each rank, from the best to the worst.
+
+    Raises:
+        NotOfFormat: the buckets of a ranking are all empty, or several buckets have answers.
+    """
     if result["type"] == "pairwise":
         names, better = result["to_name"].split(","), _SIDES.index(result["value"]["selected"])
         return [[names[better].strip()], [names[1 - better].strip()]]

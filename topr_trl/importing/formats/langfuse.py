@@ -13,10 +13,10 @@ _NOT_A_COMPLETION = ("SPAN", "EVENT", "TOOL", "CHAIN", "AGENT", "RETRIEVER", "EV
 
 
 def observations(record: Record) -> Iterator[Record]:
-    """Yield each observation of a trace with its scores and the scores of the trace.
+    """Yield each observation of a trace, with the scores of the observation and of the trace.
 
-    Scores of the observation replace scores of the trace with the same name. A streamed output becomes
-    the whole answer. An exported observation is otherwise unchanged.
+    Scores of the observation replace scores of the trace with the same name. A streamed output becomes the whole
+    answer. An exported observation is otherwise unchanged.
 
     Args:
         record (`Record`): Downloaded trace, or exported observation.

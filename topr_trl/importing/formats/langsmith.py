@@ -17,13 +17,13 @@ def _left_out(record: Record) -> LeftOut | None:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return the mean feedback for each feedback key. The mean is None for feedback without numbers."""
+    """Return the mean feedback for each feedback key. The mean is None if the feedback of a key has no numbers."""
     stats = parsed_json(record.get("feedback_stats")) or {}
     return {f"feedback_stats.{key}.avg": each.get("avg") for key, each in stats.items() if isinstance(each, dict)}
 
 
 def _trace_of(place: str, record: Record) -> Any:
-    """Return the id of the trace of a model call with feedback. Return None for other runs."""
+    """Return the trace id of a model call that has feedback. Return None for all other runs, which are not joined."""
     is_rated = record.get("run_type") == "llm" and any(each is not None for each in rewards(record).values())
     return record.get("trace_id") if is_rated else None
 

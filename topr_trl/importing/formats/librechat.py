@@ -17,7 +17,7 @@ _PARENT = "parentMessageId"
 
 
 def ratings(record: Record) -> Iterator[Record]:
-    """Yield a record for each rated answer of a conversation, with the answer's id and feedback.
+    """Yield a record for each rated message of a conversation, with the message's id and feedback.
 
     For a conversation without a rating, yield one record without feedback.
 
@@ -68,7 +68,7 @@ _SYSTEM = ("promptPrefix", "system", "instructions")  # options with the system 
 
 
 def _flat(messages: list[Record], parent: str | None) -> list[Record]:
-    """Return the messages of a tree as a list, each with the id of its parent."""
+    """Return the messages of a tree as a list. Messages below the root get the id of their parent, if they lack it."""
     found = []
     for each in messages:
         own = {name: value for name, value in each.items() if name != "children"}
@@ -77,11 +77,11 @@ def _flat(messages: list[Record], parent: str | None) -> list[Record]:
 
 
 def _turns(given: Record) -> list[Row]:
-    """Return a message of the export as messages of a row. An answer with tool calls becomes several.
+    """Return a message of the export as messages of a row. An answer with tool calls becomes several messages.
 
     Raises:
-        Unusable: the model read a file, a quote or a summary, the text of an answer has thinking in it, or a part has
-            no text.
+        Unusable: the model read a file, a quote or a summary, the text of an answer contains thinking, or a part of the
+            answer cannot be used (see `_items`).
     """
     if missing := [name for name in ("files", "quotes", "summary") if given.get(name)]:
         raise Unusable(f"a message has {missing[0]}, and the export lacks the text that the model read instead")
@@ -94,10 +94,10 @@ def _turns(given: Record) -> list[Row]:
 
 
 def _items(part: Record) -> Iterator[Record]:
-    """Yield a part of an answer as items of the Responses API.
+    """Yield a part of an answer as items of the Responses API. An empty text gives no item.
 
     Raises:
-        Unusable: the part is not text, thinking or a tool call.
+        Unusable: the part is not text, thinking or a tool call, or the tool call has no name.
     """
     kind = part.get("type")
     value = part.get(str(kind))
@@ -119,7 +119,7 @@ def _is_conversation(record: Record) -> bool:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return the thumb of the rated answer, `thumbsUp` or `thumbsDown`."""
+    """Return the thumb of the rated answer: `thumbsUp`, `thumbsDown`, or None without a rating."""
     return {"feedback.rating": inner_value(record, "feedback", "rating")}
 
 

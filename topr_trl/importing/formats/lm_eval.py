@@ -20,7 +20,7 @@ def rows(record: Record) -> list[Row]:
     Raises:
         NotOfFormat: the task compares the likelihoods of given answers, so the model wrote no response; the prompt is
             not text; or a message has no role.
-        Unusable: several responses share one score, or a message has a part without text.
+        Unusable: the sample has several responses or none, or a message has a part without text.
     """
     requests, responses = record["arguments"], record["resps"]
     if isinstance(requests, dict):
@@ -48,7 +48,12 @@ def rows(record: Record) -> list[Row]:
 
 
 def _prompt(given: Any) -> Any:
-    """Return a prompt. A prompt for a chat API was logged as JSON and becomes messages. Other prompts are text."""
+    """Return a prompt. A prompt for a chat API was logged as JSON and becomes messages. Other prompts are text.
+
+    Raises:
+        NotOfFormat: the prompt is not text, or a message has no role.
+        Unusable: a message has a part without text.
+    """
     text = given[0] if isinstance(given, list) and len(given) == 1 else given
     if not isinstance(text, str):
         raise NotOfFormat(f"its prompt is {str(given)[:60]}, and must be text")

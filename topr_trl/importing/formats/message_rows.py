@@ -18,7 +18,7 @@ _CONVERSATION = {
     f"{what}{end}" for end in ("id", "uuid", "") for what in ("conversation", "conv", "dialog", "dialogue", "chat",
     "thread", "session", "run", "trajectory", "episode")
 }  # fmt: skip
-# Fields whose values rise within a conversation.
+# Fields whose values must not fall from one message of a conversation to the next message.
 _ORDER = {
     "turn", "turnid", "turnindex", "turnidx", "turnnumber", "index", "idx", "position", "messageindex", "messageidx",
     "step", "sequence", "seq", "order", "timestamp", "time", "createdat", "created", "date", "datetime",
@@ -38,9 +38,9 @@ def _is_message(record: Record) -> bool:
 def conversations(records: Iterable[Placed]) -> Iterator[Placed]:
     """Yield the conversations of a file: rows with the same id, or the messages of an array.
 
-    Fields with one value in all messages of a conversation, such as its reward, become fields of the conversation.
-    Messages with the role `exit`, with which mini-swe-agent ends a run, are left out.
-    Other records are yielded unchanged.
+    A field with equal values in all messages of a conversation, such as the reward, becomes a field of the
+    conversation. Exceptions are the fields in `_OF_MESSAGE`, and conversations of one message. Messages with the role
+    `exit`, with which mini-swe-agent ends a run, are left out. Records that are not messages are yielded unchanged.
 
     Args:
         records (`Iterable`): Place and content of each message.
@@ -65,11 +65,14 @@ def conversations(records: Iterable[Placed]) -> Iterator[Placed]:
             if name not in _OF_MESSAGE and len(given) > 1 and all(each.get(name) == value for each in given)
         }
         read = [{name: value for name, value in each.items() if name not in shared} for each in given]
-        yield place, {**shared, "messages": [each for each in read if each["role"] != "exit"]}
+        yield place, {**shared, "messages": [each for each in read if each["role"].lower() != "exit"]}
 
 
 def _values(given: list[Record], name: str) -> list[Any]:
-    """Return the values of a field as numbers or times. Text such as `turn_10` is compared by its words and numbers."""
+    """Return the values of a field that are not null, as numbers, times, or lists of words and numbers.
+
+    These lists put `turn_9` before `turn_10`.
+    """
     values = [each[name] for each in given if each.get(name) is not None]
     for convert in (float, _time):
         with suppress(TypeError, ValueError):
@@ -84,7 +87,7 @@ def _time(value: Any) -> datetime:
 
 
 def _conversation_of(place: str, record: Record) -> Any:
-    """Return the id of a message's conversation, or the place of its array. Return None for another record.
+    """Return the id of a message's conversation, or the place of its array. Return None if the record is no message.
 
     Raises:
         ValueError: the message has no conversation id and is not in an array, or has several ids.

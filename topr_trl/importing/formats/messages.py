@@ -28,8 +28,8 @@ def rows(record: Record, rated: Sequence[int] | None = None) -> list[Row | LeftO
 
     Raises:
         NotOfFormat: a message has no role, or see `rows_of_conversation`.
-        Unusable: a message has an image, a part without text, or a weight other than 0 and 1, a chat template cannot
-            write the blocks of a message in their order, the provider defines a tool, or see `rows_of_conversation`.
+        Unusable: a message cannot be used (see `content_blocks.messages_of` and `openai_messages.message`), the
+            provider defines a tool, or see `rows_of_conversation`.
     """
     if is_failed(record):
         return [LeftOut.FAILED]
@@ -40,22 +40,27 @@ def rows(record: Record, rated: Sequence[int] | None = None) -> list[Row | LeftO
 def rows_of_conversation(
     record: Record, given: list[Record], turns: list[list[Row]], shared: Row, rated: Sequence[int] | None
 ) -> list[Row]:
-    """Return the rows of a conversation. A system prompt beside the messages becomes the first message.
+    """Return the rows of a conversation.
 
-    A reward can belong to one answer: the record names the answer (`message_id`, `message_index`), or answers have
-    ratings themselves. The row of such an answer ends with it, and all earlier messages are the prompt.
+    A system prompt beside the messages becomes the first message, unless the messages start with a system message.
+
+    A reward can belong to one answer: the record names the answer (`message_id`, `message_index`), the answer has a
+    rating, or a setting names this rating. The row of a rated answer ends with this answer, and all earlier messages
+    are the prompt.
 
     Args:
         record (`Record`): Record.
         given (`list[Record]`): Messages of the record.
-        turns (`list[list[Row]]`): The same messages, as rows have them. A message with tool results can become several.
+        turns (`list[list[Row]]`): Messages of a row for each message in `given`. A message with tool results can become
+            several messages.
         shared (`Row`): Other columns of the rows.
-        rated (`Sequence[int]` or `None`): Indices of messages whose reward a setting names, see `Format.messages`.
+        rated (`Sequence[int]` or `None`): Indices of the messages in `given` whose ratings `--reward_fields` names.
+            None if no setting defines the reward. See `Format.messages`.
 
     Raises:
-        NotOfFormat: the rated message is not an answer of the model, a field such as `message_id` names no message,
-            fields name different messages, a message has several ratings, or the system prompt may be the name of a
-            system.
+        NotOfFormat: the rated message is not an answer of the model, a field such as `message_id` or `turn_index` may
+            name a message, and which message is not known, fields name different messages, a message has several
+            ratings, or the system prompt may be the name of a system.
         Unusable: the record has images, sounds or videos beside the messages, or the finish reason is new.
     """
     check_only_text(record, "it")
@@ -79,7 +84,7 @@ def rows_of_conversation(
 
 
 def rewards(record: Record, messages: str = "messages") -> dict[str, Any]:
-    """Return the field `reward`. Without this field, return the ratings of answers, if there are any.
+    """Return the field `reward`. Without this field, return the ratings of answers, or {} if there are none.
 
     In addition to ratings, return fields of the record that may be the reward, so that the user must choose.
 
@@ -101,10 +106,16 @@ def _rated(record: Record, given: list[Record], by_settings: Sequence[int] | Non
     """Return the index of each message to which a reward belongs. Return [] if rewards belong to the whole record.
 
     Ratings in messages count only if the record has no `reward`, no field of the record names the rated message, and
-    no setting names the reward.
+    no setting defines the reward. Ratings of messages that are not answers count only if no answer has a rating, and
+    never if they are 0 or false.
+
+    Args:
+        record (`Record`): Record.
+        given (`list[Record]`): Messages of the record.
+        by_settings (`Sequence[int]` or `None`): See `rated` in `rows_of_conversation`.
 
     Raises:
-        NotOfFormat: fields name different messages, see `_named_message`, or a message has several ratings.
+        NotOfFormat: fields name different messages, a message has several ratings, or see `_named_message`.
     """
     references = {name: _named_message(given, name, value) for name, value in _references(record)}
     named = {name: n for name, n in references.items() if n is not None}
@@ -140,10 +151,11 @@ def _references(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _named_message(messages: list[Record], name: str, value: Any) -> int | None:
-    """Return the index of the message that a field names by its id or its index. Return None for other fields.
+    """Return the index of the message that a field names by the message's id or index. Return None for other fields.
 
     Raises:
-        NotOfFormat: a field such as `message_id` names no message, or a field such as `turn_index` names a turn.
+        NotOfFormat: a field such as `message_id` matches no message or several messages, or a field such as
+            `turn_index` may count turns.
     """
     words = words_of(name)
     ids = [[str(each[key]) for key in _IDS if each.get(key) is not None] for each in messages]
@@ -171,7 +183,7 @@ _NUMBERED = ("id", "index", "idx", "number", "position", "round")  # last words 
 _IDS = ("id", "message_id", "messageId", "uuid", "run_id")
 # Words of a field that names the rated message, such as `rated_message_id`.
 _RATED_MESSAGE = {"message", "rated", "target", "feedback", "scored", "assistant", "response", "id", "uuid", "index"}
-# Words of a field that names another message.
+# Words of a field that names a message other than the rated message, such as `parent_id`.
 _OTHER_MESSAGE = {"parent", "current", "last", "first", "next", "previous", "child", "children", "reply", "root"}
 
 
@@ -189,10 +201,10 @@ def _rating(given: Any) -> Any:
 
 
 def choices(record: Record, messages: str = "messages") -> Choices:
-    """Return the ways to read fields with text that no row has. See `Choices`.
+    """Return the rules for fields with text that no row has. See `Choices`.
 
     Args:
-        record (`Record`): Record with at least one row.
+        record (`Record`): Record that gives at least one row.
         messages (`str`, defaults to `"messages"`): Field with the messages.
     """
     last = messages_of(parsed_json(record[messages])[-1])[-1]
@@ -221,8 +233,8 @@ def choices(record: Record, messages: str = "messages") -> Choices:
 def messages_fields(record: Any, inside: str = "") -> list[str]:
     """Return the names of the fields of a record that hold chat messages, such as `history` or `run.messages`.
 
-    Names have at most three parts, such as `log.run.messages`. In a table, a column with only the prompt or only the
-    completion is left out, because it does not hold the whole conversation.
+    Names have at most three parts, such as `log.run.messages`. If a record has a column for the prompt and a column for
+    the completion, a column that holds only the prompt or only the completion is left out.
 
     Args:
         record (`Any`): Record.

@@ -22,9 +22,9 @@ def rows(record: Record) -> list[Row]:
 
 
 def _messages(given: Record) -> list[Row]:
-    """Convert a message of the file to messages of a row. The last one, with the role `exit`, is left out.
+    """Convert a message of the file to messages of a row. Return [] for the last message, with the role `exit`.
 
-    With the Responses API, an answer is the response itself, and a tool result is an item of the API.
+    With the Responses API, the file has a whole response as an answer, and an item of the API as a tool result.
     """
     if given.get("object") == "response":
         return messages_of(given["output"])

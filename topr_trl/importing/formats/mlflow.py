@@ -1,4 +1,4 @@
-"""Read traces of MLflow: their model calls, with assessments as rewards."""
+"""Read model calls in traces of MLflow, with assessments as rewards."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ _SPANS = ("data.spans", "trace.data.spans", "spans")
 
 
 def calls(record: Record) -> Iterator[Record]:
-    """Yield each span of a trace, with its feedback. A model call also has the feedback on the trace.
+    """Yield each span of a trace, with the feedback on the span. A model call also has the feedback on the trace.
 
     Expectations, and feedback that later feedback replaced, do not count.
 
@@ -50,7 +50,7 @@ def _ratings(assessments: Iterable[Record]) -> dict[str, Any]:
 
 
 def _parsed(attributes: Record) -> Record:
-    """Return the attributes of a span. MLflow writes each of them as JSON text."""
+    """Return the attributes of a span, parsed from JSON text. A value that is not JSON text is unchanged."""
     found = dict(attributes)
     for name, value in attributes.items():
         with suppress(TypeError, ValueError, RecursionError):
@@ -78,9 +78,10 @@ ENVELOPE = Envelope(
 
 
 def rows(record: Record) -> list[Row | LeftOut | None]:
-    """Return the row of a span. Feedback on a span is for one answer, unless the trace has feedback, too.
+    """Return the row of a span. If a span has feedback and the trace itself has none, the row is marked as rated.
 
-    Return `[LeftOut.FAILED]` for a failed call, and `[LeftOut.OTHER]` for a span that is not a model call.
+    Return `[LeftOut.FAILED]` for a failed call, and `[LeftOut.OTHER]` for a span that is not a model call. See
+    `Envelope.rows` for an empty answer.
 
     Raises:
         NotOfFormat: see `Envelope.rows`.

@@ -11,16 +11,16 @@ from topr_trl.importing.token_turns import join_turns, turn_of
 def rows(record: Record) -> list[Row | LeftOut | None]:
     """Return one row of messages. If each turn has token ids, return one or more rows with token ids.
 
-    Return `[LeftOut.FAILED]` for a failed rollout, and [] for an empty response.
+    Return `[LeftOut.FAILED]` for a failed rollout or response, and [] for an empty response.
 
-    A turn extends the previous row if its prompt starts with all tokens of that row. Otherwise, it starts a new row of
-    the same rollout. The last output item of a turn has the turn's token ids and log-probabilities
+    A turn extends the previous row if its prompt starts with all tokens of that row. Otherwise, the turn starts a new
+    row of the same rollout. The last output item of a turn has the turn's token ids and log-probabilities
     (`prompt_token_ids`, `generation_token_ids`, `generation_log_probs`).
 
     Raises:
         NotOfFormat: the input of the request or the output of the response is missing.
-        Unusable: the provider ran a tool itself, the file lacks a part of the prompt, an item cannot become a message
-            (see `openai_responses.messages_of`), or a turn has lists of different lengths.
+        Unusable: the request has a tool that the provider runs itself, the file lacks a part of the prompt, an item
+            cannot become a message (see `openai_responses.messages_of`), or a turn has lists of different lengths.
     """
     if record.get("_ng_failure_class"):
         return [LeftOut.FAILED]

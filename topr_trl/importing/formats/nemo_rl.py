@@ -7,8 +7,8 @@ from topr_trl.importing.row_table import Row
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return one row of token ids, or `[LeftOut.MASKED]` for a sample that the loss ignored.
 
-    Each field is a batch with one sample, padded on the right. A log-probability has the same index as its token. It is
-    0 for a token that the policy did not generate.
+    Each list is a batch with one sample, whose tokens are padded on the right. A log-probability has the index of its
+    token. The log-probability of a token that the policy did not generate is 0.
     """
     one = {name: value[0] if isinstance(value, list) else value for name, value in record.items()}
     ids, mask, logps = (

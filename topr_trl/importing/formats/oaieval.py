@@ -11,9 +11,9 @@ from topr_trl.importing.row_table import Row
 
 
 def samplings(record: Record) -> Iterator[Record]:
-    """Yield each sampling of a sample with the results before the next sampling.
+    """Yield a record for each sampling of a sample, with the results that come before the next sampling.
 
-    Events before the first sampling are yielded without a sampling.
+    Events before the first sampling become a record without a sampling.
 
     Args:
         record (`Record`): Events of a sample.
@@ -40,12 +40,13 @@ def _results(events: list[Record]) -> list[Record]:
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return the row of a sampling.
 
-    Return `[LeftOut.FAILED]` if there is an error, and `[LeftOut.OTHER]` for results without a sampling.
+    Return `[LeftOut.FAILED]` if there is an error, `[LeftOut.OTHER]` for events without a sampling, and [] for an
+    empty list of completions.
 
     Raises:
         NotOfFormat: a message has no role.
-        Unusable: a result belongs to several samplings or completions, or a message has an unknown role or a part
-            without text.
+        Unusable: the sample has several samplings and not all of them have a result, the sampling has several
+            completions, or a message has an unknown role or a part without text.
     """
     if record["has_error"]:
         return [LeftOut.FAILED]
@@ -75,14 +76,21 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return the numeric results of a sampling by name, such as `correct` of a match."""
+    """Return the numeric results of a sampling by name, such as `results.correct`.
+
+    Leave out `expected` and `picked`, which hold answers.
+    """
     return {f"results.{name}": value for name, value in record["results"].items()
             if isinstance(value.values[0] if isinstance(value, DifferentRatings) else value, int | float)
             and name not in ("expected", "picked")}  # fmt: skip
 
 
 def _sample_of(place: str, line: Record) -> Any:
-    """Return the sample of an event, `""` for the first and the last line, and None for a line of another format."""
+    """Return the run and the sample of an event.
+
+    Return `""` for a line without a sample, such as the first and the last line. Return None for a line of a different
+    format.
+    """
     if not _is_event(line):
         return None
     return (line["run_id"], line["sample_id"]) if line.get("sample_id") else ""

@@ -85,11 +85,11 @@ def _nodes(chat: Record) -> dict[str, Record]:
 
 
 def _turns(given: Record) -> list[Row]:
-    """Convert a message of a chat to messages of a row. An answer with tool calls becomes several.
+    """Convert a message of a chat to messages of a row. An answer with tool calls becomes several messages.
 
     Raises:
-        Unusable: the model read a file, a source or a summary, the text that the model wrote is not known, or a part
-            has no text.
+        Unusable: the model read a file, a summary, or a source that no tool returned, the text that the model wrote is
+            not known, or a part has no text.
     """
     items = [item for item in given.get("output") or () if item.get("type") != "message" or text_of(item["content"])]
     has_results = any(item.get("type") == "function_call_output" for item in items)
@@ -120,7 +120,7 @@ def _is_chat(record: Record) -> bool:
 
 
 def _chat_of(place: str, record: Record) -> Any:
-    """Return the id of the chat to which feedback belongs. Return None for a whole chat."""
+    """Return the id of the chat to which feedback belongs. Return None for a whole chat, or if the id is missing."""
     return None if _is_chat(record) else value_at(record, "meta.chat_id", "snapshot.chat.id")
 
 
@@ -130,7 +130,7 @@ def _is_export(record: Record) -> bool:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return the rating, 1 or -1."""
+    """Return the rating of an answer: 1, -1, or None without a rating."""
     return {"data.rating": inner_value(record, "data", "rating")}
 
 

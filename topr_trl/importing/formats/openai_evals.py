@@ -11,10 +11,12 @@ _ITEM = "eval.run.output_item"
 
 
 def items(record: Record) -> Iterator[Record]:
-    """Yield each item of a page, with the scores of its graders by name. Yield a single item in the same way.
+    """Yield each item of a list, or a single item, with the scores of the item's graders by name.
+
+    If a grader gives no score, `passed` counts as the score.
 
     Args:
-        record (`Record`): Page of output items, or an item.
+        record (`Record`): List of output items, as the API returns it, or an item.
     """
     for item in record["data"] if record.get("object") == "list" else [record]:
         named = [(each["name"], each["passed"] if each.get("score") is None else each["score"])
@@ -23,7 +25,7 @@ def items(record: Record) -> Iterator[Record]:
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return the row of an item. Return `[LeftOut.FAILED]` if the sample has an error, and [] without an output.
+    """Return the row of an item. Return `[LeftOut.FAILED]` for an item with an error, and [] without an output.
 
     Raises:
         NotOfFormat: a message has no role.

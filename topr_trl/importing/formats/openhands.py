@@ -11,7 +11,7 @@ def rows(record: Record) -> list[Row]:
 
     Raises:
         NotOfFormat: see `openai_messages.message`.
-        Unusable: see `openai_messages.message`.
+        Unusable: the provider defines a tool, or see `openai_messages.message`.
     """
     messages = list(map(message, record["trajectory"]))
     return row_of_run(messages, problem_id=record["instance_id"], tools=tools_as_json(record["tools"]))

@@ -23,7 +23,7 @@ def rows(record: Record) -> list[Row]:
     """Return one row of messages. Return [] if there is no agent turn.
 
     Raises:
-        NotOfFormat: an event of the SDK has an unknown kind.
+        NotOfFormat: an event of the SDK has an unknown kind, or a message has no role.
         Unusable: the first user message or the model's own text is missing, the context was condensed, or a message has
             a part without text, such as an image.
     """
@@ -64,7 +64,7 @@ def one_per_folder(files: list[Path]) -> list[Path]:
 
 
 def _of_sdk(events: list[Record]) -> tuple[list[Row], list[Record]]:
-    """Return the messages and the tools of a run of the SDK. The messages follow the SDK's `events_to_messages`."""
+    """Return the messages and the tools of a run of the SDK. The conversion follows the SDK's `events_to_messages`."""
     found, tools = list[Row](), list[Record]()
     response: str | None = None  # id of the model's response that the last turn comes from
     for event in events:
@@ -101,7 +101,7 @@ def _of_sdk(events: list[Record]) -> tuple[list[Row], list[Record]]:
 
 
 def _tool(tool: Record) -> Record:
-    """Return the name and the description of a tool. The events lack its parameters."""
+    """Return the name and the description of a tool. The events lack the tool's parameters."""
     name = tool.get("title") or tool.get("name") or str(tool["kind"]).removesuffix("Tool").lower()
     return {"name": name, "description": tool.get("description") or ""}
 
@@ -140,7 +140,14 @@ def _of_agents(events: list[Record]) -> tuple[list[Row], list[Record]]:
 
 
 def _of_action(event: Record, metadata: Record | None, seen: set[str]) -> Iterator[Row]:
-    """Yield the message of an action, if any. Skip a response that is in `seen`, and add other responses to `seen`."""
+    """Yield the message of an action, if the action has one.
+
+    Skip a response whose id is in `seen`. Add the ids of all other responses to `seen`.
+
+    Raises:
+        NotOfFormat: the message has no role.
+        Unusable: the context was condensed, the model's own text is missing, or the message has a part without text.
+    """
     kind, args = event["action"], event.get("args") or {}
     if metadata is not None:
         response = metadata["model_response"]
@@ -160,7 +167,7 @@ def _of_action(event: Record, metadata: Record | None, seen: set[str]) -> Iterat
 
 
 def _result(event: Record) -> str:
-    """Return the text that the agent read, with the state of the shell after a command."""
+    """Return the text of an observation. The text after a command also has the state of the shell."""
     content = str(event.get("content") or "")
     shell = (event.get("extras") or {}).get("metadata")
     if event.get("observation") != "run" or not isinstance(shell, Mapping):

@@ -1,7 +1,7 @@
 """Read spans and logs of model calls, as OTLP JSON, printed by an SDK, or exported by Phoenix.
 
-`SPELLINGS` has the attributes of OpenTelemetry's conventions for generative AI, of OpenInference, of OpenLLMetry before
-these conventions, and of the Vercel AI SDK.
+`SPELLINGS` has the attributes of OpenTelemetry's conventions for generative AI, of OpenInference, of versions of
+OpenLLMetry that do not follow these conventions, and of the Vercel AI SDK.
 """
 
 from collections import defaultdict
@@ -24,6 +24,9 @@ _OUTPUT = "attributes.gen_ai.output.messages"
 def calls(record: Record) -> Iterator[Record]:
     """Yield the spans and log records of a document, each with its evaluations.
 
+    Log records that repeat the messages of their span, and evaluations, are left out. A record that is neither an
+    export nor a span is yielded unchanged.
+
     Args:
         record (`Record`): OTLP export, or a span as an SDK or Phoenix writes it.
     """
@@ -45,14 +48,14 @@ def calls(record: Record) -> Iterator[Record]:
     spans = [_with_attributes(span, evaluated[span.get("spanId")]) for span in spans]
     captured = {span.get("spanId") for span in spans if value_at(span, _OUTPUT)}
     yield from spans
-    for log in logs:  # Leave out logs that repeat the messages of their span, and evaluations.
+    for log in logs:
         is_result = (log.get("eventName") or log.get("name")) == _RESULT
         if log.get("spanId") not in captured and not is_result:
             yield _with_attributes(log, evaluated[log.get("spanId")])
 
 
 def _listed(record: Record) -> list[Record] | None:
-    """Return the spans in a trace or a page of Phoenix. Return None for another record."""
+    """Return the spans in a trace of Phoenix or a response of its API. Return None for any other record."""
     for name in ("spans", "data"):
         listed = record.get(name)
         if isinstance(listed, list) and listed and inner_value(listed[0], "context", "span_id") is not None:
@@ -61,7 +64,10 @@ def _listed(record: Record) -> list[Record] | None:
 
 
 def _with_attributes(record: Record, events: list[Record]) -> Record:
-    """Return a span with its attributes as objects and its evaluations. `events` are evaluations in log records."""
+    """Return a span or a log record with nested attributes, settings, evaluations, and the names of missing attributes.
+
+    `events` are the evaluations in log records.
+    """
     attributes = attributes_of(record)
     llm = attributes.get("llm") or {}
     for name in {"input_messages", "output_messages"} & set(llm):  # Phoenix's tables have dots in inner names.
@@ -76,7 +82,10 @@ def _with_attributes(record: Record, events: list[Record]) -> Record:
 
 
 def _evaluations(record: Record) -> dict[str, Any]:
-    """Return the scores in the evaluation events and in Phoenix's annotations of a span, by their names."""
+    """Return the scores in the evaluation events and in Phoenix's annotations of a span, by their names.
+
+    If an annotation has no score, the label counts as the score.
+    """
     events = [attributes_of(event)["gen_ai"]["evaluation"] for event in record.get("events") or ()
               if event.get("name") == _RESULT]  # fmt: skip
     results = [(each["name"], each.get("result") or each) for each in record.get("annotations") or ()]
@@ -93,9 +102,9 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
     call without an answer.
 
     Raises:
-        NotOfFormat: the span follows conventions that cannot be read, or see `Envelope.rows`.
-        Unusable: the messages were not captured, attributes were dropped, a span that is not a model call has
-            evaluations, or see `Envelope.rows`.
+        NotOfFormat: the span follows OpenTelemetry's conventions before version 1.37, or see `Envelope.rows`.
+        Unusable: the prompt or all messages were not captured, attributes were dropped, a span that is not a model call
+            has evaluations, or see `Envelope.rows`.
     """
     status = value_at(record, "status.code", "status.status_code", "status_code")
     is_failed = str(status) in ("2", "ERROR", "STATUS_CODE_ERROR")
@@ -125,10 +134,10 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
 
 
 def _check_whole(record: Record, paths: tuple[str, ...]) -> None:
-    """Check that a span has all attributes at the given paths.
+    """Check that the SDK dropped no attribute of a span, and that the lists at the given paths are complete.
 
     Raises:
-        Unusable: attributes are missing.
+        Unusable: an attribute was dropped, or a list at one of the paths lacks an item.
     """
     places = tuple(path.removeprefix("attributes.") for path in paths)
     if lost := [name for name in record.get("missing") or () if name.startswith(places) or " " in name]:
@@ -156,9 +165,9 @@ def _of_openinference(given: Record) -> Record:
 
 
 def _of_openllmetry(given: Record) -> Record:
-    """Parse the content of a message of OpenLLMetry, which writes parts as JSON text.
+    """Parse the content of a message of OpenLLMetry, which writes a list of parts as JSON text.
 
-    Assistant messages are returned unchanged.
+    Assistant messages, and messages whose content is not a list of parts, are returned unchanged.
     """
     parts = parsed_json(given.get("content"))
     is_parts = isinstance(parts, list) and parts and all(inner_value(part, "type") is not None for part in parts)
@@ -166,7 +175,7 @@ def _of_openllmetry(given: Record) -> Record:
 
 
 def _like_openai(message: Callable[[Record], Record], tool: Callable[[Record], Record]) -> Dialect:
-    """Return the dialect of OpenAI's chat completions with other spellings of messages and tools."""
+    """Return a variant of OpenAI's dialect. `message` and `tool` convert a message and a tool to OpenAI's format."""
 
     def prompt(asked: Record) -> Row:
         tools = [tool(each) for each in asked.get("tools") or ()]
@@ -184,7 +193,7 @@ def _like_openai(message: Callable[[Record], Record], tool: Callable[[Record], R
 
 def _tool_of_openinference(given: Record) -> Record:
     schema: Record = parsed_json(inner_value(nested(given), "tool", "json_schema")) or given
-    # Anthropic's API has `input_schema`.
+    # Anthropic's API has the parameters in `input_schema`.
     return {("parameters" if name == "input_schema" else name): value for name, value in schema.items()}
 
 

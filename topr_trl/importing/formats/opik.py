@@ -1,4 +1,4 @@
-"""Read exports of Opik: traces with their spans, as `opik export` writes them, and spans."""
+"""Read exports of Opik: traces with their spans, as `opik export` writes them, and single spans."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,8 +12,8 @@ from topr_trl.importing.record_fields import listed, rewards_in, value_at, value
 def spans(record: Record) -> Iterator[Record]:
     """Yield each span of a trace with its feedback scores. A model call also has the feedback scores of its trace.
 
-    Scores of the span replace scores of the trace with the same name.
-    Opik has some fields of a response in the metadata, such as `stop_reason`.
+    Scores of the span replace scores of the trace with the same name. Opik writes some fields of a response into the
+    metadata, such as `stop_reason`, so an output that is an object also gets the fields of the metadata.
 
     Args:
         record (`Record`): Exported trace, or a span.

@@ -14,12 +14,12 @@ _MARKERS = ("\n\nAssistant:", "<|im_start|>assistant\n", "<|assistant|>\n", "[/I
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return a row with reward 1 for `chosen` and a row with reward -1 for `rejected`.
 
-    Return [] if one of the two is empty, and `[LeftOut.TIED]` if they are equal.
+    Return [] if `chosen` or `rejected` has no completion, and `[LeftOut.TIED]` if `chosen` equals `rejected`.
 
     Raises:
         NotOfFormat: the prompt is missing, or see `table.plain`.
-        Unusable: `chosen` and `rejected` have different types or prompts, their prompt differs from the field `prompt`,
-            there are two system prompts, the provider defines a tool, or see `table.plain`.
+        Unusable: `chosen` and `rejected` have different types, there are two system prompts, the provider defines a
+            tool, or see `_split_messages` and `table.plain`.
     """
     chosen, rejected = (plain(record[name], name) for name in ("chosen", "rejected"))
     if not chosen or not rejected:
@@ -31,7 +31,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
     name = _prompt_name(record, chosen)
     prompt = None if name is None else plain(record[name], name)
     if name == "instruction" and isinstance(prompt, str) and isinstance(record.get("input"), str):
-        prompt = "\n".join(filter(None, (prompt, record["input"])))  # as LLaMA-Factory joins them
+        prompt = "\n".join(filter(None, (prompt, record["input"])))  # LLaMA-Factory joins the two texts in this way.
     if isinstance(chosen, list):
         prompt, chosen, rejected = _split_messages(prompt, chosen, rejected)
     elif prompt is None:
@@ -54,7 +54,11 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def _prompt_name(record: Record, chosen: Any) -> str | None:
-    """Return the name of the field with the prompt. Return None if `chosen` and `rejected` contain the prompt."""
+    """Return the name of the field with the prompt. The fields `prompt` and `messages` come first.
+
+    If these two are missing or empty, return None if `chosen` is a list of messages that starts with the prompt, or if
+    no field has the name of a prompt.
+    """
     if name := next((name for name in ("prompt", "messages") if record.get(name)), None):
         return name
     has_prompt_inside = isinstance(chosen, list) and chosen[0]["role"] != "assistant"
@@ -66,9 +70,15 @@ def _prompt_name(record: Record, chosen: Any) -> str | None:
 def _split_messages(prompt: Any, chosen: list[Row], rejected: list[Row]) -> tuple[Any, list[Row], list[Row]]:
     """Return the prompt, and the messages of `chosen` and `rejected` after it.
 
-    If `chosen` and `rejected` start with an assistant turn, the prompt is the argument `prompt`. Otherwise, the prompt
-    consists of the messages with which both start. The argument `prompt`, if any, must agree with these messages. If it
-    is a longer list that ends with these messages, the whole list is the prompt.
+    If `chosen` and `rejected` start with an assistant turn, the prompt is the argument `prompt`, as messages.
+    Otherwise, the prompt consists of the messages with which `chosen` and `rejected` start. If the argument `prompt` is
+    a longer list that ends with these messages, the whole list is the prompt. Any other `prompt` must be the start of
+    these messages, or the text of one of them.
+
+    Raises:
+        NotOfFormat: `chosen` and `rejected` start with an assistant turn, and `prompt` is None.
+        Unusable: `chosen` and `rejected` do not start with the same messages, followed by an assistant turn, or
+            `prompt` does not agree with these messages.
     """
     if chosen[0]["role"] == rejected[0]["role"] == "assistant":
         if prompt is None:
@@ -94,7 +104,13 @@ def _is_among(text: str, messages: list[Row]) -> bool:
 
 
 def _split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
-    """Split two texts after the last common marker of an assistant turn. Return the prompt and both completions."""
+    """Split two texts after the last marker of an assistant turn in their common start.
+
+    Return the prompt, the chosen completion and the rejected completion.
+
+    Raises:
+        NotOfFormat: the common start has no marker.
+    """
     shared = 0
     while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
         shared += 1

@@ -13,10 +13,13 @@ _METRIC = ("properties.$ai_metric_name", "properties.$ai_metric_value")
 
 
 def events(record: Record) -> Iterator[Record]:
-    """Yield an event whose messages have Anthropic's blocks in place of PostHog's.
+    """Yield a generation whose messages have Anthropic's blocks in place of PostHog's. Yield other events unchanged.
+
+    Items of OpenAI's Responses API become messages. The generation gets the fields `input`, `output`, `settings`
+    and `tools` from its properties.
 
     Args:
-        record (`Record`): Event. Some exports have the properties as JSON text, or as a column each.
+        record (`Record`): Event. Some exports have the properties as JSON text, or one column per property.
 
     Raises:
         Unusable: see `gemini.functions` and `openai_responses.messages_of`.
@@ -32,7 +35,7 @@ def events(record: Record) -> Iterator[Record]:
 
 
 def _functions(tool: Any) -> list[Record]:
-    return gemini.functions(tool) if "function_declarations" in tool else [tool]
+    return gemini.functions(tool) if {"function_declarations", "functionDeclarations"} & {*tool} else [tool]
 
 
 def _with_blocks(messages: Any) -> Any:
@@ -47,7 +50,7 @@ def _with_blocks(messages: Any) -> Any:
 def _block(part: Any) -> Any:
     if value_at(part, "type") != "function":
         return part
-    if "function" not in part:  # the result of a function of Gemini
+    if "function" not in part:  # The part is the result of a function of Gemini.
         return {"type": "tool_result", "tool_use_id": part.get("tool_use_id"), "content": part.get("content")}
     called = part["function"]
     return {"type": "tool_use", "id": part.get("id"), "name": called["name"], "input": called.get("arguments")}

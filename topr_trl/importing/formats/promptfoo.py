@@ -11,7 +11,7 @@ from topr_trl.importing.openai_messages import check_roles, finish_reason, text_
 from topr_trl.importing.record_fields import inner_value, value_at
 from topr_trl.importing.row_table import Row
 
-_UNGRADED = "No assertions"  # reason of a grading without assertions. Its score is 1.
+_UNGRADED = "No assertions"  # reason in a grading without assertions, which has the score 1
 _ERROR = 2  # failureReason of a call that failed
 
 
@@ -37,7 +37,8 @@ def results(record: Record) -> Iterator[Record]:
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return the row of a result. Return [] for an empty output.
 
-    Return `[LeftOut.FAILED]` for a failed call, and `[LeftOut.UNGRADED]` for a result without assertions.
+    Return `[LeftOut.FAILED]` for a failed call, and `[LeftOut.UNGRADED]` for a result without a grading or without
+    assertions.
 
     Raises:
         Unusable: the output is not the text of the model, the prompt is not valid YAML, the finish reason is new, or a
@@ -65,7 +66,11 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def _parsed(raw: Any) -> Any:
-    """Return a prompt as promptfoo reads it: text, messages as JSON, or messages as YAML that starts with a role."""
+    """Parse a prompt that is JSON, or YAML that starts with `- role:`. Return any other text unchanged.
+
+    Raises:
+        Unusable: the text starts with `- role:`, and is not valid YAML.
+    """
     if not str(raw).lstrip().startswith("- role:"):
         return parsed_json(raw)
     try:
@@ -75,7 +80,11 @@ def _parsed(raw: Any) -> Any:
 
 
 def _completion(output: Any) -> Any:
-    """Return an output: text, or a turn with the tool calls in the format of OpenAI's API."""
+    """Convert an output of tool calls in OpenAI's format to an assistant turn. Return text and None unchanged.
+
+    Raises:
+        Unusable: the output is an object other than tool calls.
+    """
     if output is None or isinstance(output, str):
         return output
     calls = output if isinstance(output, list) else [output]

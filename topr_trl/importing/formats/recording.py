@@ -5,7 +5,7 @@ earlier call. Everything between the two answers is context. Both calls must hav
 arguments and sampling settings. Without token ids, only chat calls can extend a row, and only if the last answer of the
 row is not cut.
 
-Any other call starts a new row of the same rollout. For instance, this happens if the call belongs to a new
+Any other call starts a new row of the same rollout. For instance, a row starts if the call belongs to a new
 conversation, or if the application or the chat template changed earlier turns.
 
 If answers have rewards of their own, each turn of a row gets the reward of its answer (`turn_rewards`). An answer whose
@@ -37,14 +37,15 @@ _TOKEN_COLUMNS = ("prompt_ids", "completion_ids", "sampler_logps")
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return the rows of a rollout.
 
-    Return `[LeftOut.UNGRADED]` for a rollout without a reward, and `[LeftOut.FAILED]` for a rollout without an answer.
+    Return `[LeftOut.UNGRADED]` for a rollout without a reward, and `[LeftOut.FAILED]` for a rollout whose answers are
+    all missing, failed or empty.
 
     Args:
         record (`Record`): Rollout, as `read_rollouts` returns it.
 
     Raises:
         NotOfFormat: a call does not match the dialect of its endpoint.
-        Unusable: the dialect of its endpoint cannot use a call.
+        Unusable: a call matches the dialect of its endpoint, but the dialect cannot use the call.
     """
     by_answer = any(_is_graded(call) for call in record["calls"])
     if not by_answer and not _is_graded(record):
@@ -95,7 +96,10 @@ def _row_of_call(call: Record, by_answer: bool) -> Row | None:
 
 
 def _joined(row: Row, later: Row) -> Row | None:
-    """Join a row and the row of a later call. Return None if the later call does not continue the row."""
+    """Join a row and the row of a later call. Return None if the later call does not continue the row.
+
+    If turns have rewards of their own, also return None if no token separates the later answer from the row.
+    """
     if any(row.get(name) != later.get(name) for name in _SAME) or not isinstance(later["prompt"], type(row["prompt"])):
         return None
     if row.get("completion_ids"):
@@ -127,12 +131,12 @@ def _joined_text(row: Row, later: Row) -> Row:
     graded = {GRADED: [*row[GRADED], *later[GRADED]]} if GRADED in row else {}
     if not isinstance(row["prompt"], list):
         # The later prompt has the earlier completion with its special tokens, which the text of a completion lacks.
-        # Prompts of token ids have no text.
+        # Prompts that were sent as token ids have no text, so the completions alone are joined.
         since = later["prompt"].removeprefix(row["prompt"]) if row["prompt"] else row["completion"]
         return {"prompt": row["prompt"], "completion": since + later["completion"], **graded}
     read = len(row["prompt"]) + len(row["completion"])
-    # An assistant turn here comes from the application, or from a call in another row, such as a call of another model.
-    # Weight 0 makes it context.
+    # An assistant turn between the answers comes from the application, or from a call in a different row, such as a
+    # call of a different model. Weight 0 makes the turn context.
     between = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in later["prompt"][read:]]
     return {"prompt": row["prompt"], "completion": [*row["completion"], *between, *later["completion"]], **graded}
 

@@ -10,11 +10,15 @@ from topr_trl.importing.formats import table
 
 _LISTS = ("completions", "responses", "answers", "candidates", "outputs", "generations", "samples")
 _SYSTEM = "custom_system_prompt"  # UltraFeedback's field with the system prompt of a completion
-_TEXTS = ("text", "content")  # fields with a completion's text, in addition to columns of a table
+_TEXTS = ("text", "content")  # fields with a completion's text, in addition to the names in `COMPLETIONS`
 
 
 def _records(record: Record) -> Iterator[Record]:
-    """Yield a record of the format `table` for each completion: its own fields, and the fields beside the list."""
+    """Yield a record of the format `table` for each completion of a list.
+
+    Each record has the fields of a completion and the fields beside the list. A record without a list of completions is
+    yielded unchanged.
+    """
     if (name := _list_in(record)) is None:
         yield record
         return
@@ -49,7 +53,7 @@ def _is_scored_list(record: Record) -> bool:
 
 
 def _rewards(record: Record) -> dict[str, Any]:
-    """Return the scores of a completion: the columns of a table, or else fields such as `overall_score`."""
+    """Return the scores that `table.rewards` finds, or else the numeric fields such as `overall_score`."""
     return table.rewards(record) or {
         name: value
         for name, value in record.items()

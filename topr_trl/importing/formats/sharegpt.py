@@ -17,8 +17,8 @@ def rows(record: Record, rated: Sequence[int] | None = None) -> list[Row]:
 
     Raises:
         NotOfFormat: a turn has no role or an unknown role, or see `rows_of_conversation`.
-        Unusable: a turn has an image, a part without text, or a weight other than 0 and 1, the provider defines a tool,
-            or see `rows_of_conversation`.
+        Unusable: a turn has an image or cannot be used (see `openai_messages.message`), the provider defines a tool, or
+            see `rows_of_conversation`.
     """
     given = parsed_json(record["conversations"])
     tools = tools_as_json(parsed_json(record.get("tools")))

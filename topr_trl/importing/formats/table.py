@@ -27,12 +27,12 @@ _OBJECTS, _ROLE = re.compile(r"\s*\[\s*\{\s*['\"]"), re.compile(r"['\"]role['\"]
 def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy: str) -> str:
     """Return the name of the column with the prompt or the completion.
 
-    If several of these columns have a value, the name that comes first in `names` decides. The import stops if another
-    of these columns has text that no row has (see `unread_text`).
+    If several columns match, return the column that comes first in `names`. Columns without a value come last. The
+    import stops if a column that was not chosen has text that no row has (see `unread_text`).
 
     Args:
         record (`Mapping[str, Any]`): Record.
-        names (`Sequence[str]`): Names to look for, as `normalized` returns them.
+        names (`Sequence[str]`): Names to look for, as `normalized` returns them. The preferred name is first.
         what (`str`): Content of the column, for error messages.
         remedy (`str`): Remedy for a missing column, for error messages.
 
@@ -50,7 +50,7 @@ def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy
 def has_columns(record: Mapping[str, Any]) -> bool:
     """Return whether a record has a column for the prompt and a column for the completion.
 
-    Columns with objects are ignored, except an assistant message and a response of OpenAI's API.
+    Columns with objects are ignored, except a message with a `role`, and a response of OpenAI's API with `choices`.
     """
     columns = (
         name for name, value in record.items() if not isinstance(value, Mapping) or {"role", "choices"} & set(value)
@@ -63,11 +63,12 @@ def plain(value: Any, name: str) -> Any:
     """Return text, messages or None. Convert a number to text, and parse text that looks like a JSON list of messages.
 
     Args:
-        value (`Any`): Text, messages, a number, or None.
+        value (`Any`): Text, messages, a number, or None. NaN becomes None.
         name (`str`): Name of the column, for error messages.
 
     Raises:
-        NotOfFormat: the text looks like messages and is not JSON, the value has another type, or a message has no role.
+        NotOfFormat: the text looks like messages and is not JSON, the value has any other type, or a message has no
+            role.
         Unusable: a message has an unknown role, or cannot become text (see `openai_messages.message`).
     """
     if isinstance(value, str) and _OBJECTS.match(value) and _ROLE.search(value):
@@ -89,13 +90,13 @@ def plain(value: Any, name: str) -> Any:
 
 
 def rows(record: Record) -> list[Row | LeftOut | None]:
-    """Return a row for each completion, or None for an empty completion. Return [] if the prompt is empty.
+    """Return a row for each completion. An empty completion gives None. Return [] if the prompt is empty.
 
     Return `[LeftOut.FAILED]` if a field such as `status` says that the call failed.
 
     Raises:
-        NotOfFormat: the column of the prompt or of the completion is missing, `plain` cannot read it, the system prompt
-            may be a name, or the file has rows with rewards of turns.
+        NotOfFormat: the column of the prompt or of the completion is missing, `plain` cannot read the prompt or a
+            completion, the system prompt may be a name, or the record is already a row with rewards of turns.
         Unusable: `plain` cannot use a message, there are two system prompts, a finish reason is new, or the provider
             defines a tool.
     """
@@ -125,7 +126,7 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
 
 
 def is_failed(record: Record) -> bool:
-    """Return whether a field of a record says that there is an error message in place of the completion.
+    """Return whether a field of a record, such as `status`, says that the call failed or was stopped.
 
     The status `failed` does not count, because it can be the grade of a completion.
 
@@ -143,7 +144,7 @@ _NAME = re.compile(r"[\w./:-]*[\d_/-][\w./:-]*")  # a word with a digit, an unde
 
 
 def system_of(record: Record) -> str | None:
-    """Return the system prompt in a field of a record. Return None without one.
+    """Return the system prompt in a field such as `system_prompt`. Return None if no such field has a value.
 
     Args:
         record (`Record`): Record.
@@ -179,7 +180,7 @@ def columns_of(record: Record) -> tuple[str, str]:
 
 
 def _completions(value: Any) -> list[tuple[Any, str | None]]:
-    """Return each completion of a column with its finish reason.
+    """Return each completion of a column with its finish reason, or with None if the column has no finish reason.
 
     A column can hold one completion, a list of texts, or a list of choices, an assistant message or a response of
     OpenAI's API. The message and the response can also be JSON text.
@@ -206,7 +207,7 @@ def _is_message(value: Mapping[str, Any]) -> bool:
 
 
 def choices(record: Record) -> Choices:
-    """Return the ways to read columns with text that no row has. See `Choices`."""
+    """Return the rules for columns with text that no row has. See `Choices`."""
     prompt, completion = columns_of(record)
     is_sure = kind_of((completion,)) is Kind.WRITTEN and not isinstance(record[completion], int | float)
     return Choices(
@@ -222,7 +223,7 @@ def choices(record: Record) -> Choices:
 
 
 def with_system(prompt: Any, system: str) -> Any:
-    """Return a prompt as messages that start with a system prompt.
+    """Return a prompt as messages that start with a system prompt. A text becomes a user message.
 
     Raises:
         Unusable: the prompt already starts with a system message.
@@ -234,7 +235,7 @@ def with_system(prompt: Any, system: str) -> Any:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return the columns that may hold the reward. If a column is named `reward`, return only this column."""
+    """Return the columns that may hold the reward. If there is a column `reward`, return only this column."""
     found = {name: value for name, value in record.items() if normalized(name) in REWARDS}
     exact = {name: value for name, value in found.items() if normalized(name) == REWARDS[0]}
     return exact or found

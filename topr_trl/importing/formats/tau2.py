@@ -12,7 +12,7 @@ from topr_trl.importing.row_table import Row
 
 # Reasons for the end of a simulation that say nothing about the agent's answers.
 _FAILED = ("infrastructure_error", "context_window_exceeded", "unexpected_error", "user_error")
-_STOP = "###STOP###"  # tau2 writes this in place of an agent's last call if there is no simulated user
+_STOP = "###STOP###"  # tau2 writes this text in place of an agent's last call if there is no simulated user.
 
 
 def simulations(record: Record) -> Iterator[Record]:
@@ -31,11 +31,12 @@ def simulations(record: Record) -> Iterator[Record]:
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return one row of the messages that the agent read and wrote. Return [] if there is no turn of the agent.
 
-    Calls of the simulated user, and their results, are left out. The messages with which a task starts are context, and
-    so is the fixed greeting. Return `[LeftOut.FAILED]` for a simulation that failed for a reason other than the agent.
+    Messages with calls of the simulated user, and the results of these calls, are left out. The messages with which a
+    task starts are context. Without such messages, a greeting of the agent at the start is context. Return
+    `[LeftOut.FAILED]` if the simulation ended for a reason in `_FAILED`.
 
     Raises:
-        Unusable: the simulation is spoken, the context of a turn was truncated, or the finish reason is new.
+        Unusable: the messages are null or audio, the context of a turn was truncated, or the finish reason is new.
     """
     if record.get("termination_reason") in _FAILED:
         return [LeftOut.FAILED]
@@ -84,7 +85,7 @@ def _turn(message: Record, is_fixed: bool) -> Row:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return the reward of the simulation. Return {} if it was not evaluated."""
+    """Return the reward of a simulation. Return {} if the simulation was not evaluated."""
     reward = inner_value(record, "reward_info", "reward")
     return {} if reward is None else {"reward_info.reward": reward}
 

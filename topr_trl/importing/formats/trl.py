@@ -28,15 +28,15 @@ def rows(record: Record) -> list[Row]:
 
 
 def rewards(record: Record) -> dict[str, float | None]:
-    """Return the columns of the reward functions, and other numeric columns that these functions logged."""
+    """Return the columns of the reward functions, and other columns of floats that these functions logged."""
     others = {name: value for name, value in record.items() if name not in _FIXED | _OF_TOPR}
     return {name: value for name, value in others.items() if isinstance(value, float | None)}
 
 
 def without_repeats(files: list[Path]) -> list[Path]:
-    """Return the files whose rows differ from the rows of the previous file.
+    """Return the first file, and each file whose prompts or completions differ from the file before it.
 
-    If TRL logs more often than it samples, it writes the same rows again with a different step.
+    If TRL logs more often than it samples, TRL writes the same rows again with a different step.
 
     Args:
         files (`list[Path]`): Files, sorted by name.

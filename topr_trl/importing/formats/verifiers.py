@@ -35,7 +35,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
     Raises:
         NotOfFormat: a trace lacks a field, its nodes are not in order, or a message has no role.
-        Unusable: a node has the wrong number of values in `mask` or `logprobs`, or a message has a part without text.
+        Unusable: a node has the wrong number of values in `mask` or `logprobs`, the provider defines a tool, or a
+            message has a part without text.
     """
     found: list[Row | LeftOut] = []
     for trace in record.get("traces", [record]):
@@ -53,7 +54,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def _is_evaluation(trace: Record, episode: Record) -> bool:
-    """Return whether a trace comes from an evaluation. prime-rl logs training and evaluation in the same file."""
+    """Return whether a trace comes from an evaluation. prime-rl logs training and evaluation in one file."""
     kind = (trace.get("info") or {}).get("kind")
     return "eval" in (kind, ((episode.get("run") or {}).get("work") or {}).get("type"))
 
@@ -89,7 +90,11 @@ def _rows_of_trace(trace: Record, episode: Record) -> list[Row]:
 
 
 def _path(nodes: list[Record], leaf: int) -> list[int]:
-    """Return the indices of the nodes from the root to a leaf."""
+    """Return the indices of the nodes from the root to a leaf.
+
+    Raises:
+        NotOfFormat: the parent of a node does not come before the node.
+    """
     path = [leaf]
     while (parent := nodes[path[-1]].get("parent")) is not None:
         if not 0 <= parent < path[-1]:
@@ -101,7 +106,12 @@ def _path(nodes: list[Record], leaf: int) -> list[int]:
 def _row_of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | None:
     """Return a row with the messages of a path, and with tokens if all nodes have them.
 
-    Return None if the path has nothing to learn from. `seen` has the nodes of earlier paths, which are context.
+    Return None if the path has nothing to learn from. `seen` has the indices of the nodes of earlier paths, which are
+    context.
+
+    Raises:
+        NotOfFormat: a message has no role.
+        Unusable: a node has the wrong number of values in `mask` or `logprobs`, or a message has a part without text.
     """
     own = [n for n in path if nodes[n].get("sampled") and n not in seen]
     if not own:
@@ -136,7 +146,7 @@ def _row_of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | 
 
 
 def _reward(trace: Record) -> float | None:
-    """Return the weighted sum of the scores, or None without scores. Scores of version 0.2 are already weighted."""
+    """Return the weighted sum of the scores, or None if all are null. Scores of version 0.2 are already weighted."""
     parts: list[Any] = [part for part in trace["rewards"].values() if part is not None]
     if not parts:
         return None

@@ -21,7 +21,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
     Raises:
         NotOfFormat: the number of the example is missing, or a message has no role.
-        Unusable: a turn has lists of different lengths, or a message has a part without text.
+        Unusable: a turn has lists of different lengths, the provider defines a tool, or a message has a part without
+            text.
     """
     if record.get("error"):
         return [LeftOut.FAILED]

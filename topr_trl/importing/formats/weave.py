@@ -17,6 +17,8 @@ _OMITTED = re.compile(r"NOT_GIVEN|<\w[\w.]* object at 0x\w+>")  # an argument th
 def calls(record: Record) -> Iterator[Record]:
     """Yield a call with its feedback by name, and without the class names that Weave adds to logged objects.
 
+    The inputs lack `self`, and arguments that the user left out.
+
     Args:
         record (`Record`): Call.
     """
