@@ -133,11 +133,12 @@ def rows_of(name, record):
         json.dumps,
         server_sent,
         lambda events: f"{server_sent(events)}data: [DONE]\n\n",
+        lambda events: f": PROCESSING\n\nretry: 1000\n\nid: 1\n{server_sent(events)}",
         lambda events: "\n".join(map(json.dumps, events)),
         lambda events: [f"data: {json.dumps(event)}" for event in events],
         lambda events: [{"event": "x", "data": json.dumps(event)} for event in events],
     ],
-    ids=["list", "JSON", "SSE", "SSE with an end", "lines", "list of SSE", "parsed SSE"],
+    ids=["list", "JSON", "SSE", "SSE with an end", "SSE with a comment", "lines", "list of SSE", "parsed SSE"],
 )
 def test_a_stream_is_read_as_the_whole_answer(name, logged):
     request, events, whole = STREAMS[name]

@@ -7,7 +7,7 @@ from typing import Any
 from topr_trl.importing.format import Format, Record
 from topr_trl.importing.record_fields import rewards_in, values_by_name
 
-RATINGS = "ratings"  # field of a record with its ratings by name
+RATINGS = "ratings"  # field of a record that holds ratings by name
 
 
 def rated(fields: Record, ratings: Sequence[tuple[str, Any]]) -> Record:
@@ -34,7 +34,7 @@ def ranked(
         texts (`dict[str, Any]`): Answers by their names.
         rankings (`Sequence[tuple[str, list[list[str]]]]`): Name of each ranking, and the names of the answers at each
             rank, from the best to the worst.
-        ratings (`Sequence[Any]`): Name and value of each other rating of the same record.
+        ratings (`Sequence[Any]`): Name and value of each rating to add to all yielded records.
     """
     for answer, text in texts.items():
         places = [
@@ -47,7 +47,7 @@ def ranked(
 
 
 def format_of_ratings(table: Format, **fields: Any) -> Format:
-    """Return the format of an annotation tool. It reads records as `table` does, and takes rewards from `ratings`.
+    """Return the format of an annotation tool. The format reads records as `table` does, and rewards from `ratings`.
 
     Args:
         table (`Format`): Format `table`.
@@ -58,7 +58,7 @@ def format_of_ratings(table: Format, **fields: Any) -> Format:
     return replace(
         table,
         rank=1,
-        rows=lambda record: table.rows(record),  # Not `table.rows` itself, so that errors can suggest this format.
+        rows=lambda record: table.rows(record),  # With `table.rows` itself, errors could not suggest this format.
         rewards=rewards_in(RATINGS),
         required=frozenset({RATINGS}),
         choices=lambda record: table_choices(record)._replace(read=(RATINGS,)),

@@ -70,14 +70,15 @@ class Envelope:
     has_several: bool = False
 
     def rows(self, record: Record) -> list[Row | LeftOut | None]:
-        """Return a row for each answer of a record. Return [] if the record has no response.
+        """Return a row for each answer of a record. Return [] if the response is missing or empty.
 
         In place of a row, the list has None for an empty answer, or the reason to leave the answer out.
 
         Raises:
-            NotOfFormat: the request is missing, or the call lacks a field that its dialect needs.
-            Unusable: the answer is in no known dialect, there are several answers and `has_several` is False, a role is
-                unknown, or the dialect cannot use the call.
+            NotOfFormat: the request is missing, the call lacks a field that its dialect needs, or `left_out` raises
+                this error.
+            Unusable: the answer is in none of `dialects`, there are several answers and `has_several` is False, a role
+                is unknown, or the dialect or `left_out` cannot use the call.
         """
         if (reason := self.left_out(record)) is not None:
             return [reason]
@@ -107,7 +108,7 @@ class Envelope:
         parts.append(given["body"] if isinstance(given.get("body"), Mapping) else given)
         parts.append({name: value for name, value in beside.items() if value is not None})
         found: Record = {}
-        for part in parts:  # A later part wins, unless its value is None or [].
+        for part in parts:  # A later value replaces an earlier value, unless the later value is None or [].
             found |= {name: value for name, value in part.items() if name not in found or value not in (None, [])}
         return found
 
@@ -129,7 +130,7 @@ class Envelope:
         )
 
     def _with_reasons(self, record: Record, body: Record) -> Record:
-        """Return a response with the finish reasons that the record has next to it. The response's own reasons stay."""
+        """Return a response with the finish reasons at the paths `reasons`. The response's own reasons stay."""
         reasons = value_at(record, *self.reasons)
         if not reasons or not isinstance(body.get("choices"), list):
             return body
@@ -156,7 +157,7 @@ def rows_of_call(dialect: Dialect, asked: Record, body: Record) -> list[Row | Le
 
 
 def sampling_of(settings: Record) -> Row:
-    """Return the columns of the sampling settings, such as `top_p`. Some APIs write the names as `topP`.
+    """Return the columns of the sampling settings, such as `top_p`. Some APIs write such names as `topP`.
 
     Args:
         settings (`Record`): Settings of a request.
@@ -168,9 +169,9 @@ _CAMEL_CASE = {name: re.sub(r"_(\w)", lambda found: found[1].upper(), name) for 
 
 
 def _number(value: Any) -> Any:
-    """Parse a number that was sent or exported as text. Servers accept such numbers.
+    """Parse a number that was sent or exported as text, because servers accept text.
 
-    Empty text becomes None, and other text is returned unchanged.
+    Empty text becomes None. Text that is not JSON, and values of other types, are returned unchanged.
     """
     if isinstance(value, str):
         with suppress(ValueError):
@@ -195,7 +196,7 @@ def field_of(body: Record, name: str, what: str) -> Any:
 
 
 def first_choice(body: Any, name: str) -> Any:
-    """Return a field of the first choice of a response, such as `message`. Return None if it is missing.
+    """Return a field of the first choice of a response, such as `message`. Return None without such a choice or field.
 
     Args:
         body (`Any`): Response.
@@ -229,7 +230,7 @@ _OF_MESSAGE = {"content", "tool_calls", "parts", "kwargs", "data"}  # a message 
 
 
 def ids_in(tokens: Sequence[str]) -> list[int] | None:
-    """Return the ids of logged tokens. Return None if the tokens were logged as text.
+    """Return the ids of logged tokens. Return None if there are no tokens, or if a token was logged as text.
 
     Args:
         tokens (`Sequence[str]`): Tokens that were logged with the log-probabilities.
@@ -290,7 +291,7 @@ def not_a_call(ratings: Mapping[str, Any], id_field: str) -> LeftOut:
 
     Args:
         ratings (`Mapping[str, Any]`): Ratings of the span, by name.
-        id_field (`str`): Field of the model calls with the id of the trace.
+        id_field (`str`): Field with the id of the trace in the records of model calls, for the error message.
 
     Raises:
         Unusable: the span has ratings, which would be lost.
@@ -324,10 +325,10 @@ _READ_OF_A_REQUEST = ("messages", "input", "prompt", "contents", "tools", "text"
 
 
 def is_failed(record: Record) -> bool:
-    """Return whether the call in a record has failed, so that it has no answer.
+    """Return whether the call in a record has failed, or has no response.
 
     Raises:
-        NotOfFormat: the response is not an object.
+        NotOfFormat: the response is neither empty nor an object.
     """
     response = record["response"]
     if response and not isinstance(response, Mapping):
@@ -337,7 +338,10 @@ def is_failed(record: Record) -> bool:
 
 
 def _body_of(response: Any) -> Any:
-    """Return the body of a response: its field `body`, as in a line of a batch, or else the response itself."""
+    """Return the body of a response: the object in its field `body`, as in a line of a batch, or the response itself.
+
+    The events of a logged stream are joined.
+    """
     inner = parsed_json(whole_answer(inner_value(response, "body")))
     return inner if isinstance(inner, Mapping) else whole_answer(response)
 
@@ -346,7 +350,8 @@ def _with_call(record: Record, dialect: Dialect) -> Record:
     """Return a record with its call in the fields `request` and `response`.
 
     Logging tools name these two fields differently (`request_body`, `inputs`, `reply`), and databases export them as
-    JSON text. The dialect tells which field is which. If several fields match, none of them is renamed.
+    JSON text. The dialect recognizes both. A field that already has the name is preferred. If several other fields
+    match, no field is renamed.
     """
     parsed = {name: parsed_json(whole_answer(value)) for name, value in record.items()}
     objects = {name: value for name, value in parsed.items() if isinstance(value, Mapping)}

@@ -15,7 +15,7 @@ from topr_trl.importing.row_table import Row
 # Tokens that start a turn in common chat templates. A user's own text is unlikely to have them.
 _TEMPLATE_TOKENS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start_of_role|>", "[INST]", "<|user|>",
                     "<|User|>", "<\uff5cUser\uff5c>", "<|turn>")  # fmt: skip
-PARTIAL = "partial"  # key of a row with only some of its rewards, see `notes_of`
+PARTIAL = "partial"  # key of a row: whether only some of its `reward_fields` have a value
 _WRITTEN = ("content", "reasoning_content", "tool_calls")  # fields of an assistant turn that the model writes
 
 
@@ -23,7 +23,7 @@ def holds_completion(row: Row) -> bool:
     """Return whether a row has completion token ids, completion text, or a non-empty assistant turn to learn from.
 
     Raises:
-        NotOfFormat: the completion is a list with a value that is not a message.
+        NotOfFormat: the completion is a list with a value that is not an object.
     """
     completion = row["completion"]
     if isinstance(completion, list):
@@ -36,10 +36,10 @@ def holds_completion(row: Row) -> bool:
 def notes_of(row: Row) -> list[str]:
     """Return the reasons for which the summary of an import mentions a row.
 
-    `several_turns`: the row has several turns to learn from, which share one reward. `ends_with_user`: the completion
+    `several_turns`: the row has several turns to learn from, and no `turn_rewards`. `ends_with_user`: the completion
     ends with a user message, which is not learned. `placeholder`: the prompt or the completion is a text such as `nan`,
-    which programs write for a missing value. `printed`: the completion is the text of a Python object. `redacted`: text
-    was blanked out. `partial`: some of the `reward_fields` are null, and the reward is the sum of the others.
+    which programs write for a missing value. `printed`: the completion looks like a printed Python object. `redacted`:
+    text was blanked out. `partial`: some of the `reward_fields` are null, so the reward is the sum of the other fields.
     """
     completion = row["completion"]
     found = {
@@ -60,7 +60,7 @@ def _content(given: Any) -> str | None:
     return given if isinstance(given, str) else None
 
 
-# Text that Python prints for an object or a list, such as `ChatCompletionMessage(content='4')`.
+# Text that Python prints for an object, a dictionary or a list, such as `ChatCompletionMessage(content='4')`.
 _PRINTED = re.compile(r"\w+\(\w+=|\{'\w+': |\['.*'\]$|content=['\"]", re.DOTALL)
 
 
@@ -77,7 +77,7 @@ def as_chat(row: Row) -> Row:
     """Convert a text prompt to a user message, and a text completion to an assistant message.
 
     Args:
-        row (`Row`): Row. Messages, and rows with token ids, are returned unchanged.
+        row (`Row`): Row. Messages, rows with `completion_ids`, and completions of rows without a prompt do not change.
     """
     prompt, completion = row.get("prompt"), row.get("completion")
     if row.get("completion_ids"):
@@ -90,10 +90,10 @@ def as_chat(row: Row) -> Row:
 
 
 def check_not_rendered(row: Row) -> None:
-    """Check that no chat template was applied to the prompt of a row, because the trainer would apply it again.
+    """Check that no chat template was applied to the prompt of a row, because the trainer would apply one again.
 
     Args:
-        row (`Row`): Row of text or messages.
+        row (`Row`): Row. Messages, and rows with `completion_ids`, are not checked.
 
     Raises:
         NotOfFormat: the prompt is text with the special tokens of a chat template.
@@ -137,14 +137,14 @@ def check_last_turn(row: Row) -> None:
 
 
 def last_turn(row: Row) -> Row:
-    """Return a row whose completion is the model's last turn. Earlier turns become part of the prompt."""
+    """Return a row whose completion starts with the model's last turn. Earlier turns become part of the prompt."""
     return cut_turns(row, turns_of(row) - 1)
 
 
 def cut_turns(row: Row, first: int, last: int | None = None) -> Row:
     """Return a row whose completion has only the turns of the model from `first` to `last`, and the context between.
 
-    Earlier turns become part of the prompt. If a row has token ids, and text or messages that do not show the same
+    Earlier turns become part of the prompt. If a row has token ids, and its text or messages do not have as many
     turns, only the ids are cut. The trainer uses the ids instead of the text.
 
     Args:
@@ -157,7 +157,7 @@ def cut_turns(row: Row, first: int, last: int | None = None) -> Row:
     """
     row, count = dict(row), turns_of(row)
     if last is not None and last < count - 1:
-        row["finish_reason"] = None  # The reason belongs to the last turn, which is cut.
+        row["finish_reason"] = None  # The reason belongs to the last turn, which is removed.
     if row.get("completion_ids"):
         if row.get("prompt_ids") is None:
             raise Unusable("it has completion_ids and no prompt_ids, so earlier turns cannot become part of the prompt")
@@ -174,7 +174,7 @@ def cut_turns(row: Row, first: int, last: int | None = None) -> Row:
 
 
 def without_unknown_logps(row: Row) -> Row:
-    """Return the row. If the log-probability of a token that the model wrote is unknown, `sampler_logps` is None.
+    """Return a row. Set `sampler_logps` to None if the log-probability of a token that the model wrote is unknown.
 
     Servers write an unknown log-probability as null, NaN, minus infinity or -9999.
 
@@ -193,7 +193,7 @@ def without_unknown_logps(row: Row) -> Row:
 
 
 def is_known(logp: float | None) -> bool:
-    """Return whether a logged log-probability is finite and above -9999, which vLLM writes for minus infinity."""
+    """Return whether a logged log-probability is a finite number above -9999, which vLLM writes for minus infinity."""
     return logp is not None and math.isfinite(logp) and logp > _UNKNOWN
 
 

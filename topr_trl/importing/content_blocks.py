@@ -21,8 +21,8 @@ def messages_of(given: Mapping[str, Any]) -> list[Row]:
 
     Raises:
         NotOfFormat: the message has no role.
-        Unusable: a block cannot become text, for instance an image or a tool that the provider ran, or a chat template
-            cannot write the blocks in their order.
+        Unusable: a block cannot become text, for instance an image or a tool that the provider ran, a chat template
+            cannot write the blocks in their order, or `message` raises this error.
     """
     blocks = _as_blocks(given.get("content"))
     if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
@@ -39,7 +39,7 @@ def messages_of(given: Mapping[str, Any]) -> list[Row]:
 
 
 def prompt_of(messages: Iterable[Mapping[str, Any]], system: Any) -> list[Row]:
-    """Convert the messages of a request and its system prompt.
+    """Convert the messages and the system prompt of a request.
 
     Args:
         messages (`Iterable[Mapping]`): Messages.
@@ -60,7 +60,7 @@ def prompt_of(messages: Iterable[Mapping[str, Any]], system: Any) -> list[Row]:
 
 
 def answer_of(given: Mapping[str, Any], reason: str | None) -> Row | None:
-    """Return the columns of an answer, or None if it is empty.
+    """Return the columns of an answer. Return None if the answer is empty.
 
     Args:
         given (`Mapping[str, Any]`): Message of the answer.
@@ -97,7 +97,8 @@ def _block(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if name == "toolResult":
         return {"type": "tool_result", "tool_use_id": inner.get("toolUseId"), "content": inner.get("content")}
     if name == "reasoningContent":
-        return {"type": "thinking", "thinking": (inner.get("reasoningText") or {}).get("text")}  # None if it is hidden
+        # If the provider hides the thinking, its text is None.
+        return {"type": "thinking", "thinking": (inner.get("reasoningText") or {}).get("text")}
     if name == "guardContent" and "text" in inner:
         return {"type": "text", "text": inner["text"]["text"]}
     if name in ("text", "json"):
@@ -106,7 +107,7 @@ def _block(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _is_block(block: Mapping[str, Any]) -> bool:
-    # inspect_ai has parts of the type `tool_use`, too, without an input.
+    # Parts of the type `tool_use` also occur in inspect_ai's logs, without an input.
     return _ORDER.get(str(block.get("type")), 1) != 1 and (block["type"] != "tool_use" or "input" in block)
 
 

@@ -68,7 +68,7 @@ def _unreadable(path: Path, error: BaseException) -> ValueError:
 def _header(path: Path) -> tuple[list[str], str]:
     """Return the column names and the delimiter of a file."""
     with pa.input_stream(path) as file:
-        first = file.read(1 << 16).lstrip(b"\xef\xbb\xbf")  # UTF-8's byte order mark, which Excel writes
+        first = file.read(1 << 16).removeprefix(codecs.BOM_UTF8)  # UTF-8's byte order mark, which Excel writes
     if not first.strip():
         raise ValueError(f"{path} is empty: it has no header and no row.")
     if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

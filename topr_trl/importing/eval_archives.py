@@ -30,8 +30,8 @@ def read_samples(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         path (`Path`): `.eval` archive.
 
     Raises:
-        ValueError: the file is damaged, is not an archive of inspect_ai, splits its samples into chunks, or has a
-            sample that is longer than `json_documents.LONGEST`.
+        ValueError: the file cannot be read or is damaged, is not an archive of inspect_ai, splits its samples into
+            chunks, or has a header or a sample that is longer than `json_documents.LONGEST`.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -49,7 +49,7 @@ def count_samples(path: Path) -> int:
     """Return the number of samples of an archive.
 
     Raises:
-        ValueError: the file is damaged, is not a zip archive, or splits its samples into chunks.
+        ValueError: the file cannot be read or is damaged, is not a zip archive, or splits its samples into chunks.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -73,7 +73,7 @@ def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
 
 
 def _header(archive: zipfile.ZipFile) -> dict[str, Any]:
-    """Return the header. If the evaluation is still running or was killed, return its `start.json` instead."""
+    """Return the header of an archive. The archive of a running or killed evaluation has `start.json` instead."""
     for name in ("header.json", "_journal/start.json"):
         if name in archive.namelist():
             found = json.loads(_content(archive, archive.getinfo(name)))

@@ -35,8 +35,8 @@ class Kind(StrEnum):
 
 # Names for the model as the author, alone (`bot`) or before another word (`bot_text`).
 _WRITERS = ("assistant", "bot", "chatbot", "gpt", "chatgpt", "llm", "sampled")
-# The last word of a name says what the field holds: `system_fingerprint` is a fingerprint, and `reference_answer` an
-# answer. Words before it can change this: the text in `generated_text` was written by the model.
+# The last word of a name says what the field holds: `system_fingerprint` is a fingerprint, `final_answer` an answer.
+# Words before the last word can change the kind: the model wrote the text in `generated_text`.
 _BY_LAST_WORD = {
     **dict.fromkeys(
         ("completion", "response", "generation", "prediction", "pred", "reply", "continuation", "hypothesis",
@@ -72,10 +72,11 @@ _PLAIN = {"text", "content", "value", "message", "body", "string", "str", "raw",
 _REFERENCE = {"reference", "ref", "gold", "golden", "gt", "ground", "truth", "expected", "target", "correct", "ideal",
               "canonical", "true", "right", "label", "original", "raw", "seed", "num", "count", "judge", "grader",
               "evaluator", "annotator", "critic"}  # fmt: skip
-_SOURCES = {"context", "document", "doc", "passage", "evidence", "chunk"}  # parts of the prompt, after any other word
+# A name whose last word is one of these is a part of the prompt, whatever the words before it are.
+_SOURCES = {"context", "document", "doc", "passage", "evidence", "chunk"}
 _BY_MODEL = {"generated", "predicted", "actual", "model", "ai", "claude", "gemini", "llama", "qwen", "mistral",
              "deepseek", "our", "my", *_WRITERS}  # fmt: skip
-# Names whose value is often an id, a number or a setting, and then says nothing about the text of the row.
+# Last words of names whose value is often an id, a number or a setting, and not text of the conversation.
 _OFTEN_SHORT = {"conversation", "chat", "dialogue", "dialog", "turn", "transcript", "document", "doc", "reasoning",
                 "thinking", "thought", "cot", "knowledge", "memory", "source", "example", "tool"}  # fmt: skip
 
@@ -85,12 +86,15 @@ _SINGULAR = {*_BY_LAST_WORD, *_REFERENCE}
 
 @lru_cache(maxsize=4096)
 def normalized(name: Any) -> str:
-    """Return a column name in lower case, with underscores instead of spaces and punctuation."""
+    """Return a name in lower case. Each run of characters other than a-z and 0-9 inside it becomes an underscore."""
     return re.sub(r"[^a-z0-9]+", "_", str(name).strip().lower()).strip("_")
 
 
 def words_of(name: str) -> list[str]:
-    """Return the words of a name in lower case and singular, such as `chat` and `history` for `chatHistory2`."""
+    """Return the words of a name in lower case, such as `chat` and `history` for `chatHistory2`.
+
+    Known words become singular.
+    """
     split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", str(name))
     words = re.findall(r"[a-z]+", split.lower())
     return [word[:-1] if word.endswith("s") and word[:-1] in _SINGULAR else word for word in words]

@@ -11,7 +11,7 @@ from topr_trl.importing.row_table import COLUMNS, Row
 
 Record = dict[str, Any]
 Placed = tuple[str, bytes | Record]  # place and content of a record
-GRADED = "graded"  # key of a row whose turns can have rewards of their own: one record with rewards per turn
+GRADED = "graded"  # key of a row whose turns can have separate rewards: a list with one record of rewards per turn
 CALL = "call"  # key of a row with the name of its call, see `Format.names_calls`
 
 
@@ -64,12 +64,13 @@ class Unrewarded(Unusable):
 
 
 class Choices(NamedTuple):
-    """Rules for fields with text that no row has: which of these fields stop the import, and with which remedy.
+    """Rules for text that no row has. They decide whether the field of the text stops the import, and give the remedy.
 
     Attributes:
-        completions (`frozenset[Kind]`): Kinds of fields that may hold the completion.
-        prompts (`frozenset[Kind]`): Kinds of fields that may be a part of the prompt. A field of an unknown kind counts
-            only if its text is as long as a sentence.
+        completions (`frozenset[Kind]`): Kinds of fields that may hold the completion. A field of the kind `ANSWER`
+            always counts if its text is longer than the completions and has at least four words.
+        prompts (`frozenset[Kind]`): Kinds of fields that may be a part of the prompt. In a field of an unknown kind,
+            only text with at least four words counts.
         completion (`str`): Remedy if the fields `{names}` may hold the completion. `{fields}` are the same names
             without commas, and `{messages}` is the field of the messages.
         prompt (`str`): Remedy if the fields `{names}` may be a part of the prompt. `{joined}` are these names and
@@ -110,8 +111,8 @@ class Format:
             out. An empty list counts as one empty completion. The function raises `NotOfFormat` or `Unusable` for a
             record that it cannot convert.
         columns (`tuple[str, ...]`): Columns of `COLUMNS` that `rows` may set. The importer always adds `problem_id`.
-            It adds `reward` if `rewards` or a setting defines rewards, and columns such as `temperature` if a setting
-            gives their values.
+            It adds `reward` if a setting names the rewards or `rewards` finds one in the first records, and columns
+            such as `temperature` if a setting gives their values.
         required (`frozenset[str]`): Required fields of a record.
         suffix (`str`, defaults to `""`): Suffix of the files, such as `.parquet`. `.jsonl` stands for JSON in any
             layout, and `""` for any kind of file.
@@ -119,7 +120,8 @@ class Format:
             rows have a `reward`, or the files have no rewards.
         optional (`frozenset[str]`, *optional*): Other fields that a record may have. None allows all fields.
         rank (`int`, defaults to 0): Order of the tests. It is 0 for fields that only one program writes, 1 for exports
-            of calls, 2 for other logs of calls, and 3 or more for fields that many programs write.
+            of calls and of annotation tools, 2 for other logs of calls, and 3 or more for fields that many programs
+            write.
         loses (`str`, defaults to `""`): Limitations of the format, which the summary of an import shows.
         without_repeats (`Callable`, defaults to `list`): Function that takes a list of files, sorted by name, and
             returns the files to read. It leaves out each file that repeats the records of another file, or raises a
@@ -130,7 +132,8 @@ class Format:
             records before they are joined. `iter`, the default, joins nothing.
         same (`str`, *optional*): Field that must have the same value in all records of an import.
         messages (`str`, defaults to `""`): Field with the messages of a conversation. With such a field, `rows` takes
-            the argument `rated`: the indices of the messages whose reward a setting names, or None.
+            the argument `rated`: the indices of the messages whose reward a setting names. It is None if no setting
+            names a reward.
         find_messages (`Callable`, *optional*): Function that returns the fields of a record that may hold the messages.
         rates_turns (`bool`, defaults to `False`): Whether a reward can be for one turn of a conversation, so that rows
             can have `turn_rewards`. `rows` sets `rated_turns.RATED` or `GRADED` in rows with such rewards.

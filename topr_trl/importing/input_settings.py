@@ -77,7 +77,7 @@ class InputArguments:
         if self.format is not None:
             check_choice(self, format=tuple(FORMATS))
         check_choice(self, completion=(ALL_TURNS, LAST_TURN))
-        self.labels  # noqa: B018  # raises for an invalid pair
+        self.labels  # noqa: B018  # The property raises an error for an invalid pair.
         if self.messages_field and self.format not in (None, "messages"):
             raise ValueError(
                 f"messages_field: format {self.format} does not use this setting. Remove messages_field or format."
@@ -92,7 +92,7 @@ class InputArguments:
     def labels(self) -> dict[str, float | None] | None:
         """Return the number of each label, also under its spelling in lower case. Return None without `label_values`.
 
-        The number is None for a label with an empty value, such as `skipped=`. This label means "no reward".
+        The number of a label with an empty value, such as `skipped=`, is None, which means "no reward".
 
         Raises:
             ValueError: a pair is not of the form label=number or label=.

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 _CHUNK = 1 << 20  # bytes to read at a time
-LONGEST = 128 << 20  # maximum bytes of a record, because a small compressed file can unpack to more than the memory
+LONGEST = 128 << 20  # maximum bytes or characters of a record; a small file can unpack to more than the memory
 _SPACE = " \t\r\n"
 _BETWEEN = re.compile(f"[{_SPACE},]*")
 
@@ -37,13 +37,17 @@ def is_by_lines(path: Path) -> bool:
         # unterminated string, which is reported at its start. Any other error comes from a broken line.
         broken_in_chunk = error.pos < len(start) - 64 and not error.msg.startswith("Unterminated string")
         return start[0] == "{" and (broken_in_chunk or "\n" not in start.rstrip())
-    except (RecursionError, ValueError):  # Both ways to read the file report deep nesting and long integers.
+    except (RecursionError, ValueError):  # The functions that read records report these errors.
         return start[0] == "{"
     return isinstance(first, dict) and "\n" not in start[:end]
 
 
 def _start_of(path: Path) -> bytes:
-    """Return the first `_CHUNK` bytes of a file. If the file is truncated, return the bytes before the error."""
+    """Return the first `_CHUNK` bytes of a file. If a compressed file is truncated, return the bytes before the error.
+
+    Raises:
+        OSError: no byte can be read.
+    """
     found = b""
     with pa.input_stream(path) as file:
         try:
@@ -71,8 +75,8 @@ def too_long(path: Path, place: str) -> ValueError:
 def read_documents(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield the records of a file without loading the whole file.
 
-    Records are the items of top-level arrays, the items of arrays inside these, and all other documents. Each record
-    comes with the number of arrays that started before it, including its own.
+    A record is an item of a top-level array, an item of an array in a top-level array, or any other document. Each
+    record comes with the number of arrays that started before the record, including the array that holds it.
 
     Args:
         path (`Path`): JSON file, compressed or not.
@@ -87,7 +91,7 @@ def read_documents(path: Path) -> Iterator[tuple[int, Any]]:
         text = file.read(_CHUNK).lstrip("\ufeff" + _SPACE)
         wanted = _CHUNK
         while True:
-            place = _BETWEEN.match(text, place).end()  # type: ignore[union-attr]  # It also matches an empty text.
+            place = _BETWEEN.match(text, place).end()  # type: ignore[union-attr]  # The pattern always matches.
             if place == len(text) and text:
                 text, place, wanted = file.read(_CHUNK), 0, _CHUNK
                 continue

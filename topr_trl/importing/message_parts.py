@@ -11,9 +11,8 @@ from topr_trl.importing.row_table import Row
 
 _TEXT = ("text", "input_text", "output_text", "refusal", "reasoning_text", "summary_text")
 _THINKING = ("reasoning", "thinking")
-# Types of parts whose text the provider hides, and of parts that repeat a call of the message.
-_WITHOUT_TEXT = ("redacted_thinking", "compaction")
-_CALLS = ("tool_use", "tool_call", "function_call")
+_WITHOUT_TEXT = ("redacted_thinking", "compaction")  # types of parts whose text the provider hides
+_CALLS = ("tool_use", "tool_call", "function_call")  # types of parts that repeat a tool call of the message
 
 
 def parsed_json(value: Any) -> Any:
@@ -45,7 +44,8 @@ def text_of(content: Any) -> str:
     """Return the text of a message's content, without thinking. See `split_parts`.
 
     Args:
-        content (`Any`): Text, a list of parts, an object (returned as JSON) or None (returned as `""`).
+        content (`Any`): Text, a list of parts, an object (returned as JSON), None (returned as `""`), or another
+            value (returned as text).
 
     Raises:
         Unusable: a part cannot become text, for instance an image or a tool call.
@@ -59,8 +59,10 @@ def split_parts(content: Any, calls: Sequence[Row] = ()) -> tuple[str, str]:
     Hidden thinking is skipped.
 
     Args:
-        content (`Any`): Text, a list of parts, an object (returned as JSON) or None (returned as `""`).
-        calls (`Sequence[Row]`, defaults to `()`): Tool calls of the message. Parts with these calls are skipped.
+        content (`Any`): Text, a list of parts, an object (returned as JSON), None (returned as `""`), or another
+            value (returned as text).
+        calls (`Sequence[Row]`, defaults to `()`): Tool calls of the message. If there are any, parts with calls are
+            skipped.
 
     Raises:
         Unusable: a part cannot become text, for instance an image, or a part is a call and there are no `calls`.

@@ -1,4 +1,4 @@
-"""Find the branch of a chat that ends with a message. Chats are trees, because users ask again and edit messages."""
+"""Find the branch of a chat that ends with a given message. A chat is a tree, because users edit messages."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from topr_trl.importing.format import NotOfFormat, Record
 
 
 def branch(messages: Mapping[str, Record], last: Any, parent: str) -> list[Record]:
-    """Return the messages from the start of a chat to a message.
+    """Return the messages from the start of a chat to a given message.
 
     Args:
         messages (`Mapping[str, Record]`): All messages of the chat by their ids.
@@ -26,4 +26,4 @@ def branch(messages: Mapping[str, Record], last: Any, parent: str) -> list[Recor
     return found[::-1]
 
 
-_NO_PARENT = "00000000-0000-0000-0000-000000000000"  # parent of LibreChat's first messages
+_NO_PARENT = "00000000-0000-0000-0000-000000000000"  # id in the parent field of LibreChat's first messages

@@ -27,8 +27,8 @@ def message(given: Mapping[str, Any]) -> Row:
 
     Raises:
         NotOfFormat: the message has no role.
-        Unusable: the message contains an image, a part without text, or a weight other than 0 and 1, or its text may be
-            in a field other than `content`.
+        Unusable: the message has an image, its content is neither text nor a list of text parts, its weight is neither
+            0 nor 1, or its text may be in a field other than `content`.
     """
     if "role" not in given and "from" in given:
         given = {**given, "role": given["from"], "content": given.get("value", given.get("content"))}
@@ -79,10 +79,10 @@ def check_only_text(given: Mapping[str, Any], name: str) -> None:
 
     Args:
         given (`Mapping[str, Any]`): Message or record.
-        name (`str`): Name of the argument in the error, such as `a message`.
+        name (`str`): Description of `given` for the error message, such as `a message`.
 
     Raises:
-        Unusable: there is such a field.
+        Unusable: a field such as `images` is not empty.
     """
     if others := [field for field in _NOT_TEXT if given.get(field)]:
         raise Unusable(f"{name} has {', '.join(others)}: offline training supports only text")
@@ -90,7 +90,7 @@ def check_only_text(given: Mapping[str, Any], name: str) -> None:
 
 _NOT_TEXT = ("image", "images", "audio", "audios", "video", "videos")
 
-# Role of a message, by the names that programs give it. Other names are kept.
+# Role of a message, by the name that a program gives the role. A name that is not in this table is kept.
 ROLE_NAMES = {
     "system": "system", "developer": "developer", "human": "user", "user": "user", "gpt": "assistant",
     "chatgpt": "assistant", "ai": "assistant", "assistant": "assistant", "model": "assistant", "bot": "assistant",
@@ -117,7 +117,7 @@ def check_roles(messages: Any) -> None:
 
 
 def _is_marked(given: Mapping[str, Any]) -> bool:
-    """Return whether a field marks a message as context, so that the model does not learn from it.
+    """Return whether a field marks a message as context, so that the model does not learn from this message.
 
     Examples are OpenAI's `weight`, the `loss` of ms-swift, the training flags of Axolotl, and SWE-agent's `is_demo`.
     """
@@ -144,10 +144,10 @@ _CONTEXT_FLAGS = {"demo", "demonstration", "example", "few_shot", "fewshot", "ma
 
 
 def row_of_run(messages: list[Row], **columns: Any) -> list[Row]:
-    """Return one row whose completion starts with the first assistant turn to learn from.
+    """Return a list with one row, whose completion starts with the first assistant turn to learn from.
 
-    Return [] if there is no assistant turn to learn from. Assistant turns with weight 0 are context, and so is a
-    greeting: an assistant turn at the start of a longer conversation, before which the model read nothing.
+    Return [] if there is no assistant turn to learn from. Assistant turns with weight 0 are context. So is a greeting:
+    an assistant turn that is the first message of a run with later turns to learn from.
 
     Args:
         messages (`list[Row]`): Messages of the run.
@@ -159,7 +159,7 @@ def row_of_run(messages: list[Row], **columns: Any) -> list[Row]:
 
 
 def text_or_messages(given: object) -> object:
-    """Convert each message of a list with `message`. Return text unchanged."""
+    """Convert each message of a list with `message`. Return text and other values unchanged."""
     return [message(each) for each in given] if isinstance(given, list) else given
 
 
@@ -174,9 +174,9 @@ _ARGUMENTS = ("arguments", "args", "input", "parameters")
 
 
 def has_broken_call(row: Row) -> bool:
-    """Return whether the arguments of a tool call in a row are invalid JSON.
+    """Return whether the arguments of a tool call in a row are invalid JSON, or have an unpaired surrogate.
 
-    Messages that have token ids are not checked, because the trainer does not render them.
+    A prompt or completion with token ids is not checked, because the trainer does not render its messages.
     """
     turns = [
         turn
@@ -201,6 +201,9 @@ def tools_as_json(tools: Any) -> str | None:
 
     Args:
         tools (`Any`): List of tools, or JSON, which is returned unchanged.
+
+    Raises:
+        Unusable: the provider defines a tool, so the file does not have its parameters.
     """
     if not tools or isinstance(tools, str):
         return tools or None
@@ -232,7 +235,10 @@ def template_columns(request: Mapping[str, Any]) -> Row:
     `enable_thinking` to False, unless `chat_template_kwargs` has a value for `enable_thinking`.
 
     Args:
-        request (`Mapping[str, Any]`): Request in OpenAI's format, or a record with its fields.
+        request (`Mapping[str, Any]`): Request in OpenAI's format, or a record with the same fields.
+
+    Raises:
+        Unusable: see `tools_as_json`.
     """
     extra = {name: value for name, value in (request.get("extra_body") or {}).items() if value is not None}
     body = {**request, **extra}
@@ -272,9 +278,10 @@ _FINISHED = {
 
 
 def finish_reason_of(record: Mapping[str, Any]) -> str | None:
-    """Return the finish reason in a record, as `finish_reason` does. Return None without one, or with several.
+    """Return the finish reason in a record, as `finish_reason` does.
 
-    A reason in an outer field hides the reasons inside other fields.
+    A reason in an outer field hides the reasons in inner fields. Return None if the record has no reason, or different
+    reasons at the same depth.
 
     Args:
         record (`Mapping[str, Any]`): Record, perhaps with a field such as `finish_reason`, `truncated`, or
@@ -295,7 +302,7 @@ def finish_reason_of(record: Mapping[str, Any]) -> str | None:
 
 
 def _reason_in(key: str, value: Any) -> str | None:
-    """Return the finish reason in a field. `key` is the letters of the field's name, in lower case."""
+    """Return the finish reason in a field, or None. `key` is the letters of the field's name, in lower case."""
     inner = value.get("type", value) if isinstance(value, Mapping) else value
     if key == "finishreason" and isinstance(inner, str):
         return finish_reason(inner)

@@ -12,7 +12,7 @@ from topr_trl.importing.row_table import Row
 
 PLACE = "place"  # key of a row with the place of its record
 RATED = "rated"  # key of a row whose reward is for its completion, which is one answer of a conversation
-_SAME = ("tools", "chat_template_kwargs", "model", *SAMPLING)  # columns that are equal in all answers of a row
+_SAME = ("tools", "chat_template_kwargs", "model", *SAMPLING)  # columns whose values are equal in all answers of a row
 
 
 def as_rated(rows: Sequence[Row | LeftOut | None]) -> list[Row | LeftOut | None]:
@@ -25,7 +25,7 @@ def check_turns(rows: Sequence[Row]) -> None:
 
     Raises:
         NotOfFormat: the reward of a row is for the whole row.
-        Unusable: the row of an answer has token ids or a text prompt, so its earlier turns are not known.
+        Unusable: the row of a rated answer has token ids or a text prompt, so the earlier turns are not known.
     """
     for row in rows:
         if row.get(TURN_REWARDS) is None and not row.get(RATED):
@@ -40,10 +40,12 @@ def check_turns(rows: Sequence[Row]) -> None:
 def join_answers(rows: Sequence[Row], discount: float | None) -> list[Row]:
     """Return the rows of a conversation after joining its rated answers.
 
-    An answer joins the row of an earlier answer if its prompt starts with all messages of that row. Both answers must
-    have the same model, tools, chat template arguments and sampling settings. Without a discount, an answer that joins
-    no other answer keeps its row with `reward`. An answer can have several turns, such as tool calls: all of them get
-    its reward. With a discount, only the last turn gets it.
+    An answer joins the row of an earlier answer if its prompt starts with all messages of that row, see `reads_row`.
+    The two answers must have no token ids, and the same model, tools, chat template arguments and sampling settings.
+    Without a discount, an answer that joins no other answer keeps its row with `reward`.
+
+    An answer can have several turns, such as tool calls. Without a discount, all these turns get the reward of the
+    answer. With a discount, only the last turn gets the reward.
 
     Args:
         rows (`Sequence[Row]`): Rows of messages with a reward, each for one answer of the same conversation.
@@ -79,7 +81,7 @@ def _continues(row: Row, later: Row) -> bool:
 def reads_row(prompt: list[Row], row: Row) -> bool:
     """Return whether a prompt starts with the messages of a row, so that a later answer can continue the row.
 
-    A cut answer ends its row, because a later turn would put a stop token after it.
+    A later answer cannot continue a cut answer, because the row would get a stop token after the cut.
 
     Args:
         prompt (`list[Row]`): Messages that the model read before the later answer.
@@ -90,7 +92,7 @@ def reads_row(prompt: list[Row], row: Row) -> bool:
 
 
 def _shared(messages: list[Row], others: list[Row]) -> int:
-    """Return the number of messages with which both conversations start. An empty field is like a missing one."""
+    """Return the number of messages with which both conversations start. An empty field counts as missing."""
     same = 0
     for message, other in zip(messages, others, strict=False):
         if any((message.get(name) or None) != (other.get(name) or None) for name in {*message, *other}):
@@ -100,7 +102,10 @@ def _shared(messages: list[Row], others: list[Row]) -> int:
 
 
 def _row_of(chain: Sequence[Row], read: Sequence[list[Row]], at_end: bool) -> Row:
-    """Return one row for answers that continue each other. It starts at the first turn that no earlier row has."""
+    """Return one row for answers that continue each other.
+
+    The completion starts at the first turn that no earlier row has.
+    """
     last = chain[-1]
     messages = [*last["prompt"], *last["completion"]]
     ratings: dict[int, Any] = {}
@@ -120,8 +125,8 @@ def with_turn_rewards(parts: Sequence[Row], discount: float | None) -> list[Row]
     """Return the rows of a rollout, each cut to the turns from its first to its last reward.
 
     Rows without a reward are left out. With a discount, rewards become returns. Turns before a reward also have a
-    return, so the rows then start at the first turn. Without a discount, a single row with a single rated turn gets
-    `reward` instead of `turn_rewards`.
+    return, so the rows then start at the first turn. If only one row is left, it loses its `rollout_id`. If this row
+    has only one turn and there is no discount, it gets `reward` instead of `turn_rewards`.
 
     Args:
         parts (`Sequence[Row]`): Rows of one rollout, in order, with `turn_rewards`: a number or None for each turn.
@@ -152,7 +157,9 @@ def with_turn_rewards(parts: Sequence[Row], discount: float | None) -> list[Row]
 
 
 def returns(rewards: Sequence[float | None], discount: float) -> list[float | None]:
-    """Return the discounted sum of the rewards from each turn on. It is None after the last reward.
+    """Return the return of each turn: the discounted sum of the rewards from this turn on.
+
+    Turns after the last reward get None.
 
     Args:
         rewards (`Sequence[float | None]`): Reward of each turn. None counts as 0.
@@ -168,6 +175,6 @@ def returns(rewards: Sequence[float | None], discount: float) -> list[float | No
 
 
 def _split(values: list[Any], lists: Sequence[list[Any]]) -> list[list[Any]]:
-    """Split values into lists of the same lengths as `lists`."""
+    """Split values into lists with the lengths of the lists in `lists`."""
     rest = iter(values)
     return [[next(rest) for _ in each] for each in lists]

@@ -59,8 +59,8 @@ class ReadingArguments(InputArguments):
     def __post_init__(self) -> None:
         check_types(self, ReadingArguments)
         self.check_input()
-        Redactor(self.redact or ())  # checks the patterns
-        self.where_values  # noqa: B018  # raises for an invalid pair
+        Redactor(self.redact or ())  # The constructor checks the patterns.
+        self.where_values  # noqa: B018  # The property raises an error for an invalid pair.
         if self.format is not None:
             self.check_format(self.format)
         if self.temperature is not None and not 0 < self.temperature < float("inf"):

@@ -70,7 +70,7 @@ def recognize_source(args: InputArguments, source: Path) -> str:
 
 
 def explain(found: Refused) -> str:
-    """Return a sentence about a file that the import does not read, and the advice for it."""
+    """Return a description of a file that the import does not read, with the advice for the user."""
     return f"it looks like {found.name}. {found.advice}"
 
 

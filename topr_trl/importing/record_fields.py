@@ -67,10 +67,10 @@ def _value_at(value: Any, path: str) -> Any:
 
 
 def listed(record: Record, *names: str) -> list[Any]:
-    """Return the records of a page, which has them as a list in a field. Return a single record as a list of one.
+    """Return the first list in the given fields. If no field has a list, return the record itself in a list.
 
     Args:
-        record (`Record`): Page or record.
+        record (`Record`): Single record, or an object with a list of records, such as a page of an export.
         *names (`str`): Fields that can hold the list.
     """
     return next((record[name] for name in names if isinstance(record.get(name), list)), [record])
@@ -87,7 +87,7 @@ def rewards_in(field: str) -> Callable[[Record], dict[str, Any]]:
 
 @dataclass(frozen=True)
 class DifferentRatings:
-    """Ratings with the same name and different values. `RecordRewards` raises an error if they are the reward.
+    """Ratings with the same name and different values. `RecordRewards` raises an error if a reward has this type.
 
     Attributes:
         name (`str`): Name of the ratings.
@@ -101,7 +101,7 @@ class DifferentRatings:
 def values_by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return a dictionary of ratings by their names, without ratings that are None.
 
-    Equal ratings with the same name are one rating. Different ones become `DifferentRatings`.
+    Equal ratings with the same name are one rating. Different ratings with the same name become `DifferentRatings`.
 
     Args:
         pairs (`Iterable[tuple[str, Any]]`): Name and value of each rating.
@@ -140,8 +140,8 @@ def _joined(values: list[Any], names: list[str]) -> Any:
     """Return a single value unchanged. Join several texts into one text, with blank lines between them.
 
     If one of the values has messages, join all values into a list of messages: each text becomes a user message. A list
-    of texts counts as one text, and an object as a text with a line for each field. Each pair in a list of pairs such
-    as `[question, answer]` becomes two messages.
+    of texts counts as one text, and an object without inner objects as a text with a line for each field. Each pair in
+    a list of pairs such as `[question, answer]` becomes two messages. Empty values are left out.
 
     Raises:
         NotOfFormat: a value cannot become text or messages.

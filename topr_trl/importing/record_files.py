@@ -131,7 +131,7 @@ def _readable(path: Path) -> Iterator[None]:
 def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines that are not empty, with their numbers.
 
-    If a compressed file is truncated, the last line is a broken line.
+    If a compressed file is truncated after its first line, yield a broken line at the end.
     """
     number = 0
     with io.BufferedReader(pa.input_stream(path)) as file:  # `input_stream` decompresses, according to the suffix.
@@ -150,14 +150,14 @@ def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def read_records(path: Path) -> Iterator[Placed]:
     """Yield the place of each record, such as `rows.jsonl, line 3`, and its content.
 
-    A line is not parsed, because callers skip some lines. `parsed` parses it.
+    A line is not parsed, because callers skip some lines. `parsed` parses a line.
 
     Args:
         path (`Path`): File of records.
 
     Raises:
         ValueError: the file cannot be read. A broken line of JSON does not raise an error.
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: a JSON, CSV, TSV or parquet file does not exist.
     """
     if path.suffix == ".parquet":
         with _readable(path):
@@ -183,10 +183,10 @@ def read_records(path: Path) -> Iterator[Placed]:
 
 
 def parsed(raw: bytes | Record) -> Any:
-    """Parse a line. Return None for a broken line.
+    """Parse a line. Return None for a broken line, and for a line that is `null`.
 
-    A broken line is not valid JSON, is nested too deeply, has an integer with more than 4,300 digits, or has an
-    unpaired surrogate (from text cut inside an emoji).
+    A broken line is not valid JSON or not UTF-8, is nested too deeply, has an integer with more than 4,300 digits, or
+    has an unpaired surrogate (from text cut inside an emoji).
 
     Args:
         raw (`bytes` or `Record`): Line, or a record of another kind of file, which is returned unchanged.

@@ -41,11 +41,13 @@ class RecordRewards:
 
     @property
     def are_set(self) -> bool:
-        """Whether a setting says where the rewards are."""
+        """Whether `reward_fields` or `rewards` is set."""
         return bool(self.args.reward_fields) or self.by_id is not None
 
     def of(self, record: Record, rollouts: int) -> list[float] | None:
         """Return one reward per rollout. Return None if neither a setting nor `Format.rewards` defines rewards.
+
+        The reward is the sum of the reward fields. A null field is left out if another field has a value.
 
         Args:
             record (`Record`): Record.
@@ -54,9 +56,9 @@ class RecordRewards:
         Raises:
             NotOfFormat: the record has no id to look up in the file of rewards, several fields may be the reward, a
                 reward is not a number, or the numbers of rewards and rollouts differ.
-            Unusable: a reward is infinite, NaN or too large for float32, or was given twice with different values.
+            Unusable: a reward is infinite, NaN or too large for float32, or two ratings with the same name differ.
             Unrewarded: the record has no field that may be the reward, it lacks a field of `reward_fields`, the file of
-                rewards lacks its id, or the reward of one or all of its completions is null.
+                rewards lacks its id, all reward fields are null, or a list of rewards has a null.
         """
         if (numbers := self._numbers_of(record)) is None:
             return None
@@ -78,7 +80,7 @@ class RecordRewards:
         return [float(sum(values)) for values in zip(*by_rollout.values(), strict=True)]
 
     def is_partial(self, record: Record) -> bool:
-        """Return whether some of the `reward_fields` of a record are null, and others have a value.
+        """Return whether some of the `reward_fields` of a record are null, and some have a value.
 
         Args:
             record (`Record`): Record.
@@ -140,14 +142,14 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
     """Convert the value of a reward field to a number, or to None if it means "no reward".
 
     If `labels` is given, each label becomes its number, whatever its case. Otherwise, words such as "up" become 1, and
-    words such as "down" become -1. In both cases, text such as "0.5" becomes a number, blank text becomes None, and a
-    boolean that is not a label becomes 1 or -1.
+    words such as "down" become -1. With or without `labels`, text such as "0.5" becomes a number, blank text becomes
+    None, and a boolean that is not a label becomes 1 or -1.
 
     Args:
         name (`str`): Name of the field, for error messages.
         value (`Any`): Boolean, text, or a list of values to convert. Numbers that are not labels, and values of other
             types, are returned unchanged.
-        labels (`dict`, *optional*): Number of each label.
+        labels (`dict`, *optional*): Number of each label. None means "no reward".
 
     Raises:
         UnknownLabel: the text is neither a label nor a number.
@@ -177,7 +179,7 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
 
 
 def spellings(value: Any) -> Iterator[str]:
-    """Yield the spellings of a value in settings such as `--label_values`: `0.0` and `0`, or `True` and `true`.
+    """Yield the spellings of a value in settings such as `--label_values`: `0.0` and `0`, or `True`, `true` and `1`.
 
     Args:
         value (`Any`): Value of a field.
@@ -211,7 +213,7 @@ def check_rewards(rows: Sequence[Row]) -> None:
 
 def _check_number(name: str, number: Any) -> None:
     if not isinstance(number, int | float) or not abs(number) <= LARGEST_REWARD:
-        # A number such as NaN is a failed reward, which a setting can skip. Another type is an error in the file.
+        # A setting can skip a failed reward such as NaN. A value that is not a number is an error in the file.
         error = Unusable if isinstance(number, int | float) else NotOfFormat
         raise error(f"{name} is {number!r}, and a reward must be a finite number")
 
@@ -250,7 +252,8 @@ def read_by_id(path: str | None, by: Sequence[str], names: Sequence[str]) -> dic
         names (`Sequence[str]`): Fields that may have the value.
 
     Raises:
-        ValueError: a record lacks a field, its id is neither text nor an integer, or two records have the same id.
+        ValueError: the file cannot be read, a record is not an object or lacks a field, an id is neither text nor an
+            integer, or two records have the same id.
     """
     if path is None:
         return None
@@ -280,7 +283,7 @@ def value_by_id(values: dict[str, Any], record: Record, by: str, option: str, er
         error (`type[NotOfFormat]`): Error to raise if the file has no value for the id.
 
     Raises:
-        NotOfFormat: the record has no id, or the file has no value for it.
+        NotOfFormat: the record has no id, or the file has no value for the id.
     """
     identifier = field_value(record, by, NotOfFormat)
     if not isinstance(identifier, str | int) or str(identifier) not in values:

@@ -107,7 +107,7 @@ class RecordReader:
         self.calls = set[str]()  # names of calls whose rows were read
         self.same: Any = None  # value of the field that `Format.same` names, in earlier records
         self.rewards = RecordRewards(args, self.format)
-        self.messages_field: str | None = None  # field that was renamed to `messages`
+        self.messages_field: str | None = None  # field of the current record that was copied to `Format.messages`
         self.has_rewards = self.rewards.are_set or self._first_records_have_rewards()
         self.requests = read_by_id(args.requests, ("custom_id", "key"), ("body", "params", "request"))
         self.runs: dict[str, _Run] = {}
@@ -136,7 +136,7 @@ class RecordReader:
     def _first_records_have_rewards(self) -> bool:
         """Return whether one of the first records has a field that is a known reward.
 
-        If no record has such a field, the file is imported without rewards. Return True if none of these records can be
+        If none of them has such a field, the file is imported without rewards. Return True if none of them can be
         read, and False if `Format.rewards` is None.
         """
         if self.format.rewards is None:
@@ -219,17 +219,17 @@ class RecordReader:
         part.places.append(place)
 
     def _name_in_folder(self, place: str, rollout: str) -> str:
-        """Return the name of a rollout with the folder of its file, if the file is in a subfolder of the source."""
+        """Return the name of a rollout. For a file in a subfolder of the source, the name starts with the subfolder."""
         folder = Path(short_place(place.rpartition(", ")[0], self.source)).parent
         return rollout if folder == Path() else f"{folder.as_posix()}/{rollout}"
 
     def _rows_of(self, record: Any) -> list[Row | LeftOut]:
-        """Return the rows of a record, or the reason why it is left out."""
+        """Return the rows of a record, and a reason for each completion, or for the whole record, that gives no row."""
         found = [LeftOut.WHERE] if self._is_other(record) else self._rows(self._check_fields(record))
         return [LeftOut.COPIED if self._is_copied(row) else row for row in found]
 
     def _is_copied(self, row: Row | LeftOut) -> bool:
-        """Return whether an earlier row has the same call. Remove the name of the call from the row."""
+        """Return whether an earlier row has the same call. Move the name of the call from the row to `calls`."""
         name = None if isinstance(row, LeftOut) else row.pop(CALL, None)
         if name is None or name in self.calls:
             return name is not None
@@ -404,14 +404,17 @@ class RecordReader:
         ]
 
     def _mark_partial(self, record: Record, rows: Sequence[Row]) -> None:
-        """Mark rows whose reward is the sum of some of the `reward_fields`, because the others are null."""
+        """Mark rows whose reward is the sum of some of the `reward_fields`, because the other fields are null."""
         if len(self.args.reward_fields or ()) > 1:
             is_partial = self.rewards.is_partial(record)
             for row in rows:
                 row[PARTIAL] = is_partial or any(map(self.rewards.is_partial, row.get(GRADED, ())))
 
     def _check_unread(self, record: Record, rows: Sequence[Row]) -> None:
-        """Check that the rows have all text of a record that may belong in them. Count other fields in `not_read`."""
+        """Check that the rows have all text of a record that may belong in them.
+
+        Fields with unread text are counted in `not_read`.
+        """
         if self.format.choices is None:
             return
         rewards = self.format.rewards(record) if self.format.rewards and not self.rewards.are_set else ()
@@ -458,7 +461,7 @@ class RecordReader:
         name = self._run_name(record)
         run = self.runs[name]
         with suppress(Unrewarded):
-            self.rewards.of(record, 1)  # raises Unusable if the record's own reward is NaN
+            self.rewards.of(record, 1)  # This call raises Unusable if the record's own reward is NaN.
         if "reward" in self.columns and run.reward is None:
             raise Unrewarded(f"no record of its run {name} has a reward, see --reward_fields")
         for row in found:
@@ -481,7 +484,7 @@ class RecordReader:
                     row["reward"] = float(reward)
 
     def _add_turn_rewards(self, record: Record, rows: Sequence[Row]) -> bool:
-        """Add the rewards of single turns to the rows of a rollout, and return whether there are any.
+        """Add the rewards of single turns to the rows of a rollout, and return whether a turn has a reward.
 
         Raises:
             NotOfFormat: the rollout also has a reward for all its turns, or the first records have no rewards.

@@ -13,7 +13,8 @@ _TOKENS = ("prompt_ids", "completion_ids", "completion_mask", "sampler_logps")
 def redact_row(row: Row, redactor: Redactor) -> None:
     """Blank out the matches of a redactor in the text of a row, and set `redacted` if there is a match.
 
-    A row with a match loses its token ids and log-probabilities, which would reveal the text.
+    A row with a match loses its token ids and log-probabilities, which would reveal the text. A redactor
+    without patterns neither checks nor changes the row.
 
     Args:
         row (`Row`): Row, which this function changes.

@@ -41,7 +41,7 @@ def _is_body_of_ollama(record: Record) -> bool:
     return isinstance(record.get("done"), bool) and bool({"eval_count", "created_at"} & set(record))
 
 
-# These tests run before the tests of `FORMATS`, so they must not match a format that is read.
+# These tests run before the tests of `FORMATS`, so they must not match a format that `topr import` reads.
 REFUSED = (
     Refused("an export of ChatGPT or Claude", _is_export_of_chats, _AS_MESSAGES),
     Refused(
@@ -59,7 +59,7 @@ REFUSED = (
 
 
 def refused(record: Any) -> Refused | None:
-    """Return the entry of `REFUSED` for a record. Return None if there is none.
+    """Return the first entry of `REFUSED` that matches a record. Return None if no entry matches.
 
     Args:
         record (`Any`): Record.

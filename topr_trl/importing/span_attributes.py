@@ -11,8 +11,9 @@ from topr_trl.importing.format import Record
 def attributes_of(span: Record) -> Record:
     """Return the attributes of a span as an object with objects and lists inside.
 
-    For instance, `llm.input_messages.0.message.role` becomes an item of the list `llm.input_messages`. If the name
-    of an attribute is also the start of another name, its value gets the name `""` inside the object.
+    For instance, `llm.input_messages.0.message.role` becomes a field of the first item in the list
+    `llm.input_messages`. If the name of an attribute is also the start of a longer name, the value of this attribute
+    gets the name `""` inside the object.
 
     Args:
         span (`Record`): Span with `attributes`: a list as in OTLP, or an object. In tables, columns have names such as
@@ -22,7 +23,7 @@ def attributes_of(span: Record) -> Record:
 
 
 def missing_in(span: Record) -> list[str]:
-    """Return what a span lacks: attributes that the SDK dropped, and the first missing item of each list.
+    """Return the missing parts of a span: attributes that the SDK dropped, and the first missing item of each list.
 
     Args:
         span (`Record`): Span, see `attributes_of`.
@@ -71,7 +72,7 @@ def nested(given: Mapping[str, Any]) -> Record:
 
 
 def _with_lists(value: Any) -> Any:
-    """Return a value in which objects with the names `0`, `1`, and so on are lists."""
+    """Return a value in which each object whose names are numbers is a list. The name `""` is then dropped."""
     if not isinstance(value, dict):
         return value
     found = {name: _with_lists(inner) for name, inner in value.items()}

@@ -15,12 +15,13 @@ from topr_trl.recording.protocols.completions import CHAT, TEXT
 from topr_trl.recording.protocols.protocol import Assembler
 
 _FAILED, _CUT = "failed", "incomplete"  # finish reasons of a stream with an error, and of a stream without its end
+_NO_DATA = ("event:", "id:", "retry:", ":")  # starts of other lines of server-sent events; ":" starts a comment
 
 
 def whole_answer(answer: Any) -> Any:
-    """Return the answer of a stream, as the API gives it without streaming. Return other answers unchanged.
+    """Return the answer of a stream, as the API gives it without streaming. Return any other value unchanged.
 
-    If the stream ended early, the finish reason means that the model did not end the answer.
+    If the stream lacks a finish reason, the answer gets the reason `failed` after an error, and otherwise `incomplete`.
 
     Args:
         answer (`Any`): Logged answer.
@@ -40,9 +41,8 @@ def _events(answer: Any) -> list[Record]:
     """Return the events of a stream. Return [] if the answer cannot be a stream."""
     answer = parsed_json(answer)
     if isinstance(answer, str):
-        start = answer.lstrip()[:6]
-        lines = answer.split("\n") if start.startswith(("data:", "event:", "{")) else []
-        answer = [line for line in map(str.strip, lines) if line and not line.startswith(("event:", "id:", ":"))]
+        lines = answer.split("\n") if answer.lstrip().startswith(("data:", "{", *_NO_DATA)) else []
+        answer = [line for line in map(str.strip, lines) if line and not line.startswith(_NO_DATA)]
     if not isinstance(answer, list):
         return []
     found = [parsed_json(each.removeprefix("data:").strip() if isinstance(each, str) else each) for each in answer]
@@ -89,9 +89,9 @@ def _of_protocol(
         endpoint (`str`): Endpoint of the API. See `topr_trl.recording.protocols.PROTOCOLS`.
         empty (`Record`): Answer without content.
         end_field (`str`): Field of the answer with its finish reason or status.
-        starts (`tuple[str, ...]`, defaults to `()`): Types that the first event can have. If its type is not one of
-            them, the returned function raises a `KeyError`, because the pieces of the answer have no place. `()` allows
-            all events.
+        starts (`tuple[str, ...]`, defaults to `()`): Types that the first event can have. If the first event
+            has a different type, the start of the answer is missing, and the returned function raises a `KeyError`.
+            `()` allows all events.
     """
 
     def join(events: list[Record], end: str) -> Record:
@@ -136,7 +136,7 @@ def _of_converse(events: list[Record], end: str) -> Record:
 
 
 def _add(place: Record, name: str, value: Any) -> None:
-    """Add a piece to a field: text to text, and fields to an object. Another value replaces the field."""
+    """Add a piece to a field: text to text, and fields to an object. Any other piece replaces the old value."""
     if isinstance(value, Mapping):
         for inner, each in value.items():
             _add(place.setdefault(name, {}), inner, each)
@@ -162,7 +162,10 @@ def _of_gemini(events: list[Record], end: str) -> Record:
 
 
 def _add_part(parts: list[Record], part: Record) -> None:
-    """Add a part to the parts of a candidate. Text continues the last part if both are thinking, or both are not."""
+    """Add a part to the parts of a candidate.
+
+    Text continues the last part if the last part is also text, and both parts or neither part is thinking.
+    """
     kinds = [(isinstance(each.get("text"), str), bool(each.get("thought"))) for each in (*parts[-1:], part)]
     if len(kinds) == 2 and kinds[0] == kinds[1] and kinds[0][0]:
         parts[-1] = {**parts[-1], "text": parts[-1]["text"] + part["text"]}
@@ -176,7 +179,7 @@ _OF_ITEMS = (
     "response.output_item.done", "response.completed", "response.incomplete", "response.failed",
 )  # fmt: skip
 _NO_MESSAGE = {"type": "message", "role": "assistant", "content": []}
-# Test of an event, and function that joins the events.
+# Kinds of streams: test of an event, and function that joins the events.
 _KINDS: tuple[tuple[Callable[[Record], bool], Callable[[list[Record], str], Record]], ...] = (
     (_is_chunk, _of_chunks),
     (_is_type("response."), _of_protocol("responses", {"object": "response", "output": []}, "status", _OF_ITEMS)),

@@ -21,9 +21,9 @@ def turn_of(prompt_ids: list[int], ids: list[int], logps: list[float] | None) ->
 def join_turns(turns: list[dict[str, Any]]) -> list[Row]:
     """Join the turns of a rollout, and return the token columns of each row.
 
-    All rows except the last also get the finish reason None, because the reason of a rollout is for its last row. A
-    turn extends the previous row if its prompt starts with all tokens of that row. Otherwise, it starts a new row. A
-    turn whose mask has only zeros is skipped.
+    A turn extends the previous row if its prompt starts with all tokens of that row. Otherwise, the turn starts a new
+    row. A turn whose mask has only zeros is skipped. All rows except the last also get the finish reason None, because
+    the reason of a rollout is for its last row.
 
     Args:
         turns (`list[dict]`): Tokens of each turn: `prompt_ids`, `completion_ids`, `completion_mask` and

@@ -15,7 +15,7 @@ _LONG = 16  # characters; shorter text can occur in a row by chance
 _SENTENCE = 4  # words
 _MARGIN = 40  # maximum number of characters that a template adds after a completion
 _OF_CONVERSATION = ("prompt", "completion", *JSON_COLUMNS)  # columns with text that the model read or wrote
-_RENDERED = ("text", "content", "full_text", "formatted", "conversation", "transcript")  # may hold a rendered row
+_RENDERED = ("text", "content", "full_text", "formatted", "conversation", "transcript")  # fields for a rendered row
 # Fields without text of their own: long lists, signatures of thinking, and encrypted thinking.
 _TOKENS = ("logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs", "signature", "thoughtSignature",
            "thought_signature", "redactedContent", "encrypted_content")  # fmt: skip
@@ -39,8 +39,8 @@ class Unread(NamedTuple):
 class _Text(NamedTuple):
     """Text in a record, with the path and the kind of its field.
 
-    `name` is the path up to the first list, with dots between the names, as settings such as `--completion_field` take
-    it. `is_said` is whether the text is in a message with a role.
+    `name` is the path up to the first list, with dots between the names, as in settings such as `--completion_field`.
+    `is_said` is whether the text is in a message with a role.
     """
 
     path: tuple[str, ...]
@@ -88,13 +88,13 @@ def _rules(rows: Sequence[Row], choices: Choices) -> dict[Kind, _Rule]:
 
 
 def find_unread(record: Record, rows: Sequence[Row], read: Collection[str], choices: Choices) -> Unread:
-    """Return the fields of a record that have text which no row has.
+    """Return the fields of a record with text that no row has.
 
     Args:
         record (`Record`): Record.
         rows (`Sequence[Row]`): Rows of the record.
         read (`Collection[str]`): Paths of fields that count as read, because settings name them.
-        choices (`Choices`): Kinds of fields that may hold the completion or a part of the prompt.
+        choices (`Choices`): Rules for fields with unread text.
     """
     rules, read = _rules(rows, choices), tuple(f"{path}." for path in (*read, *choices.read))
     everything = rules[Kind.ABOUT].texts
@@ -151,7 +151,7 @@ def check_unread(unread: Unread, choices: Choices, record: Record, messages: str
     order = {name: (not isinstance(parsed_json(value), list), n) for n, (name, value) in enumerate(record.items())}
     both = sorted([*names, choices.column], key=lambda name: order.get(name.partition(".")[0], (True, len(order))))
     given = {"names": ", ".join(names), "fields": " ".join(names), "joined": " ".join(both), "messages": messages}
-    # Not `format`, because the name of a column can have braces.
+    # `str.format` would also replace braces in the name of a column.
     advice = re.sub(rf"\{{({'|'.join(given)})\}}", lambda place: given[place[1]], remedy)
     raise NotOfFormat(f"the text of {given['names']} is in no row, and may be {what}. {advice}")
 
@@ -170,7 +170,7 @@ def _texts_of(rows: Sequence[Row]) -> tuple[set[str], set[str], set[str]]:
                 kind = written if is_own else asked if name in _OF_CONVERSATION else about
                 kind.update(_plain(text.text) for text in _texts_in({name: [each, *arguments]}, ()))
         if isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str):
-            written.add(_plain(row["prompt"] + row["completion"]))  # A record may have both in one field.
+            written.add(_plain(row["prompt"] + row["completion"]))  # A field of a record may have both texts.
     return written, asked, about
 
 
@@ -186,7 +186,10 @@ def _has(texts: Collection[str], text: str, part_from: int) -> bool:
 
 
 def _renders(text: str, rows: Sequence[Row]) -> bool:
-    """Return whether a text is a rendered row: a prompt, followed by its completion at the end."""
+    """Return whether a text is a rendered row: a prompt, and then the completion near the end of the text.
+
+    Only the last text of the prompt and the last text of the completion are compared.
+    """
     for row in rows:
         prompt, completion = _end_of(row.get("prompt")), _end_of(row.get("completion"))
         start, end = text.find(prompt), text.rfind(completion)
@@ -196,7 +199,7 @@ def _renders(text: str, rows: Sequence[Row]) -> bool:
 
 
 def _end_of(value: Any) -> str:
-    """Return the last text of a prompt or of a completion. Without one, return a character that no text has."""
+    """Return the last text of a prompt or completion. If there is none, return a character that occurs in no text."""
     last = value[-1] if isinstance(value, list) and value else value
     return _plain(str((last.get("content") if isinstance(last, Mapping) else last) or "")) or "\0"
 
@@ -237,7 +240,7 @@ _IN_BLOCKS = ("system", "parts")  # fields of a request whose blocks become one 
 
 
 def _joined(content: Any) -> Any:
-    """Return the content of a message as one text if it is a list of parts with text, and none is thinking."""
+    """Return the content of a message. A list of parts becomes one text if all parts have text and none is thinking."""
     if not isinstance(content, list):
         return content
     texts: list[Any] = [None if inner_value(part, "thought") else inner_value(part, "text") for part in content]

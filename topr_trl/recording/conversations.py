@@ -28,7 +28,7 @@ def continued_conversation(model: object, messages: Messages | None, salt: str =
 class Conversation:
     """Hash of the messages in a request.
 
-    The recorder computes it when the request arrives, because long requests take time, and the answer must not wait.
+    The recorder computes the hash when the request arrives, so that the answer does not wait for a long request.
 
     Args:
         model (`object`): Model that the request names.
@@ -59,7 +59,7 @@ class Conversation:
 
 
 def _hash(model: object, messages: Messages, salt: str) -> "hashlib._Hash":
-    """Return a hash of the model and of the messages."""
+    """Return a hash of the salt, the model and the messages."""
     found = hashlib.sha256(json.dumps([salt, model]).encode())
     for message in messages:
         found.update(_shown(message))

@@ -23,7 +23,7 @@ _PER_REQUEST = 50  # maximum number of rollouts in a response
 _INTERVALS = 40  # maximum number of points of a curve in the plot of mean rewards
 _LONGEST_COMMENT = 10_000  # characters
 _LONGEST_NAME = 100  # characters
-_LONGEST_BODY = 1 << 17  # bytes of a request with a reward. An escaped character of the comment takes up to 12.
+_LONGEST_BODY = 1 << 17  # bytes of a request with a reward. An escaped character of the comment takes up to 12 bytes.
 _LONGEST_SEARCH = 200  # characters
 _LABELS = {"up": 1.0, "good": 1.0, "down": -1.0, "bad": -1.0}
 
@@ -57,7 +57,7 @@ class Grading:
         """Return the latest rollouts that match the query, and totals of all rollouts.
 
         In the query, `graded=yes` selects rollouts with a rating, and `graded=no` selects rollouts with an answer that
-        has no rating. `before` selects rollouts with a smaller number, and `search` selects rollouts with a text.
+        has no rating. `before` selects rollouts with a smaller number, and `search` finds rollouts with the given text.
         """
         graded = {"yes": True, "no": False}.get(request.query.get("graded", ""))
         before, search = request.query.get("before"), request.query.get("search") or None
@@ -99,7 +99,7 @@ class Grading:
             return error(415, "Send JSON, with the header Content-Type: application/json.")
         try:
             body = await read_body(request, self.args)
-            if len(body) > _LONGEST_BODY:  # Parsing it would hold up all streams.
+            if len(body) > _LONGEST_BODY:  # Parsing a longer body would delay all streams.
                 return error(413, f"The request has {len(body):,} bytes, and {_LONGEST_BODY:,} are allowed.")
             given = json.loads(body)
             rollout, answer, name, reward, comment = read_reward(given)
@@ -169,7 +169,7 @@ def read_reward(given: Any) -> tuple[str, int, str, float | None, str | None]:
 
 
 def _answer(given: Any) -> int:
-    """Return the number of an answer, which can be the text of a header. Return 0 if there is none.
+    """Return the number of an answer, which can be the text of a header. Return 0 for None.
 
     Raises:
         ValueError: the value is not the number of an answer.
@@ -186,7 +186,7 @@ def _answer(given: Any) -> int:
 
 
 def _summary(rollout: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a rollout's entry in the list of the page: its rewards, and the start of its last question and answer."""
+    """Return a rollout's entry in the list of the grading page, with its rewards and the start of its last answer."""
     call = _shown(rollout["calls"][-1])
     asked = next((turn.get("content") for turn in reversed(call["messages"]) if turn.get("role") == "user"), "")
     tools = [each.get("function") or {} for each in call["answer"].get("tool_calls") or ()]
@@ -207,7 +207,7 @@ def _text(content: Any) -> str:
 
 
 def _shown(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a call that the page shows: messages, tools and the answer, without tokens."""
+    """Return the parts of a call that the grading page shows, such as messages, tools and the answer."""
     request, choice = call["request"], choice_of(call) or {}
     messages = messages_of(call)
     if messages is None:

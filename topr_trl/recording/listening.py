@@ -19,7 +19,7 @@ _MOST_OF_MACOS = 10_240  # macOS can report an infinite hard limit, and refuses 
 _BACKLOG = 1024  # connections that the kernel accepts before the recorder does
 _SECONDS_BETWEEN = 0.05  # pause before the next look at the connections
 SECONDS_TO_END = 5.0  # time for running requests to end after Ctrl+C
-_SECONDS_TO_CUT = 0.1  # aiohttp then waits for this time twice: before and after it cancels a request
+_SECONDS_TO_CUT = 0.1  # aiohttp waits for this time twice: before and after it cancels a request.
 
 
 @cache
@@ -41,13 +41,13 @@ def raise_file_limit() -> int:
 
 
 class _Connection(web.RequestHandler):
-    """Connection of a client. The answer to a malformed request does not repeat it, because it can have secrets."""
+    """Connection of a client. The answer to a malformed request does not repeat the request and its secrets."""
 
     __slots__ = ()
 
     @property
     def is_idle(self) -> bool:
-        """Whether the connection has no complete header of a request."""
+        """Whether no request with a complete header is waiting or running."""
         return not (self._request_in_progress or self._messages)
 
     def handle_error(
@@ -97,23 +97,23 @@ class Listener:
                     f"{self.most} connections are open, and more have to wait, because this process can open only "
                     f"{self.limit} files. Raise the hard limit of files (ulimit -Hn) for more."
                 )
-                # A client that has just connected keeps its connection, because its request may be on the way.
+                # A client that has just connected keeps its connection, because its request may still arrive.
                 _close_idle(self.server.connections[: -max(1, self.most // 8)])
                 await asyncio.sleep(_SECONDS_BETWEEN)
 
     def _connection(self) -> web.RequestHandler:
-        """Return the protocol of a new connection. aiohttp closes it if no request arrives within the timeout."""
+        """Return the handler of a new connection. aiohttp closes an idle connection after `client_timeout` seconds."""
         settings: dict[str, Any] = {"access_log": None, "keepalive_timeout": self.args.client_timeout}
         return _Connection(self.server, loop=asyncio.get_running_loop(), **settings)
 
     async def stop_accepting(self) -> None:
-        """Accept no more connections."""
+        """Stop accepting connections."""
         for task in self._accepting:
             task.cancel()
         await asyncio.wait(self._accepting)
 
     async def stop(self, hurry: asyncio.Event) -> None:
-        """Accept no more connections, and wait for the end of running requests, but at most `SECONDS_TO_END`.
+        """Stop accepting connections, and wait at most `SECONDS_TO_END` seconds for running requests to end.
 
         Args:
             hurry (`asyncio.Event`): Event that ends the waiting.
@@ -121,7 +121,7 @@ class Listener:
         await self.stop_accepting()
         _close_idle(self.server.connections)
         for each in self.server.connections:
-            each.close()  # when its request ends
+            each.close()  # The connection closes when its request ends.
         await asyncio.sleep(_SECONDS_BETWEEN)
         if not (running := len(self.server.connections)):
             return

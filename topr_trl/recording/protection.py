@@ -1,4 +1,4 @@
-"""Protect a recorder against pages of other sites, DNS rebinding, and clients without the token."""
+"""Protect a recorder against web pages of other sites, DNS rebinding, and clients without the token."""
 
 import asyncio
 import base64
@@ -41,7 +41,7 @@ def error_body(status: int, message: str, kind: str) -> dict[str, Any]:
 def protect(args: RecordArguments) -> Middleware:
     """Return a middleware that refuses requests from pages of other sites, and requests without a required token.
 
-    If no token is required, it also refuses requests to unknown host names. The middleware converts the errors of
+    If no token is required, the middleware also refuses requests to unknown host names. It converts the errors of
     aiohttp to the format of OpenAI's API.
 
     Args:

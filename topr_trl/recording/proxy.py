@@ -130,7 +130,7 @@ class Proxy:
     def _begin(
         self, request: web.Request, protocol: Protocol, asked: RecordedRequest, rollout: str | None
     ) -> RecordedAnswer:
-        """Store the start of a call. Its request is stored later if it is large.
+        """Store the start of a call. A large request is stored later.
 
         Raises:
             StorageFullError: the call cannot be stored.
@@ -186,7 +186,7 @@ class Proxy:
     async def _stream(
         self, request: web.Request, answer: aiohttp.ClientResponse, url: URL, recording: RecordedAnswer | None
     ) -> web.StreamResponse:
-        """Send the events of the server to the client. First add each event to `recording`, if it is given."""
+        """Send the events of the server to the client. First add each event to `recording`, unless it is None."""
         response = web.StreamResponse(status=answer.status, headers=_shown_headers(answer, recording))
         start, end = _STREAMS[answer.content_type]
         name = b""
@@ -247,7 +247,7 @@ class Proxy:
         """Limit the time to send a part of an answer to the client.
 
         Raises:
-            _ClientGoneError: the client closed the connection, or does not read.
+            _ClientGoneError: the client closed the connection, or did not read for `client_timeout` seconds.
         """
         try:
             async with asyncio.timeout(self.args.client_timeout):
@@ -344,7 +344,7 @@ def _shown_headers(answer: aiohttp.ClientResponse, recording: RecordedAnswer | N
 async def _events(pieces: AsyncIterator[bytes], has_lines: bool = False) -> AsyncIterator[list[bytes]]:
     """Yield the lines of each event of a stream. An empty line ends an event. With `has_lines`, a line is an event."""
     event: list[bytes] = []
-    line = bytearray()  # Unlike `bytes`, it grows without a copy of the whole line.
+    line = bytearray()  # A `bytearray` grows without a copy of the whole line.
     async for piece in pieces:
         *ends, rest = piece.split(b"\n")
         for end in ends:

@@ -15,11 +15,11 @@ from topr_trl.recording.store import Call, State, StorageFullError, Store
 
 Result = TypeVar("Result")
 LARGE = 1 << 20  # bytes. Larger requests and answers are parsed, hashed and stored in a thread.
-_MOST_IDS = 200  # maximum number of names in the header. Many clients read headers of at most 8 KB.
+_MOST_IDS = 200  # maximum number of names or numbers in a header. Many clients read headers of at most 8 KB.
 
 
 async def in_thread(size: int, function: Callable[..., Result], *given: Any) -> Result:
-    """Call a function, in a thread if its input is large: other streams must not wait for it.
+    """Call a function, in a thread if its input is large, because other streams must not wait for a long call.
 
     Args:
         size (`int`): Number of bytes of the input.
@@ -39,8 +39,8 @@ class Writer:
 
     def __init__(self, args: RecordArguments, store: Store) -> None:
         self.store, self.redact = store, Redactor(args.redact or ())
-        # Without salt, others could hash guesses of the blanked-out text, and compare the hashes. Each start has a new
-        # salt, so the recorder does not recognize conversations from before a restart.
+        # Without salt, readers of the database could hash guesses of the blanked-out text, and compare the hashes. Each
+        # start has a new salt, so the recorder does not recognize conversations from before a restart.
         self.salt = secrets.token_hex(16) if self.redact else ""
         self._passes_on = args.on_full == PASS
 
@@ -62,7 +62,8 @@ class RecordedAnswer:
         call (`Call`): Call, as `Store.begin` returns it.
         protocol (`Protocol`): API of the call.
         request (`RecordedRequest`): Request of the client.
-        hides (`bool`): Whether to hide the token ids and log-probabilities that only the recorder requested.
+        hides (`bool`): Whether the recorder requests token ids and log-probabilities, and hides those that the client
+            did not request.
         without_secrets (`Callable`): Function that removes the secrets of the request from an error message.
     """
 
@@ -78,7 +79,7 @@ class RecordedAnswer:
         self.writer, self.call, self.protocol, self.request, self.hides = writer, call, protocol, request, hides
         self.without_secrets = without_secrets
         self.answer = protocol.assembler()
-        self.size = 0  # bytes of the events
+        self.size = 0  # characters of the events
         self.error: str | None = None
         self.ended = False
         self.lacks_chunks = False  # whether an event could not be stored
@@ -164,7 +165,7 @@ class RecordedAnswer:
         """Store the end of a stream, or of an incomplete answer. Do nothing if the end is already stored.
 
         Args:
-            why (`str`, *optional*): Reason, if the answer did not arrive completely.
+            why (`str`, *optional*): Reason, if the answer did not arrive completely. An error event replaces it.
 
         Raises:
             StorageFullError: the answer cannot be stored, and `on_full` is `refuse`.

@@ -17,11 +17,13 @@ class RecordedRequest:
 
     Attributes:
         asked (`Mapping[str, Any]`): Body of the request.
-        stored (`Mapping[str, Any]`): Body with blanked-out text, and with the earlier messages that the server has.
+        stored (`Mapping[str, Any]`): Body with blanked-out text, and with the messages of the response that the
+            request continues.
         is_redacted (`bool`): Whether text was blanked out.
-        size (`int`): Number of bytes of the body.
+        size (`int`): Number of bytes of the body, plus the number of characters of the call that the request continues.
         conversation (`Conversation`): Hash of the messages.
-        continues (`str` or `None`): Key of the conversation that the request continues.
+        continues (`str` or `None`): Key of the conversation that the request continues. None if the request
+            has no earlier answer, or if another call has continued the same response.
     """
 
     asked: Mapping[str, Any]
@@ -46,7 +48,7 @@ class RecordedRequest:
 
 
 def read_request(body: bytes, protocol: Protocol, redact: Redactor, salt: str) -> RecordedRequest | None:
-    """Return the request in a body. Return None if the body is not a JSON object.
+    """Return the request in a body. Return None if the body is not a JSON object, or is nested too deeply.
 
     Args:
         body (`bytes`): Body.

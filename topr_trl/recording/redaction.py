@@ -8,7 +8,7 @@ from urllib.parse import unquote_plus
 
 BLANK = "[redacted]"
 _SECRET_HEADER = re.compile("auth|cookie|key|secret|session|token", re.IGNORECASE)
-_SHORTEST_SECRET = 7  # characters. Shorter values, such as "Bearer" or a version, can be words of the message.
+_SHORTEST_SECRET = 7  # characters. Shorter values, such as "Bearer" or a version, can be words of an error.
 
 # Patterns by name. Each of them takes time in proportion to the length of the text. A plain number without `+`,
 # parentheses or groups does not count as a phone number, because answers have many plain numbers.
@@ -59,7 +59,7 @@ class Redactor:
         """Return the value with `BLANK` for each match, and whether there was a match.
 
         Args:
-            value (`Any`): JSON value. Numbers do not change.
+            value (`Any`): JSON value. Numbers do not change. Names of fields count as text.
         """
         if not self._patterns:
             return value, False
@@ -88,7 +88,7 @@ def without_secrets(message: str, query: str, headers: Mapping[str, str], keys: 
         message (`str`): Error message.
         query (`str`): Query string of the request.
         headers (`Mapping[str, str]`): Headers of the request. Headers for keys, tokens and cookies count as secrets.
-        keys (`Sequence[str | None]`): Other secrets.
+        keys (`Sequence[str | None]`): Secrets of the recorder, such as its token. None stands for a missing secret.
     """
     texts = [query, *(value for name, value in headers.items() if _SECRET_HEADER.search(name))]
     message = message.replace(f"?{query}", f"?{BLANK}") if query else message
@@ -100,7 +100,7 @@ def without_secrets(message: str, query: str, headers: Mapping[str, str], keys: 
 
 
 def _values(text: str) -> Iterator[str]:
-    """Yield the values in a query string or a header, as they are and decoded."""
+    """Yield each value in a query string or a header, first unchanged and then decoded."""
     for part in re.split(r"[&;,\s]+", text):
         value = part.partition("=")[2]
         value = value if value.strip("=") else part  # `=` can also be the padding of base64.

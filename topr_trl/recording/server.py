@@ -19,18 +19,18 @@ from topr_trl.recording.proxy import Proxy
 from topr_trl.recording.settings import RecordArguments
 from topr_trl.recording.store import Store
 
-_SECONDS_TO_KEEP = 2.0  # time to keep an idle connection. vLLM's server (uvicorn) closes it after 5 seconds.
+_SECONDS_TO_KEEP = 2.0  # time to keep an idle connection, which vLLM's server (uvicorn) closes after 5 seconds
 
 
 def record_command(args: RecordArguments) -> None:
-    """Record until the process is stopped. Ctrl+C ends the whole process.
+    """Record until the process is stopped. Ctrl+C and SIGTERM end the whole process.
 
     Args:
         args (`RecordArguments`): Settings.
 
     Raises:
         ValueError: another recorder writes to the folder, or the recording has a different format or cannot be opened.
-        OSError: the folder cannot be written, or the port is in use.
+        OSError: the folder cannot be written, the port is in use, or the host does not exist.
     """
     args.folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(args.folder / ".lock", mode=0o600)
@@ -69,7 +69,7 @@ def application(args: RecordArguments, store: Store, session: aiohttp.ClientSess
 
 
 def connections(args: RecordArguments) -> aiohttp.ClientSession:
-    """Return an HTTP session for the model server. It keeps no cookies, because several clients share it.
+    """Return an HTTP session for the model server. Several clients share the session, so it keeps no cookies.
 
     Args:
         args (`RecordArguments`): Settings.
@@ -110,7 +110,7 @@ async def _check_server(args: RecordArguments, session: aiohttp.ClientSession) -
 
 
 def _stop_signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """Return an event for the first Ctrl+C or SIGTERM, and an event for the second."""
+    """Return an event for the first Ctrl+C or SIGTERM, and an event for the second of these signals."""
     stop, hurry = asyncio.Event(), asyncio.Event()
 
     def note() -> None:

@@ -61,10 +61,10 @@ class RecordArguments:
     def __post_init__(self) -> None:
         check_types(self, RecordArguments)
         check_choice(self, token_ids=(AUTO, ALWAYS, NEVER), on_full=(REFUSE, PASS))
-        Redactor(self.redact or ())  # checks the patterns
+        Redactor(self.redact or ())  # The constructor checks the patterns.
         parts = urlsplit(self.upstream)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            # The message does not repeat the value, because it can have a password.
+            # The message does not repeat the value, because the value can have a password.
             raise ValueError("upstream must be a URL with http:// or https://, such as http://127.0.0.1:8000/v1.")
         if parts.username or parts.password or parts.query or parts.fragment:
             raise ValueError(

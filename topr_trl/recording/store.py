@@ -23,7 +23,7 @@ from topr_trl.recording.protocols import PROTOCOLS
 
 NAME = "recording.sqlite"
 RATING = "rating"  # name of the reward that a person gives on the grading page
-_FORMAT = "2"  # must change if this version cannot read the databases of earlier versions
+_FORMAT = "2"  # The number must change if this version cannot read the databases of earlier versions.
 _REMEDIES = {  # by error code of SQLite
     sqlite3.SQLITE_FULL: "Free some space.",
     sqlite3.SQLITE_IOERR: "Check the disk, and free some space.",
@@ -32,7 +32,7 @@ _REMEDIES = {  # by error code of SQLite
     **dict.fromkeys((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED), "Close other programs that have the file open."),
     **dict.fromkeys((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB), "Restore the file, or use a different folder."),
 }
-_SECONDS_BETWEEN = 0.1  # pause between large writes, so that small writes, which wait up to 0.1 s, come first
+_SECONDS_BETWEEN = 0.1  # pause between large writes. In this time, waiting small writes try again, and come first.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS calls (
@@ -105,11 +105,11 @@ class Store:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / NAME
-        self._continued: dict[int, tuple[Any, ...]] = {}  # by open call: key and place of the answer that it continues
+        self._continued: dict[int, tuple[Any, ...]] = {}  # by open call: key and place of the continued answer
         self._one_large_write = threading.Lock()
         self._closed = threading.Event()
         self.path.touch(mode=0o600)
-        for file in (self.path, *folder.glob(f"{NAME}-*")):  # SQLite gives new -wal and -shm files the same mode.
+        for file in (self.path, *folder.glob(f"{NAME}-*")):  # SQLite gives new -wal and -shm files this mode.
             file.chmod(0o600)
         try:
             self._connection = sqlite3.connect(self.path, isolation_level=None)
@@ -117,7 +117,7 @@ class Store:
             with self._transaction() as run:
                 run("INSERT OR IGNORE INTO about VALUES ('format', ?), ('id', ?)", (_FORMAT, uuid.uuid4().hex))
             _check_version(self._connection, self.path)
-            # A second connection, because a connection blocks its other users during a write and its checkpoint.
+            # Large writes have their own connection, because a write and its checkpoint block users of a connection.
             self._for_large = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
             self._for_large.execute("PRAGMA synchronous = NORMAL")
         except sqlite3.DatabaseError as error:
@@ -298,9 +298,9 @@ class Store:
             answer (`int`, defaults to 0): Number of the answer in its rollout, from 1. 0 stands for the whole rollout.
 
         Raises:
-            LookupError: there is no such rollout or answer, or the answer would get a reward and its call failed.
-            ValueError: the whole rollout has a reward of this name and an answer would get one, or the other way
-                around.
+            LookupError: there is no such rollout or answer, or a reward is set for an answer whose call failed.
+            ValueError: the reward is for an answer and the whole rollout has a reward of this name, or the reward is
+                for the whole rollout and an answer has a reward of this name.
         """
         with self._transaction() as run:
             found = run("SELECT id FROM rollouts WHERE name = ?", (rollout,)).fetchone()
@@ -317,13 +317,14 @@ class Store:
             _check_kind(run, *place)
             run("REPLACE INTO rewards VALUES (?, ?, ?, ?, ?, ?)", (*place, reward, comment, time.time()))
 
-    # Several threads call the following methods, so each of them opens a new connection.
+    # Several threads call the following methods, so each method opens a new connection.
 
     def response(self, name: str) -> tuple[dict[str, Any], dict[str, Any], bool, str | None, int] | None:
         """Return a call of the Responses API: request, response, whether text was blanked out, key and size.
 
-        The key is that of the conversation that ends with the response. It is None if another call has continued it.
-        The size is the number of characters of request and response. Return None if there is no such response.
+        The key names the conversation that ends with the response. It is None if a later call has continued this
+        conversation, or if the request had no list of messages. The size is the number of characters of request and
+        response. Return None if there is no such response.
 
         Args:
             name (`str`): Id of the response.
@@ -345,15 +346,15 @@ class Store:
     ) -> list[dict[str, Any]]:
         """Return the latest rollouts, newest first. Each rollout has only its last call, without tokens.
 
-        Each rollout also has `answer_rewards`, the mean and the count of the rewards of its answers by name. `ungraded`
-        is the number of answers to rate, and `answers` the number of answers.
+        Each rollout also has `answer_rewards`, the mean and the count of the rewards of its answers by name. `answers`
+        is the number of answers, without failed calls, and `ungraded` the number of these answers without a rating.
 
         Args:
             graded (`bool` or `None`): True returns only rollouts with a rating. False returns only rollouts with an
                 answer that has no rating. None returns all rollouts.
             before (`int` or `None`): Return only rollouts whose `number` is smaller. None sets no limit.
             limit (`int`): Maximum number of rollouts.
-            search (`str`, *optional*): Return only rollouts with this text, in a call, a comment or its name.
+            search (`str`, *optional*): Return only rollouts with this text, in a call, a comment or the rollout's name.
         """
         where = ["1"] if before is None else [f"id < {before:d}"]
         if graded is not None:
@@ -428,7 +429,7 @@ def _check_answer(run: Any, rollout: int, answer: int, is_removed: bool) -> None
     """Check that the reward of an answer can be set, or removed if `is_removed`.
 
     Raises:
-        LookupError: the rollout has no such answer, or the answer would get a reward and its call failed.
+        LookupError: the rollout has no such answer, or a reward is set for an answer whose call failed.
     """
     query = "SELECT number, state FROM parts JOIN calls ON calls.id = call WHERE rollout = ?"
     states = dict(run(query, (rollout,)))
@@ -441,10 +442,10 @@ def _check_answer(run: Any, rollout: int, answer: int, is_removed: bool) -> None
 
 
 def _check_kind(run: Any, rollout: int, answer: int, name: str) -> None:
-    """Check that a reward is of the same kind as the rewards of this name in a rollout: of the whole, or of answers.
+    """Check that the rewards of a name in a rollout are all for the whole rollout, or all for answers.
 
     Raises:
-        ValueError: the rollout has a reward of the other kind.
+        ValueError: the reward is for an answer, and the whole rollout has a reward of this name, or the reverse.
     """
     query = "SELECT min(answer) FROM rewards WHERE (rollout, name) = (?, ?) AND (answer > 0) != (? > 0)"
     (other,) = run(query, (rollout, name, answer)).fetchone()
@@ -466,7 +467,7 @@ def _code(error: sqlite3.DatabaseError) -> int:
 
 
 def _why(error: sqlite3.DatabaseError) -> str:
-    """Return the message of an error, with the remedy."""
+    """Return the message of a database error, with the remedy."""
     return f"{error}. {_REMEDIES.get(_code(error), 'Check that topr record wrote the file.')}"
 
 
@@ -506,8 +507,8 @@ _RATINGS = f"FROM rewards WHERE rollout = rollouts.id AND name = '{RATING}'"
 _ANSWERS = "FROM parts JOIN calls ON calls.id = call WHERE rollout = rollouts.id AND state != 'failed'"
 _UNGRADED = f"{_ANSWERS} AND NOT EXISTS (SELECT 1 {_RATINGS} AND answer IN (0, parts.number))"
 _LIKE = "LIKE :pattern ESCAPE '\\'"
-# Search the values of the JSON, but not the field names. If an answer has several choices, search only the choice of
-# the rollout.
+# Search the text values of the JSON, without field names and without values such as roles. If an answer has several
+# choices, search only the choice of the rollout.
 _MATCHES = f"""(
     name {_LIKE}
     OR EXISTS (SELECT 1 FROM rewards WHERE rollout = rollouts.id AND comment {_LIKE})
@@ -528,7 +529,8 @@ def _rollout(
 ) -> dict[str, Any]:
     """Return a rollout with all its calls, or only with its last call. Leave out tokens unless `tokens` is true.
 
-    `rewards` and `comments` of the rollout are those of the whole rollout. Each call has those of its answer.
+    The rollout has `rewards` and `comments` for the whole rollout. Each call has the `rewards` and `comments` for its
+    answer.
     """
     columns = [_WITHOUT_TOKENS if column == "response" and not tokens else column for column in _COLUMNS]
     limit = "LIMIT 1" if last else ""
@@ -602,9 +604,9 @@ def count_rollouts(path: Path) -> int:
 
 
 def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rollouts of a recording. Each rollout and each call has all reward names, with None if missing.
+    """Yield the rollouts of a recording. Each rollout and each call has all reward names. A missing reward is None.
 
-    If a rollout has only one answer, the rewards of this answer are moved to the rollout.
+    If a rollout has only one answer, not counting failed calls, the rewards of this answer are moved to the rollout.
 
     Args:
         path (`Path`): Database of the recording.

@@ -4,13 +4,13 @@ from collections import Counter
 
 from aiohttp import web
 
-_MOST_NAMES = 20  # maximum number of distinct lines, because paths can have ids
+_MOST_NAMES = 20  # maximum number of separate counts, because paths can have ids
 _OTHERS = "Requests to other paths"
 _READING = ("GET", "HEAD", "OPTIONS")  # methods that no API uses to generate text
 
 
 class Unrecorded:
-    """Counts of the requests that were passed on and not recorded. The first one of each path is printed.
+    """Counts of the requests that were passed on and not recorded. The first request of each count is printed.
 
     Attributes:
         counts (`Counter[str]`): Number of requests by method, path and reason.

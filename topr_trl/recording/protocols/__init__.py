@@ -1,4 +1,4 @@
-"""APIs whose calls are recorded, one module each. A new protocol is one file, and a name in `PROTOCOLS`."""
+"""APIs whose calls are recorded. A new API needs a module with its protocol, and an entry in `PROTOCOLS`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ def choice_of(call: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def messages_of(call: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
-    """Return the messages in a call's request as messages of OpenAI's chat completions. Return None without messages.
+    """Return the messages in a call's request as in OpenAI's chat completions. Return None without a list of messages.
 
     Args:
         call (`Mapping[str, Any]`): Call in a rollout from `read_rollouts`.

@@ -34,7 +34,7 @@ def without_token_ids(answer: Mapping[str, Any], request: Mapping[str, Any], end
     """Return an answer or a streamed event, with null for the values that only the recorder requested.
 
     Args:
-        answer (`Mapping[str, Any]`): Answer of the server.
+        answer (`Mapping[str, Any]`): Answer or event of the server.
         request (`Mapping[str, Any]`): Request of the client.
         endpoint (`str`): `CHAT` or `TEXT`.
     """
@@ -81,7 +81,7 @@ def _is_tool_call(call: Any) -> bool:
 
 
 def messages(request: Body) -> list[Body] | None:
-    """Return the messages of a request. Return None if it has no list of messages.
+    """Return the messages of a request. Return None if the request has no list of messages.
 
     Args:
         request (`Body`): Request of the client.
@@ -100,7 +100,7 @@ def prompt_of(request: Mapping[str, Any], choice: int) -> Any:
     prompt, n = request.get("prompt"), request.get("n") or 1
     if not isinstance(prompt, list) or not isinstance(n, int) or choice // n >= len(prompt):
         return prompt
-    return prompt if isinstance(prompt[0], int) else prompt[choice // n]  # a list of numbers is one prompt
+    return prompt if isinstance(prompt[0], int) else prompt[choice // n]  # A list of numbers is one prompt.
 
 
 class Assembler(protocol.Assembler):

@@ -9,7 +9,7 @@ from topr_trl.recording.protocols.protocol import Assembler, Body, Protocol, are
 
 
 def messages(request: Body) -> list[Body] | None:
-    """Return the system prompt and the messages of a request. Return None if it has no list of messages.
+    """Return the system prompt and the messages of a request. Return None if the request has no list of messages.
 
     Args:
         request (`Body`): Request of the client.
@@ -22,7 +22,7 @@ def messages(request: Body) -> list[Body] | None:
 
 
 def _turns(message: Body) -> list[Body]:
-    """Return the tool results of a message, and the message without them."""
+    """Return a message for each tool result of a message, and a message for the rest, unless there are only results."""
     blocks = message.get("content")
     if not are_objects(blocks):
         return [message]
@@ -45,7 +45,7 @@ _NO_CONTENT = ("tool_result", "tool_use", "thinking", "redacted_thinking")
 
 
 def choices(answer: Body) -> list[Body]:
-    """Return the only choice of an answer. Return [] if it has no list of blocks.
+    """Return the only choice of an answer. Return [] if the answer has no list of blocks.
 
     Args:
         answer (`Body`): Answer of the server.

@@ -8,7 +8,7 @@ from topr_trl.recording.protocols.protocol import Assembler, Body, Protocol, are
 
 
 def messages(request: Body) -> list[Body] | None:
-    """Return the messages of a request. Return None if it has no list of messages.
+    """Return the messages of a request. Return None if the request has no list of messages.
 
     Args:
         request (`Body`): Request of the client.
@@ -26,7 +26,7 @@ def _shown(message: Body) -> Body:
 
 
 def choices(answer: Body) -> list[Body]:
-    """Return the only choice of an answer. Return [] if it has no message.
+    """Return the only choice of an answer. Return [] if the answer has no message.
 
     Args:
         answer (`Body`): Answer of the server.

@@ -22,7 +22,7 @@ class Assembler(ABC):
     @property
     @abstractmethod
     def answer(self) -> dict[str, Any] | None:
-        """Answer so far, or None if no event had a part of it."""
+        """Answer so far, or None if the events do not yet make an answer."""
 
     @property
     @abstractmethod
@@ -39,11 +39,13 @@ class Protocol:
 
     Attributes:
         endpoint (`str`): Path of the API, below `base`.
-        messages (`Callable`): Function that returns the messages of a request. None if it has no list of messages.
+        messages (`Callable`): Function that returns the messages of a request, or None if the request has no list of
+            messages.
         choices (`Callable`): Function that returns the choices of an answer, each with its `index`, `finish_reason`,
-            and `message` or `text`. [] if the body is not an answer.
+            and `message` or `text`. It returns an empty sequence if the body is not an answer.
         assembler (`Callable`): Function that returns a new `Assembler`.
-        is_well_formed (`Callable`): Function that returns whether an answer or an event has the types of the API.
+        is_well_formed (`Callable`): Function that returns whether the fields of an answer or an event have the types
+            that the API defines.
         is_last (`Callable`): Function that returns whether an event is the last one. Some streams end with `[DONE]`
             instead.
         base (`str`, defaults to `"/v1"`): Start of the path.

@@ -6,9 +6,9 @@ from typing import Any
 from topr_trl.recording.protocols.protocol import Assembler, Body, Protocol, are_objects, fits, tool_call, with_nulls
 
 _TOKENS = ("input_messages", "output_messages")  # fields of vLLM's answer with token ids (`enable_response_messages`)
-_UNFINISHED = ("failed", "cancelled", "queued", "in_progress")  # states of an answer
+_UNFINISHED = ("failed", "cancelled", "queued", "in_progress")  # states of a failed, canceled or unfinished answer
 _LAST = ("response.completed", "response.incomplete")  # types of the last event
-_PARTS = {  # by type of the event: field with the parts, field with the part's number, and type of the part
+_PARTS = {  # by type of the event: field with the parts, field with the part's number, type of the part, text field
     "response.output_text.delta": ("content", "content_index", "output_text", "text"),
     "response.refusal.delta": ("content", "content_index", "refusal", "refusal"),
     "response.reasoning_text.delta": ("content", "content_index", "reasoning_text", "text"),
@@ -17,7 +17,7 @@ _PARTS = {  # by type of the event: field with the parts, field with the part's 
 
 
 def messages(request: Body) -> list[Body] | None:
-    """Return the instructions and the input of a request. Return None if the input is missing or malformed.
+    """Return the instructions and the input of a request. Return None if the input is missing, empty or malformed.
 
     Args:
         request (`Body`): Request of the client.
@@ -64,7 +64,7 @@ def _turn(item: Body) -> Body:
     elif kind == "reasoning":
         parts = item.get("content") or item.get("summary") or []
         texts = [str(part.get("text")) for part in parts] if are_objects(parts) else []
-    else:  # Other items are calls of tools that the provider runs.
+    else:  # an assistant message, or a call of a tool that the provider runs
         content = item.get("content") if kind == "message" else [item]
         content = [{"type": "text", "text": content}] if isinstance(content, str) else content
     return {
@@ -74,7 +74,7 @@ def _turn(item: Body) -> Body:
 
 
 def choices(answer: Body) -> list[Body]:
-    """Return the only choice of an answer. Return [] if it has no output, or has failed.
+    """Return the only choice of an answer. Return [] if the answer has no output, or a status in `_UNFINISHED`.
 
     Args:
         answer (`Body`): Answer of the server.
@@ -92,7 +92,7 @@ def whole(request: Body, earlier: Body, answer: Body) -> Body:
 
     Args:
         request (`Body`): Request of the client.
-        earlier (`Body`): Request that this function has returned, or that continues no other.
+        earlier (`Body`): Earlier request, which must have all messages before it, as this function returns them.
         answer (`Body`): Answer to the earlier request.
     """
     parts = (earlier.get("input"), answer.get("output"), request.get("input"))
