@@ -56,7 +56,7 @@ def group_numbers(name: str, ids: ArrayLike, count: int) -> NDArray[np.int64]:
 
 
 def _check_ids(name: str, items: list[Any]) -> None:
-    """Raise a ValueError if an id is missing or rounded, or if ids are of several types."""
+    """Raise a ValueError if an id is missing or may be rounded, or if ids are of several types."""
     if missing := [row for row, value in enumerate(items) if is_missing(value)]:
         raise ValueError(f"{name}: row {missing[0]} has no id ({items[missing[0]]}). Give each row an id.")
     kinds = {
@@ -76,7 +76,7 @@ def is_missing(value: object) -> bool:
 
 
 def is_rounded(value: Any) -> bool:
-    """Whether an id is a `float` from 2**53 on, where neighboring whole numbers become the same `float`."""
+    """Whether an id is a `float` of size 2**53 or more, where neighboring whole numbers become the same `float`."""
     return isinstance(value, float | np.floating) and abs(float(value)) >= 2**53
 
 
@@ -164,7 +164,8 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
     mass_below = values * counts.cumsum() - sums.cumsum()
     share_at_value = mass_above / (mass_above + mass_below)  # 1 at the lowest reward, 0 at the highest
     i = min(int(np.searchsorted(-share_at_value, -share, side="right")) - 1, len(values) - 2)
-    # c is between values[i] and values[i + 1]. The n+ rewards above c have the sum S+, the n- others have the sum S-.
+    # c is between values[i] and values[i + 1]. The n+ rewards above c have the sum S+, the n- rewards up to c have the
+    # sum S-.
     # Solve share = (S+ - n+ c) / ((S+ - n+ c) + (n- c - S-)) for c.
     n_above, s_above = counts[i + 1 :].sum(), sums[i + 1 :].sum()
     n_below, s_below = counts[: i + 1].sum(), sums[: i + 1].sum()
@@ -196,8 +197,8 @@ def subtract_baseline(
         group_ids (`ArrayLike`, *optional*):
             Problem of each row, shape (N,), of one comparable type, without missing values. Required by `"group_mean"`.
         share (`float`, *optional*):
-            Target for the effective share of positives, in (0, 1]. If given, c is solved for this share, and `baseline`
-            is not used.
+            Target for the effective share of positives, in (0, 1]. If given, c is computed for this share, and
+            `baseline` is not used.
 
     Returns:
         `np.ndarray`: rewards R, shape (N,), in float64.

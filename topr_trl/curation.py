@@ -165,7 +165,7 @@ def curate(
     if positive_share != 0.5 and rule != "positive_share":
         raise ValueError(f"positive_share={positive_share:g} has no effect with the rule {rule!r}. Remove it.")
 
-    # Sort the rows, so that with `sample_ids` the choice does not depend on the order in which they are given.
+    # Sort the rows, so that with `sample_ids` the choice does not depend on the order in which the rows are given.
     order = np.lexsort((position, problem))
     known = _can_be_chosen(rewards, rule)
     order = order[known[order]]
@@ -217,8 +217,9 @@ def _choose(
 ) -> tuple[int, list[NDArray[np.int64]]]:
     """Return the number of requested rows, and the positions of the chosen rows in one or two arrays.
 
-    `order` has the positions of the rows to choose from, sorted by problem and sampling order. `is_positive` has the
-    same order. `problem` has the problem number of each row, in the order in which [`curate`] got the rows.
+    `order` has the positions of the rows to choose from, sorted by problem and sampling order. `is_positive` tells for
+    each row of `order` whether it is positive. `problem` has the problem number of each row, in the order in which
+    [`curate`] got the rows.
     """
     positives, negatives = order[is_positive], order[~is_positive]
     rng = np.random.default_rng(seed)
@@ -244,7 +245,7 @@ def _choose(
         # `resize` cycles through the positives.
         kept = np.resize(rng.permutation(positives), count_positive) if repeats else draw(positives, count_positive)
         return count if size is None else size, [kept, draw(negatives, count - count_positive)]
-    # "anna_karenina". `positives` is in sampling order, so `first` has the first positive of each problem.
+    # The rule is "anna_karenina". `positives` is in sampling order, so `first` has the first positive of each problem.
     _, first = np.unique(problem[positives], return_index=True)
     paper_size = round(ROWS_PER_PROBLEM * len(np.unique(problem)))
     asked = min(paper_size, len(first) + len(negatives)) if size is None else size
@@ -309,8 +310,8 @@ def compose(
     two different rewards, the second baseline can change the sign of R of some rows. The counts of the result are for
     the second baseline.
 
-    The rule `"balanced"` needs rewards with two values, such as 0 and 1. Rows with the larger value are positives. The
-    baseline is the middle between the two values.
+    The rule `"balanced"` needs rewards with at most two values, such as 0 and 1. Rows with the larger value are
+    positives. The baseline is the middle between the two values.
 
     Args:
         rewards (`ArrayLike`):
@@ -359,7 +360,7 @@ def compose(
             groups = problem * (of_turn.max(initial=0) + 1) + of_turn
     after_baseline = subtract_baseline(rewards, baseline, groups, effective_positive_share)
     curated = curate(after_baseline, problem, rule, size, positive_share, sample_ids, seed)
-    one_sided = len(np.unique(rewards[curated.indices])) < 2  # then no baseline reaches a share below 1
+    one_sided = len(np.unique(rewards[curated.indices])) < 2  # If so, no baseline reaches a share below 1.
     if effective_positive_share is None or one_sided:
         return after_baseline[curated.indices], curated
     known = _can_be_chosen(after_baseline, rule)

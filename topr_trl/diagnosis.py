@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from topr_trl.baseline import FloatArray, as_rewards, group_numbers
 
 AGREE = 0.5  # agreement from which the wrong answers of a problem count as agreeing
-# Kinds of problems, and what helps.
+# Kinds of problems, with advice for each kind.
 KINDS = {
     "always right": "nothing to learn",
     "most common answer right": "a lower temperature, or a vote",
@@ -39,7 +39,7 @@ class Diagnosis:
 
     @property
     def advice(self) -> str:
-        """Sentences about the problems without a right answer. Empty if no such problem has several completions."""
+        """Advice for the problems without a right answer. Empty if each of these problems has one completion."""
         if self.agreement != self.agreement:
             return ""
         kind = f"no right answer, wrong ones {'agree' if self.agreement >= AGREE else 'scattered'}"
@@ -59,7 +59,7 @@ class Diagnosis:
 
 
 def answer_keys(*columns: Sequence[object]) -> list[str]:
-    """Return the answer of each completion as text: the first of its values that is not empty, or "" if there is none.
+    """Return the answer of each completion as text: the first of its values that is not empty, or "" if all are empty.
 
     Args:
         *columns (`Sequence`):
@@ -70,7 +70,7 @@ def answer_keys(*columns: Sequence[object]) -> list[str]:
 
 
 def agreements(problem_N: NDArray[np.int64], answers: Sequence[object]) -> FloatArray:
-    """Return the share of the problem's other completions that have the same answer.
+    """Return for each completion the share of its problem's other completions that have the same answer.
 
     Args:
         problem_N (`np.ndarray`):
@@ -105,8 +105,8 @@ def kinds_of(right_N: NDArray[np.bool_], problem_N: NDArray[np.int64], agreement
     """
     size_P = np.bincount(problem_N)
     right_P = np.bincount(problem_N, right_N)
-    # The most common answer is right if the largest agreement among right answers is above that among wrong ones. Texts
-    # of right answers can differ, so the most common answer also counts as right if most completions are right.
+    # The most common answer is right if the largest agreement of a right answer is above that of each wrong answer.
+    # Texts of right answers can differ, so the most common answer also counts as right if most completions are right.
     most_P = np.full((2, len(size_P)), -1.0)
     np.fmax.at(most_P, (right_N.astype(int), problem_N), agreement_N)
     mean_P = np.bincount(problem_N, np.nan_to_num(agreement_N)) / size_P

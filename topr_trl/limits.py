@@ -82,4 +82,4 @@ PRESETS: dict[str, TruncationLimits] = {
 """Truncation limits of TOPR and related methods, by name (arXiv 2503.14286, Table 1)."""
 
 RATIO_LEVELS = ("sequence", "segment")
-SEGMENT_TOKENS = 64  # default, in tokens; benchmarks/long_completions.md compares it with 16 and 256
+SEGMENT_TOKENS = 64  # default, in tokens; benchmarks/long_completions.md compares 16, 64 and 256 tokens

@@ -19,7 +19,7 @@ MAX_LOG_WEIGHT = 40.0
 
 
 def _check_shape(name: str, tensor: Tensor, *allowed: tuple[int, ...]) -> None:
-    """Raise a ValueError if a tensor has none of the allowed shapes. PyTorch would broadcast it without an error."""
+    """Raise a ValueError if a tensor has none of the allowed shapes, because PyTorch could broadcast the tensor."""
     if tuple(tensor.shape) not in allowed:
         raise ValueError(f"{name} must have the shape {' or '.join(map(str, allowed))}, not {tuple(tensor.shape)}.")
 
@@ -169,8 +169,8 @@ def topr_loss(
 
     This is Algorithm 1 of the paper (arXiv 2503.14286), with the division by the length |y| from Sec. 4.2.
 
-    A completion with w · R = 0 has the loss 0, even if π cannot write it (log π = -inf). The loss of a positive that π
-    cannot write is infinite, as in maximum likelihood.
+    A completion with w · R = 0 has the loss 0, even if π cannot write it (log π = -inf). If w · R > 0 and π cannot
+    write the completion, the loss is infinite, as in maximum likelihood.
 
     Example:
 
@@ -259,7 +259,7 @@ def _check_batch(
 def reachable(logps: Tensor, signal: Tensor) -> Tensor:
     """Replace log π = -inf by 0 where w · R is 0, because 0 times infinity is NaN.
 
-    Where w · R is not 0, the value stays, so that the loss is infinite and training stops.
+    Where w · R is not 0, log π = -inf is not replaced, so that the loss is infinite and training stops.
 
     Args:
         logps (`torch.Tensor`):

@@ -403,7 +403,11 @@ def test_a_run_that_is_not_finished(run):
     (run / "completions" / "completions_00002.parquet").write_bytes(b"PAR1")
     found = read_contents(run)
     assert [entry["step"] for entry in found.histories["run"] if "loss" in entry] == [1, 2]
+    (run / "completions" / "completions_00003.parquet").symlink_to("removed")
     assert logged(run).num_rows == 4
+    assert page_of(run)["kind"] == "Training run, 2 optimizer steps"
+    (run / "completions" / "completions_00001.parquet").unlink()
+    assert logged(run).num_rows == 0
     assert page_of(run)["kind"] == "Training run, 2 optimizer steps"
 
 

@@ -38,6 +38,12 @@ def test_folders_and_ids_on_the_hub_pass(name):
     checks.check_model_folder(name)
 
 
+def test_a_file_is_no_folder_of_a_model(tmp_path):
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(NotADirectoryError, match="is a file. Use the folder"):
+        checks.check_model_folder(str(tmp_path / "model.gguf"))
+
+
 def test_a_model_in_the_cache_of_the_hub_passes_beside_similar_folders(monkeypatch, tmp_path):
     (tmp_path / "org" / "model-2").mkdir(parents=True)
     with pytest.raises(FileNotFoundError, match="hf download org/model-1"):

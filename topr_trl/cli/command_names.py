@@ -19,8 +19,9 @@ class Command(NamedTuple):
 
     Attributes:
         function (`str`): Function that runs the command, as `MODULE:NAME` in the package.
-        settings (`str`, defaults to `""`): Dataclass of its settings, as `MODULE:NAME`. Default: that of the stage.
-        description (`str`, defaults to `""`): One-line help. Default: that of the stage.
+        settings (`str`, defaults to `""`): Dataclass of the command's settings, as `MODULE:NAME`. With `""`, the
+            command has the settings of the stage with the same name.
+        description (`str`, defaults to `""`): One-line help. With `""`, the command has the help of this stage.
     """
 
     function: str
@@ -53,7 +54,7 @@ COMMANDS = {
         "hub:push_command", "hub:PushArguments",
         "Upload a model or rows to the Hugging Face Hub, with a card.",
     ),
-    "evaluate": Command("cli.evaluate:evaluate_command"),  # It may sample and score before it runs the stage.
+    "evaluate": Command("cli.evaluate:evaluate_command"),  # The command may sample and score first.
 }  # fmt: skip
 _ORDER = ("iterate", "trial", "import", "sample", "score", "curate", "log-mu", "train", "evaluate")
 
@@ -123,14 +124,17 @@ def values_given(arguments: Sequence[str]) -> dict[str, Any]:
 def refuse_unknown(command: str, given: Sequence[str], index: Mapping[str, Any]) -> None:
     """Check that a command takes all settings on the command line and in the YAML file.
 
+    Except for `look`, `push` and `record`, commands accept a YAML file with settings of `topr iterate`. The entry `env`
+    of a YAML file is also accepted.
+
     Args:
         command (`str`): Name of the command.
         given (`Sequence[str]`): Arguments of the command.
         index (`Mapping`): Names of settings and options of all commands, see `settings_index.read_index`.
 
     Raises:
-        ValueError: the command does not take one of the settings. The message suggests a similar setting, or another
-            command.
+        ValueError: the command does not take one of the settings. The error suggests a similar setting, or a
+            command that takes the setting.
         OSError, yaml.YAMLError: the YAML file cannot be read.
     """
     settings = index["settings"]
@@ -138,7 +142,7 @@ def refuse_unknown(command: str, given: Sequence[str], index: Mapping[str, Any])
     where = ""
     if not unknown:
         unknown = set(read_config(given)) - {*settings[command], "env"}  # TrlParser sets environment variables of `env`
-        if command not in ("look", "push", "record"):  # Other commands can read the YAML file of `topr iterate`.
+        if command not in ("look", "push", "record"):  # All other commands read iterate's YAML file.
             unknown -= set(settings["iterate"])
         where = f" (in {given[given.index('--config') + 1]})" if unknown else ""
     if unknown:
@@ -149,7 +153,7 @@ def refuse_unknown(command: str, given: Sequence[str], index: Mapping[str, Any])
 
 
 def _hint(command: str, name: str, names: Collection[str], others: Sequence[str]) -> str:
-    """Return a hint about a setting that a command does not take. `others` are the commands that take it."""
+    """Return a hint about a setting that a command does not take. `others` are the commands that take the setting."""
     if name == "resume_from_checkpoint":
         return "Run a stopped command again, and it continues from its last checkpoint."
     if others:

@@ -120,7 +120,7 @@ def _check_columns(command: str, path: Path, by_functions: bool) -> None:
         is_of_rows = "prompt" in columns and bool({"completion", "completion_ids"} & set(columns))
         if not columns or (command in _IMPORTING and not is_of_rows):
             continue
-        from topr_trl.data.usable_rows import check_usable  # imports `datasets`, which takes most of a second
+        from topr_trl.data.usable_rows import check_usable  # The import of `datasets` takes most of a second.
 
         use = _USES[command]
         try:
@@ -130,7 +130,10 @@ def _check_columns(command: str, path: Path, by_functions: bool) -> None:
 
 
 def _columns_of(file: Path) -> list[str]:
-    """Return the columns of a parquet file or a small JSON file. Return [] if they cannot be read at once."""
+    """Return the columns of a parquet file or a small JSON file.
+
+    Return [] if the file is damaged or has a different suffix, or if a JSON file is larger than `_MOST_BYTES`.
+    """
     if file.suffix == ".parquet":
         import pyarrow
         import pyarrow.parquet

@@ -55,7 +55,7 @@ def evaluate_command(args: EvaluateArguments) -> None:
         source = out / ROLLOUTS
         count = args.num_generations_eval
         Sample(stage_args(SampleArguments, args, output_dir=str(source), num_generations=count)).run()
-        # Run `score` even if the rows have rewards, because it refuses those of reward functions that are not set.
+        # Run `score` even if the rows have rewards, because the stage refuses rewards of functions that are not set.
         _score(args, source, source)
     else:
         source = _score_if_needed(args, source, into)

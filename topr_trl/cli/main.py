@@ -28,7 +28,7 @@ def console() -> None:
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # some terminals cannot show μ
+            stream.reconfigure(errors="replace")  # Some terminals cannot show μ.
     arguments = without_debug(sys.argv[1:])
     # The default format also shows the line of code that warned.
     warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
@@ -45,7 +45,7 @@ def console() -> None:
         message = " ".join(str(error).split())
         sys.exit(f"topr {arguments[0]}: {message} (--debug shows where)")
     except KeyboardInterrupt as stopped:
-        if LOOP not in os.environ:  # In a process of a loop, the loop prints this.
+        if LOOP not in os.environ:  # In a process of a loop, the loop prints these lines.
             kept = str(stopped) or "Finished parts, such as checkpoints, are kept; without any, it starts over."
             again = shlex.join(["topr", *sys.argv[1:]])
             print(f"\ntopr {arguments[0]}: stopped. {kept} To continue, run: {again}", file=sys.stderr, flush=True)
@@ -116,10 +116,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(full if "--help_all" in given else short, end="")
         return
     refuse_unknown(command, given, index)
-    from topr_trl.cli.early_checks import check_early  # imports huggingface_hub, which reads HF_HOME
+    from topr_trl.cli.early_checks import check_early  # The import of huggingface_hub reads HF_HOME.
 
     check_early(command, given, config, index["settings"][command], index["choices"][command])
-    if command == "look":  # without torch and TRL
+    if command == "look":  # `topr look` needs neither torch nor TRL.
         from topr_trl.report.look import LookArguments, look_command
 
         known = index["settings"][command]
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         look_command(LookArguments(**{name: value for name, value in values.items() if name in known}))
         return
     if command in _LOOPS:
-        start_server()  # It imports the libraries at the same time as this process.
-    from topr_trl.cli.commands import run  # takes seconds, because it imports torch and TRL
+        start_server()  # The server imports the libraries at the same time as this process.
+    from topr_trl.cli.commands import run  # The import of torch and TRL takes seconds.
 
     run(command, given)

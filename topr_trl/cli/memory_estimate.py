@@ -156,7 +156,7 @@ def memory(
     DDP and FSDP2 keep float32 weights and cast them for computation. DeepSpeed keeps bfloat16 weights, and float32
     copies of weights and gradients for its step. DeepSpeed flattens parameters, so Adafactor has no matrices to factor.
     With `zero3_offload`, the GPU holds only buffers and activations. The estimate for FSDP2 assumes `sync_each_batch`.
-    Without it, FSDP2 accumulates unsharded gradients, which take 2 bytes per trained parameter.
+    Without this setting, FSDP2 accumulates unsharded gradients, which take 2 bytes per trained parameter.
 
     Args:
         shape (`Shape`): Shape of the model.
@@ -166,8 +166,8 @@ def memory(
         tokens (`int`, defaults to `1536`): Number of tokens in one batch on one GPU, including padding.
         checkpointing (`bool`, defaults to `True`): Whether to keep only the inputs of layers, and recompute the other
             activations.
-        trained (`int`, *optional*): Number of trained parameters (LoRA). The other parameters are stored in bfloat16.
-            Default: all parameters are trained.
+        trained (`int`, *optional*): Number of trained parameters (LoRA). The frozen parameters are stored in bfloat16,
+            or in 4 bits with `four_bit`. `None` means that all parameters are trained.
         bucket (`int`, defaults to `DEEPSPEED_BUCKET`): DeepSpeed's `reduce_bucket_size` in elements. DeepSpeed
             allocates the full bucket even for a small model.
         four_bit (`bool`, defaults to `False`): Whether the frozen linear layers are stored in 4 bits (QLoRA).
@@ -222,7 +222,7 @@ def activation_bytes(shape: Shape, checkpointing: bool, autocast: bool) -> float
 
     The formulas come from counting the saved tensors of a Llama layer. With bfloat16 weights, a layer keeps
     16 · hidden + 8 · intermediate + 4 · (queries + keys) bytes. With float32 weights under autocast, the residual
-    stream is float32, so a layer keeps another 10 · hidden bytes.
+    stream is float32, so a layer keeps 10 · hidden more bytes.
 
     Args:
         shape (`Shape`): Shape of the model.

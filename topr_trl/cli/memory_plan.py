@@ -42,9 +42,9 @@ KNOWN = {
 
 @dataclass
 class PlanArguments(IterateArguments):
-    """Settings of `topr plan`: the settings of the loop in `PLAN_SETTINGS`, and those of the machines.
+    """Settings of `topr plan`: the settings of the loop in `PLAN_SETTINGS`, and the settings of the machines.
 
-    The command also accepts the YAML file of `topr iterate`, and ignores its other settings.
+    The command also accepts the YAML file of `topr iterate`, and ignores settings that are not in `PLAN_SETTINGS`.
     """
 
     model_name_or_path: str = field(
@@ -62,7 +62,7 @@ class PlanArguments(IterateArguments):
     prompt_tokens: int = field(
         default=1_024, metadata={"help": "Number of tokens per prompt. The default is for 8-shot GSM8K."}
     )
-    gradient_checkpointing: bool = field(  # transformers 6 will remove it
+    gradient_checkpointing: bool = field(  # transformers 6 will remove this setting
         default=True, metadata={"help": "Keep only the inputs of layers, and recompute other activations."}
     )
     num_train_problems: int | None = field(
@@ -109,7 +109,7 @@ class PlanArguments(IterateArguments):
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """Return the sharding strategies to plan for. With 4-bit weights, return only DDP: the others are untested."""
+        """Return the sharding strategies to plan for. With 4-bit weights, return only DDP: the rest are untested."""
         return STRATEGIES[:1] if self.load_in_4bit else STRATEGIES
 
     def memory(self, shape: Shape, strategy: str, gpus: int) -> Memory:
@@ -274,7 +274,7 @@ def _describe_times(args: PlanArguments, shape: Shape) -> str:
 
 
 def _describe_divisions(args: PlanArguments, shape: Shape) -> str:
-    """Return a table of ways to divide the GPUs between sampling and training. It shows how long one side waits."""
+    """Return a table of ways to divide the GPUs between sampling and training. The table shows waiting times."""
     if _sequences_per_engine(args, shape) <= 0:
         return "Sampling does not fit, so no division of the GPUs can be planned."
     # Divide a single node into whole engines, and several nodes into whole nodes.
@@ -341,14 +341,17 @@ def _hours_of_sides(args: PlanArguments, shape: Shape, training: int, sampling: 
 
 
 def _sequences_per_engine(args: PlanArguments, shape: Shape) -> int:
-    """Return the number of full-length sequences that fit in an engine's cache. It is below 1 if none fits."""
+    """Return the number of full-length sequences that fit in an engine's cache, or a number below 1 if none fits."""
     # 0.9 is the default of vllm_gpu_memory_utilization.
     free = 0.9 * args.gpu_memory * GIB * args.vllm_tensor_parallel_size - 2 * shape.total
     return int(free / (cache_bytes(shape) * args.row_tokens))
 
 
 def _hours(args: PlanArguments, shape: Shape, gpus: int, completions: int) -> tuple[float, float, float]:
-    """Return the hours that GPUs need to sample the completions, to compute log μ, and to train."""
+    """Return the hours that GPUs need to sample the completions, to compute log μ, and to train.
+
+    The hours of sampling are 0 if there are no completions, or if an engine has no room for a sequence.
+    """
     flops, engine_gpus = args.gpu_tflops * 1e12 * args.mfu, args.vllm_tensor_parallel_size
     rows = args.trained_rows / (flops * gpus) / 3600
     log_mu = rows * forward_flops(shape, args.row_tokens)

@@ -63,7 +63,7 @@ def parse(command: str, given: list[str]) -> Any:
     for name, hint in get_type_hints(kind).items():
         value = config.get(name)
         # The parser below checks text, and numbers of the YAML file for settings of type str (`baseline: 0.5`). This
-        # loop checks the other values of the YAML file.
+        # loop checks all other values of the YAML file.
         is_text = isinstance(value, str) or (hint is str and type(value) in (int, float))
         if name in names and name in config and not is_text:
             check_type(name, value, hint | _UNDECLARED_TYPES[name] if name in _UNDECLARED_TYPES else hint)

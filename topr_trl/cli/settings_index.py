@@ -25,8 +25,8 @@ def read_index() -> dict[str, Any] | None:
 
     Returns:
         `dict` or `None`: names of settings (`settings`), their choices (`choices`), other options (`flags`), and
-            short and full help (`help`), each by command. None without an index for the current code and stages of the
-            package, and the current versions of TRL, transformers and Python.
+            short and full help (`help`), each by command. The result is None if no index was made with the current
+            code, stages and version of the package, and the current versions of TRL, transformers and Python.
     """
     try:
         found: dict[str, Any] = json.loads(_index_file().read_text(encoding="utf-8"))
@@ -36,7 +36,7 @@ def read_index() -> dict[str, Any] | None:
 
 
 def write_index() -> dict[str, Any]:
-    """Make the index, and save it if the user's cache folder is writable. This imports torch and TRL.
+    """Make the index, and save it if the user's cache folder is writable. The function imports torch and TRL.
 
     Returns:
         `dict`: the index, see `read_index`.

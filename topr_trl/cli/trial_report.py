@@ -59,7 +59,7 @@ class Recommendation:
     def recommended(self) -> Arm:
         """Return the first of `RECIPES` that is the best trained arm or in `level`, and better than no training.
 
-        If there is none, return the best trained arm.
+        If no recipe meets these conditions, return the best trained arm.
         """
         candidates = [arm for arm in (self.best, *self.level) if self.means[arm] > self.means[None]]
         preferred = (arm for name in RECIPES for arm in candidates if arm.recipe == name)
@@ -134,8 +134,8 @@ _SETTINGS_WITH_RATE = ("optim", "lr_scheduler_type", "per_device_train_batch_siz
 def _settings_of_arm(args: TrialArguments, arm: Arm) -> dict[str, Any]:
     """Return the settings with which `topr train` repeats the training of an arm on other rows.
 
-    The result has the arm's settings and learning rate. Of the other settings that determine the weights, it has those
-    that interact with the learning rate or differ from their defaults. The seed is left out.
+    The result has the arm's settings and learning rate. Further settings that determine the weights are included if
+    they interact with the learning rate or differ from their defaults. The seed is left out.
     """
     names = {*compared_settings(args), *RESULT, *field_names(ModelConfig)} - {*CHOICE, "seed", "iteration"}
     given = json.loads(json.dumps(values_of(args, sorted(names))))  # Enumerations become text.

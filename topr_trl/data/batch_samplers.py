@@ -24,7 +24,7 @@ def rows_together(rows: int) -> int:
 
 
 class _Reordered(Sampler[int]):
-    """Sampler that changes the order of another sampler, and passes the epoch on to it."""
+    """Sampler that changes the order of an inner sampler. The inner sampler gets the number of the epoch."""
 
     order: Any
 
@@ -75,7 +75,7 @@ class StepsOfGroups(_Reordered):
     Args:
         order (`SeedableRandomSampler`): Random order of the rows.
         groups_N (`np.ndarray`): Group number of each row, shape (N,).
-        lengths_N (`np.ndarray`, *optional*): Number of tokens of each row, shape (N,). `None` does not sort.
+        lengths_N (`np.ndarray`, *optional*): Number of tokens of each row, shape (N,). If `None`, steps are not sorted.
         rows (`int`): Number of rows per optimizer step, over all processes and micro-batches.
     """
 
@@ -97,7 +97,7 @@ class StepsOfGroups(_Reordered):
                 pieces.append(piece)
             piece.append(row)
         # In a random order of rows, large groups tend to start early, so the pieces are shuffled. The first rows of the
-        # order are the seed, so each epoch has a different shuffle, and a resumed run repeats it.
+        # order are the seed, so each epoch has a different shuffle, and a resumed run repeats the shuffle of its epoch.
         shuffled = np.random.default_rng(order[:8]).permutation(len(pieces))
         pieces = [pieces[i] for i in shuffled]
         yield from (row for step in self._steps(pieces) for piece in step for row in piece)
@@ -113,7 +113,7 @@ class StepsOfGroups(_Reordered):
             if piece:
                 step.append(piece)
                 room -= len(piece)
-        yield step  # Not sorted, so that `dataloader_drop_last` drops random rows.
+        yield step  # The incomplete last step is not sorted, so that `dataloader_drop_last` drops random rows.
 
     def _sorted(self, step: list[list[int]]) -> list[list[int]]:
         if self.lengths_N is None:
@@ -161,7 +161,7 @@ class FilledSampler(Sampler[int]):
         yield from range(len(self.order), len(self))
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass the number of the epoch to the order of the N rows."""
+        """Pass the number of the epoch to the order of the N rows, if the order has a method `set_epoch`."""
         if hasattr(self.order, "set_epoch"):
             self.order.set_epoch(epoch)
 

@@ -48,7 +48,8 @@ class Tags(NamedTuple):
         opened, starts = self.opened_by(before), content.lstrip().startswith(self.opening)
         if not starts:
             return content if opened and self.closing in content else None
-        # If both texts have the opening tag, drop the second tag, and the whitespace after it.
+        # If `before` and the content both have the opening tag, drop the tag of the content. Also drop the whitespace
+        # after this tag, if `before` ends with the same whitespace.
         return content.lstrip()[len(self.opening) :].removeprefix(opened[len(self.opening) :]) if opened else content
 
     def with_opening(self, content: str, opened: str) -> str:
@@ -125,8 +126,9 @@ def check_tools(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> 
 def _missing_tools(tokenizer: PreTrainedTokenizerBase, options: str) -> str | None:
     """Return a description of a tool or a parameter that a template leaves out, or None.
 
-    The template renders a placeholder message, because the messages of a row could contain the same names. `options`
-    are JSON text, because the cache needs hashable arguments.
+    The template renders a placeholder message, because the messages of a row could contain the same names. If the
+    template refuses the placeholder, the result is None. `options` are JSON text, because the cache needs hashable
+    arguments.
     """
     given = json.loads(options)
     try:
@@ -166,7 +168,7 @@ def _tags_of(tokenizer: PreTrainedTokenizerBase, options: str) -> Tags | None:
     try:
         thought, unthought = (str(render(tokenizer, [*asked, answer], **given)) for answer in answers)
         return tags_in(thought, unthought, str(render(tokenizer, asked, add_generation_prompt=True, **given)))
-    except CannotWrite:  # The template refuses the placeholders, so it is unknown how it writes thinking.
+    except CannotWrite:  # The template refuses the placeholders, so its tags are unknown.
         return None
 
 

@@ -28,8 +28,8 @@ def unflatten(flat: Tensor, lengths: list[int]) -> Tensor:
         lengths (`list[int]`): Number of tokens of each sequence.
 
     Returns:
-        `torch.Tensor`: values padded with zeros, shape (S, T), where T is the length of the longest sequence. The last
-        value of each sequence belongs to the first token of the next sequence, and must be ignored.
+        `torch.Tensor`: values padded with zeros, shape (S, T), where T is the length of the longest sequence. The value
+        at the last token of each sequence belongs to no token of the sequence, and must be ignored.
     """
     flat = torch.nn.functional.pad(flat[0], (0, 1))
     # The last piece is padding from `pad_to_multiple_of`.
@@ -47,7 +47,7 @@ class Collator:
         collate (`Callable`): TRL's collator.
         per_token (`bool`): Whether log μ has a value per token. Otherwise, log μ is the sum over the completion.
         skip_zeros (`bool`): Whether the forward pass skips rows with R = 0, because they have no gradient. If R is 0
-            for all rows, it computes one of them.
+            for all rows, the forward pass computes one row.
         log_mu (`Mapping`): log μ by `(dataset, row)`, for rows without a column `mu_logps`. The trainer fills this
             mapping before training.
     """
@@ -69,15 +69,15 @@ class Collator:
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the batch of `collate_tokens` for the rows of the forward pass, with additional keys.
 
-        A unit is a whole completion, or a turn with its own reward. N is the number of units that count. The
-        forward pass computes B of them, which are in the rows of the batch, and skips the others.
+        A unit is a whole completion, or a turn with its own reward. N is the number of units that count, or 1 if no
+        unit counts. The forward pass computes B of the N units. The batch holds the rows of these B units.
 
         | key | value |
         |---|---|
         | `row` | (N, 2) int64 row number and turn (-1 for a whole completion) of each unit; skipped units come last |
         | `reward` | (N,) float32 R |
         | `mu_logps` | (B,) float32 log μ; with a ratio per segment, one value per token, concatenated over the units |
-        | `place` | (B,) int64 position in the batch of each unit's row; only if a unit is a turn |
+        | `place` | (B,) int64 position of each unit's row in the batch; only if one of the B units is a turn |
 
         Unknown log μ is NaN.
         """
@@ -86,7 +86,7 @@ class Collator:
         if self.skip_zeros:
             units.sort(key=lambda unit: unit.reward == 0)
         computed = [unit for unit in units if unit.reward != 0] or units[:1] if self.skip_zeros else units
-        # A batch can hold copies of a row, which are equal, so rows are told apart by their identity.
+        # A batch can hold equal copies of a row, so `id` identifies the rows.
         forward = {id(unit.row): unit.row for unit in computed}
         places = {row: place for place, row in enumerate(forward)}
         batch = self.collate_tokens(list(forward.values()))
@@ -103,7 +103,7 @@ class Collator:
         """Return log μ of each token of a unit, or a list with only their sum. Unknown log μ is NaN.
 
         If log μ of the row is a number, it is the sum over the row, so log μ of its turns and tokens is unknown. A list
-        counts as unknown unless it has one value for each token that the model wrote.
+        counts as unknown unless it has one number for each token that the model wrote.
         """
         row = unit.row
         mu: Any = row.get("mu_logps", self.log_mu.get((row["dataset"], row["row"])))
@@ -117,7 +117,10 @@ class Collator:
 
 
 class _Unit(NamedTuple):
-    """Whole completion, whose turn is -1, or a turn with its own R. `tokens` is its place among the model's tokens."""
+    """Whole completion, whose `turn` is -1, or a turn with its own R.
+
+    `tokens` is the range of the unit's tokens among the tokens that the model wrote in the row.
+    """
 
     row: dict[str, Any]
     turn: int
@@ -142,7 +145,7 @@ def select_units(values_BT: Tensor, mask_BT: Tensor, place_U: Tensor, turn_U: Te
 
     Args:
         values_BT (`torch.Tensor`): Values of the tokens of B rows.
-        mask_BT (`torch.Tensor`): Completion mask, bool. A turn is a run of tokens in it.
+        mask_BT (`torch.Tensor`): Completion mask, bool. A turn is a run of True.
         place_U (`torch.Tensor`): Row of each unit.
         turn_U (`torch.Tensor`): Position of the turn in its row, or -1 for the whole completion.
     """

@@ -5,7 +5,8 @@ is not part of the loss, the ratio or the length. A row marks context in one of 
 
 - `completion_mask`, with `completion_ids`, is 1 for a token that the model wrote, and 0 for context.
 - `sampler_logps` is null for context.
-- In a completion of messages, all turns except the assistant's are context. See `topr_trl.data.messages`.
+- In a completion of messages, assistant messages with `"weight": 0` and all messages of other roles are context. See
+  `topr_trl.data.messages`.
 
 Otherwise the model wrote the whole completion.
 """
@@ -69,7 +70,7 @@ def apply_masks(table: pa.Table, lengths: list[int], places: list[int]) -> pa.Ta
             where the mask is 1; or there is no mask, and `sampler_logps` has a null and a wrong length.
         ValueError: a mask, or a column of log-probabilities per token, does not hold lists of numbers.
     """
-    # Skip log μ if it is a sum, which has no values per token.
+    # Skip a column of log-probabilities that holds sums, which have no values per token.
     present = [name for name in (MASK, *PER_TOKEN) if name in table.column_names]
     columns = {name: _arrays(table, name) for name in present if name == MASK or is_list(table.schema.field(name).type)}
     per_token = [columns[name] for name in PER_TOKEN if name in columns]

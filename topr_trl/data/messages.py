@@ -39,8 +39,8 @@ def tokenize_turns(
         ValueError: the messages or tools are malformed; the completion has no assistant turn to learn from, or only an
             empty truncated turn; it is unknown whether a truncated turn is thinking; the tokenizer has no stop token,
             or merges the start of a turn with the text before it; or the template cannot write the messages, omits a
-            part of a message or a tool, adds thinking, writes no stop token after a turn, or changes earlier turns and
-            has no `{% generation %}` blocks that mark all turns.
+            part of a message or a tool, adds thinking, writes no stop token between two learned turns, or changes
+            earlier turns and has no `{% generation %}` blocks that mark all turns.
     """
     prompt, completion, tools = plain_messages(prompt), plain_messages(completion), plain_tools(tools)
     uses_tools = any(m["role"] == "tool" or m.get("tool_calls") for m in (*prompt, *completion))
@@ -71,7 +71,7 @@ def tokenize_turns(
             "(finish_reason is length)"
         )
     last = len(written) - written[::-1].index(True)
-    return prompt_ids, ids[:last], written[:last]  # Drop context at the end. It does not affect the loss.
+    return prompt_ids, ids[:last], written[:last]  # Drop context at the end, which does not affect the loss.
 
 
 def _last_turn(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizerBase, truncated: bool) -> list[int]:
@@ -105,8 +105,8 @@ def _length_with_stop(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizer
         return len(own) + 1 if stops.intersection(ids[turn.end : turn.end + 1]) else 0
     ends_with_text = bool(turn.message["content"].strip()) and not turn.message.get("tool_calls")
     # Choose among several special tokens. The stop token is the first that meets one of three conditions: it is EOS, it
-    # is repeated, or it comes after text and before a token that is not special. If none does, the last one is the stop
-    # token.
+    # is repeated, or it comes after text and before a token that is not special. If no special token meets
+    # a condition, the last special token is the stop token.
     for place in places[:-1]:
         is_alone = ends_with_text and place + 1 not in places
         if own[place] == tokenizer.eos_token_id or own[place + 1] == own[place] or is_alone:

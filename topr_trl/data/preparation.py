@@ -57,8 +57,8 @@ class ScoredRows:
         name (`str`): Name of the dataset, for error messages.
         rows ([`~datasets.Dataset`]): The N rows.
         rollouts (`Rollouts`): The R rollouts of the rows. Without a column `rollout_id`, each row is a rollout.
-        units (`Units`): The U units with their raw rewards: rollouts, or turns with rewards of their own. A reward is
-            NaN for null, which is allowed only with a column `reward_after_baseline`.
+        units (`Units`): The U units with their raw rewards: rollouts, or turns with rewards of their own. The reward of
+            a unit is NaN for null, which is allowed only with a column `reward_after_baseline`.
         problems_U (`np.ndarray`): Problem of each unit.
         sample_ids_U (`np.ndarray`, *optional*): Column `sample_id`. None without this column, or with
             `reward_after_baseline`.
@@ -182,11 +182,11 @@ class ScoredRows:
         return rewards, curated
 
     def diagnose(self) -> Diagnosis | None:
-        """Return the kinds of problems, or None if the rewards do not have two values or turns have rewards.
+        """Return the kinds of problems, or None if the rewards do not have exactly two values, or turns have rewards.
 
         See [`diagnose`].
 
-        The answer of a rollout is `extracted` of its last row if a judge found one, and the completion otherwise.
+        The answer of a rollout is the value of `extracted` in its last row, or the completion if this value is empty.
         """
         if len(np.unique(self.rewards_U[~np.isnan(self.rewards_U)])) != 2 or self.units.turns_R.any():
             return None
@@ -196,7 +196,10 @@ class ScoredRows:
         return diagnose(self.rewards_U, self.problems_U, answer_keys(*(lasts[name][:] for name in names[:2])))
 
     def check_values(self, args: CurationArguments) -> None:
-        """Raise a ValueError if all raw rewards are equal, and the baseline is a mean of them."""
+        """Raise a ValueError if all raw rewards are equal and the baseline is a mean of rewards.
+
+        Rows with a column `reward_after_baseline`, and settings with `effective_positive_share`, are not checked.
+        """
         values, counts = np.unique(self.rewards_U[~np.isnan(self.rewards_U)], return_counts=True)
         has_target = args.effective_positive_share is not None
         if len(values) != 1 or has_target or self.after_baseline_U is not None or isinstance(args.baseline, float):
@@ -284,7 +287,7 @@ class ScoredRows:
         return dataset.remove_columns("sampler_logps") if why else dataset
 
     def _check_turns(self, rows_K: NDArray[np.int64], tokenized: Dataset) -> None:
-        """Raise a ValueError if a row does not have one value of `turn_rewards` for each turn that the model wrote."""
+        """Raise a ValueError if a list in `turn_rewards` does not have one value for each turn that the model wrote."""
         lists = self.rows.with_format(None).select_columns([TURN_REWARDS]).select(rows_K)[TURN_REWARDS][:]
         masks = tokenized[MASK][:] if MASK in tokenized.column_names else [None] * len(lists)
         for row, turns, mask in zip(rows_K.tolist(), lists, masks, strict=True):

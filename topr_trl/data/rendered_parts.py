@@ -15,7 +15,7 @@ from topr_trl.data.chat_templates import DEFAULT, KEYS, CannotWrite, Messages, T
 from topr_trl.data.text_tokens import special_tokens
 
 _TEXTS = ("content", *KEYS, "refusal")  # keys of a message that can hold text
-_ANYWHERE = ("system", "developer")  # Some templates write these messages before or after all others.
+_ANYWHERE = ("system", "developer")  # roles of messages that some templates write before or after all other messages
 
 
 def end_of_turn(
@@ -33,7 +33,8 @@ def end_of_turn(
         tags (`Tags`, *optional*): Tags of thinking of the template. `None` looks for `</think>`.
 
     Raises:
-        CannotWrite: the text lacks a part of the message, or has thinking that the model did not write.
+        CannotWrite: the text lacks a part of the message, or has thinking or a special token that the model did not
+            write.
     """
     visible = squeezed(text)
     count = _visible_length(message, squeezed(context), visible, tokenizer)
@@ -73,7 +74,7 @@ def _visible_length(message: dict[str, Any], context: str, text: str, tokenizer:
                 "has an option for it), or give completion_ids"
             )
         end = max(end, place + len(own))
-        rest = _without(rest, [(place, place + len(own))])  # Another part with the same text needs another match.
+        rest = _without(rest, [(place, place + len(own))])  # A later part with the same text must match elsewhere.
     for name, part in _arguments(message):
         if _find(part, text, 0, tokenizer) is None:
             raise CannotWrite(
@@ -84,7 +85,7 @@ def _visible_length(message: dict[str, Any], context: str, text: str, tokenizer:
 
 
 def _check_thinking(message: dict[str, Any], written: str, tags: Tags, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise a CannotWrite if a template adds thinking to a message, or writes special tokens of its content twice."""
+    """Raise a CannotWrite if a template adds thinking to a message, or repeats a special token of its content."""
     content, closing = squeezed(message["content"]), squeezed(tags.closing)
     before = written[: find_between_specials(content, written, tokenizer, last=True)] if content in written else ""
     if written.count(closing) > content.count(closing) + bool(thinking_of(message)):
@@ -105,15 +106,16 @@ def empty_block(
 ) -> str:
     """Return the empty block of thinking that a template wrote at the start of a turn, or empty text.
 
-    The model did not write this block: the template adds it to turns without thinking. If thinking is off, such a block
-    is in the generation prompt, so it is context.
+    The model did not write this block: the template adds it to turns without thinking. If thinking is off, the
+    generation prompt has the same block, so the block is context.
     """
     content = message["content"]
     if not tags or thinking_of(message) or tags.are_in(content):
         return ""
     block = tags.empty_block(own, before, content)
     special = first_special(block, tokenizer)
-    return "" if special and special in content else block  # `end_of_turn` refuses a raw completion.
+    # If the content has the special token, too, it may be a raw completion. `end_of_turn` then raises an error.
+    return "" if special and special in content else block
 
 
 def check_context(
@@ -134,7 +136,7 @@ def check_context(
         CannotWrite: the text lacks a part of a message.
     """
     text, place = squeezed(text), 0
-    turn, turn_start = list[tuple[int, int]](), 0  # matches from the last assistant turn on, and its start
+    turn, turn_start = list[tuple[int, int]](), 0  # matches from the last assistant turn on, and the start of this turn
     last_user = max((n for n, message in enumerate(messages) if message["role"] == "user"), default=-1)
     for n, message in enumerate(messages):
         role = message["role"]
@@ -167,7 +169,7 @@ def _without(text: str, spans: list[tuple[int, int]]) -> str:
 
 
 def _as_read(message: dict[str, Any], with_thinking: bool) -> dict[str, Any]:
-    """Return an assistant turn as the model reads it later: without thinking, or with thinking in its own field."""
+    """Return an assistant turn as the model reads it later: without thinking, or with it in the field `thinking`."""
     thinking, ends, answer = message["content"].rpartition(DEFAULT.closing)
     if with_thinking:
         extra = {"thinking": thinking.strip().removeprefix(DEFAULT.opening)} if ends else {}
@@ -192,7 +194,7 @@ def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _arguments(message: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a description and the text of each key and string in the arguments of a message's calls.
+    """Yield a description and the text of each nonblank key and string in the arguments of a message's calls.
 
     Numbers are skipped, because templates can rewrite them.
     """
@@ -215,7 +217,7 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def _find(part: str, text: str, start: int, tokenizer: PreTrainedTokenizerBase) -> tuple[int, int] | None:
-    """Return the start and end of the first match of a part in a text without whitespace, or None.
+    """Return the start and end of the first match of a part in a text without whitespace, from `start` on, or None.
 
     The text can contain the part with Python escapes or JSON escapes. JSON escapes can be applied once or twice, with
     or without escapes of non-ASCII characters.
@@ -234,7 +236,7 @@ def _spellings(part: str) -> Iterator[str]:
     for only_ascii in (False, True):
         once = json.dumps(part, ensure_ascii=only_ascii)
         yield squeezed(once[1:-1])
-        yield squeezed(json.dumps(once, ensure_ascii=only_ascii)[3:-3])  # without the quotes of both encodings
+        yield squeezed(json.dumps(once, ensure_ascii=only_ascii)[3:-3])  # Drop the quotes of both encodings.
 
 
 def find_between_specials(

@@ -37,12 +37,12 @@ class Turn(NamedTuple):
     Attributes:
         message (`dict`): Message of the turn.
         start (`int`): Index of the first token of the turn in the completion.
-        end (`int`): Index after the last token of the turn. A turn includes the tokens that the template adds after
-            the stop token, such as a newline.
+        end (`int`): Index after the last token of the turn. A turn can include tokens that the template adds after the
+            stop token, such as a newline.
         before (`str`): Text before the turn.
         text (`str`): Text that the template added for the message.
-        said (`int`): Index in `text` at which the thinking and the content of the message end. With tool calls, this is
-            the length of `text`.
+        said (`int`): Index in `text` at which the thinking and the content of the message end. If the message has tool
+            calls, `said` is the length of `text`.
     """
 
     message: dict[str, Any]
@@ -72,8 +72,9 @@ def render_turns(
 
     The function tries the tokenizer's own template, then TRL's training template for the model, if there is one. These
     attempts fail if, for example, a template changes earlier turns once later turns follow. The function then uses the
-    `{% generation %}` blocks of the last template, if it has them. If this fails too, and the generation prompt opens
-    thinking, the function moves the thinking of each learned turn into its content and tries again.
+    `{% generation %}` blocks of the last template, if that template has blocks. If every attempt fails, and the
+    generation prompt opens thinking, the function moves the thinking of each learned turn into its content and repeats
+    the attempts.
 
     Args:
         prompt (`list[dict]`): Messages of the prompt.
@@ -216,7 +217,7 @@ def _by_markers(
             continue
         context = text[previous_end : _text_end(spans, start)]
         before = render(tokenizer, [*prompt, *completion[:n]], add_generation_prompt=True, **options)
-        # A block can include the generation prompt, which the model did not write.
+        # A `{% generation %}` block can include the generation prompt, which the model did not write.
         opening = before.rpartition(context)[2] if context and context in before else ""
         start += common_prefix_length(ids[start:end], continued_ids(opening, context, tokenizer))
         place = len(prompt) + n
@@ -236,7 +237,7 @@ def _by_markers(
 
 
 def _runs(mask: list[int], first: int, count: int) -> list[tuple[int, int]]:
-    """Return the start and end of each run of ones, from index `first` on.
+    """Return the start and end of each run of ones in a mask, from index `first` on.
 
     Raises:
         CannotWrite: the number of runs is not `count`.

@@ -158,8 +158,8 @@ def turn_rewards_column(rows: Dataset) -> list[FloatArray | None] | None:
     Return None if no row has a list.
 
     Raises:
-        ValueError: a value is neither a list of rewards nor null; a row has both a reward (or label) and
-            `turn_rewards`, or neither; or there is also a column `reward_after_baseline`.
+        ValueError: a value is neither null nor a nonempty list of rewards and nulls; a row has both a reward (or label)
+            and `turn_rewards`, or neither; or there is also a column `reward_after_baseline`.
     """
     lists = checked_column(
         rows, TURN_REWARDS,
@@ -260,7 +260,7 @@ def finite_rewards(rows: Dataset, may_be_missing: bool = False) -> NDArray[np.fl
 
 
 def _remedy(rows: Dataset, name: str, remedy: str) -> str:
-    """Return the remedy for a wrong value in a column of rewards. For a column of text, tell how to read words."""
+    """Return the remedy for a wrong value in a column of rewards. A column of text must be converted to numbers."""
     feature = rows.features[name]
     if not (isinstance(feature, Value) and feature.dtype.endswith("string")):
         return remedy
@@ -307,8 +307,8 @@ def problem_column(rows: Dataset) -> NDArray[np.generic]:
 
 
 def rollout_column(rows: Dataset) -> list[Any]:
-    """Return the column `rollout_id`. None marks a row that is a whole rollout. Without the column, all rows are."""
-    # pandas stores whole numbers as floats if some are missing, and NaN marks the missing ones.
+    """Return the column `rollout_id`, or only None without this column. None marks a row that is a whole rollout."""
+    # pandas stores whole numbers as floats if a value is missing, and NaN marks a missing value.
     return checked_ids(rows, ROLLOUT, may_be_missing=True) if ROLLOUT in rows.column_names else [None] * len(rows)
 
 
@@ -316,8 +316,8 @@ def training_temperatures(rows: Dataset) -> set[float | None]:
     """Return the distinct temperatures of rows to train on. None is an unknown temperature.
 
     Raises:
-        ValueError: a temperature is not a number above 0. Greedy completions, whose temperature is 0, are for
-            evaluation.
+        ValueError: a temperature is neither null nor a finite number above 0. Greedy completions, whose temperature is
+            0, are for evaluation.
     """
     if "temperature" not in rows.column_names:
         return {None}
@@ -373,9 +373,10 @@ _OTHER_SIGNS = ("truncated", "is_truncated")  # columns of other systems that ca
 
 
 def check_finish_reasons(rows: Dataset) -> None:
-    """Raise a ValueError for finish reasons other than stop, length and null, and for rows that may be truncated.
+    """Raise a ValueError for a finish reason other than stop, length and null, or a truncated row without a reason.
 
-    Without the right reason, a truncated completion would get a stop token.
+    A row is truncated if `truncated` or `is_truncated` is true. Without the finish reason `length`, the completion of a
+    truncated row would get a stop token.
     """
     remedy = "Write `length` where a completion was truncated, else `stop`; or drop the column."
     reasons = rows.with_format(None)["finish_reason"] if "finish_reason" in rows.column_names else [None] * len(rows)

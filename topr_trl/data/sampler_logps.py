@@ -27,10 +27,10 @@ def temperature_of(datasets: Mapping[str, Set[float | None]], training: float | 
     """Return the sampling temperature of rows, at which log π is computed. It is 1 if no temperature is known.
 
     Args:
-        datasets (`Mapping[str, Set]`): Distinct temperatures of each dataset, with None for an unknown one. A dataset
-            whose temperature is unknown is assumed to have the training temperature.
+        datasets (`Mapping[str, Set]`): Distinct temperatures of each dataset, with None for an unknown temperature. A
+            dataset without any known temperature is assumed to have the training temperature.
         training (`float`, *optional*): Training temperature. `None` uses the temperature of the first dataset, or 1 if
-            it is unknown.
+            that temperature is unknown.
 
     Raises:
         ValueError: rows have different temperatures.
@@ -48,7 +48,7 @@ def temperature_of(datasets: Mapping[str, Set[float | None]], training: float | 
 
 
 def _temperature(name: str, distinct: Set[float | None]) -> float | None:
-    """Return the temperature that all rows have, or None if it is unknown.
+    """Return the temperature that all rows have, or None if no row has a known temperature.
 
     Raises:
         ValueError: the rows have several temperatures.
@@ -85,7 +85,7 @@ def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str 
     names = [name for name in (TOP_P, TOP_K, LOGPROBS_MODE) if name in rows.column_names]
     columns = {name: checked_column(rows, name, *_KINDS[name], "Fix or drop the column.") for name in names}
     settings = ({name: column[n] for name, column in columns.items()} for n in range(len(rows)))
-    for how in {tuple(how.values()): how for how in settings}.values():  # each combination of settings once
+    for how in {tuple(how.values()): how for how in settings}.values():  # Check each combination of settings once.
         mode, top_p, top_k = (how.get(name) for name in (LOGPROBS_MODE, TOP_P, TOP_K))
         advice = "" if mode else f"; add a column {LOGPROBS_MODE} if you know the mode ({' or '.join(LOGPROBS_MODES)})"
         if temperature != 1 and mode != PROCESSED:

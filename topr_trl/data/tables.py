@@ -158,7 +158,7 @@ def load_rows(path: str | Path, cache_dir: str | Path | None = None) -> Dataset:
 
     Raises:
         FileNotFoundError: there is no such file, or the folder does not hold exactly one complete set of shards.
-        ValueError: a file has a different suffix, is empty or is damaged, or there is no row.
+        ValueError: a file has a suffix that is not listed above, is empty or is damaged, or there is no row.
     """
     return read_table(*shards_of(path), cache_dir=cache_dir)
 
@@ -220,7 +220,7 @@ def read_table(
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a file has a different suffix, is empty or is damaged, or there is no row.
+        ValueError: a file has a suffix that is not listed above, is empty or is damaged, or there is no row.
     """
     paths = [Path(file) for file in files]
     for path in paths:
@@ -254,7 +254,7 @@ def read_table(
         return _with_dates_as_text(rows, paths) if kind == "json" else rows
     except _READING as error:
         for path in paths if kind == "parquet" else ():
-            read_shard(path, columns)  # raises an error that names the file, if it is damaged
+            read_shard(path, columns)  # For a damaged file, `read_shard` raises an error that names the file.
         if kind == "json" and (features := _types_of_json(paths)) is not None:
             with suppress(*_READING):
                 return _with_dates_as_text(load(features=features), paths)
@@ -304,7 +304,9 @@ _JSON_AT_ONCE = 10 << 20  # number of bytes at the start of a JSON file that `da
 
 
 def _types_of_json(paths: list[Path]) -> Features | None:
-    """Return the types of the columns in large files of JSON lines, or None for small files and other JSON.
+    """Return the types of the columns in files of JSON lines, of which at least one is large.
+
+    Return None if no file is larger than 10 MiB, if a file is not JSON lines, or if a column has several types.
 
     `datasets` infers the types from the first 10 MiB. It then fails if a later row has a new field, a fraction in a
     column of whole numbers, or text in a column of nulls.
@@ -320,5 +322,5 @@ def _types_of_json(paths: list[Path]) -> Features | None:
                     options = paj.ReadOptions(block_size=len(lines))
                     schemas.append(paj.read_json(pa.BufferReader(lines), options).schema)
         return Features.from_arrow_schema(pa.unify_schemas(schemas, promote_options="permissive"))
-    except pa.ArrowException:  # The file is an array, or a column has several types.
+    except pa.ArrowException:  # A file is an array, or a column has several types.
         return None

@@ -20,18 +20,18 @@ def token_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def continued_ids(text: str, before: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the token ids of a text that continues another text, without a space that the tokenizer adds.
+    """Return the token ids of a text that continues the text `before`, without a space that the tokenizer adds.
 
     Both texts are tokenized together, as in SFT. The tokenizer can merge the end of `before` with the start of `text`,
     but the sampler read `before` alone. In this case, a neutral text takes the place of `before`.
 
     Args:
         text (`str`): Text to tokenize.
-        before (`str`): Text that comes before it.
+        before (`str`): Text that comes before `text`.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
 
     Raises:
-        ValueError: the tokenizer merges the start of `text` with any text before it.
+        ValueError: the tokenizer merges the start of `text` with `before` and with each neutral text.
     """
     before = before[-_CONTEXT:]
     for known in (before, *_NEUTRAL, f"{before} "):  # Some tokenizers need a space between words.
@@ -56,7 +56,7 @@ def completion_ids(text: str, before: str, tokenizer: PreTrainedTokenizerBase, i
 
 
 def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the token ids of a text prompt, with at most one BOS token, and without an added stop token."""
+    """Return the token ids of a text prompt, with at most one BOS token at its start, and no added stop token."""
     found = tokenizer(prompt, return_special_tokens_mask=True)
     ids, is_added = found["input_ids"], found["special_tokens_mask"]
     end = max((n for n, added in enumerate(is_added, 1) if not added), default=0)
@@ -84,7 +84,7 @@ def stop_token(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return the ids of all special tokens: the stop token, and others such as `<end_of_turn>` or the BOS token."""
+    """Return the ids of all special tokens, such as the stop token, the BOS token and `<end_of_turn>`."""
     return _special_tokens(tokenizer, len(tokenizer))
 
 

@@ -41,10 +41,11 @@ class TokenizedRow(NamedTuple):
 def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> TokenizedRow:
     """Return the token ids of a row's prompt and completion, and the completion mask.
 
-    Token ids in the row are used as they are. A text prompt gets one BOS token if the tokenizer adds one. A text
+    Token ids in the row are unchanged. A text prompt gets one BOS token if the tokenizer adds BOS tokens. A text
     completion continues the prompt: the tokenizer adds nothing between them. Messages are rendered with the chat
-    template, and all turns except the assistant's are context. A completion of text or messages ends with the stop
-    token, unless `finish_reason` is `"length"`.
+    template. In a completion of messages, all text is context except assistant messages without `"weight": 0`. A
+    completion of text or messages ends with the stop token, unless `finish_reason` of the row or of the last message is
+    `"length"`.
 
     Raises:
         ValueError: prompt or completion is missing, empty, or neither text, messages nor token ids; the messages, the
@@ -99,7 +100,7 @@ def _is_cut(row: dict[str, Any]) -> bool:
     reason: Any = row.get("finish_reason")
     completion: Any = row.get("completion")
     if reason is None and not row.get("completion_ids") and is_conversational({"completion": completion}):
-        reason = completion[-1].get("finish_reason")  # Some logs have it in the message.
+        reason = completion[-1].get("finish_reason")  # Some logs have the reason in the message.
         reason = "stop" if reason in ("tool_calls", "function_call") else reason
     if reason not in FINISH_REASONS:
         raise ValueError(
@@ -137,7 +138,7 @@ def template_options(row: dict[str, Any]) -> dict[str, Any]:
 def writes_todays_date(rows: Dataset, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether the chat template writes today's date into prompts, judging by the first row.
 
-    Token ids are not rendered again. In Llama's templates, the argument `date_string` replaces today's date.
+    A row with `prompt_ids` needs no template. In Llama's templates, the argument `date_string` replaces today's date.
 
     Args:
         rows ([`~datasets.Dataset`]): Rows.
@@ -179,7 +180,10 @@ def encode_messages(prompt: Messages, tokenizer: PreTrainedTokenizerBase, row: d
 
 
 def tokenizer_of(processing_class: PreTrainedTokenizerBase | ProcessorMixin) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a processor. A tokenizer without a chat template gets the processor's."""
+    """Return the tokenizer of a processor, or the tokenizer that is given.
+
+    A tokenizer without a chat template gets the processor's chat template.
+    """
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     if not tokenizer.chat_template:
         tokenizer.chat_template = getattr(processing_class, "chat_template", None)

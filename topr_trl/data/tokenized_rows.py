@@ -10,12 +10,15 @@ Tokenized rows have these columns:
 | `given_reward` | the reward before the baseline is subtracted; or a list |
 | `dataset` | number of the dataset in the trainer |
 | `row` | position of the row in the dataset |
-| `mu_logps`, `mu_fingerprint`, `sampler_logps` | as in `topr_trl.data.rows`, if the rows have them |
+| `mu_logps`, `mu_fingerprint`, `sampler_logps` | as in `topr_trl.data.rows`, if the rows have these columns |
 | `completion_mask` | whether the model wrote each token of the completion; only if a row has context |
 | `part_lengths` | lengths of the parts of a rollout, which are concatenated in `input_ids` |
 
-A list of rewards has one value for the whole completion, or one for each turn of the model, which is a run of tokens in
-`completion_mask`. NaN marks a turn that does not count.
+With `log_mu="sampler"`, the column `sampler_logps` is renamed to `mu_logps`. Lists of log-probabilities have no values
+for context.
+
+A list of rewards has one value for the whole completion, or a value for each turn of the model. A turn is a run of
+tokens in `completion_mask`. NaN marks a turn that does not count.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,7 +44,7 @@ def is_prepared(rows: object) -> bool:
 
 def column(dataset: Dataset, name: str) -> pa.ChunkedArray:
     """Return an Arrow column in the order of the dataset, which can differ from the order of its table."""
-    if dataset._indices is None:  # The table has this order. In the other case, `datasets` copies the dataset twice.
+    if dataset._indices is None:  # The table has the order of the dataset, so the two copies below are not needed.
         return dataset.data.column(name)
     return dataset.select_columns([name]).with_format("arrow")[:][name]
 
@@ -138,11 +141,12 @@ def check_tokens(
 ) -> None:
     """Check that a model with this config can read tokenized rows.
 
-    `virtual_tokens` is the number of tokens that an adapter adds to each row.
+    `max_length` is a number of tokens, or None for no limit. `virtual_tokens` is the number of tokens that an adapter
+    adds to each row.
 
     Raises:
-        ValueError: a token id is outside the vocabulary, or a row is longer than `max_length` or the model's context.
-            For a row with parts, the length is that of its longest part.
+        ValueError: a token id is outside the vocabulary, or a row is longer than `max_length` or than the model's
+            context without the virtual tokens. The length of a row with parts is the length of its longest part.
     """
     vocabulary = config.vocab_size
     context = getattr(config, "max_position_embeddings", None)

@@ -1,10 +1,10 @@
-"""Join the rows of a rollout, and find units. Each unit has one reward, one ratio π/μ and one length.
+"""Join the rows of a rollout, and find units. Each unit has one reward and one length.
 
 A trajectory must be split into rows if the model did not read its earlier tokens unchanged. For instance, a template
 removes thinking, or an agent shortens the context. The rows of such a trajectory are the parts of one rollout, and
 share a `rollout_id`. After tokenization a rollout is one row, and `part_lengths` has the number of tokens of each part.
 
-A unit is a whole rollout, or a turn of it with its own reward (`turn_rewards`). The trainer counts, weights and
+A unit is a whole rollout, or a turn of a rollout with its own reward (`turn_rewards`). The trainer counts, weights and
 chooses units. All units of a rollout share a forward pass.
 """
 
@@ -87,7 +87,7 @@ class Units:
         rollouts_U (`np.ndarray`): Number of the rollout of each unit.
         turns_U (`np.ndarray`): Position of each unit among the turns of its rollout, or -1 for a whole rollout.
         rewards_U (`np.ndarray`): Reward of each unit.
-        turns_R (`np.ndarray`): Number of turns of each rollout, or 0 for a rollout that is one unit.
+        turns_R (`np.ndarray`): Number of turns of each rollout, or 0 if the whole rollout has the reward.
     """
 
     rollouts_U: NDArray[np.int64]
@@ -102,8 +102,9 @@ class Units:
         Args:
             rollouts (`Rollouts`): Rollouts of N rows.
             rewards_N (`np.ndarray`): Reward of each row, the same in all rows of a rollout.
-            turns_N (`Sequence`, *optional*): Rewards of the turns of each row, with NaN for context. None for a row
-                with a reward, or if all rows have one. The turns of a rollout are those of all its rows.
+            turns_N (`Sequence`, *optional*): Rewards of the turns of each row, with NaN for context. An entry is None
+                for a row with a reward. The argument is None if all rows have rewards. The turns of a rollout are the
+                turns of all its rows.
 
         Raises:
             ValueError: only some rows of a rollout have rewards of turns, or a rollout has no rated turn.
@@ -155,7 +156,7 @@ class Units:
             return self.rollouts_U[units_M], list(values)
         order = np.argsort(units_M, kind="stable")
         ordered = units_M[order]
-        copies_M = np.empty(len(units_M), dtype=np.int64)  # how often the unit was chosen before
+        copies_M = np.empty(len(units_M), dtype=np.int64)  # number of earlier choices of the same unit
         copies_M[order] = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
         places: dict[tuple[int, int], int] = {}
         rollouts_M = self.rollouts_U[units_M].tolist()
@@ -209,7 +210,7 @@ def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:
         MASK: _lists(pa.array(own[after_prompt]), completion_lengths_R),
         PARTS: _lists(pa.array(lengths), counts_R),
     }
-    for name in set(table.column_names) - set(joined):  # includes `prompt_length`, taken from the first part
+    for name in set(table.column_names) - set(joined):  # `prompt_length` is one of these columns.
         joined[name] = _joined(table[name], starts_R, name in PER_TOKEN)
     return from_table(pa.table(joined))
 

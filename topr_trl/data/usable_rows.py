@@ -10,7 +10,7 @@ from typing import Any
 from topr_trl.data.rows import TURN_REWARDS, check_trainable_columns, have_rewards, need_columns
 from topr_trl.data.tables import columns_of, shards_of
 
-_OF_EVALUATION = ("problem_id", "prompt")  # one of them tells which problem a row belongs to
+_OF_EVALUATION = ("problem_id", "prompt")  # columns that identify the problem of a row; one of the two is enough
 
 
 def check_usable(columns: Sequence[str], use: str, by_functions: bool = False) -> None:
@@ -22,7 +22,7 @@ def check_usable(columns: Sequence[str], use: str, by_functions: bool = False) -
             - `"train"`: to choose rows, compute log μ, or train.
             - `"score"`: to compute rewards. Without reward functions, rows with rewards keep them.
             - `"loop"`: to train in a loop. Rows without rewards are scored first.
-            - `"evaluate"`: to evaluate. Rows without rewards or extracted answers are scored first.
+            - `"evaluate"`: to evaluate. Rows with neither rewards nor extracted answers are scored first.
             - `"answers"`: to evaluate extracted answers.
         by_functions (`bool`, defaults to `False`): Whether reward functions score the rows.
 
@@ -75,7 +75,7 @@ def in_all_shards(path: Path, test: Callable[[list[str]], bool]) -> bool:
 
 
 def have_answers(columns: Collection[str]) -> bool:
-    """Return whether rows with these columns have the answers that a judge extracted."""
+    """Return whether rows with these columns have the answers that a judge extracted, and the correct answers."""
     return {"extracted", "answer"} <= set(columns)
 
 

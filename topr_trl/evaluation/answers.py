@@ -235,7 +235,7 @@ def rows_by_problem(
 ) -> tuple[dict[ProblemId, list[int]], list[list[int]], list[int], list[float]]:
     """Return the positions of rows by problem, of samples, and of greedy rows, and the temperatures of the samples.
 
-    The temperatures are distinct and in ascending order. There are none if a sample's temperature is unknown.
+    The temperatures are distinct and in ascending order. The list is empty if a sample's temperature is unknown.
 
     Raises:
         ValueError: a temperature is not a number of at least 0, or a problem has no greedy row or several (see
@@ -269,7 +269,7 @@ def without_greedy(
     If there are no greedy rows, the second list is empty. If all rows are greedy, they are also the samples.
 
     Raises:
-        ValueError: there are greedy rows, but a problem has none or several.
+        ValueError: there are greedy rows, but a problem has no greedy row or several.
     """
     greedy = [[i for i in place if temperatures[i] == GREEDY] for place in rows_of.values()]
     if not any(greedy):
@@ -349,6 +349,7 @@ def run_names(first: Path, second: Path) -> list[str]:
         raise ValueError(f"A run cannot be compared with itself, but --input and --compare are both {first}.")
     backwards = zip(*(reversed(path.parts) for path in paths), strict=False)
     differ = next(names for names in backwards if names[0] != names[1])
-    # If one path is a suffix of the other, its component that differs is the root. Use its last component instead.
+    # If one path is a suffix of the other path, the differing component of the shorter path is the root. Use the last
+    # component of the shorter path instead of the root.
     names = [path.name if name == path.anchor else name for name, path in zip(differ, paths, strict=True)]
-    return names if names[0] != names[1] else ["-".join(path.parts[1:]) for path in paths]  # as for /b and /b/b
+    return names if names[0] != names[1] else ["-".join(path.parts[1:]) for path in paths]  # for instance, /b and /b/b

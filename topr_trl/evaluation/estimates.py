@@ -93,9 +93,10 @@ class Evaluation:
             Number of samples per problem, S.
         weighted_sc_at (`dict[int, Estimate]`, *optional*, defaults to `{}`):
             Weighted self-consistency by k: the probability that the valid answer with the highest sum of scores is
-            correct. Empty without scores.
+            correct. Empty if this measure was not evaluated.
         best_at (`dict[int, Estimate]`, *optional*, defaults to `{}`):
-            best@k by k: the probability that the valid sample with the highest score is correct. Empty without scores.
+            best@k by k: the probability that the valid sample with the highest score is correct. Empty if this measure
+            was not evaluated.
         groups (`dict[str, dict[str, Group]]`, *optional*, defaults to `{}`):
             Results by subject and by level, if they are known: `{"subject": {name: group}, "level": {name: group}}`.
         greedy ([`Estimate`], *optional*):
@@ -107,7 +108,7 @@ class Evaluation:
         best_reward_at (`dict[int, RewardEstimate]`, *optional*, defaults to `{}`):
             Mean of the highest reward of k samples, by k > 1. Empty if rewards were not evaluated.
         greedy_reward ([`RewardEstimate`], *optional*):
-            Mean reward of the greedy completions (temperature 0). `None` without such rewards.
+            Mean reward of the greedy completions (temperature 0). `None` if no greedy completion has a reward.
         pass_threshold (`float`, *optional*):
             Minimum reward for a sample to pass, if `pass_at` and `shares` are based on rewards.
     """
@@ -218,7 +219,7 @@ def weighted_sc_estimate(samples: Samples, k: int, seed: int = 0, draws: int = _
         ValueError: k is outside [1, S], or k > 1 and the samples have no scores.
     """
     samples.check_k(k)
-    if k == 1:  # A single sample always wins the vote, so this is pass@1.
+    if k == 1:  # A single sample always wins the vote, so the value is pass@1.
         return exact_estimate(expected_pass(samples, 1), 1, samples.num_samples)
     rng = np.random.default_rng(seed)
     order_PS = np.tile(np.arange(samples.num_samples), (samples.num_problems, 1))

@@ -7,7 +7,7 @@ on light and on dark pages.
 GRAY = "#7a7a7a"
 POSITIVE, NEGATIVE, NEITHER = "#009e73", "#d55e00", "#999999"  # right answers, wrong answers, no answer or reward
 TOPR = "#0072b2"
-SEGMENT, PREFIX = "#e69f00", "#56b4e9"  # other levels of the ratio
+SEGMENT, PREFIX = "#e69f00", "#56b4e9"  # a ratio per segment, and a ratio per prefix
 RUNS = ("#cc79a7", TOPR, SEGMENT, PREFIX)  # before training, after training, and other runs
 
 LOOK = {

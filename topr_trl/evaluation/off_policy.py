@@ -54,6 +54,7 @@ def off_policy_values(
     count = int(problems_N.max()) + 1
     largest = np.full(count, -np.inf)
     np.maximum.at(largest, problems_N, log_ratios_N)
-    weights = np.exp(log_ratios_N - largest[problems_N])  # avoids overflow; the scale of each problem cancels
+    # Subtracting the largest log-ratio of each problem avoids overflow. The scale of the weights cancels below.
+    weights = np.exp(log_ratios_N - largest[problems_N])
     sums, squares, products = (np.bincount(problems_N, v) for v in (weights, weights**2, weights * rewards_N))
     return OffPolicyValues(products / sums, float((sums**2 / squares).mean()))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from topr_trl.evaluation.answers import RIGHT_CODE, Samples
 
-_MOST_SAMPLES = 1_000  # with more, the number of draws overflows float64
+_MOST_SAMPLES = 1_000  # with more samples per problem, the number of possible draws can overflow float64
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:

@@ -29,7 +29,7 @@ def plot_evaluations(
 
     - pass@k and the other measures over k, with bands of ±2 standard errors, and greedy accuracy as a horizontal line
     - a histogram of the problems by their share of correct samples
-    - pass@1 by subject and by level, if all evaluations have them
+    - pass@1 by subject and by level, if all evaluations have subjects or levels
     - the differences between two runs, with 95% intervals
 
     Args:
@@ -92,7 +92,7 @@ def _draw_curves(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
             panel.axhline(100 * run.greedy.value, color=color, linewidth=1, linestyle=_GREEDY,
                           label="greedy (T=0)" if run is first_greedy else None)  # fmt: skip
     low, high = panel.get_ylim()
-    if high - low < 1:  # A tight axis would magnify such small differences.
+    if high - low < 1:  # A tight axis would magnify differences below one percentage point.
         panel.set_ylim(low - 2.5, high + 2.5)
     panel.set_xscale("log", base=2)
     ticks = sorted({k for run in evaluations.values() for k in run.pass_at})

@@ -73,7 +73,7 @@ class Evaluations(dict[str, Evaluation]):
         return rows + [[share, *(f"{100 * run.shares.get(share, 0):.1f}%" for run in runs)] for share in shares]
 
     def _notes(self) -> list[str]:
-        """Return the lines below the table. They describe the sampling, and warn if no sample has an answer."""
+        """Return the lines below the table: a description of the sampling, and a warning if no sample has an answer."""
         runs = list(self.values())
         counts = ({run.num_problems for run in runs}, {run.num_samples for run in runs})
         problems, samples = (" or ".join(map(str, sorted(count))) for count in counts)
@@ -182,8 +182,8 @@ def write_report(
     """Evaluate one or two runs, write the results to a folder, and return tables for the terminal.
 
     The file `evaluation.json` contains the results of the first run. For two runs, `comparison.json` contains the
-    results of both and their differences. If matplotlib is installed, the plot is `evaluation.png` for one run, and
-    `comparison.png` for two.
+    results of both runs and their differences. If matplotlib is installed, the plot is `evaluation.png` for one run,
+    and `comparison.png` for two runs.
 
     Args:
         folder (`Path`):
@@ -259,7 +259,7 @@ def _compare_two(
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """Read an `evaluation.json` that `topr evaluate` wrote. A damaged or different file raises a ValueError."""
+    """Read an `evaluation.json` that `topr evaluate` wrote. A damaged file raises a ValueError."""
     try:
         return Evaluation.from_dict(json.loads(path.read_text()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:

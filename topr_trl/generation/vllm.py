@@ -25,7 +25,7 @@ from topr_trl.trainers.checkpoints import read_adapter_config
 
 @dataclass
 class VLLMArguments:
-    """Settings for the vLLM engine. The first three have the same names in TRL's `GRPOConfig`."""
+    """Settings for the vLLM engine. The first three settings have the same names in TRL's `GRPOConfig`."""
 
     vllm_tensor_parallel_size: int = field(default=1, metadata={"help": "Number of GPUs that share a model."})
     vllm_gpu_memory_utilization: float = field(
@@ -98,8 +98,8 @@ def start_engine(
         seed (`int`, *optional*, defaults to `0`): Seed of the engine.
         revision (`str`, *optional*): Revision of a model on the Hub.
         trust_remote_code (`bool`, *optional*, defaults to `False`): Whether to run code that comes with the model.
-        adapter (`Path`, *optional*): Folder of an adapter. The engine then loads its base model instead of `model`.
-            Also pass the adapter to `sample_completions_with_vllm`.
+        adapter (`Path`, *optional*): Folder of an adapter. The engine then loads the adapter's base model instead of
+            `model`. Also pass the adapter to `sample_completions_with_vllm`.
 
     Raises:
         ImportError: vLLM is not installed.
@@ -153,7 +153,7 @@ def sample_completions_with_vllm(
             Seed. The same seed, settings and problems give the same completions if the engine's kernels are
             deterministic.
         adapter (`Path`, *optional*):
-            Adapter that the engine was started with.
+            Folder of the adapter that was passed to `start_engine`.
 
     Returns:
         [`~datasets.Dataset`]: rows as in `topr_trl.data.rows`, without a reward.

@@ -26,7 +26,7 @@ _COUNTED = (
 )  # fmt: skip
 _MOST_TEXTS, _MOST_CHARACTERS = 5, 300  # limits for the texts shown before publishing
 _MOST_VALUES = 6  # the card lists the values of a column if it has at most this many distinct values
-# Size categories of the Hub: below 1,000 rows, one per power of ten, and above a billion rows.
+# Size categories of the Hub: below 1,000 rows, a category per power of ten, and above a billion rows.
 _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B", "n>1B")
 
 COLUMNS = {
@@ -80,8 +80,8 @@ def texts_by_others(path: Path) -> list[str]:
     """Return up to 5 texts that tools or users wrote in trajectories: tool results and later user turns.
 
     The texts come from all shards in turn, and are cut after 300 characters. In a completion that is not a list of
-    messages, the mask or the log-probabilities can mark tokens that the model did not write. For such a completion,
-    return its text, or the number of these tokens if it has no text.
+    messages, the mask or the log-probabilities can mark tokens that the model did not write. The list then has the text
+    of the completion, or the number of these tokens if the completion has no text.
     """
     by_shard = [list(islice(_texts_by_others_in(shard), _MOST_TEXTS)) for shard in shards_of(path)]
     texts = (text for one_per_shard in zip_longest(*by_shard) for text in one_per_shard if text is not None)

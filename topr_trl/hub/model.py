@@ -32,7 +32,7 @@ from topr_trl.trainers.checkpoints import STATE, check_files, is_whole_checkpoin
 from topr_trl.trainers.model_card import adapt, add_section, model_card, training_facts
 
 MODEL_CONFIGS = ("config.json", "adapter_config.json")
-# Files that `save_pretrained` writes. Only these, custom code of the model, and the card with its plot are pushed.
+# Files that `save_pretrained` writes. Only these files, custom code of the model, and the card and its plot are pushed.
 _WANTED = (
     "*.safetensors", "*.safetensors.index.json", "config.json", "adapter_config.json", "generation_config.json",
     "*processor_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*",
@@ -200,7 +200,7 @@ def _results(folder: Path, before: str | Path | None, after: str | Path | None) 
     """Return the folders of the results `before` and `after` training, and the inputs of the stage `sample`.
 
     If `before` or `after` is given, return the given folders, and {} as the inputs. Otherwise, use the results of the
-    loop if its manifests show that they are for these weights. If not, return {} twice.
+    loop if its manifests show that the results are for these weights. If not, return {} twice.
     """
     given = {name: Path(path) for name, path in (("before", before), ("after", after)) if path}
     if given:

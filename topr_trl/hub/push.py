@@ -127,10 +127,10 @@ def push_to_hub(
         private (`bool`, *optional*):
             Whether a new repository is private, see `huggingface_hub.create_repo`.
         before (`str` or `Path`, *optional*):
-            Folder that `topr evaluate` wrote before training, for the results on a model's card. Default: the results
-            of the loop that trained the model.
+            Folder that `topr evaluate` wrote before training, for the results on a model's card. If `before` and
+            `after` are both `None`, the card has the results of the loop that trained the model, if any.
         after (`str` or `Path`, *optional*):
-            Folder that `topr evaluate` wrote after training. Default: as for `before`.
+            Folder that `topr evaluate` wrote after training.
 
     Returns:
         [`~huggingface_hub.CommitInfo`]: the commit. Its `repo_url` is the address of the repository.

@@ -24,7 +24,7 @@ def adapter_settings(args: ModelConfig) -> Json:
 def check_adapter(args: ModelConfig, adapter: Path) -> None:
     """Raise a ValueError if an adapter cannot be trained further with these settings."""
     record, now = manifest.read(adapter.parent), adapter_settings(args)["peft"]
-    assert record is not None  # Otherwise, the folder has no merged weights, and no command trains from it.
+    assert record is not None  # Without a manifest, the folder has no merged weights, and no command trains from it.
     before = record.stages["train"]["inputs"]["peft"]
     if now is None:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Start the processes of a stage, and end all of them when one fails or this process ends.
 
 Unless a stage needs a launcher or another Python, its process is forked from a server. The server has already imported
-PyTorch, transformers and TRL, because these imports take several seconds. It is Python's fork server, see
+PyTorch, transformers and TRL, because these imports take several seconds. The server is Python's fork server, see
 `fork_server.py`. On systems other than Linux, forking is not safe with these libraries, so each process imports them.
 """
 
@@ -34,17 +34,17 @@ _LOCK = Lock()
 
 @dataclass
 class Program:
-    """Command `topr`, and where to run it.
+    """Arguments of a `topr` process, the GPUs of the process, and the command that starts the process.
 
     Attributes:
         arguments (`list[str]`): Arguments of `topr`.
-        gpus (`list[str]`, defaults to `[]`): GPUs that the process may use. With [], it sees the GPUs that this process
-            sees.
-        python (`list[str]`, defaults to `[]`): Command to run instead of this Python, such as that of another
-            environment, or `accelerate launch`. With [], the process is forked from the server.
+        gpus (`list[str]`, defaults to `[]`): GPUs that the process may use. With [], the process sees the GPUs of its
+            parent. The field has no effect with a launcher.
+        python (`list[str]`, defaults to `[]`): Command that replaces this Python, such as the Python of a different
+            environment, or `accelerate launch`. With [] and without a launcher, the process is forked from the server.
         launcher (`list[str]`, defaults to `[]`): Words before the command. A launcher can start processes on other
-            machines. When this process ends, the launcher gets SIGTERM instead of SIGKILL, so that it can end these
-            processes.
+            machines. When the parent ends, the launcher gets SIGTERM instead of SIGKILL, so that the launcher can end
+            these processes.
     """
 
     arguments: list[str]
@@ -54,7 +54,7 @@ class Program:
 
     @property
     def command(self) -> list[str]:
-        """Return the command to execute, or [] if the process is forked from the server."""
+        """Return the command to execute, or [] if neither `python` nor `launcher` is set."""
         if not self.python and not self.launcher:
             return []
         return [*self.launcher, *(self.python or [sys.executable]), "-m", "topr_trl", *self.arguments]
@@ -68,7 +68,7 @@ def start_server() -> None:
 
 
 def start(program: Program, log: Path | None = None) -> BaseProcess:
-    """Start a process in its own process group. On Linux, the process ends when this process ends.
+    """Start a process, on POSIX systems in a new process group. On Linux, the process ends when its parent ends.
 
     Args:
         program (`Program`): Command to run.
@@ -152,13 +152,13 @@ def run_processes(programs: Iterable[Program], stage: str, log: Path | None, sto
 
 
 def _interrupt(processes: list[BaseProcess], seconds: float | None = None) -> None:
-    """Send Ctrl+C to processes, and wait until they have ended. `topr train` first saves a checkpoint.
+    """Send SIGINT (Ctrl+C) to processes, and wait until they have ended. `topr train` first saves a checkpoint.
 
-    Launchers are left out: `srun`, for example, only prints a message.
+    Do not pass launchers: at Ctrl+C, `srun`, for example, only prints a message.
 
     Args:
         processes (`list[BaseProcess]`): Forked processes.
-        seconds (`float`, *optional*): Longest time to wait for each process.
+        seconds (`float`, *optional*): Longest time to wait for each process. `None` means no limit.
     """
     for process in processes:
         if _exit_code(process) is None:
@@ -190,7 +190,7 @@ def end(processes: list[BaseProcess]) -> None:
             process.terminate()
     for process in processes:
         if not connection.wait([process.sentinel], _GRACE):
-            # Do not kill the process group. Other processes of srun must still end tasks on other machines.
+            # Do not kill the process group, because helper processes of srun must still end tasks on other machines.
             process.kill()
             _join(process)
         else:

@@ -29,7 +29,8 @@ def with_imported_input(args: Settings) -> Settings:
         args (`InputArguments`): Settings of a command. The field `input` or `rows` has the path of the input.
 
     Returns:
-        A copy of the settings, with default import settings. If the input does not exist, `args` itself.
+        A copy of the settings, with default import settings. The function returns `args` itself if the input is set
+        and does not exist.
 
     Raises:
         ValueError: the file cannot be imported, several processes would import it, or an import setting is invalid or
@@ -72,7 +73,7 @@ def _with_rows(args: Settings, name: str, rows: str | None) -> Settings:
 def _check_without_import(args: InputArguments, name: str, given: str | None) -> None:
     """Check that no import setting is set, because nothing is imported.
 
-    If an earlier import wrote the rows, its settings are allowed.
+    If an earlier import wrote the rows, the settings of that import are allowed.
 
     Raises:
         ValueError: a setting has no effect.
@@ -94,7 +95,7 @@ def _holds_rows(path: Path, args: InputArguments) -> bool:
     A folder with a manifest or with numbered shards holds rows. Otherwise, a path holds records if an import setting
     such as `format` is set. Without these settings, a parquet or JSON file holds rows if it has the column `prompt`,
     and `completion` or `completion_ids`. A parquet or JSON file of unknown format also counts as rows, so that the
-    command reports missing columns.
+    command reports missing columns. In a folder, the first file decides.
     """
     if path.is_dir() and (manifest.read(path) is not None or any(path.glob("*-of-*.parquet"))):
         return True
@@ -103,7 +104,7 @@ def _holds_rows(path: Path, args: InputArguments) -> bool:
     try:
         first = next(iter(files_of(path, "")))
     except ValueError:
-        return True  # There is nothing to import. The command reports what is missing.
+        return True  # There is nothing to import. The command reports the problem.
     if first.suffix == ".parquet":
         names = set(columns_of(first))
         if "prompt" in names and names & set(_COMPLETIONS):

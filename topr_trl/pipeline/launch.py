@@ -32,7 +32,8 @@ def check_launch(command: str, settings: RunArguments) -> None:
         settings (`RunArguments`): Settings of the command.
 
     Raises:
-        ValueError: settings are wrong, contradict each other or are incomplete, or the machine has too few GPUs.
+        ValueError: settings are wrong, contradict each other or are incomplete, the machine has too few GPUs, or a
+            launcher started this process as one of several.
         ImportError: vLLM or DeepSpeed is needed and not installed.
         FileNotFoundError: the program of a launcher does not exist.
     """
@@ -143,7 +144,7 @@ def programs_of(stage: Stage[Any], launch: LaunchArguments) -> list[Program]:
 
 
 def num_machines(accelerate_config: str | None) -> int:
-    """Return the number of machines in a config file of Accelerate. Return 1 without a file."""
+    """Return the number of machines in a config file of Accelerate. Return 1 without a file or without a number."""
     return int(_accelerate_settings(accelerate_config).get("num_machines") or 1)
 
 
@@ -153,9 +154,10 @@ def _accelerate_settings(path: str | None) -> Any:
 
 
 def write_settings(stage: Stage[Any]) -> Path:
-    """Write a YAML file beside a stage's folder, from which another process can read the stage's settings.
+    """Write the settings of a stage to a YAML file beside the stage's folder. The stage's processes read this file.
 
-    Settings with default values are left out, unless the default depends on the machine or on the task.
+    Settings with default values are left out, except for the model, and for settings whose default depends on the
+    machine or on the task.
 
     Returns:
         The path of the file.
@@ -186,7 +188,7 @@ def _settings_for_yaml(args: FolderArguments) -> Json:
 def devices(stage: str, launch: LaunchArguments) -> list[str]:
     """Return the GPUs of a stage: those in the settings, else those in `CUDA_VISIBLE_DEVICES`.
 
-    Return [] if neither names a GPU. The stage then sees the GPUs that this process sees.
+    Return [] if neither source names a GPU. The stage then sees the GPUs that this process sees.
     """
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return launch.devices_of(stage) or [name for name in given.split(",") if name]

@@ -47,7 +47,7 @@ def weights_of(inputs: Json) -> Json:
 def older_weights(folder: Path) -> list[Json]:
     """Return the starting weights of each training run that led to a model, newest first.
 
-    Return [] if no stage wrote the model.
+    Return [] if the folder of the model has no manifest, or a damaged manifest.
     """
     return [weights_of(record.last["inputs"]) for record in _walk(folder, "weights")]
 
@@ -58,9 +58,9 @@ def first_weights(folder: Path) -> Json:
 
 
 def _walk(folder: Path, source: str) -> list[Manifest]:
-    """Return the manifests of a folder and of the folders it was made from, newest first.
+    """Return the manifests of a folder and of the folders that it was made from, newest first.
 
-    Stop at a folder that was removed or changed.
+    Stop at a folder that was removed or changed, or whose manifest is damaged.
 
     Args:
         folder (`Path`): Folder to start from.
@@ -93,7 +93,7 @@ def _read(folder: Path) -> Manifest | None:
 
 
 def name_on_the_hub(name: str | None) -> str | None:
-    """Return the name if it can be a repository on the Hub and is not a local file or folder, else None."""
+    """Return the name if it can be a repository on the Hub, and is neither a local path nor a data file, else None."""
     if name is None or name.endswith(TABLE_SUFFIXES) or Path(name).exists():
         return None
     try:

@@ -11,13 +11,13 @@ LOCK = ".lock"  # prefix of the names of lock files
 
 @contextmanager
 def lock(folder: Path, part: str = "") -> Iterator[None]:
-    """Hold the lock of a folder, or of a part of it. If another process holds the lock, wait.
+    """Hold the lock of a folder, or of a part of the folder. If another process holds the lock, wait.
 
     The lock is released at the end of the `with` block, or when the process is killed. If a killed loop leaves a stage
     running, a new loop waits until the stage releases its lock.
 
     Args:
-        folder (`Path`): Folder to lock. It is created if it does not exist.
+        folder (`Path`): Folder to lock. A missing folder is created.
         part (`str`, defaults to `""`): Part of the folder with its own lock, such as `"-0-of-4"` for the first of four
             workers. By default, hold the lock of the folder, which does not include the locks of its parts.
 
@@ -40,7 +40,7 @@ def lock(folder: Path, part: str = "") -> Iterator[None]:
 
 
 def others_work(folder: Path, part: str) -> bool:
-    """Return whether any part of a folder other than `part` is locked."""
+    """Return whether any part of a folder is locked, not counting `part`."""
     return any(_is_held(path) for path in folder.glob(f"{LOCK}-*") if path.name != f"{LOCK}{part}")
 
 

@@ -1,7 +1,8 @@
 """Run the loop over the stages: sample, score, curate, log-mu, train, evaluate, once per iteration.
 
 Sampling and training take turns, or run at the same time with `overlap`. A loop can be killed at any moment. Started
-again with the same command, it skips finished stages and continues the others from their last shard or checkpoint.
+again with the same command, the loop skips finished stages, and continues an unfinished stage from its last shard or
+checkpoint.
 """
 
 import time
@@ -52,7 +53,8 @@ def sides_of(loop: IterateArguments) -> dict[str, list[Step]]:
     if not loop.overlap:
         together = [[*of_rows, step, *test] for of_rows, step, test in zip(rows, training, tests[1:], strict=True)]
         return {"": [*tests[0], *(step for of_iteration in together for step in of_iteration)]}
-    # Training waits for the rows of the first `ahead` iterations, so sample them before the tests.
+    # The starting model writes the rows of the first `ahead` iterations. Sample these rows before the test of the
+    # starting model, because training waits for rows.
     ahead = loop.overlap + 1
     sampling = [step for of_rows in rows[:ahead] for step in of_rows] + tests[0]
     for i in range(1, loop.iterations + 1):
@@ -130,7 +132,7 @@ def iterate(loop: IterateArguments) -> None:
         loop (`IterateArguments`): Settings of the loop.
 
     Raises:
-        ValueError: a folder holds results for other settings, or two settings contradict each other.
+        ValueError: a folder holds results for other settings, or `check` rejects settings, problems or rows.
         FileNotFoundError, ImportError: a file or a package is missing, see `check`.
         ChildProcessError: a stage failed.
     """
@@ -174,7 +176,8 @@ def check(loop: IterateArguments) -> None:
     """Check settings, problems, rows and weights before the loop starts. Otherwise, a stage could fail after hours.
 
     Raises:
-        ValueError: settings contradict each other, problems or rows cannot be used, or the folder holds other files.
+        ValueError: settings contradict each other, problems or rows cannot be used, or topr did not write the files of
+            the folder.
         FileNotFoundError: a file does not exist.
         ImportError: a package that the settings need is not installed.
     """
@@ -204,7 +207,7 @@ def check_trainable(path: Path, rewards: RewardArguments) -> None:
 
     Raises:
         ValueError: columns are missing, rows are greedy or have rewards of turns, or a reward function cannot be used.
-        FileNotFoundError: the path does not exist, or the folder has no rows.
+        FileNotFoundError: the path does not exist, or the folder has no complete set of shards.
     """
     for shard in shards_of(path):
         names = columns_of(shard)

@@ -19,16 +19,16 @@ from topr_trl.pipeline.locks import LOCK
 # pandas, pyarrow and datasets skip names that start with _ or . when they read a folder.
 NAME = "_manifest.json"
 WORK = "work"  # subfolder for temporary files and checkpoints, removed when the stage finishes
-PAGE = "report.html"  # page of `topr look`, which users can write again while a stage runs, and after it has finished
+PAGE = "report.html"  # page of `topr look`, which users can write again during and after a stage
 _NOT_FINISHED = "{} is not finished: run the stage that writes this folder again, until it finishes."
 
 Json = dict[str, Any]
-Entry = Json  # entry of a stage: `inputs` and `sources`; after it has finished also `rows`, `finished` (time) and notes
+Entry = Json  # entry of a stage: `inputs` and `sources`; for a finished stage also `rows`, `finished` (time) and notes
 
 
 @dataclass
 class Manifest:
-    """Record of the stages that worked in a folder, and of its files.
+    """Record of the stages that worked in a folder, and of the folder's files.
 
     Attributes:
         stages (`dict[str, dict]`): Entries of the stages by name, in the order they ran.
@@ -105,7 +105,7 @@ def begin(
     sources: Mapping[str, str] | None = None,
     has_results: bool = True,
 ) -> bool:
-    """Prepare the folder of a stage: add the stage to its manifest, or remove damaged and temporary files.
+    """Prepare the folder of a stage: add the stage to the manifest, or remove damaged and temporary files.
 
     Args:
         folder (`Path`): Folder that the stage writes.
@@ -115,7 +115,7 @@ def begin(
         has_results (`bool`, defaults to `True`): Whether the stage has written results to the folder.
 
     Returns:
-        Whether the stage has finished.
+        Whether the stage has finished, and no file is damaged.
 
     Raises:
         ValueError: the folder holds results for other inputs, another unfinished stage, a damaged manifest, or files
@@ -153,7 +153,10 @@ def _describe_changes(there: Json, now: Json) -> list[str]:
 
 
 def forget(folder: Path, stage: str) -> None:
-    """Remove a stage that wrote no results from the manifest, and remove its temporary files."""
+    """Remove a stage that wrote no results from the manifest, and remove the temporary files of the folder.
+
+    If no other stage is in the manifest, remove the manifest.
+    """
     record = read(folder)
     assert record is not None
     del record.stages[stage]
@@ -165,7 +168,7 @@ def forget(folder: Path, stage: str) -> None:
 
 
 def finish(folder: Path, stage: str, rows: int, **notes: object) -> None:
-    """Record in the manifest that a stage has finished, with the sizes and checksums of its result files.
+    """Record in the manifest that a stage has finished, with the sizes and checksums of the folder's result files.
 
     `results` selects the files. If all stages of the folder have finished, remove the temporary files.
 
@@ -173,7 +176,7 @@ def finish(folder: Path, stage: str, rows: int, **notes: object) -> None:
         folder (`Path`): Folder of the stage.
         stage (`str`): Name of the stage.
         rows (`int`): Number of rows.
-        notes (`object`): Other values for the stage's entry, as JSON.
+        notes (`object`): Further values for the stage's entry, as JSON.
     """
     record = read(folder)
     assert record is not None
@@ -200,13 +203,13 @@ def discard(folder: Path) -> None:
     assert record is not None
     assert record.finished
     record.discarded = True
-    _write(folder, record)  # Write this first. If the process is then killed, missing files do not count as damage.
+    _write(folder, record)  # Write the manifest first: if the process is then killed, missing files are no damage.
     for name in record.files:
         (folder / name).unlink(missing_ok=True)
 
 
 def check_whole(path: Path) -> None:
-    """Check that the stages of a folder have finished and that its files are still there.
+    """Check that the stages of a folder have finished, and that the folder's files are complete.
 
     A file, or a folder without a manifest, passes.
 
@@ -228,9 +231,9 @@ def check_whole(path: Path) -> None:
 
 
 def _damaged(folder: Path, record: Manifest) -> list[str]:
-    """Return the files that are missing or have a different size.
+    """Return the files that are missing, or whose size differs from the manifest.
 
-    Return [] if the files were discarded, or if a stage has not finished, because it may change files.
+    Return [] if the files were discarded, or if a stage has not finished, because such a stage may change files.
     """
 
     def whole(path: Path, size: int) -> bool:
@@ -242,7 +245,7 @@ def _damaged(folder: Path, record: Manifest) -> list[str]:
 
 
 def results(folder: Path) -> list[Path]:
-    """Return the result files in a folder, without those in subfolders that have their own manifest."""
+    """Return the result files in a folder, without the files in subfolders that have their own manifest."""
     others = {path.parent for path in folder.rglob(NAME)} - {folder}
     return [
         path
@@ -301,7 +304,8 @@ def read(folder: Path) -> Manifest | None:
 def fingerprint(path: Path) -> str:
     """Return a short hash of the name and content of a file, or of the relative paths and content of a folder's files.
 
-    If the stages of a folder have finished, hash the sizes and checksums in its manifest instead.
+    Hidden files, and subfolders that other stages write, are left out. If the stages of a folder have finished, hash
+    the paths, sizes and checksums in the folder's manifest instead.
     """
     record = read(path)
     if record is not None and record.finished:

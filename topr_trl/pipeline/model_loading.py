@@ -2,7 +2,7 @@
 
 `topr train` merges an adapter into float32 weights, and also keeps the adapter in the folder `adapter/`. Rounding the
 merged weights to bfloat16, or to 4 bits, would undo most of a small update. So stages read the merged weights only in
-float32. Otherwise, and to train the adapter further, they load the base model and the adapter.
+float32. In other dtypes, in 4 or 8 bits, and to train the adapter further, stages load the base model and the adapter.
 """
 
 from collections.abc import Mapping
@@ -52,12 +52,13 @@ def _check_holds_model(folder: Path) -> None:
 
 
 def adapter_of(settings: ModelConfig, dtype: str | None, quantized: bool = False) -> Path | None:
-    """Return the folder of the adapter to load on top of its base model. Return None if the folder has the weights.
+    """Return the folder of the adapter to load with its base model. Return None to load the model without an adapter.
 
     Args:
         settings ([`~trl.ModelConfig`]): Settings of the model.
         dtype (`str`, *optional*): Dtype of the weights to load. In float32, merged weights are used if there are any.
-        quantized (`bool`, *optional*, defaults to `False`): Whether the weights are loaded in 4 or 8 bits.
+        quantized (`bool`, *optional*, defaults to `False`): Whether the weights are loaded in 4 or 8 bits. Merged
+            weights are then not used.
     """
     folder = Path(model_path(settings))
     if holds_only_adapter(folder):
@@ -67,7 +68,7 @@ def adapter_of(settings: ModelConfig, dtype: str | None, quantized: bool = False
 
 
 def load_model(settings: ModelConfig, how: Mapping[str, Any], trainable: bool = False) -> Any:
-    """Load a model, or its base model with the adapter.
+    """Load a model, or the base model with the adapter that `adapter_of` names.
 
     Args:
         settings ([`~trl.ModelConfig`]): Settings of the model.
@@ -106,10 +107,10 @@ def load_with_adapter(adapter: Path, how: Mapping[str, Any], trainable: bool = F
 
 
 def load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the model. If it has no pad token, use its EOS token for padding.
+    """Load the tokenizer of the model. If the tokenizer has no pad token, the EOS token becomes the pad token.
 
     Raises:
-        OSError: there is no such model.
+        OSError: there is no such model, or its folder has no tokenizer.
     """
     name = model_path(settings)
     try:

@@ -1,7 +1,7 @@
 """End a process when the loop that started it ends.
 
-The loop is the process of `topr iterate` or `topr trial`. If it is killed on Linux, its stages end, too. On other
-systems, a stage finishes its work, and a new loop waits for it.
+The loop is the process of `topr iterate` or `topr trial`. If the loop is killed on Linux, its stages end, too. On other
+systems, a stage finishes its work, and a new loop waits for the stage.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ import threading
 
 LOOP = "TOPR_LOOP"  # environment variable with the process id of the loop
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL.
-_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # Loading it after a fork is unsafe.
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # Loading the C library after a fork is unsafe.
 
 
 def end_with_parent(by: signal.Signals) -> None:
@@ -46,7 +46,8 @@ def is_one_of_several() -> bool:
 def end_processes_on_signals() -> None:
     """Make SIGTERM and SIGHUP (a closed terminal) raise `SystemExit`, so that the loop can end its processes.
 
-    Do nothing in other threads, because Python can set signal handlers only in the main thread.
+    Signals that are ignored or already have a handler stay unchanged. Outside the main thread, do nothing, because
+    Python can set signal handlers only in the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         return

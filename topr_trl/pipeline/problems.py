@@ -40,7 +40,7 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
         has_ids = "problem_id" in rows.column_names
         return rows if has_ids else rows.add_column("problem_id", list(range(len(rows))))
     if args.training_shots and args.dataset_name is not None:
-        # Draw one more than needed, because a problem cannot be its own example.
+        # Draw one example more than needed, because a problem cannot be its own example.
         exemplars = hendrycks_math.draw_exemplars(task.load(args.dataset_name, "train"), shots + 1)
         return hendrycks_math.prepare(rows, shots, exemplars)
     return task.prepare(rows, shots)
@@ -49,7 +49,7 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
 def stop_strings_of(args: ProblemArguments, problems: Dataset) -> tuple[str, ...]:
     """Return the texts that end a completion, in addition to the stop token.
 
-    Return () for own prompts, and for prompts that are messages.
+    Return () for own prompts, for problems without answers, and for prompts that are messages.
     """
     judged = "answer" in problems.column_names and isinstance(problems[0]["prompt"], str)
     return args.task_of_problems.stop_strings if judged else ()
@@ -63,7 +63,8 @@ def check_rewards(problems: Dataset, rewards: RewardArguments) -> None:
         rewards (`RewardArguments`): Settings for rewards.
 
     Raises:
-        ValueError: a reward function cannot be loaded or called, or there is none and the problems have no answers.
+        ValueError: a reward function cannot be loaded or called, or no function is set and the problems have no
+            answers.
         OSError: a file of reward functions or a reward model does not exist.
     """
     columns = [*problems.column_names, *COLUMNS_OF_SAMPLER]

@@ -46,7 +46,7 @@ def begun(run: Path) -> bool:
 
 
 def check_own(run: Path) -> None:
-    """Raise a ValueError if a folder has files, and no loop has written to it.
+    """Raise a ValueError if a folder has files, and no loop has written to the folder.
 
     Imported rows and hidden files, such as locks and `.DS_Store`, are allowed.
     """

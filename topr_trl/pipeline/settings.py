@@ -128,7 +128,7 @@ class ProblemArguments:
         if self.task is None:
             self.task = DEFAULT_TASK
         check_types(self, ProblemArguments)
-        check_choice(self, task=(*TASKS, OWN_PROMPTS.name))  # a program can add a task
+        check_choice(self, task=(*TASKS, OWN_PROMPTS.name))  # A program can add a task.
         check_at_least(1, self, "problems_per_shard", "num_train_problems")
         check_at_least(0, self, "num_shots", "num_test_problems")
         if self.test_dataset_name is not None and self.dataset_name is None:

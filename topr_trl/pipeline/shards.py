@@ -1,4 +1,4 @@
-"""Read and write shards of rows. A shard's metadata lists the stages that wrote it and the columns of each stage."""
+"""Read and write shards of rows. A shard's metadata lists the stages that wrote the shard, and their columns."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -97,11 +97,12 @@ def add_columns(
 ) -> None:
     """Add the columns of a stage to each shard of `source`, and write the shards to `folder`. Skip finished shards.
 
-    Columns that this stage or later stages added to `source` before are dropped.
+    Columns that this stage or later stages added to `source` before are dropped. The user gets a warning if `folder` is
+    not `source` and columns of later stages are dropped.
 
     Args:
         source (`Path`): Folder or file of rows.
-        folder (`Path`): Folder to write. It can be the same as `source`.
+        folder (`Path`): Folder to write, which can be `source`.
         stage (`str`): Name of the stage.
         columns (`Callable`): Function that takes the number and the rows of a shard, and returns the rows with the new
             columns.
@@ -137,7 +138,7 @@ def remove_columns(folder: Path, stage: str) -> None:
 
 @contextmanager
 def naming(shard: Path) -> Iterator[None]:
-    """Add the name of the shard to a ValueError, because row numbers in messages count from the start of a shard."""
+    """Add the name of the shard to a ValueError, because row numbers in errors count from the start of a shard."""
     try:
         yield
     except ValueError as error:

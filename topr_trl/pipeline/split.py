@@ -42,9 +42,9 @@ class Split(Stage[TrialArguments]):
     The notes in the stage's manifest entry are:
 
     - `by_answers`: whether to test by sampling and judging completions of the held-out problems. Otherwise, the mean
-      reward is estimated from their logged rows.
+      reward is estimated from the logged rows of these problems.
     - `settings`: names of the arms that fit the rows.
-    - `diagnosis`: kinds of problems, see [`diagnose`]. Empty if rewards do not have two values.
+    - `diagnosis`: kinds of problems as text, see [`diagnose`], or `""` if rewards do not have two values.
     """
 
     def __init__(self, args: TrialArguments, arms: Mapping[str, Mapping[str, Any]]) -> None:
@@ -57,7 +57,7 @@ class Split(Stage[TrialArguments]):
         return self.args.folder / "rows"
 
     def inputs(self) -> Json:
-        """Return the rows, the size of the trial, and the task if completions may be judged."""
+        """Return the rows, the settings of the split, and the task if completions may be judged."""
         args = self.args
         known = values_of(args, ("trial_rows", "held_out_problems", "test_by", "seed"))
         task = {} if args.test_by == "rewards" else {"task": task_of_rows(args.source, args.task)}
@@ -67,8 +67,8 @@ class Split(Stage[TrialArguments]):
         """Write the rows.
 
         Raises:
-            ValueError: the rows have too few problems, all rewards are equal, or the held-out problems cannot be
-                tested.
+            ValueError: the rows have too few problems or rewards of turns, all rewards of the rows to train on are
+                equal, or the held-out problems cannot be tested.
         """
         training, tested, notes = _choose_rows(self.args, self.folder, self.arms)
         save_rows(training, self.folder / TRAINING_ROWS)
@@ -132,7 +132,7 @@ def _choose_rows(
 def _without_stage_columns(rows: Dataset) -> Dataset:
     """Drop the columns that `curate` and `log-mu` added."""
     gone = {AFTER_BASELINE, TIMES_CHOSEN}
-    if MU_COLUMNS[1] in rows.column_names:  # `log-mu` computed both columns. Users give `mu_logps` alone.
+    if MU_COLUMNS[1] in rows.column_names:  # Then `log-mu` computed `mu_logps`, too.
         gone |= set(MU_COLUMNS)
     return rows.remove_columns(sorted(gone & set(rows.column_names)))
 
@@ -152,6 +152,8 @@ def _is_worth_trying(settings: Mapping[str, Any], rewards: FloatArray, problems:
 
 def _can_judge(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> bool:
     """Return whether to test by answers: the task's judge can judge the rows and agrees with their rewards.
+
+    Return False if `test_by` is `"rewards"`.
 
     Raises:
         ValueError: `test_by` is `"answers"`, and the judge cannot judge the rows or does not agree.
@@ -188,11 +190,11 @@ def _can_judge(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> boo
 def _prepare_held_out(rows: Dataset, numbers: NDArray[np.int64]) -> Dataset:
     """Return held-out rows for computing log-probabilities.
 
-    If the rows have log μ, the column `given_log_mu` has its sum for each row.
+    If the rows have log μ, the column `given_log_mu` has the sum of log μ over each row.
 
     Args:
         rows ([`~datasets.Dataset`]): Held-out rows.
-        numbers (`np.ndarray`): Problem of each row, numbered from 0. It becomes the column `problem_id`.
+        numbers (`np.ndarray`): Problem of each row, numbered from 0. The numbers become the column `problem_id`.
 
     Raises:
         ValueError: a rollout can have several rows, or only some rows have log μ.

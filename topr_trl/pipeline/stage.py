@@ -1,7 +1,7 @@
 """Base class of a stage. A stage writes a folder, and is skipped while its inputs stay the same.
 
 To add a stage, add a module with one subclass to `topr_trl/pipeline/stages/`. The name of the module is the command,
-and the first line of its docstring is the help of the command.
+and the first line of the module's docstring is the help of the command.
 """
 
 import time
@@ -96,7 +96,7 @@ class Stage(ABC, Generic[Settings]):
 
     @abstractmethod
     def make(self) -> Result:
-        """Write the result. If a killed run left a part of it, write only the missing part.
+        """Write the result. If a killed run left a part of the result, write only the missing part.
 
         Returns:
             The number of rows, and notes for the manifest.
@@ -125,10 +125,11 @@ class Stage(ABC, Generic[Settings]):
         return ""
 
     def is_finished(self) -> bool:
-        """Return whether the stage has finished with the same inputs. No file is changed.
+        """Return whether the stage has finished with the current inputs, and no file is damaged. No file is changed.
 
         Raises:
-            ValueError: the folder holds results for other inputs, or the input is unfinished or damaged.
+            ValueError: the folder holds results for other inputs, the input is unfinished or damaged, or the manifest
+                is damaged.
             FileNotFoundError: the input does not exist.
         """
         record = manifest.read(self.folder)
@@ -141,7 +142,7 @@ class Stage(ABC, Generic[Settings]):
         """Run the stage, unless it has finished already.
 
         Returns:
-            The stage's entry in the manifest. Processes other than the main one get {}.
+            The stage's entry in the manifest, on the main process. The remaining processes get {}.
 
         Raises:
             ValueError: the folder holds results for other settings, the input is unfinished or damaged, or a stage
@@ -178,7 +179,7 @@ class Stage(ABC, Generic[Settings]):
             manifest.clean(self.folder)
 
     def entry(self) -> Json:
-        """Return the stage's entry in the manifest of its folder. Return {} if there is none."""
+        """Return the stage's entry in the manifest of its folder. Return {} if the manifest or the entry is missing."""
         record = manifest.read(self.folder)
         return record.stages.get(self.name, {}) if record is not None else {}
 
@@ -199,7 +200,7 @@ class Stage(ABC, Generic[Settings]):
         """Check that a new stage in the folder of other stages only adds columns to their rows, and comes after them.
 
         Raises:
-            ValueError: the stage would remove the results of another stage, or mix with them.
+            ValueError: the stage would remove the results of another stage, or mix its results with them.
         """
         record = manifest.read(self.folder)
         if record is None or self.name in record.stages:
@@ -215,8 +216,10 @@ class Stage(ABC, Generic[Settings]):
     def check_sources(self) -> None:
         """Check that the folders to read exist, are finished and have all of their files.
 
+        The stage's own folder is not checked.
+
         Raises:
-            ValueError: a folder is unfinished or damaged.
+            ValueError: `input` is not set, or a folder is unfinished or damaged.
             FileNotFoundError: a path does not exist.
         """
         for path in self.sources():
@@ -242,9 +245,9 @@ class Stage(ABC, Generic[Settings]):
         return {"inputs": self.inputs(), "has_results": others_work or self._has_results()}
 
     def _has_results(self) -> bool:
-        """Return whether the folder has results of this stage.
+        """Return whether the folder has results or checkpoints of this stage.
 
-        If so, the stage refuses other settings, because new results would mix with the old ones or replace them.
+        A stage with results refuses other settings, because new results would mix with the old results or replace them.
         """
         work = self.folder / manifest.WORK
         kept = [*work.glob("checkpoint-*"), *work.glob("final"), *work.glob("log_mu*")]
@@ -255,7 +258,7 @@ class Stage(ABC, Generic[Settings]):
     def _read_from(self) -> dict[str, Path]:
         """Return the folders that `lineage` follows, by name: `input` and `weights`.
 
-        Leave out the input if it is the stage's own folder, and the weights if no stage wrote them.
+        Leave out the input if it is not set or is the stage's own folder, and the weights if no stage wrote them.
         """
         found = {}
         if self.args.input and Path(self.args.input).resolve() != self.folder.resolve():

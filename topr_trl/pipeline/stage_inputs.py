@@ -1,7 +1,7 @@
 """Describe rows, weights and settings for the inputs of a stage.
 
-Rows, and weights that a stage wrote, are identified by their content, so that their folders can be moved. Other
-weights are identified by the name of the model.
+Rows, and weights that a stage wrote, are identified by their content, so that their folders can be moved. All other
+weights are identified by the name or path of the model, and by its revision.
 """
 
 from collections.abc import Iterable
@@ -51,7 +51,7 @@ def task_of_rows(source: Path, task: str | None) -> str:
     If the stage `sample` did not write the rows, return `task`, or the default task if `task` is None.
 
     Raises:
-        ValueError: the rows were sampled for an unknown task.
+        ValueError: the task of the rows is unknown.
     """
     record, task = manifest.read(source), task or DEFAULT_TASK
     sampled = record.stages.get("sample") if record else None

@@ -35,7 +35,7 @@ class Step:
     finished: Event = field(default_factory=Event, compare=False, repr=False)
 
     def finish(self) -> None:
-        """Set `finished`, and remove the files of `discards`."""
+        """Remove the files of `discards`, and set `finished`."""
         if self.discards is not None:
             manifest.discard(self.discards)
         self.finished.set()
@@ -49,9 +49,9 @@ def run_steps(
     Args:
         steps (`Sequence[Step]`): Steps.
         launch (`LaunchArguments`): Settings for starting processes.
-        out (`Path`): Folder of the command. The titles show the folders of the steps relative to it.
-        side (`str`, defaults to `""`): Name of the side, if there are two. The processes of its stages then write their
-            output to a file `STAGE.log`.
+        out (`Path`): Folder of the command. The titles show the folders of the steps relative to this folder.
+        side (`str`, defaults to `""`): Name of the side, if there are two sides. The processes of a stage then write
+            their output to a file `STAGE.log`.
         stop (`Event`, *optional*): Event that ends the running step's processes and skips later steps when it is set.
 
     Returns:
@@ -95,7 +95,7 @@ def run_sides(sides: Mapping[str, Sequence[Step]], launch: LaunchArguments, out:
     Args:
         sides (`Mapping[str, Sequence[Step]]`): Steps of each side, by name.
         launch (`LaunchArguments`): Settings for starting processes.
-        out (`Path`): Folder of the command. The titles show the folders of the steps relative to it.
+        out (`Path`): Folder of the command. The titles show the folders of the steps relative to this folder.
 
     Returns:
         The seconds that the stages of each side spent, by name.
@@ -104,13 +104,13 @@ def run_sides(sides: Mapping[str, Sequence[Step]], launch: LaunchArguments, out:
         ChildProcessError: the processes of a stage failed. The other side was stopped.
     """
     stop = Event()
-    start_server()  # The kernel ends the server with the thread that started it, so no side may start it.
+    start_server()  # The kernel ends the server with the thread that started it, so start it in this thread.
     with ThreadPoolExecutor(len(sides)) as pool:
         runs = {pool.submit(run_steps, steps, launch, out, side, stop): side for side, steps in sides.items()}
         try:
             return {runs[run]: run.result() for run in as_completed(runs)}
         finally:
-            stop.set()  # After a failure on one side, end the other.
+            stop.set()  # After a failure on one side, end the other side.
 
 
 def _print_line(line: str) -> None:

@@ -27,8 +27,8 @@ from topr_trl.trainers.offline import OfflineTOPRTrainer
 
 # Settings, besides the weights, that determine log π of a row.
 FORWARD = ("bf16", "fp16", "model_init_kwargs", "chat_template_path", "eos_token", "pad_token")
-# Settings that determine the limits and the level of π/μ, and the source of log μ. `segment_tokens` is not among them,
-# because log μ does not depend on it.
+# Settings that determine the limits and the level of π/μ, and the source of log μ. `segment_tokens` is left out,
+# because log μ does not depend on this setting.
 RATIO = ("preset", "a_pos", "b_pos", "a_neg", "b_neg", "ratio_level", "log_mu")
 
 
@@ -86,9 +86,9 @@ def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) 
         return OfflineTOPRTrainer(load_model(args, how, trainable=True), own, rows, processing_class=tokenizer)
     own.model_init_kwargs, adapter = how, get_peft_config(args)
     if adapter is not None:
-        # PEFT saves this revision with the adapter. Without it, the adapter would belong to the main revision.
+        # PEFT saves this revision with the adapter. Otherwise, the adapter would belong to the main revision.
         adapter.revision = how.get("revision")
-    # PEFT also saves the path of the base model. Later commands may run in another folder.
+    # PEFT also saves the path of the base model. Later commands may run in another folder, so make it absolute.
     model = absolute(model_path(args)) if adapter else model_path(args)
     return OfflineTOPRTrainer(model, own, rows, processing_class=tokenizer, peft_config=adapter)
 
@@ -102,7 +102,7 @@ def _has_log_mu_of_writer(done: Mapping[str, Json], model: str) -> bool:
 
 
 def _check_choice(args: TrainArguments, curate: Json | None) -> None:
-    """Raise a ValueError if a curation setting differs from the one that `curate` used, since it would have no effect.
+    """Raise a ValueError if a curation setting has no effect, because `curate` chose the rows with a different value.
 
     Default values pass, because the user may not have set them.
     """
@@ -118,7 +118,7 @@ def _check_choice(args: TrainArguments, curate: Json | None) -> None:
 
 
 def last_whole_checkpoint(run: Path, state: PartialState) -> str | None:
-    """Return the newest complete checkpoint of a run, or None. Remove incomplete checkpoints.
+    """Remove incomplete checkpoints of a run. Return the newest checkpoint that is left, or None if none is left.
 
     All processes must call this function together.
     """

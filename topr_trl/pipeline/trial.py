@@ -82,8 +82,9 @@ ARMS = (
     Arm("positives-repeated", "positives, repeated", {"curation": "repeated_positives"}),
     Arm("balanced", "balanced", {"curation": "balanced"}),
 )
-# Arms that a trial tries at three rates. If several arms cannot be distinguished from the best one, a trial recommends
-# the first of these. The default subtracts the mean reward, which gives p~ (effective positive share) = 50%.
+# Arms that a trial tries at three rates. If several arms cannot be distinguished from the best arm, a trial recommends
+# the first arm of `RECIPES` among them. The default arm `share-50` subtracts the mean reward, which gives p~ (effective
+# positive share) = 50%.
 RECIPES = ("positives-repeated", "balanced", "share-50")
 
 
@@ -93,12 +94,13 @@ class Outcome:
 
     Attributes:
         sampled (`dict`): Accuracy or mean reward on each held-out problem, by arm.
-        by_answers (`bool`): Whether `sampled` are accuracies of sampled completions. Otherwise, they are mean rewards,
-            estimated from the logged rows.
-        effective_samples (`dict`): Effective sample size by arm, see `OffPolicyValues`. Empty if `by_answers`.
+        by_answers (`bool`): Whether `sampled` has accuracies of sampled completions. Otherwise, `sampled` has mean
+            rewards, estimated from the logged rows.
+        effective_samples (`dict`): Effective sample size by arm, see `OffPolicyValues`. The dictionary is empty if
+            `by_answers` is True.
         trained_rows (`int`): Number of rows that each training run read.
-        greedy (`dict`): Whether the greedy answer to each held-out problem is correct, by arm. Empty without
-            greedy answers.
+        greedy (`dict`): Whether the greedy answer to each held-out problem is correct, by arm. The dictionary is empty
+            if no greedy answers were drawn.
         decode (`str`): The setting `decode`.
     """
 

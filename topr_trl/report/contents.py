@@ -23,7 +23,8 @@ from topr_trl.recording.store import read_rollouts, recording_in
 
 STATE = "trainer_state.json"
 TRIAL = "trial.json"
-# Columns that the page shows or counts. Token ids and log-probabilities take most of the space, and are not read.
+# Columns that the page shows or counts. Token ids and log-probabilities take most of the space, so the page does not
+# read them, except `prompt_ids` in rows without `prompt`.
 COLUMNS = (
     "prompt", "completion", "answer", "extracted", "verdict", "reward", "label", "reward_after_baseline",
     "times_chosen", "turn_rewards", "problem_id", "rollout_id", "temperature", "model", "finish_reason",
@@ -62,14 +63,14 @@ class Contents:
 
     Attributes:
         name (`str`): Name of the folder.
-        kind (`str`): What the folder is, such as `"Loop of 2 iterations"`.
+        kind (`str`): Description of the folder, such as `"Loop of 2 iterations"`.
         tests (`list[Rows]`): Completions of the same test problems by each model, in order of training.
         read_rows (`list[Rows]`): Completions that models were trained on, or that the user wants to look at.
         logged (`list[Rows]`): Rows that trainers logged with weights.
         histories (`dict[str, list]`): `log_history` of each training run, by name.
         settings (`dict[str, dict]`): Settings by name of the stage.
         trial (`dict`, *optional*): Results of a trial.
-        notes (`list[str]`): Sentences about missing files, with the commands that write them.
+        notes (`list[str]`): Sentences about parts that the page cannot show, with the reason or a remedy.
     """
 
     name: str
@@ -113,7 +114,7 @@ def _recording(path: Path, name: str) -> Contents | None:
 
 
 def _recorded(path: Path) -> pa.Table:
-    from topr_trl.importing.format import GRADED  # imports torch and TRL
+    from topr_trl.importing.format import GRADED  # This import also imports torch and TRL.
     from topr_trl.importing.formats import recording
 
     rows: list[dict[str, Any]] = []
@@ -129,7 +130,7 @@ def _recorded(path: Path) -> pa.Table:
                 rows.append({**texts, "rollout_id": str(rollout["rollout_id"]), **ratings, **rewards})
     names = dict.fromkeys(["prompt", "completion", "rollout_id", "reward", *(name for row in rows for name in row)])
     columns = {name: [row.get(name) for row in rows] for name in names}
-    for name in ("prompt", "completion"):  # text, or messages as JSON
+    for name in ("prompt", "completion"):  # Each value is text, or messages as JSON text.
         columns[name] = [value if isinstance(value, str) else json.dumps(value) for value in columns[name]]
     return _by_turn(pa.table(columns))
 
@@ -230,7 +231,7 @@ def _rows(path: Path, name: str) -> Contents | None:
 
 
 def _add_training(found: Contents, folder: Path, name: str) -> None:
-    """Add the log and the logged rows of a training run."""
+    """Add the log, the logged rows and the settings of a training run."""
     if history := _read_history(folder):
         found.histories[name] = history
     if any(_newest_files(folder, "completions/completions_*.parquet")):
@@ -239,13 +240,13 @@ def _add_training(found: Contents, folder: Path, name: str) -> None:
 
 
 def _rows_in(path: Path, name: str) -> list[Rows]:
-    """Return the rows of a file, or of a folder of parquet files, if there are any."""
+    """Return the rows of a file, or of a folder of parquet files, or [] if there are no such files."""
     are_rows = path.is_file() and path.suffix in (".parquet", ".json", ".jsonl")
     return [Rows(name, partial(_read_table, path), path)] if are_rows or any(path.glob("*.parquet")) else []
 
 
 def _rows_there(found: Contents, path: Path, name: str) -> list[Rows]:
-    """Return the rows that a stage read. Add a note if they were removed."""
+    """Return the rows that a stage read. If the rows were removed, return [] and add a note."""
     rows = _rows_in(path, name)
     if not rows:
         found.notes.append(f"{path} holds no rows any more, so the page does not show them.")
@@ -271,11 +272,11 @@ def _by_turn(table: pa.Table) -> pa.Table:
     """Return a numbered row for each turn that has its own reward. The completion of the row ends with this turn.
 
     If the rewards do not match the turns, or the completion is not a list of messages, keep one row with the mean
-    reward.
+    reward. A row without rewards of turns keeps its reward.
     """
     if TURN_REWARDS not in table.column_names:
         return table
-    if table[TURN_REWARDS].null_count == table.num_rows:  # as in imports of formats that can rate turns
+    if table[TURN_REWARDS].null_count == table.num_rows:  # Some importers add the column even if no turn is rated.
         return table.drop_columns(TURN_REWARDS)
     of_turns = numbers_in(table, TURN_REWARDS, pa.list_(pa.float64())).to_pylist()
     found: list[dict[str, Any]] = []
@@ -308,14 +309,14 @@ def numbers_in(table: pa.Table, name: str, type_: pa.DataType) -> pa.ChunkedArra
 def messages_of(value: Any) -> list[dict[str, Any]] | None:
     """Return messages, which importers write as JSON text. Return None for other text."""
     if isinstance(value, str) and value.startswith("[{"):
-        with suppress(ValueError, RecursionError):  # A model can write text like this.
+        with suppress(ValueError, RecursionError):  # A model can write text that starts like messages.
             value = json.loads(value)
     turns = value if isinstance(value, list) else []
     return turns if turns and all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in turns) else None
 
 
 def _settings(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the inputs of each stage that the manifest of a folder lists, without those that are null."""
+    """Return the inputs of each stage in the manifest of a folder, without null values, or {} without a manifest."""
     if not folder.is_dir() or (record := manifest.read(folder)) is None:
         return {}
     return {
@@ -330,7 +331,11 @@ def _newest_files(training: Path, *patterns: str) -> list[Path]:
     names = {path: path.relative_to(place) for place in places for pattern in patterns for path in place.glob(pattern)}
     # Files with the same time are ordered by the step in their names. The file written at the end has no step.
     step = {path: float(re.sub(r"\D", "", str(name)) or "inf") for path, name in names.items()}
-    return sorted(names, key=lambda path: (path.stat().st_mtime_ns, step[path]), reverse=True)
+    times = dict[Path, int]()
+    for path in names:
+        with suppress(FileNotFoundError):  # A running trainer removes old checkpoints.
+            times[path] = path.stat().st_mtime_ns
+    return sorted(times, key=lambda path: (times[path], step[path]), reverse=True)
 
 
 def _read_history(training: Path) -> Log:
@@ -349,15 +354,17 @@ def _is_log_entry(entry: Any) -> bool:
 
 
 def _read_logged(training: Path) -> pa.Table:
-    """Return the latest logged rows, without repeats of a prompt with the same completion."""
+    """Return up to 2,000 of the latest logged rows, without repeats of a prompt with the same completion."""
     tables: list[pa.Table] = []
     for path in _newest_files(training, "completions/completions_*.parquet"):
         with suppress(OSError, pa.ArrowInvalid):  # A trainer may be writing the file.
             tables.append(pq.read_table(path))
         if sum(table.num_rows for table in tables) >= _RECENT_ROWS:
             break
+    if not tables:
+        return pa.table({"prompt": [], "completion": []})
     table = pa.concat_tables(tables, promote_options="permissive")
     texts = zip(table["prompt"].to_pylist(), table["completion"].to_pylist(), strict=True)
-    # A prompt or completion can be a list of messages, which cannot be a dictionary key. Its `repr` can.
+    # A prompt or completion can be a list of messages, which cannot be a dictionary key, so the key is the `repr`.
     latest = {repr(text): place for place, text in reversed(list(enumerate(texts)))}
     return table.take(sorted(latest.values())).slice(0, _RECENT_ROWS)

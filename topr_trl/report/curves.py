@@ -161,7 +161,7 @@ def _color(metric: str) -> str:
 
 
 def _draw_line(axes: Any, steps: NDArray[Any], values: NDArray[Any], look: tuple[str, str], label: str | None) -> None:
-    """Draw a line. If it has many points, draw it pale, and draw its running mean over it."""
+    """Draw a line. A line with many points is drawn pale, under its running mean."""
     color, style = look
     many = len(steps) > _MAX_POINTS
     if many:

@@ -1,4 +1,4 @@
-"""Write the page: a single HTML file that shows texts of models only as plain text."""
+"""Write the page of `topr look`: a single HTML file that shows texts of models only as plain text."""
 
 import base64
 import io
@@ -33,7 +33,7 @@ from topr_trl.report.samples import (
     tables_of,
 )
 
-_MOST_BYTES = 4_000_000  # size of the texts of a page; fewer problems are kept until they fit
+_MOST_BYTES = 4_000_000  # limit for the JSON of all sections, in bytes; above the limit, the page shows fewer problems
 Json = dict[str, Any]
 
 
@@ -116,7 +116,7 @@ def _page(contents: Contents) -> tuple[Json, list[Section]]:
 
 
 def _shrink(sections: list[Section]) -> None:
-    """Keep fewer cards until they fit into a page."""
+    """Keep fewer cards for each tag, down to 2, until the sections fit into a page."""
     for per_tag in (20, 10, 5, 2):
         if len(json.dumps([vars(one) for one in sections])) <= _MOST_BYTES:
             break
@@ -125,7 +125,7 @@ def _shrink(sections: list[Section]) -> None:
 
 
 def _curves(contents: Contents) -> list[Json]:
-    """Return the curves as SVG images, or [] without matplotlib."""
+    """Return the curves as SVG images, or [] without logs or without matplotlib."""
     if not contents.histories:
         return []
     if find_spec("matplotlib") is None:

@@ -29,12 +29,12 @@ _ROUNDING = 1e-6  # larger differences between two means are not rounding errors
 _MANY_INVALID = 0.05  # if a larger share of completions has no answer, advise reading some of them
 _MANY_TIMES = 100  # a difference that takes over 100 times as many problems to show is too small to matter
 _CHARACTERS = 4  # approximate number of characters per token
-_FLOPS_PER_PARAMETER = 8  # per token, with gradient checkpointing; `topr plan` also counts attention
+_FLOPS_PER_PARAMETER = 8  # operations per token, with gradient checkpointing; `topr plan` also counts attention
 _FLOPS_PER_HOUR = 0.4 * 989e12 * 3600  # 40% of the peak of an H100, as in `topr plan`
 _LEAST_SHARE = 0.1  # kinds of problems with a smaller share are not named
 
 
-# Measures in the sentences, the most important one first.
+# Measures in the sentences, the most important measure first.
 _MEASURES: dict[str, tuple[str, Callable[[Evaluation], Estimate | None]]] = {
     "greedy": ("Greedy answers", lambda found: found.greedy),
     "greedy reward": ("Greedy reward", lambda found: found.greedy_reward),
@@ -50,7 +50,7 @@ class Results:
     Attributes:
         sentences (`list[str]`): The results in words.
         table (`str`): All measures of all models.
-        advice (`list[str]`): What to do next.
+        advice (`list[str]`): Sentences that advise next steps.
     """
 
     sentences: list[str]
@@ -117,7 +117,10 @@ def _change(label: str, before: Estimate | None, after: Estimate | None, gap: Di
 
 
 def _on_certainty(gap: Difference, problems: int) -> list[str]:
-    """Return advice on how many problems would show a difference, if the interval contains 0. Otherwise, return []."""
+    """Return advice on how many problems would show a difference.
+
+    Return [] if the interval does not contain 0, or if the difference is 0.
+    """
     if gap.low > 0 or gap.high < 0 or gap.difference == 0:
         return []
     toward_zero = gap.difference - gap.low if gap.difference > 0 else gap.high - gap.difference
@@ -128,7 +131,7 @@ def _on_certainty(gap: Difference, problems: int) -> list[str]:
 
 
 def advice_on_rows(counts: dict[str, int]) -> list[str]:
-    """Return advice for the most common kinds of problems.
+    """Return advice for each kind of problem with a share of at least 10%, except "always right".
 
     Args:
         counts (`dict[str, int]`): Number of problems of each kind in `KINDS`. Other names are ignored.
@@ -178,7 +181,7 @@ def recipes_of_rows(rows: Table) -> list[list[str]]:
     found = [["curation", "rows to train on", "right or above the baseline", "their share of the weight", "times read"]]
     for rule in ("none", *REPEATING) if rows.has_two_values else ("none",):
         try:
-            with warnings.catch_warnings(action="ignore"):  # The user has not chosen the rule.
+            with warnings.catch_warnings(action="ignore"):  # The user did not choose the rules.
                 rewards, curated = CurationArguments(curation=rule).choose(rows.rewards_N[counts_N], problems, seed=0)
             share = effective_positive_share(rewards)
         except ValueError as error:  # Training would refuse these rows for the same reason.
@@ -192,7 +195,7 @@ def recipes_of_rows(rows: Table) -> list[list[str]]:
 
 
 def cost_of_rows(rows: Table) -> str:
-    """Return the approximate time of an epoch with 8 billion parameters, and a command that plans it for a model.
+    """Return the approximate time of an epoch with 8 billion parameters, and a `topr plan` command for these rows.
 
     Return "" if prompts or completions are missing, or if turns have rewards of their own.
     """
@@ -216,7 +219,7 @@ def cost_of_rows(rows: Table) -> str:
 
 
 def bars_of_rows(rows: Table) -> list[tuple[str, list[tuple[str, int]]]]:
-    """Return bar charts: number of rows by reward, and number of problems by right completions."""
+    """Return bar charts: number of completions by reward, and number of problems by number of right completions."""
     charts = []
     rewards_N = rows.rewards_N[rows.is_last_N & ~np.isnan(rows.rewards_N)]
     if len(rewards_N):

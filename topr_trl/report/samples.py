@@ -53,7 +53,7 @@ class Section:
         return f"{self.title}: {counted(self.problems, 'problem')}, {counted(self.completions, 'completion')}."
 
     def keep(self, per_tag: int) -> None:
-        """Keep the first `per_tag` cards with each tag, and as many without one."""
+        """Keep the first `per_tag` cards with each tag, and the first `per_tag` cards without a tag."""
         seen = Counter[str]()
         kept = []
         for card in self.cards:
@@ -72,7 +72,7 @@ class Table:
         name (`str`): Name of the model or of the table.
         table (`pa.Table`): Rows.
         problems (`list`): Id of the problem of each row, or its prompt.
-        levels (`np.ndarray`): Distinct rewards, also those of other tables on the same page.
+        levels (`np.ndarray`): Distinct rewards in this table and in the other tables of the same page.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Table:
 
     @classmethod
     def of(cls, rows: Rows) -> "Table":
-        """Read rows. Raise a ValueError if they have no column `prompt`, `prompt_ids` or `problem_id`."""
+        """Read rows. Raise a ValueError if the rows have no column `prompt`, `prompt_ids` or `problem_id`."""
         table = rows.read()
         by_id = "problem_id" in table.column_names and table["problem_id"].null_count == 0
         names = ["problem_id"] * by_id + [name for name in ("prompt", "prompt_ids") if name in table.column_names]
@@ -110,7 +110,7 @@ class Table:
 
     @cached_property
     def rewards_N(self) -> NDArray[np.float64]:
-        """Reward or label of each row, with NaN for none."""
+        """Reward of each row, or label if there is no column `reward`. NaN marks a missing value."""
         return self.column("reward" if "reward" in self.table.column_names else "label")
 
     @property
@@ -125,7 +125,7 @@ class Table:
 
     @cached_property
     def values_N(self) -> NDArray[np.float64]:
-        """1 for a right completion and 0 for a wrong one, or the rewards if `has_two_values` is false."""
+        """1 for a right and 0 for a wrong completion, or the reward if `has_two_values` is false. NaN if unknown."""
         if "verdict" in self.table.column_names:
             known = {CORRECT: 1.0, INCORRECT: 0.0, INVALID: 0.0}
             return np.array([known.get(verdict, np.nan) for verdict in self.table["verdict"].to_pylist()])
@@ -134,7 +134,7 @@ class Table:
         return np.where(np.isnan(self.rewards_N), np.nan, self.rewards_N == self.levels[1])
 
     def column(self, name: str) -> NDArray[np.float64]:
-        """Return a column of numbers as float64, with NaN for null, or NaN without the column."""
+        """Return a column of numbers as float64, with NaN for null, or only NaN if the table lacks the column."""
         if name not in self.table.column_names:
             return np.full(self.table.num_rows, np.nan)
         return np.asarray(numbers_in(self.table, name, pa.float64()).to_numpy(), dtype=np.float64)
@@ -146,7 +146,7 @@ class Table:
 
     @cached_property
     def is_last_N(self) -> NDArray[np.bool_]:
-        """Whether each row is the last one of its rollout, which has the answer. True for rows without a rollout."""
+        """Whether each row is the last row of its rollout, which has the answer. True for rows without a rollout."""
         last: dict[object, int] = {}
         names = self.table["rollout_id"].to_pylist() if "rollout_id" in self.table.column_names else []
         for place, name in enumerate(names or range(self.table.num_rows)):
@@ -154,7 +154,7 @@ class Table:
         return np.isin(np.arange(self.table.num_rows), list(last.values()))
 
     def mean_by_problem(self, which_N: NDArray[np.bool_]) -> dict[Any, float]:
-        """Return the mean of each problem over the given rollouts with a value. Leave out problems without one."""
+        """Return the mean value of each problem over the selected rollouts. Leave out problems without a value."""
         found: dict[Any, list[float]] = {}
         for place in np.flatnonzero(which_N & self.is_last_N & ~np.isnan(self.values_N)).tolist():
             found.setdefault(self.problems[place], []).append(self.values_N[place])
@@ -162,7 +162,10 @@ class Table:
 
 
 def sections_of_tests(tests: Sequence[Table]) -> list[Section]:
-    """Return a section with the test problems, changed problems first. It compares completions of up to 3 models."""
+    """Return a section with the test problems, changed problems first, or [] without tests.
+
+    The section shows completions of up to 3 models.
+    """
     if not tests:
         return []
     first, last = tests[0], tests[-1]
@@ -214,7 +217,7 @@ def _kinds(rows: Table) -> dict[Any, list[str]]:
 
 
 def _kinds_of_conversations(rows: Table) -> dict[Any, list[str]]:
-    """Return whether the answers of each conversation are right. They are not samples of the same problem."""
+    """Return a tag for each conversation: whether its answers are right, wrong, or right and wrong."""
     found = {}
     for problem, place in rows.places.items():
         values = rows.values_N[place]
@@ -230,7 +233,7 @@ def _by_reward(rows: Table) -> tuple[dict[Any, list[str]], dict[Any, float]]:
     """
     means = rows.mean_by_problem(np.ones(len(rows.values_N), bool))
     low, high = np.quantile(list(means.values()) or [0.0], [0.1, 0.9])
-    if low == high:  # for instance if all rewards are the same
+    if low == high:  # For instance, all rewards are equal.
         return {}, {}
     tags = {
         problem: ["highest rewards"] * bool(mean >= high) + ["lowest rewards"] * bool(mean <= low)
@@ -265,7 +268,10 @@ def _disagree(rows: Table, places: Sequence[int]) -> bool:
 
 
 def _section(title: str, tables: Sequence[Table], tags: dict[Any, list[str]], order: dict[Any, float]) -> Section:
-    """Return a section with problems for each tag. They are chosen at random unless `order` ranks them."""
+    """Return a section with problems for each tag.
+
+    Problems with the largest values in `order` are chosen. Among equal values, the choice is random.
+    """
     counts = Counter(tag for found in tags.values() for tag in found)
     mixed = np.random.default_rng(0).permutation(len(tags))
     ranked = sorted(zip(mixed.tolist(), tags, strict=True), key=lambda one: (-order.get(one[1], 0.0), one[0]))
@@ -292,7 +298,7 @@ def _card(problem: Any, tables: Sequence[Table], tags: list[str]) -> Json:
 
 
 def _shown(rows: Table, places: Sequence[int]) -> list[int]:
-    """Return the positions of up to four rows of a problem: a greedy one, the best, the worst, and one in between."""
+    """Return the positions of up to four rows: a greedy row, and the best, the middle and the worst sampled row."""
     greedy = [i for i in places if rows.greedy_N[i]]
     sampled = sorted(
         (i for i in places if i not in greedy), key=lambda i: -np.nan_to_num(rows.values_N[i], nan=-np.inf)
@@ -324,7 +330,7 @@ def _answer(rows: Table, place: int) -> Json:
 
 
 def _tokens(row: Json) -> list[list[Any]]:
-    """Return text, log-ratio and weight of each token, if a trainer logged them."""
+    """Return text, log-ratio and weight of the first 1,000 tokens, or [] if no trainer logged them."""
     columns = [row.get(name) or [] for name in ("tokens", "token_log_ratio", "token_weight")]
     return [
         [text, *(float(f"{number:.2g}") if _is_number(number) else None for number in numbers)]
@@ -337,12 +343,12 @@ def _is_number(value: object) -> bool:
 
 
 def turns_of(text: Any) -> list[Json]:
-    """Return the turns of a conversation, or one turn without a role for text, with long texts cut."""
+    """Return the turns of a conversation, with long texts cut. Plain text becomes one turn without a role."""
     return [{"role": role, "text": _cut(said)} for role, said in whole_turns(text)]
 
 
 def whole_turns(text: Any) -> list[tuple[str, str]]:
-    """Return role and text of each turn of a conversation, or of one turn without a role for text."""
+    """Return role and text of each turn of a conversation. Plain text becomes one turn with the role `""`."""
     messages = messages_of(text)
     if messages is None:
         return [("", "" if text is None else str(text))]
@@ -366,7 +372,7 @@ def _cut(value: Any) -> str:
 
 
 def tables_of(found: Iterable[Rows]) -> list[Table]:
-    """Read tables, and leave out empty ones. The rewards of all tables together decide which completions are right."""
+    """Read tables, and leave out empty tables. The rewards of all tables together tell which completions are right."""
     tables = [table for table in map(Table.of, found) if table.table.num_rows]
     levels = np.unique(np.concatenate([np.empty(0), *(one.levels for one in tables)]))
     for table in tables:

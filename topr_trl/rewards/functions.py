@@ -43,8 +43,8 @@ RewardFunc: TypeAlias = str | PreTrainedModel | Callable[..., Any]
 
 _AT_ONCE = 1_024  # maximum number of rows per call of a function, unless a single problem has more
 _ROWS_PER_FORWARD = 16  # rows per forward pass of a reward model
-# Columns that are not passed under their own names. `_score_chunk` passes the first three as `prompts`, `completions`
-# and `completion_ids`. Only this package uses the others.
+# Columns that `_columns_to_pass` leaves out. `_score_chunk` passes the first three as `prompts`, `completions` and
+# `completion_ids`. Only this package uses the remaining columns.
 _NOT_PASSED = (
     "prompt", "completion", "completion_ids", "prompt_ids", "sampler_logps", "logprobs_mode", "mu_logps",
     "mu_fingerprint",
@@ -247,13 +247,14 @@ def score_rows(
     """Score rows with the output of `prepare_rewards`, and add the columns that `reward_completions` describes.
 
     Raises:
-        ValueError: a judge needs the column `answer`, and the column is missing or has a value that is not text; or a
-            function fails, or returns a wrong number of rewards or values that are not finite numbers.
+        ValueError: there is a judge, and the column `answer` has a value that is not text; a judge or a reward model
+            cannot read a completion; or a function fails, or returns a wrong number of rewards or a value that is
+            neither a finite number nor None.
     """
     values_NF = np.full((len(rows), len(rewards)), np.nan)
     judgements: list[tuple[str, str | None]] = []
     if any(reward.kind == "judge" for reward in rewards):
-        text_column(rows, "answer")  # checks all answers before any function is called
+        text_column(rows, "answer")  # Check all answers before any function is called.
     with tqdm(total=len(rows), desc=description, unit="row", delay=5) as progress:
         for start, end in _chunks(rows):
             part = rows.select(range(start, end)).with_format(None)
@@ -277,7 +278,7 @@ def _with_none(values_N: NDArray[np.float64]) -> list[float | None]:
 
 
 def _chunks(rows: Dataset) -> Iterator[tuple[int, int]]:
-    """Yield the start and end positions of the rows of each call. Adjacent rows of a problem stay in one call."""
+    """Yield the start and end positions of the rows of each call. Adjacent rows of a problem are in the same call."""
     if len(rows) <= _AT_ONCE:
         if len(rows):
             yield 0, len(rows)

@@ -178,7 +178,7 @@ def _code_of(name: str) -> bytes:
         return hashlib.sha256(Path(source).read_bytes()).digest()
     _search_in(Path.cwd())
     with _importing(f"the module {source} of {name}"):
-        spec = find_spec(source)  # For PACKAGE.MODULE, this imports PACKAGE.
+        spec = find_spec(source)  # For PACKAGE.MODULE, `find_spec` imports PACKAGE.
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return b""
     return hashlib.sha256(Path(spec.origin).read_bytes()).digest()

@@ -19,7 +19,7 @@ Judgement = tuple[str, str | None]
 # Function that takes the texts of completions and their true answers, and returns one judgment per completion.
 Judge = Callable[[Sequence[str], Sequence[str]], list[Judgement]]
 
-_AT_ONCE = 4_096  # rows per call of a judge, to limit memory
+_AT_ONCE = 4_096  # maximum number of rows per call of a judge, to limit memory
 
 
 def verdict(answer: str | None, truth: str) -> str:
@@ -124,7 +124,7 @@ def checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         function (`Callable`): Reward function.
         name (`str`): Name of the function, for the error message.
     """
-    from trl.trainer.utils import is_async_callable  # reports import this module, and do without torch and TRL
+    from trl.trainer.utils import is_async_callable  # Reports import this module, and must not import torch and TRL.
 
     async def later(*args: Any, **kwargs: Any) -> list[object]:
         return check_rewards(await function(*args, **kwargs), name)

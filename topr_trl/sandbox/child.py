@@ -29,7 +29,7 @@ NOT_STARTED = "not started"  # result if the sandbox failed before the program s
 RAN = "ran\n"  # prefix of the results of a program that started
 
 _PROCESSES = 16  # limit of processes and threads per program
-_FILE_BYTES = 1 << 20  # limit per file; in namespaces, the limit for all files of a program together is four times this
+_FILE_BYTES = 1 << 20  # limit per file; in namespaces, all files of a program together can have four times this size
 _OPEN_FILES = 64
 _RESULT_BYTES = 1 << 20
 # File descriptor to which the child writes results, and bytes that it writes before the results.
@@ -112,7 +112,7 @@ def run(item: list[Any] | None) -> str:
         program, one of these texts:
 
         - `NO_PROGRAM`, if the program does not compile.
-        - `NOT_STARTED`, if the sandbox failed.
+        - `NOT_STARTED`, if the sandbox failed before the program started.
         - `RAN` and one line per call: the canonical text of its value, or `!` and the name of an exception. There are
           fewer lines if the program ended early.
         - `RAN` and a single line: `!` and the name of an exception outside the calls, `!Ended` if the program ended
@@ -301,7 +301,7 @@ def _run_program(job: Job, to_results: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    os.closerange(_RESULT_FD + 1, 256)  # This also closes the pipes of the worker.
+    os.closerange(_RESULT_FD + 1, 256)  # This call also closes the pipes of the worker.
     _drop_rights(job)
     os.write(_RESULT_FD, _STARTED)
     space = {"__name__": "program"}
@@ -310,7 +310,7 @@ def _run_program(job: Job, to_results: int) -> None:
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
         os.write(_RESULT_FD, _REFUSED)
         return
-    os.write(_RESULT_FD, _COMPILED)  # The program has not run yet, so it cannot fake this.
+    os.write(_RESULT_FD, _COMPILED)  # The program has not run yet, so it cannot fake this byte.
     try:
         exec(compiled, space)
     except BaseException as error:

@@ -186,7 +186,7 @@ class _Worker:
         return bool(read)
 
     def end(self) -> None:
-        with self.process:  # On exit, this closes the pipes and waits for the process.
+        with self.process:  # At the end, the `with` block closes the pipes and waits for the process.
             self.process.kill()
 
 

@@ -50,7 +50,8 @@ def as_float(name: str, number: Real) -> float:
 def check_type(name: str, value: object, hint: Any) -> None:
     """Raise a ValueError if a value does not have the annotated type of its setting.
 
-    Annotations other than classes and unions of classes are not checked, nor are the items of a `dict` or `list`.
+    An `int` passes as a `float`, and a `bool` does not pass as a number. Annotations other than classes and unions of
+    classes are not checked, nor are the items of a `dict` or `list`.
     """
     union = get_args(hint) if get_origin(hint) in (UnionType, Union) else (hint,)
     kinds = [get_origin(kind) or kind for kind in union]
@@ -99,11 +100,15 @@ def check_model_folder(name: str) -> None:
 
     Raises:
         FileNotFoundError: there is no such folder, the Hub's cache does not have the model, and the name is probably a
-            path: it cannot be an id on the Hub, a similar folder exists, or its parent folder exists.
+            path: the name cannot be an id on the Hub, a similar folder exists, or the name has a "/" and the folder
+            before the last "/" exists.
+        NotADirectoryError: the name is that of a file.
     """
     path = Path(name)
     if path.is_dir():
         return
+    if path.exists():
+        raise NotADirectoryError(f"{name} is a file. Use the folder of a model, or a model id on the Hub.")
     similar = _similar_folder(path)
     is_cached = Path(HF_HUB_CACHE, f"models--{name.replace('/', '--')}").is_dir()
     if is_cached or (_can_be_on_hub(name) and not similar and not ("/" in name and path.parent.is_dir())):

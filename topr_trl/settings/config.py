@@ -34,17 +34,18 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
     is the reward after the baseline is subtracted. π is the policy in training, and μ is the policy that wrote the
     completion.
 
-    Settings that only the losses of GRPO use, such as `epsilon`, `delta` and `scale_rewards`, must keep their defaults.
+    Settings that only the losses of GRPO use, such as `epsilon`, `delta` and `importance_sampling_level`, must keep
+    their defaults.
     `vllm_importance_sampling_correction` never changes the loss. With `True`, TRL logs the difference between the
     log-probabilities of vLLM and of the trainer, as `sampling/sampling_logp_difference/mean` and
     `sampling/sampling_logp_difference/max`.
 
     With `load_best_model_at_end`, the best model is the one with the highest `eval_reward`, unless
-    `metric_for_best_model` names another metric.
+    `metric_for_best_model` names a different metric.
 
     In the tables of `log_completions`, `advantage` is R, or 0 for a row that was not chosen or has no reward. `weight`
-    and `log_ratio` are the last values that the loss computed for the row. Both are empty if the loss has not used the
-    row.
+    and `log_ratio` are the last values that the loss computed for the row. The two values are NaN if the loss has not
+    used the row, and printed tables show nothing for NaN.
 
     Example:
 
@@ -63,7 +64,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             Name of a set of truncation limits (Table 1). Can be:
 
             - `"topr"`: the paper's method, with a+ = b+ = b- = 1 and a- = 0.
-            - `"positives_only"`: completions with R < 0 have weight 0. This is reward-weighted fine-tuning.
+            - `"positives_only"`: completions with R < 0 have weight 0, as in reward-weighted fine-tuning.
             - `"reinforce"`: every weight is 1. The objective has no upper bound, and off-policy training collapses.
             - `"opr"`: plain importance sampling. The weight is the ratio π/μ.
             - `"tis"`: truncated importance sampling. The weight is the ratio π/μ, truncated at 1.
@@ -76,9 +77,9 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         b_neg (`float`, *optional*):
             Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` uses the preset's limit.
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
-            Level at which the ratio π/μ is computed. `"sequence"` is the paper's: the product over the tokens of a
-            completion. `"segment"` is for long completions: each token has the product over its segment of
-            `segment_tokens` tokens. See [`topr_loss`] for the equations.
+            Level at which the ratio π/μ is computed. With `"sequence"`, as in the paper, the ratio of a completion is
+            the product of the ratios of its tokens. With `"segment"`, for long completions, each token gets the product
+            of the ratios in its segment of `segment_tokens` tokens. See [`topr_loss`] for the equations.
         segment_tokens (`int`, *optional*, defaults to `64`):
             Number of tokens in a segment, with `ratio_level="segment"`, which needs log μ of each token. Tokens that
             the model did not write, such as tool results, do not count.
@@ -96,7 +97,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             a generation batch) or `"group_mean"` (the mean reward of the completions of the same prompt). The paper
             uses 0 with rewards of ±1. A number given as text becomes a `float`.
 
-            The mean gives positives and negatives the same total weight, for any scale of rewards, before rows are
+            With the mean, positives and negatives have the same sum of |R|, for any scale of rewards, before rows are
             chosen. So the effective share of positives stays at 50% in every iteration. With `length_normalization`
             the baseline also changes the length of completions. If the mean reward is below 0, a baseline of 0 favors
             long completions. The mean removes this effect if reward and length are independent.
@@ -107,7 +108,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         curation (`str`, *optional*, defaults to `"none"`):
             Rule that chooses the rows to train on from a generation batch (Sec. 4.3). Can be `"none"` (all rows),
             `"uniform"`, `"positives"`, `"positive_share"` or `"anna_karenina"`. See [`curate`]. To train on right
-            answers more often than on wrong ones, use `replay_rule="positives"`.
+            answers more often than on wrong ones, use `replay_share` and `replay_rule="positives"`.
         iteration_size (`int`, *optional*):
             Number of rows to choose. Needs a `curation` other than `"none"`. See [`curate`] for the meaning of `None`.
         curation_positive_share (`float`, *optional*, defaults to `0.5`):
@@ -206,7 +207,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             )
 
     def _choose_metric_for_best_model(self) -> None:
-        """Select the best model by its reward, since the loss does not measure how good a model is.
+        """Select the best model by its reward if no metric is set. The loss does not measure how good a model is.
 
         The loss is -mean(w · R). If the user selects the loss, this method raises a ValueError even if no best model is
         saved, because callbacks such as transformers' `EarlyStoppingCallback` also read `metric_for_best_model`.
@@ -251,7 +252,7 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             Name of a set of truncation limits (Table 1). Can be:
 
             - `"topr"`: the paper's method, with a+ = b+ = b- = 1 and a- = 0.
-            - `"positives_only"`: completions with R < 0 have weight 0. This is reward-weighted fine-tuning.
+            - `"positives_only"`: completions with R < 0 have weight 0, as in reward-weighted fine-tuning.
             - `"reinforce"`: every weight is 1. The objective has no upper bound, and off-policy training collapses.
             - `"opr"`: plain importance sampling. The weight is the ratio π/μ.
             - `"tis"`: truncated importance sampling. The weight is the ratio π/μ, truncated at 1.
@@ -264,9 +265,9 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
         b_neg (`float`, *optional*):
             Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` uses the preset's limit.
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
-            Level at which the ratio π/μ is computed. `"sequence"` is the paper's: the product over the tokens of a
-            completion. `"segment"` is for long completions: each token has the product over its segment of
-            `segment_tokens` tokens. See [`topr_loss`] for the equations.
+            Level at which the ratio π/μ is computed. With `"sequence"`, as in the paper, the ratio of a completion is
+            the product of the ratios of its tokens. With `"segment"`, for long completions, each token gets the product
+            of the ratios in its segment of `segment_tokens` tokens. See [`topr_loss`] for the equations.
         segment_tokens (`int`, *optional*, defaults to `64`):
             Number of tokens in a segment, with `ratio_level="segment"`, which needs log μ of each token. Tokens that
             the model did not write, such as tool results, do not count.
@@ -284,7 +285,7 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             the dataset) or `"group_mean"` (the mean reward of the completions of the same prompt). The paper uses 0
             with rewards of ±1. A number given as text becomes a `float`.
 
-            The mean gives positives and negatives the same total weight, for any scale of rewards, before rows are
+            With the mean, positives and negatives have the same sum of |R|, for any scale of rewards, before rows are
             chosen. So the effective share of positives stays at 50% in every iteration. With `length_normalization`
             the baseline also changes the length of completions. If the mean reward is below 0, a baseline of 0 favors
             long completions. The mean removes this effect if reward and length are independent.
@@ -296,7 +297,7 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             Rule that chooses the rows to train on from the dataset (Sec. 4.3). Can be `"none"` (all rows), `"uniform"`,
             `"positives"`, `"positive_share"`, `"balanced"` (half right and half wrong rows, with the middle between
             the two rewards as baseline; needs rewards with two values), `"repeated_positives"` (right answers only,
-            repeated to the number of rows) or `"anna_karenina"`. See [`curate`].
+            repeated up to `iteration_size` rows) or `"anna_karenina"`. See [`curate`].
         iteration_size (`int`, *optional*):
             Number of rows to choose. Needs a `curation` other than `"none"`. See [`curate`] for the meaning of `None`.
         curation_positive_share (`float`, *optional*, defaults to `0.5`):

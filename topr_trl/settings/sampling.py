@@ -20,7 +20,7 @@ _FREE = frozenset({
     "use_cache", "cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size", "low_memory",
     "compile_config", "disable_compile", "continuous_batching_config", "renormalize_logits", "output_attentions",
     "output_hidden_states", "output_scores", "output_logits", "transformers_version", "bos_token_id",
-    # Settings of transformers for beams, assistant models and encoders. Samplers use none of these.
+    # Settings of transformers for beams, assistant models and encoders. Samplers use none of these settings.
     "early_stopping", "length_penalty", "diversity_penalty", "num_assistant_tokens", "num_assistant_tokens_schedule",
     "assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind", "max_matching_ngram_size",
     "decoder_start_token_id",
@@ -44,7 +44,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 FILTERS: dict[str, tuple[Any, ...]] = {
     "top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0,), "structured_outputs": (), "vllm_structured_outputs_regex": (),
 }  # fmt: skip
-# Settings of the sampler or the trainer. They replace those of the model.
+# Settings of the sampler or the trainer, which replace the model's settings.
 _SET_BY_SAMPLER = frozenset({*FILTERS, "do_sample", "temperature", "max_length", "max_new_tokens"})
 
 _DEFAULT_REMEDY = "Remove it: completions must be samples of the policy, in the form that TRL reads."
@@ -83,8 +83,9 @@ def _not_allowed(given: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]
 def refuse_sampling_settings(args: Any) -> None:
     """Raise a ValueError if settings of a trainer change the sampling policy, or make TRL misread completions.
 
-    Call this function after TRL has parsed `generation_kwargs`, which can be JSON. Settings that are None are removed
-    from it. Otherwise, transformers and a vLLM server would replace them with settings of the model.
+    `FILTERS`, such as `top_k`, are allowed with `log_mu="trainer"`. Call this function after TRL has parsed
+    `generation_kwargs`, which can be JSON. The function removes settings that are None from `generation_kwargs`.
+    Otherwise, transformers and a vLLM server would replace None with settings of the model.
     """
     given: dict[str, Any] = getattr(args, "generation_kwargs", None) or {}
     given = {name: value for name, value in given.items() if value is not None}
@@ -115,7 +116,7 @@ def _refusal(what: str, names: list[str]) -> ValueError:
 
 
 def _own_settings(own: GenerationConfig) -> dict[str, Any]:
-    """Return the settings of a model's generation config, except for its special tokens."""
+    """Return the settings of a model's generation config, without the stop and pad tokens and private entries."""
     return {n: v for n, v in own.to_dict().items() if n not in ("eos_token_id", "pad_token_id") and n[0] != "_"}
 
 
@@ -130,7 +131,7 @@ def of_policy(own: GenerationConfig) -> GenerationConfig:
 def warn_of_own_settings(own: GenerationConfig) -> None:
     """Warn the user of settings in a model's generation config that would change the sampling policy.
 
-    Settings that the sampler or the trainer replaces with its own are not named.
+    The warning does not name settings that the sampler or the trainer replaces.
     """
     values = _own_settings(own)
     if changed := [name for name in _not_allowed(values, {}) if name not in _SET_BY_SAMPLER]:
@@ -143,7 +144,7 @@ def warn_of_own_settings(own: GenerationConfig) -> None:
 
 @contextmanager
 def replaced_generation_config(model: Any, config: GenerationConfig) -> Iterator[None]:
-    """Replace the generation config of a model, and restore it at the end.
+    """Replace the generation config of a model in a `with` block. Restore the model's own config at the end.
 
     Without the replacement, `generate` would add settings of the model's own config, such as `no_repeat_ngram_size`.
     """

@@ -66,11 +66,11 @@ class LossArguments:
         default="trainer", metadata={"help": "Source of log μ: 'trainer' (forward pass) or 'sampler' (reported)."}
     )
 
-    was_said = False  # not a setting: whether an earlier trainer of a loop printed the messages of this one
+    was_said = False  # not a setting: whether an earlier trainer of the loop printed the same messages
 
     @property
     def limits(self) -> TruncationLimits:
-        """Limits of the preset. Limits that are set individually replace them."""
+        """Limits of the preset, with individual overrides from `a_pos`, `b_pos`, `a_neg` and `b_neg`."""
         given = {name: getattr(self, name) for name in ("a_pos", "b_pos", "a_neg", "b_neg")}
         return replace(PRESETS[self.preset], **{name: float(v) for name, v in given.items() if v is not None})
 
@@ -84,15 +84,15 @@ class LossArguments:
 
     @property
     def needs_mu_of_tokens(self) -> bool:
-        """Whether the ratio needs log μ of each token. Otherwise it needs only the sum over the completion."""
+        """Whether the ratio needs log μ of each token. Otherwise, the ratio needs only the sum over the tokens."""
         return self.ratio_level == "segment"
 
     def validate_loss(self) -> None:
         """Validate the settings. Warn the user if the objective has no upper bound.
 
         Raises:
-            ValueError: a setting is outside its range, a lower limit is above its upper limit, or `segment_tokens`
-                is not the default and `ratio_level` is not `"segment"`.
+            ValueError: a setting has the wrong type or is outside its range, a lower limit is above its upper limit, or
+                `segment_tokens` is not the default and `ratio_level` is not `"segment"`.
         """
         check_types(self, LossArguments)
         check_choice(self, preset=tuple(PRESETS), ratio_level=RATIO_LEVELS, log_mu=LOG_MU_SOURCES)
@@ -147,10 +147,10 @@ class CurationArguments:
         return compose(rewards, problem_ids, sample_ids=sample_ids, seed=seed, **{**own, **changes})
 
     def validate_curation(self) -> None:
-        """Validate the settings, and convert a baseline that is a number to a `float`.
+        """Validate the settings. Convert a baseline that is a number, or the text of a number, to a `float`.
 
         Raises:
-            ValueError: a setting is outside its range, or two settings contradict each other.
+            ValueError: a setting has the wrong type or is outside its range, or two settings contradict each other.
         """
         self.baseline = parse_baseline(self.baseline)
         check_types(self, CurationArguments, but=("baseline",))
@@ -184,7 +184,7 @@ class CurationArguments:
                 f"curation='balanced' gives right and wrong rows the same weight: its baseline is the middle between "
                 f"the two rewards, and {name}={value} would change it. Remove {name}."
             )
-        # The rule must leave rows of both signs, unless the share is 1 and the rows are positives.
+        # A share below 1 needs chosen rows of both signs. With share 1, `positive_share` must choose positives only.
         is_reached = of_rows == 1 if share == 1 else 0 < of_rows < 1
         of_one_sign = rule in ("positives", "repeated_positives") or (rule == "positive_share" and not is_reached)
         if share is not None and of_one_sign:
@@ -260,8 +260,8 @@ class ReplayArguments:
             beta (`float`): Coefficient of TRL's KL term.
 
         Raises:
-            ValueError: a setting is outside its range, does not fit the batch sizes, or has no effect without
-                `replay_share`; or rows are replayed and `beta` is not 0.
+            ValueError: a setting has the wrong type, is outside its range, does not fit the batch sizes, or has no
+                effect without `replay_share`; or rows are replayed and `beta` is not 0.
         """
         check_types(self, ReplayArguments)
         check_choice(self, replay_rule=REPLAY_RULES)

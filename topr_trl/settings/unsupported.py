@@ -22,7 +22,7 @@ def is_loss(metric: str | None, sets: Iterable[str] = ()) -> bool:
 
 
 def offloads_optimizer(deepspeed: Any) -> bool:
-    """Whether a DeepSpeed configuration (an object, JSON text or a file) offloads the optimizer."""
+    """Whether a DeepSpeed configuration (a `dict`, JSON text, a file or None) offloads the optimizer."""
     if isinstance(deepspeed, str) and deepspeed.lstrip().startswith("{"):
         deepspeed = json.loads(deepspeed)
     elif isinstance(deepspeed, str) and os.path.isfile(deepspeed):  # `Path.is_file` raises for long text.
@@ -48,7 +48,10 @@ def refuse_adafactor(optim: str, fsdp2: bool, offloaded: bool) -> None:
 
 
 def refuse_split_sequences(parallelism: Any) -> None:
-    """Raise a ValueError if Accelerate's `ParallelismConfig`, or its launcher, splits a completion over processes."""
+    """Raise a ValueError if Accelerate splits a completion over processes.
+
+    If `parallelism`, a `ParallelismConfig`, is None, the environment variables of Accelerate's launcher apply.
+    """
     for name, what in (("cp_size", "Context"), ("sp_size", "Sequence")):
         launched = os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")
         size = int(launched if parallelism is None else getattr(parallelism, name))
@@ -67,7 +70,7 @@ def refuse_settings(
     advice: dict[str, str],
     also_allowed: Mapping[str, Sequence[Any]] | None = None,
 ) -> None:
-    """Raise a ValueError with advice for settings that a TOPR trainer cannot use, unless they have their defaults.
+    """Raise a ValueError with advice if settings that a TOPR trainer cannot use differ from their defaults.
 
     The function skips settings that the installed versions of TRL and transformers do not have.
 

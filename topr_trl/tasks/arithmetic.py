@@ -21,7 +21,7 @@ CARELESS_MODEL = Path(__file__).parent / "careless_model"
 # Folder of the bundled verifier, which checks solutions and is often wrong. The same script makes it with --verifier.
 CARELESS_VERIFIER = Path(__file__).parent / "careless_verifier"
 
-# Defaults for the bundled model. It is small, so it needs a high learning rate.
+# Defaults for the bundled model. The model is small, so it needs a high learning rate.
 CARELESS_SETTINGS = {
     "max_new_tokens": 96, "num_shots": 0, "num_train_problems": 400, "num_test_problems": 400,
     "learning_rate": 1e-4, "optim": "adamw_torch", "per_device_train_batch_size": 32,
@@ -52,7 +52,7 @@ EACH = Sentence("{name} gets {x} {boxes} with {y} {things} each.", "+*")
 FINDS = Sentence("{name} finds {x} more.", "+")
 GIVES = Sentence("{name} gives away {x}.", "-")
 
-# The sentence of a step is drawn from this tuple, so `EACH` has a probability of 2 in 5.
+# The sentence of a step is drawn from this tuple, so `EACH` is twice as likely as `OF` or `FINDS`.
 SENTENCES = (EACH, EACH, OF, FINDS, GIVES)
 
 

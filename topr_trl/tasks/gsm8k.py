@@ -67,7 +67,7 @@ def normalize_number(text: str) -> str | None:
     value = Fraction(Decimal(found["top"])) / bottom
     decimal = _EXACT.divide(value.numerator, value.denominator).normalize(_EXACT)
     number = format(decimal, "f") if Fraction(decimal) == value else str(value)
-    return number if len(number) <= _LONGEST_ANSWER else None  # can be longer than the text: ".5" becomes "0.5"
+    return number if len(number) <= _LONGEST_ANSWER else None  # The number can outgrow the text: ".5" becomes "0.5".
 
 
 def extract_answer(completion: str) -> str | None:

@@ -58,7 +58,7 @@ _TOKEN = re.compile(
 def extract_boxed(text: str) -> str | None:
     r"""Return the content of the last closed box: `\boxed{...}`, `\fbox{...}` or `\boxed 5`.
 
-    If boxes are nested, the inner one counts as the last. Only the last 100,000 characters of the text are searched.
+    If boxes are nested, the inner box counts as the last. Only the last 100,000 characters of the text are searched.
 
     Args:
         text (`str`): Completion or solution.
@@ -88,8 +88,8 @@ def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
 
     Worker processes compare the answers, with a limit of five seconds per answer. A completion is *invalid* if it has
     no box, or if the content of the box is empty or cannot be parsed. It is also invalid if the content or the correct
-    answer has more than 1,000 characters, or if the comparison exceeds the time limit. An answer that is literally
-    equal to the correct answer is always correct.
+    answer has more than 1,000 characters, or if the comparison fails or exceeds the time limit. An answer that is
+    literally equal to the correct answer is always correct.
 
     Args:
         completions (`Sequence[str]`): Completions.
@@ -97,7 +97,7 @@ def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
 
     Returns:
         `list[tuple[str, str | None]]`: verdict and answer of each completion. The answer is the correct answer for a
-        correct completion, and None for an invalid one.
+        correct completion, and None for an invalid completion.
 
     Raises:
         ImportError: math-verify is not installed.
@@ -113,7 +113,7 @@ def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
     judgements: list[Judgement] = []
     for given, truth in pairs:
         found = (CORRECT, None) if given == truth else judged.get((given, truth))
-        verdict, canonical = found or (INVALID, None)  # no box, too long, or timeout
+        verdict, canonical = found or (INVALID, None)  # no box, too long, failure or timeout
         judgements.append((verdict, truth if verdict == CORRECT else canonical))
     return judgements
 

@@ -48,7 +48,7 @@ _MEANS_SOMETHING = re.compile(
     r"\b(?:(?i:and|or|hundred|thousand|million|billion|trillion|dozen|mod|base|if|when|for|more|less|fewer|least|most|pi|"
     r"factorial|squared|cubed|north|south|east|west|[ap]\.?m)|(?![mMsghlLCFNJVWK]\b)[a-zA-Z])\b(?!\^)"
 )
-# A time of day: 3 PM, 3:00 p.m. or 3 \text{pm}. Without a space, periods or capitals, as in 3am, it is a product.
+# A time of day: 3 PM, 3:00 p.m. or 3 \text{pm}. Text without a space, periods or capitals, such as 3am, is a product.
 _HALF_DAY = re.compile(
     rf"(?<=\d)(?::00)?(?:\s*{_WORD}\s*\{{\s*(?P<text>[AaPp])\.?\s?[Mm]\.?\s*\}}|\s+(?P<word>[AaPp])\.?\s?[Mm]\.?|"
     r"(?P<capital>[AP])M|(?P<period>[AaPp])\.\s?[Mm]\.)$"
@@ -93,7 +93,7 @@ def normalize(text: str) -> str:
     text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
     text = re.sub(r"\\varnothing|\\\{\s*\\\}", r"\\emptyset", text)
     text = re.sub(r"\s*([,;=<>+&|/()\[\]])\s*", r"\1", text).strip()
-    return re.sub(r"^(?:[a-zA-Z]|\([a-zA-Z](?:,[a-zA-Z])+\))=(?=\()", "", text)  # Drops the name in "A = (8, -2)".
+    return re.sub(r"^(?:[a-zA-Z]|\([a-zA-Z](?:,[a-zA-Z])+\))=(?=\()", "", text)  # Remove the name in "A = (8, -2)".
 
 
 # Words and powers after a number that make equal numbers different answers. Semicolons separate groups of words with
@@ -108,9 +108,10 @@ _MEANING = {word: line.split()[0] for line in _MEANINGS.split(";") for word in l
 
 
 def meanings(text: str) -> set[str]:
-    r"""Return the units and other words with a known meaning that `normalize` removes after a number.
+    r"""Return the meanings of the units and other known words that `normalize` removes after a number.
 
-    `normalize` removes them because most answers are right even without a unit.
+    Words with the same meaning have the same entry: "m" for "meters". `normalize` removes these words because most
+    answers are right even without a unit.
 
     Args:
         text (`str`): Answer in LaTeX.
@@ -161,7 +162,7 @@ _NUMBERS = tuple(
 
 
 def as_number(text: str) -> Fraction | None:
-    """Return the exact value of a number, or None for other text.
+    """Return the exact value of a number, or None for other text and for the denominator 0.
 
     A number is an integer, a decimal, a fraction, a mixed number, a repeating decimal, or a product such as `2 * 10^3`.
 
@@ -304,7 +305,7 @@ def same(given: str, truth: str) -> bool:
             return False
         return _same_in_order(cells, parts) if a[0] == "matrix" else _same_in_order(parts, cells)
     if kinds == {"matrix", "atom"}:
-        return _same_by_math_verify(given, truth)  # For example, a number times a matrix.
+        return _same_by_math_verify(given, truth)  # The atom can be a number times a matrix.
     if kinds <= {"atom", "tuple", "union"} and re.search(r"[<>]|\\[gl]eq|\\neq?(?![a-z])", given + truth):
         return _same_by_math_verify(given, truth)  # For example, x > 3 is the same as (3, \infty).
     return False
@@ -420,7 +421,7 @@ def _same_by_math_verify(given: str, truth: str) -> bool:
 
 
 def _differ_at_a_point(a: Any, b: Any) -> bool:
-    """Return whether two formulas have clearly different values at a fixed point with positive coordinates."""
+    """Return whether two formulas with symbols have clearly different values at a point with positive coordinates."""
     if not all(isinstance(x, sympy.Expr) for x in (a, b)):
         return False
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)

@@ -1,4 +1,4 @@
-"""Load the user's own prompts, which are used as they are and scored with the user's reward functions."""
+"""Load the user's own prompts, which are used unchanged and scored with the user's reward functions."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +39,7 @@ def prepare(dataset: Dataset, num_shots: int = 0) -> Dataset:
     refuse_results(dataset)
     checked_column(dataset, "prompt", _is_prompt, "text or messages")
     if "problem_id" in dataset.column_names:
-        id_column(dataset, "problem_id")  # raises an error now, and not after sampling
+        id_column(dataset, "problem_id")  # A malformed id raises an error here, and not after sampling.
         return dataset
     return dataset.add_column("problem_id", list(range(len(dataset))))
 
@@ -70,7 +70,7 @@ def load(name_or_path: str, split: str) -> Dataset:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file has a different suffix, or cannot be read.
+        ValueError: the file has a suffix that is not listed above, or cannot be read.
     """
     if name_or_path.endswith(TABLE_SUFFIXES) or Path(name_or_path).is_file():
         return read_table(name_or_path)

@@ -8,7 +8,7 @@ from datasets import Dataset
 from topr_trl.rewards import Judge
 from topr_trl.tasks import arithmetic, gsm8k, hendrycks_math, own_prompts
 
-PREPARED = {"problem_id", "prompt", "answer"}  # columns that `prepare` adds; `topr trial` saves problems with them
+PREPARED = {"problem_id", "prompt", "answer"}  # columns of the problems that `topr trial` saves
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,6 @@ TASKS = {
     ),
 }  # fmt: skip
 
-# Task for the user's own prompts, which are used as they are and scored with the user's reward functions.
+# Task for the user's own prompts, which are used unchanged and scored with the user's reward functions.
 OWN_PROMPTS = Task("prompts", own_prompts.load, own_prompts.prepare, 0, (), own_prompts.judge)
 DEFAULT_TASK = "gsm8k"

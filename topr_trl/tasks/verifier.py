@@ -25,7 +25,7 @@ TEMPLATE = (
 # Texts that end a verification. Without them, a base model continues with another question.
 STOP_STRINGS = ("\nQuestion:",)
 _PLACE = re.compile(r"\{question\}|\{solution\}")
-# Matches "Verdict: no", "**Verdict**: **yes**" and "Verdict: \\boxed{no}", but not "Verdict: no errors".
+# The pattern matches "Verdict: no", "**Verdict**: **yes**" and "Verdict: \\boxed{no}", but not "Verdict: no errors".
 _VERDICT = re.compile(
     r"verdict\W{1,16}(?:(?:boxed|text(?:bf)?|mathbf)\W{1,3}){0,2}(yes|no)\b(?![ \t]+[a-z])", re.IGNORECASE
 )

@@ -112,7 +112,7 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
 
 
 _FILTER = "The server's log-probabilities would belong to a different distribution than the trainer's."
-# TRL 1.16 has only some of these settings. The others are refused once TRL adds them, with or without the prefix
+# TRL 1.16 has only some of these settings. Each missing setting is refused once TRL adds it, with or without the prefix
 # `vllm_` (huggingface/trl#7120).
 ASYNC_ONLY = {
     **GRPO_ONLY,
@@ -126,7 +126,7 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
 
     The trainer takes the arguments of [`~trl.experimental.async_grpo.AsyncGRPOTrainer`] and replaces its loss with
     Algorithm 1 of [Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for
-    LLMs](https://huggingface.co/papers/2503.14286). It is experimental and needs TRL 1.16.
+    LLMs](https://huggingface.co/papers/2503.14286). The trainer is experimental and needs TRL 1.16.
 
     The ratio π/μ compares the current weights with the weights that wrote the completion. So the trainer keeps rows of
     any age, and logs the age as `sample/staleness_mean` and `sample/staleness_max`. The loss of an optimizer step is
@@ -167,12 +167,12 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
         optimizers (`tuple[Optimizer | None, LambdaLR | None]`, *optional*, defaults to `(None, None)`):
             Optimizer and schedule. `None` creates them from `args`.
         peft_config ([`~peft.PeftConfig`], *optional*):
-            Adapter to train. `None` trains the model as it is.
+            Adapter to train. `None` adds no adapter to the model.
         tools (`list[Callable]`, *optional*):
             Functions that the model can call during generation. They run in another process.
         environment_factory (`Callable` or `dict[str, Callable]`, *optional*):
-            Function that returns an environment with tools, and optionally with prompts and rewards. Or a dictionary of
-            such functions by name. The column `environment` then has the name for each prompt.
+            Function that returns an environment with tools, and optionally with prompts and rewards. A dictionary holds
+            such functions by name, and the column `environment` of the dataset then has the name for each prompt.
         rollout_worker (`RolloutWorkerProtocol`, *optional*):
             Worker that generates and scores completions. `None` creates TRL's worker. Your own worker must put the
             raw reward of a sample into `metrics["reward"]`, or NaN for a sample without a reward. For
@@ -222,9 +222,9 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
         }
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Return TRL's dataloader, with R in place of the advantages. It keeps samples of any age."""
+        """Return TRL's dataloader, with R in place of the advantages, and samples of any age."""
         loader = super().get_train_dataloader()
-        if self._rollout_dataset is not None:  # on the main process
+        if self._rollout_dataset is not None:  # Only the main process has this dataset.
             self._rollout_dataset.max_staleness = math.inf
             self._rollout_dataset.queue = _AfterBaseline(self._rollout_dataset.queue, self.args.baseline)
         return loader

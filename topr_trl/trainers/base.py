@@ -53,7 +53,7 @@ class TOPRMixin(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._row_log = RowLog()
-        # Readers of the row log that get the rows of training or of evaluation. Subclasses add other readers.
+        # Readers of the row log that get the rows of training or of evaluation. Subclasses add more readers.
         self._row_readers = {"train": ["train"], "eval": ["eval"]}
         self._said: set[object] = set()  # messages and warnings that are given only once
         self.evaluations: CardSection | None = None
@@ -86,7 +86,7 @@ class TOPRMixin(Trainer):
             policy_logps_BT: (B, T) log π.
             mu_logps: (B, T) or (B,) log μ.
             rewards_N: (N,) R of N >= B rows. NaN marks a row that does not count, whose loss is 0. The forward pass
-                skipped the rows after the first B, because their R is 0.
+                skipped the rows after the first B, because R is 0 in these rows.
             mask_BT: (B, T) completion mask.
             numbers_N: (N,) row numbers, or (N, 2) with a second number.
         """
@@ -173,16 +173,16 @@ class TOPRMixin(Trainer):
 
     @property
     def _will_train(self) -> bool:
-        """Whether `train` will run optimizer steps. Otherwise it only computes log μ."""
+        """Whether `train` will run optimizer steps. Otherwise, `train` only computes log μ."""
         return bool(self.args.num_train_epochs) or self.args.max_steps > 0
 
     def _before_training(self, checkpoint: Path | None) -> None:
-        """Prepare training before Trainer loads the checkpoint, if there is one. Subclasses extend this method."""
+        """Prepare a new run (`checkpoint` is None), or a run to resume. Subclasses extend this method."""
         self._loss_settings = self.args.loss_settings  # The user can change `args` after creating the trainer.
         self._run = identity_of_run(self, checkpoint, self._run if self.state.global_step > 0 else None)
 
     def _identity_values(self) -> dict[str, Any]:
-        """Return values that identify a run of this kind of trainer alone, by their names in `COMPARED`."""
+        """Return the values that only this kind of trainer adds to the identity of a run, by names in `COMPARED`."""
         return {}
 
     @property
@@ -216,10 +216,10 @@ class TOPRMixin(Trainer):
             num_batches (`int`):
                 Number of micro-batches of an optimizer step.
             device (`torch.device`):
-                Device of the count.
+                Device of the number of items.
 
         Returns:
-            `tuple`: list of micro-batches, and their count for the loss, or None.
+            `tuple`: list of micro-batches, and the number of items for the loss, or None.
         """
         if self.state.global_step >= self.state.max_steps:
             return [], None
@@ -228,8 +228,8 @@ class TOPRMixin(Trainer):
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
         """Return the dataloader of an evaluation set.
 
-        It always keeps an incomplete last batch. Its workers end with the evaluation, because Trainer caches a
-        dataloader with persistent workers, and could evaluate the first dataset again instead of another one.
+        The dataloader always keeps an incomplete last batch. The workers end with the evaluation, because Trainer
+        caches a dataloader with persistent workers, and could evaluate the first dataset again instead of the second.
         """
         args_before, self.args = self.args, copy(self.args)
         self.args.dataloader_drop_last = self.args.dataloader_persistent_workers = False
@@ -349,10 +349,10 @@ def _mean(values: list[float]) -> Any:
 
 
 class _Beginning(TrainerCallback):
-    """Callback that calls the trainer's `_training_begins`, and passes the number of each epoch to its sampler.
+    """Callback that calls `_training_begins` of the trainer, and passes the number of each epoch to the row sampler.
 
-    Accelerate does not pass the number if a run with several processes is resumed, because it then wraps the dataloader
-    to skip batches.
+    Accelerate does not pass the number if a run with several processes is resumed, because Accelerate then wraps the
+    dataloader to skip batches.
     """
 
     def __init__(self, trainer: Any) -> None:

@@ -155,7 +155,7 @@ def check_resumable(folder: str | Path) -> None:
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Parts of the messages of torch, and of libraries written in Rust, if they cannot write a file.
+# Parts of the error messages of torch, and of libraries written in Rust, if they cannot write a file.
 _NOT_WRITTEN = ("(os error ", "iostream error", "inline_container")
 
 
@@ -200,7 +200,7 @@ def check_finite(model: nn.Module, what: str) -> None:
 
 
 def _all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all values are finite. If they are, the function waits for the device only once."""
+    """Whether all values are finite. If their norm is finite, the function waits for the device only once."""
     local = [x.to_local() if isinstance(x, DTensor) else x for x in tensors]
     values = [x.detach() for x in local if x.dtype in _MAY_BE_NAN and x.numel() and not x.is_meta]
     if not values or nn.utils.get_total_norm(values).isfinite():  # On a CPU, the norm is the fastest reduction.

@@ -23,7 +23,7 @@ from topr_trl.data.masks import MASK, runs_of
 from topr_trl.data.tokenized_rows import column
 
 WEIGHT_COLUMNS = ("weight", "log_ratio")
-TOKEN_COLUMNS = ["tokens", "token_log_ratio", "token_weight"]  # only if log μ of each token is known
+TOKEN_COLUMNS = ["tokens", "token_log_ratio", "token_weight"]  # columns that exist only with a ratio per segment
 
 
 class DisplayedFloat(float):
@@ -34,11 +34,11 @@ class DisplayedFloat(float):
 
 
 def refuse_own_column(name: str, who: str) -> None:
-    """Raise a ValueError if a column that the user adds has the name of a column of TOPR.
+    """Raise a ValueError if a column that the user adds to the table has a name in `WEIGHT_COLUMNS`.
 
     Args:
         name (`str`): Name of the column.
-        who (`str`): Who adds it, for the error.
+        who (`str`): Function that adds the column, for the error.
     """
     if name in WEIGHT_COLUMNS:
         raise ValueError(
@@ -125,7 +125,10 @@ class LogCompletions(TrainerCallback):
 
 
 def _split(row: dict[str, Any], turn: int) -> tuple[list[int], list[int], list[bool] | None]:
-    """Return the token ids of the prompt and the completion of a row or one of its turns, and the completion mask."""
+    """Return the token ids of the prompt and the completion of a row or one of its turns, and the completion mask.
+
+    The mask is None if the model wrote all tokens of the completion.
+    """
     ids, start, mask = row["input_ids"], row["prompt_length"], row.get(MASK)
     if turn < 0 or mask is None:
         return ids[:start], ids[start:], mask
@@ -139,7 +142,10 @@ def _token_columns(
     masks: Iterable[list[bool] | None],
     decode: Callable[..., str],
 ) -> dict[str, list[Any]]:
-    """Return the text, the log-ratio and the weight of each token. Tokens that the model did not write have None."""
+    """Return the text, the log-ratio and the weight of each token.
+
+    The log-ratio and the weight are None for a token that the model did not write, or that has no log-probability.
+    """
     found: dict[str, list[Any]] = {name: [] for name in TOKEN_COLUMNS}
     for of_row, own, mask in zip(values, completions, masks, strict=True):
         texts = [decode([token]) for token in own]
@@ -178,7 +184,7 @@ def show(table: dict[str, list[Any]], args: Any) -> None:
     path = Path(args.output_dir) / "completions" / f"completions_{step:05d}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     frame.to_parquet(path)
-    frame = frame.drop(columns=TOKEN_COLUMNS, errors="ignore")  # trackers have no use for lists
+    frame = frame.drop(columns=TOKEN_COLUMNS, errors="ignore")  # Trackers have no use for lists.
     for name in ("wandb", "trackio"):
         if name in args.report_to:
             tracker = import_module(name)

@@ -16,7 +16,7 @@ class EvaluatedRewards:
 
     Args:
         count (`float`, *optional*, defaults to `inf`):
-            Number of completions of the set. Infinite if it is unknown.
+            Number of completions of the set. `inf` means that the number is unknown.
     """
 
     def __init__(self, count: float = math.inf) -> None:
@@ -40,6 +40,8 @@ class EvaluatedRewards:
 
     def read(self, names: list[str]) -> dict[str, list[float]]:
         """Return means and standard deviations under the names of TRL's metrics, and forget the rewards.
+
+        Return {} if no batch was added since the last call.
 
         Args:
             names (`list[str]`):

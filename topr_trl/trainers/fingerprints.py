@@ -26,7 +26,7 @@ def model_fingerprint(
 
     Equal weights have equal fingerprints, for any sharding and after a cast to a wider dtype. A new LoRA adapter, whose
     matrix B is 0, is ignored, because it does not change the model. All processes must call this function together.
-    They get the result of the main process, because the others may not have loaded the weights yet.
+    They get the result of the main process, because other processes may not have loaded the weights yet.
 
     Args:
         model (`torch.nn.Module`):
@@ -92,7 +92,7 @@ def prompts_fingerprint(dataset: object) -> str | None:
     """Return a short hash of the number of rows and of up to 10,000 evenly spaced rows.
 
     Columns with images, audio or video are left out, because they can hold paths, which change if files move. Return
-    None for a dataset whose rows cannot be read by number, such as an `IterableDataset`.
+    None if `dataset` is not a `datasets.Dataset`, for instance an `IterableDataset`.
     """
     if not isinstance(dataset, Dataset):
         return None

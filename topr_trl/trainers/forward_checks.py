@@ -17,7 +17,7 @@ from accelerate.utils import is_peft_model
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-_NOISE = re.compile(r"drop|jitter|noise")  # in names of settings that add noise to a forward pass
+_NOISE = re.compile(r"drop|jitter|noise")  # parts of the names of settings that add noise
 # Texts of different length. If rows of a batch affect each other, or if padding shifts positions, log π of the shorter
 # text changes.
 _PROBES = (
@@ -81,7 +81,8 @@ def _probabilities(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str
 def count_positions_from_mask(model: nn.Module) -> None:
     """Make a model compute `position_ids` from the attention mask, so that left padding does not shift positions.
 
-    TRL does not pass `position_ids` (huggingface/trl#6800). If a caller passes them, as `generate` does, they are used.
+    TRL does not pass `position_ids` (huggingface/trl#6800). If a caller passes `position_ids`, as `generate` does, the
+    model uses the given values.
     """
     inner = text_model(model)
     own = inner.forward.__func__
@@ -157,7 +158,7 @@ def learned_positions(model: nn.Module) -> int | None:
 
 
 def probes(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Return the token ids of two short texts, the longer one first. Together they fit in the model's context."""
+    """Return the token ids of two short texts, the longer text first. Together, they fit in the model's context."""
     context = getattr(text_model(model).config.get_text_config(), "max_position_embeddings", None)
     context = context - virtual_tokens(model) if context else 2 * _LONGEST_PROBE
     longest = min(_LONGEST_PROBE, context // 2)

@@ -69,7 +69,7 @@ def trim_padding(batch: dict[str, Any], multiple: int | None) -> dict[str, Any]:
         batch (`dict[str, Any]`):
             TRL's micro-batch. The function changes it.
         multiple (`int`, *optional*):
-            Keep a multiple of this number of columns. `None` keeps only the needed ones.
+            Keep a multiple of this number of columns. `None` keeps only the needed columns.
     """
     if "pixel_values" in batch:  # Keep masked columns, which can be the tokens of an image that a tool returned.
         return batch

@@ -83,7 +83,10 @@ class NeededRows:
 
     @property
     def mu_fingerprints(self) -> set[str]:
-        """Distinct values of `mu_fingerprint` among the rows that need log μ. Empty without this column."""
+        """Distinct values of `mu_fingerprint` among the rows that need log μ.
+
+        The set is empty if the dataset has no such column.
+        """
         if "mu_fingerprint" not in self.dataset.column_names:
             return set()
         found = column(self.dataset, "mu_fingerprint").filter(pa.array(self.needs_N))
@@ -130,10 +133,10 @@ class LogMu:
         planned (`dict[str, _Plan]`):
             Datasets for which `compute` must compute log μ, by name.
         prompts_together (`bool`):
-            Whether a batch should contain rows of the same prompt. The trainer sets it before `compute`.
+            Whether a batch should contain rows of the same prompt. The trainer sets this attribute before `compute`.
         sampler_distance (`dict[str, float]`):
             Distance between log μ of the training rows and their `sampler_logps`. See
-            `topr_trl.trainers.training_warnings.sampler_distance`. Empty until it is computed.
+            `topr_trl.trainers.training_warnings.sampler_distance`. The dictionary is empty until `compute` fills it.
     """
 
     def __init__(self, args: OfflineTOPRConfig, accelerator: Accelerator) -> None:
@@ -147,7 +150,7 @@ class LogMu:
         """Select the source of log μ of a dataset, and read log μ from disk if the run is resumed.
 
         If log μ is neither in the rows nor already known, a new run adds the dataset to `planned`. If the output folder
-        has checkpoints and a file of log μ that does not match this run, the file is renamed.
+        then has checkpoints and a file of log μ that does not match the new run, the file is renamed.
 
         Args:
             name (`str`):
@@ -197,7 +200,7 @@ class LogMu:
             computed = self._compute(plan, dataset.select(indices), parts, forward, collate)
             places = np.full(len(dataset), -1)
             places[indices] = np.arange(len(indices))
-            mu_logps = computed.take(pa.array(places, mask=places < 0))  # null if a row needs no log μ
+            mu_logps = computed.take(pa.array(places, mask=places < 0))  # null for a row that needs no log μ
             if self.accelerator.is_main_process:
                 save_log_mu(path, mu_logps, plan.model, plan.rows.fingerprint)
                 if not keep_parts:
@@ -238,7 +241,7 @@ class LogMu:
     def _part(self, path: Path, plan: _Plan) -> list[list[float]] | None:
         """Return log μ of a saved part on every process, or None if the part must be computed.
 
-        Only the main process reads the file. It removes a file that is damaged, or from a different model or rows.
+        Only the main process reads the file. A file that is damaged, or from a different model or rows, is removed.
         """
         found: list[list[list[float]] | None] = [None]
         if self.accelerator.is_main_process and path.is_file():
@@ -267,8 +270,8 @@ class LogMu:
     def _resumed(self, path: Path, checkpoint: Path, model: str, rows: str) -> pa.ChunkedArray:
         """Return log μ of the run to resume.
 
-        If the output folder is new, the file is copied from the folder of the checkpoint, so that the new folder's own
-        checkpoints can be resumed, too.
+        If the output folder has no file of log μ, the file is copied from the folder of the checkpoint, so that the
+        checkpoints of the output folder can be resumed, too.
         """
         first = checkpoint.parent / path.relative_to(self.args.output_dir)
         if not path.is_file() and first.is_file():
@@ -328,13 +331,13 @@ def needs_mu_of_tokens(dataset: Dataset, args: TOPRConfig | OfflineTOPRConfig) -
 
 
 def _what_is_wrong(mu_logps: object, tokens: int, needs_tokens: bool) -> str | None:
-    """Return why log μ of a completion with this number of tokens cannot be used, or None if it can."""
+    """Return why log μ of a completion with this number of tokens cannot be used, or None if log μ is valid."""
     if isinstance(mu_logps, list) and len(mu_logps) != tokens:
         return (
             f"log μ has {len(mu_logps)} values for a completion of {tokens} tokens. Give one value per token of "
             "`completion_ids` (or per token that the model wrote), including the stop token"
         )
-    # 1e-3 instead of 0, because rounding can make log μ of a token with probability 1 slightly positive.
+    # The limit is 1e-3 and not 0, because rounding can make log μ of a token with probability 1 slightly positive.
     for value in mu_logps if isinstance(mu_logps, list) else [mu_logps]:
         if not (isinstance(value, int | float) and -math.inf < value <= 1e-3):
             return f"log μ must be finite and at most 0, for each token or as their sum; found {value}. Fix it"
@@ -377,7 +380,7 @@ def _per_token_logps(
         packed, counts = accelerator.gather_for_metrics((packed, counts))
         computed += [row[:n] for row, n in zip(packed.tolist(), counts.squeeze(1).tolist(), strict=True)]
         progress.update(len(counts))
-    return [computed[i] for i in order.argsort()]  # restores the order of the rows
+    return [computed[i] for i in order.argsort()]  # Undo `order`.
 
 
 def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:
@@ -429,7 +432,7 @@ def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
             Expected fingerprint of the rows.
 
     Returns:
-        `pa.ChunkedArray`: a list of values per row, one per completion token. Null for a row without log μ.
+        `pa.ChunkedArray`: a list of values per row, one per completion token. A row without log μ has null.
 
     Raises:
         ValueError: the file is missing or damaged, or its log μ is for a different model, temperature, rows, rewards or

@@ -27,7 +27,9 @@ _MOST_SHOWN = 4
 
 
 def log_line(logs: Mapping[str, Any], step: int, max_steps: int) -> str:
-    """Return a line with the most important metrics of a log. Return "" if the log has none of them.
+    """Return a line with the most important metrics of a log.
+
+    Return "" if the log has none of these metrics and is not the summary at the end of training.
 
     Args:
         logs (`Mapping`): Metrics by name.
@@ -55,7 +57,7 @@ class LogLine(TrainerCallback):
 
 
 class ProgressBar(ProgressCallback):
-    """Progress bar of transformers, without its logs. In a file, log lines name the step, so there is no bar."""
+    """Progress bar of transformers, without its logs. Without a terminal, there is no bar."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the bar at once, whatever delay other bars have."""
@@ -68,7 +70,10 @@ class ProgressBar(ProgressCallback):
 
 
 def print_log_lines(trainer: Trainer) -> None:
-    """Print a line for each log, and not all metrics. Notebooks keep their table, and users their own callbacks."""
+    """Make a trainer print a line for each log instead of all metrics.
+
+    The table of metrics in notebooks, and callbacks of the user, stay unchanged.
+    """
     callbacks = trainer.callback_handler.callbacks
     for place, callback in enumerate(callbacks):
         if type(callback) is PrinterCallback:
@@ -97,7 +102,8 @@ def say_share(rewards: FloatArray, args: TOPRConfig | OfflineTOPRConfig, said: s
         args ([`TOPRConfig`] or [`OfflineTOPRConfig`]):
             Settings of the trainer.
         said (`set`):
-            Messages that the trainer has already printed. The function adds its own, and prints it only once.
+            Messages that the trainer has already printed. The function adds its own message, and prints this
+            message only once.
     """
     share, limits = effective_positive_share(rewards), args.limits
     if "share" in said or not share < 1 or limits.b_neg == 0:
@@ -131,7 +137,8 @@ def warn_of_signs(curated: Curated, zeros: bool, args: TOPRConfig | OfflineTOPRC
         args ([`TOPRConfig`] or [`OfflineTOPRConfig`]):
             Settings of the trainer.
         said (`set`):
-            Messages that the trainer has already printed. The function adds its own, and gives each warning only once.
+            Messages that the trainer has already printed. The function adds its own warnings, and gives each
+            warning only once.
     """
     positives, negatives = curated.available_positives, curated.available_negatives
     signs = (positives > 0, negatives > 0)
@@ -162,7 +169,8 @@ def say_recipe(scored: ScoredRows, args: OfflineTOPRConfig) -> None:
     """Print the agreement of wrong answers, and a recipe if fewer than half of the completions are right.
 
     Nothing is printed for rows that `curate` chose, or if rewards do not have two values. The recipe is not printed if
-    the user has set a preset, a baseline or a curation rule.
+    negatives have no weight, or if the user has set the preset, the curation rule, the baseline, or the effective share
+    of positives.
 
     Args:
         scored (`ScoredRows`):

@@ -12,7 +12,7 @@ from topr_trl.baseline import effective_positive_share
 from topr_trl.limits import DEAD_WEIGHT
 from topr_trl.loss import LossOutputs
 
-# A weight that differs from 1 by less than this counts as 1, because rounding can cause the difference.
+# A weight that differs from 1 by at most this number counts as 1, because rounding can cause the difference.
 ROUNDING = 1e-3
 QUANTILES = (0.05, 0.5, 0.95)
 
@@ -36,8 +36,8 @@ def without_ratio(metrics: dict[str, float]) -> dict[str, float]:
 class RowLog:
     """Log of the rows of each forward pass, one small tensor per pass. Only reading waits for the device.
 
-    Several readers use the same log: the metrics of training and evaluation, the table of completions, and replay. Each
-    reader gets each pass once.
+    Several readers use the same log: the metrics of training and evaluation, the table of completions, and replay. A
+    reader gets each of its passes once.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class RowLog:
             return {}
         rows = torch.cat([values_N6 for _, values_N6 in passes])
         rows = accelerator.pad_across_processes(rows, dim=0, pad_index=torch.nan)
-        rows = accelerator.gather(rows).cpu().double()  # to the CPU first: some devices have no float64
+        rows = accelerator.gather(rows).cpu().double()  # Some devices have no float64, so go to the CPU first.
         return row_metrics(rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3:])
 
 
@@ -93,8 +93,8 @@ def row_values(outputs: LossOutputs, rewards_N: Tensor, mask_BT: Tensor) -> Tens
         outputs ([`~topr_trl.loss.LossOutputs`]):
             Outputs of the loss for B rows.
         rewards_N (`torch.Tensor`):
-            R of N >= B rows. The forward pass skipped the rows after the first B, because their R is 0. They get
-            weight 1, and NaN for the other values.
+            R of N >= B rows. The forward pass skipped the rows after the first B, because their R is 0. The skipped
+            rows have weight 1 and their R. Their remaining values are NaN.
         mask_BT (`torch.Tensor`):
             Completion mask, shape (B, T).
     """
@@ -107,7 +107,8 @@ def row_values(outputs: LossOutputs, rewards_N: Tensor, mask_BT: Tensor) -> Tens
     return torch.cat([rows, skipped])
 
 
-# Metrics that are NaN if all R, all w · R, or all weights are 0, and are then left out. NaN elsewhere is logged.
+# Metrics that are left out if they are NaN, because all R, all w · R, or all weights of negatives are 0. All other
+# metrics are logged even if they are NaN.
 _MAY_BE_UNDEFINED = ("topr/effective_positive_share", "topr/realized_positive_share", "topr/negatives_effective")
 
 
@@ -131,10 +132,10 @@ def row_metrics(
     | `topr/logps/{positives,negatives}/{token,completion}` | mean log π per token, and per completion |
     | `topr/tokens/{positives,negatives}` | mean number of trained tokens |
 
-    w is the weight of a row. If its tokens have different weights, w and log π/μ are means over them. Rows with R = 0
-    count as positives in `topr/log_ratio/positives`, but not in `topr/logps/positives` and `topr/tokens/positives`.
-    Rows whose R is NaN are ignored: they are padding or have no reward. The metrics of log π/μ also ignore rows whose
-    log-ratio is NaN: the weight of these rows does not depend on the ratio.
+    w is the weight of a row. If the tokens of a row have different weights, w and log π/μ are means over the tokens.
+    Rows with R = 0 count as positives in `topr/log_ratio/positives`, but not in `topr/logps/positives` and
+    `topr/tokens/positives`. Rows whose R is NaN are ignored: they are padding or have no reward. The metrics of log π/μ
+    also ignore rows whose log-ratio is NaN: the weight of these rows does not depend on the ratio.
 
     Args:
         weights_N (`torch.Tensor`):

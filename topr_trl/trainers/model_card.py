@@ -88,7 +88,7 @@ def model_card(
     max_new_tokens: int | None = None,
     links: str = "",
 ) -> ModelCard:
-    """Return a model card without evaluations. `add_section` adds them.
+    """Return a model card without evaluations. `add_section` adds evaluations.
 
     Args:
         data (`ModelCardData`):
@@ -100,7 +100,7 @@ def model_card(
         problems (`str`, *optional*):
             Description of the problems that the model was trained on, in Markdown.
         prompt (`str` or `list[dict]`, *optional*):
-            Text or messages for the quick start. Left out if its `repr` has more than 600 characters.
+            Text or messages for the quick start. A prompt whose `repr` has more than 600 characters is left out.
         max_new_tokens (`int`, *optional*):
             Length of the completion in the quick start, in tokens.
         links (`str`, *optional*, defaults to `""`):

@@ -58,7 +58,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     Before the first step, the trainer computes log μ with the starting weights, for each row whose weight in the loss
     depends on log μ. It writes log μ to `output_dir/log_mu.parquet`, and a resumed run reads this file. Rows with a
     column `mu_logps` keep their values. Use this column for completions that another model wrote. With
-    `log_mu="sampler"`, log μ comes from the column `sampler_logps` instead.
+    `log_mu="sampler"`, log μ comes from the column `sampler_logps`.
 
     Example:
 
@@ -99,7 +99,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
             Quantization used to load a model that is given by name.
         peft_config ([`~peft.PeftConfig`], *optional*):
-            Adapter to train. `None` trains the model as it is.
+            Adapter to train. `None` adds no adapter to the model.
 
     Attributes:
         curated ([`Curated`]):
@@ -194,7 +194,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         return dataset
 
     def _choose(self, scored: ScoredRows, args: OfflineTOPRConfig) -> tuple[FloatArray, Curated]:
-        """Choose the units to train on. Return their rewards R and the choice, and keep the choice in `curated`."""
+        """Choose the units to train on. Return their R and the choice, and store the choice in `curated`."""
         scored.check_values(args)
         rewards, curated = scored.choose(args, args.seed)
         by_turn, chosen = scored.units.turns_R.any(), str(curated)
@@ -207,7 +207,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             means = ", and each turn index has its own mean as baseline" * scored.has_returns
             say(f"each turn with a reward counts as a row{means}: {chosen}.", args)
         if args.effective_positive_share is not None or args.curation == "balanced":
-            # The baseline is computed from the chosen rows of the training set, and evaluation sets use the same one.
+            # The baseline is computed from the chosen rows of the training set, and evaluation sets use this baseline.
             # With `reward_after_baseline`, raw rewards can be missing.
             baselines = scored.rewards_U[curated.indices] - rewards
             known = baselines[~np.isnan(baselines)]
@@ -270,7 +270,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     @property
     def sampler_distance(self) -> dict[str, float]:
-        """Distance between `sampler_logps` and log μ of the training rows, in nats. Empty if it is unknown.
+        """Distance between `sampler_logps` and log μ of the training rows, in nats, or `{}` if it is unknown.
 
         `topr_trl.trainers.training_warnings.sampler_distance` describes the keys.
         """
@@ -395,8 +395,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if self.state.global_step == 0 and not self.is_in_train:
             self._cast_for_evaluation()
             own = {"train": self.train_dataset} if any(rows is self.train_dataset for rows in given.values()) else {}
-            # The prefix `given_` keeps files of new sets apart from files of the trainer's sets, which a resumed run
-            # reads.
+            # With the prefix `given_`, files of new sets do not replace files of the trainer's sets. A resumed run
+            # needs the files of the trainer's sets.
             model = mu_fingerprint(self.model, self._temperature)
             every = {**own, **_by_name(self.eval_dataset), **{f"given_{name}": rows for name, rows in new.items()}}
             for name, rows in every.items():

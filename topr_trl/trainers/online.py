@@ -145,18 +145,18 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
             Quantization used to load a model that is given by name.
         peft_config ([`~peft.PeftConfig`], *optional*):
-            Adapter to train. `None` trains the model as it is.
+            Adapter to train. `None` adds no adapter to the model.
         tools (`list[Callable]`, *optional*):
             Functions that the model can call during generation.
         rollout_func (`RolloutFunc`, *optional*):
             Function that generates the completions instead of the trainer.
         environment_factory (`Callable` or `dict[str, Callable]`, *optional*):
-            Function that returns an environment with tools, and optionally with prompts and rewards. Or a dictionary of
-            such functions by name. The column `environment` then has the name for each prompt.
+            Function that returns an environment with tools, and optionally with prompts and rewards. A dictionary holds
+            such functions by name, and the column `environment` of the dataset then has the name for each prompt.
         replay_dataset ([`~datasets.Dataset`], *optional*):
-            Logged rows that are replayed from the first step on. Needs `replay_share` in `args`. The columns are those
-            of [`OfflineTOPRTrainer`], with one row per completion. Without a column `mu_logps`, log μ is computed with
-            the starting weights.
+            Logged rows that are replayed from the first step on. They need `replay_share` above 0 in `args`. The
+            columns are those of [`OfflineTOPRTrainer`], with one row per completion. Rows without a column `mu_logps`,
+            or `sampler_logps` with `log_mu="sampler"`, get log μ of the starting weights.
 
     Raises:
         TypeError: `args` is not a [`TOPRConfig`], or `replay_dataset` is not a `Dataset`.
@@ -358,7 +358,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         uses = self.num_iterations  # type: ignore[has-type]  # TRL sets it without an annotation
         self.num_iterations = 1
         try:
-            # `generate` fills settings that TRL leaves out from the generation config of the model.
+            # For settings that TRL does not pass, `generate` takes the values in the model's generation config.
             with replaced_generation_config(self.model, of_policy(self.model.generation_config)):
                 batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         finally:
@@ -436,8 +436,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
     def _without_masked(self, raw_rewards_N: Tensor, batch: dict[str, Any]) -> Tensor:
         """Return the raw rewards with NaN for completions that `mask_truncated_completions` leaves out of the loss.
 
-        The metrics of an evaluation count these completions, as TRL's do. Without them, the model that is cut most
-        often could have the highest reward.
+        The reward metrics of an evaluation still count these completions, as TRL's metrics do. Otherwise, the model
+        that is cut most often could have the highest reward.
         """
         masked = self.accelerator.gather(batch["completion_mask"].sum(dim=1) == 0)
         return raw_rewards_N.masked_fill(masked, torch.nan)
@@ -473,7 +473,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
 
         NaN marks a row that the loss has not used.
         """
-        # A row that was already in the previous table keeps its values if it has no new ones.
+        # A row that was already in the previous table keeps its values if it has no new values.
         seen = self._shown_weights | {row: values for row, *values in gather_object(self._row_log.read("table"))}
         # TRL's table contains the newest rows, from training or evaluation.
         rows = range(self._rows_made - len(self._logs["prompt"]), self._rows_made)
@@ -547,8 +547,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
     def _ratio_is_one(self) -> bool:
         """Whether π = μ for every row in the current mode. If so, ratios are not logged.
 
-        This is true in evaluation. In training it is true if each row is used only in the optimizer step that follows
-        its generation. With `log_mu="sampler"` it is false, because the sampler's log-probabilities differ by rounding.
+        In evaluation, π = μ. In training, π = μ if each row is used only in the optimizer step that follows its
+        generation. With `log_mu="sampler"`, π and μ differ, because the sampler's log-probabilities differ by rounding.
         """
         if self.args.log_mu == "sampler":
             return False

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 
 def adapter_weights(model: object) -> dict[str, Tensor]:
-    """Return copies of the trainable weights of a quantized model, by name. Return `{}` for other models."""
+    """Return copies of the trainable weights of a quantized model, by name. Return `{}` for all other models."""
     if not isinstance(model, nn.Module) or not is_quantized(model):
         return {}
     return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}

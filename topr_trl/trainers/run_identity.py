@@ -1,7 +1,7 @@
-"""Identify a run by a JSON document in each checkpoint, and compare it when the run is resumed.
+"""Identify a run by a JSON document in each checkpoint, and compare the document when the run is resumed.
 
-`COMPARED` lists the values that are compared. Every other setting may change when a run is resumed: it changes where
-and how fast a run computes, and what the run logs, saves or evaluates.
+`COMPARED` lists the values that are compared. All other settings may change when a run is resumed, because they change
+only the place and the speed of the computation, or the logs, checkpoints and evaluations.
 """
 
 import json
@@ -32,9 +32,9 @@ class Compared(NamedTuple):
         names (`tuple[str, ...]`):
             Names of settings, and of values that the trainers compute.
         consequence (`str`):
-            Sentence for the message.
+            Sentence for the error or the warning.
         refused (`bool`, *optional*, defaults to `True`):
-            Whether a difference is an error. Otherwise it is a warning.
+            Whether a difference raises an error. Otherwise, a difference gives a warning.
     """
 
     names: tuple[str, ...]
@@ -121,7 +121,7 @@ def compared_settings(args: Any) -> Identity:
             Settings of a trainer.
     """
     known = {field.name for field in fields(args)}
-    is_share = 0 < args.warmup_steps < 1 or getattr(args, "warmup_ratio", None)  # newer versions have no ratio
+    is_share = 0 < args.warmup_steps < 1 or getattr(args, "warmup_ratio", None)  # newer releases have no ratio
     if args.lr_scheduler_type in _SCHEDULES_WITHOUT_END and not is_share:
         known -= {"num_train_epochs", "max_steps"}
     return {name: getattr(args, name) for compared in COMPARED for name in compared.names if name in known}
@@ -205,7 +205,7 @@ def _as_json(value: Any) -> Any:
 def write_identity(checkpoint: str | Path, identity: Identity) -> None:
     """Write the identity of a run to a checkpoint.
 
-    Its entry `model`, the fingerprint of the starting model, is not compared: the weights come from the checkpoint.
+    The entry `model`, the fingerprint of the starting model, is not compared: the weights come from the checkpoint.
     """
     (Path(checkpoint) / FILE).write_text(json.dumps(identity, indent=1))
 
@@ -235,7 +235,7 @@ def read_identity(checkpoint: Path) -> Identity:
 
 
 def check_identity(checkpoint: Path, there: Identity, now: Identity) -> None:
-    """Compare the identity in a checkpoint with that of the run that resumes from it.
+    """Compare the identity in a checkpoint with the identity of the run that resumes from the checkpoint.
 
     Warn if a value differs that `COMPARED` does not mark as `refused`. A value that one of the two identities lacks is
     not compared, because an installed library may be newer.
@@ -262,7 +262,7 @@ def check_identity(checkpoint: Path, there: Identity, now: Identity) -> None:
 
 
 def _differences(there: Identity, now: Identity, refused: bool) -> str:
-    """Describe the values of `COMPARED` that differ, and the consequences. Return "" if there are none."""
+    """Describe the values of `COMPARED` that differ, and the consequences. Return "" if no value differs."""
     found, consequences = [], []
     for compared in (each for each in COMPARED if each.refused == refused):
         for name in compared.names:

@@ -83,7 +83,10 @@ def checked_checkpoint(checkpoint: str | bool | None, folder: str, model: nn.Mod
 
 
 def warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
-    """Warn if the weights to train are float16 or bfloat16, where updates at the paper's learning rate round to 0."""
+    """Warn if the weights to train are float16 or bfloat16, where updates at the paper's learning rate round to 0.
+
+    With an adapter, or under DeepSpeed, there is no warning.
+    """
     trained = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
     # DeepSpeed keeps a float32 copy of the weights.
     if trained and not is_deepspeed and not is_peft_model(model):
@@ -128,7 +131,7 @@ def check_prompts(args: TOPRConfig, dataset: object) -> None:
 
 
 def check_state_is_whole(checkpoint: Path, args: TOPRConfig) -> None:
-    """Raise an error if a checkpoint lacks the reference model. Warn if it was saved within a generation batch.
+    """Raise an error if a checkpoint lacks the reference model, and warn if it lacks an unfinished generation batch.
 
     Raises:
         ValueError: `sync_ref_model=True`, so the reference model changes during training.
@@ -150,7 +153,10 @@ def check_state_is_whole(checkpoint: Path, args: TOPRConfig) -> None:
 
 
 def check_metric_for_best_model(args: TOPRConfig, eval_dataset: object) -> None:
-    """Raise a ValueError if `metric_for_best_model` is `reward` or a loss, although the evaluation sets have names."""
+    """Raise a ValueError if `metric_for_best_model` is `reward` or a loss, although the evaluation sets have names.
+
+    Nothing is checked if no setting, such as `load_best_model_at_end`, needs the metric.
+    """
     if not isinstance(eval_dataset, dict) or not needs_metric_for_best_model(args):
         return
     if is_loss(args.metric_for_best_model, eval_dataset) or args.metric_for_best_model in ("reward", "eval_reward"):

@@ -19,7 +19,7 @@ EARLY = 0.1  # "early": in this first share of the steps
 # Negatives are long from this mean number of tokens on. With 160 tokens, a ratio per segment was better than one per
 # completion (see "Long completions" on the page of results). Up to 64 tokens, a segment is the whole completion.
 LONG_NEGATIVES = 128
-MOST_READS = 8  # largest measured number of readings of a right answer by a pretrained model (see the page of results)
+MOST_READS = 8  # largest number of times that an experiment trained a pretrained model on a right answer (see results)
 LOST_WEIGHT = 0.5  # long negatives with a lower mean weight have lost too much weight
 
 
@@ -64,7 +64,9 @@ def advice_on_segments(tokens: float, weight: float, ratio_level: str) -> str:
 
 
 def warn_of_weights(metrics: Mapping[str, float], state: TrainerState, ratio_level: str, said: set[object]) -> None:
-    """Warn if most negatives are dead, and recommend a ratio per segment for long negatives, at most once each.
+    """Warn if most negatives are dead early in training, and recommend a ratio per segment for long negatives.
+
+    Each of the two messages is given at most once.
 
     Args:
         metrics (`Mapping[str, float]`):
@@ -95,7 +97,7 @@ def warn_of_weights(metrics: Mapping[str, float], state: TrainerState, ratio_lev
         warn_user(advice)
 
 
-_SILENT = 10  # warn after this many consecutive batches in which every R is 0
+_SILENT = 10  # number of consecutive batches in which every R is 0, after which to warn
 # Largest mean difference between sampler and trainer, in nats per token, that different kernels can cause. A larger
 # difference means different weights or settings.
 _FAR = 0.1
@@ -159,7 +161,8 @@ def warn_of_scale(rewards: NDArray[np.float64], said: set[object], may_be_small:
         rewards (`np.ndarray`):
             R of the chosen rows.
         said (`set`):
-            Warnings that the trainer has already given. The function adds its own, and gives it only once.
+            Warnings that the trainer has already given. The function adds its own warning, and gives the warning only
+            once.
         may_be_small (`bool`, *optional*, defaults to `False`):
             Whether small rewards need no warning, as in a batch of completions that are equally good.
     """
@@ -226,7 +229,7 @@ class SilentBatches:
         self._rows = self._rows + len(raw_rewards_N) if is_silent else 0
 
     def warn(self, baseline: float | str, said: set[object]) -> None:
-        """Warn once if there has been no signal since the start of training, or in the last ten batches."""
+        """Warn once if there has been no signal since the start of training, or in at least the last ten batches."""
         since_start = self._rows > 0 and not self.had_signal
         if "silent" in said or not (since_start or self._batches >= _SILENT):
             return

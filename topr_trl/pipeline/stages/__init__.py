@@ -1,7 +1,7 @@
 """Stages of the pipeline, one module each (arXiv 2503.14286, Sec. 4).
 
-The name of a module is the command, and the first line of its docstring is the help of the command. Modules are
-imported on first use, because most of them need torch, and `topr --help` should be fast.
+The name of a module is the command, and the first line of the module's docstring is the help of the command. Modules
+are imported on first use, because most of them need torch, and `topr --help` should be fast.
 """
 
 import pkgutil

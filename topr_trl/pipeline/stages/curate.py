@@ -22,7 +22,7 @@ from topr_trl.settings.shared import CurationArguments
 # Settings that determine the chosen rows and their reward after the baseline.
 CHOICE = ("baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share")
 
-# Token ids are most of the data. They are not read if the choice can use another column instead.
+# Token ids are most of the data. The stage does not read a column of ids if the rows have the column that replaces it.
 _INSTEAD_OF_IDS = {"completion_ids": "completion", "prompt_ids": "problem_id"}
 
 
@@ -36,9 +36,10 @@ class CurateArguments(RowsArguments, SeedArguments, CurationArguments):
 
 
 class Curate(Stage[CurateArguments]):
-    """Stage that writes `reward_after_baseline` for the chosen rows, and null for all others.
+    """Stage that writes `reward_after_baseline` for the chosen rows, and null for the remaining rows.
 
-    The rules `balanced` and `repeated_positives` also write `times_chosen`.
+    With the rules `balanced` and `repeated_positives`, or if the input has the column, the stage also writes
+    `times_chosen`.
     """
 
     settings = CurateArguments
@@ -86,5 +87,5 @@ class Curate(Stage[CurateArguments]):
 
     @classmethod
     def summary(cls, done: Json) -> str:
-        """Return the chosen rows with advice, and the kinds of problems. A loop shows the first line."""
+        """Return text about the chosen rows, with advice, and about kinds of problems. A loop shows the first line."""
         return f"Chosen: {done['curated']}. {done['advice']}".rstrip() + f"\n{done['diagnosis']}".rstrip()

@@ -34,7 +34,7 @@ from topr_trl.recording.store import recording_id, recording_in
 RECORDS_PER_SHARD = 1_000
 _RECORDS_TO_INSPECT = 100  # number of records in which to look for fields that may be the reward
 _MOST_REWARDS = 6  # maximum number of distinct rewards that the summary lists
-_REWARDS = ("reward", TURN_REWARDS)  # a row has at most one of the two
+_REWARDS = ("reward", TURN_REWARDS)  # a row has at most one of these columns
 _MOST_LABELS = 20  # maximum number of unknown labels that an error lists
 _MOST_PLACES = 5  # maximum number of skipped records that the summary lists for each reason
 
@@ -61,8 +61,8 @@ class Import(Stage[ImportArguments]):
         named = {"rewards": args.rewards, "requests": args.requests}
         second = {name: manifest.fingerprint(Path(path)) for name, path in named.items() if path}
         own = [f.name for f in fields(args) if f.name not in ("input", "output_dir", *named)]
-        # Identify a recording by its id, because it may grow. If a killed command is started again, its finished import
-        # then stays valid.
+        # Identify a recording by its id, because the recording may grow. The finished import of a killed command then
+        # stays valid when the command is started again.
         recording = recording_in(args.source)
         source = recording_id(recording) if recording else manifest.fingerprint(args.source)
         return {"input": source, **second, **values_of(args, own)}
@@ -71,8 +71,8 @@ class Import(Stage[ImportArguments]):
         """Write the missing shards.
 
         Raises:
-            ValueError: no record can be used, or a record does not match the format. In the second case, the message
-                names the file and the place of the record.
+            ValueError: no record can be used, or a record does not match the format. The error for such a record names
+                the file and the place of the record.
         """
         args = self.args
         reader = RecordReader(args, args.source)
@@ -92,7 +92,7 @@ class Import(Stage[ImportArguments]):
         conversational: bool | None = None  # whether the first row has messages as its prompt; None until a row is read
         waiting: list[tuple[Path, Part]] = []  # shards to write once `conversational` is known
         for k, records in enumerate(
-            # A recording may have grown since its records were counted.
+            # A recording may have grown since its records were counted, so stop after the counted shards.
             tqdm(
                 islice(_records_by_shard(map(reader.records_of, files)), shards),
                 total=shards,
@@ -131,12 +131,12 @@ class Import(Stage[ImportArguments]):
 
     @classmethod
     def summary(cls, done: Json) -> str:
-        """Return a description of the rows and of the skipped records, one sentence per line."""
+        """Return a description of the rows and of the skipped records, in several lines."""
         return _describe(done)
 
 
-# Texts for the summary, by the reason in `LeftOut` or `notes_of`. A pair such as {is|are} has the forms for one and for
-# several.
+# Texts for the summary, by the reason in `LeftOut` or `notes_of`. A pair such as {is|are} has the forms for one record
+# and for several records.
 _LEFT_OUT = {
     "broken": "line{|s} {is|are} not valid JSON, or contain{s an|} unpaired surrogate{|s},",
     "copied": "call{|s} of the model {was|were} copied from an earlier session",
@@ -225,7 +225,7 @@ def _in_words(reason: str, count: int) -> str:
 
 
 def _describe_rewards(rewards: list[tuple[float, int]] | list[float], unit: str) -> str:
-    """Return the number of units with each reward, or the range of the rewards if there are many."""
+    """Return the number of units with each reward, or the range of the rewards if there are many values."""
     if isinstance(rewards[0], float):
         return f"Rewards range from {rewards[0]:g} to {rewards[1]:g}."
     counts = [f"{value:g} in {counted(n, unit)}" for value, n in rewards]
@@ -234,7 +234,7 @@ def _describe_rewards(rewards: list[tuple[float, int]] | list[float], unit: str)
 
 @contextmanager
 def _listing_unknown_labels(reader: RecordReader, files: Sequence[Path]) -> Iterator[None]:
-    """Add all unknown labels of the files to the error for the first one."""
+    """Add the unknown labels of all files to the error for the first unknown label."""
     try:
         yield
     except ValueError as error:
@@ -248,7 +248,7 @@ def _listing_unknown_labels(reader: RecordReader, files: Sequence[Path]) -> Iter
                     reader.rewards.of(record, 1)
             except UnknownLabel as other:
                 unknown[other.label[:40]] = None
-            except NotOfFormat:  # The records after the first error can have other errors.
+            except NotOfFormat:  # The records after the first error can have different errors.
                 continue
         shown = ", ".join(list(unknown)[:_MOST_LABELS]) + ", ..." * (len(unknown) > _MOST_LABELS)
         raise ValueError(f"{error} All labels without a number: {shown}.") from None
@@ -269,7 +269,7 @@ def _count_places(places: list[str]) -> Json:
 
 
 def _count_rewards(rewards: NDArray[np.float64]) -> list[tuple[float, int]] | list[float]:
-    """Return each reward with its number of rows, or only the smallest and the largest reward if there are many."""
+    """Return each reward with its number of rows, or only the smallest and the largest if there are many."""
     values, counts = (found.tolist() for found in np.unique(rewards, return_counts=True))
     return list(zip(values, counts, strict=True)) if len(values) <= _MOST_REWARDS else [values[0], values[-1]]
 

@@ -33,7 +33,7 @@ _TRAINER_SETTINGS = (
 
 
 class ComputeLogMu(Stage[TrainArguments]):
-    """Stage that writes log μ of the chosen rows that need it, null for all others, and the model's fingerprint."""
+    """Stage that writes log μ of the chosen rows that need it, null for all other rows, and a model fingerprint."""
 
     settings = TrainArguments
     outcome = "log μ is in {folder}/."
@@ -90,7 +90,7 @@ class ComputeLogMu(Stage[TrainArguments]):
 
     @classmethod
     def summary(cls, done: Json) -> str:
-        """Return the difference between the log-probabilities of the sampler and of the trainer."""
+        """Return the difference between the log-probabilities of sampler and trainer. Return "" if it is unknown."""
         if not (distance := done["sampler_distance"]):
             return ""
         return (

@@ -161,9 +161,9 @@ class Score(Stage[ScoreArguments]):
         return score
 
     def _mean_rewards(self) -> Json:
-        """Return the mean of the reward and of each function's reward, each with the number of rows that lack it.
+        """Return the mean of the reward and of each function's reward, each with the number of rows without a value.
 
-        Return {} without reward functions.
+        A mean without any value is None. Return {} if no reward functions are set.
         """
         if self.args.reward_funcs is None:
             return {}
@@ -178,7 +178,7 @@ class Score(Stage[ScoreArguments]):
 
     @classmethod
     def summary(cls, done: Json) -> str:
-        """Return the number of rows by verdict, and the mean rewards."""
+        """Return the number of rows by verdict, the mean rewards, and the number of rows without a new reward."""
         counts = {**done["scored"]}
         kept = counts.pop("kept", 0)
         parts = [f"{n:,} {verdict}" for verdict, n in counts.items() if n]

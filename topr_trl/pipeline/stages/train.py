@@ -27,7 +27,7 @@ from topr_trl.pipeline.trainer_of_rows import (
 from topr_trl.trainers.checkpoints import STATE
 from topr_trl.trainers.run_identity import compared_settings
 
-# Settings that determine the trained weights, besides those that a resumed run may not change.
+# Settings that determine the trained weights, besides the settings of `compared_settings`.
 RESULT = (
     *FORWARD, "preset", "a_pos", "b_pos", "a_neg", "b_neg", "tf32", "max_length", "padding_free", "sort_by_length",
     "share_prompts", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps",
@@ -38,7 +38,8 @@ RESULT = (
 class SaveAtInterrupt(TrainerCallback):
     """Callback that saves a checkpoint after the current step at Ctrl+C, and stops. A second Ctrl+C stops at once.
 
-    With several processes, even the first Ctrl+C stops at once, because the processes would stop at different steps.
+    With `save_only_model` or several processes, the first Ctrl+C stops at once. Several processes would stop at
+    different steps.
 
     Attributes:
         asked (`bool`): Whether the user has pressed Ctrl+C.
@@ -89,7 +90,7 @@ class Train(Stage[TrainArguments]):
         return field_names(TrainArguments, without=NOT_FOR_COMMANDS)
 
     def next_steps(self) -> str:
-        """Return commands that plot the curves and test the model. Return "" in a loop, which tests models itself."""
+        """Return commands that show the curves, test the model and compare settings. Return "" in a loop."""
         if self.args.iteration:
             return ""
         options = f"--model_name_or_path {self.args.model_name_or_path} " if self.args.model_name_or_path else ""

@@ -22,16 +22,16 @@ class ReplayRow:
         completion_ids (`torch.Tensor`):
             Token ids of the completion, shape (T,) with T >= 1, int32.
         written (`torch.Tensor`):
-            Whether the model wrote each token, shape (T,), bool. False for tool results.
+            Whether the model wrote each token, shape (T,), bool. Tokens of tool results have False.
         mu_logps (`torch.Tensor`):
-            log μ of each token in nats, shape (T,), float32. 0 for a token that the model did not write, and NaN if log
-            μ is unknown.
+            log μ of each token in nats, shape (T,), float32. A token that the model did not write has 0. Unknown log μ
+            is NaN.
         reward (`float`):
-            R after the baseline of the generation batch, or of the logged rows. Not 0.
+            R after the baseline of the generation batch, or of the logged rows. R is not 0.
         number (`int`):
-            Number of the row in the order of generation, over all processes. Negative for logged rows.
+            Number of the row in the order of generation, over all processes. Logged rows have negative numbers.
         step (`int`):
-            Number of optimizer steps before the row was generated. 0 for logged rows.
+            Number of optimizer steps before the row was generated. Logged rows have 0.
         weight (`float`, *optional*, defaults to `1.0`):
             Latest weight w that the loss computed for the row.
     """
@@ -109,7 +109,7 @@ class ReplayBuffer:
             count (`int`):
                 Number of rows.
             seed (`list[int]`):
-                Seed of the random generator. The same seed draws the same positions.
+                Seed of the random generator. A seed and a number of rows determine the drawn positions.
         """
         places = np.random.default_rng(seed).permutation(len(self.rows))[:count]
         return [self.rows[place] for place in places]
@@ -147,7 +147,7 @@ class ReplayBuffer:
 
         Args:
             weights (`Mapping[int, float]`):
-                Latest weight that the loss computed, by row number. Other rows keep their weight.
+                Latest weight that the loss computed, by row number. Rows that are not in `weights` keep their weight.
         """
         entering = self._entering() if self._logps else []
         self._logps = {}
@@ -165,7 +165,7 @@ class ReplayBuffer:
         ]
 
     def without_log_mu(self, limits: TruncationLimits) -> list[ReplayRow]:
-        """Return the rows whose log μ is unknown, although their weight depends on it."""
+        """Return the rows whose log μ is unknown, although their weight depends on log μ."""
         needed = needs_log_mu(np.array([row.reward for row in self.rows]), limits)
         return [row for row, needs in zip(self.rows, needed, strict=True) if needs and row.mu_logps.isnan().any()]
 
@@ -195,7 +195,7 @@ class ReplayBuffer:
         return {"rows": [vars(row) for row in self.rows]}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Replace all rows with those in a result of `state`. Forget the current generation batch."""
+        """Replace all rows with the rows in a result of `state`. Forget the current generation batch."""
         self.rows = [ReplayRow(**row) for row in state["rows"]]
         self._fresh, self._awaited, self._logps = {}, set(), {}
 

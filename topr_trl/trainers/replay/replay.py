@@ -42,7 +42,7 @@ def check_replay(args: TOPRConfig, dataset: object, logged: Dataset | None) -> S
             Logged rows (`replay_dataset`).
 
     Returns:
-        `ScoredRows`: the logged rows, or `None` if there are none.
+        `ScoredRows`: the logged rows, or `None` if `logged` is `None`.
 
     Raises:
         TypeError: the logged rows are not a `Dataset`.

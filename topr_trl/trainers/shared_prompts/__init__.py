@@ -3,8 +3,9 @@
 The trainers import only from this module. `layout.py` converts batches, `attention.py` changes the forward pass of the
 model, and `check.py` tests whether log π stays the same.
 
-On a CPU, a step with shared prompts was 1.6 to 4.9 times faster. On a GPU, it was faster in one of four measured cases,
-so there it is off by default. The cost: each model's attention is replaced by one that knows the groups of a batch.
+On a CPU, a step with shared prompts was 1.6 to 4.9 times faster. On a GPU, the step was faster in one of four measured
+cases, so sharing is off by default on a GPU. To share prompts, the trainers replace the attention of the model by
+an implementation that knows the groups of a batch.
 """
 
 from math import gcd
@@ -120,7 +121,7 @@ class PromptSharing:
 
 
 def share_generated(trainer: Any) -> PromptSharing:
-    """Share prompts of a `TOPRTrainer` if the settings allow it and a micro-batch can hold two rows of a prompt."""
+    """Share prompts of a `TOPRTrainer` if sharing is wanted, and a micro-batch can hold two rows of a prompt."""
     sharing, args = PromptSharing(trainer), trainer.args
     if not sharing.is_wanted or min(trainer.num_generations, args.per_device_train_batch_size) < 2:
         return sharing

@@ -112,7 +112,10 @@ class SharedPrompts:
         return MethodType(shared, self.model)
 
     def _layout_of(self, kwargs: dict[str, Any]) -> Layout | None:
-        """Return the layout of a call. Return None without TRL's fused head, or if sharing saves too few tokens."""
+        """Return the layout of a call, or None to compute the call without sharing.
+
+        A call is not shared if it does not use TRL's fused head, has no labels, or if sharing saves too few tokens.
+        """
         self.layout = None
         ids, labels = kwargs.get("input_ids"), kwargs.get("labels")
         mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
@@ -152,7 +155,7 @@ def _mask(base: str, **kwargs: Any) -> Any:
 
 
 def _keep_scored(module: nn.Module, args: Any, outputs: Any) -> Any:
-    """Keep only the hidden states that predict a label, as a hook after the base model."""
+    """Keep only the hidden states that predict a label, if the batch shares prompts. The base model calls this hook."""
     if (layout := _active.get()) is not None:
         outputs.last_hidden_state = outputs.last_hidden_state[:, layout.scored]
     return outputs

@@ -12,7 +12,7 @@ from topr_trl.trainers.shared_prompts.layout import CONTEXT
 def why_not_shared(shared: SharedPrompts, wrapped: nn.Module, device: torch.device, tolerance: float) -> str | None:
     """Test on three short rows whether a model can share prompts.
 
-    Return None if it can. Otherwise, return the reason why it cannot.
+    Return None if the model can share prompts. Otherwise, return the reason.
 
     Args:
         shared ([`SharedPrompts`]):

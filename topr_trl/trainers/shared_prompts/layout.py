@@ -50,7 +50,7 @@ class Layout:
         tokens (`int`):
             Number of tokens of all rows, before sharing.
         masks (`dict`):
-            Attention masks that were already made for this layout. Other layers use them again.
+            Attention masks that were already made for this layout. Later layers use these masks again.
         windows_asked (`set[int | None]`):
             Sliding windows of the masks that the model requested. None is full attention.
         windows_used (`list[int | None]`):
@@ -187,7 +187,7 @@ def prompts_together(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
             Micro-batches without images, of equal size and width.
 
     Returns:
-        `list[dict[str, Any]]`: micro-batches of the same size. The given ones are not changed.
+        `list[dict[str, Any]]`: micro-batches of the same size. The given micro-batches are not changed.
     """
     prompts = [
         ids[mask.bool()].tolist()
@@ -202,7 +202,7 @@ def prompts_together(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _joined(parts: list[Any]) -> Any:
-    """Join the values of a column in several micro-batches. A value without rows is the same in each of them."""
+    """Join the values of a column in several micro-batches. A value without rows is equal in all of them."""
     if isinstance(parts[0], list):
         return [row for part in parts for row in part]
     return torch.cat(parts) if isinstance(parts[0], Tensor) and parts[0].dim() > 0 else parts[0]
