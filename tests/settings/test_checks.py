@@ -40,7 +40,7 @@ def test_folders_and_ids_on_the_hub_pass(name):
 
 def test_a_file_is_no_folder_of_a_model(tmp_path):
     (tmp_path / "model.gguf").touch()
-    with pytest.raises(NotADirectoryError, match="is a file. Use the folder"):
+    with pytest.raises(NotADirectoryError, match=r"is a file\. Use the folder"):
         checks.check_model_folder(str(tmp_path / "model.gguf"))
 
 
