@@ -409,8 +409,8 @@ class TrialArguments(RowsArguments, RunArguments):
     decode: str = field(
         default="greedy",
         metadata={
-            "help": "Decoding that ranks the settings: that which your users get. 'greedy': one greedy answer per "
-            "held-out problem. 'sample': completions sampled at the setting `temperature`. No effect with "
+            "help": "Decoding that ranks the settings. Choose the one that your users get. 'greedy': one greedy answer "
+            "per held-out problem. 'sample': completions sampled at the setting `temperature`. No effect with "
             "test_by='rewards'.",
             "choices": DECODINGS,
         },

@@ -57,7 +57,7 @@ class LogLine(TrainerCallback):
 
 
 class ProgressBar(ProgressCallback):
-    """Progress bar of transformers, without its logs. Without a terminal, there is no bar."""
+    """Progress bars of transformers, without logs. Without a terminal, there is no bar for training."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the bar at once, whatever delay other bars have."""

@@ -29,7 +29,7 @@ def answers(body: Record, asked: Record) -> list[Row | None]:
     """Return a list with the columns of the answer, or `[None]` if the answer is empty.
 
     Raises:
-        Unusable: the finish reason is new, the log lacks a tool call, or the answer cannot become a message, for
+        Unusable: the finish reason is unknown, the log lacks a tool call, or the answer cannot become a message, for
             instance because the provider ran a tool itself (see `content_blocks.messages_of`).
     """
     reason = body.get("stop_reason") or body.get("finish_reason")

@@ -26,8 +26,8 @@ def answers(body: Record, asked: Record) -> list[Row | None]:
     """Return a list with the columns of the answer, or `[None]` if the answer is empty.
 
     Raises:
-        Unusable: the finish reason is new, or the answer cannot become a message, for instance because the provider ran
-            a tool itself (see `content_blocks.messages_of`).
+        Unusable: the finish reason is unknown, or the answer cannot become a message, for instance because the provider
+            ran a tool itself (see `content_blocks.messages_of`).
     """
     return [answer_of(body["output"]["message"], finish_reason(body.get("stopReason")))]
 

@@ -38,8 +38,8 @@ def answers(body: Record, asked: Record) -> list[Row | LeftOut | None]:
     Return `[LeftOut.FAILED]` without candidates, for instance if the prompt was blocked.
 
     Raises:
-        Unusable: the client called functions before the answer, the finish reason is new, or a candidate cannot become
-            a message, for instance because the provider ran a tool (see `content_blocks.messages_of`).
+        Unusable: the client called functions before the answer, the finish reason is unknown, or a candidate cannot
+            become a message, for instance because the provider ran a tool (see `content_blocks.messages_of`).
     """
     if _get(body, "automatic_function_calling_history"):
         raise Unusable("its response has automaticFunctionCallingHistory, so its request lacks the calls of functions")

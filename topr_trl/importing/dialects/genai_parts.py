@@ -29,8 +29,8 @@ def answers(body: Record, asked: Record) -> list[Row]:
     """Return the columns of each output message.
 
     Raises:
-        Unusable: the provider ran a tool itself, the finish reason is new, or a part of a message cannot become text,
-            for instance an image.
+        Unusable: the provider ran a tool itself, the finish reason is unknown, or a part of a message cannot become
+            text, for instance an image.
     """
     return [
         {

@@ -47,7 +47,7 @@ def answers(body: Record, asked: Record) -> list[Row | LeftOut | None]:
     """Return a list with the columns of the answer, or `[None]` if the answer is empty.
 
     Raises:
-        Unusable: the response is a part of a stream, the finish reason is new, or see `content_blocks.answer_of`.
+        Unusable: the response is a part of a stream, the finish reason is unknown, or see `content_blocks.answer_of`.
     """
     check_is_whole(body)
     return [answer_of(body["message"], finish_reason(body.get("done_reason")))]

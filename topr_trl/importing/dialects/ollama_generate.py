@@ -29,7 +29,7 @@ def answers(body: Record, asked: Record) -> list[Row | LeftOut | None]:
     """Return a list with the columns of the answer, or `[None]` if the answer is empty.
 
     Raises:
-        Unusable: the response is a part of a stream, or the finish reason is new.
+        Unusable: the response is a part of a stream, or the finish reason is unknown.
     """
     check_is_whole(body)
     reason = finish_reason(body.get("done_reason"))

@@ -41,7 +41,7 @@ def answers(body: Record, asked: Record) -> list[Row | None]:
     Raises:
         NotOfFormat: the response has no `choices`.
         Unusable: a choice without token ids continues the last message of the request, the numbers of token ids and
-            log-probabilities differ, the finish reason is new, or see `content_blocks.messages_of`.
+            log-probabilities differ, the finish reason is unknown, or see `content_blocks.messages_of`.
     """
     choices = [
         _choice_columns(choice, body.get("prompt_token_ids")) for choice in field_of(body, "choices", "response")

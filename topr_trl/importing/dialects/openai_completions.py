@@ -31,7 +31,7 @@ def answers(body: Record, asked: Record) -> list[Row | None]:
         NotOfFormat: the prompt or the choices are missing, the prompt has a wrong type, or the number of choices is not
             `n` per prompt.
         Unusable: the prompt is token ids and a choice has only text, the numbers of token ids and log-probabilities
-            differ, or the finish reason is new.
+            differ, or the finish reason is unknown.
     """
     prompts = _prompts(field_of(asked, "prompt", "request"))
     each = asked.get("n") or 1

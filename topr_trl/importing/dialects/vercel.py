@@ -25,7 +25,7 @@ def answers(body: Record, asked: Record) -> list[Row]:
     """Return the columns of the answer, or [] for an empty answer.
 
     Raises:
-        Unusable: the finish reason is new.
+        Unusable: the finish reason is unknown.
     """
     calls = [_call(each) for each in parsed_json(body.get("toolCalls")) or ()]
     text, thinking = body.get("text") or body.get("object"), body.get("reasoning")

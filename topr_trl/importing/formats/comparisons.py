@@ -153,7 +153,8 @@ def _by_verdict(record: Record) -> tuple[str, str] | None:
 def _two_sides(record: Record) -> list[str]:
     """Return the names of two completions, such as `response_a` and `response_b`.
 
-    Return [] unless exactly two such names have the same `stem`. Fields with numbers do not count.
+    Return [] unless exactly two names differ only in their end, as in `_ONE_OF_TWO`. A field with a number as its
+    value does not count.
     """
     stems: dict[str, list[str]] = defaultdict(list)
     for name, value in record.items():

@@ -30,8 +30,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
     Raises:
         Unusable: an attachment is missing, a message has a part without text, the provider ran a tool itself,
-            inspect_ai could not parse a tool call, the finish reason is new, or an assistant turn that the model did
-            not write follows a turn of the model.
+            inspect_ai could not parse a tool call, the finish reason is unknown, or an assistant turn that the model
+            did not write follows a turn of the model.
     """
     if record.get("error"):
         return [LeftOut.FAILED]

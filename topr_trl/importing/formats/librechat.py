@@ -42,7 +42,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
     Raises:
         NotOfFormat: a message of the branch is missing, the branch has a cycle, or a message of the user is rated.
         Unusable: the options have several system prompts, the export lacks text that the model read or wrote, a part
-            has no text, or the finish reason is new.
+            has no text, or the finish reason is unknown.
     """
     if record["rated"] is None:
         return [LeftOut.UNGRADED]

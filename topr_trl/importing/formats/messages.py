@@ -61,7 +61,7 @@ def rows_of_conversation(
         NotOfFormat: the rated message is not an answer of the model, a field such as `message_id` or `turn_index` may
             name a message, and which message is not known, fields name different messages, a message has several
             ratings, or the system prompt may be the name of a system.
-        Unusable: the record has images, sounds or videos beside the messages, or the finish reason is new.
+        Unusable: the record has images, sounds or videos beside the messages, or the finish reason is unknown.
     """
     check_only_text(record, "it")
     ends = list(accumulate(map(len, turns)))

@@ -51,7 +51,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
         NotOfFormat: a message of the branch is missing, the branch has a cycle, or the rated message is not from the
             model.
         Unusable: the export lacks the chat, or text that the model read or wrote, the rated answer was edited, a part
-            has no text, or the finish reason is new.
+            has no text, or the finish reason is unknown.
     """
     if (chat := inner_value(record, "snapshot", "chat", "chat")) is None:
         raise Unusable("it has no snapshot of the chat. Export it in Admin Panel, Evaluations, Feedback")

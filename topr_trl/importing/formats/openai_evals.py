@@ -29,7 +29,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
     Raises:
         NotOfFormat: a message has no role.
-        Unusable: the finish reason is new, or a message has an unknown role or a part without text.
+        Unusable: the finish reason is unknown, or a message has an unknown role or a part without text.
     """
     sample = record.get("sample") or {}
     if any((sample.get("error") or {}).values()) or record.get("status") in ("error", "errored"):

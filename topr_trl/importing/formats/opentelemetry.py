@@ -158,7 +158,7 @@ def _of_openinference(given: Record) -> Record:
     if message.get("contents"):
         text, thinking = split_parts([nested(part)["message_content"] for part in message["contents"]])
         message |= {"content": text, "reasoning_content": thinking or None}
-    name = message.get("function_call_name")  # OpenAI's API had this field before tools.
+    name = message.get("function_call_name")  # OpenInference's name for OpenAI's `function_call`.
     if name and message.get("role") == "assistant":
         message["function_call"] = {"name": name, "arguments": message.get("function_call_arguments_json")}
     return {**message, "tool_calls": calls}

@@ -41,8 +41,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
     assertions.
 
     Raises:
-        Unusable: the output is not the text of the model, the prompt is not valid YAML, the finish reason is new, or a
-            message has an unknown role or a part without text.
+        Unusable: the output is not the text of the model, the prompt is not valid YAML, the finish reason is unknown,
+            or a message has an unknown role or a part without text.
     """
     response = record.get("response") or {}
     if record.get("failureReason") == _ERROR or response.get("error"):

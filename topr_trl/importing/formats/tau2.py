@@ -36,7 +36,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
     `[LeftOut.FAILED]` if the simulation ended for a reason in `_FAILED`.
 
     Raises:
-        Unusable: the messages are null or audio, the context of a turn was truncated, or the finish reason is new.
+        Unusable: the messages are null or audio, the context of a turn was truncated, or the finish reason is unknown.
     """
     if record.get("termination_reason") in _FAILED:
         return [LeftOut.FAILED]

@@ -87,5 +87,5 @@ class Curate(Stage[CurateArguments]):
 
     @classmethod
     def summary(cls, done: Json) -> str:
-        """Return text about the chosen rows, with advice, and about kinds of problems. A loop shows the first line."""
+        """Return a line about the chosen rows with advice, then the kinds of problems. A loop shows only the line."""
         return f"Chosen: {done['curated']}. {done['advice']}".rstrip() + f"\n{done['diagnosis']}".rstrip()
