@@ -84,7 +84,7 @@ def test_a_trial_and_a_loop_read_a_csv(tmp_path, feedback):
     "records",
     [
         [{"prompt": "a", "completion": "b", "reward": 1.0}, {"prompt": "a", "completion": "c", "reward": 0.0}],
-        [{"prompt": "a", "completion": "b", "reward": 1.0, "chosen": "x", "rejected": "y"}] * 2,
+        [{"prompt": "a", "completion": "b", "reward": reward, "chosen": "x", "rejected": "y"} for reward in (1, 0)],
     ],
 )
 def test_rows_are_read_as_they_are(tmp_path, records, monkeypatch):
