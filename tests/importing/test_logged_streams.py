@@ -97,6 +97,7 @@ STREAMS = {
         of_gemini({"text": "I "}), of_gemini({"text": "ask."}),
         of_gemini({"functionCall": {"name": "run", "args": {"command": "ls"}}}),
         of_gemini({"text": "", "thoughtSignature": "s"}, finishReason="STOP"),
+        {"responseId": "g", "usageMetadata": {"totalTokenCount": 3}},
     ], {"candidates": [{"finishReason": "STOP", "content": {"role": "model", "parts": [
         {"text": "Hm.", "thought": True}, {"text": "I ask.", "thoughtSignature": "s"},
         {"functionCall": {"name": "run", "args": {"command": "ls"}}}]}}]}),

@@ -150,7 +150,7 @@ def _of_gemini(events: list[Record], end: str) -> Record:
     """Join responses of Gemini's API."""
     found: dict[int, Record] = {}
     for event in events:
-        for each in event["candidates"] or ():
+        for each in event.get("candidates") or ():
             candidate = found.setdefault(each.get("index") or 0, {"content": {"role": "model", "parts": []}})
             candidate |= {name: value for name, value in each.items() if name != "content" and value is not None}
             for part in (each.get("content") or {}).get("parts") or ():
@@ -188,7 +188,7 @@ _KINDS: tuple[tuple[Callable[[Record], bool], Callable[[list[Record], str], Reco
         _of_protocol("messages", _NO_MESSAGE, "stop_reason", ("message_start", "content_block_start")),
     ),
     (lambda event: bool(event) and set(event) <= _OF_CONVERSE, _of_converse),
-    (lambda event: "candidates" in event, _of_gemini),
+    (lambda event: bool({"candidates", "usageMetadata", "usage_metadata"} & {*event}), _of_gemini),
     (
         lambda event: isinstance(event.get("done"), bool) and "message" in event,
         _of_protocol("api/chat", {"done": True}, "done_reason"),
