@@ -29,7 +29,7 @@ help:
 	@echo "make docs             build the documentation into site/; warnings are errors"
 	@echo "make notebooks        run examples/notebooks, and save their outputs"
 	@echo
-	@echo "make test             fast tests, two at a time (JOBS=8: eight at a time)"
+	@echo "make test             fast tests but those of the benchmarks, two at a time (JOBS=8: eight at a time)"
 	@echo "make test-ci          the tests of .ci/run: also training runs, one loop that is killed, and a browser"
 	@echo "make test-all         all tests: run them once a week (KILLS=20: kill each loop 20 times, not 3)"
 	@echo "make coverage         all tests, also the weekly ones, with the branches of the package that they run"
@@ -107,7 +107,7 @@ bench: install
 JOBS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup
 test: install
-	$(PYTEST) -m "not slow and not weekly"
+	$(PYTEST) -m "not slow and not weekly" --ignore=tests/benchmarks
 
 test-ci: install
 	$(PYTEST) -m "not weekly" --durations 30

@@ -12,12 +12,16 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 # Fixtures import torch, transformers and trl. The process that only deals out tests would need six seconds for them.
 
 # Every run draws the same examples. If scripts/fuzz.py finds a failing case, the case is added as an `@example`.
 settings.register_profile("deterministic", derandomize=True)
 settings.load_profile("deterministic")
+# Hypothesis also draws constants of all local modules that are imported so far. These depend on the tests before.
+_NO_CONSTANTS = providers.Constants()
+providers._get_local_constants = lambda: _NO_CONSTANTS
 
 
 def pytest_collection_modifyitems(items):

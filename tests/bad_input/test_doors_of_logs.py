@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from any_input import JSON, bundled_tokenizer, few, fewer, refused_by_name, tables
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from records import CALL, EXAMPLES
 
@@ -69,6 +69,7 @@ def logs(draw):
 
 
 @few
+@example(("oaieval", [{**EXAMPLES["oaieval"], "run_id": []}]), False, "all_turns")
 @given(logs(), st.booleans(), st.sampled_from(["all_turns", "last_turn"]))
 def test_records_of_other_systems(log, skips, turns):
     name, records = log

@@ -146,6 +146,7 @@ def run(*programs, log=None, stop=None):
 SLEEP = "import time; time.sleep(99)"
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_ends_the_others(started):
     with pytest.raises(ChildProcessError, match="The stage sample failed with exit status 3; its output is above"):
         run(python(SLEEP), python("raise SystemExit(3)"), python(""))
@@ -289,6 +290,7 @@ def test_a_stage_on_windows_does_not_signal_its_loop(monkeypatch):
     assert sent == []
 
 
+@pytest.mark.slow
 def test_children_of_a_process_end_with_it(tmp_path):
     """`accelerate launch` with one process starts a child and does not pass SIGTERM on."""
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"

@@ -26,6 +26,10 @@ def joined_by(field: str, key: Callable[[str, Record], Any]) -> Callable[[Iterab
         for place, raw in records:
             record = parsed(raw)
             value = key(place, record) if isinstance(record, dict) else None
+            try:
+                hash(value)
+            except TypeError:  # A part of the key is a list or an object, and should be text or a number.
+                value = None
             if value is None:
                 yield place, raw
             elif value != "":
