@@ -18,7 +18,7 @@ export UV_SYSTEM_CERTS ?= 1
 # Make an environment with pip, which vLLM calls. The absolute path keeps uv from using another Python of the same version.
 PYTHON_PATH = "$$($(PYTHON) -c 'import sys; print(sys.executable)')"
 environment_in = @echo "Installing packages into $(1)" && test -e $(1)/bin/python || $(UV) venv --quiet --seed --python $(PYTHON_PATH) $(1)
-# The packages follow.
+# Install the packages that follow the call.
 packages_in = @$(UV) pip install --quiet --python $(1)/bin/python
 
 .PHONY: install demo docs bench gpu reproduce reproduce-quick pages notebooks test test-ci test-all coverage test-min test-versions test-matrix test-extras test-vllm test-clients test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
@@ -29,7 +29,7 @@ help:
 	@echo "make docs             build the documentation into site/; warnings are errors"
 	@echo "make notebooks        run examples/notebooks, and save their outputs"
 	@echo
-	@echo "make test             fast tests but those of the benchmarks, two at a time (JOBS=8: eight at a time)"
+	@echo "make test             fast tests without those of the benchmarks, two at a time (JOBS=8: eight at a time)"
 	@echo "make test-ci          the tests of .ci/run: also training runs, one loop that is killed, and a browser"
 	@echo "make test-all         all tests: run them once a week (KILLS=20: kill each loop 20 times, not 3)"
 	@echo "make coverage         all tests, also the weekly ones, with the branches of the package that they run"

@@ -19,7 +19,8 @@ from hypothesis.internal.conjecture import providers
 # Every run draws the same examples. If scripts/fuzz.py finds a failing case, the case is added as an `@example`.
 settings.register_profile("deterministic", derandomize=True)
 settings.load_profile("deterministic")
-# Hypothesis also draws constants of all local modules that are imported so far. These depend on the tests before.
+# Hypothesis would also draw constants of the local modules that are imported. Then examples would depend on the tests
+# that ran before.
 _NO_CONSTANTS = providers.Constants()
 providers._get_local_constants = lambda: _NO_CONSTANTS
 

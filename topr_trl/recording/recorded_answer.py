@@ -62,8 +62,8 @@ class RecordedAnswer:
         call (`Call`): Call, as `Store.begin` returns it.
         protocol (`Protocol`): API of the call.
         request (`RecordedRequest`): Request of the client.
-        hides (`bool`): Whether the recorder requests token ids and log-probabilities, and hides those that the client
-            did not request.
+        hides (`bool`): Whether the recorder adds token ids and log-probabilities to the request. It then removes from
+            the answer what the client did not request.
         without_secrets (`Callable`): Function that removes the secrets of the request from an error message.
     """
 
