@@ -137,7 +137,8 @@ def test_repeated_positives_have_as_many_steps_as_the_others():
 @pytest.mark.parametrize(
     ("column", "value"),
     [
-        ("answer", lambda row: "assert f(1) == 2"),  # The judge does not agree with the rewards.
+        ("answer", lambda row: "-1"),  # The judge does not agree with the rewards.
+        ("answer", lambda row: "assert f(1) == 2"),
         ("answer", lambda row: None),  # An import writes an empty column if its format can have answers.
         ("completion", lambda row: None if row["sample_id"] == 0 else row["completion"]),
         ("completion", lambda row: row["completion_ids"]),
@@ -149,7 +150,7 @@ def test_rows_that_the_judge_cannot_judge_are_tested_by_their_rewards(scored, tm
     feature = None if any(values) else Value("string")
     save_rows(rows.remove_columns(column).add_column(column, values, feature=feature), tmp_path / "given")
     assert splitting(tmp_path / "given", tmp_path / "out")["by_answers"] is False
-    with pytest.raises(ValueError, match=r"test_by='answers': (the judge of the task gsm8k agrees|the rows need)"):
+    with pytest.raises(ValueError, match=r"test_by='answers': (?s:.*)--task, or .* --test_by rewards"):
         splitting(tmp_path / "given", tmp_path / "other", test_by="answers")
 
 

@@ -36,3 +36,14 @@ def test_only_the_default_task_has_built_in_problems(task):
     for split in ("train", "test"):
         with pytest.raises(ValueError, match=rf"(?s){task}.*--dataset_name.*--task gsm8k"):
             load_problems(ProblemArguments(task=task), split)
+
+
+def test_answers_that_the_judge_cannot_read_are_refused_before_sampling(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(
+        '{"prompt": "Say 7.", "answer": "7"}\n{"prompt": "Say hello.", "answer": "hello"}'
+    )
+    for task in (None, "gsm8k"):
+        with pytest.raises(ValueError, match="`answer` holds 'hello'.*--task prompts"):
+            load_problems(ProblemArguments(task=task, dataset_name=str(tmp_path / "rows.jsonl")), "train")
+    args = ProblemArguments(task="prompts", dataset_name=str(tmp_path / "rows.jsonl"))
+    assert load_problems(args, "train")["answer"][:] == ["7", "hello"]

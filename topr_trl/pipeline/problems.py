@@ -2,6 +2,7 @@
 
 from datasets import Dataset
 
+from topr_trl.data.rows import text_column
 from topr_trl.generation.settings import COLUMNS_OF_SAMPLER
 from topr_trl.pipeline.settings import ProblemArguments, RewardArguments
 from topr_trl.rewards.functions import prepare_rewards
@@ -21,7 +22,7 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
         (the user's prompts, which no task judges) keep all of their columns, and need no `answer`.
 
     Raises:
-        ValueError: the task cannot read the rows, prompts have a column with the name of a result, there is no test
+        ValueError: the task cannot read the rows or their answers, prompts have a column with the name of a result, there is no test
             split, or there are too few worked examples.
     """
     train, task, shots = split == "train", args.task_of_problems, args.num_shots
@@ -37,6 +38,7 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
         if "answer" not in rows.column_names:
             return OWN_PROMPTS.prepare(rows, 0)  # No task can judge these prompts.
         own_prompts.refuse_results(rows)
+        task.judge([""] * len(rows), text_column(rows, "answer"))  # Refuse answers that the judge cannot read.
         has_ids = "problem_id" in rows.column_names
         return rows if has_ids else rows.add_column("problem_id", list(range(len(rows))))
     if args.training_shots and args.dataset_name is not None:

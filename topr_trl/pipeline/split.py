@@ -169,18 +169,19 @@ def _can_judge(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> boo
         and None not in some["completion"]
         and not any(isinstance(token, int) for completion in some["completion"] for token in completion[:1])
     )
-    agreed = 0.0
+    agreed, why = 0.0, f"the rows need the columns prompt and answer (text) and completion; found {rows.column_names}"
     if can_read:
         written = [text_of(completion, i) for i, completion in enumerate(some["completion"])]
-        verdicts = [verdict for verdict, _ in TASKS[task].judge(written, some["answer"][:])]
-        agreed = float(np.mean([(v == CORRECT) == (r > 0) for v, r in zip(verdicts, rewards, strict=False)]))
+        try:
+            verdicts = [verdict for verdict, _ in TASKS[task].judge(written, some["answer"][:])]
+        except ValueError as error:  # The judge cannot read a correct answer.
+            why = str(error).rstrip(".")
+        else:
+            agreed = float(np.mean([(v == CORRECT) == (r > 0) for v, r in zip(verdicts, rewards, strict=False)]))
+            why = f"the judge of the task {task} agrees with the rewards of {agreed:.0%} of the rows"
     if agreed >= _ALIKE:
         return True
     if trial.test_by == "answers":
-        why = (
-            f"the judge of the task {task} agrees with the rewards of {agreed:.0%} of the rows" if can_read
-            else f"the rows need the columns prompt and answer (text) and completion; found {rows.column_names}"
-        )  # fmt: skip
         raise ValueError(
             f"test_by='answers': {why}. Set a different --task, or use the logged rewards with --test_by rewards."
         )

@@ -105,10 +105,18 @@ def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
         completions (`Sequence[str]`): Completions.
         truths (`Sequence[str]`): Correct answers: numbers in any form, or values of GSM8K's column `answer`, which
             end in `#### N`.
+
+    Raises:
+        ValueError: a correct answer is not a number, so no completion can state it.
     """
     judgements: list[Judgement] = []
     for completion, truth in zip(completions, truths, strict=True):
-        answer, right = extract_answer(completion), normalize_number(truth.rpartition("####")[2]) or truth
+        answer, right = extract_answer(completion), normalize_number(truth.rpartition("####")[2])
+        if right is None:
+            raise ValueError(
+                f"The judge of GSM8K compares numbers, but the column `answer` holds {truth[:60]!r}. Write only the "
+                "number, or use --reward_funcs instead of this judge; topr sample then needs --task prompts."
+            )
         found = verdict(answer, right)
         judgements.append((found, truth if found == CORRECT else answer))
     return judgements
