@@ -141,6 +141,7 @@ def test_redaction_of_nested_text():
     assert Redactor(["nothing"])(value) == (value, False)
     assert Redactor([])(value) == (value, False)
     assert Redactor(["a"])({"a": 1}) == ({"[redacted]": 1}, True)
+    assert Redactor(["a.?"])({"ab": 1, "ac": 2}) == ({"[redacted]": 1, "[redacted] 2": 2}, True)
 
 
 @pytest.mark.parametrize(("word", "name"), [("email", "emails"), ("Phones", "phones"), ("key", "keys")])

@@ -71,7 +71,9 @@ class Redactor:
             return value, count > 0
         if isinstance(value, Mapping):
             pairs = [(self(name), self(inner)) for name, inner in value.items()]
-            found = {name: inner for (name, _), (inner, _) in pairs}
+            found: dict[Any, Any] = {}
+            for (name, _), (inner, _) in pairs:
+                found[f"{name} {len(found) + 1}" if name in found else name] = inner  # Two names can become equal.
             return found, any(hit for pair in pairs for _, hit in pair)
         if isinstance(value, list) and not all(isinstance(inner, int | float) for inner in value):
             items = [self(inner) for inner in value]
