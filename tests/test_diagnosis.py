@@ -1,6 +1,7 @@
 """Problems are counted by kind, and agreement is the share of a problem's other answers that are the same."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from datasets import Dataset
 from hypothesis import given, settings
@@ -53,6 +54,13 @@ def test_the_advice_is_for_problems_without_a_right_answer():
         advice = diagnose(*columns([PROBLEMS[1], PROBLEMS[number]])).advice
         assert advice.endswith(helps)
         assert bool(advice) == bool(helps)
+
+
+def test_completions_without_an_answer_do_not_agree():
+    for nothing in (None, float("nan")):
+        assert diagnose([1, 0, 0], ["a", "b", "b"], ["7", nothing, nothing]).agreement == 0
+    messages = pd.Series([[{"content": text}] for text in ("7", "8", "8")], index=[5, 6, 7])
+    assert diagnose([1, 0, 0], ["a", "b", "b"], messages).agreement == 1
 
 
 def test_the_answer_is_the_first_value():

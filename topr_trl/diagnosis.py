@@ -150,7 +150,7 @@ def diagnose(rewards: ArrayLike, problem_ids: ArrayLike, answers: Sequence[objec
             Problem of each completion, shape (N,).
         answers (`Sequence[object]`):
             Answer of each completion, or its text if answers are not known, length N. Equal values count as the same
-            answer.
+            answer. None and NaN mean that a completion has no answer, and such completions never agree.
 
     Returns:
         [`Diagnosis`]: number of problems of each kind, and agreement.
@@ -168,7 +168,9 @@ def diagnose(rewards: ArrayLike, problem_ids: ArrayLike, answers: Sequence[objec
     if len(values) != 2:
         raise ValueError(f"A diagnosis needs rewards with two values, right and wrong; these have {len(values):,}.")
     right_N, problem_N = rewards_N[known] == values[1], np.unique(problem_N[known], return_inverse=True)[1]
-    agreement_N = agreements(problem_N, [answers[i] for i in np.flatnonzero(known).tolist()])
+    # A completion without an answer gets its own number as key. NaN differs from itself.
+    keys = [n if answer is None or answer != answer else str(answer) for n, answer in enumerate(list(answers))]
+    agreement_N = agreements(problem_N, [keys[n] for n in np.flatnonzero(known).tolist()])
     kinds = Counter(kinds_of(right_N, problem_N, agreement_N))
     right_P = np.bincount(problem_N, right_N)
     unsolved_N = (right_P == 0)[problem_N] & ~np.isnan(agreement_N)

@@ -215,7 +215,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 self._evaluation_baseline = {"baseline": float(known[0]), "effective_positive_share": None}
         if scored.after_baseline_U is not None:
             self._rows_trained_on += "; their column `reward_after_baseline` replaces baseline and curation"
-            say("rewards come from the column reward_after_baseline, to which baseline and curation were applied.", args)
+            say("rewards come from the column reward_after_baseline, after baseline and curation.", args)
         warn_of_signs(curated, not scored.rewards_U.all(), args, self._said)
         warn_of_scale(rewards, self._said)
         say_recipe(scored, args)
