@@ -122,6 +122,18 @@ def test_the_answer_of_a_row(columns, agreement):
     assert ScoredRows.read("train", rows).diagnose().agreement == pytest.approx(agreement)
 
 
+@pytest.mark.parametrize(("texts", "agree"), [("xyzw", False), ("xxxw", True)])
+def test_texts_that_differ_give_no_advice(texts, agree):
+    """Completions that give the same answer can have different texts."""
+    rows = Dataset.from_dict({"prompt": [*"aaab"], "reward": [0.0, 0.0, 0.0, 1.0], "completion": [*texts]})
+    found = ScoredRows.read("train", rows).diagnose()
+    assert bool(found.advice) == agree
+    assert "Whole texts were compared" in str(found)
+    known = ScoredRows.read("train", rows.add_column("extracted", [*texts])).diagnose()
+    assert known.advice
+    assert "texts" not in str(known)
+
+
 def test_the_answer_of_a_rollout_is_in_its_last_row():
     rows = Dataset.from_dict({
         "prompt": [*"aaaa"], "problem_id": [0] * 4, "rollout_id": [0, 0, 1, 2], "completion": [*"xyyz"],
