@@ -32,7 +32,7 @@ class Diagnosis:
             Mean agreement of the completions of problems without a right completion. The *agreement* of a completion is
             the share of the problem's other completions with the same answer. Problems with one completion are left
             out. NaN if no problem is left.
-        are_texts (`bool`, defaults to `False`):
+        are_texts (`bool`, *optional*, defaults to `False`):
             Whether whole texts were compared, because answers are not known.
     """
 

@@ -112,12 +112,6 @@ def test_stages_add_columns_to_the_rows_and_keep_them_once(scored, tmp_path):
     assert list(lineage(tmp_path / "log_mu")) == ["sample", "score", "curate", "log-mu"]
 
 
-def test_rows_are_scored_for_the_task_that_they_were_sampled_for(tmp_path):
-    run("sample", tmp_path / "rollouts")
-    with pytest.raises(ValueError, match="--task math: .*sampled for the task gsm8k"):
-        run("score", tmp_path / "math", tmp_path / "rollouts", task="math")
-
-
 @pytest.mark.parametrize("stage", ["score", "curate", "log-mu"])
 def test_a_stage_that_is_killed_among_its_shards_goes_on(scored, tmp_path, monkeypatch, stage):
     rollouts = tmp_path / "rollouts"
@@ -477,9 +471,10 @@ def test_rows_are_scored_by_their_task(scored, tmp_path):
     stage_of("score", now).run()
     assert load_rows(tmp_path / "math")["verdict"][:] == ["correct", "invalid"]
     assert stage_of("score", now).inputs()["task"] == "math"
-    # These rows were sampled for the built-in problems, whose task is gsm8k, whatever task is given.
-    now = scoring(tmp_path / "gsm8k", scored, task="math")
-    assert stage_of("score", now).inputs()["task"] == "gsm8k"
+    # These rows were sampled for the built-in problems.
+    assert stage_of("score", scoring(tmp_path / "gsm8k", scored)).inputs()["task"] == "gsm8k"
+    with pytest.raises(ValueError, match="--task math: .*sampled for the task gsm8k"):
+        stage_of("score", scoring(tmp_path / "gsm8k", scored, task="math")).inputs()
 
 
 def test_a_torn_checkpoint_is_not_resumed_from(tmp_path):
