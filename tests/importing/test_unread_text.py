@@ -274,6 +274,31 @@ def test_ids_that_are_equal_by_chance(read):
         read({"messages": CHAT, "rating": 1, "trace_id": "a2", "message_id": "a1"}, reward_fields=["rating"])
 
 
+@pytest.mark.parametrize(
+    ("beside", "reward", "fields"),
+    [
+        ({"feedback": [{"message_id": "a1", "value": "up"}, {"message_id": "a2", "value": "down"}]},
+         "feedback.0.value", "feedback.0.message_id, feedback.1.message_id"),
+        ({"reward": 1, "comments": [{"message_id": "a1"}, {"message_id": "a2"}]},
+         "reward", "comments.0.message_id, comments.1.message_id"),
+        ({"rating": {"message_id": "a1", "value": 1}, "report": {"message_id": "a2"}},
+         "rating.value", "rating.message_id, report.message_id"),
+    ],
+)  # fmt: skip
+def test_fields_of_one_name_that_name_different_messages(read, beside, reward, fields):
+    with pytest.raises(ValueError, match=f"{fields} name different messages"):
+        read({"messages": CHAT, **beside}, reward_fields=[reward])
+
+
+def test_the_fields_in_messages_about_rated_answers_can_be_ignored(read):
+    both = {"messages": CHAT, "rating": {"message_id": "a1", "value": 1}, "report": {"message_id": "a2"}}
+    _, rows = read(both, reward_fields=["rating.value"], ignore_fields=["report.message_id"])
+    assert rows == [("Legs of a cat?", "EARLIER 4")]
+    record = {"messages": CHAT, "rating": 1, "meta": {"message_id": "a9"}}
+    with pytest.raises(ValueError, match=r"--ignore_fields meta\.message_id"):
+        read(record, reward_fields=["rating"])
+
+
 def test_a_setting_names_the_rating_of_one_message(read):
     rated = [{**each, "note": {"score": n}} for n, each in enumerate(CHAT)]
     assert read({"messages": rated}, reward_fields=["messages.1.note.score"])[1] == [("Legs of a cat?", "EARLIER 4")]

@@ -117,15 +117,15 @@ def _rated(record: Record, given: list[Record], by_settings: Sequence[int] | Non
     Raises:
         NotOfFormat: fields name different messages, a message has several ratings, or see `_named_message`.
     """
-    references = {name: _named_message(given, name, value) for name, value in _references(record)}
-    named = {name: n for name, n in references.items() if n is not None}
+    references = {path: _named_message(given, path, *field) for path, *field in _references(record)}
+    named = {path: n for path, n in references.items() if n is not None}
     for n in by_settings or ():
         if n < len(given):  # Otherwise, the record has no reward.
             named["--reward_fields"] = n
     if len(set(named.values())) > 1:
         raise NotOfFormat(
             f"its fields {', '.join(named)} name different messages as the rated one. Set --ignore_fields to the "
-            "fields that do not name it"
+            "fields that do not name it, or keep one of them in the file"
         )
     if named or by_settings is not None or "reward" in record:
         return sorted(set(named.values()))
@@ -134,23 +134,23 @@ def _rated(record: Record, given: list[Record], by_settings: Sequence[int] | Non
     return own or [n for n in rated if _rating(given[n])]
 
 
-def _references(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the value of each field that may name a message, such as `message_id` inside `meta`.
+def _references(value: Any, inside: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Yield the path, the name and the value of each field that may name a message, such as `message_id` inside `meta`.
 
-    Fields of the messages themselves are skipped.
+    Fields of the messages themselves are skipped. `inside` is the start of the paths.
     """
     if isinstance(value, list):
-        for each in value:
-            yield from _references(each) if isinstance(each, Mapping) else ()
+        for n, each in enumerate(value):
+            yield from _references(each, f"{inside}{n}.") if isinstance(each, Mapping) else ()
     elif isinstance(value, Mapping) and not {"role", "from"} & set(value):
         for name, inner in value.items():
             if isinstance(inner, Mapping | list):
-                yield from _references(inner)
+                yield from _references(inner, f"{inside}{name}.")
             elif inner is not None and not _OTHER_MESSAGE & {*words_of(name)}:
-                yield name, inner
+                yield f"{inside}{name}", name, inner
 
 
-def _named_message(messages: list[Record], name: str, value: Any) -> int | None:
+def _named_message(messages: list[Record], path: str, name: str, value: Any) -> int | None:
     """Return the index of the message that a field names by the message's id or index. Return None for other fields.
 
     Raises:
@@ -174,8 +174,8 @@ def _named_message(messages: list[Record], name: str, value: Any) -> int | None:
         if not (names_message or names_turn):
             return None
     raise NotOfFormat(
-        f"its {name} is {value!r}, and may name the rated one of its {len(messages)} messages. Write message_index, "
-        f"counted from 0, or set --ignore_fields {name}"
+        f"its {path} is {value!r}, and may name the rated one of its {len(messages)} messages. Write message_index, "
+        f"counted from 0, or set --ignore_fields {path}"
     )
 
 
