@@ -225,6 +225,29 @@ def test_a_greeting_is_context(read):
     assert read({"messages": [greeting, USER, EARLIER]})[1] == [("Hi! | Legs of a cat?", "EARLIER 4")]
 
 
+def test_a_conversation_with_an_empty_answer_is_an_empty_completion(read):
+    for answer in ({"content": ""}, {"content": None}):
+        part, rows = read({"messages": [*HISTORY, {"role": "assistant", **answer}]})
+        assert (part.left_out["empty"], rows) == (["line 1"], [])
+    unlearned = {"role": "assistant", "content": "", "weight": 0}
+    assert len(read({"messages": [USER, unlearned, AGAIN, EARLIER]})[1]) == 1
+
+
+@pytest.mark.parametrize("role", ["customer", "agent", "supervisor", None])
+@pytest.mark.parametrize("place", [0, 3])
+def test_unknown_roles_of_messages_stop_the_import(read, role, place):
+    messages = [*HISTORY, EARLIER]
+    messages[place] = {"role": role, "content": "Hello."}
+    with pytest.raises(ValueError, match=f"the role '?{role}'?; known roles .*Rename it in the file.*--skip_unusable"):
+        read({"messages": messages})
+
+
+def test_known_roles_of_messages(read):
+    roles = ("developer", "human", "function", "tool", "observation", "bot")
+    _, rows = read({"messages": [{"role": role, "content": role} for role in roles]})
+    assert rows == [("developer | human | function | tool | observation", "bot")]
+
+
 # Rewards of one message.
 
 CHAT = [{"id": "u1", **USER}, {"id": "a1", **EARLIER}, {"id": "u2", **AGAIN},
