@@ -305,6 +305,18 @@ def test_one_message_per_row(tmp_path, tool_tokenizer):
     assert ends == ["12<|im_end|>", "Bye.<|im_end|>"]
 
 
+def test_an_unknown_role_of_a_row_is_named(tmp_path):
+    (tmp_path / "a.csv").write_text(TABLE.replace("a,2,assistant", "a,2,agent"))
+    with pytest.raises(ValueError, match=r"row 2: a message has the role 'agent'; .*Rename it in the file"):
+        imported(tmp_path, tmp_path / "a.csv")
+
+
+def test_ratings_that_are_null_are_not_named_as_fields_of_the_conversation(tmp_path):
+    (tmp_path / "a.csv").write_text(TABLE)
+    with pytest.raises(ValueError, match=r"row 3: it has conversation_id, messages, .*--skip_unrewarded"):
+        imported(tmp_path, tmp_path / "a.csv")
+
+
 def test_a_value_of_all_messages_belongs_to_the_conversation(tmp_path):
     lines = [{"threadId": "a", "role": role, "content": role, "score": 3} for role in ("user", "assistant")]
     rows = imported(tmp_path, written(tmp_path / "a.jsonl", lines), "--reward_fields", "score")

@@ -31,16 +31,20 @@ def _is_one_of(name: str, names: set[str]) -> bool:
 
 
 def _is_message(record: Record) -> bool:
-    is_known = str(record.get("role")).lower() in {*ROLE_NAMES, "exit"}
-    return is_known and "content" in record and not {"messages", "output", "choices"} & set(record)
+    return {"role", "content"} <= set(record) and not {"messages", "output", "choices"} & set(record)
+
+
+def _has_known_role(record: Record) -> bool:
+    return _is_message(record) and str(record["role"]).lower() in {*ROLE_NAMES, "exit"}
 
 
 def conversations(records: Iterable[Placed]) -> Iterator[Placed]:
     """Yield the conversations of a file: rows with the same id, or the messages of an array.
 
     A field with equal values in all messages of a conversation, such as the reward, becomes a field of the
-    conversation. Exceptions are the fields in `_OF_MESSAGE`, and conversations of one message. Messages with the role
-    `exit`, with which mini-swe-agent ends a run, are left out. Records that are not messages are yielded unchanged.
+    conversation. Exceptions are nulls, the fields in `_OF_MESSAGE`, and conversations of one message. Messages with the
+    role `exit`, with which mini-swe-agent ends a run, are left out. Records that are not messages are yielded
+    unchanged.
 
     Args:
         records (`Iterable`): Place and content of each message.
@@ -58,10 +62,13 @@ def conversations(records: Iterable[Placed]) -> Iterator[Placed]:
         shared = {
             name: value
             for name, value in given[0].items()
-            if name not in _OF_MESSAGE and len(given) > 1 and all(each.get(name) == value for each in given)
+            if name not in _OF_MESSAGE
+            and value is not None
+            and len(given) > 1
+            and all(each.get(name) == value for each in given)
         }
         read = [{name: value for name, value in each.items() if name not in shared} for each in given]
-        yield place, {**shared, "messages": [each for each in read if each["role"].lower() != "exit"]}
+        yield place, {**shared, "messages": [each for each in read if str(each["role"]).lower() != "exit"]}
 
 
 def _check_order(place: str, given: list[Record]) -> None:
@@ -136,6 +143,6 @@ FORMAT = replace(
     source="tables and arrays of messages in OpenAI's format",
     suffix="",
     rank=3,
-    test=_is_message,
+    test=_has_known_role,
     join=conversations,
 )
