@@ -1,6 +1,7 @@
 """Problems are counted by kind, and agreement is the share of a problem's other answers that are the same."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from datasets import Dataset
 from hypothesis import given, settings
@@ -53,6 +54,13 @@ def test_the_advice_is_for_problems_without_a_right_answer():
         advice = diagnose(*columns([PROBLEMS[1], PROBLEMS[number]])).advice
         assert advice.endswith(helps)
         assert bool(advice) == bool(helps)
+
+
+def test_completions_without_an_answer_do_not_agree():
+    for nothing in (None, float("nan")):
+        assert diagnose([1, 0, 0], ["a", "b", "b"], ["7", nothing, nothing]).agreement == 0
+    messages = pd.Series([[{"content": text}] for text in ("7", "8", "8")], index=[5, 6, 7])
+    assert diagnose([1, 0, 0], ["a", "b", "b"], messages).agreement == 1
 
 
 def test_the_answer_is_the_first_value():
@@ -112,6 +120,18 @@ MESSAGES = [[{"role": "assistant", "content": text}] for text in "xyxxrw"]
 def test_the_answer_of_a_row(columns, agreement):
     rows = Dataset.from_dict({"prompt": [*"aaaabb"], "reward": [0.0, 0.0, 0.0, 0.0, 1.0, 0.0], **columns})
     assert ScoredRows.read("train", rows).diagnose().agreement == pytest.approx(agreement)
+
+
+@pytest.mark.parametrize(("texts", "agree"), [("xyzw", False), ("xxxw", True)])
+def test_texts_that_differ_give_no_advice(texts, agree):
+    """Completions that give the same answer can have different texts."""
+    rows = Dataset.from_dict({"prompt": [*"aaab"], "reward": [0.0, 0.0, 0.0, 1.0], "completion": [*texts]})
+    found = ScoredRows.read("train", rows).diagnose()
+    assert bool(found.advice) == agree
+    assert "Whole texts were compared" in str(found)
+    known = ScoredRows.read("train", rows.add_column("extracted", [*texts])).diagnose()
+    assert known.advice
+    assert "texts" not in str(known)
 
 
 def test_the_answer_of_a_rollout_is_in_its_last_row():

@@ -32,15 +32,21 @@ class Diagnosis:
             Mean agreement of the completions of problems without a right completion. The *agreement* of a completion is
             the share of the problem's other completions with the same answer. Problems with one completion are left
             out. NaN if no problem is left.
+        are_texts (`bool`, defaults to `False`):
+            Whether whole texts were compared, because answers are not known.
     """
 
     counts: dict[str, int]
     agreement: float
+    are_texts: bool = False
 
     @property
     def advice(self) -> str:
-        """Advice for the problems without a right answer. Empty if each of these problems has one completion."""
-        if self.agreement != self.agreement:
+        """Advice for the problems without a right answer.
+
+        Empty if each of these problems has one completion, or if their texts differ and their answers are not known.
+        """
+        if self.agreement != self.agreement or (self.are_texts and self.agreement < AGREE):
             return ""
         kind = f"no right answer, wrong ones {'agree' if self.agreement >= AGREE else 'scattered'}"
         return (
@@ -55,6 +61,8 @@ class Diagnosis:
         if self.agreement == self.agreement:
             share = f"{self.agreement:.0%} ({AGREE:.0%} counts as agreeing)"
             lines.append(f"Mean agreement of wrong answers, if no answer is right: {share}.")
+        if self.are_texts:
+            lines.append("Whole texts were compared, because answers are not known. Different texts can agree.")
         return "\n".join([f"{problems:,} problems:", *lines])
 
 
@@ -124,7 +132,9 @@ def kinds_of(right_N: NDArray[np.bool_], problem_N: NDArray[np.int64], agreement
     return [list(KINDS)[number] for number in kind_P.tolist()]
 
 
-def diagnose(rewards: ArrayLike, problem_ids: ArrayLike, answers: Sequence[object]) -> Diagnosis:
+def diagnose(
+    rewards: ArrayLike, problem_ids: ArrayLike, answers: Sequence[object], are_texts: bool = False
+) -> Diagnosis:
     """Count the problems of each kind in `KINDS`, before any training.
 
     Rows without a reward (NaN) are left out. Completions with the same answer rarely have the same text, so pass
@@ -150,7 +160,9 @@ def diagnose(rewards: ArrayLike, problem_ids: ArrayLike, answers: Sequence[objec
             Problem of each completion, shape (N,).
         answers (`Sequence[object]`):
             Answer of each completion, or its text if answers are not known, length N. Equal values count as the same
-            answer.
+            answer. None and NaN mean that a completion has no answer, and such completions never agree.
+        are_texts (`bool`, *optional*, defaults to `False`):
+            Whether `answers` are whole texts. The result then says so, and has no advice if they differ.
 
     Returns:
         [`Diagnosis`]: number of problems of each kind, and agreement.
@@ -168,11 +180,14 @@ def diagnose(rewards: ArrayLike, problem_ids: ArrayLike, answers: Sequence[objec
     if len(values) != 2:
         raise ValueError(f"A diagnosis needs rewards with two values, right and wrong; these have {len(values):,}.")
     right_N, problem_N = rewards_N[known] == values[1], np.unique(problem_N[known], return_inverse=True)[1]
-    agreement_N = agreements(problem_N, [answers[i] for i in np.flatnonzero(known).tolist()])
+    # A completion without an answer gets its own number as key. NaN differs from itself.
+    keys = [n if answer is None or answer != answer else str(answer) for n, answer in enumerate(list(answers))]
+    agreement_N = agreements(problem_N, [keys[n] for n in np.flatnonzero(known).tolist()])
     kinds = Counter(kinds_of(right_N, problem_N, agreement_N))
     right_P = np.bincount(problem_N, right_N)
     unsolved_N = (right_P == 0)[problem_N] & ~np.isnan(agreement_N)
     return Diagnosis(
         {kind: kinds[kind] for kind in KINDS},
         float(agreement_N[unsolved_N].mean()) if unsolved_N.any() else float("nan"),
+        are_texts,
     )

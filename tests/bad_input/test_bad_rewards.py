@@ -86,7 +86,7 @@ BEFORE_SAMPLING = [
         "--reward_weights 1 --test_dataset_name prompts.jsonl"),
     looped("a threshold that is not finite", "pass_threshold, finite, inf",
         "--reward_funcs rewards.py:short --pass_threshold inf"),
-    looped("own prompts without reward functions", "no judge, --reward_funcs, --task",
+    looped("own prompts without reward functions", "no judge, --reward_funcs",
         "--test_dataset_name prompts.jsonl"),
     looped("own prompts without the column `prompt`", "`prompt`, found, 'question', rename, --task",
         "--reward_funcs rewards.py:short", {"question": "3 + 4 ="}),

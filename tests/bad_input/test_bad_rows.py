@@ -160,7 +160,7 @@ STAGES = [
     stage("`score`: some rewards are missing", "rows.parquet, reward, row 1, None, drop", "score", **TWO,
         reward=[1.0, None], answer=["7", "8"]),
     stage("`curate`: equal rewards", "rows.parquet, 2 rewards, 0, other rewards", "curate", **TWO, reward=[0.0, 0.0]),
-    stage("`curate`: one completion per problem", "rows.parquet, 2 rewards, 0 after baseline=group_mean, other rewards",
+    stage("`curate`: one completion per problem", "rows.parquet, 2 rewards, 0 after baseline=group_mean, one row, baseline='mean'",
         "curate --baseline group_mean", **TWO, reward=[1.0, 0.0]),
     stage("`curate`: greedy rows", "rows.parquet, temperature, row 1, 0.0, greedy, drop", "curate",
         **WITH_A_GREEDY_ROW),

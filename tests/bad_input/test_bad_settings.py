@@ -67,6 +67,7 @@ SETTINGS = [
         TOPRConfig, beta=0.1, num_iterations=2),
     setting("no completion", "num_generations, at least 1, 0", SamplingArguments, num_generations=0),
     setting("a temperature of 0", "temperature, above 0, 0.0, greedy=True", SamplingArguments, temperature=0.0),
+    setting("a temperature of 0 for the trainer", "temperature, above 0, 0.0", TOPRConfig, temperature=0.0),
     setting("`top_p` above 1", "top_p, (0, 1], 1.5", SamplingArguments, top_p=1.5),
     setting("`top_k` of 0", "top_k, at least 1, 0", SamplingArguments, top_k=0),
     setting("an unknown task", "task, gsm8k, math, 'gsm9k'", ProblemArguments, task="gsm9k"),

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from decimal import Decimal
 
 import pytest
 
@@ -10,6 +11,7 @@ from topr_trl.cli import main
 from topr_trl.importing import csv_tables
 from topr_trl.importing.format import NotOfFormat
 from topr_trl.importing.formats import table
+from topr_trl.importing.record_rewards import as_number
 
 ROWS = "question,response,thumbs\n3 + 4?,7,up\n3 + 4?,8,down\n"
 
@@ -233,11 +235,58 @@ def test_cells_can_be_long(tmp_path, monkeypatch):
         ("question,response,score\n<|im_start|>user,b,1\n", (), "already applied.*--chat false.*--chat true"),
         ("question,response,score\na, and,b,1\n", (), "put text with a comma.*in double quotes"),
         (ROWS, ("--prompt_field", "asked", "--completion_field", "response"), "it has no field asked"),
+        ("question,prediction,answer,score\na,b,b,1\na,,c,0\n", (), r"row 3: .*prediction.*--completion_field"),
+        ("question,prediction,answer,score\na,,c,0\na,b,b,1\n", (), r"row 3: .*prediction.*--completion_field"),
+        ("question,user,response,score\n,u13,b,0\na,u14,b,1\n", (), r"row 3: .*--prompt_field"),
+        ("question,answer,score,system\na,b,1,Zendesk\n", (), "system is 'Zendesk'.*--ignore_fields system"),
+        ("question,answer,score,備考\na,b,1,注文番号を確認してください。\n", (), "備考 is in no row"),
+        ("question,answer,score\na,b,1\na,c,3.5\n", ("--label_values", "1=-1", "5=1"), "score is '3.5'"),
+        ("question,answer,score\na,b,1_0\n", (), "score is '1_0'"),
+        ("question,answer,score,run\na,b,1,\n", ("--rollout_field", "run"), "its run is empty"),
+        ("question,answer,score,pid\na,b,1,\n", ("--problem_field", "pid"), "its pid is empty"),
     ],
 )  # fmt: skip
 def test_unreadable_input(tmp_path, content, given, words):
     with pytest.raises(ValueError, match=words):
         imported(tmp_path, content, "a.csv", *given)
+
+
+def test_all_rewards_of_a_table_are_in_one_column(tmp_path):
+    rows = [{"question": "a", "answer": "b", "rating": 5}, {"question": "a", "answer": "c", "thumbs": "up"}]
+    content = "\n".join(map(json.dumps, rows))
+    with pytest.raises(ValueError, match=r"thumbs.*rating.*--reward_fields.*--skip_unrewarded"):
+        imported(tmp_path, content, "a.jsonl")
+    assert imported(tmp_path, content, "a.jsonl", "--reward_fields", "rating", "--skip_unrewarded")["reward"][:] == [5]
+
+
+def test_an_empty_cell_of_the_chosen_column_is_left_out(tmp_path, capsys):
+    content = "asked,said,answer,score\na,b,b,1\na,,c,0\n"
+    given = ("--prompt_field", "asked", "--completion_field", "said")
+    assert imported(tmp_path, content, "a.csv", *given)["reward"][:] == [1.0]
+    out = capsys.readouterr().out
+    assert "asked (prompt), said (completion), score (reward)" in out
+    assert "1 completion is empty" in out
+
+
+def test_ids_that_are_equal_numbers_are_equal(tmp_path):
+    rows = [{"question": q, "answer": "b", "score": 1, "pid": pid} for q, pid in (("a", 1), ("c", 1.0))]
+    found = imported(tmp_path, "\n".join(map(json.dumps, rows)), "a.jsonl", "--problem_field", "pid")
+    assert found["problem_id"][:] == ["1", "1"]
+
+
+def test_a_number_can_be_the_completion(tmp_path):
+    (row,) = imported(tmp_path, '{"question": "2+2", "answer": 4, "rating": 1}', "a.jsonl")
+    assert said(row) == [("user", "2+2"), ("assistant", "4")]
+
+
+@pytest.mark.parametrize(("value", "reward"), [("👍", 1), ("👍🏽", 1), ("👎\ufe0f", -1), (Decimal("4.5"), 4.5)])
+def test_rewards_in_other_forms(value, reward):
+    assert as_number("rating", value, None) == reward
+
+
+def test_failed_calls_of_a_csv_are_left_out(tmp_path):
+    content = "question,answer,score,is_error\na,b,1,TRUE\na,c,0,false\n"
+    assert imported(tmp_path, content, "a.csv")["reward"][:] == [0.0]
 
 
 @pytest.mark.parametrize("bytes_kept", [15, -20])

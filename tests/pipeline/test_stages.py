@@ -112,6 +112,12 @@ def test_stages_add_columns_to_the_rows_and_keep_them_once(scored, tmp_path):
     assert list(lineage(tmp_path / "log_mu")) == ["sample", "score", "curate", "log-mu"]
 
 
+def test_rows_are_scored_for_the_task_that_they_were_sampled_for(tmp_path):
+    run("sample", tmp_path / "rollouts")
+    with pytest.raises(ValueError, match="--task math: .*sampled for the task gsm8k"):
+        run("score", tmp_path / "math", tmp_path / "rollouts", task="math")
+
+
 @pytest.mark.parametrize("stage", ["score", "curate", "log-mu"])
 def test_a_stage_that_is_killed_among_its_shards_goes_on(scored, tmp_path, monkeypatch, stage):
     rollouts = tmp_path / "rollouts"

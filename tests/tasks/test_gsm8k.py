@@ -159,7 +159,7 @@ def test_right_answers_come_in_any_form():
             ("correct", truth), ("incorrect", "8"), ("invalid", None),
         ]  # fmt: skip
     for truth in ("seven", "$7", "#### seven"):
-        with pytest.raises(ValueError, match="`answer`.*--reward_funcs"):
+        with pytest.raises(ValueError, match=r"`answer`.*--reward_funcs"):
             gsm8k.judge(["The answer is 7."], [truth])
     for truth in ("1/2", "0.5", "#### 2/4"):
         assert gsm8k.judge(["The answer is 1/2.", "The answer is 0.5."], [truth] * 2) == [("correct", truth)] * 2

@@ -43,7 +43,7 @@ def test_answers_that_the_judge_cannot_read_are_refused_before_sampling(tmp_path
         '{"prompt": "Say 7.", "answer": "7"}\n{"prompt": "Say hello.", "answer": "hello"}'
     )
     for task in (None, "gsm8k"):
-        with pytest.raises(ValueError, match="`answer` holds 'hello'.*--task prompts"):
+        with pytest.raises(ValueError, match=r"`answer` holds 'hello'.*--task prompts"):
             load_problems(ProblemArguments(task=task, dataset_name=str(tmp_path / "rows.jsonl")), "train")
     args = ProblemArguments(task="prompts", dataset_name=str(tmp_path / "rows.jsonl"))
     assert load_problems(args, "train")["answer"][:] == ["7", "hello"]

@@ -193,7 +193,9 @@ class ScoredRows:
         last_R = self.rollouts.order_N[self.rollouts.counts_R.cumsum() - 1]
         names = [name for name in (ANSWER, "completion", "completion_ids") if name in self.rows.column_names]
         lasts = self.rows.with_format(None).select_columns(names[:2]).select(last_R)
-        return diagnose(self.rewards_U, self.problems_U, answer_keys(*(lasts[name][:] for name in names[:2])))
+        columns = [lasts[name][:] for name in names[:2]]
+        are_texts = names[0] != ANSWER or not any(columns[0])
+        return diagnose(self.rewards_U, self.problems_U, answer_keys(*columns), are_texts)
 
     def check_values(self, args: CurationArguments) -> None:
         """Raise a ValueError if all raw rewards are equal and the baseline is a mean of rewards.
@@ -222,6 +224,8 @@ class ScoredRows:
         else:
             found = f"after baseline={args.baseline}"
             remedy = "Add rows with other rewards. To imitate all rows, set baseline to a number below their rewards"
+            if args.baseline == "group_mean":
+                remedy = "Each problem has one row, or rows with equal rewards. Set baseline='mean'"
         raise ValueError(
             f"All {len(rewards)} rewards of the {self.name} dataset are 0 {found}: there is nothing to learn. {remedy}."
         )

@@ -232,8 +232,7 @@ def check_trainable_columns(columns: Sequence[str]) -> None:
         "turn_rewards); found "
         f"{list(columns)}.{hint} Rename the columns in the file, or in Python with `dataset.rename_column`. Commands "
         "also take names of columns: --prompt_field, --completion_field, --reward_fields. If there are no rewards, "
-        "score the rows with topr score. If messages hold the prompt, split it off with "
-        "dataset.map(trl.extract_prompt). Import logs from another system with topr import."
+        "score the rows with topr score. topr import reads lists of messages, and logs from other systems."
     )
 
 

@@ -147,6 +147,8 @@ class Format:
         choices (`Callable`, *optional*): Function that returns the `Choices` of a record, for a format whose fields
             many programs name differently. The import then stops at text that may be the completion or a part of the
             prompt, and that no row has. None if one program defines all fields.
+        columns_of (`Callable`, *optional*): Function that returns the names of the fields with the prompt and the
+            completion. The import then stops if a later record has them in other fields.
     """
 
     source: str
@@ -171,6 +173,7 @@ class Format:
     chat: bool = False
     skips_unrewarded: bool = False
     choices: Callable[[Record], Choices] | None = None
+    columns_of: Callable[[Record], tuple[str, str]] | None = None
 
     def __post_init__(self) -> None:
         assert set(self.columns) <= set(COLUMNS), f"{set(self.columns) - set(COLUMNS)} are not columns of rows"

@@ -1,13 +1,16 @@
 """Find the rewards of records, in their fields or in a file that lists rewards by id."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from topr_trl.baseline import LARGEST_REWARD
 from topr_trl.data.rows import TURN_REWARDS
 from topr_trl.data.sampler_logps import SAMPLING
+from topr_trl.importing.field_names import normalized
 from topr_trl.importing.format import Format, NotOfFormat, Record, Unrewarded, Unusable
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.record_fields import DifferentRatings, field_value
@@ -22,6 +25,7 @@ _KNOWN_LABELS = {
     **dict.fromkeys(("false", "no", "down", "thumbs down", "thumbs_down", "thumbsdown", "bad", "negative"), -1.0),
     **dict.fromkeys(("dislike", "incorrect", "👎"), -1.0),
 }  # fmt: skip
+_SKIN_TONE = re.compile("[\U0001f3fb-\U0001f3ff\ufe0f]")  # skin tones of emojis, and the mark for a colored emoji
 
 
 class RecordRewards:
@@ -38,6 +42,7 @@ class RecordRewards:
     def __init__(self, args: ReadingArguments, format: Format) -> None:
         self.args, self.format, self.labels = args, format, args.labels
         self.by_id = read_by_id(args.rewards, ("id",), ("reward",))
+        self.read_from = " + ".join(args.reward_fields or ())  # In a table, the field that was found is added.
 
     @property
     def are_set(self) -> bool:
@@ -106,6 +111,14 @@ class RecordRewards:
             )
             error = NotOfFormat if values else Unrewarded
             raise error(f"{which}: list the fields to add up in --reward_fields")
+        elif self.format.columns_of is not None:
+            (name,) = values
+            earlier = self.read_from = self.read_from or name
+            if normalized(name) != normalized(earlier):
+                raise NotOfFormat(
+                    f"its reward is in {name}, and that of an earlier record in {earlier}, which may have another "
+                    "scale. Set --reward_fields to one of them, and --skip_unrewarded to leave the others out"
+                )
         for name, value in values.items():
             if isinstance(value, DifferentRatings):
                 first, second = value.values
@@ -143,7 +156,7 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
 
     If `labels` is given, each label becomes its number, whatever its case. Otherwise, words such as "up" become 1, and
     words such as "down" become -1. With or without `labels`, text such as "0.5" becomes a number, blank text becomes
-    None, and a boolean that is not a label becomes 1 or -1.
+    None, and a boolean that is not a label becomes 1 or -1. If a label is a number, every number must be a label.
 
     Args:
         name (`str`): Name of the field, for error messages.
@@ -152,7 +165,7 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
         labels (`dict`, *optional*): Number of each label. None means "no reward".
 
     Raises:
-        UnknownLabel: the text is neither a label nor a number.
+        UnknownLabel: the text is neither a label nor a number, or the number must be a label.
     """
     if isinstance(value, list):
         return [as_number(name, each, labels) for each in value]
@@ -161,21 +174,29 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
             return labels[spelling]
     if isinstance(value, bool):
         return 1.0 if value else -1.0
-    if not isinstance(value, str):
-        return value
-    if not (text := value.strip()):
+    has_numbers = any(map(_is_number, labels or ()))  # Then the labels are the whole scale.
+    if not isinstance(value, str) and not (has_numbers and isinstance(value, int | float) and value == value):
+        return float(value) if isinstance(value, Decimal) else value
+    if not (text := str(value).strip()):
         return None
-    if labels is None and text.casefold() in _KNOWN_LABELS:
-        return _KNOWN_LABELS[text.casefold()]
-    try:
+    if labels is None and (known := _SKIN_TONE.sub("", text).casefold()) in _KNOWN_LABELS:
+        return _KNOWN_LABELS[known]
+    if _is_number(text) and not has_numbers:
         return float(text)
+    why = "which is not in --label_values" if labels else "and a reward must be a finite number"
+    raise UnknownLabel(
+        text,
+        f"{name} is {text[:40]!r}, {why}. Give each label a number, or nothing for no reward: --label_values great=1 "
+        "unsure= poor=-1",
+    )
+
+
+def _is_number(text: str) -> bool:
+    """Return whether text is a number. Underscores, as in "1_0", are no part of a number."""
+    try:
+        return "_" not in text and float(text) is not None
     except ValueError:
-        why = "which is not in --label_values" if labels else "and a reward must be a finite number"
-        raise UnknownLabel(
-            text,
-            f"{name} is {text[:40]!r}, {why}. Give each label a number, or nothing for no reward: --label_values "
-            "great=1 unsure= poor=-1",
-        ) from None
+        return False
 
 
 def spellings(value: Any) -> Iterator[str]:

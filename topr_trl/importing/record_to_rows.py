@@ -52,6 +52,7 @@ class Part(NamedTuple):
         left_out (`dict[str, list[str]]`): Places of completions and records without a row, by `LeftOut` reason.
         noted (`dict[str, list[str]]`): Places of rows that the summary mentions, by the reason (see `notes_of`).
         not_read (`dict[str, int]`): Number of records in which a field has text that no row has, by the field.
+        read_from (`dict[str, str]`): Fields of the prompt, the completion and the reward, if they can have other names.
     """
 
     rows: list[Row]
@@ -59,6 +60,7 @@ class Part(NamedTuple):
     left_out: dict[str, list[str]]
     noted: dict[str, list[str]]
     not_read: dict[str, int]
+    read_from: dict[str, str]
 
 
 def short_place(place: str, source: Path) -> str:
@@ -106,6 +108,7 @@ class RecordReader:
         self.redactor = Redactor(args.redact or ())
         self.calls = set[str]()  # names of calls whose rows were read
         self.same: Any = None  # value of the field that `Format.same` names, in earlier records
+        self.read_from: dict[str, str] = {}  # see `Part`
         self.rewards = RecordRewards(args, self.format)
         self.messages_field: str | None = None  # field of the current record that was copied to `Format.messages`
         self.has_rewards = self.rewards.are_set or self._first_records_have_rewards()
@@ -189,7 +192,7 @@ class RecordReader:
             ValueError: a record does not match the format, or cannot be used and no setting skips it.
         """
         self.not_read = Counter()
-        part = Part([], [], {reason.value: [] for reason in LeftOut}, {}, {})
+        part = Part([], [], {reason.value: [] for reason in LeftOut}, {}, {}, {})
         for raw in records:
             answers: list[Row] = []
             for place, record in self._split([raw]):
@@ -207,7 +210,7 @@ class RecordReader:
                         self._add(part, place, row)
             for row in join_answers(answers, self.args.turn_discount):
                 self._add(part, row.pop(PLACE), row)
-        return part._replace(not_read=dict(self.not_read))
+        return part._replace(not_read=dict(self.not_read), read_from=self._columns_read())
 
     def _add(self, part: Part, place: str, row: Row) -> None:
         """Add a row to a shard, with its place and its notes."""
@@ -373,6 +376,7 @@ class RecordReader:
         found = self._completions(record)
         if not (rows := _rows_in(found)):
             return found
+        self._check_columns(record)
         self._check_unread(record, rows)
         # A list of rewards has a value for each row, and for each empty or failed completion.
         placed = [row for row in found if not isinstance(row, LeftOut) or row in (LeftOut.EMPTY, LeftOut.FAILED)]
@@ -410,6 +414,24 @@ class RecordReader:
             for row in rows:
                 row[PARTIAL] = is_partial or any(map(self.rewards.is_partial, row.get(GRADED, ())))
 
+    def _check_columns(self, record: Record) -> None:
+        """Check that the prompt and the completion are in the same fields as in earlier records with these fields."""
+        if self.format.columns_of is None:
+            return
+        for what, name in zip(("prompt", "completion"), self.format.columns_of(record), strict=True):
+            earlier = self.read_from.setdefault(what, name)
+            if name != earlier and earlier in record:
+                raise NotOfFormat(
+                    f"its {what} would be read from {name}, and that of an earlier record from {earlier}, because each "
+                    f"has a value where the other is empty. Set --{what}_field to one of them; records in which it is "
+                    "empty are then left out"
+                )
+
+    def _columns_read(self) -> dict[str, str]:
+        named = {"prompt": " and ".join(self.args.prompt_field or ()), "completion": self.args.completion_field}
+        found = {what: named[what] or name for what, name in self.read_from.items()}
+        return {**found, "reward": self.rewards.read_from} if found and self.rewards.read_from else found
+
     def _check_unread(self, record: Record, rows: Sequence[Row]) -> None:
         """Check that the rows have all text of a record that may belong in them.
 
@@ -443,14 +465,14 @@ class RecordReader:
         a hash of this row's prompt if the row has no problem id.
         """
         if self.args.problem_field:
-            return str(field_value(record, self.args.problem_field, NotOfFormat))
+            return _id_of(record, self.args.problem_field)
         first = rows[0]
         if self.args.turn_discount and first.get(RATED):  # The row will start at the first turn of the conversation.
             first = {**first, **row_of_run([*first["prompt"], *first["completion"]])[0]}
         return str(first.get("problem_id") or hash_prompts([first.get("prompt_ids") or first["prompt"]])[0])
 
     def _run_name(self, record: Record) -> str:
-        return str(field_value(record, self.args.rollout_field or "", NotOfFormat))
+        return _id_of(record, self.args.rollout_field or "")
 
     def _add_run(self, record: Record, found: Sequence[Row | LeftOut]) -> None:
         """Add the id, the problem id and the reward of a run to the row of one of its records."""
@@ -510,6 +532,19 @@ class RecordReader:
             for reward in self.rewards.of(record, 1) or ():
                 return reward
         return None
+
+
+def _id_of(record: Record, name: str) -> str:
+    """Return the id in a field as text. A float such as 1.0 becomes "1".
+
+    Raises:
+        NotOfFormat: there is no such field.
+        Unusable: the field is empty.
+    """
+    value = field_value(record, name, NotOfFormat)
+    if value in (None, "") or value != value:  # NaN differs from itself.
+        raise Unusable(f"its {name} is empty. Fill it")
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _matches(record: Record, name: str, value: str) -> bool:

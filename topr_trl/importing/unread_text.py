@@ -19,6 +19,7 @@ _RENDERED = ("text", "content", "full_text", "formatted", "conversation", "trans
 # Fields without text of their own: long lists, signatures of thinking, and encrypted thinking.
 _TOKENS = ("logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs", "signature", "thoughtSignature",
            "thought_signature", "redactedContent", "encrypted_content")  # fmt: skip
+_UNSPACED = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]")  # Thai, Japanese and Chinese: about two a word
 _ENCRYPTED = ("redacted_thinking", "reasoning.encrypted")  # types of parts with encrypted thinking
 
 
@@ -74,7 +75,7 @@ def _rules(rows: Sequence[Row], choices: Choices) -> dict[Kind, _Rule]:
     # still be the answer.
     own = written if choices.has_answer else set[str]()
     # A correct answer beside the completion is rarely a sentence, or longer than the completion.
-    longer = max(_SENTENCE, 1 + max((len(text.split()) for text in written), default=0))
+    longer = max(_SENTENCE, 1 + max(map(_count_words, written), default=0))
     answer = 1 if Kind.ANSWER in choices.completions else longer
     # The completion can quote a part of the prompt, so text in the completion does not count as read.
     unknown = asked if Kind.UNKNOWN in choices.prompts else everything
@@ -120,7 +121,7 @@ def find_unread(record: Record, rows: Sequence[Row], read: Collection[str], choi
 
 def _may_be(unread: _Text, rule: _Rule, choices: Choices) -> str:
     """Return the list of `Unread` for a text: `completions`, `prompts` or `others`."""
-    words = len(unread.text.split())
+    words = _count_words(unread.text)
     is_id = words == 1 and not unread.is_said and is_often_short(unread.path)
     if is_id or (len(unread.path) > 1 and unread.kind in (Kind.ABOUT, Kind.UNKNOWN)):
         return "others"
@@ -202,6 +203,10 @@ def _end_of(value: Any) -> str:
     """Return the last text of a prompt or completion. If there is none, return a character that occurs in no text."""
     last = value[-1] if isinstance(value, list) and value else value
     return _plain(str((last.get("content") if isinstance(last, Mapping) else last) or "")) or "\0"
+
+
+def _count_words(text: str) -> int:
+    return len(text.split()) + len(_UNSPACED.findall(text)) // 2
 
 
 def _plain(text: str) -> str:

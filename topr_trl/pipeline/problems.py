@@ -22,8 +22,8 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
         (the user's prompts, which no task judges) keep all of their columns, and need no `answer`.
 
     Raises:
-        ValueError: the task cannot read the rows or their answers, prompts have a column with the name of a result, there is no test
-            split, or there are too few worked examples.
+        ValueError: the task cannot read the rows or their answers, prompts have a column with the name of a result,
+            there is no test split, or there are too few worked examples.
     """
     train, task, shots = split == "train", args.task_of_problems, args.num_shots
     assert shots is not None

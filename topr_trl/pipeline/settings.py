@@ -382,10 +382,10 @@ class TrialArguments(RowsArguments, RunArguments):
     """Settings of `topr trial`: the settings of its stages, and the size of the trial."""
 
     output_dir: str | None = field(default="topr-trial", metadata={"help": "Folder to write."})
-    task: str = field(
-        default="gsm8k",
+    task: str | None = field(
+        default=None,
         metadata={
-            "help": "Task of the rows. Rows written by topr sample have their own task.",
+            "help": f"Task of the rows. Rows written by topr sample have their own task. Default: {DEFAULT_TASK}.",
             "choices": tuple(TASKS),
         },
     )
@@ -418,7 +418,7 @@ class TrialArguments(RowsArguments, RunArguments):
 
     def __post_init__(self) -> None:
         RunArguments.__post_init__(self)
-        check_choice(self, task=tuple(TASKS), test_by=TESTS, decode=DECODINGS)
+        check_choice(self, task=(None, *TASKS), test_by=TESTS, decode=DECODINGS)  # type: ignore[arg-type]
         if self.test_by != "rewards" and self.decode == "greedy" and not self.greedy:
             raise ValueError(
                 "decode='greedy' ranks settings by greedy answers, and greedy=False draws none. Set decode='sample', "

@@ -51,11 +51,13 @@ def task_of_rows(source: Path, task: str | None) -> str:
     If the stage `sample` did not write the rows, return `task`, or the default task if `task` is None.
 
     Raises:
-        ValueError: the task of the rows is unknown.
+        ValueError: the task of the rows is unknown, or is not `task`.
     """
-    record, task = manifest.read(source), task or DEFAULT_TASK
+    record, default = manifest.read(source), task or DEFAULT_TASK
     sampled = record.stages.get("sample") if record else None
-    found: str = sampled["inputs"].get("task", task) if sampled else task
+    found: str = sampled["inputs"].get("task", default) if sampled else default
+    if task not in (None, found):
+        raise ValueError(f"--task {task}: the rows in {source} were sampled for the task {found}. Remove --task.")
     if found not in (*TASKS, OWN_PROMPTS.name):
         raise ValueError(
             f"{source / manifest.NAME} names the unknown task {found!r}; known tasks are {', '.join(TASKS)}. Sample "

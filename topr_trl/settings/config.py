@@ -167,6 +167,8 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
 
     def __post_init__(self) -> None:
         self.validate_topr()
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0, not {self.temperature}.")
         refuse_settings(self, GRPOConfig, "TOPRTrainer", GRPO_ONLY, LIKE_TOPR)
         self.loss_type = "topr"
         if self.curation in REPEATING:

@@ -79,4 +79,4 @@ def load(name_or_path: str, split: str) -> Dataset:
 
 def judge(completions: Sequence[str], truths: Sequence[str]) -> NoReturn:
     """Raise a ValueError, because own prompts have no judge."""
-    raise ValueError("Own prompts have no judge: set --reward_funcs or --task.")
+    raise ValueError("Own prompts have no judge: set --reward_funcs.")

@@ -27,8 +27,9 @@ _OBJECTS, _ROLE = re.compile(r"\s*\[\s*\{\s*['\"]"), re.compile(r"['\"]role['\"]
 def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy: str) -> str:
     """Return the name of the column with the prompt or the completion.
 
-    If several columns match, return the column that comes first in `names`. Columns without a value come last. The
-    import stops if a column that was not chosen has text that no row has (see `unread_text`).
+    If several columns match, return the column that comes first in `names`. Columns without a value come last, except
+    the first of `names`, which a setting may have chosen. The import stops if a column that was not chosen has text
+    that no row has (see `unread_text`).
 
     Args:
         record (`Mapping[str, Any]`): Record.
@@ -44,7 +45,7 @@ def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy
     )
     if not found:
         raise NotOfFormat(f"it has no column for the {what}; it has {', '.join(map(str, record))}. {remedy}")
-    return next((name for name in found if record[name] not in (None, "", [])), found[0])
+    return next((name for name in found if name == names[0] or record[name] not in (None, "", [])), found[0])
 
 
 def has_columns(record: Mapping[str, Any]) -> bool:
@@ -136,11 +137,11 @@ def is_failed(record: Record) -> bool:
     status = str(record.get("status") or "").lower()
     flags = ("is_error", "aborted", "interrupted", "cancelled")
     return status in ("error", "timeout", "cancelled", "aborted", "interrupted") or any(
-        record.get(name) is True for name in flags
+        str(record.get(name)).lower() == "true" for name in flags
     )
 
 
-_NAME = re.compile(r"[\w./:-]*[\d_/-][\w./:-]*")  # a word with a digit, an underscore, a slash or a hyphen
+_NAME = re.compile(r"[\w./:-]*\w", re.ASCII)  # a word; text in Chinese or Japanese has no spaces
 
 
 def system_of(record: Record) -> str | None:
@@ -150,7 +151,7 @@ def system_of(record: Record) -> str | None:
         record (`Record`): Record.
 
     Raises:
-        NotOfFormat: the field holds a word such as `gpt-4`, which may be the name of a system.
+        NotOfFormat: the field holds a single word such as `gpt-4`, which may be the name of a system.
     """
     name = next((name for name in record if normalized(name) in _SYSTEM and record[name]), None)
     if name is None:
@@ -209,7 +210,8 @@ def _is_message(value: Mapping[str, Any]) -> bool:
 def choices(record: Record) -> Choices:
     """Return the rules for columns with text that no row has. See `Choices`."""
     prompt, completion = columns_of(record)
-    is_sure = kind_of((completion,)) is Kind.WRITTEN and not isinstance(record[completion], int | float)
+    is_number = isinstance(record[completion], int | float)
+    is_sure = kind_of((completion,)) is Kind.WRITTEN and not is_number
     return Choices(
         frozenset({Kind.WRITTEN} if is_sure else {Kind.WRITTEN, Kind.ANSWER, Kind.UNKNOWN}),
         frozenset({Kind.ASKED, Kind.UNKNOWN}),
@@ -218,6 +220,7 @@ def choices(record: Record) -> Choices:
         "To join it to the prompt, set --prompt_field {joined}. To read only one of them, set --prompt_field to its "
         "name",
         column=prompt,
+        read=(completion,) if is_number else (),
         counts_numbers=True,
     )
 
@@ -251,5 +254,6 @@ FORMAT = Format(
     required=frozenset(),
     chat=True,
     choices=choices,
+    columns_of=columns_of,
     loses="Most tables hold only text. They lack tool calls, the sampling temperature, and often the system prompt.",
 )

@@ -113,7 +113,7 @@ class Import(Stage[ImportArguments]):
             for shard, made in waiting:
                 if not shard.is_file():
                     table = to_table(made.rows, made.places, reader.columns, conversational)
-                    kept = {"left_out": made.left_out, "noted": made.noted, "not_read": made.not_read}
+                    kept = {name: value for name, value in made._asdict().items() if name not in ("rows", "places")}
                     write_shard(table, shard, {self.name: []}, kept)
             waiting.clear()
         if waiting:
@@ -180,6 +180,8 @@ def _describe(done: Json) -> str:
     if done.get("chat"):
         lines.append("Text was converted to chat messages, so the chat template of the model applies. For plain text, "
                      "set --chat false.")  # fmt: skip
+    if read_from := done.get("read_from"):
+        lines.append(f"Read from columns: {', '.join(f'{name} ({what})' for what, name in read_from.items())}.")
     if done["lacking"]:
         lacking = ("right answers" if name == "answer" else name for name in done["lacking"])
         lines.append(f"Not in these files: {', '.join(lacking)}.")
@@ -281,7 +283,7 @@ def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
     rated_turns = 0
     left_out: dict[str, list[str]] = {}
     noted: dict[str, list[str]] = {}
-    not_read = Counter[str]()
+    not_read, read_from = Counter[str](), dict[str, str]()
     for shard in shards_of(folder):
         table = read_shard(shard)
         rows += len(table)
@@ -299,6 +301,7 @@ def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
             temperatures |= set(table[TEMPERATURE].unique().to_pylist())
         shard_notes = notes_of(shard)
         not_read.update(shard_notes["not_read"])
+        read_from |= shard_notes.get("read_from", {})
         for name, found in (("left_out", left_out), ("noted", noted)):
             for kind, places in shard_notes[name].items():
                 found.setdefault(kind, []).extend(places)
@@ -316,6 +319,7 @@ def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
         "left_out": {kind: _count_places(places) for kind, places in left_out.items()},
         "noted": {kind: _count_places(places) for kind, places in noted.items()},
         "not_read": dict(not_read),
+        "read_from": read_from,
         "completion": reader.args.completion,
         "loses": reader.format.loses,
     }
