@@ -305,6 +305,18 @@ def test_one_message_per_row(tmp_path, tool_tokenizer):
     assert ends == ["12<|im_end|>", "Bye.<|im_end|>"]
 
 
+def test_an_unknown_role_of_a_row_is_named(tmp_path):
+    (tmp_path / "a.csv").write_text(TABLE.replace("a,2,assistant", "a,2,agent"))
+    with pytest.raises(ValueError, match=r"row 2: a message has the role 'agent'; .*Rename it in the file"):
+        imported(tmp_path, tmp_path / "a.csv")
+
+
+def test_ratings_that_are_null_are_not_named_as_fields_of_the_conversation(tmp_path):
+    (tmp_path / "a.csv").write_text(TABLE)
+    with pytest.raises(ValueError, match=r"row 3: it has conversation_id, messages, .*--skip_unrewarded"):
+        imported(tmp_path, tmp_path / "a.csv")
+
+
 def test_a_value_of_all_messages_belongs_to_the_conversation(tmp_path):
     lines = [{"threadId": "a", "role": role, "content": role, "score": 3} for role in ("user", "assistant")]
     rows = imported(tmp_path, written(tmp_path / "a.jsonl", lines), "--reward_fields", "score")
@@ -351,6 +363,10 @@ def test_messages_of_an_unknown_conversation_or_order(tmp_path, changes, why):
         ("timestamp", "2026-01-01T00:10:00+00:00", "2026-01-01T00:30:00+02:00", False),
         ("timestamp", "2026-01-01T00:00:00Z", "2026-01-01T00:00:00.5Z", True),
         ("timestamp", "2026-01-01 00:00:00.25 UTC", "2026-01-01 00:00:00.5 UTC", True),
+        ("timestamp", "2026/01/01 00:30:00 +0200", "2026/01/01 00:10:00 +0000", True),
+        ("time", "09:30", "10:15", True),
+        ("time", "23:59", "00:01", False),
+        ("date", "Friday", "Friday", True),
     ],
 )
 def test_turns_and_times_are_not_compared_as_text(tmp_path, name, first, second, is_right):
@@ -359,8 +375,34 @@ def test_turns_and_times_are_not_compared_as_text(tmp_path, name, first, second,
     if is_right:
         assert len(imported(tmp_path, path)) == 1
     else:
-        with pytest.raises(ValueError, match=f"not in the order of {name}"):
+        with pytest.raises(ValueError, match=f"order of {name}.* in order, delete this field"):
             imported(tmp_path, path)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("1/2/2024 11:58 AM", "1/2/2024 1:00 PM"),
+        ("1/2/2024 1:00 PM", "1/2/2024 11:58 AM"),
+        ("31.01.2024 23:59", "01.02.2024 00:01"),
+        ("12 AM", "1 AM"),
+        ("9:59", "10:00"),
+        ("first", "second"),
+        ("msg 9", "reply 10"),
+    ],
+)
+def test_other_times_are_not_compared(tmp_path, first, second):
+    lines = [
+        {**ASKED, "chat_id": 1, "time": first},
+        {"role": "assistant", "content": "4", "chat_id": 1, "time": second},
+    ]
+    with pytest.raises(ValueError, match=f"line 1: its time is '{first}'.* 2024-01-31 23:59.*delete this field"):
+        imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+    # Numbers of turns show the order, unless some are equal.
+    ordered = [{**line, "turn": n} for n, line in enumerate(lines)]
+    assert len(imported(tmp_path, written(tmp_path / "b.jsonl", ordered))) == 1
+    with pytest.raises(ValueError, match="its time is"):
+        imported(tmp_path, written(tmp_path / "c.jsonl", [*ordered, ordered[1]]))
 
 
 def test_documents_without_an_array_are_not_one_conversation(tmp_path):

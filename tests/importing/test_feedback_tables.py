@@ -49,6 +49,7 @@ def test_text_stays_text_if_asked(tmp_path):
     [
         (ROWS.replace(",", ";"), "a.csv"),
         (ROWS.replace(",", "\t"), "a.tsv"),
+        ("sep=;\n" + ROWS.replace(",", ";"), "a.csv"),  # Excel writes this line.
         (f"\n\r\n{ROWS}", "a.csv"),
         (b"\xef\xbb\xbf" + ROWS.replace("\n", "\r\n").encode(), "a.csv"),
         ("".join(json.dumps({"question": "3 + 4?", "response": n, "thumbs": t}) + "\n"
@@ -78,9 +79,9 @@ def test_names_of_columns_can_have_quotes(tmp_path, content, names):
 
 def test_cells_keep_their_text(tmp_path):
     """Numbers stay as they are written, and cells may have commas, quotes and line breaks."""
-    content = 'Prompt,Completion,Score\n"a, ""b""\nc",007,0.5\nx,null,-1\n'
+    content = 'Prompt,Completion,Score\n"a, ""b""\nc",007,0.5\n5" pipe,null,-1\n'
     rows = imported(tmp_path, content)
-    assert [said(row)[0][1] for row in rows] == ['a, "b"\nc', "x"]
+    assert [said(row)[0][1] for row in rows] == ['a, "b"\nc', '5" pipe']
     assert [said(row)[1][1] for row in rows] == ["007", "null"]
     assert rows["reward"][:] == [0.5, -1.0]
 
@@ -197,11 +198,13 @@ def test_a_system_prompt_and_messages_as_json(tmp_path):
     assert said(rows[1]) == [("user", "x"), ("assistant", "y")]
 
 
-def test_a_long_table_is_read_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(csv_tables, "_BLOCK", 1_000)
-    content = "prompt,completion,score\n" + "".join(f'{n},"{n}\n{"x" * 300}",1\n' for n in range(50))
-    rows = imported(tmp_path, content)
-    assert [row["completion"][0]["content"] for row in rows] == [f"{n}\n{'x' * 300}" for n in range(50)]
+def test_cells_can_be_long(tmp_path, monkeypatch):
+    text = f"1\n{'x' * 200_000}"
+    (row,) = imported(tmp_path, f'prompt,completion,score\n1,"{text}",1\n')
+    assert row["completion"][0]["content"] == text
+    monkeypatch.setattr(csv_tables, "_LONGEST", 1_000)
+    with pytest.raises(ValueError, match=r"a\.csv has a line of more than 1,000 characters"):
+        imported(tmp_path, f"prompt,completion,score\n{text[2:]},1,1\n", "a.csv")
 
 
 @pytest.mark.parametrize(
@@ -213,6 +216,13 @@ def test_a_long_table_is_read_in_parts(tmp_path, monkeypatch):
         ("question,query,response,score\na,b,c,1\n", (), "query is in no row, .*--prompt_field question query"),
         ("question,response,score,rating\na,b,1,1\n", (), "score, rating may all be the reward.*--reward_fields"),
         ("question,response,score\na,b,1\na,b\n", (), r"a\.csv cannot be read as a table: .*columns"),
+        # Quotes that start a cell, in a file that does not quote its cells or that escapes quotes with backslashes.
+        ('question\tanswer\trating\na\t"b\t1\nc\t"d\t0\ne\tf\t1\n', (), "in line 2, a cell .*write each quote .*JSON"),
+        ('question;answer;rating\na;b;0\na;"Click \\"b\\" now.";1\n', (), "in line 3, a cell .*write each quote"),
+        ('question,answer,rating\na,"b \\"",1\nc,"no \\"d",0\ne,"f",1\n', (), "in line 2, a cell .*write each quote"),
+        ('question,answer,rating\na,"b,1\nc,d,0\n', (), "in line 2, a cell .*write each quote"),
+        ("My export,,\nquestion,answer,rating\na,b,1\n", (), "columns without a name: .*a title, delete it"),
+        ("My export\nquestion,answer,rating\na,b,1\n", (), "has one column .*a title, delete it"),
         (b"question,response,score\n\xe9,b,1\n", (), "UTF-8"),
         (b"qu\xe9stion,response,score\na,b,1\n", (), "UTF-8"),
         (ROWS.encode("utf-16"), (), "UTF-16. Save it as UTF-8"),

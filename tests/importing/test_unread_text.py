@@ -225,6 +225,29 @@ def test_a_greeting_is_context(read):
     assert read({"messages": [greeting, USER, EARLIER]})[1] == [("Hi! | Legs of a cat?", "EARLIER 4")]
 
 
+def test_a_conversation_with_an_empty_answer_is_an_empty_completion(read):
+    for answer in ({"content": ""}, {"content": None}):
+        part, rows = read({"messages": [*HISTORY, {"role": "assistant", **answer}]})
+        assert (part.left_out["empty"], rows) == (["line 1"], [])
+    unlearned = {"role": "assistant", "content": "", "weight": 0}
+    assert len(read({"messages": [USER, unlearned, AGAIN, EARLIER]})[1]) == 1
+
+
+@pytest.mark.parametrize("role", ["customer", "agent", "supervisor", None])
+@pytest.mark.parametrize("place", [0, 3])
+def test_unknown_roles_of_messages_stop_the_import(read, role, place):
+    messages = [*HISTORY, EARLIER]
+    messages[place] = {"role": role, "content": "Hello."}
+    with pytest.raises(ValueError, match=f"the role '?{role}'?; known roles .*Rename it in the file.*--skip_unusable"):
+        read({"messages": messages})
+
+
+def test_known_roles_of_messages(read):
+    roles = ("developer", "human", "function", "tool", "observation", "bot")
+    _, rows = read({"messages": [{"role": role, "content": role} for role in roles]})
+    assert rows == [("developer | human | function | tool | observation", "bot")]
+
+
 # Rewards of one message.
 
 CHAT = [{"id": "u1", **USER}, {"id": "a1", **EARLIER}, {"id": "u2", **AGAIN},
@@ -272,6 +295,31 @@ def test_ids_that_are_equal_by_chance(read):
         assert read({"messages": CHAT, "rating": 1, **more}, reward_fields=["rating"])[0].noted
     with pytest.raises(ValueError, match=r"trace_id, message_id .*--ignore_fields"):
         read({"messages": CHAT, "rating": 1, "trace_id": "a2", "message_id": "a1"}, reward_fields=["rating"])
+
+
+@pytest.mark.parametrize(
+    ("beside", "reward", "fields"),
+    [
+        ({"feedback": [{"message_id": "a1", "value": "up"}, {"message_id": "a2", "value": "down"}]},
+         "feedback.0.value", "feedback.0.message_id, feedback.1.message_id"),
+        ({"reward": 1, "comments": [{"message_id": "a1"}, {"message_id": "a2"}]},
+         "reward", "comments.0.message_id, comments.1.message_id"),
+        ({"rating": {"message_id": "a1", "value": 1}, "report": {"message_id": "a2"}},
+         "rating.value", "rating.message_id, report.message_id"),
+    ],
+)  # fmt: skip
+def test_fields_of_one_name_that_name_different_messages(read, beside, reward, fields):
+    with pytest.raises(ValueError, match=f"{fields} name different messages"):
+        read({"messages": CHAT, **beside}, reward_fields=[reward])
+
+
+def test_the_fields_in_messages_about_rated_answers_can_be_ignored(read):
+    both = {"messages": CHAT, "rating": {"message_id": "a1", "value": 1}, "report": {"message_id": "a2"}}
+    _, rows = read(both, reward_fields=["rating.value"], ignore_fields=["report.message_id"])
+    assert rows == [("Legs of a cat?", "EARLIER 4")]
+    record = {"messages": CHAT, "rating": 1, "meta": {"message_id": "a9"}}
+    with pytest.raises(ValueError, match=r"--ignore_fields meta\.message_id"):
+        read(record, reward_fields=["rating"])
 
 
 def test_a_setting_names_the_rating_of_one_message(read):

@@ -113,7 +113,9 @@ def check_roles(messages: Any) -> None:
     """
     for each in messages if isinstance(messages, list) else ():
         if each["role"] not in ROLES:
-            raise Unusable(f"a message has the role {each['role']!r}; known roles are {', '.join(ROLES)}")
+            raise Unusable(
+                f"a message has the role {each['role']!r}; known roles are {', '.join(ROLES)}. Rename it in the file"
+            )
 
 
 def _is_marked(given: Mapping[str, Any]) -> bool:

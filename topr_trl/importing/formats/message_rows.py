@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time
 from itertools import pairwise
 from typing import Any
 
@@ -31,16 +31,20 @@ def _is_one_of(name: str, names: set[str]) -> bool:
 
 
 def _is_message(record: Record) -> bool:
-    is_known = str(record.get("role")).lower() in {*ROLE_NAMES, "exit"}
-    return is_known and "content" in record and not {"messages", "output", "choices"} & set(record)
+    return {"role", "content"} <= set(record) and not {"messages", "output", "choices"} & set(record)
+
+
+def _has_known_role(record: Record) -> bool:
+    return _is_message(record) and str(record["role"]).lower() in {*ROLE_NAMES, "exit"}
 
 
 def conversations(records: Iterable[Placed]) -> Iterator[Placed]:
     """Yield the conversations of a file: rows with the same id, or the messages of an array.
 
     A field with equal values in all messages of a conversation, such as the reward, becomes a field of the
-    conversation. Exceptions are the fields in `_OF_MESSAGE`, and conversations of one message. Messages with the role
-    `exit`, with which mini-swe-agent ends a run, are left out. Records that are not messages are yielded unchanged.
+    conversation. Exceptions are nulls, the fields in `_OF_MESSAGE`, and conversations of one message. Messages with the
+    role `exit`, with which mini-swe-agent ends a run, are left out. Records that are not messages are yielded
+    unchanged.
 
     Args:
         records (`Iterable`): Place and content of each message.
@@ -54,36 +58,62 @@ def conversations(records: Iterable[Placed]) -> Iterator[Placed]:
             yield place, record
             continue
         given = record[LINES]
-        for name in given[0]:
-            if _is_one_of(name, _ORDER) and any(after < before for before, after in pairwise(_values(given, name))):
-                raise ValueError(
-                    f"{place}: the messages of its conversation are not in the order of {name}. Sort the file by it."
-                )
+        _check_order(place, given)
         shared = {
             name: value
             for name, value in given[0].items()
-            if name not in _OF_MESSAGE and len(given) > 1 and all(each.get(name) == value for each in given)
+            if name not in _OF_MESSAGE
+            and value is not None
+            and len(given) > 1
+            and all(each.get(name) == value for each in given)
         }
         read = [{name: value for name, value in each.items() if name not in shared} for each in given]
-        yield place, {**shared, "messages": [each for each in read if each["role"].lower() != "exit"]}
+        yield place, {**shared, "messages": [each for each in read if str(each["role"]).lower() != "exit"]}
 
 
-def _values(given: list[Record], name: str) -> list[Any]:
-    """Return the values of a field that are not null, as numbers, times, or lists of words and numbers.
+def _check_order(place: str, given: list[Record]) -> None:
+    """Check that the messages of a conversation are in the order of their numbers and times.
 
-    These lists put `turn_9` before `turn_10`.
+    Fields with other times are not compared. They are accepted if another field shows the order of all messages.
+
+    Raises:
+        ValueError: the messages are not in order, or no field shows their order and one may.
+    """
+    order = {name: _values(given, name) for name in given[0] if _is_one_of(name, _ORDER)}
+    for name, values in order.items():
+        if any(after < before for before, after in pairwise(values or ())):
+            raise ValueError(
+                f"{place}: the messages of its conversation are not in the order of {name}. Sort the file by it. If "
+                "they are in order, delete this field from the file."
+            )
+    known = [values for values in order.values() if values is not None]
+    unknown = [name for name in order if order[name] is None]
+    if unknown and not any(len(values) == len({*values}) == len(given) for values in known):
+        raise ValueError(
+            f"{place}: its {unknown[0]} is {given[0][unknown[0]]!r}, and may show the order of the messages. Write "
+            "times such as 2024-01-31 23:59. If the messages are in order, delete this field from the file."
+        )
+
+
+def _values(given: list[Record], name: str) -> list[Any] | None:
+    """Return the values of a field that are not null, as numbers, times, or the numbers at the end of equal words.
+
+    The numbers put `turn_9` before `turn_10`. Return [] if all values are equal, and None for other values.
     """
     values = [each[name] for each in given if each.get(name) is not None]
-    for convert in (float, _time):
+    if all(value == values[0] for value in values):
+        return []
+    for convert in (float, _time, time.fromisoformat):
         with suppress(TypeError, ValueError):
             return [convert(value) for value in values]
-    pieces = ([piece for piece in re.split(r"(\d+)", str(value)) if piece] for value in values)
-    return [[(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in each] for each in pieces]
+    found = [match for value in values if (match := re.fullmatch(r"(\D*)(\d+)", str(value)))]
+    is_numbered = len(found) == len(values) and len({match[1] for match in found}) == 1
+    return [int(match[2]) for match in found] if is_numbered else None
 
 
 def _time(value: Any) -> datetime:
-    time = datetime.fromisoformat(str(value).removesuffix(" UTC"))
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
+    found = datetime.fromisoformat(str(value).removesuffix(" UTC").replace(" +", "+").replace("/", "-"))
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _conversation_of(place: str, record: Record) -> Any:
@@ -113,6 +143,6 @@ FORMAT = replace(
     source="tables and arrays of messages in OpenAI's format",
     suffix="",
     rank=3,
-    test=_is_message,
+    test=_has_known_role,
     join=conversations,
 )

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
+from topr_trl.data.chat_templates import is_learned
+from topr_trl.importing.completions import holds_completion
 from topr_trl.importing.content_blocks import messages_of
 from topr_trl.importing.field_names import COMPLETIONS, PROMPTS, REWARDS, Kind, normalized, words_of
 from topr_trl.importing.format import Choices, Format, LeftOut, NotOfFormat, Record
@@ -13,6 +15,7 @@ from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.openai_messages import (
     ROLE_NAMES,
     check_only_text,
+    check_roles,
     finish_reason_of,
     row_of_run,
     template_columns,
@@ -40,7 +43,7 @@ def rows(record: Record, rated: Sequence[int] | None = None) -> list[Row | LeftO
 def rows_of_conversation(
     record: Record, given: list[Record], turns: list[list[Row]], shared: Row, rated: Sequence[int] | None
 ) -> list[Row]:
-    """Return the rows of a conversation.
+    """Return the rows of a conversation. Return [] if there is no turn to learn from, or one of them is empty.
 
     A system prompt beside the messages becomes the first message, unless the messages start with a system message.
 
@@ -61,11 +64,13 @@ def rows_of_conversation(
         NotOfFormat: the rated message is not an answer of the model, a field such as `message_id` or `turn_index` may
             name a message, and which message is not known, fields name different messages, a message has several
             ratings, or the system prompt may be the name of a system.
-        Unusable: the record has images, sounds or videos beside the messages, or the finish reason is unknown.
+        Unusable: the record has images, sounds or videos beside the messages, a role is unknown, or the finish reason
+            is unknown.
     """
     check_only_text(record, "it")
     ends = list(accumulate(map(len, turns)))
     messages, rated = list(chain.from_iterable(turns)), [ends[n] - 1 for n in _rated(record, given, rated)]
+    check_roles(messages)
     if wrong := [n for n in rated if messages[n]["role"] != "assistant"]:
         raise NotOfFormat(
             f"its message {wrong[0]} is rated, and is from {messages[wrong[0]]['role']}, not the assistant"
@@ -75,7 +80,9 @@ def rows_of_conversation(
         messages, rated = with_system(messages, str(system)), [n + 1 for n in rated]
     shared = {**shared, "finish_reason": finish_reason_of({**given[-1], **record}) if given else None}
     if not rated:
-        return row_of_run(messages, **shared)
+        found = row_of_run(messages, **shared)
+        learned = [{"completion": [turn]} for row in found for turn in row["completion"] if is_learned(turn)]
+        return found if all(map(holds_completion, learned)) else []
     reasons = [shared["finish_reason"] if n == len(messages) - 1 else None for n in rated]
     return [
         {**shared, "prompt": messages[:n], "completion": messages[n : n + 1], "finish_reason": reason, RATED: True}
@@ -117,15 +124,15 @@ def _rated(record: Record, given: list[Record], by_settings: Sequence[int] | Non
     Raises:
         NotOfFormat: fields name different messages, a message has several ratings, or see `_named_message`.
     """
-    references = {name: _named_message(given, name, value) for name, value in _references(record)}
-    named = {name: n for name, n in references.items() if n is not None}
+    references = {path: _named_message(given, path, *field) for path, *field in _references(record)}
+    named = {path: n for path, n in references.items() if n is not None}
     for n in by_settings or ():
         if n < len(given):  # Otherwise, the record has no reward.
             named["--reward_fields"] = n
     if len(set(named.values())) > 1:
         raise NotOfFormat(
             f"its fields {', '.join(named)} name different messages as the rated one. Set --ignore_fields to the "
-            "fields that do not name it"
+            "fields that do not name it, or keep one of them in the file"
         )
     if named or by_settings is not None or "reward" in record:
         return sorted(set(named.values()))
@@ -134,23 +141,23 @@ def _rated(record: Record, given: list[Record], by_settings: Sequence[int] | Non
     return own or [n for n in rated if _rating(given[n])]
 
 
-def _references(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the value of each field that may name a message, such as `message_id` inside `meta`.
+def _references(value: Any, inside: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Yield the path, the name and the value of each field that may name a message, such as `message_id` inside `meta`.
 
-    Fields of the messages themselves are skipped.
+    Fields of the messages themselves are skipped. `inside` is the start of the paths.
     """
     if isinstance(value, list):
-        for each in value:
-            yield from _references(each) if isinstance(each, Mapping) else ()
+        for n, each in enumerate(value):
+            yield from _references(each, f"{inside}{n}.") if isinstance(each, Mapping) else ()
     elif isinstance(value, Mapping) and not {"role", "from"} & set(value):
         for name, inner in value.items():
             if isinstance(inner, Mapping | list):
-                yield from _references(inner)
+                yield from _references(inner, f"{inside}{name}.")
             elif inner is not None and not _OTHER_MESSAGE & {*words_of(name)}:
-                yield name, inner
+                yield f"{inside}{name}", name, inner
 
 
-def _named_message(messages: list[Record], name: str, value: Any) -> int | None:
+def _named_message(messages: list[Record], path: str, name: str, value: Any) -> int | None:
     """Return the index of the message that a field names by the message's id or index. Return None for other fields.
 
     Raises:
@@ -174,8 +181,8 @@ def _named_message(messages: list[Record], name: str, value: Any) -> int | None:
         if not (names_message or names_turn):
             return None
     raise NotOfFormat(
-        f"its {name} is {value!r}, and may name the rated one of its {len(messages)} messages. Write message_index, "
-        f"counted from 0, or set --ignore_fields {name}"
+        f"its {path} is {value!r}, and may name the rated one of its {len(messages)} messages. Write message_index, "
+        f"counted from 0, or set --ignore_fields {path}"
     )
 
 
