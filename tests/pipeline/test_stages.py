@@ -473,7 +473,7 @@ def test_rows_are_scored_by_their_task(scored, tmp_path):
     assert stage_of("score", now).inputs()["task"] == "math"
     # These rows were sampled for the built-in problems.
     assert stage_of("score", scoring(tmp_path / "gsm8k", scored)).inputs()["task"] == "gsm8k"
-    with pytest.raises(ValueError, match="--task math: .*sampled for the task gsm8k"):
+    with pytest.raises(ValueError, match=r"--task math: .*sampled for the task gsm8k"):
         stage_of("score", scoring(tmp_path / "gsm8k", scored, task="math")).inputs()
 
 
