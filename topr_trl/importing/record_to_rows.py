@@ -35,7 +35,14 @@ from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.recognition import explain, format_of, recognize_source
 from topr_trl.importing.record_fields import field_value, with_named_fields, without_fields
 from topr_trl.importing.record_files import files_of, has_unpaired_surrogate, parsed, read_records
-from topr_trl.importing.record_rewards import RecordRewards, UnknownLabel, check_rewards, read_by_id, spellings, value_by_id
+from topr_trl.importing.record_rewards import (
+    RecordRewards,
+    UnknownLabel,
+    check_rewards,
+    read_by_id,
+    spellings,
+    value_by_id,
+)
 from topr_trl.importing.redacted_rows import redact_row
 from topr_trl.importing.refused_formats import refused
 from topr_trl.importing.row_table import Row
