@@ -361,6 +361,9 @@ def test_events_and_printed_spans():
     (printed,) = opentelemetry.calls({"name": "chat", "attributes": plain, "events": []})
     (row,) = opentelemetry.FORMAT.rows(printed)
     assert turns(row["prompt"]) == CALLED
+    labeled = {"name": "gen_ai.evaluation.result", "attributes": {"gen_ai.evaluation.score.label": "pass"}}
+    (printed,) = opentelemetry.calls({"name": "chat", "attributes": plain, "events": [labeled]})
+    assert printed["evaluations"] == {"score": "pass"}
     said = json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "12"}]}])
     cut = {**plain, "gen_ai.output.messages": said, "gen_ai.response.finish_reasons": ["length"]}
     (row,) = opentelemetry.FORMAT.rows({"attributes": cut})
