@@ -236,6 +236,13 @@ def test_pages_of_braintrust():
         assert len(rows_of("braintrust", page)) == 1
 
 
+def test_a_last_system_message_to_openai_stays_last_in_braintrust():
+    reminded = [*MESSAGES, {"role": "system", "content": "Be brief."}]
+    for output in (SAID["choices"], SAID["choices"][0]["message"]):
+        (row,) = rows_of("braintrust", {**OF_BRAINTRUST, "input": reminded, "output": output})
+        assert turns(row["prompt"]) == [*ASKED, ("system", "Be brief.", None, [])]
+
+
 def test_anthropics_client_in_tracers():
     """Opik and some users of Langfuse log the content alone. Braintrust logs the system prompt as the last message."""
     text = OF_CLAUDE["content"]
