@@ -79,6 +79,26 @@ def test_logs_that_inspect_wrote(tmp_path, kind):
     assert set(rows["finish_reason"]) == {"stop"}
 
 
+def test_scores_of_inspect(tmp_path):
+    """A grade that the format does not know, or a second scorer, stops the import. The named fields can be read."""
+    sample = next(inspect.samples(json.loads((WRITTEN / "inspect-0.3.285.json").read_text())))
+    path = tmp_path / "a.json"
+
+    def read(values, *more):
+        scores = {name: {"value": value} for name, value in values.items()}
+        path.write_text(json.dumps({"eval": {}, "samples": [{**sample, "scores": scores}]}))
+        return imported(tmp_path, path, *more)["reward"][:]
+
+    assert read({"judge": "P"}) == [0.5]
+    with pytest.raises(ValueError, match=r"scores\.judge\.value is 'B', .* --label_values"):
+        read({"judge": "B"})
+    several = {"match": True, "judge": "B"}
+    with pytest.raises(ValueError, match=r"scores\.match\.value, scores\.judge\.value may all be the reward"):
+        read(several)
+    assert read(several, "--reward_fields", "scores.match.value") == [1.0]
+    assert read(several, "--reward_fields", "scores.judge.value", "--label_values", "A=1", "B=0.5") == [0.5]
+
+
 def test_logs_of_inspect_that_are_damaged_or_unusual(tmp_path):
     whole = (WRITTEN / "inspect-0.3.285.eval").read_bytes()
     for content, words in (
@@ -94,7 +114,7 @@ def test_logs_of_inspect_that_are_damaged_or_unusual(tmp_path):
             "samples/1_epoch_1.json", json.dumps({**sample, "scores": {"a": {"value": {"x": 1, "y": "P"}}}})
         )
         archive.writestr("header.json", "{}")
-    with pytest.raises(ValueError, match=r"b\.eval, samples/1_epoch_1\.json: a\.x, a\.y may all be the reward"):
+    with pytest.raises(ValueError, match=r"b\.eval, samples/.*: scores\.a\.value\.x, .*\.y may all be the reward"):
         imported(tmp_path, tmp_path / "b.eval")
     with zipfile.ZipFile(tmp_path / "c.eval", "w") as archive:
         archive.writestr("samples/1_epoch_1/sample.json", "{}")

@@ -202,6 +202,15 @@ def test_which_ratings_count():
     assert FORMATS["weave"].rewards(record) == {}
 
 
+def test_names_of_ratings_can_have_dots(tmp_path):
+    judged = {"feedback_type": "wandb.runnable.Judge", "payload": {"output": {"score": 0.5, "reason": "a"}}}
+    (tmp_path / "a.jsonl").write_text(json.dumps({**OF_WEAVE, "feedback": [judged]}))
+    with pytest.raises(ValueError, match=r"--reward_fields to one or more of feedback\.runnable\.Judge\.score"):
+        imported(tmp_path, tmp_path / "a.jsonl")
+    (row,) = imported(tmp_path, tmp_path / "a.jsonl", "--reward_fields", "feedback.runnable.Judge.score")
+    assert row["reward"] == 0.5
+
+
 def test_calls_of_weave():
     """Arguments that the user left out are logged as text. Calls that Weave marks as a model's are never skipped."""
     omitted = dict.fromkeys(("system", "tools", "temperature"), "<anthropic.Omit object at 0x7f20fb4f6950>")
@@ -225,6 +234,13 @@ def test_pages_of_braintrust():
     for page in ({"events": [OF_BRAINTRUST]}, {"data": [OF_BRAINTRUST]}):
         assert FORMATS["braintrust"].test(page)
         assert len(rows_of("braintrust", page)) == 1
+
+
+def test_a_last_system_message_to_openai_stays_last_in_braintrust():
+    reminded = [*MESSAGES, {"role": "system", "content": "Be brief."}]
+    for output in (SAID["choices"], SAID["choices"][0]["message"]):
+        (row,) = rows_of("braintrust", {**OF_BRAINTRUST, "input": reminded, "output": output})
+        assert turns(row["prompt"]) == [*ASKED, ("system", "Be brief.", None, [])]
 
 
 def test_anthropics_client_in_tracers():

@@ -157,11 +157,14 @@ def of_mlflow(*scores):
     return {"info": {"assessments": assessments}, "data": {"spans": [{"span_id": "s", "attributes": attributes}]}}
 
 
-@pytest.mark.parametrize(
+of_each = pytest.mark.parametrize(
     ("record", "place"),
     [(of_langfuse, "scores"), (of_opentelemetry, "evaluations"), (of_phoenix, "evaluations"),
      (of_mlflow, "assessments")],
 )  # fmt: skip
+
+
+@of_each
 def test_two_ratings_with_one_name(tmp_path, record, place):
     """Equal ratings are one rating. Different ones are refused if they are the reward."""
     scores = (("thumbs", 1), ("tone", 0.5), ("thumbs", 1), ("tone", 0.75), ("tone", 0.5))
@@ -172,6 +175,13 @@ def test_two_ratings_with_one_name(tmp_path, record, place):
         imported(tmp_path, tmp_path / "a.json", *for_tone)
     (tmp_path / "a.json").write_text(json.dumps([record(*scores), record(("tone", 0.25))]))
     assert imported(tmp_path, tmp_path / "a.json", *for_tone, "--skip_unusable", "true")["reward"][:] == [0.25]
+
+
+@of_each
+def test_unknown_labels_of_several_records_are_listed(tmp_path, record, place):
+    (tmp_path / "a.json").write_text(json.dumps([record(("tone", label)) for label in ("meh", "good", "hm")]))
+    with pytest.raises(ValueError, match=rf"{place}.tone is 'meh'.* All labels without a number: meh, hm\."):
+        imported(tmp_path, tmp_path / "a.json", "--reward_fields", f"{place}.tone")
 
 
 def test_runs_that_langchain_wrote(tmp_path):
@@ -351,6 +361,9 @@ def test_events_and_printed_spans():
     (printed,) = opentelemetry.calls({"name": "chat", "attributes": plain, "events": []})
     (row,) = opentelemetry.FORMAT.rows(printed)
     assert turns(row["prompt"]) == CALLED
+    labeled = {"name": "gen_ai.evaluation.result", "attributes": {"gen_ai.evaluation.score.label": "pass"}}
+    (printed,) = opentelemetry.calls({"name": "chat", "attributes": plain, "events": [labeled]})
+    assert printed["evaluations"] == {"score": "pass"}
     said = json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "12"}]}])
     cut = {**plain, "gen_ai.output.messages": said, "gen_ai.response.finish_reasons": ["length"]}
     (row,) = opentelemetry.FORMAT.rows({"attributes": cut})

@@ -244,6 +244,24 @@ def test_prompts_of_text(tmp_path, log):
     assert rows["prompt_ids"][:] == [[0], [0], [1], [1]]
 
 
+@pytest.mark.parametrize("ids", [None, [10, 11]])
+def test_chat_and_text_in_one_recording(tmp_path, log, ids):
+    """Token ids are of a text that is already rendered, so --chat cannot make messages of it."""
+    (chat,) = log.add([HI], ({"content": "yes"}, ids), prompt=ids and [1, 2])
+    call = log.store.begin("completions", {"model": "m", "prompt": "3 + 4 = "}, None, 1)
+    log.store.end(call.id, State.FINISHED, {"choices": [
+        {"index": 0, "text": "7", "finish_reason": "stop", "prompt_token_ids": ids, "token_ids": ids}]})  # fmt: skip
+    for name in (chat, *call.rollouts):
+        log.reward(name, 1)
+    with pytest.raises(ValueError, match=r"its prompt is .*, and must be messages.*--where") as error:
+        imported(tmp_path)
+    assert ("--chat true" in str(error.value)) == (ids is None)
+    (row,) = imported(tmp_path, where="calls.0.endpoint=completions")
+    assert row["prompt"] == "3 + 4 = "
+    if ids is None:
+        assert len(imported(tmp_path, output_dir=tmp_path / "chat", chat="true")) == 2
+
+
 def test_several_rewards_have_to_be_chosen(tmp_path, log, capsys):
     names = [log.add([HI], ({"content": "yes"}, None))[0] for _ in range(3)]
     log.reward(names[0], 1, "rating")

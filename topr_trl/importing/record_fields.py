@@ -1,6 +1,6 @@
 """Find fields of a record by name or path, and rename the fields that the user chose."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,21 +14,25 @@ def field_value(record: Record, path: str, error: type[NotOfFormat]) -> Any:
     Args:
         record (`Record`): Record.
         path (`str`): Name of the field. The path of an inner field has dots between the names, from outer to inner. A
-            number selects an item of a list, counted from 0.
+            name can itself have dots. A number selects an item of a list, counted from 0.
         error (`type[NotOfFormat]`): Error to raise if the record lacks the field.
     """
-    if path in record:  # A column's own name can have a dot.
-        return record[path]
-    value: Any = record
-    for name in path.split("."):
-        value = parsed_json(value)
-        if isinstance(value, list) and name.isdigit() and int(name) < len(value):
-            value = value[int(name)]
-        elif isinstance(value, dict) and name in value:
-            value = value[name]
-        else:
-            raise error(f"it has no field {path}; it has {', '.join(sorted(map(str, record)))}")
-    return value
+    for value in _values_at(record, path):
+        return value
+    raise error(f"it has no field {path}; it has {', '.join(sorted(map(str, record)))}")
+
+
+def _values_at(value: Any, path: str) -> Iterator[Any]:
+    """Yield the value at a path for each way to divide the path into names, because names can have dots."""
+    value = parsed_json(value)
+    fields = {str(n): each for n, each in enumerate(value)} if isinstance(value, list) else value
+    if not isinstance(fields, Mapping):
+        return
+    if path in fields:
+        yield fields[path]
+    for n, character in enumerate(path):
+        if character == "." and (name := path[:n]) in fields:
+            yield from _values_at(fields[name], path[n + 1 :])
 
 
 def inner_value(value: Any, *path: str) -> Any:
@@ -51,19 +55,8 @@ def value_at(record: Any, *paths: str) -> Any:
         *paths (`str`): Names with dots between them, from outer to inner. A name can itself have dots, as in
             `attributes.gen_ai.input.messages`.
     """
-    for path in paths:
-        if (found := _value_at(parsed_json(record), path)) is not None:
-            return found
-    return None
-
-
-def _value_at(value: Any, path: str) -> Any:
-    if not isinstance(value, Mapping):
-        return None
-    if path in value:
-        return parsed_json(value[path])
-    name, _, rest = path.partition(".")
-    return _value_at(parsed_json(value.get(name)), rest) if rest else None
+    found = (parsed_json(value) for path in paths for value in _values_at(record, path))
+    return next((value for value in found if value is not None), None)
 
 
 def listed(record: Record, *names: str) -> list[Any]:

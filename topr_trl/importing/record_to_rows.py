@@ -35,7 +35,14 @@ from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.recognition import explain, format_of, recognize_source
 from topr_trl.importing.record_fields import field_value, with_named_fields, without_fields
 from topr_trl.importing.record_files import files_of, has_unpaired_surrogate, parsed, read_records
-from topr_trl.importing.record_rewards import RecordRewards, check_rewards, read_by_id, spellings, value_by_id
+from topr_trl.importing.record_rewards import (
+    RecordRewards,
+    UnknownLabel,
+    check_rewards,
+    read_by_id,
+    spellings,
+    value_by_id,
+)
 from topr_trl.importing.redacted_rows import redact_row
 from topr_trl.importing.refused_formats import refused
 from topr_trl.importing.row_table import Row
@@ -211,6 +218,21 @@ class RecordReader:
             for row in join_answers(answers, self.args.turn_discount):
                 self._add(part, row.pop(PLACE), row)
         return part._replace(not_read=dict(self.not_read), read_from=self._columns_read())
+
+    def unknown_labels(self, records: Iterable[Placed]) -> Iterator[str]:
+        """Yield the first label without a number of each record, cut to 40 characters.
+
+        Args:
+            records (`Iterable`): Place and content of each record. Records with other errors are skipped.
+        """
+        for raw in records:
+            with suppress(ValueError):
+                for place, record in self._split([raw]):
+                    with suppress(ValueError), self._errors_with(place, record):
+                        try:
+                            self._rows_of(record)
+                        except UnknownLabel as error:
+                            yield error.label[:40]
 
     def _add(self, part: Part, place: str, row: Row) -> None:
         """Add a row to a shard, with its place and its notes."""

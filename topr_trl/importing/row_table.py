@@ -50,8 +50,13 @@ def to_table(made: list[Row], places: list[str], columns: Sequence[str], convers
         values = [row.get(name) for row in made]
         if (array := _array(values, kind)) is None:
             wrong = next(n for n, value in enumerate(values) if _array([value], kind) is None)
+            remedy = ""
+            if name in ("prompt", "completion") and isinstance(values[wrong], str) == conversational:
+                chat = "" if made[wrong].get("completion_ids") else "set --chat true to make messages of text, or "
+                remedy = f", as in the first row: {chat}import text and messages separately, with topr import --where"
             raise ValueError(
-                f"{places[wrong]}: its {name} is {_shortened(values[wrong])}, and must be {_describe_type(kind)}."
+                f"{places[wrong]}: its {name} is {_shortened(values[wrong])}, and must be {_describe_type(kind)}"
+                f"{remedy}."
             )
         found[name] = array
     return pa.table(found)

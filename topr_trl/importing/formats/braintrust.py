@@ -13,17 +13,18 @@ from topr_trl.importing.record_fields import listed, rewards_in, value_at
 def spans(record: Record) -> Iterator[Record]:
     """Yield each span in a response of the API, or a single span, without scores that are null.
 
-    The wrapper of Anthropic's client logs the system prompt as the last message. A last message with the role `system`
-    is therefore moved to the start.
+    The wrapper of Anthropic's client logs the system prompt as the last message. If the answer has blocks of content,
+    as in Anthropic's API, a last message with the role `system` is therefore moved to the start.
 
     Args:
         record (`Record`): Span, or a list of spans in the field `events` (of the API) or `data` (of a query).
     """
     for span in listed(record, "events", "data"):
         given: Any = parsed_json(span.get("input"))
-        if isinstance(given, list) and len(given) > 1 and value_at(given[-1], "role") == "system":
-            given = [given[-1], *given[:-1]]
         output = value_at(span, "output")
+        is_claude = isinstance(value_at(output, "content"), list)
+        if is_claude and isinstance(given, list) and given and value_at(given[-1], "role") == "system":
+            given = [given[-1], *given[:-1]]
         # For OpenAI's Responses API, `output` has only the items. The rest of the response is in `metadata`.
         if value_at(span, "metadata.object") == "response":
             given, output = {"input": given}, {**parsed_json(span["metadata"]), "output": output}

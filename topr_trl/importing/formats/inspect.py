@@ -60,18 +60,14 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return the numeric scores of a sample, by the name of the scorer. Grades become the numbers in `_GRADES`.
-
-    If a score has several values, each value has the name `SCORER.KEY`.
-    """
+    """Return the scores of a sample, by their paths. Grades become the numbers in `_GRADES`."""
     found: dict[str, Any] = {}
     for name, score in (record.get("scores") or {}).items():
-        value = score["value"]
-        parts = {f"{name}.{part}": each for part, each in value.items()} if isinstance(value, dict) else {name: value}
+        value, path = score["value"], f"scores.{name}.value"
+        parts = {f"{path}.{part}": each for part, each in value.items()} if isinstance(value, dict) else {path: value}
         for part, each in parts.items():
-            number = _GRADES.get(each, each) if isinstance(each, str) else each
-            if isinstance(number, int | float):
-                found[part] = number
+            if isinstance(each, str | int | float):
+                found[part] = _GRADES.get(each, each) if isinstance(each, str) else each
     return found
 
 

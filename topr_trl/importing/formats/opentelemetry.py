@@ -84,13 +84,13 @@ def _with_attributes(record: Record, events: list[Record]) -> Record:
 def _evaluations(record: Record) -> dict[str, Any]:
     """Return the scores in the evaluation events and in Phoenix's annotations of a span, by their names.
 
-    If an annotation has no score, the label counts as the score.
+    If an event or an annotation has no score, its label counts as the score.
     """
     events = [attributes_of(event)["gen_ai"]["evaluation"] for event in record.get("events") or ()
               if event.get("name") == _RESULT]  # fmt: skip
     results = [(each["name"], each.get("result") or each) for each in record.get("annotations") or ()]
     return values_by_name([
-        *((str(each.get("name", "score")), each["score"]["value"]) for each in events),
+        *((str(each.get("name", "score")), value_at(each, "score.value", "score.label")) for each in events),
         *((name, each.get("label") if each.get("score") is None else each["score"]) for name, each in results),
     ])  # fmt: skip
 

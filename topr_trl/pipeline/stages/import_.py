@@ -16,7 +16,7 @@ from topr_trl.curation import counted
 from topr_trl.data.rows import ROLLOUT, TURN_REWARDS
 from topr_trl.data.sampler_logps import TEMPERATURE
 from topr_trl.data.tables import read_shard, shard_path, shards_of
-from topr_trl.importing.format import LeftOut, NotOfFormat, Placed
+from topr_trl.importing.format import LeftOut, Placed
 from topr_trl.importing.input_settings import ALL_TURNS, LAST_TURN
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.record_files import count_records, files_of, parsed
@@ -242,16 +242,7 @@ def _listing_unknown_labels(reader: RecordReader, files: Sequence[Path]) -> Iter
     except ValueError as error:
         if not isinstance(error.__context__, UnknownLabel):
             raise
-        unknown: dict[str, None] = {}
-        for _, raw in chain.from_iterable(map(reader.records_of, files)):
-            record = parsed(raw)
-            try:
-                if isinstance(record, dict):
-                    reader.rewards.of(record, 1)
-            except UnknownLabel as other:
-                unknown[other.label[:40]] = None
-            except NotOfFormat:  # The records after the first error can have different errors.
-                continue
+        unknown = dict.fromkeys(chain.from_iterable(reader.unknown_labels(reader.records_of(file)) for file in files))
         shown = ", ".join(list(unknown)[:_MOST_LABELS]) + ", ..." * (len(unknown) > _MOST_LABELS)
         raise ValueError(f"{error} All labels without a number: {shown}.") from None
 
