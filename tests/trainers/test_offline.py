@@ -577,6 +577,17 @@ def test_many_readings_of_a_right_answer_are_warned_about(make, settings, reads)
     assert all(f"up to {reads} times" in text and "iteration_size" in text for text in said)
 
 
+@pytest.mark.parametrize(("columns", "is_warned"), [({"times_chosen": [2]}, False), ({}, True)])
+def test_right_answers_that_curate_repeated_are_no_warning(make, rows, columns, is_warned):
+    chosen = rows.select([0, 0]).add_column("reward_after_baseline", [1.0, 1.0])
+    for name, values in columns.items():
+        chosen = chosen.add_column(name, values * 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make(chosen)
+    assert any("supervised fine-tuning" in str(warning.message) for warning in caught) == is_warned
+
+
 def test_an_evaluation_set_gets_a_known_baseline(make, rows):
     """With `reward_after_baseline`, raw rewards can be missing. The baseline then comes from rows that have both."""
     raw = [None, *rows["reward"][1:]]
