@@ -200,7 +200,7 @@ def test_shares_of_0_and_1_need_one_sign_only():
 
 
 def test_too_few_positives_keep_the_share_and_give_up_size():
-    with pytest.warns(UserWarning, match="too few rows, so 6 instead of 10"):
+    with pytest.warns(UserWarning, match="too few rows, so 6 are chosen instead of 10"):
         curated = curate(REWARDS, PROBLEMS, "positive_share", 10, 0.5)
     assert (len(curated.indices), curated.chosen_positives, curated.shortfall) == (6, 3, 4)
 

@@ -263,7 +263,10 @@ def _warn_if_short(curated: Curated, rule: str, positive_share: float | None) ->
     if missing:
         warn_user(f"curation={rule!r}: there is no {' and no '.join(missing)} row. Chosen: {curated}.")
     elif curated.shortfall:
-        warn_user(f"curation={rule!r}: too few rows, so {len(curated.indices):,} instead of {curated.size:,}.")
+        warn_user(
+            f"curation={rule!r}: there are too few rows, so {len(curated.indices):,} are chosen instead of "
+            f"{curated.size:,}."
+        )
     elif rule == "balanced" and curated.size == 2 * curated.available_negatives < 2 * curated.available_positives:
         warn_user(
             f"curation='balanced' leaves out {curated.available_positives - curated.chosen_positives:,} of "

@@ -162,7 +162,7 @@ def diagnose(
             Answer of each completion, or its text if answers are not known, length N. Equal values count as the same
             answer. None and NaN mean that a completion has no answer, and such completions never agree.
         are_texts (`bool`, *optional*, defaults to `False`):
-            Whether `answers` are whole texts. The result then says so, and has no advice if they differ.
+            Whether `answers` are whole texts. If so, the table says it, and texts that differ give no advice.
 
     Returns:
         [`Diagnosis`]: number of problems of each kind, and agreement.
@@ -181,7 +181,7 @@ def diagnose(
         raise ValueError(f"A diagnosis needs rewards with two values, right and wrong; these have {len(values):,}.")
     right_N, problem_N = rewards_N[known] == values[1], np.unique(problem_N[known], return_inverse=True)[1]
     # A completion without an answer gets its own number as key. NaN differs from itself.
-    keys = [n if answer is None or answer != answer else str(answer) for n, answer in enumerate(list(answers))]
+    keys = [n if answer is None or answer != answer else str(answer) for n, answer in enumerate(answers)]
     agreement_N = agreements(problem_N, [keys[n] for n in np.flatnonzero(known).tolist()])
     kinds = Counter(kinds_of(right_N, problem_N, agreement_N))
     right_P = np.bincount(problem_N, right_N)

@@ -577,15 +577,15 @@ def test_many_readings_of_a_right_answer_are_warned_about(make, settings, reads)
     assert all(f"up to {reads} times" in text and "iteration_size" in text for text in said)
 
 
-@pytest.mark.parametrize(("columns", "is_warned"), [({"times_chosen": [2]}, False), ({}, True)])
-def test_right_answers_that_curate_repeated_are_no_warning(make, rows, columns, is_warned):
+@pytest.mark.parametrize("are_repeated", [False, True])
+def test_right_answers_that_curate_repeated_are_no_warning(make, rows, are_repeated):
     chosen = rows.select([0, 0]).add_column("reward_after_baseline", [1.0, 1.0])
-    for name, values in columns.items():
-        chosen = chosen.add_column(name, values * 2)
+    if are_repeated:
+        chosen = chosen.add_column("times_chosen", [2, 2])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         make(chosen)
-    assert any("supervised fine-tuning" in str(warning.message) for warning in caught) == is_warned
+    assert any("supervised fine-tuning" in str(warning.message) for warning in caught) != are_repeated
 
 
 def test_an_evaluation_set_gets_a_known_baseline(make, rows):

@@ -36,7 +36,7 @@ def read_table(path: Path) -> Iterator[dict[str, str | None]]:
 
 def count_rows(path: Path) -> int:
     """Return the number of rows of a file, without the header."""
-    return sum(1 for _ in read_table(path))
+    return max(sum(1 for _ in _rows(path)) - 1, 0)
 
 
 def _rows(path: Path) -> Iterator[list[str]]:

@@ -194,9 +194,10 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
 def _is_number(text: str) -> bool:
     """Return whether text is a number. Underscores, as in "1_0", are no part of a number."""
     try:
-        return "_" not in text and float(text) is not None
+        float(text)
     except ValueError:
         return False
+    return "_" not in text
 
 
 def spellings(value: Any) -> Iterator[str]:

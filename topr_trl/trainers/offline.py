@@ -215,7 +215,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 self._evaluation_baseline = {"baseline": float(known[0]), "effective_positive_share": None}
         if scored.after_baseline_U is not None:
             self._rows_trained_on += "; their column `reward_after_baseline` replaces baseline and curation"
-            say("rewards come from the column reward_after_baseline, after baseline and curation.", args)
+            say("rewards come from reward_after_baseline, which already includes baseline and curation.", args)
         if scored.times_U is None or not (rewards > 0).all():  # Otherwise, topr curate has repeated right answers.
             warn_of_signs(curated, not scored.rewards_U.all(), args, self._said)
         warn_of_scale(rewards, self._said)
