@@ -447,7 +447,7 @@ def test_each_command_ends_with_what_came_out(run, tmp_path):
     _, look, evaluate, trial = printed.splitlines()[-4:]
     assert "The model is in model/.\n" in printed
     assert look.endswith("topr look model")
-    assert "topr evaluate --model_name_or_path model" in evaluate
+    assert evaluate.endswith("topr evaluate --model_name_or_path model --task gsm8k --output_dir results")
     assert trial.endswith("topr trial --ratio_level segment --segment_tokens 32 --input rollouts --test_by rewards")
     printed = run("evaluate", "--input", "rollouts", "--output_dir", "results")
     assert "pass@4" in printed
@@ -465,6 +465,7 @@ def test_train_puts_the_model_where_a_user_of_trl_says(run, tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     printed = run("train", "--output_dir", "x", "--input", "rows.jsonl")
     assert "The model is in x/.\n" in printed
+    assert "--model_name_or_path x --test_dataset_name PROMPTS.jsonl --reward_funcs FILE.py:FUNCTION" in printed
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= {path.name for path in (tmp_path / "x").iterdir()}
     assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "x"}
 

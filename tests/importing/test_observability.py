@@ -230,6 +230,25 @@ def test_other_runs_of_langsmith():
     assert turns(row["completion"]) == [("assistant", "12", "Hm.", [])]
 
 
+def test_the_responses_api_in_langsmith():
+    """Test a run of `wrap_openai` (langsmith 0.15), which logs the request and the whole response."""
+    asked = {"input": "How many legs?", "instructions": "Be brief.", "model": "gpt-5-mini", "temperature": 0.7}
+    text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "12"}]}
+    said = {"object": "response", "status": "completed", "output": [{"type": "reasoning", "summary": []}, text]}
+    for outputs, reason in ((said, "stop"), ({**said, "status": "incomplete"}, "length")):
+        (row,) = langsmith.FORMAT.rows(run(asked, outputs))
+        assert turns(row["prompt"]) == [("system", "Be brief.", None, []), USER]
+        assert (turns(row["completion"]), row["finish_reason"]) == ([answer("12")], reason)
+    assert (row["model"], row["temperature"]) == ("gpt-5-mini", 0.7)
+
+
+def test_feedback_on_the_root_run_of_langsmith_is_not_dropped():
+    chain = run({"question": "How many legs?"}, {"answer": "12"}, run_type="chain")
+    assert langsmith.FORMAT.rows(chain) == ["other"]
+    with pytest.raises(Unusable, match=r"feedback_stats.thumb.avg.*--rewards.*--id_field trace_id"):
+        langsmith.FORMAT.rows({**chain, "feedback_stats": {"thumb": {"n": 1, "avg": 1.0}}})
+
+
 @pytest.mark.parametrize(
     ("generation", "more"),
     [

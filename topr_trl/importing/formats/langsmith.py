@@ -1,18 +1,20 @@
 """Read exports of LangSmith: runs of the type llm, as JSON, JSON lines or parquet."""
 
+from dataclasses import replace
 from typing import Any
 
-from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, choices_of_request
-from topr_trl.importing.dialects import langchain
+from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, choices_of_request, not_a_call
+from topr_trl.importing.dialects import langchain, openai_responses
 from topr_trl.importing.format import Format, LeftOut, Record, has
 from topr_trl.importing.joined_records import LINES, joined_by
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.rated_turns import as_rated
+from topr_trl.importing.row_table import Row
 
 
 def _left_out(record: Record) -> LeftOut | None:
     if record["run_type"] != "llm":
-        return LeftOut.OTHER
+        return not_a_call({name: mean for name, mean in rewards(record).items() if mean is not None}, "trace_id")
     return LeftOut.FAILED if record.get("error") else None if parsed_json(record["inputs"]) else LeftOut.EMPTY
 
 
@@ -32,10 +34,19 @@ ENVELOPE = Envelope(
     request=("inputs",), response=("outputs.message", "outputs.output", "outputs.messages", "outputs"),
     settings=("extra.options", "extra.invocation_params"), dialects=(langchain.DIALECT,), left_out=_left_out,
 )  # fmt: skip
+# Calls of the Responses API. Their answer is the whole response: `outputs.output` lacks its status.
+_RESPONSES = replace(ENVELOPE, response=("outputs",), dialects=(openai_responses.DIALECT,))
+
+
+def _rows(record: Record) -> list[Row | LeftOut | None]:
+    is_response = openai_responses.DIALECT.is_answer(parsed_json(record.get("outputs")) or {})
+    return as_rated((_RESPONSES if is_response else ENVELOPE).rows(record))
+
+
 FORMAT = Format(
     source="LangSmith's run data format (langsmith 0.15, schemas.py; langchain-core 1.8, tracers/core.py)",
     test=has("run_type", "inputs"),
-    rows=lambda record: as_rated(ENVELOPE.rows(record)),
+    rows=_rows,
     records=lambda record: record.get(LINES, [record]),
     join=joined_by("trace", _trace_of),
     rates_turns=True,

@@ -13,6 +13,7 @@ from topr_trl.data.rows import TURN_REWARDS
 from topr_trl.data.tables import columns_of, shards_of
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.adapters import adapter_settings, merge_adapter
+from topr_trl.pipeline.lineage import lineage, name_on_the_hub
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import ADAPTER
 from topr_trl.pipeline.settings import NOT_FOR_COMMANDS, field_names
@@ -24,6 +25,7 @@ from topr_trl.pipeline.trainer_of_rows import (
     last_whole_checkpoint,
     trainer_of_rows,
 )
+from topr_trl.tasks import OWN_PROMPTS
 from topr_trl.trainers.checkpoints import STATE
 from topr_trl.trainers.run_identity import compared_settings
 
@@ -103,10 +105,21 @@ class Train(Stage[TrainArguments]):
         by_turn = any(TURN_REWARDS in columns_of(shard) for shard in shards_of(self.args.source))
         return (
             f"Read the rows and curves: topr look {self.folder}\n"
-            f"Test the model with reward functions: topr evaluate --model_name_or_path {self.folder} "
-            "--test_dataset_name PROMPTS.jsonl --reward_funcs FILE.py:FUNCTION --output_dir results"
-            f"{'' if by_turn else trial}"
+            f"Test the model: topr evaluate --model_name_or_path {self.folder} {self._test_options()} "
+            f"--output_dir results{'' if by_turn else trial}"
         )
+
+    def _test_options(self) -> str:
+        """Return options with which `topr evaluate` judges answers as the rows were judged."""
+        made = {name: entry["inputs"] for name, entry in lineage(self.folder).items()}
+        task = made.get("score", {}).get("task")
+        if task in (None, OWN_PROMPTS.name):
+            return "--test_dataset_name PROMPTS.jsonl --reward_funcs FILE.py:FUNCTION"
+        name = made.get("sample", {"dataset_name": "unknown.jsonl"})["dataset_name"]
+        if name is None:
+            return f"--task {task}"  # The built-in problems have a test split.
+        problems = f"--dataset_name {name}" if name_on_the_hub(name) else "--test_dataset_name PROBLEMS.jsonl"
+        return f"--task {task} {problems}"
 
     def inputs(self) -> Json:
         """Return the rows, the weights and the settings.
