@@ -259,6 +259,16 @@ def test_all_rewards_of_a_table_are_in_one_column(tmp_path):
     assert imported(tmp_path, content, "a.jsonl", "--reward_fields", "rating", "--skip_unrewarded")["reward"][:] == [5]
 
 
+def test_the_summary_names_the_columns_of_all_files(tmp_path, capsys):
+    (tmp_path / "logs").mkdir()
+    for name, prompt, completion in (("a", "question", "response"), ("b", "question", "reply")):
+        record = {prompt: f"3 + 4 in {name}?", completion: "7", "thumbs": "up"}
+        (tmp_path / "logs" / f"{name}.jsonl").write_text(json.dumps(record))
+    main.main(["import", "--input", str(tmp_path / "logs"), "--output_dir", str(tmp_path / "rows")])
+    columns = "Read from columns: question (prompt), response or reply (completion), thumbs (reward).\n"
+    assert columns in capsys.readouterr().out
+
+
 def test_an_empty_cell_of_the_chosen_column_is_left_out(tmp_path, capsys):
     content = "asked,said,answer,score\na,b,b,1\na,,c,0\n"
     given = ("--prompt_field", "asked", "--completion_field", "said")

@@ -59,7 +59,8 @@ class Part(NamedTuple):
         left_out (`dict[str, list[str]]`): Places of completions and records without a row, by `LeftOut` reason.
         noted (`dict[str, list[str]]`): Places of rows that the summary mentions, by the reason (see `notes_of`).
         not_read (`dict[str, int]`): Number of records in which a field has text that no row has, by the field.
-        read_from (`dict[str, str]`): Fields of the prompt, the completion and the reward, if they can have other names.
+        read_from (`dict[str, list[str]]`): Fields of the prompt, the completion and the reward, if they can have other
+            names.
     """
 
     rows: list[Row]
@@ -67,7 +68,7 @@ class Part(NamedTuple):
     left_out: dict[str, list[str]]
     noted: dict[str, list[str]]
     not_read: dict[str, int]
-    read_from: dict[str, str]
+    read_from: dict[str, list[str]]
 
 
 def short_place(place: str, source: Path) -> str:
@@ -115,7 +116,7 @@ class RecordReader:
         self.redactor = Redactor(args.redact or ())
         self.calls = set[str]()  # names of calls whose rows were read
         self.same: Any = None  # value of the field that `Format.same` names, in earlier records
-        self.read_from: dict[str, str] = {}  # see `Part`
+        self.read_from: dict[str, list[str]] = {}  # see `Part`
         self.rewards = RecordRewards(args, self.format)
         self.messages_field: str | None = None  # field of the current record that was copied to `Format.messages`
         self.has_rewards = self.rewards.are_set or self._first_records_have_rewards()
@@ -441,18 +442,20 @@ class RecordReader:
         if self.format.columns_of is None:
             return
         for what, name in zip(("prompt", "completion"), self.format.columns_of(record), strict=True):
-            earlier = self.read_from.setdefault(what, name)
-            if name != earlier and earlier in record:
+            names = self.read_from.setdefault(what, [])
+            if others := [earlier for earlier in names if earlier != name and earlier in record]:
                 raise NotOfFormat(
-                    f"its {what} would be read from {name}, and that of an earlier record from {earlier}, because each "
-                    f"has a value where the other is empty. Set --{what}_field to one of them; records in which it is "
-                    "empty are then left out"
+                    f"its {what} would be read from {name}, and that of an earlier record from {others[0]}, because "
+                    f"each has a value where the other is empty. Set --{what}_field to one of them; records in which "
+                    "it is empty are then left out"
                 )
+            if name not in names:
+                names.append(name)
 
-    def _columns_read(self) -> dict[str, str]:
+    def _columns_read(self) -> dict[str, list[str]]:
         named = {"prompt": " and ".join(self.args.prompt_field or ()), "completion": self.args.completion_field}
-        found = {what: named[what] or name for what, name in self.read_from.items()}
-        return {**found, "reward": self.rewards.read_from} if found and self.rewards.read_from else found
+        found = {what: [given] if (given := named[what]) else list(names) for what, names in self.read_from.items()}
+        return {**found, "reward": [self.rewards.read_from]} if found and self.rewards.read_from else found
 
     def _check_unread(self, record: Record, rows: Sequence[Row]) -> None:
         """Check that the rows have all text of a record that may belong in them.

@@ -181,7 +181,8 @@ def _describe(done: Json) -> str:
         lines.append("Text was converted to chat messages, so the chat template of the model applies. For plain text, "
                      "set --chat false.")  # fmt: skip
     if read_from := done.get("read_from"):
-        lines.append(f"Read from columns: {', '.join(f'{name} ({what})' for what, name in read_from.items())}.")
+        columns = ", ".join(f"{' or '.join(names)} ({what})" for what, names in read_from.items())
+        lines.append(f"Read from columns: {columns}.")
     if done["lacking"]:
         lacking = ("right answers" if name == "answer" else name for name in done["lacking"])
         lines.append(f"Not in these files: {', '.join(lacking)}.")
@@ -274,7 +275,7 @@ def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
     rated_turns = 0
     left_out: dict[str, list[str]] = {}
     noted: dict[str, list[str]] = {}
-    not_read, read_from = Counter[str](), dict[str, str]()
+    not_read, read_from = Counter[str](), dict[str, list[str]]()
     for shard in shards_of(folder):
         table = read_shard(shard)
         rows += len(table)
@@ -292,7 +293,8 @@ def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
             temperatures |= set(table[TEMPERATURE].unique().to_pylist())
         shard_notes = notes_of(shard)
         not_read.update(shard_notes["not_read"])
-        read_from |= shard_notes.get("read_from", {})
+        for what, names in shard_notes.get("read_from", {}).items():
+            read_from[what] = list(dict.fromkeys([*read_from.get(what, ()), *names]))
         for name, found in (("left_out", left_out), ("noted", noted)):
             for kind, places in shard_notes[name].items():
                 found.setdefault(kind, []).extend(places)
