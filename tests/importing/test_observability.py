@@ -242,6 +242,19 @@ def test_the_responses_api_in_langsmith():
     assert (row["model"], row["temperature"]) == ("gpt-5-mini", 0.7)
 
 
+def test_feedback_of_different_kinds_is_not_mixed(tmp_path):
+    """Test that stars of one call and a thumb of another call do not become rewards on one scale."""
+    asked, said = (
+        {"messages": [{"role": "user", "content": "How many legs?"}]},
+        {"message": {"role": "assistant", "content": "12"}},
+    )
+    stats = ({"thumb": {"avg": 1.0}}, {"stars": {"avg": 4.0}})
+    runs = [json.dumps(run(asked, {"choices": [said]}, feedback_stats=each)) for each in stats]
+    (tmp_path / "runs.jsonl").write_text("\n".join(runs))
+    with pytest.raises(ValueError, match=r"line 2: .*stats.stars.avg.*stats.thumb.avg.*--reward_fields"):
+        imported(tmp_path, tmp_path / "runs.jsonl")
+
+
 def test_feedback_on_the_root_run_of_langsmith_is_not_dropped():
     chain = run({"question": "How many legs?"}, {"answer": "12"}, run_type="chain")
     assert langsmith.FORMAT.rows(chain) == ["other"]

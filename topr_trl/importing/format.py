@@ -73,9 +73,10 @@ class Choices(NamedTuple):
             only text with at least four words counts.
         completion (`str`): Remedy if the fields `{names}` may hold the completion. `{fields}` are the same names
             without commas, and `{messages}` is the field of the messages.
-        prompt (`str`): Remedy if the fields `{names}` may be a part of the prompt. `{joined}` are these names and
-            `column`: lists first, and otherwise in the order of the record.
-        column (`str`, defaults to `""`): Field that the prompt was read from.
+        prompt (`str`): Remedy if the fields `{names}` may be a part of the prompt. `{joined}` are these names and the
+            first of `columns`: lists first, and otherwise in the order of the record.
+        columns (`tuple[str, ...]`, defaults to `()`): Fields of the prompt and of the completion, if other records may
+            have them in other fields. The import stops if a later record does.
         read (`tuple[str, ...]`, defaults to `()`): Fields that count as completely read.
         has_answer (`bool`, defaults to `True`): Whether the rows have the answer to the last message of the record.
         counts_numbers (`bool`, defaults to `False`): Whether a number may be the completion.
@@ -85,7 +86,7 @@ class Choices(NamedTuple):
     prompts: frozenset[Kind]
     completion: str
     prompt: str
-    column: str = ""
+    columns: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
     has_answer: bool = True
     counts_numbers: bool = False
@@ -147,8 +148,6 @@ class Format:
         choices (`Callable`, *optional*): Function that returns the `Choices` of a record, for a format whose fields
             many programs name differently. The import then stops at text that may be the completion or a part of the
             prompt, and that no row has. None if one program defines all fields.
-        columns_of (`Callable`, *optional*): Function that returns the names of the fields with the prompt and the
-            completion. The import then stops if a later record has them in other fields.
     """
 
     source: str
@@ -173,7 +172,6 @@ class Format:
     chat: bool = False
     skips_unrewarded: bool = False
     choices: Callable[[Record], Choices] | None = None
-    columns_of: Callable[[Record], tuple[str, str]] | None = None
 
     def __post_init__(self) -> None:
         assert set(self.columns) <= set(COLUMNS), f"{set(self.columns) - set(COLUMNS)} are not columns of rows"

@@ -42,7 +42,7 @@ class RecordRewards:
     def __init__(self, args: ReadingArguments, format: Format) -> None:
         self.args, self.format, self.labels = args, format, args.labels
         self.by_id = read_by_id(args.rewards, ("id",), ("reward",))
-        self.read_from = " + ".join(args.reward_fields or ())  # In a table, the field that was found is added.
+        self.read_from = " + ".join(args.reward_fields or ())  # otherwise, field of earlier records
 
     @property
     def are_set(self) -> bool:
@@ -111,7 +111,7 @@ class RecordRewards:
             )
             error = NotOfFormat if values else Unrewarded
             raise error(f"{which}: list the fields to add up in --reward_fields")
-        elif self.format.columns_of is not None:
+        elif None not in values.values():
             (name,) = values
             earlier = self.read_from = self.read_from or name
             if normalized(name) != normalized(earlier):

@@ -27,7 +27,18 @@ from topr_trl.importing.completions import (
     turns_of,
     without_unknown_logps,
 )
-from topr_trl.importing.format import CALL, GRADED, Format, LeftOut, NotOfFormat, Placed, Record, Unrewarded, Unusable
+from topr_trl.importing.format import (
+    CALL,
+    GRADED,
+    Choices,
+    Format,
+    LeftOut,
+    NotOfFormat,
+    Placed,
+    Record,
+    Unrewarded,
+    Unusable,
+)
 from topr_trl.importing.input_settings import LAST_TURN
 from topr_trl.importing.openai_messages import FAILED, has_broken_call, row_of_run
 from topr_trl.importing.rated_turns import PLACE, RATED, check_turns, join_answers, with_turn_rewards
@@ -399,8 +410,10 @@ class RecordReader:
         found = self._completions(record)
         if not (rows := _rows_in(found)):
             return found
-        self._check_columns(record)
-        self._check_unread(record, rows)
+        if self.format.choices is not None:
+            choices = self.format.choices(record)
+            self._check_columns(record, choices.columns)
+            self._check_unread(record, rows, choices)
         # A list of rewards has a value for each row, and for each empty or failed completion.
         placed = [row for row in found if not isinstance(row, LeftOut) or row in (LeftOut.EMPTY, LeftOut.FAILED)]
         if self.args.rollout_field:
@@ -437,11 +450,9 @@ class RecordReader:
             for row in rows:
                 row[PARTIAL] = is_partial or any(map(self.rewards.is_partial, row.get(GRADED, ())))
 
-    def _check_columns(self, record: Record) -> None:
+    def _check_columns(self, record: Record, columns: Sequence[str]) -> None:
         """Check that the prompt and the completion are in the same fields as in earlier records with these fields."""
-        if self.format.columns_of is None:
-            return
-        for what, name in zip(("prompt", "completion"), self.format.columns_of(record), strict=True):
+        for what, name in zip(("prompt", "completion"), columns, strict=False):
             names = self.read_from.setdefault(what, [])
             if others := [earlier for earlier in names if earlier != name and earlier in record]:
                 raise NotOfFormat(
@@ -457,17 +468,14 @@ class RecordReader:
         found = {what: [given] if (given := named[what]) else list(names) for what, names in self.read_from.items()}
         return {**found, "reward": [self.rewards.read_from]} if found and self.rewards.read_from else found
 
-    def _check_unread(self, record: Record, rows: Sequence[Row]) -> None:
+    def _check_unread(self, record: Record, rows: Sequence[Row], choices: Choices) -> None:
         """Check that the rows have all text of a record that may belong in them.
 
         Fields with unread text are counted in `not_read`.
         """
-        if self.format.choices is None:
-            return
         rewards = self.format.rewards(record) if self.format.rewards and not self.rewards.are_set else ()
         read = [*self._named_fields, *rewards, "finish_reason", *filter(None, [self.messages_field])]
-        choices, args = self.format.choices(record), self.args
-        unread = find_unread(record, rows, read, choices)
+        unread, args = find_unread(record, rows, read, choices), self.args
         check_unread(
             unread._replace(
                 completions=[] if args.completion_field or args.messages_field else unread.completions,

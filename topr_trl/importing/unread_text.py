@@ -150,7 +150,8 @@ def check_unread(unread: Unread, choices: Choices, record: Record, messages: str
     )
     # A history comes before the question.
     order = {name: (not isinstance(parsed_json(value), list), n) for n, (name, value) in enumerate(record.items())}
-    both = sorted([*names, choices.column], key=lambda name: order.get(name.partition(".")[0], (True, len(order))))
+    both = [*names, *choices.columns[:1]]
+    both.sort(key=lambda name: order.get(name.partition(".")[0], (True, len(order))))
     given = {"names": ", ".join(names), "fields": " ".join(names), "joined": " ".join(both), "messages": messages}
     # `str.format` would also replace braces in the name of a column.
     advice = re.sub(rf"\{{({'|'.join(given)})\}}", lambda place: given[place[1]], remedy)

@@ -209,7 +209,7 @@ def _is_message(value: Mapping[str, Any]) -> bool:
 
 def choices(record: Record) -> Choices:
     """Return the rules for columns with text that no row has. See `Choices`."""
-    prompt, completion = columns_of(record)
+    _, completion = columns = columns_of(record)
     is_number = isinstance(record[completion], int | float)
     is_sure = kind_of((completion,)) is Kind.WRITTEN and not is_number
     return Choices(
@@ -219,7 +219,7 @@ def choices(record: Record) -> Choices:
         "{names}",
         "To join it to the prompt, set --prompt_field {joined}. To read only one of them, set --prompt_field to its "
         "name",
-        column=prompt,
+        columns=columns,
         read=(completion,) if is_number else (),
         counts_numbers=True,
     )
@@ -254,6 +254,5 @@ FORMAT = Format(
     required=frozenset(),
     chat=True,
     choices=choices,
-    columns_of=columns_of,
     loses="Most tables hold only text. They lack tool calls, the sampling temperature, and often the system prompt.",
 )
