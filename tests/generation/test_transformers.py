@@ -6,8 +6,9 @@ import pytest
 import torch
 from datasets import Dataset
 
+from topr_trl.generation import transformers
 from topr_trl.generation.settings import SamplingArguments, encode_prompts
-from topr_trl.generation.transformers import sample_completions
+from topr_trl.generation.transformers import _generate, sample_completions
 from topr_trl.tasks import arithmetic, gsm8k
 
 
@@ -105,6 +106,22 @@ def test_a_stop_string_at_the_limit_ends_a_completion(model, tokenizer, problems
 def test_context_overflow_is_an_error_before_anything_is_drawn(model, tokenizer, problems):
     with pytest.raises(ValueError, match="context of 2048"):
         sample_completions(model, tokenizer, problems, SamplingArguments(max_new_tokens=2_040))
+
+
+def test_a_batch_has_at_most_sampling_batch_size_completions(model, tokenizer, problems, monkeypatch):
+    sizes = []
+
+    def counted(*given):
+        drawn = _generate(*given)
+        sizes.append(len(drawn[0]))
+        return drawn
+
+    monkeypatch.setattr(transformers, "_generate", counted)
+    args = SamplingArguments(num_generations=5, max_new_tokens=8, sampling_batch_size=2, temperature=5)
+    rows = sample_completions(model, tokenizer, problems.select(range(2)), args)
+    assert rows["sample_id"][:] == [0, 1, 2, 3, 4] * 2
+    assert max(sizes) == 2
+    assert len(set(map(tuple, rows["completion_ids"]))) == 10  # Each part has its own seed.
 
 
 def test_a_tokenizer_without_any_token_to_pad_with(model, tokenizer, problems):

@@ -7,6 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 from hub_server import Repo, serve, start
 
+from topr_trl.hub.download import downloaded
+
 
 def lines(*answers):
     rows = [{"question": "1 + 1 =", "response": answer, "score": reward} for answer, reward in answers]
@@ -16,6 +18,13 @@ def lines(*answers):
 def parquet(tmp_path, **columns):
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
     return (tmp_path / "rows.parquet").read_bytes()
+
+
+def test_no_network(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(ConnectionError, match="me/logs was not read, because the Hub cannot be reached"):
+        downloaded("hub:me/logs")
 
 
 @pytest.mark.slow

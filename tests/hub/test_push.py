@@ -406,6 +406,8 @@ def test_a_push_removes_files_of_an_earlier_push(loop):
     for own in ("notes.txt", "training_config.json", "elsewhere/model.safetensors"):
         assert not _is_stale(own, model)
     assert _is_stale(manifest.NAME, rows)
+    assert not _is_stale("test.parquet", rows)  # The card names only the file that is pushed.
+    assert _is_stale("test.parquet", pack(loop / "iteration-1" / "rollouts", "me/rows"))
 
 
 def test_a_merged_adapter_has_the_card_of_its_model(loop, tmp_path):
@@ -455,6 +457,33 @@ def test_the_card_of_a_model_tells_what_its_rows_were_chosen_with(loop, tmp_path
     assert "| baseline | 0.5 |" in card
     assert "| curation | uniform |" in card
     assert "| rows | 10 rows, " in card
+
+
+def test_what_was_blanked_out_is_not_published(tmp_path):
+    inputs = {"redact": ["Jane Doe"], "where": ["user=jane"], "format": None}
+    manifest.begin(tmp_path, "import", inputs)
+    save_rows(Dataset.from_list([{"problem_id": "1", "prompt": "Hi [redacted]", "completion": "Hi"}]), tmp_path)
+    manifest.finish(tmp_path, "import", 1)
+    published = json.loads(pack(tmp_path, "me/rows").files[manifest.NAME])
+    assert published["stages"]["import"]["inputs"] == {"redact": None, "where": None, "format": None}
+
+
+def test_a_relative_path_has_the_same_card(loop, monkeypatch):
+    model = loop / "iteration-1" / "model"
+    monkeypatch.chdir(model)
+    assert pack(Path(), "me/x").card == pack(model, "me/x").card
+
+
+def test_a_checkpoint_of_a_training_that_was_stopped(loop, tmp_path):
+    run = shutil.copytree(loop, tmp_path / "run")
+    model = run / "iteration-1" / "model"
+    checkpoint = shutil.copytree(model, run / "checkpoint-1", ignore=shutil.ignore_patterns(manifest.NAME))
+    known = json.loads((model / manifest.NAME).read_text())
+    for name in ("rows", "finished"):
+        del known["stages"]["train"][name]
+    (model / manifest.NAME).write_text(json.dumps(known))
+    checkpoint = shutil.move(checkpoint, model / manifest.WORK / "checkpoint-1")
+    assert "# x" in pack(Path(checkpoint), "me/x").card
 
 
 def test_rows_of_a_copy_that_are_as_they_were(tmp_path):

@@ -316,6 +316,16 @@ def test_each_rated_answer_is_a_turn_with_its_reward(tmp_path, log, ids):
     assert [(json.loads(row["completion"])[-1]["content"], row["reward"]) for row in table] == [("a", 1.0), ("c", -1.0)]
 
 
+def test_a_page_of_a_recording_names_answers_that_cannot_be_rows(tmp_path, log):
+    image = {"type": "image_url", "image_url": {"url": "https://x/a.png"}}
+    log.add([{"role": "user", "content": [image]}], (said("a"), None), rollout="with an image")
+    log.add([HI], (said("b"), None), rollout="plain")
+    contents = read_contents(tmp_path / "log")
+    assert contents.read_rows[0].read()["rollout_id"].to_pylist() == ["plain"]
+    assert "1 rollout cannot be shown" in contents.notes[0]
+    assert "with an image" in contents.notes[0]
+
+
 def test_the_last_turn_has_the_reward_of_its_answer(tmp_path, log):
     for name, answer in (("r", 3), ("first", 1)):
         conversation(log, name=name)

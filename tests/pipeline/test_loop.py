@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from safetensors.torch import load_file
@@ -145,6 +147,18 @@ def test_rows_that_are_given_are_not_all_that_is_trained_on(tmp_path):
         check(loop(run, **of_rows))
     Path(rows).write_text('{"prompt": "a", "completion": "b", "reward": 1, "temperature": 1}\n' * 2)
     check(loop(run, **of_rows))
+    for folder, finished in (("sampled", True), ("stopped", False)):
+        manifest.begin(tmp_path / folder, "sample", {"task": "math"})
+        pq.write_table(
+            pa.table({"prompt": ["a"], "completion": ["b"], "reward": [1.0]}), tmp_path / folder / "a.parquet"
+        )
+        if finished:
+            manifest.finish(tmp_path / folder, "sample", 1)
+    check(loop(run, **{**of_rows, "rows": str(tmp_path / "sampled")}))
+    with pytest.raises(ValueError, match=r"--task gsm8k: .*sampled for the task math"):
+        check(loop(run, **{**of_rows, "rows": str(tmp_path / "sampled"), "task": "gsm8k"}))
+    with pytest.raises(ValueError, match="stopped"):
+        check(loop(run, **{**of_rows, "rows": str(tmp_path / "stopped")}))
     with pytest.raises(FileNotFoundError, match="nowhere"):  # The second iteration samples these prompts.
         check(loop(run, **of_rows, iterations=2))
 

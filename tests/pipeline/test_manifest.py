@@ -67,6 +67,8 @@ def test_results_for_other_settings_are_an_error_that_names_them(tmp_path):
     (tmp_path / "rows.parquet").write_bytes(b"rows")
     with pytest.raises(ValueError, match=r"other settings \(seed: 1 there, 2 now\).*another output_dir, or remove"):
         manifest.begin(tmp_path, "sample", {"seed": 2, "top_p": 1.0})
+    with pytest.raises(ValueError, match=r"model_revision: None there, 'v2' now"):
+        manifest.begin(tmp_path, "sample", {"seed": 1, "top_p": 1.0, "revision": "v2"})
     # A folder with the results of other stages may be the only copy of the rows, so removing it is no advice.
     manifest.finish(tmp_path, "sample", 1)
     manifest.begin(tmp_path, "curate", {"seed": 1}, has_results=False)
@@ -89,6 +91,8 @@ def test_fingerprint_follows_the_content(tmp_path):
     (tmp_path / "a/train").mkdir(parents=True)
     (tmp_path / "a/train/rows").write_bytes(b"one")
     before = manifest.fingerprint(tmp_path / "a")
+    (tmp_path / "a" / manifest.PAGE).write_bytes(b"the page of topr look")
+    assert manifest.fingerprint(tmp_path / "a") == before
     (tmp_path / "a/train").rename(tmp_path / "a/test")
     assert manifest.fingerprint(tmp_path / "a") != before
 
@@ -119,6 +123,9 @@ def test_files_of_something_else_are_not_taken_for_results(tmp_path):
     (tmp_path / "rows-00000-of-00001.parquet").write_bytes(b"rows")
     with pytest.raises(ValueError, match="which topr did not write"):
         manifest.begin(tmp_path, "sample", {"seed": 1})
+    (tmp_path / "other" / manifest.WORK).mkdir(parents=True)  # Finishing the stage would remove it.
+    with pytest.raises(ValueError, match="has work, which topr did not write"):
+        manifest.begin(tmp_path / "other", "sample", {"seed": 1})
 
 
 def test_output_inside_an_input_is_not_its_content(tmp_path):

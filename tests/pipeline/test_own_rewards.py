@@ -23,6 +23,7 @@ from topr_trl.pipeline.stages.curate import CurateArguments
 from topr_trl.pipeline.stages.evaluate import Evaluate, EvaluateArguments
 from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.pipeline.stages.score import Score, ScoreArguments
+from topr_trl.pipeline.steps import Step, run_steps
 from topr_trl.tasks import arithmetic
 
 CODE = """
@@ -80,6 +81,15 @@ def test_columns_with_gaps_have_the_same_type_in_all_shards(tmp_path):
     assert [{name: row[name] for name in prompts[0]} for row in load_rows("rows")] == prompts
 
 
+def test_a_prompt_that_is_too_long_is_found_before_the_first_shard(tmp_path):
+    """Remedies such as a lower `max_new_tokens` change the inputs of the stage, so it would refuse its own shards."""
+    with (tmp_path / "prompts.jsonl").open("a") as file:
+        file.write("\n" + json.dumps({"prompt": "pens " * 3_000, "target": "1"}))
+    with pytest.raises(ValueError, match="do not fit in the model's context"):
+        sampled()
+    assert not list((tmp_path / "rows").glob("*.parquet"))
+
+
 def test_rewards_are_written_and_rows_without_one_are_not_chosen():
     done = scoring(sampled(), reward_weights=[1.0, 2.0]).run()
     rows = load_rows("rows")
@@ -128,12 +138,14 @@ def test_another_function_is_noticed(tmp_path):
     sampled()
     scoring().run()
     assert scoring().is_finished()
-    unchanged = scoring()
+    unchanged, later = scoring(), scoring(sampled("more"))
     (tmp_path / "rewards.py").write_text(CODE + "\n# another")
     with pytest.raises(ValueError, match="reward_code: the file of a reward function has changed"):
         scoring().is_finished()
     with pytest.raises(ValueError, match="changed since this run started"):  # as in a running loop
         unchanged.is_finished()
+    with pytest.raises(ValueError, match="changed since this run started"):  # It would run in a process of its own.
+        run_steps([Step(later)], loop(), tmp_path, side="sampling")
     (tmp_path / "rewards.py").write_text(CODE)
     with pytest.raises(ValueError, match="reward_weights"):
         scoring(reward_weights=[1.0, 3.0]).run()
@@ -273,6 +285,10 @@ def test_errors_after_sampling_are_found_before(tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a", "target": "b", "reward": 1.0}')
     with pytest.raises(ValueError, match="column 'reward'"):
         check(loop())
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a", "target": "b"}')
+    (tmp_path / "test.jsonl").write_text('{"prompt": "a", "target": "b", "problem_id": 7}\n' * 2)
+    with pytest.raises(ValueError, match=r"2 test problems have the problem_id 7"):
+        check(loop(test_dataset_name="test.jsonl"))
     (tmp_path / "prompts.csv").write_text("prompt,target\na,b\n")
     with pytest.raises(ValueError, match=r"\.parquet, \.json, \.jsonl, not prompts\.csv"):
         check(loop(dataset_name="prompts.csv"))

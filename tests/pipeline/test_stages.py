@@ -10,16 +10,19 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from accelerate import PartialState
-from datasets import load_dataset
+from datasets import Dataset, load_dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.loops import stage_of
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, load_rows, save_rows
+from topr_trl.cli.evaluate import evaluate_command
 from topr_trl.data.tables import shards_of
+from topr_trl.evaluation.report import EVALUATION, read_evaluation
 from topr_trl.pipeline import locks, manifest, shards
 from topr_trl.pipeline.lineage import facts_of_sampling, first_weights, lineage, sampling_of, weights_of
 from topr_trl.pipeline.settings import seed_of
 from topr_trl.pipeline.shards import write_shard
+from topr_trl.pipeline.stage_inputs import task_of_rows
 from topr_trl.pipeline.stages import sample, train
 from topr_trl.pipeline.stages.curate import CurateArguments
 from topr_trl.pipeline.stages.evaluate import Evaluate, EvaluateArguments
@@ -475,6 +478,14 @@ def test_rows_are_scored_by_their_task(scored, tmp_path):
     assert stage_of("score", scoring(tmp_path / "gsm8k", scored)).inputs()["task"] == "gsm8k"
     with pytest.raises(ValueError, match=r"--task math: .*sampled for the task gsm8k"):
         stage_of("score", scoring(tmp_path / "gsm8k", scored, task="math")).inputs()
+    sampled = tmp_path / "sampled"
+    manifest.begin(sampled, "sample", {"task": "math"})
+    save_rows(Dataset.from_dict(rows), sampled)
+    manifest.finish(sampled, "sample", 2)
+    evaluate_command(EvaluateArguments(input=str(sampled), output_dir=str(tmp_path / "results"), use_cpu=True))
+    assert read_evaluation(tmp_path / "results" / EVALUATION).pass_at[1].value == 0.5
+    run("score", tmp_path / "elsewhere", sampled)
+    assert task_of_rows(tmp_path / "elsewhere", None) == "math"
 
 
 def test_a_torn_checkpoint_is_not_resumed_from(tmp_path):

@@ -281,6 +281,7 @@ def test_a_trial_says_how_sure_it_is(tmp_path):
     assert "cannot be distinguished from the starting model" in said(unsure, 40)
     assert "With 8 held-out problems, the ranking is mostly chance" in said(sure, 8)
     assert not re.search("starting model|mostly chance", said(sure, 40))
+    assert "is behind the starting model: the 95% interval excludes 0" in said(-sure, 40)
 
 
 def test_a_setting_that_does_not_improve_on_the_starting_model_is_not_recommended():

@@ -1,5 +1,6 @@
 """Test connections: the time for headers, the limit of open files, malformed requests, and the end of the recorder."""
 
+import asyncio
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 from recorders import Upstream, recorder
 
 from topr_trl.recording import listening
+from topr_trl.recording.settings import RecordArguments
 
 HALF = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A:"
 SECRET = b"?api_key=SECRET"
@@ -34,6 +36,22 @@ def test_a_connection_without_a_complete_header_is_closed(tmp_path, first):
         connection.sendall(first)
         while connection.recv(1 << 16):  # A header that arrives slowly gets no more time.
             pass
+
+
+def test_an_address_that_the_machine_lacks_is_skipped(monkeypatch):
+    """Test a host with two addresses, such as localhost where IPv6 is off."""
+    missing, own = ("2001:db8::1", 0, 0, 0), ("127.0.0.1", 0)
+
+    async def addresses(*_, **__):
+        return [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", missing), (socket.AF_INET, socket.SOCK_STREAM, 6, "", own)]
+
+    async def bound():
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", addresses)
+        return await listening._bound(RecordArguments("http://127.0.0.1:9/v1", "log", port=0))
+
+    (found,) = asyncio.run(bound())
+    with found:
+        assert found.getsockname()[0] == "127.0.0.1"
 
 
 def test_idle_connections_make_room_for_others(tmp_path, monkeypatch, capsys):

@@ -167,6 +167,10 @@ def test_a_response_continues_an_earlier_one_by_its_id(running, tmp_path, tool_t
 def test_a_response_whose_start_is_not_recorded(running, tmp_path):
     ask(running, "responses", previous_response_id="resp_of_another_recorder")
     assert call_of(running)["request"]["previous_response_id"] == "resp_of_another_recorder"
+    first = running.rollouts()[0]["calls"][0]["response"]["id"]
+    ask(running, "responses", previous_response_id=first)
+    (rollout,) = running.rollouts()
+    assert [call["request"]["previous_response_id"] for call in rollout["calls"]] == ["resp_of_another_recorder"] * 2
     with pytest.raises(ValueError, match="previous_response_id"):
         rows_of(running, tmp_path)
 

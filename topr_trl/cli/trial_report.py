@@ -200,7 +200,9 @@ def _describe_recommendation(args: TrialArguments, outcome: Outcome, found: Reco
             "0. Among such settings that improved the model, a trial prefers repeated positives, then balanced rows, "
             "then the default."
         )
-    if found.behind[None].high >= 0:
+    if found.behind[None].low > 0:
+        lines.append(f"Even {best} is behind the starting model: the 95% interval excludes 0.")
+    elif found.behind[None].high >= 0:
         lines.append(f"{best} cannot be distinguished from the starting model: the 95% interval contains 0.")
     if problems < _FEW_PROBLEMS:
         lines.append(f"With {problems} held-out problems, the ranking is mostly chance. Use rows of more problems.")

@@ -104,21 +104,24 @@ def sample_completions(
     check_special_tokens(tokenizer, model_config)
     prompt_ids = encode_prompts(tokenizer, problems, args, getattr(model_config, "max_position_embeddings", None))
     check_ids("A prompt", prompt_ids, model_config)
-    draws = [
-        (temperature, count, _generation_config(model, tokenizer, args, stop_strings, temperature, count))
+    most = args.sampling_batch_size
+    draws = [  # number of the draw, temperature, completions per prompt
+        (n, temperature, part, _generation_config(model, tokenizer, args, stop_strings, temperature, part))
         for temperature, count in draws_of(args)
+        for n, part in enumerate(min(most, count - k) for k in range(0, count, most))
     ]
     # Prompts are sorted by length, so that a batch needs little padding.
     order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
     rows: list[list[dict[str, Any]]] = [[] for _ in prompt_ids]
     bar = {} if state.is_main_process else {"disable": True}  # `disable=None` would override TQDM_DISABLE
-    total = len(order) * sum(count for _, count, _ in draws)
+    total = len(order) * sum(count for _, _, count, _ in draws)
     with without_cudnn_attention(), _restored_generators(), tqdm(total=total, desc=description, **bar) as progress:
-        for temperature, count, config in draws:
-            step = max(args.sampling_batch_size // count, 1)
+        for draw, temperature, count, config in draws:
+            step = most // count
             for start in range(0, len(order), step):
-                # The large factor gives the batches of all processes different seeds.
-                torch.manual_seed(seed + 1_000_003 * state.process_index + start)
+                # The large factor gives the batches of all processes, and the draws of a prompt, different seeds.
+                stream = state.process_index + draw * state.num_processes
+                torch.manual_seed(seed + 1_000_003 * stream + start)
                 batch = order[start : start + step]
                 drawn, logps = _generate(model, tokenizer, [prompt_ids[i] for i in batch], config)
                 batch_problems = problems.select(batch).to_list()

@@ -232,14 +232,15 @@ def dataset_card(repo_id: str, counts: Counts, files: str, sampling: Json) -> Da
 
 
 def _without_paths(path: Path) -> bytes:
-    """Return a manifest without local paths.
+    """Return a manifest without local paths, patterns of `--redact` and values of `--where`.
 
     The fingerprint of the folder does not change, because it consists only of file sizes and checksums.
     """
     record = json.loads(path.read_text())
     for stage in record["stages"].values():
         stage["sources"] = {}
-        stage["inputs"] = _paths_to_names(stage["inputs"])
+        private = {name: None for name in ("redact", "where") if name in stage["inputs"]}
+        stage["inputs"] = _paths_to_names({**stage["inputs"], **private})
     return json.dumps(record, indent=1).encode()
 
 
@@ -275,4 +276,6 @@ def pack_rows(path: Path, repo_id: str) -> Upload:
     card = dataset_card(repo_id, counts_of(shards), names, sampling_of(path))
     kept = {README, *files}
     left_out = [p.name for p in sorted(path.glob("[!.]*")) if p.name not in kept] if path.is_dir() else []
-    return Upload("dataset", {**files, README: str(card).encode()}, tuple(left_out), ("*.parquet", manifest.NAME))
+    # The card of a single file names this file alone, so other files stay, and are not loaded.
+    replaces = (*(["*.parquet"] if path.is_dir() else []), manifest.NAME)
+    return Upload("dataset", {**files, README: str(card).encode()}, tuple(left_out), replaces)

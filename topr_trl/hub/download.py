@@ -7,6 +7,7 @@ from pathlib import Path
 
 from datasets import load_dataset_builder
 from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub.utils import httpx
 
 from topr_trl.pipeline import manifest
 from topr_trl.settings.checks import HUB
@@ -29,7 +30,10 @@ def downloaded(given: str) -> Path:
     if (match := _NAME.fullmatch(given)) is None:
         raise ValueError(f"--input: {given} must have the form hub:owner/name, hub:owner/name:split or ...@revision.")
     name, split = match["name"], match["split"]
-    commit = HfApi().dataset_info(name, revision=match["revision"]).sha
+    try:
+        commit = HfApi().dataset_info(name, revision=match["revision"]).sha
+    except httpx.TransportError as error:
+        raise ConnectionError(f"--input: {name} was not read, because the Hub cannot be reached: {error}.") from error
     files = load_dataset_builder(name, revision=commit).config.data_files or {}
     splits = [str(each) for each in files]
     if split not in splits and (split or len(splits) != 1):

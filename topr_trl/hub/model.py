@@ -63,6 +63,7 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
             different numbers of problems; or neither a manifest nor a card says how the model was trained.
         FileNotFoundError: there are no results in `before` or `after`.
     """
+    folder = folder.resolve()  # The names of the folder and of its parents tell what it is.
     files = _files_of(folder)
     card, picture = _card_of(folder, repo_id), None
     results, sampling = _results(folder, before, after)
@@ -161,7 +162,8 @@ def _card_of_stage(folder: Path, repo_id: str, steps: dict[str, Entry]) -> Model
     inputs, stage = steps["train"]["inputs"], stage_folder(folder)
     sampling, chosen = sampling_of(stage), steps.get("curate")
     known = {field.name: inputs[field.name] for field in fields(TOPRArguments) if field.name in inputs}
-    rows = f"{steps['train']['rows']:,}"
+    # The entry of an unfinished training has no number of rows.
+    rows = f"{steps['train']['rows']:,}" if "rows" in steps["train"] else "not counted yet"
     if chosen:
         known |= {name: chosen["inputs"][name] for name in CHOICE}
         rows = chosen["curated"]

@@ -15,7 +15,7 @@ from topr_trl.data.sampler_logps import TEMPERATURE
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
 from topr_trl.data.usable_rows import check_usable, in_all_shards, refuse_rewards_of_turns
 from topr_trl.evaluation.report import EVALUATION, Evaluations, plain_table, read_evaluation
-from topr_trl.pipeline import locks, stages
+from topr_trl.pipeline import locks, manifest, stages
 from topr_trl.pipeline import run_folders as layout
 from topr_trl.pipeline.launch import check_launch
 from topr_trl.pipeline.model_loading import model_path
@@ -23,6 +23,7 @@ from topr_trl.pipeline.problems import check_rewards, load_problems
 from topr_trl.pipeline.run_folders import MODEL, ROLLOUTS, TEST, iteration_folder, results_folder, test_folder
 from topr_trl.pipeline.settings import IterateArguments, RewardArguments, field_names, stage_args
 from topr_trl.pipeline.shards import naming
+from topr_trl.pipeline.stage_inputs import task_of_rows
 from topr_trl.pipeline.stages.evaluate import Evaluate, EvaluateArguments
 from topr_trl.pipeline.stages.sample import Sample, SampleArguments
 from topr_trl.pipeline.stages.score import Score, ScoreArguments
@@ -188,6 +189,8 @@ def check(loop: IterateArguments) -> None:
             problems = load_problems(loop, split)
             check_rewards(problems, loop)
     if loop.rows:
+        manifest.check_whole(Path(loop.rows))
+        task_of_rows(Path(loop.rows), loop.task)
         check_trainable(Path(loop.rows), loop)
     check_files(model_path(loop))
     _check_overlap(loop)

@@ -75,7 +75,8 @@ def state(folder: Path, stage: str, inputs: Json, has_results: bool = True) -> s
     """
     record = read(folder)
     if record is None:
-        if foreign := results(folder):
+        # Finishing the stage would remove the subfolder WORK.
+        if foreign := results(folder) or [path for path in (folder / WORK,) if path.exists()]:
             raise ValueError(f"{folder} has {foreign[0].name}, which topr did not write. Use an empty folder.")
         return NEW
     entry = record.stages.get(stage)
@@ -141,12 +142,17 @@ _FINGERPRINTS = {
     **dict.fromkeys(("input", "compare", "rewards", "requests", "problems"), "not the same files"),
     "reward_code": "the file of a reward function has changed",
 }
+# Settings that determine an input with another name.
+_SETTINGS = {
+    "attention": "attn_implementation", "model": "model_name_or_path", "revision": "model_revision",
+    "peft": "use_peft and the settings of LoRA",
+}  # fmt: skip
 
 
 def _describe_changes(there: Json, now: Json) -> list[str]:
     """Return a description of each input that differs."""
     return [
-        f"{name}: " + _FINGERPRINTS.get(name, f"{there.get(name)!r} there, {now.get(name)!r} now")
+        f"{_SETTINGS.get(name, name)}: " + _FINGERPRINTS.get(name, f"{there.get(name)!r} there, {now.get(name)!r} now")
         for name in sorted({**there, **now})
         if there.get(name) != now.get(name)
     ]
@@ -304,8 +310,8 @@ def read(folder: Path) -> Manifest | None:
 def fingerprint(path: Path) -> str:
     """Return a short hash of the name and content of a file, or of the relative paths and content of a folder's files.
 
-    Hidden files, and subfolders that other stages write, are left out. If the stages of a folder have finished, hash
-    the paths, sizes and checksums in the folder's manifest instead.
+    Hidden files, the page of `topr look`, and subfolders that other stages write, are left out. If the stages of a
+    folder have finished, hash the paths, sizes and checksums in the folder's manifest instead.
     """
     record = read(path)
     if record is not None and record.finished:
@@ -317,7 +323,10 @@ def fingerprint(path: Path) -> str:
         content = [
             [file.relative_to(path).as_posix() if path.is_dir() else file.name, _sha256(file)]
             for file in files
-            if file.is_file() and not stages & set(file.parents) and not _is_hidden(file.relative_to(path))
+            if file.is_file()
+            and file.name != PAGE
+            and not stages & set(file.parents)
+            and not _is_hidden(file.relative_to(path))
         ]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -1,8 +1,10 @@
 """Load the problems of a split, with their prompts."""
 
+from collections import Counter
+
 from datasets import Dataset
 
-from topr_trl.data.rows import text_column
+from topr_trl.data.rows import checked_ids, text_column
 from topr_trl.generation.settings import COLUMNS_OF_SAMPLER
 from topr_trl.pipeline.settings import ProblemArguments, RewardArguments
 from topr_trl.rewards.functions import prepare_rewards
@@ -23,8 +25,21 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
 
     Raises:
         ValueError: the task cannot read the rows or their answers, prompts have a column with the name of a result,
-            there is no test split, or there are too few worked examples.
+            there is no test split, two test problems have the same id, or there are too few worked examples.
     """
+    problems = _prepared(args, split)
+    if split == "test":
+        ((name, count),) = Counter(checked_ids(problems, "problem_id", may_be_missing=False)).most_common(1) or [
+            ("", 0)
+        ]
+        if count > 1:
+            raise ValueError(
+                f"{count} test problems have the problem_id {name!r}. Give each row of the test problems its own id."
+            )
+    return problems
+
+
+def _prepared(args: ProblemArguments, split: str) -> Dataset:
     train, task, shots = split == "train", args.task_of_problems, args.num_shots
     assert shots is not None
     count = args.num_train_problems if train else args.num_test_problems

@@ -125,10 +125,8 @@ class ProblemArguments:
     problems_per_shard: int = field(default=64, metadata={"help": "Number of problems per shard of rows."})
 
     def __post_init__(self) -> None:
-        if self.task is None:
-            self.task = DEFAULT_TASK
         check_types(self, ProblemArguments)
-        check_choice(self, task=(*TASKS, OWN_PROMPTS.name))  # A program can add a task.
+        check_choice(self, task=(None, *TASKS, OWN_PROMPTS.name))  # type: ignore[arg-type]  # A program can add a task.
         check_at_least(1, self, "problems_per_shard", "num_train_problems")
         check_at_least(0, self, "num_shots", "num_test_problems")
         if self.test_dataset_name is not None and self.dataset_name is None:

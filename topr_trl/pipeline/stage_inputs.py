@@ -10,6 +10,7 @@ from pathlib import Path
 from trl import ModelConfig
 
 from topr_trl.pipeline import manifest
+from topr_trl.pipeline.lineage import sampling_of
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import BUNDLED, model_path
 from topr_trl.tasks import DEFAULT_TASK, OWN_PROMPTS, TASKS, arithmetic
@@ -53,14 +54,12 @@ def task_of_rows(source: Path, task: str | None) -> str:
     Raises:
         ValueError: the task of the rows is unknown, or is not `task`.
     """
-    record, default = manifest.read(source), task or DEFAULT_TASK
-    sampled = record.stages.get("sample") if record else None
-    found: str = sampled["inputs"].get("task", default) if sampled else default
+    found: str = sampling_of(source).get("task", task or DEFAULT_TASK)
     if task not in (None, found):
         raise ValueError(f"--task {task}: the rows in {source} were sampled for the task {found}. Remove --task.")
     if found not in (*TASKS, OWN_PROMPTS.name):
         raise ValueError(
-            f"{source / manifest.NAME} names the unknown task {found!r}; known tasks are {', '.join(TASKS)}. Sample "
-            "the rows again, or use the version of topr_trl that wrote them."
+            f"The rows in {source} were sampled for the unknown task {found!r}; known tasks are {', '.join(TASKS)}. "
+            "Sample the rows again, or use the version of topr_trl that wrote them."
         )
     return found

@@ -76,6 +76,7 @@ def run_steps(
         _print_line(title)
         started = time.monotonic()
         if stage.needs_process(in_thread=bool(side)):
+            stage.inputs()  # A new process would not notice that the code of a reward function has changed.
             run_apart(stage, launch, stage.folder.parent / f"{stage.name}.log" if side else None, stop)
         else:
             stage.run()

@@ -1,6 +1,8 @@
 """Accept connections, within the limit of open files, and refuse requests that are not HTTP."""
 
 import asyncio
+import errno
+import os
 import resource
 import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -175,7 +177,9 @@ async def _bound(args: RecordArguments) -> list[socket.socket]:
         found = await asyncio.get_running_loop().getaddrinfo(
             args.host, args.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        sockets = [socket.create_server(each[4], family=each[0], backlog=_BACKLOG) for each in dict.fromkeys(found)]
+        sockets = [each for each in map(_socket_at, dict.fromkeys(found)) if each is not None]
+        if not sockets:
+            raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
     except OSError as failure:
         why = (failure.strerror or str(failure)).partition(" (while")[0]
         reason = f"Cannot listen on {args.host}, port {args.port}: {why}."
@@ -183,3 +187,13 @@ async def _bound(args: RecordArguments) -> list[socket.socket]:
     for each in sockets:
         each.setblocking(False)
     return sockets
+
+
+def _socket_at(address: tuple[Any, ...]) -> socket.socket | None:
+    """Return a listening socket. Return None for an address that this machine lacks, such as ::1 without IPv6."""
+    try:
+        return socket.create_server(address[4], family=address[0], backlog=_BACKLOG)
+    except OSError as failure:
+        if failure.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            return None
+        raise

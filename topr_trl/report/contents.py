@@ -110,24 +110,35 @@ def _recording(path: Path, name: str) -> Contents | None:
     database = recording_in(path)
     if database is None:
         return None
-    return Contents(name, "Recording", read_rows=[Rows("Recorded answers", partial(_recorded, database))])
+    found = Contents(name, "Recording")
+    found.read_rows = [Rows("Recorded answers", partial(_recorded, database, found.notes))]
+    return found
 
 
-def _recorded(path: Path) -> pa.Table:
-    from topr_trl.importing.format import GRADED  # This import also imports torch and TRL.
+def _recorded(path: Path, notes: list[str]) -> pa.Table:
+    """Return the answers of a recording. Rollouts that cannot become rows are left out, and get a note."""
+    from topr_trl.importing.format import GRADED, NotOfFormat  # This import also imports torch and TRL.
     from topr_trl.importing.formats import recording
 
     rows: list[dict[str, Any]] = []
+    left_out: list[str] = []
     for rollout in read_rollouts(path):
         ratings = {f"{OF_FUNCTION}{name}": value for name, value in rollout["rewards"].items()}
         by_answer = any(_mean(call["rewards"].values()) is not None for call in rollout["calls"])
         is_rated = by_answer or _mean(ratings.values()) is not None
-        for row in recording.rows(rollout if is_rated else {**rollout, "rewards": {"none": 0.0}}):
+        try:
+            found = recording.rows(rollout if is_rated else {**rollout, "rewards": {"none": 0.0}})
+        except NotOfFormat as error:
+            left_out.append(f"{rollout['rollout_id']}: {error}.")
+            continue
+        for row in found:
             if isinstance(row, dict):
                 texts = {"prompt": row["prompt"], "completion": row["completion"]}
                 turns = [_mean(turn["rewards"].values()) for turn in row.get(GRADED, ())]
                 rewards = {"reward": _mean(ratings.values()), "turn_rewards": turns}
                 rows.append({**texts, "rollout_id": str(rollout["rollout_id"]), **ratings, **rewards})
+    if left_out:
+        notes.append(f"{counted(len(left_out), 'rollout')} cannot be shown as rows. The first is {left_out[0]}")
     names = dict.fromkeys(["prompt", "completion", "rollout_id", "reward", *(name for row in rows for name in row)])
     columns = {name: [row.get(name) for row in rows] for name in names}
     for name in ("prompt", "completion"):  # Each value is text, or messages as JSON text.

@@ -9,6 +9,7 @@ from topr_trl.importing.message_parts import assistant, call, other, split_parts
 from topr_trl.importing.openai_messages import tools_as_json
 from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
+from topr_trl.recording.protocols.responses import ELSEWHERE
 
 
 def prompt(asked: Record) -> Row:
@@ -20,7 +21,7 @@ def prompt(asked: Record) -> Row:
             file; the request has a tool that the provider runs itself; or an item cannot become a message, see
             `messages_of`.
     """
-    for name in ("previous_response_id", "conversation", "prompt"):
+    for name in ELSEWHERE:
         if asked.get(name):
             raise Unusable(f"its request has {name}, so the file does not have the whole prompt")
     given = field_of(asked, "input", "request")

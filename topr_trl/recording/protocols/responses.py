@@ -6,6 +6,7 @@ from typing import Any
 from topr_trl.recording.protocols.protocol import Assembler, Body, Protocol, are_objects, fits, tool_call, with_nulls
 
 _TOKENS = ("input_messages", "output_messages")  # fields of vLLM's answer with token ids (`enable_response_messages`)
+ELSEWHERE = ("previous_response_id", "conversation", "prompt")  # fields of a request that lacks a part of its prompt
 _UNFINISHED = ("failed", "cancelled", "queued", "in_progress")  # states of a failed, canceled or unfinished answer
 _LAST = ("response.completed", "response.incomplete")  # types of the last event
 _PARTS = {  # by type of the event: field with the parts, field with the part's number, type of the part, text field
@@ -97,6 +98,7 @@ def whole(request: Body, earlier: Body, answer: Body) -> Body:
     """
     parts = (earlier.get("input"), answer.get("output"), request.get("input"))
     found = {name: value for name, value in request.items() if name != "previous_response_id"}
+    found |= {name: earlier[name] for name in ELSEWHERE if earlier.get(name)}  # Its start is not in the recording.
     return {**found, "input": [item for part in parts for item in _items(part)]}
 
 
