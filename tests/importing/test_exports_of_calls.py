@@ -230,6 +230,15 @@ def test_responses_whose_metadata_are_text_in_braintrust():
         assert [each[:2] for each in turns(row["completion"])] == [("assistant", "12")]
 
 
+def test_settings_that_langchain_logs():
+    """Opik's tracer and Braintrust's handler of LangChain write them into an object inside the metadata."""
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    settings = {"metadata": {"invocation_params": {"temperature": 0.3, "model": "m", "tools": tools}}}
+    for name, record in (("opik", SPAN), ("braintrust", OF_BRAINTRUST)):
+        (row,) = rows_of(name, {**record, **settings})
+        assert (row["temperature"], row["model"], json.loads(row["tools"])[0]["function"]["name"]) == (0.3, "m", "add")
+
+
 def test_pages_of_braintrust():
     for page in ({"events": [OF_BRAINTRUST]}, {"data": [OF_BRAINTRUST]}):
         assert FORMATS["braintrust"].test(page)

@@ -116,6 +116,21 @@ def test_a_trace_of_langfuse(tmp_path):
     assert [row["completion"][0]["content"] for row in rows] == ["12", "7"]
 
 
+def test_the_finish_reason_of_a_stream_in_langfuse():
+    """Test that the metadata, where Langfuse's wrapper of OpenAI's client writes it, show that an answer was cut."""
+    (row,) = langfuse.FORMAT.rows({**OBSERVATION, "output": "Twel", "metadata": {"finish_reason": "length"}})
+    assert row["finish_reason"] == "length"
+
+
+def test_a_score_of_an_agent_in_langfuse_is_not_dropped(tmp_path):
+    trace = {"observations": [OBSERVATION, {**OBSERVATION, "type": "AGENT", "id": "a"}],
+             "scores": [{"name": "thumbs", "value": 1, "observationId": "a"},
+                        {"name": "tone", "value": 1, "observationId": None}]}  # fmt: skip
+    (tmp_path / "a.json").write_text(json.dumps(trace))
+    with pytest.raises(ValueError, match=r"has ratings \(thumbs\).*--rewards.*--id_field traceId"):
+        imported(tmp_path, tmp_path / "a.json")
+
+
 def test_calls_and_thinking_of_langchain_in_langfuse():
     """Langfuse's callback for LangChain logs `additional_kwargs` beside the role. Gemini's call is in there twice."""
     call = {"id": "c", "type": "function", "function": LEGS}

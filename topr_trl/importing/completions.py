@@ -70,7 +70,7 @@ def _is_placeholder(given: Any) -> bool:
 
 
 _PLACEHOLDERS = ("nan", "none", "null", "nil", "undefined", "n/a", "na", "error", "ref", "value", "name", "div/0",
-                 "object object", "deleted", "removed", "-")  # fmt: skip
+                 "object object", "deleted", "removed", "-", "redacted-by-litellm")  # fmt: skip
 
 
 def as_chat(row: Row) -> Row:

@@ -168,6 +168,8 @@ def text_or_messages(given: object) -> object:
 def _call(given: Mapping[str, Any]) -> Row:
     """Convert a tool call, whose name and arguments can be in the field `function` or next to the id."""
     function = given.get("function") or given
+    if "name" not in function:
+        raise Unusable(f"it has a call of the type {given.get('type')}, which is no call of a function")
     arguments = _as_json(next((function[name] for name in _ARGUMENTS if function.get(name) is not None), None))
     return {"id": given.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
@@ -218,13 +220,13 @@ def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a tool with its parameters in the field `parameters`. Anthropic's API has them in `input_schema`.
 
     Raises:
-        Unusable: the provider defines the tool, so the file does not have its parameters.
+        Unusable: the tool is no function, or the provider defines the tool, so the file does not have its parameters.
     """
     if "input_schema" in tool:
         names = ("name", "description", "input_schema")
         return {name.replace("input_schema", "parameters"): tool[name] for name in names if tool.get(name) is not None}
-    if re.fullmatch(r"\w+_20\d{6}", str(tool.get("type"))):
-        raise Unusable(f"its request has the tool {tool['type']}, which the provider defines")
+    if "name" not in tool or re.fullmatch(r"\w+_20\d{6}", str(tool.get("type"))):
+        raise Unusable(f"its request has the tool {tool.get('type')}, which is no function with parameters")
     return {name: value for name, value in tool.items() if name != "type"}
 
 

@@ -190,14 +190,13 @@ class RecordReader:
                 record = self._check_fields(record)
                 name = self._run_name(record)
                 run = self.runs.setdefault(name, _Run())
-                with suppress(Unrewarded):
-                    for reward in self.rewards.of(record, 1) or ():
-                        if run.reward not in (None, reward):
-                            raise NotOfFormat(
-                                f"its reward is {reward:g}, and an earlier record of run {name} has {run.reward:g}: "
-                                "give the same reward to all records of a run, or only to one of them"
-                            )
-                        run.reward = reward
+                if (reward := self._reward_or_none(record)) is not None:
+                    if run.reward not in (None, reward):
+                        raise NotOfFormat(
+                            f"its reward is {reward:g}, and an earlier record of run {name} has {run.reward:g}: give "
+                            "the same reward to all records of a run, or only to one of them"
+                        )
+                    run.reward = reward
                 if run.problem is None and (rows := _rows_in(self._completions(record))):
                     run.problem = self._problem(record, rows)
 
@@ -515,8 +514,7 @@ class RecordReader:
             )
         name = self._run_name(record)
         run = self.runs[name]
-        with suppress(Unrewarded):
-            self.rewards.of(record, 1)  # This call raises Unusable if the record's own reward is NaN.
+        self._reward_or_none(record)  # This call raises Unusable if the record's own reward is NaN.
         if "reward" in self.columns and run.reward is None:
             raise Unrewarded(f"no record of its run {name} has a reward, see --reward_fields")
         for row in found:
@@ -583,7 +581,7 @@ def _id_of(record: Record, name: str) -> str:
 def _matches(record: Record, name: str, value: str) -> bool:
     """Return whether a field, or an inner field such as `info.split`, has the value."""
     try:
-        found = record[name] if name in record else field_value(record, name, NotOfFormat)
+        found = field_value(record, name, NotOfFormat)
     except NotOfFormat:
         return False
     return value == found if isinstance(found, str) else value in spellings(found)

@@ -11,7 +11,6 @@ from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
 
 _RESULT = "tool_call_response"
-_REASON = {"tool_call": "tool_calls"}  # finish reason in OpenTelemetry's conventions, and in OpenAI's API
 
 
 def prompt(asked: Record) -> Row:
@@ -22,7 +21,7 @@ def prompt(asked: Record) -> Row:
     """
     start = [other("system", asked["instructions"])] if asked.get("instructions") else []
     messages = [*start, *(each for given in asked["messages"] for each in _messages(given))]
-    return {"prompt": messages, "tools": tools_as_json(_functions(asked.get("tools")))}
+    return {"prompt": messages, "tools": tools_as_json(asked.get("tools"))}
 
 
 def answers(body: Record, asked: Record) -> list[Row]:
@@ -33,17 +32,9 @@ def answers(body: Record, asked: Record) -> list[Row]:
             text, for instance an image.
     """
     return [
-        {
-            "completion": _messages(choice["message"]),
-            "finish_reason": finish_reason(_REASON.get(str(choice["finish_reason"]), choice["finish_reason"])),
-        }
+        {"completion": _messages(choice["message"]), "finish_reason": finish_reason(choice["finish_reason"])}
         for choice in body["choices"]
     ]
-
-
-def _functions(tools: Any) -> Any:
-    return [{name: value for name, value in tool.items() if name != "type"} if "function" not in tool else tool
-            for tool in tools or ()] or None  # fmt: skip
 
 
 def _messages(given: Record) -> list[Row]:

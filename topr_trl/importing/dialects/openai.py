@@ -48,15 +48,16 @@ def answers(body: Record, asked: Record) -> list[Row | None]:
     ]
     if _continues(asked) and not all(choice is None or choice["completion_ids"] for choice in choices):
         raise Unusable(
-            "its request continues its last message (continue_final_message), and without token ids the start of the "
-            "completion is not known"
+            "its request continues its last message (continue_final_message or prefix), and without token ids the "
+            "start of the completion is not known"
         )
     return choices
 
 
 def _continues(asked: Record) -> bool:
-    """Return whether a request asked vLLM's server to continue its last message."""
-    return bool(asked.get("continue_final_message") or (asked.get("extra_body") or {}).get("continue_final_message"))
+    """Return whether a request asked the server to continue its last message (vLLM, or DeepSeek and Mistral)."""
+    of_vllm = {**asked, **(asked.get("extra_body") or {})}.get("continue_final_message")
+    return bool(of_vllm or (asked["messages"] and asked["messages"][-1].get("prefix")))
 
 
 def _choice_columns(choice: Record, prompt_ids: list[int] | None) -> Row | None:

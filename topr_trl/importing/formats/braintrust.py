@@ -44,7 +44,14 @@ def _is_span(record: Record) -> bool:
 
 
 FORMAT = format_of_exports(
-    Envelope(request=("input",), response=("output",), settings=("metadata",), dialects=DIALECTS, left_out=_left_out),
+    # LangChain's handler has the settings inside the metadata.
+    Envelope(
+        request=("input",),
+        response=("output",),
+        settings=("metadata.invocation_params", "metadata"),
+        dialects=DIALECTS,
+        left_out=_left_out,
+    ),
     read=("metadata", "output"),
     source="Braintrust (braintrust 0.48, logger.py and integrations; API reference, project logs)",
     test=_is_span,

@@ -5,7 +5,7 @@ from typing import Any
 
 from topr_trl.importing.format import CALL, Format, Placed, Record, Unusable
 from topr_trl.importing.joined_records import LINES, joined_by
-from topr_trl.importing.message_parts import assistant, call, other, text_of
+from topr_trl.importing.message_parts import assistant, call, other
 from topr_trl.importing.message_trees import branch
 from topr_trl.importing.openai_messages import finish_reason
 from topr_trl.importing.record_fields import inner_value
@@ -98,10 +98,10 @@ def _prompt(
         NotOfFormat: the branch has a cycle.
         Unusable: the file lacks a line or a tool result that the model read, or a message has a part without text.
     """
-    if missing := next((name for name in _ancestors(last, lines) if name not in lines), None):
-        raise Unusable(f"the line {missing} is not in the file, so what the model read is not known")
     seen = set[str]()
-    for line in branch(lines, last, _PARENT):
+    for line in branch(
+        lines, last, _PARENT, lambda name: Unusable(f"the line {name} is not in the file, which the model read")
+    ):
         if line["type"] == "user":
             rest = [part for part in _blocks(line) if part["type"] != "tool_result"]
             if rest:
@@ -113,19 +113,7 @@ def _prompt(
             for each in turn["tool_calls"] or ():
                 if each["id"] not in results:
                     raise Unusable(f"the result of the call {each['id']} is not in the file")
-                yield other("tool", _text(results[each["id"]]), tool_call_id=each["id"])
-
-
-def _ancestors(last: str | None, lines: dict[str, Record]) -> Iterator[str]:
-    """Yield the id of a line, and the ids of the lines before it in its branch.
-
-    Stop after an id that `lines` lacks, and before an id that was already yielded.
-    """
-    seen = set[str]()
-    while last and last not in seen:
-        seen.add(last)
-        yield last
-        last = lines.get(last, {}).get(_PARENT)
+                yield other("tool", results[each["id"]].get("content"), tool_call_id=each["id"])
 
 
 def _turn(answer: list[Record]) -> Row:
@@ -134,10 +122,6 @@ def _turn(answer: list[Record]) -> Row:
     blocks = [part for n, part in enumerate(parts) if part not in parts[:n]]
     calls = [call(part["name"], part["input"], part["id"]) for part in blocks if part["type"] == "tool_use"]
     return assistant(blocks, calls)
-
-
-def _text(result: Record) -> str:
-    return text_of(result.get("content"))
 
 
 def _session_of(place: str, line: Record) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from topr_trl.importing.calls import Envelope, format_of_exports
+from topr_trl.importing.calls import Envelope, format_of_exports, not_a_call
 from topr_trl.importing.dialects import DIALECTS
 from topr_trl.importing.format import LeftOut, Record
 from topr_trl.importing.message_parts import parsed_json
@@ -13,7 +13,7 @@ _NOT_A_COMPLETION = ("SPAN", "EVENT", "TOOL", "CHAIN", "AGENT", "RETRIEVER", "EV
 
 
 def observations(record: Record) -> Iterator[Record]:
-    """Yield each observation of a trace, with the scores of the observation and of the trace.
+    """Yield each observation of a trace with its scores. A generation also has the scores of its trace.
 
     Scores of the observation replace scores of the trace with the same name. A streamed output becomes the whole
     answer. An exported observation is otherwise unchanged.
@@ -27,7 +27,7 @@ def observations(record: Record) -> Iterator[Record]:
     scores = record.get("scores") or value_at(record, "trace.scores") or []
     for each in record["observations"]:
         found: Record = {}
-        for place in (None, each["id"]):
+        for place in (None, each["id"]) if _is_generation(each) else (each["id"],):
             found |= values_by_name(
                 (score["name"], value_at(score, "value", "stringValue", "string_value"))
                 for score in scores
@@ -36,9 +36,14 @@ def observations(record: Record) -> Iterator[Record]:
         yield {**each, "output": whole_answer(each.get("output")), "scores": found}
 
 
+def _is_generation(record: Record) -> bool:
+    return str(record.get("type") or "GENERATION").upper() not in _NOT_A_COMPLETION
+
+
 def _left_out(record: Record) -> LeftOut | None:
-    if str(record.get("type") or "GENERATION").upper() in _NOT_A_COMPLETION:
-        return LeftOut.OTHER
+    if not _is_generation(record):
+        scores = record.get("scores")  # of an observation in a downloaded trace
+        return not_a_call(scores if isinstance(scores, dict) else {}, "traceId")
     return LeftOut.FAILED if record.get("level") == "ERROR" else None if parsed_json(record["input"]) else LeftOut.EMPTY
 
 
@@ -50,7 +55,7 @@ def _is_observation(record: Record) -> bool:
 
 FORMAT = format_of_exports(
     Envelope(request=("input",), response=("output",), settings=("modelParameters", "model_parameters"),
-             dialects=DIALECTS, left_out=_left_out),
+             reasons=("metadata.finish_reason",), dialects=DIALECTS, left_out=_left_out),
     read=(),
     source="Langfuse (worker/src/features/database-read-stream/observation-stream.ts at 03b77af)",
     rank=1,

@@ -47,7 +47,14 @@ def _is_export(record: Record) -> bool:
 
 
 FORMAT = format_of_exports(
-    Envelope(request=("input",), response=("output",), settings=("metadata",), dialects=DIALECTS, left_out=_left_out),
+    # LangChain's tracer has the settings inside the metadata.
+    Envelope(
+        request=("input",),
+        response=("output",),
+        settings=("metadata.options", "metadata.invocation_params", "metadata"),
+        dialects=DIALECTS,
+        left_out=_left_out,
+    ),
     read=("metadata", "output"),
     source="Opik 2 (opik/rest_api/types/span_public.py; opik/cli/exports)",
     suffix=".jsonl",
