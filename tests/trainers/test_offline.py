@@ -47,6 +47,26 @@ def plain_logps(model, tokenizer, row):
     return logits.gather(1, torch.tensor(completion)[:, None]).squeeze(1)
 
 
+def test_rewards_and_log_mu_stay_in_float32_with_deepspeed(make, monkeypatch):
+    """Test that Trainer, which casts all numbers of a batch to DeepSpeed's dtype, does not round log μ."""
+    trainer = make(ratio_level="segment")
+    plugin = SimpleNamespace(hf_ds_config=SimpleNamespace(dtype=lambda: torch.bfloat16))
+    monkeypatch.setattr(type(trainer.accelerator.state), "deepspeed_plugin", plugin)
+    monkeypatch.setattr(trainer, "is_deepspeed_enabled", True)
+    given = {"input_ids": torch.tensor([1]), "mu_logps": torch.tensor([-257.3]), "reward": torch.tensor([0.1])}
+    found = trainer._prepare_inputs(given)
+    assert {name: value.dtype for name, value in found.items()} == {name: each.dtype for name, each in given.items()}
+
+
+def test_evaluation_rows_are_not_chosen(make, rows):
+    trainer = make(evaluation=rows, curation="positive_share", curation_positive_share=0.75)
+    assert len(trainer.train_dataset) < len(trainer.eval_dataset) == len(rows)
+
+
+def test_whole_numbers_as_log_mu(make, rows):
+    make(rows.add_column("mu_logps", [-12] * len(rows))).train()
+
+
 def test_every_parameter_moves_and_every_metric_is_there(make, model):
     start = flat(model)
     trainer = make(num_train_epochs=3)

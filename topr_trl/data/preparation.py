@@ -299,8 +299,8 @@ class ScoredRows:
             if turns is not None and len(turns) != count:
                 raise ValueError(
                     f"Row {row} of the {self.name} dataset has {len(turns)} values in {TURN_REWARDS}, and {count} "
-                    "turns of the model: assistant messages, or runs of 1 in completion_mask. Give each turn one "
-                    "value, and null for a turn that is context."
+                    "turns of the model: assistant messages (without those of weight 0), or runs of 1 in "
+                    "completion_mask. Give each turn one value, and null for a turn without a rating."
                 )
 
 

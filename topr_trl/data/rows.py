@@ -5,7 +5,7 @@
 | `prompt` | text, messages or token ids | required |
 | `completion` | text, messages or token ids | required without `completion_ids` |
 | `reward` | float | required for training, unless there is a `label` or `turn_rewards`; finite in float32 |
-| `turn_rewards` | floats, one per turn of the model | instead of `reward`; null for a turn that is context |
+| `turn_rewards` | floats, one per turn of the model | instead of `reward`; null for a turn without a rating |
 | `turn_discount` | float | `turn_rewards` are returns with this discount, so means are taken per turn index |
 | `reward_after_baseline` | float | R, as `topr curate` writes it: reward minus baseline; null in rows to skip |
 | `times_chosen` | int | with `reward_after_baseline`: how often each epoch trains on the row; default 1 |

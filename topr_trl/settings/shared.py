@@ -144,7 +144,10 @@ class CurationArguments:
             "baseline": parse_baseline(self.baseline), "effective_positive_share": self.effective_positive_share,
             "rule": self.curation, "size": self.iteration_size, "positive_share": self.curation_positive_share,
         }  # fmt: skip
-        return compose(rewards, problem_ids, sample_ids=sample_ids, seed=seed, **{**own, **changes})
+        given = own | changes
+        if given["rule"] != "positive_share":  # `changes` can have another rule, which takes no share.
+            del given["positive_share"]
+        return compose(rewards, problem_ids, sample_ids=sample_ids, seed=seed, **given)
 
     def validate_curation(self) -> None:
         """Validate the settings. Convert a baseline that is a number, or the text of a number, to a `float`.

@@ -396,7 +396,7 @@ def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:
     if "mu_logps" in names:
         given = table["mu_logps"]
         digest.update(given.is_valid().to_numpy().tobytes())
-        digest.update((given if pa.types.is_floating(given.type) else pc.list_flatten(given)).to_numpy().tobytes())
+        digest.update((pc.list_flatten(given) if pa.types.is_nested(given.type) else given).to_numpy().tobytes())
     lengths = np.asarray(pc.list_value_length(table["input_ids"]), dtype=np.int64)
     rewards = table["reward"]
     if not pa.types.is_floating(rewards.type):

@@ -490,6 +490,11 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self._metrics[self._mode]["aux_loss"].append(outputs.aux_loss.detach())
         return loss
 
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Move a batch to the device. Rewards and log μ stay in float32, which Trainer would cast with DeepSpeed."""
+        kept = {name: inputs[name].to(self.args.device) for name in ("reward", "mu_logps") if name in inputs}
+        return {**super()._prepare_inputs(inputs), **kept}
+
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:
         """Count the units of an optimizer step over all processes. Trainer would count tokens instead."""
         counted = sum((~batch["reward"].isnan()).sum() for batch in batch_samples)
