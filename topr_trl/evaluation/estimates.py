@@ -174,8 +174,14 @@ def _without_nan(plain: Any) -> Any:
     return None if isinstance(plain, float) and plain != plain else plain
 
 
-def _standard_error(variance: float, k: int, num_samples: int) -> float:
-    """Return `sqrt(k V / (S - k))` (arXiv 2503.14286, Sec. 4.1), or NaN for k = S, where only one draw exists."""
+def standard_error_of_draws(variance: float, k: int, num_samples: int) -> float:
+    """Return `sqrt(k V / (S - k))` (arXiv 2503.14286, Sec. 4.1), or NaN for k = S, where only one draw exists.
+
+    Args:
+        variance (`float`): Variance V of the mean over the problems, for a draw of k samples.
+        k (`int`): Number of samples of a draw.
+        num_samples (`int`): Number S of samples per problem.
+    """
     return sqrt(k * max(variance, 0.0) / (num_samples - k)) if k < num_samples else nan
 
 
@@ -186,7 +192,7 @@ def exact_estimate(expected_P: NDArray[np.float64], k: int, num_samples: int) ->
     independent, so their mean over the problems has the variance V = Σ e_p (1 - e_p) / P².
     """
     variance = float((expected_P * (1 - expected_P)).sum()) / len(expected_P) ** 2
-    return Estimate(float(expected_P.mean()), _standard_error(variance, k, num_samples))
+    return Estimate(float(expected_P.mean()), standard_error_of_draws(variance, k, num_samples))
 
 
 def greedy_estimate(greedy_P: NDArray[np.bool_]) -> Estimate:
@@ -224,7 +230,7 @@ def weighted_sc_estimate(samples: Samples, k: int, seed: int = 0, draws: int = _
     rng = np.random.default_rng(seed)
     order_PS = np.tile(np.arange(samples.num_samples), (samples.num_problems, 1))
     means = [weighted_sc_solved(samples, rng.permuted(order_PS, axis=1)[:, :k]).mean() for _ in range(draws)]
-    return Estimate(float(np.mean(means)), _standard_error(float(np.var(means)), k, samples.num_samples))
+    return Estimate(float(np.mean(means)), standard_error_of_draws(float(np.var(means)), k, samples.num_samples))
 
 
 def weighted_sc_solved(samples: Samples, drawn_PK: NDArray[np.int64]) -> NDArray[np.bool_]:

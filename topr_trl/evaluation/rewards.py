@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import nan, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,14 @@ from topr_trl.data.sampler_logps import TEMPERATURE
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
 from topr_trl.evaluation.answers import ProblemId, rows_by_problem
 from topr_trl.evaluation.bootstrap import Difference, RewardDifference, matching_order, paired_bootstrap
-from topr_trl.evaluation.estimates import Estimate, Evaluation, RewardEstimate, exact_estimate, powers_of_two
+from topr_trl.evaluation.estimates import (
+    Estimate,
+    Evaluation,
+    RewardEstimate,
+    exact_estimate,
+    powers_of_two,
+    standard_error_of_draws,
+)
 from topr_trl.evaluation.pass_and_maj_at_k import chances_of_best, pass_of_problems
 
 PASSED, NOT_PASSED, WITHOUT = "passed", "not passed", "without a reward"
@@ -137,7 +143,7 @@ def best_estimate(samples: RewardSamples, k: int) -> RewardEstimate:
     mean_P, variance_P = best_moments(samples, k)
     known_P = ~np.isnan(mean_P)
     variance = float(variance_P[known_P].sum()) / known_P.sum() ** 2
-    error = sqrt(k * variance / (samples.num_samples - k)) if k < samples.num_samples else nan
+    error = standard_error_of_draws(variance, k, samples.num_samples)
     return RewardEstimate(float(mean_P[known_P].mean()), error)
 
 
