@@ -27,6 +27,7 @@ from topr_trl.cli.parsing import parse, settings_of
 from topr_trl.cli.settings_index import read_index, write_index
 from topr_trl.pipeline import stages
 from topr_trl.pipeline.parent_process import LOOP
+from topr_trl.pipeline.settings import ProblemArguments
 from topr_trl.pipeline.stages.train import SaveAtInterrupt
 from topr_trl.tasks import arithmetic
 
@@ -468,6 +469,11 @@ def test_train_puts_the_model_where_a_user_of_trl_says(run, tmp_path):
     assert "--model_name_or_path x --test_dataset_name PROMPTS.jsonl --reward_funcs FILE.py:FUNCTION" in printed
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= {path.name for path in (tmp_path / "x").iterdir()}
     assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "x"}
+
+
+def test_a_wrong_task_is_named():
+    with pytest.raises(ValueError, match=r"task must be one of gsm8k, .*prompts, not 'gsm9k'"):
+        ProblemArguments(task="gsm9k")
 
 
 def test_the_papers_values_as_a_file():

@@ -236,6 +236,7 @@ def test_settings_that_langchain_logs():
     settings = {"metadata": {"invocation_params": {"temperature": 0.3, "model": "m", "tools": tools}}}
     for name, record in (("opik", SPAN), ("braintrust", OF_BRAINTRUST)):
         (row,) = rows_of(name, {**record, **settings})
+        rows_of(name, {**record, "metadata": {"options": ["a", "b"], "invocation_params": "none"}})
         assert (row["temperature"], row["model"], json.loads(row["tools"])[0]["function"]["name"]) == (0.3, "m", "add")
 
 

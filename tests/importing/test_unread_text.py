@@ -374,7 +374,7 @@ def test_a_rating_that_comes_late(read):
         read(*records, {"question": "Legs?", "answer": "9", "rating": 1})
 
 
-@pytest.mark.parametrize("text", ["nan", "None", "#ERROR!", "#N/A", "[object Object]", "null"])
+@pytest.mark.parametrize("text", ["nan", "None", "#ERROR!", "#N/A", "[object Object]", "null", "redacted-by-litellm"])
 def test_words_for_missing_values_are_mentioned(read, text):
     for record in ({"prompt": "Legs?", "completion": text}, {"prompt": text, "completion": "8"}):
         assert read({**record, "score": 1})[0].noted == {"placeholder": ["line 1"]}

@@ -154,10 +154,12 @@ def test_rows_that_are_given_are_not_all_that_is_trained_on(tmp_path):
         )
         if finished:
             manifest.finish(tmp_path / folder, "sample", 1)
-    check(loop(run, **{**of_rows, "rows": str(tmp_path / "sampled")}))
+    with pytest.raises(ValueError, match=r"rows: .*sampled for the task math.* of the task gsm8k.*--task math"):
+        check(loop(run, **{**of_rows, "rows": str(tmp_path / "sampled")}))
+    check(loop(run, **{**of_rows, "rows": str(tmp_path / "sampled"), "num_test_problems": 0}))
     with pytest.raises(ValueError, match=r"--task gsm8k: .*sampled for the task math"):
         check(loop(run, **{**of_rows, "rows": str(tmp_path / "sampled"), "task": "gsm8k"}))
-    with pytest.raises(ValueError, match="stopped"):
+    with pytest.raises(ValueError, match="is not finished"):
         check(loop(run, **{**of_rows, "rows": str(tmp_path / "stopped")}))
     with pytest.raises(FileNotFoundError, match="nowhere"):  # The second iteration samples these prompts.
         check(loop(run, **of_rows, iterations=2))

@@ -69,6 +69,8 @@ def test_results_for_other_settings_are_an_error_that_names_them(tmp_path):
         manifest.begin(tmp_path, "sample", {"seed": 2, "top_p": 1.0})
     with pytest.raises(ValueError, match=r"model_revision: None there, 'v2' now"):
         manifest.begin(tmp_path, "sample", {"seed": 1, "top_p": 1.0, "revision": "v2"})
+    with pytest.raises(ValueError, match=r"model_name_or_path: not the same files\)"):
+        manifest.begin(tmp_path, "sample", {"seed": 1, "top_p": 1.0, "weights": "hash"})
     # A folder with the results of other stages may be the only copy of the rows, so removing it is no advice.
     manifest.finish(tmp_path, "sample", 1)
     manifest.begin(tmp_path, "curate", {"seed": 1}, has_results=False)

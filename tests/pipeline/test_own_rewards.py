@@ -140,7 +140,7 @@ def test_another_function_is_noticed(tmp_path):
     assert scoring().is_finished()
     unchanged, later = scoring(), scoring(sampled("more"))
     (tmp_path / "rewards.py").write_text(CODE + "\n# another")
-    with pytest.raises(ValueError, match="reward_code: the file of a reward function has changed"):
+    with pytest.raises(ValueError, match="reward_funcs: the file of a reward function has changed"):
         scoring().is_finished()
     with pytest.raises(ValueError, match="changed since this run started"):  # as in a running loop
         unchanged.is_finished()

@@ -573,7 +573,7 @@ def test_a_file_of_problems_is_known_by_its_content(tmp_path):
     manifest.begin(tmp_path / "out", "sample", known)
     file.write_text('{"question": "1 + 2?", "answer": "#### 3"}\n')
     now = stage_of("sample", args).inputs()
-    with pytest.raises(ValueError, match=r"other settings \(problems: not the same files\)"):
+    with pytest.raises(ValueError, match=r"other settings \(dataset_name or test_dataset_name: not the same files\)"):
         manifest.begin(tmp_path / "out", "sample", now)
 
 

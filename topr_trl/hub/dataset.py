@@ -34,7 +34,7 @@ COLUMNS = {
     "completion": "completion that the model wrote",
     "reward": "reward of the completion",
     "reward_after_baseline": "reward minus baseline in the rows chosen for training; null in the others",
-    "turn_rewards": "reward of each turn of the model; null for context",
+    "turn_rewards": "reward of each turn of the model; null for a turn without a rating",
     "turn_discount": "discount of `turn_rewards`, if they are returns",
     "times_chosen": "how often each epoch trains on the row; 0 if it was not chosen",
     "label": "true for a good completion (reward +1), false for a bad one (reward -1)",

@@ -50,7 +50,7 @@ class Envelope:
         response (`tuple[str, ...]`): Paths of the response: an object, one or more messages, or text.
         dialects (`tuple[Dialect, ...]`): Dialects to try in order.
         settings (`tuple[str, ...]`, defaults to `()`): Paths of objects with more fields of the request. All of these
-            objects are read.
+            objects are read, and values of other types are ignored.
         tools (`tuple[str, ...]`, defaults to `()`): Paths of the tools outside of the request.
         system (`tuple[str, ...]`, defaults to `()`): Paths of the system prompt outside of the request.
         reasons (`tuple[str, ...]`, defaults to `()`): Paths of the finish reason, or of a list with one reason per
@@ -104,7 +104,7 @@ class Envelope:
         if not isinstance(given, Mapping):
             given = {"messages" if isinstance(given, list) else "prompt": given}
         beside = {"tools": value_at(record, *self.tools), "instructions": value_at(record, *self.system)}
-        parts = [value_at(record, path) or {} for path in self.settings]
+        parts = [each for path in self.settings if isinstance(each := value_at(record, path), Mapping)]
         parts.append(given["body"] if isinstance(given.get("body"), Mapping) else given)
         parts.append({name: value for name, value in beside.items() if value is not None})
         found: Record = {}
@@ -269,7 +269,7 @@ def format_of_calls(dialect: Dialect, source: str, loses: str) -> Format:
         required=frozenset({"response"}), rank=2, loses=loses,
         # A failed line of a batch can lack a response.
         records=lambda record: [_with_call({"response": None, **record} if record.get("error") else record, dialect)],
-        test=lambda record: _is_answer(dialect, _body_of(_with_call(record, dialect).get("response"))),
+        test=lambda record: is_answer(dialect, _body_of(_with_call(record, dialect).get("response"))),
         choices=lambda record: IGNORED._replace(read=("response",)),
     )  # fmt: skip
 
@@ -355,7 +355,7 @@ def _with_call(record: Record, dialect: Dialect) -> Record:
     """
     parsed = {name: parsed_json(whole_answer(value)) for name, value in record.items()}
     objects = {name: value for name, value in parsed.items() if isinstance(value, Mapping)}
-    answers = [name for name, value in objects.items() if _is_answer(dialect, _body_of(value))]
+    answers = [name for name, value in objects.items() if is_answer(dialect, _body_of(value))]
     asked = [
         name
         for name, value in objects.items()
@@ -368,5 +368,6 @@ def _with_call(record: Record, dialect: Dialect) -> Record:
     return {**record, **named, **{name: objects[found] for name, found in names.items() if found}}
 
 
-def _is_answer(dialect: Dialect, body: Any) -> bool:
+def is_answer(dialect: Dialect, body: Any) -> bool:
+    """Return whether a value is a response in a dialect."""
     return isinstance(body, Mapping) and dialect.is_answer(dict(body))

@@ -207,7 +207,7 @@ def tools_as_json(tools: Any) -> str | None:
         tools (`Any`): List of tools, or JSON, which is returned unchanged.
 
     Raises:
-        Unusable: the provider defines a tool, so the file does not have its parameters.
+        Unusable: a tool is no function, or the provider defines it, so the file does not have its parameters.
     """
     if not tools or isinstance(tools, str):
         return tools or None
@@ -226,7 +226,9 @@ def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
         names = ("name", "description", "input_schema")
         return {name.replace("input_schema", "parameters"): tool[name] for name in names if tool.get(name) is not None}
     if "name" not in tool or re.fullmatch(r"\w+_20\d{6}", str(tool.get("type"))):
-        raise Unusable(f"its request has the tool {tool.get('type')}, which is no function with parameters")
+        raise Unusable(
+            f"its request has the tool {tool.get('type') or ', '.join(tool)}, which is no function with parameters"
+        )
     return {name: value for name, value in tool.items() if name != "type"}
 
 

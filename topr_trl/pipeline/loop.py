@@ -190,7 +190,13 @@ def check(loop: IterateArguments) -> None:
             check_rewards(problems, loop)
     if loop.rows:
         manifest.check_whole(Path(loop.rows))
-        task_of_rows(Path(loop.rows), loop.task)
+        task, other = task_of_rows(Path(loop.rows), loop.task), loop.task_of_problems.name
+        if task != other and (loop.tests or loop.iterations > 1):
+            raise ValueError(
+                f"--rows: the rows in {loop.rows} were sampled for the task {task}, and the loop would also use "
+                f"problems of the task {other}. Set --task {task} and --dataset_name, or set --num_test_problems 0 and "
+                "--iterations 1."
+            )
         check_trainable(Path(loop.rows), loop)
     check_files(model_path(loop))
     _check_overlap(loop)

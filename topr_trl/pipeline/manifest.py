@@ -139,13 +139,14 @@ def begin(
 
 # Inputs that are fingerprints of files, with the text that describes a difference.
 _FINGERPRINTS = {
-    **dict.fromkeys(("input", "compare", "rewards", "requests", "problems"), "not the same files"),
+    **dict.fromkeys(("input", "compare", "rewards", "requests", "problems", "weights"), "not the same files"),
     "reward_code": "the file of a reward function has changed",
 }
 # Settings that determine an input with another name.
 _SETTINGS = {
     "attention": "attn_implementation", "model": "model_name_or_path", "revision": "model_revision",
-    "peft": "use_peft and the settings of LoRA",
+    "peft": "use_peft and the settings of LoRA", "weights": "model_name_or_path", "reward_code": "reward_funcs",
+    "problems": "dataset_name or test_dataset_name",
 }  # fmt: skip
 
 

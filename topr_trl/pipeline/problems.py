@@ -29,13 +29,11 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
     """
     problems = _prepared(args, split)
     if split == "test":
-        ((name, count),) = Counter(checked_ids(problems, "problem_id", may_be_missing=False)).most_common(1) or [
-            ("", 0)
-        ]
-        if count > 1:
-            raise ValueError(
-                f"{count} test problems have the problem_id {name!r}. Give each row of the test problems its own id."
-            )
+        for name, count in Counter(checked_ids(problems, "problem_id", may_be_missing=False)).most_common(1):
+            if count > 1:
+                raise ValueError(
+                    f"{count} test problems have the problem_id {name!r}. Give each test problem its own id."
+                )
     return problems
 
 

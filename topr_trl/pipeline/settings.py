@@ -126,7 +126,7 @@ class ProblemArguments:
 
     def __post_init__(self) -> None:
         check_types(self, ProblemArguments)
-        check_choice(self, task=(None, *TASKS, OWN_PROMPTS.name))  # type: ignore[arg-type]  # A program can add a task.
+        check_choice(self, task=(None, *TASKS, OWN_PROMPTS.name))  # A program can add a task.
         check_at_least(1, self, "problems_per_shard", "num_train_problems")
         check_at_least(0, self, "num_shots", "num_test_problems")
         if self.test_dataset_name is not None and self.dataset_name is None:
@@ -416,7 +416,7 @@ class TrialArguments(RowsArguments, RunArguments):
 
     def __post_init__(self) -> None:
         RunArguments.__post_init__(self)
-        check_choice(self, task=(None, *TASKS), test_by=TESTS, decode=DECODINGS)  # type: ignore[arg-type]
+        check_choice(self, task=(None, *TASKS), test_by=TESTS, decode=DECODINGS)
         if self.test_by != "rewards" and self.decode == "greedy" and not self.greedy:
             raise ValueError(
                 "decode='greedy' ranks settings by greedy answers, and greedy=False draws none. Set decode='sample', "

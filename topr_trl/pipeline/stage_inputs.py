@@ -49,7 +49,7 @@ def weights_read(settings: ModelConfig) -> Json:
 def task_of_rows(source: Path, task: str | None) -> str:
     """Return the task that rows were sampled for.
 
-    If the stage `sample` did not write the rows, return `task`, or the default task if `task` is None.
+    If no stage `sample` is in the lineage of the rows, return `task`, or the default task if `task` is None.
 
     Raises:
         ValueError: the task of the rows is unknown, or is not `task`.

@@ -64,11 +64,12 @@ def check_type(name: str, value: object, hint: Any) -> None:
         raise ValueError(f"{name} must be {wanted}, not {value!r}.{unquoted}")
 
 
-def check_choice(settings: object, **choices: Sequence[str]) -> None:
-    """Raise a ValueError if the value of a setting is not one of its choices."""
+def check_choice(settings: object, **choices: Sequence[str | None]) -> None:
+    """Raise a ValueError if the value of a setting is not one of its choices, which may include None."""
     for name, allowed in choices.items():
         if getattr(settings, name) not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(settings, name)!r}.")
+            names = ", ".join(filter(None, allowed))
+            raise ValueError(f"{name} must be one of {names}, not {getattr(settings, name)!r}.")
 
 
 def check_at_least(least: int, settings: object, *names: str) -> None:

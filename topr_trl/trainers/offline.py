@@ -491,7 +491,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         return loss
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Move a batch to the device. Rewards and log μ stay in float32, which Trainer would cast with DeepSpeed."""
+        """Move a batch to the device. Keep rewards and log μ in float32: with DeepSpeed, Trainer casts all floats."""
         kept = {name: inputs[name].to(self.args.device) for name in ("reward", "mu_logps") if name in inputs}
         return {**super()._prepare_inputs(inputs), **kept}
 

@@ -100,7 +100,7 @@ def _prompt(
     """
     seen = set[str]()
     for line in branch(
-        lines, last, _PARENT, lambda name: Unusable(f"the line {name} is not in the file, which the model read")
+        lines, last, _PARENT, lambda name: Unusable(f"the model read the line {name}, which is not in the file")
     ):
         if line["type"] == "user":
             rest = [part for part in _blocks(line) if part["type"] != "tool_result"]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, choices_of_request, not_a_call
+from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, choices_of_request, is_answer, not_a_call
 from topr_trl.importing.dialects import langchain, openai_responses
 from topr_trl.importing.format import Format, LeftOut, Record, has
 from topr_trl.importing.joined_records import LINES, joined_by
@@ -39,7 +39,7 @@ _RESPONSES = replace(ENVELOPE, response=("outputs",), dialects=(openai_responses
 
 
 def _rows(record: Record) -> list[Row | LeftOut | None]:
-    is_response = openai_responses.DIALECT.is_answer(parsed_json(record.get("outputs")) or {})
+    is_response = is_answer(openai_responses.DIALECT, parsed_json(record.get("outputs")))
     return as_rated((_RESPONSES if is_response else ENVELOPE).rows(record))
 
 

@@ -39,7 +39,7 @@ class ScoreArguments(RewardArguments, FolderArguments):
 
     def __post_init__(self) -> None:
         RewardArguments.__post_init__(self)
-        check_choice(self, task=(None, *TASKS, OWN_PROMPTS.name))  # type: ignore[arg-type]
+        check_choice(self, task=(None, *TASKS, OWN_PROMPTS.name))
 
 
 class Score(Stage[ScoreArguments]):

@@ -115,11 +115,11 @@ class Train(Stage[TrainArguments]):
         task = made.get("score", {}).get("task")
         if task in (None, OWN_PROMPTS.name):
             return "--test_dataset_name PROMPTS.jsonl --reward_funcs FILE.py:FUNCTION"
-        name = made.get("sample", {"dataset_name": "unknown.jsonl"})["dataset_name"]
-        if name is None:
+        sampling = made.get("sample")
+        if sampling and sampling["dataset_name"] is None:
             return f"--task {task}"  # The built-in problems have a test split.
-        problems = f"--dataset_name {name}" if name_on_the_hub(name) else "--test_dataset_name PROBLEMS.jsonl"
-        return f"--task {task} {problems}"
+        name = name_on_the_hub(sampling["dataset_name"]) if sampling else None
+        return f"--task {task} {f'--dataset_name {name}' if name else '--test_dataset_name PROBLEMS.jsonl'}"
 
     def inputs(self) -> Json:
         """Return the rows, the weights and the settings.

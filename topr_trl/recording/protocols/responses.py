@@ -98,7 +98,9 @@ def whole(request: Body, earlier: Body, answer: Body) -> Body:
     """
     parts = (earlier.get("input"), answer.get("output"), request.get("input"))
     found = {name: value for name, value in request.items() if name != "previous_response_id"}
-    found |= {name: earlier[name] for name in ELSEWHERE if earlier.get(name)}  # Its start is not in the recording.
+    found |= {
+        name: earlier[name] for name in ELSEWHERE if earlier.get(name)
+    }  # The earlier request can lack its own start.
     return {**found, "input": [item for part in parts for item in _items(part)]}
 
 
