@@ -352,10 +352,10 @@ def _segments(
     return gaps if len(gaps) > 1 else gaps[0]
 
 
-def _solved(store: Store, bases: tuple[str, ...], method: str) -> Interval | list[Interval]:
-    """Return a method minus repeated right answers, in the share of unsolved problems that are solved at the end."""
+def _solved(store: Store, bases: Sequence[str], method: str, shown: str = wrong_answers.SOLVED) -> Any:
+    """Return a method minus repeated right answers, by default in the share of unsolved problems that are solved."""
     experiments = [wrong_answers.of_base(base) for base in bases]
-    gaps = [_gap(store, (one, method), (one, wrong_answers.REPEATED)) for one in experiments]
+    gaps = [_gap(store, (one, method), (one, wrong_answers.REPEATED), shown) for one in experiments]
     return gaps if len(gaps) > 1 else gaps[0]
 
 
@@ -433,6 +433,8 @@ _TABLES: list[tuple[Callable[..., Found], dict[str, tuple[Any, ...]]]] = [
         "solved_default": (_AGREEING, wrong_answers.DEFAULT),
         "solved_default_scattered": (_SCATTERED, wrong_answers.DEFAULT),
         "solved_default_ruled": (wrong_answers.RULED, wrong_answers.DEFAULT),
+        "solved_weighted_warm": ((SMOL,), wrong_answers.WEIGHTED),
+        "solved_weighted_warm_test": ((SMOL,), wrong_answers.WEIGHTED, "test/greedy"),
         "solved_weighted": (_AGREEING, wrong_answers.WEIGHTED),
         "solved_weighted_scattered": (_SCATTERED, wrong_answers.WEIGHTED),
         "solved_where_agreed": (_AGREEING, wrong_answers.WHERE_AGREED),

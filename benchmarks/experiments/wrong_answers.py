@@ -10,6 +10,7 @@ completions, except right answers once. In one iteration on SmolLM2 (`benchmarks
 compared, too.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -47,6 +48,7 @@ WHERE_AGREED, UNTAPERED = "weighted where they agree", "balanced rows, no taper"
 BASES = ("facts-agree", "facts-alone", "misconceptions", "facts-scattered")
 RULED = ("sure-17",)  # all problems follow one rule
 TO_COME = ("main", "misconception-10", "sure-3", "slips-30", "bundled", "wanders-10")  # of one rule, not published
+WARM_METHODS = (REPEATED, WEIGHTED)  # methods of which iterations on SmolLM2 are published
 ONE_PASS = (BALANCED, REPEATED, KTO)  # methods of which greedy answers after one pass on SmolLM2 are published
 ONE_PASS_TO_COME = (  # also sampled answers, at their own best rates
     BALANCED,
@@ -156,10 +158,13 @@ RIVALS = {
 
 
 def of_base(base: str) -> Experiment:
-    """Return the comparison on one base model. Rates are chosen separately for sampled and greedy answers.
+    """Return the comparison over iterations on one base model.
 
-    Models whose problems follow one rule compare only the methods of the primary prediction.
+    Rates are chosen separately for sampled and greedy answers (pretrained model: only for sampled ones). Models whose
+    problems follow one rule compare only the methods of the primary prediction.
     """
+    if base in pretrained.BASES:
+        return replace(of_pretrained(base, WARM, 5, 5, *WARM_METHODS), measures=(SOLVED,))
     names = RECIPES if base in habits.AUTHORS else (REPEATED, DEFAULT, WEIGHTED)
     return Experiment(
         "wrong_answers", {name: {"recipe": name} for name in names}, rates(1e-4, 3e-4, 1e-3), range(5),
@@ -211,7 +216,7 @@ def experiments(store: Store) -> list[Experiment]:
 
 def over_iterations() -> list[Experiment]:
     """Return the published comparisons over iterations."""
-    return [of_base(base) for base in (*BASES, *RULED)]
+    return [of_base(base) for base in (*BASES, *RULED, pretrained.SMOL)]
 
 
 def on_pretrained(base: str) -> list[Experiment]:
