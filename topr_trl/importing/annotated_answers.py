@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from topr_trl.importing.format import Format, Record
-from topr_trl.importing.formats import table
 from topr_trl.importing.record_fields import rewards_in, values_by_name
 
 RATINGS = "ratings"  # field of a record that holds ratings by name
@@ -47,18 +46,21 @@ def ranked(
         yield rated({**fields, "completion": text}, [*places, *ratings])
 
 
-def format_of_ratings(**fields: Any) -> Format:
+def format_of_ratings(table: Format, **fields: Any) -> Format:
     """Return the format of an annotation tool. The format reads records as `table` does, and rewards from `ratings`.
 
     Args:
+        table (`Format`): Format `table`.
         **fields (`Any`): Other fields of the new format, such as `source` and `test`.
     """
+    table_choices = table.choices
+    assert table_choices is not None
     return replace(
-        table.FORMAT,
+        table,
         rank=1,
         rows=lambda record: table.rows(record),  # With `table.rows` itself, errors could not suggest this format.
         rewards=rewards_in(RATINGS),
         required=frozenset({RATINGS}),
-        choices=lambda record: table.choices(record)._replace(read=(RATINGS,)),
+        choices=lambda record: table_choices(record)._replace(read=(RATINGS,)),
         **fields,
     )

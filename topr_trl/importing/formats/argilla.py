@@ -5,6 +5,7 @@ from typing import Any
 
 from topr_trl.importing.annotated_answers import format_of_ratings, ranked, rated
 from topr_trl.importing.format import Record
+from topr_trl.importing.formats import table
 
 _END = ".responses"  # end of a column's name, in the flat layout
 
@@ -74,6 +75,7 @@ def _is_record(record: Record) -> bool:
 
 
 FORMAT = format_of_ratings(
+    table.FORMAT,
     source="Argilla 2 (argilla/records/_io/_generic.py)",
     test=_is_record,
     records=records,

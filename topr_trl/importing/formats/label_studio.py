@@ -5,6 +5,7 @@ from typing import Any
 
 from topr_trl.importing.annotated_answers import format_of_ratings, ranked, rated
 from topr_trl.importing.format import NotOfFormat, Record
+from topr_trl.importing.formats import table
 
 _SIDES = ("left", "right")
 
@@ -76,6 +77,7 @@ def _texts(data: Record) -> dict[str, Any]:
 
 
 FORMAT = format_of_ratings(
+    table.FORMAT,
     source="Label Studio's JSON export (labelstud.io, guide/export; tags pairwise, ranker, rating, choices and number)",
     suffix=".jsonl",
     test=_is_task,
