@@ -113,7 +113,7 @@ READ = [
         _names("../precious")),
     Case("a manifest of a task that there is not",
         lambda kit: [_of_another_task(finished(kit)), kit.topr("score --input rows --output_dir out")],
-        "rows/_manifest.json, 'gsm9k', gsm8k, math, version", no_shard, SystemExit),
+        "rows, 'gsm9k', gsm8k, math, version", no_shard, SystemExit),
     Case("`--compare` with itself",
         _compared_with_itself,
         "--input, --compare, itself, rows.parquet", nothing_written, SystemExit),

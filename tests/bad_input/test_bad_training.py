@@ -347,7 +347,7 @@ TOKENIZERS = [
     Case("online, a prompt longer than the context", lambda kit: kit.online(coin, {"prompt": ["a" * 4000] * 2}),
         "prompt, 4000, 2048, shorten", untrained),
     Case("prompt and longest completion longer than the context",
-        lambda kit: kit.topr(SAMPLE, "--max_new_tokens", 2040), "38, max_new_tokens=2040, 2048, fewer examples",
+        lambda kit: kit.topr(SAMPLE, "--max_new_tokens", 2040), "40, max_new_tokens=2040, 2048, fewer examples",
         no_shard, SystemExit),
     Case("settings of GRPO for TOPR", lambda kit: TOPRTrainer(NOWHERE, coin, GRPOConfig(str(kit.out), bf16=False)),
         "TOPRTrainer, TOPRConfig, GRPOConfig", not_loaded, TypeError),

@@ -139,7 +139,11 @@ def test_each_call_of_a_session_of_claude_code_is_a_row(tmp_path, tool_tokenizer
 
 
 @pytest.mark.parametrize(
-    ("missing", "why"), [("5", "the result of the call t1 is not in the file"), ("1", "the line 1 is not in the file")]
+    ("missing", "why"),
+    [
+        ("5", "the result of the call t1 is not in the file"),
+        ("1", "the model read the line 1, which is not in the file"),
+    ],
 )
 def test_sessions_of_claude_code_without_a_line(tmp_path, missing, why):
     lines = [line for line in SESSION if line.get("uuid") != missing]

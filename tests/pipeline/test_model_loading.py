@@ -102,7 +102,7 @@ def test_a_coarse_dtype_keeps_the_update(base, trained, dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_next_training_goes_on_with_the_adapter(base, rows, trained, tmp_path, dtype):
-    trainer = trainer_of_rows(training(tmp_path / "second", rows, trained, dtype=dtype))
+    trainer = trainer_of_rows(training(tmp_path / "first", rows, trained, dtype=dtype))
     again = AutoPeftModelForCausalLM.from_pretrained(trained / "adapter", dtype=torch.bfloat16)
     now = trainer.model.state_dict()
     before = {name: value for name, value in again.state_dict().items() if "lora_" in name}
@@ -190,5 +190,5 @@ def test_vllm_gets_the_adapter(trained, tmp_path, monkeypatch, dtype, is_apart):
     monkeypatch.setattr(sample, "start_engine", lambda *args: given.append(args[-1]))
     monkeypatch.setattr(sample, "sample_completions_with_vllm", lambda *args: given.append(args[-1]))
     args = sampling(tmp_path, trained, sampling_backend="vllm", vllm_dtype=dtype)
-    sample._sampler(args, ())(None, 0)
+    sample._sampler(args, ())[1](None, 0)
     assert given == [trained / "adapter" if is_apart else None] * 2

@@ -150,7 +150,8 @@ class Sample(Stage[SampleArguments]):
         missing = self._missing_shards(args.worker, count)
         if not missing:
             return
-        draw = _sampler(args, problems, stop_strings_of(args, problems))
+        check, draw = _sampler(args, stop_strings_of(args, problems))
+        check(problems)  # A later error would ask for settings that do not fit the finished shards.
         own = len(_shards_of_worker(args.worker, count))
         progress = {"desc": f"Sampling {args.split} problems", "unit": "shard", "initial": own - len(missing)}
         for k in tqdm(missing, total=own, **progress):
@@ -164,19 +165,22 @@ def _shards_of_worker(worker: str | None, count: int) -> range:
     return range(first, count, step)
 
 
-def _sampler(args: SampleArguments, all_problems: Dataset, stops: tuple[str, ...]) -> Callable[[Dataset, int], Dataset]:
-    """Load the model, and return a function that samples completions for some of the problems with a seed.
-
-    All prompts are checked now. A later error would ask for settings that do not fit the finished shards.
-    """
+def _sampler(args: SampleArguments, stops: tuple[str, ...]) -> tuple[Callable[..., object], Callable[..., Dataset]]:
+    """Load the model. Return a function that checks prompts, and one that samples completions with a seed."""
     if args.sampling_backend == "vllm":
         check_files(model_path(args))
         adapter, own = adapter_of(args, args.vllm_dtype), (args.model_revision, args.trust_remote_code)
         engine = start_engine(model_path(args), args, args.seed, *own, adapter)
-        encode_prompts(engine.get_tokenizer(), all_problems, args, engine.llm_engine.model_config.max_model_len)
-        return lambda problems, seed: sample_completions_with_vllm(engine, problems, args, stops, seed, adapter)
+        return (
+            lambda all_problems: encode_prompts(
+                engine.get_tokenizer(), all_problems, args, engine.llm_engine.model_config.max_model_len
+            ),
+            lambda problems, seed: sample_completions_with_vllm(engine, problems, args, stops, seed, adapter),
+        )
     model = load_model(args, loading(args)).to(PartialState().device)
     tokenizer = load_tokenizer(args)
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    encode_prompts(tokenizer, all_problems, args, context)
-    return lambda problems, seed: sample_completions(model, tokenizer, problems, args, stops, seed, "Sampling a shard")
+    return (
+        lambda all_problems: encode_prompts(tokenizer, all_problems, args, context),
+        lambda problems, seed: sample_completions(model, tokenizer, problems, args, stops, seed, "Sampling a shard"),
+    )
