@@ -144,7 +144,7 @@ def test_another_function_is_noticed(tmp_path):
         scoring().is_finished()
     with pytest.raises(ValueError, match="changed since this run started"):  # as in a running loop
         unchanged.is_finished()
-    with pytest.raises(ValueError, match="changed since this run started"):  # It would run in a process of its own.
+    with pytest.raises(ValueError, match="changed since this run started"):  # before the stage gets a new process
         run_steps([Step(later)], loop(), tmp_path, side="sampling")
     (tmp_path / "rewards.py").write_text(CODE)
     with pytest.raises(ValueError, match="reward_weights"):

@@ -98,9 +98,8 @@ def whole(request: Body, earlier: Body, answer: Body) -> Body:
     """
     parts = (earlier.get("input"), answer.get("output"), request.get("input"))
     found = {name: value for name, value in request.items() if name != "previous_response_id"}
-    found |= {
-        name: earlier[name] for name in ELSEWHERE if earlier.get(name)
-    }  # The earlier request can lack its own start.
+    # The earlier request may itself lack a part of its prompt.
+    found |= {name: earlier[name] for name in ELSEWHERE if earlier.get(name)}
     return {**found, "input": [item for part in parts for item in _items(part)]}
 
 
