@@ -106,8 +106,28 @@ def in_process(kinds: list[str], out: Path, environment: dict[str, str], log: Pa
     main(kinds, out)
 
 
+def train_in_bfloat16(out: Path) -> None:
+    """Train a step in bfloat16, and save which part of log π of its tokens is not rounded to bfloat16."""
+    trainer = make_trainer("offline", out / "bfloat16", bf16=True, max_steps=1)
+    compute, precise = trainer._compute_losses, []
+
+    def spy(logps, mu_logps, rewards, mask, numbers):
+        own = logps.detach()[mask]
+        precise.append((own != own.bfloat16()).float().mean().item())
+        return compute(logps, mu_logps, rewards, mask, numbers)
+
+    trainer._compute_losses = spy
+    trainer.train()
+    if trainer.accelerator.is_main_process:
+        (out / "bfloat16.json").write_text(json.dumps(precise))
+    trainer.accelerator.wait_for_everyone()
+
+
 def main(kinds: list[str], out: Path) -> None:
     for kind in kinds:
+        if kind == "bfloat16":
+            train_in_bfloat16(out)
+            continue
         if kind == "offline" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
             # A separate trainer, which may shard the model, computes log μ and saves it. The next trainer finds the
             # saved values, and gives the same results as a single process.

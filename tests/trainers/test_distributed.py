@@ -114,6 +114,13 @@ def test_two_processes_train_like_one(config, distributed, kinds, one_process, t
             assert moved > 1e-3
 
 
+@pytest.mark.processes
+@pytest.mark.weekly
+def test_log_pi_is_not_rounded_by_fsdp2_in_a_bfloat16_run(tmp_path):
+    launch("fsdp2", ROOT / "tests" / "distributed_script.py", tmp_path, "bfloat16")
+    assert min(json.loads((tmp_path / "bfloat16.json").read_text())) > 0.8
+
+
 def weights(folder):
     """Return the weights of a saved model, loaded with transformers in float32."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ class TOPRMixin(Trainer):
         if isinstance(model, nn.Module):
             remove_shared_prompts(text_model(model))  # An earlier trainer may have installed shared prompts.
         super().__init__(*args, **kwargs)
+        _keep_outputs_of_fsdp2(self.accelerator)
         self._loss_settings = self.args.loss_settings
         self._given_optimizer = given_optimizer(self)
         refuse_adapters(self.model, self.args.gradient_checkpointing)
@@ -346,6 +348,14 @@ def _mean(values: list[float]) -> Any:
     """Return the mean of the values that are not NaN. If all are NaN, return None, because JSON has no NaN."""
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known) if known else None
+
+
+def _keep_outputs_of_fsdp2(accelerator: Any) -> None:
+    """Keep the dtype of the model's outputs under FSDP2. Accelerate would round log π of each token to bfloat16."""
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    policy = getattr(plugin, "mixed_precision_policy", None)
+    if getattr(policy, "output_dtype", None) is not None:  # The policy of FSDP1 has no such setting.
+        plugin.mixed_precision_policy = replace(policy, output_dtype=None)
 
 
 class _Beginning(TrainerCallback):
