@@ -352,8 +352,8 @@ def _mean(values: list[float]) -> Any:
 
 def _keep_outputs_of_fsdp2(accelerator: Any) -> None:
     """Keep the dtype of the model's outputs under FSDP2. Accelerate would round log π of each token to bfloat16."""
-    plugin = getattr(accelerator.state, "fsdp_plugin", None)
-    policy = getattr(plugin, "mixed_precision_policy", None)
+    plugin: Any = getattr(accelerator.state, "fsdp_plugin", None)
+    policy: Any = getattr(plugin, "mixed_precision_policy", None)
     if getattr(policy, "output_dtype", None) is not None:  # The policy of FSDP1 has no such setting.
         plugin.mixed_precision_policy = replace(policy, output_dtype=None)
 
