@@ -202,7 +202,6 @@ NUMBERS: dict[str, Callable[[Store], Found]] = {
     "real_gap": lambda store: _ahead(store, BALANCED, REPEATED, "greedy"),
     "real_default": lambda store: _ahead(store, BALANCED, TOPR, "greedy"),
     "real_once": lambda store: _ahead(store, BALANCED, "positives once", "greedy"),
-    "real_default_once": lambda store: _ahead(store, TOPR, "positives once", "greedy"),
     "real_sampled_default": lambda store: _ahead(store, REPEATED, TOPR, "pass@1"),
     "real_sampled": lambda store: _gain(store, REPEATED, "pass@1", "1"),
     "real_sharpened": lambda store: _gain(store, REPEATED, "pass@1", "0.3"),

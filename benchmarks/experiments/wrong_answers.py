@@ -49,7 +49,7 @@ BASES = ("facts-agree", "facts-alone", "misconceptions", "facts-scattered")
 RULED = ("sure-17",)  # all problems follow one rule
 TO_COME = ("main", "misconception-10", "sure-3", "slips-30", "bundled", "wanders-10")  # of one rule, not published
 WARM_METHODS = (REPEATED, WEIGHTED)  # methods of which iterations on SmolLM2 are published
-ONE_PASS = (BALANCED, REPEATED, KTO)  # methods of which greedy answers after one pass on SmolLM2 are published
+ONE_PASS = (BALANCED, REPEATED, DEFAULT, KTO)  # methods of which greedy answers after one pass on SmolLM2 are published
 ONE_PASS_TO_COME = (  # also sampled answers, at their own best rates
     BALANCED,
     KTO,
