@@ -92,6 +92,8 @@ BEFORE_SAMPLING = [
         "--reward_funcs rewards.py:short", {"question": "3 + 4 ="}),
     looped("own prompts with a column of results", "column 'reward', rename or remove",
         "--reward_funcs rewards.py:short", {**PROMPT, "reward": 1.0}),
+    looped("own prompts with rewards of turns", "column 'turn_rewards', rename or remove",
+        "--reward_funcs rewards.py:short", {**PROMPT, "turn_rewards": [1.0]}),
     looped("own prompts that are neither text nor messages", "`prompt`, text or messages, row 0 holds 7",
         "--reward_funcs rewards.py:short", {"prompt": 7}),
     looped("worked examples for own prompts", "num_shots=4, own prompts, remove",
@@ -111,6 +113,8 @@ WHILE_SCORING = [
         "rows-00000-of-00001.parquet, 'divided', ZeroDivisionError, rewards.py, line 21", "divided"),
     scored("reward functions for rows with a reward", "rows, scored already, remove, reward", "short",
         {"reward": [1.0, 0.0]}),
+    scored("reward functions for rows with rewards of turns", "scored already, remove, turn_rewards", "short",
+        {"turn_rewards": [[1.0], [0.0]]}),
     scored("reward functions for rows with verdicts, in an evaluation", "scored already, remove", "short",
         {"answer": ["7", "7"], "extracted": ["7", "8"]}, "evaluate"),
 ]

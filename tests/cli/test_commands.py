@@ -139,6 +139,10 @@ def test_evaluate_names_its_own_setting(own):
     assert refusal("evaluate", ["--num_generations_eval", "0"]) == "num_generations_eval must be at least 1, not 0."
 
 
+def test_a_trial_has_one_number_of_completions():
+    assert "no setting --num_generations." in refusal("trial", ["--num_generations", "4"])
+
+
 # Values.
 
 

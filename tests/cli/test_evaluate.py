@@ -51,6 +51,11 @@ def embedded(tmp_path_factory):
     return out
 
 
+def test_stored_rows_and_a_model_are_refused(tmp_path):
+    found = fails("--input", write(tmp_path / "rows.parquet"), "--model_name_or_path", "me/x")
+    assert all(word in found for word in ("--input", "--model_name_or_path", "Remove"))
+
+
 def test_a_model(embedded, capsys, monkeypatch):
     assert {path.name for path in embedded.iterdir()} >= {
         "rollouts", "evaluation.json", "evaluation.png", "evaluation.txt", "_manifest.json",

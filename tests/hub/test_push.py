@@ -128,6 +128,17 @@ def test_card_of_a_loop_s_model(loop):
     assert "## Limits" in card.text
 
 
+def test_the_card_shows_a_prompt_only_of_problems_that_are_public(loop, tmp_path):
+    run = shutil.copytree(loop, tmp_path / "run")
+    model = run / "iteration-1" / "model"
+    example = repr(load_rows(run / "iteration-1/rollouts")["prompt"][0])
+    assert example in ModelCard(pack(model, "me/solver").card).text
+    note = json.loads((run / "iteration-1/rollouts/_manifest.json").read_text())
+    del note["stages"]["sample"]  # as of imported rows
+    (run / "iteration-1/rollouts/_manifest.json").write_text(json.dumps(note))
+    assert example not in ModelCard(pack(model, "me/solver").card).text
+
+
 def test_results_of_other_weights_are_not_on_the_card(loop, tmp_path):
     run = shutil.copytree(loop, tmp_path / "run")
     note = run / "iteration-1/test/rollouts/_manifest.json"
@@ -244,6 +255,10 @@ def test_an_adapter_s_card_is_the_trainer_s(model, tokenizer, rows, tmp_path):
     args = config(tmp_path, save_steps=2)
     OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer, peft_config=lora).train()
     assert "More Information Needed" in (tmp_path / "checkpoint-2" / "README.md").read_text()  # PEFT's template
+    with pytest.raises(ValueError, match=r"adapter_config.json has the base model /.*Push the merged model"):
+        pack(tmp_path / "checkpoint-2", "me/x")
+    adapter = tmp_path / "checkpoint-2" / "adapter_config.json"
+    adapter.write_text(json.dumps({**json.loads(adapter.read_text()), "base_model_name_or_path": "me/base"}))
     upload = pack(tmp_path / "checkpoint-2", "me/x")
     assert {"adapter_model.safetensors", "adapter_config.json", "README.md"} <= set(upload.files)
     assert "More Information Needed" not in upload.card

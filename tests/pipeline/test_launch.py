@@ -107,6 +107,18 @@ def test_launchers_come_before_the_command(tmp_path):
                                str(tmp_path / "train.yaml")]  # fmt: skip
 
 
+def test_training_that_would_see_several_gpus_needs_a_config_of_accelerate(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    config = str(CONFIGS / "ddp.yaml")
+    with pytest.raises(ValueError, match=r"see 2 GPUs.* --accelerate_config .* CUDA_VISIBLE_DEVICES to one"):
+        check_launch("iterate", loop(tmp_path, use_cpu=False))
+    check_launch("iterate", loop(tmp_path, use_cpu=False, accelerate_config=config))
+    check_launch("iterate", loop(tmp_path, use_cpu=True))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    check_launch("iterate", loop(tmp_path, use_cpu=False))
+
+
 def test_launchers_that_lack_something_are_refused(tmp_path):
     with pytest.raises(ValueError, match="training_launcher: No closing quotation"):
         loop(tmp_path, training_launcher="srun --comment 'a")

@@ -36,6 +36,11 @@ def evaluate_command(args: EvaluateArguments) -> None:
         ValueError: settings or rows cannot be used. Most of these errors are raised before sampling starts.
         FileNotFoundError: `input` or `compare` does not exist, or is a folder without a complete set of shards.
     """
+    if args.input is not None and args.model_name_or_path is not None:
+        raise ValueError(
+            "--input evaluates stored rows, so --model_name_or_path has no effect. Remove --input to sample from the "
+            "model, or remove --model_name_or_path."
+        )
     out, into = args.folder, args.folder / "scored"
     source = None if args.input is None else existing(args.input, "--input")
     second = None if args.compare is None else existing(args.compare, "--compare")

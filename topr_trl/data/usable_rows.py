@@ -37,7 +37,7 @@ def check_usable(columns: Sequence[str], use: str, by_functions: bool = False) -
     elif use == "evaluate" and is_scored(columns) and not by_functions:
         _need_one_of_each(columns, (_OF_EVALUATION,))
     elif by_functions and (rewarded or (use == "evaluate" and is_scored(columns))):
-        there = [name for name in ("reward", "label", "verdict", "extracted") if name in columns]
+        there = [name for name in ("reward", TURN_REWARDS, "label", "verdict", "extracted") if name in columns]
         raise ValueError(
             f"the rows are scored already. Remove the columns {', '.join(there)} to score with reward_funcs, or remove "
             "reward_funcs."

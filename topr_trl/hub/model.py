@@ -120,6 +120,13 @@ def _files_of(folder: Path) -> dict[str, Path | bytes]:
                 "model again."
             )
     check_files(folder)
+    adapter = folder / "adapter_config.json"
+    base = json.loads(adapter.read_text()).get("base_model_name_or_path") if adapter.is_file() else None
+    if base and name_on_the_hub(base) is None:
+        raise ValueError(
+            f"{adapter} has the base model {base}, which others cannot load. Push the merged model instead, or push "
+            "the base model and write its id on the Hub as base_model_name_or_path."
+        )
     config = folder / "config.json"
     has_own_code = config.is_file() and "auto_map" in json.loads(config.read_text())
     patterns = (*_WANTED, "*.py") if has_own_code else _WANTED
@@ -175,6 +182,7 @@ def _card_of_stage(folder: Path, repo_id: str, steps: dict[str, Entry]) -> Model
     shown_elsewhere = ("prompt", "seed", "sampled with")
     facts |= {name: fact for name, fact in facts_of_sampling(sampling).items() if name not in shown_elsewhere}
     problems = name_on_the_hub(sampling.get("dataset_name"))
+    is_public = bool(sampling) and (problems is not None or sampling["dataset_name"] is None)
     data = ModelCardData(
         base_model=name_on_the_hub(first_weights(stage).get("model")),
         datasets=[problems] if problems else None,
@@ -183,7 +191,7 @@ def _card_of_stage(folder: Path, repo_id: str, steps: dict[str, Entry]) -> Model
         pipeline_tag="text-generation",
     )
     return model_card(
-        data, repo_id, facts, problems=problems_of(sampling), prompt=_example_prompt(stage),
+        data, repo_id, facts, problems=problems_of(sampling), prompt=_example_prompt(stage) if is_public else None,
         max_new_tokens=sampling.get("max_new_tokens"),
     )  # fmt: skip
 

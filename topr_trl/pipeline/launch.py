@@ -50,6 +50,12 @@ def check_launch(command: str, settings: RunArguments) -> None:
             "sampling_backend='vllm' needs vLLM: run pip install \".[vllm]\" in the clone, or set --sampling_python to "
             "the Python of an environment with vLLM and topr_trl."
         )
+    seen = max(len(devices(stage, settings)) or torch.cuda.device_count() for stage in ("log-mu", "train"))
+    if seen > 1 and not (settings.use_cpu or settings.accelerate_config or settings.training_launcher):
+        raise ValueError(
+            f"Training would see {seen} GPUs, and one process cannot train on several. Set --accelerate_config to a "
+            "config file of Accelerate for several processes, or CUDA_VISIBLE_DEVICES to one GPU."
+        )
     needed, gpus = settings.sampling_workers * settings.vllm_tensor_parallel_size, torch.cuda.device_count()
     gpus = len(settings.sampling_devices or ()) or gpus
     if gpus and needed > gpus and not settings.sampling_launcher:

@@ -443,9 +443,11 @@ NOT_FOR_COMMANDS = ("resume_from_checkpoint",)  # A command finds its own checkp
 LOOP_SETTINGS = field_names(IterateArguments, without=NOT_FOR_COMMANDS)
 TRIAL_SETTINGS = field_names(
     TrialArguments,
-    # Each arm of a trial (see `topr_trl.pipeline.trial.ARMS`) has its own values for these settings.
-    without=(*field_names(CurationArguments), *NOT_FOR_COMMANDS, "preset", "a_pos", "b_pos", "a_neg", "b_neg"),
-)
+    # Each arm of a trial (see `topr_trl.pipeline.trial.ARMS`) has its own values for the last settings. A trial samples
+    # only for its test, with `num_generations_eval`.
+    without=(*field_names(CurationArguments), *NOT_FOR_COMMANDS, "num_generations", "preset", "a_pos", "b_pos",
+             "a_neg", "b_neg"),
+)  # fmt: skip
 
 Kind = TypeVar("Kind")
 

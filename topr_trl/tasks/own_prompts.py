@@ -12,7 +12,7 @@ from topr_trl.data.tables import TABLE_SUFFIXES, read_table
 
 # Result columns in rows of completions. A column of prompts with one of these names would be mistaken for a result.
 _TAKEN = ("reward", "label", "extracted", "verdict", "reward_after_baseline", "times_chosen", "mu_logps",
-          "mu_fingerprint", "rollout_id", "completion_mask")  # fmt: skip
+          "mu_fingerprint", "rollout_id", "completion_mask", "turn_rewards", "turn_discount", "score")  # fmt: skip
 
 
 def prepare(dataset: Dataset, num_shots: int = 0) -> Dataset:
