@@ -8,7 +8,7 @@ The paper's setup (no baseline, 8-shot chain of thought, Adafactor at 5e-7, one 
 
     accelerate launch examples/gsm8k.py --model_name_or_path meta-llama/Meta-Llama-3-8B-Instruct \
         --dataset_name openai/gsm8k --iterations 5 --curation anna_karenina --num_generations 64 \
-        --baseline 0 --per_device_train_batch_size 1
+        --num_generations_eval 64 --baseline 0 --per_device_train_batch_size 1
 
 The same on MATH, with 4 shots (pip install ".[math]" for math-verify, which compares answers in `\boxed{}`):
 

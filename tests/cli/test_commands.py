@@ -483,7 +483,8 @@ def test_a_wrong_task_is_named():
 def test_the_papers_values_as_a_file():
     path = Path(__file__).parents[2] / "examples" / "paper.yaml"
     loop = parse("iterate", ["--config", str(path), "--model_name_or_path", "own", "--output_dir", "x"])
-    assert (loop.baseline, loop.curation, loop.num_generations) == (0.0, "anna_karenina", 64)
+    assert (loop.baseline, loop.curation) == (0.0, "anna_karenina")
+    assert loop.num_generations == loop.num_generations_eval == 64
     assert (loop.optim, loop.learning_rate, loop.top_k) == ("adafactor", 5e-7, 500)
 
 

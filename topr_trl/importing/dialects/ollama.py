@@ -11,7 +11,7 @@ from topr_trl.importing.row_table import Row
 LOSES = (
     "A system prompt in the model's Modelfile is not in the log. Text is tokenized again, which can give different "
     "tokens. A request without options used those of the model, often a temperature of 0.8, a top_k of 40 and a top_p "
-    "of 0.9: set --temperature."
+    "of 0.9: set topr import --temperature."
 )
 
 

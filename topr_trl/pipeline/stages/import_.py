@@ -207,7 +207,7 @@ def _describe(done: Json) -> str:
     if done["temperatures"][1:] or 0 in done["temperatures"]:
         found = ", ".join(f"{value:g}" for value in done["temperatures"])
         lines.append(f"The rows were sampled at temperatures {found}. The trainer needs one temperature above 0: "
-                     "import files of one temperature, or set --temperature.")  # fmt: skip
+                     "import files of one temperature, or set topr import --temperature.")  # fmt: skip
     places = done["left_out"] | done["noted"]
     for kind in _TEXTS:
         if kind in places and (count := places[kind]["count"]):
