@@ -116,6 +116,37 @@ def test_a_trace_of_langfuse(tmp_path):
     assert [row["completion"][0]["content"] for row in rows] == ["12", "7"]
 
 
+@pytest.mark.parametrize(
+    ("score", "found"),
+    [
+        ({"dataType": "CATEGORICAL", "value": 0, "stringValue": "bad"}, "bad"),
+        ({"data_type": "CATEGORICAL", "value": 0, "string_value": "bad"}, "bad"),
+        ({"dataType": "CATEGORICAL", "value": 0, "stringValue": "bad", "configId": "c"}, 0),
+        ({"dataType": "BOOLEAN", "value": 1, "stringValue": "True"}, 1),
+    ],
+)
+def test_categories_of_langfuse(score, found):
+    """Without a configuration, Langfuse's API gives each category the number 0."""
+    (each,) = langfuse.observations({"observations": [OBSERVATION], "scores": [{"name": "quality", **score}]})
+    assert each["scores"] == {"quality": found}
+
+
+def test_tools_of_langchain_in_langfuse():
+    """Langfuse's callback for LangChain logs the tools as last messages. An object can be the result of a tool, too."""
+    tools = [{"type": "function", "function": {"name": "legs"}}, {"name": "arms", "input_schema": {"type": "object"}}]
+    given = [{"role": "user", "content": "How many legs?"}, *({"role": "tool", "content": tool} for tool in tools)]
+    for record in ({**OBSERVATION, "input": given}, {**OBSERVATION, "input": json.dumps(given)}):
+        for each in (record, {"id": "t1", "observations": [record]}):
+            (found,) = langfuse.observations(each)
+            (row,) = langfuse.FORMAT.rows(found)
+            assert turns(row["prompt"]) == [USER]
+            assert [tool["function"]["name"] for tool in json.loads(row["tools"])] == ["legs", "arms"]
+    result = {"role": "tool", "content": {"n": 4}, "tool_call_id": "c"}
+    (found,) = langfuse.observations({**OBSERVATION, "input": [*given[:1], result]})
+    with pytest.raises(NotOfFormat, match="must be text"):
+        langfuse.FORMAT.rows(found)
+
+
 def test_the_finish_reason_of_a_stream_in_langfuse():
     """Test that the metadata, where Langfuse's wrapper of OpenAI's client writes it, show that an answer was cut."""
     (row,) = langfuse.FORMAT.rows({**OBSERVATION, "output": "Twel", "metadata": {"finish_reason": "length"}})

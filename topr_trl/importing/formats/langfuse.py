@@ -1,12 +1,13 @@
 """Read exports of Langfuse: observations as CSV, JSON or parquet, and single traces as JSON."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from topr_trl.importing.calls import Envelope, format_of_exports, not_a_call
 from topr_trl.importing.dialects import DIALECTS
 from topr_trl.importing.format import LeftOut, Record
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.record_fields import value_at, values_by_name
+from topr_trl.importing.record_fields import inner_value, value_at, values_by_name
 from topr_trl.importing.streamed_answers import whole_answer
 
 _NOT_A_COMPLETION = ("SPAN", "EVENT", "TOOL", "CHAIN", "AGENT", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
@@ -16,24 +17,51 @@ def observations(record: Record) -> Iterator[Record]:
     """Yield each observation of a trace with its scores. A generation also has the scores of its trace.
 
     Scores of the observation replace scores of the trace with the same name. A streamed output becomes the whole
-    answer. An exported observation is otherwise unchanged.
+    answer, and tools among the messages become a field of the input. An exported observation is otherwise unchanged.
 
     Args:
         record (`Record`): Downloaded trace, or exported observation.
     """
     if not isinstance(record.get("observations"), list):
-        yield {**record, **{name: whole_answer(value) for name, value in record.items() if name == "output"}}
+        yield _whole(record)
         return
     scores = record.get("scores") or value_at(record, "trace.scores") or []
     for each in record["observations"]:
         found: Record = {}
         for place in (None, each["id"]) if _is_generation(each) else (each["id"],):
             found |= values_by_name(
-                (score["name"], value_at(score, "value", "stringValue", "string_value"))
+                (score["name"], _value_of(score))
                 for score in scores
                 if value_at(score, "observationId", "observation_id") == place
             )
-        yield {**each, "output": whole_answer(each.get("output")), "scores": found}
+        yield {**_whole({"output": None, **each}), "scores": found}
+
+
+def _value_of(score: Record) -> Any:
+    """Return the value of a score. For a category, it is the text, unless a configuration gives the category a number.
+
+    Langfuse's API gives all other categories the number 0.
+    """
+    names = ["value", "stringValue", "string_value"]
+    is_text = value_at(score, "dataType", "data_type") == "CATEGORICAL" and not value_at(score, "configId", "config_id")
+    return value_at(score, *(reversed(names) if is_text else names))
+
+
+def _whole(record: Record) -> Record:
+    changes = {"input": _with_tools, "output": whole_answer}
+    return {name: changes[name](value) if name in changes else value for name, value in record.items()}
+
+
+def _with_tools(given: Any) -> Any:
+    """Return an input with its tools beside the messages. LangChain's handler adds tools as messages at the end."""
+    messages = parsed_json(given)
+    tools = [each["content"] for each in messages if _is_tool(each)] if isinstance(messages, list) else []
+    return {"messages": [each for each in messages if not _is_tool(each)], "tools": tools} if tools else given
+
+
+def _is_tool(given: Any) -> bool:
+    is_about_tool = inner_value(given, "role") == "tool" and not given.get("tool_call_id")
+    return is_about_tool and isinstance(given.get("content"), Mapping)
 
 
 def _is_generation(record: Record) -> bool:
