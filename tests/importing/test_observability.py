@@ -455,6 +455,49 @@ def test_events_and_printed_spans():
     assert opentelemetry.FORMAT.rows({"attributes": {"http.method": "GET"}}) == ["other"]
 
 
+@pytest.mark.parametrize("operation", ["invoke_agent", "create_agent", "invoke_workflow"])
+def test_spans_of_agents_are_not_calls(operation):
+    (span,) = of_opentelemetry(("tone", 1))["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    named = {**span, "attributes": {**span["attributes"], "gen_ai.operation.name": operation}}
+    (found,) = opentelemetry.calls({**named, "events": []})
+    assert opentelemetry.FORMAT.rows(found) == ["other"]
+    (found,) = opentelemetry.calls(named)
+    with pytest.raises(NotOfFormat, match=r"not a model call, and has ratings \(tone\)"):
+        opentelemetry.FORMAT.rows(found)
+
+
+def test_instructions_that_are_also_the_first_messages():
+    """Microsoft's Agent Framework writes each instruction also as a message."""
+    system, other = ({"type": "text", "content": text} for text in ("Calculate.", "Be brief."))
+    asked = [{"role": "user", "parts": [{"type": "text", "content": "Legs?"}]}]
+    first = [{"role": "system", "parts": [part]} for part in (system, other)]
+    said = [{"role": "assistant", "parts": [{"type": "text", "content": "12"}]}]
+    for instructions, messages, texts in (
+        ([system], [*first[:1], *asked], ["Calculate.", "Legs?"]),
+        ([system, other], [*first, *asked], ["Calculate.", "Be brief.", "Legs?"]),
+        ([system], [*first[1:], *asked], ["Calculate.", "Be brief.", "Legs?"]),
+        ([system, other], asked, ["Calculate.Be brief.", "Legs?"]),
+    ):
+        attributes = {"gen_ai.system_instructions": instructions, "gen_ai.input.messages": messages,
+                      "gen_ai.output.messages": said}  # fmt: skip
+        (row,) = opentelemetry.FORMAT.rows({"attributes": attributes})
+        assert [turn["content"] for turn in row["prompt"]] == texts
+
+
+def test_spans_whose_log_record_has_the_messages():
+    """A span without messages gives its evaluations to its log record. Without the log record, it is refused."""
+    (span,) = of_opentelemetry(("tone", 1))["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    silent = {**span, "attributes": {"gen_ai.operation.name": "chat"}}
+    log = {"eventName": "gen_ai.client.inference.operation.details", "spanId": "s", "attributes": span["attributes"]}
+    spans = [{"scopeSpans": [{"spans": [silent]}]}]
+    (found,) = opentelemetry.calls({"resourceSpans": spans, "resourceLogs": [{"scopeLogs": [{"logRecords": [log]}]}]})
+    (row,) = opentelemetry.FORMAT.rows(found)
+    assert (turns(row["completion"]), found["evaluations"]) == ([answer("12")], {"tone": 1})
+    (found,) = opentelemetry.calls({"resourceSpans": spans})
+    with pytest.raises(NotOfFormat, match="without messages: turn on the capture"):
+        opentelemetry.FORMAT.rows(found)
+
+
 def test_two_answers_in_one_record_are_refused():
     """Two answers in one record are refused, because only one of them would be learned."""
     asked, message = {"messages": [{"role": "user", "content": "a"}]}, {"role": "assistant", "content": "b"}

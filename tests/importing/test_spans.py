@@ -123,6 +123,50 @@ def test_spans_with_missing_attributes_are_not_whole(lost, more, missing):
     assert read({"openinference.span.kind": "TOOL", "tool.parts.1.x": 1}, **more) == ["other"]
 
 
+def test_messages_of_an_agent_without_instructions():
+    """OpenInference for OpenAI's Agents SDK keeps the number 0 for instructions, and logs the response's fields."""
+    response = {"id": "resp_1", "model": "m"}
+    attributes = {name.replace("input_messages.0", "input_messages.1"): value for name, value in OPENINFERENCE.items()}
+    (row,) = read({**attributes, "llm.invocation_parameters": json.dumps(response)})
+    assert turns(row["prompt"]) == [("user", "Legs?", None, [])]
+    third = {"llm.input_messages.3.message.role": "user", "llm.input_messages.3.message.content": "?"}
+    for added, fields, missing in ((third, response, "0, llm.input_messages.2"),
+                                   ({}, {**response, "instructions": "Calculate."}, "0")):  # fmt: skip
+        with pytest.raises(Unusable, match=rf"lacks llm\.input_messages\.{missing}\."):
+            read({**attributes, **added, "llm.invocation_parameters": json.dumps(fields)})
+
+
+@pytest.mark.parametrize("system", ["Calculate.", [{"type": "text", "text": "Calculate."}]])
+@pytest.mark.parametrize("name", ["system", "instructions"])
+def test_a_system_prompt_in_the_settings_of_openinference(name, system):
+    settings = {"llm.invocation_parameters": json.dumps({name: system})}
+    (row,) = read({**OPENINFERENCE, **settings})
+    assert turns(row["prompt"]) == [ASKED[0], ("user", "Legs?", None, [])]
+    first = {"llm.input_messages.0.message.role": "system", "llm.input_messages.0.message.content": "Calculate."}
+    (row,) = read({**OPENINFERENCE, **settings, **first})
+    assert turns(row["prompt"]) == ASKED[:1]
+
+
+def test_anthropics_calls_and_tools_in_openllmetry():
+    """Earlier turns have their calls in the content, which is JSON text, and again in `tool_calls`."""
+    blocks = [{"type": "text", "text": "I look."}, {"type": "tool_use", "id": "c", "name": "legs",
+                                                    "input": {"animal": "cat"}}]  # fmt: skip
+    prompt = {
+        "0.role": "user", "0.content": "Legs?", "1.role": "assistant", "1.content": json.dumps(blocks),
+        "1.tool_calls.0.id": "c", "1.tool_calls.0.name": "legs", "1.tool_calls.0.arguments": '{"animal": "cat"}',
+        "2.role": "user",
+        "2.content": json.dumps([{"type": "tool_result", "tool_use_id": "c", "content": "FOUR"}]),
+    }  # fmt: skip
+    tool = {"name": "legs", "description": "Legs.", "input_schema": json.dumps(TOOL["parameters"])}
+    (row,) = read({
+        **{f"gen_ai.prompt.{name}": value for name, value in prompt.items()},
+        **{f"llm.request.functions.0.{name}": value for name, value in tool.items()},
+        "gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": "12",
+    })  # fmt: skip
+    assert turns(row["prompt"])[1:] == [("assistant", "I look.", None, [LEGS]), ("tool", "FOUR", None, [])]
+    assert json.loads(row["tools"])[0]["function"] == {**TOOL, "description": "Legs."}
+
+
 def test_missing_messages_of_openllmetry():
     given = {f"gen_ai.prompt.{n}.{name}": value for n in (0, 2) for name, value in (("role", "user"), ("content", "?"))}
     answer = {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": "12"}
@@ -164,6 +208,10 @@ def test_parts_of_the_vercel_ai_sdk():
     [
         ({"openinference.span.kind": "LLM"}, "without messages: turn on the capture"),
         ({"llm.request.type": "chat"}, "without messages: turn on the capture"),
+        *(
+            ({"gen_ai.operation.name": name}, "without messages: turn on the capture")
+            for name in ("chat", "generate_content", "text_completion")
+        ),
         ({name: value for name, value in OPENINFERENCE.items() if "input" not in name}, "prompt was not captured"),
         ({"ai.operationId": "ai.generateText.doGenerate", "ai.response.text": "12"}, "prompt was not captured"),
         ({**OPENINFERENCE, "llm.output_messages.1.message.content": "7"}, "2 choices"),

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from itertools import count
+from itertools import islice
 from typing import Any
 
 from topr_trl.importing.format import Record
@@ -23,7 +23,7 @@ def attributes_of(span: Record) -> Record:
 
 
 def missing_in(span: Record) -> list[str]:
-    """Return the missing parts of a span: attributes that the SDK dropped, and the first missing item of each list.
+    """Return the missing parts of a span: dropped attributes, and the first two missing items of each list.
 
     Args:
         span (`Record`): Span, see `attributes_of`.
@@ -35,8 +35,8 @@ def missing_in(span: Record) -> list[str]:
         for n, name in enumerate(names):
             if name.isdecimal() and n:
                 numbers[".".join(names[:n])].add(int(name))
-    first = {path: next(n for n in count() if n not in found) for path, found in numbers.items()}
-    gaps = [f"{path}.{n}" for path, n in first.items() if n < max(numbers[path])]
+    gaps = [f"{path}.{n}" for path, found in numbers.items()
+            for n in islice((n for n in range(max(found)) if n not in found), 2)]  # fmt: skip
     return [f"{dropped} attributes that were dropped", *gaps] if dropped else gaps
 
 

@@ -19,8 +19,12 @@ def prompt(asked: Record) -> Row:
     Raises:
         Unusable: the provider ran a tool itself, or a part of a message cannot become text, for instance an image.
     """
-    start = [other("system", asked["instructions"])] if asked.get("instructions") else []
-    messages = [*start, *(each for given in asked["messages"] for each in _messages(given))]
+    messages = [each for given in asked["messages"] for each in _messages(given)]
+    if given := asked.get("instructions"):
+        each = given if isinstance(given, list) else [given]
+        # Microsoft's Agent Framework writes each instruction also as a message.
+        if messages[: len(each)] != [other("system", [part]) for part in each]:
+            messages = [other("system", given), *messages]
     return {"prompt": messages, "tools": tools_as_json(asked.get("tools"))}
 
 

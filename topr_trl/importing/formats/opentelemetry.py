@@ -24,8 +24,8 @@ _OUTPUT = "attributes.gen_ai.output.messages"
 def calls(record: Record) -> Iterator[Record]:
     """Yield the spans and log records of a document, each with its evaluations.
 
-    Log records that repeat the messages of their span, and evaluations, are left out. A record that is neither an
-    export nor a span is yielded unchanged.
+    Left out are log records that repeat the messages of their span, spans whose messages are only in a log record, and
+    evaluations. A record that is neither an export nor a span is yielded unchanged.
 
     Args:
         record (`Record`): OTLP export, or a span as an SDK or Phoenix writes it.
@@ -41,17 +41,21 @@ def calls(record: Record) -> Iterator[Record]:
              for span in scope.get("spans") or ()]  # fmt: skip
     logs = [log for group in record.get("resourceLogs") or () for scope in group.get("scopeLogs") or ()
             for log in scope.get("logRecords") or ()]  # fmt: skip
-    evaluated = defaultdict[Any, list[Record]](list)  # evaluations in log records, by span id
+    evaluated = defaultdict[Any, list[Record]](list)  # evaluations in spans and log records, by span id
     for log in logs:
-        if (log.get("eventName") or log.get("name")) == _RESULT:
+        if _is_result(log):
             evaluated[log.get("spanId")].append({**log, "name": _RESULT})
-    spans = [_with_attributes(span, evaluated[span.get("spanId")]) for span in spans]
-    captured = {span.get("spanId") for span in spans if value_at(span, _OUTPUT)}
-    yield from spans
-    for log in logs:
-        is_result = (log.get("eventName") or log.get("name")) == _RESULT
-        if log.get("spanId") not in captured and not is_result:
-            yield _with_attributes(log, evaluated[log.get("spanId")])
+    for span in spans:
+        evaluated[span.get("spanId")] += filter(_is_result, span.get("events") or ())
+    logs = [log for log in logs if not _is_result(log)]
+    spans, logs = ([_with_attributes(each, evaluated[each.get("spanId")]) for each in part] for part in (spans, logs))
+    captured, logged = ({each.get("spanId") for each in part if value_at(each, _OUTPUT)} for part in (spans, logs))
+    yield from (span for span in spans if span.get("spanId") not in logged - captured)
+    yield from (log for log in logs if log.get("spanId") not in captured)
+
+
+def _is_result(record: Record) -> bool:
+    return (record.get("eventName") or record.get("name")) == _RESULT
 
 
 def _listed(record: Record) -> list[Record] | None:
@@ -66,7 +70,7 @@ def _listed(record: Record) -> list[Record] | None:
 def _with_attributes(record: Record, events: list[Record]) -> Record:
     """Return a span or a log record with nested attributes, settings, evaluations, and the names of missing attributes.
 
-    `events` are the evaluations in log records.
+    `events` are evaluations in other records.
     """
     attributes = attributes_of(record)
     llm = attributes.get("llm") or {}
@@ -106,6 +110,9 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
         Unusable: the prompt or all messages were not captured, attributes were dropped, a span that is not a model call
             has evaluations, or see `Envelope.rows`.
     """
+    operation = value_at(record, "attributes.gen_ai.operation.name")
+    if operation in ("create_agent", "invoke_agent", "invoke_workflow"):  # It has the messages of its calls again.
+        return [_not_a_call(record)]
     status = value_at(record, "status.code", "status.status_code", "status_code")
     is_failed = str(status) in ("2", "ERROR", "STATUS_CODE_ERROR")
     for path in ("gen_ai.prompt", "gen_ai.completion"):
@@ -126,11 +133,18 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
             return found if isinstance(found, list) else [found]
         if is_asked:
             return []
-    if any(value_at(record, f"attributes.{path}") == value for path, value in _CALLS.items()):
+    if any(value_at(record, f"attributes.{path}") in values for path, values in _CALLS.items()):
         if is_failed:
             return [LeftOut.FAILED]
-        raise Unusable("it is a model call without messages: turn on the capture of content")
-    return [not_a_call(record.get("evaluations") or {}, "traceId or context.trace_id")]
+        raise Unusable(
+            "it is a model call without messages: turn on the capture of content. If the messages are in a log record "
+            "of another line, leave the span out"
+        )
+    return [_not_a_call(record)]
+
+
+def _not_a_call(record: Record) -> LeftOut:
+    return not_a_call(record.get("evaluations") or {}, "traceId or context.trace_id")
 
 
 def _check_whole(record: Record, paths: tuple[str, ...]) -> None:
@@ -140,7 +154,11 @@ def _check_whole(record: Record, paths: tuple[str, ...]) -> None:
         Unusable: an attribute was dropped, or a list at one of the paths lacks an item.
     """
     places = tuple(path.removeprefix("attributes.") for path in paths)
-    if lost := [name for name in record.get("missing") or () if name.startswith(places) or " " in name]:
+    lost = [name for name in record.get("missing") or () if name.startswith(places) or " " in name]
+    response = value_at(record, "attributes.llm.invocation_parameters")
+    # For OpenAI's Agents SDK, OpenInference keeps the first message for instructions, and logs the response's fields.
+    starts_at_1 = bool(inner_value(response, "id")) and not inner_value(response, "instructions")
+    if lost and not (starts_at_1 and lost == ["llm.input_messages.0"]):
         raise Unusable(
             f"it lacks {', '.join(lost)}. To record whole calls, raise OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT in the program "
             "that writes the spans"
@@ -148,7 +166,10 @@ def _check_whole(record: Record, paths: tuple[str, ...]) -> None:
 
 
 # Attributes that mark a model call, even if its content was not captured.
-_CALLS = {"openinference.span.kind": "LLM", "llm.request.type": "chat"}
+_CALLS = {
+    "openinference.span.kind": ("LLM",), "llm.request.type": ("chat",),
+    "gen_ai.operation.name": ("chat", "generate_content", "text_completion"),
+}  # fmt: skip
 
 
 def _of_openinference(given: Record) -> Record:
@@ -167,11 +188,12 @@ def _of_openinference(given: Record) -> Record:
 def _of_openllmetry(given: Record) -> Record:
     """Parse the content of a message of OpenLLMetry, which writes a list of parts as JSON text.
 
-    Assistant messages, and messages whose content is not a list of parts, are returned unchanged.
+    Assistant messages without calls, and messages whose content is not a list of parts, are returned unchanged.
     """
     parts = parsed_json(given.get("content"))
     is_parts = isinstance(parts, list) and parts and all(inner_value(part, "type") is not None for part in parts)
-    return {**given, "content": parts} if is_parts and given.get("role") != "assistant" else given
+    is_own = given.get("role") == "assistant" and not given.get("tool_calls")  # The model can write JSON.
+    return {**given, "content": parts} if is_parts and not is_own else given
 
 
 def _like_openai(message: Callable[[Record], Record], tool: Callable[[Record], Record]) -> Dialect:
@@ -179,7 +201,11 @@ def _like_openai(message: Callable[[Record], Record], tool: Callable[[Record], R
 
     def prompt(asked: Record) -> Row:
         tools = [tool(each) for each in asked.get("tools") or ()]
-        return openai.prompt({**asked, "messages": [message(each) for each in asked["messages"]], "tools": tools})
+        messages = [message(each) for each in asked["messages"]]
+        # Settings of some calls have the system prompt, which can also be the first message.
+        is_first = bool(messages) and messages[0].get("role") == "system"
+        system = None if is_first else asked.get("instructions") or asked.get("system")
+        return openai.prompt({**asked, "messages": messages, "tools": tools, "instructions": system})
 
     def answers(body: Record, asked: Record) -> list[Row | None]:
         choices = [{**choice, "message": message(choice["message"])} for choice in body["choices"]]
@@ -198,7 +224,8 @@ def _tool_of_openinference(given: Record) -> Record:
 
 
 def _tool_of_openllmetry(given: Record) -> Record:
-    return {name: parsed_json(value) if name == "parameters" else value for name, value in given.items()}
+    schemas = ("parameters", "input_schema")
+    return {name: parsed_json(value) if name in schemas else value for name, value in given.items()}
 
 
 def _is_inner(record: Record) -> LeftOut | None:
