@@ -151,6 +151,19 @@ def test_sessions_of_claude_code_without_a_line(tmp_path, missing, why):
         imported(tmp_path, written(tmp_path / "a.jsonl", lines))
 
 
+@pytest.mark.parametrize("prompt", ["Also add tests.", [{"type": "text", "text": "Also add tests."}]])
+def test_a_message_that_the_user_sent_while_claude_code_worked(tmp_path, prompt):
+    given = {"type": "queued_command", "prompt": prompt}
+    queued = {"type": "attachment", "uuid": "20", "parentUuid": "12", "sessionId": "s", "attachment": given}
+    other = {**queued, "uuid": "21", "parentUuid": "20", "attachment": {"type": "todo_reminder", "content": []}}
+    lines = [*SESSION, queued, other, answer_of_claude("22", "21", "Done.", "s")]
+    row = imported(tmp_path, written(tmp_path / "a.jsonl", lines))[-1]
+    assert turns(row["prompt"])[-2:] == [("assistant", "12", None, []), ("user", "Also add tests.", None, [])]
+    del queued["uuid"]
+    with pytest.raises(ValueError, match=r"a queued_command without a uuid"):
+        imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+
+
 def answer_of_claude(uuid, parent, text, session):
     line = of_claude(uuid, parent, "assistant", [{"type": "text", "text": text}], id=f"m{uuid}", stop_reason="end_turn")
     return {**line, "sessionId": session}

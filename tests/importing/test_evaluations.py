@@ -153,6 +153,21 @@ def test_logs_of_inspect_that_are_damaged_or_unusual(tmp_path):
     with pytest.raises(NotOfFormat, match="attachment abc is missing"):
         inspect.rows(attached)
     assert inspect.rows({**attached, "attachments": {"abc": "Long"}})[0]["prompt"][0]["content"] == "Long"
+    described = {"event": "model", "tools": [{"name": "legs", "description": "attachment://abc"}]}
+    (row,) = inspect.rows({**attached, "attachments": {"abc": "Long"}, "events": [described]})
+    assert json.loads(row["tools"])[0]["function"]["description"] == "Long"
+
+
+def test_text_that_a_solver_of_inspect_wrote_is_not_learned():
+    """The solver `assistant_message` adds a message without a source."""
+    asked, written = {"role": "user", "content": "Legs?", "source": "input"}, {"role": "assistant", "content": "Hi."}
+    said = {"role": "assistant", "content": "12", "source": "generate"}
+    (row,) = inspect.rows({"id": 1, "epoch": 1, "messages": [written, asked, said]})
+    assert [turn["content"] for turn in row["prompt"]] == ["Hi.", "Legs?"]
+    assert turns(row["completion"]) == [("assistant", "12", None, [])]
+    for messages, why in (([asked, said, asked, written], "model did not write"), ([asked, written], "no source")):
+        with pytest.raises(NotOfFormat, match=why):
+            inspect.rows({"id": 1, "epoch": 1, "messages": messages})
 
 
 def test_runs_that_openhands_wrote(tmp_path):

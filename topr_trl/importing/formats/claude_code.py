@@ -43,9 +43,11 @@ def rows(record: Record) -> list[Row]:
 
     Raises:
         NotOfFormat: the branch of a call has a cycle.
-        Unusable: the file lacks a line or a tool result that the model read, a message has a part without text, or the
-            finish reason is new.
+        Unusable: the file lacks a line or a tool result that the model read, the place of a message is not known, a
+            message has a part without text, or the finish reason is new.
     """
+    if any(_queued(each) and not each.get("uuid") for each in record[LINES]):
+        raise Unusable("it has a queued_command without a uuid, so the place of this message of the user is not known")
     lines = {each["uuid"]: each for each in record[LINES] if each.get("uuid")}
     calls: dict[str, list[Record]] = {}  # lines of each call. Claude Code writes one line per block of an answer.
     for each in lines.values():
@@ -81,6 +83,12 @@ def _results(line: Record) -> list[Record]:
     return [part for part in _blocks(line) if line["type"] == "user" and part["type"] == "tool_result"]
 
 
+def _queued(line: Record) -> Any:
+    """Return the content of a message that the user sent while the model worked. Return None for any other line."""
+    given = line.get("attachment")
+    return inner_value(given, "prompt") if inner_value(given, "type") == "queued_command" else None
+
+
 def _is_interruption(line: Record) -> bool:
     parts = _blocks(line) if line["type"] == "user" else []
     return any(str(part.get("text")).startswith("[Request interrupted by user") for part in parts)
@@ -106,6 +114,8 @@ def _prompt(
             rest = [part for part in _blocks(line) if part["type"] != "tool_result"]
             if rest:
                 yield other("user", rest)
+        elif queued := _queued(line):
+            yield other("user", queued)
         elif line["type"] == "assistant" and not line.get("isApiErrorMessage") and (name := _call_of(line)) not in seen:
             seen.add(name)
             turn = _turn(calls[name])

@@ -30,8 +30,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
     Raises:
         Unusable: an attachment is missing, a message has a part without text, the provider ran a tool itself,
-            inspect_ai could not parse a tool call, the finish reason is unknown, or an assistant turn that the model
-            did not write follows a turn of the model.
+            inspect_ai could not parse a tool call, the finish reason is unknown, an assistant turn that the model
+            did not write follows a turn of the model, or no assistant turn has a source.
     """
     if record.get("error"):
         return [LeftOut.FAILED]
@@ -39,6 +39,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
     found = [(_is_generated(each), _message(_resolved(each, attached))) for each in record["messages"]]
     first = next((n for n, (is_generated, _) in enumerate(found) if is_generated), None)
     if first is None:
+        if any(each["role"] == "assistant" and not each.get("source") for each in record["messages"]):
+            raise Unusable('its assistant turns have no source. Set it to "generate" in turns that the model wrote')
         return []
     messages = [each for _, each in found]
     if any(each["role"] == "assistant" and not is_generated for is_generated, each in found[first:]):
@@ -48,9 +50,10 @@ def rows(record: Record) -> list[Row | LeftOut]:
     choices = (record.get("output") or {}).get("choices") or [{}]
     reason = choices[0].get("stop_reason")
     task = (record.get("eval") or {}).get("task")
+    tools = tools_as_json(_resolved(_tools(record), attached))
     return [
         {
-            "prompt": messages[:first], "completion": messages[first:], "tools": tools_as_json(_tools(record)),
+            "prompt": messages[:first], "completion": messages[first:], "tools": tools,
             "problem_id": f"{task}/{record['id']}" if task else str(record["id"]),
             "answer": target if isinstance(target, str) else None,
             "finish_reason": finish_reason(reason),
@@ -72,7 +75,7 @@ def rewards(record: Record) -> dict[str, Any]:
 
 
 def _is_generated(given: Record) -> bool:
-    return given["role"] == "assistant" and given.get("source") != "input"
+    return given["role"] == "assistant" and given.get("source") == "generate"
 
 
 def _resolved(value: Any, attached: Record) -> Any:
