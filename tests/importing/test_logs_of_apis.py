@@ -53,6 +53,22 @@ def test_a_response_with_thinking_and_calls():
     }
 
 
+@pytest.mark.parametrize(
+    ("more", "options"),
+    [
+        ({}, None),
+        ({"reasoning": {"effort": "high", "summary": "auto"}}, {"reasoning_effort": "high"}),
+        ({"reasoning": {"effort": "none"}}, {"reasoning_effort": "none", "enable_thinking": False}),
+        ({"chat_template_kwargs": {"enable_thinking": True}, "reasoning": None}, {"enable_thinking": True}),
+        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}, {"enable_thinking": True}),
+    ],
+)
+def test_template_settings_of_a_response(more, options):
+    request = {"input": "How many legs?", "tools": [TOOL], **more}
+    (row,) = openai_responses.FORMAT.rows({"request": request, "response": response(SAID)})
+    assert (json.loads(row["chat_template_kwargs"] or "null"), "legs" in row["tools"]) == (options, True)
+
+
 def test_a_batch_of_responses(tmp_path):
     (tmp_path / "in.jsonl").write_text(json.dumps({"custom_id": "a", "body": {"input": "How many legs?"}}) + "\n" +
                                        json.dumps({"custom_id": "b", "body": {"input": "How many legs?"}}))  # fmt: skip

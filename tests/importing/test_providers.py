@@ -76,6 +76,7 @@ def test_a_batch(tmp_path):
         (request(mcp_servers=[{"name": "m"}]), [SAID], "mcp_servers"),
         (request(), [{"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}], "server_tool_use"),
         (request(), [CALL, SAID], "tool_use, text in this order"),
+        (request(), [{"type": "compaction", "content": "Cats."}, CALL], "has compaction"),
         (request(), [SAID, THOUGHT], "text, thinking in this order"),
         (request(), [SAID], "no call of a tool: a part of the answer is lost"),
         (request({"role": "user", "content": [{"type": "image", "source": {}}]}), [SAID], "image: .* only text"),

@@ -11,7 +11,7 @@ from topr_trl.importing.row_table import Row
 
 _TEXT = ("text", "input_text", "output_text", "refusal", "reasoning_text", "summary_text")
 _THINKING = ("reasoning", "thinking")
-_WITHOUT_TEXT = ("redacted_thinking", "compaction")  # types of parts whose text the provider hides
+_WITHOUT_TEXT = ("redacted_thinking",)  # types of parts whose text the provider hides
 _CALLS = ("tool_use", "tool_call", "function_call")  # types of parts that repeat a tool call of the message
 
 

@@ -6,14 +6,14 @@ from typing import Any
 from topr_trl.importing.calls import Dialect, check_lengths, field_of, format_of_calls
 from topr_trl.importing.format import LeftOut, Record, Unusable
 from topr_trl.importing.message_parts import assistant, call, other, split_parts, text_of
-from topr_trl.importing.openai_messages import tools_as_json
+from topr_trl.importing.openai_messages import template_columns, tools_as_json
 from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
 from topr_trl.recording.protocols.responses import ELSEWHERE
 
 
 def prompt(asked: Record) -> Row:
-    """Return the messages and the tools of a request.
+    """Return the messages, the tools and the template settings of a request.
 
     Raises:
         NotOfFormat: the request has no input.
@@ -27,7 +27,8 @@ def prompt(asked: Record) -> Row:
     given = field_of(asked, "input", "request")
     start = [other("system", asked["instructions"])] if asked.get("instructions") else []
     messages = start + ([other("user", given)] if isinstance(given, str) else messages_of(given))
-    return {"prompt": messages, "tools": tools_as_json(_functions(asked.get("tools")))}
+    options = template_columns({**asked, "tools": None, "reasoning_effort": inner_value(asked, "reasoning", "effort")})
+    return {"prompt": messages, **options, "tools": tools_as_json(_functions(asked.get("tools")))}
 
 
 def answers(body: Record, asked: Record) -> list[Row | LeftOut]:

@@ -52,7 +52,7 @@ FORMAT = Format(
     rewards=lambda record: {"reward": record["reward"]},
     columns=(
         "prompt_ids", "completion_ids", "completion_mask", "sampler_logps", "problem_id", "rollout_id", "finish_reason",
-        "tools", *SAMPLING,
+        "tools", "chat_template_kwargs", *SAMPLING,
     ),
     required=frozenset({"responses_create_params", "response", "reward"}),
     loses="Rows have token ids if the model server returned them. Otherwise, text is tokenized again, which can give "
