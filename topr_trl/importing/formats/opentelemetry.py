@@ -110,9 +110,6 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
         Unusable: the prompt or all messages were not captured, attributes were dropped, a span that is not a model call
             has evaluations, or see `Envelope.rows`.
     """
-    operation = value_at(record, "attributes.gen_ai.operation.name")
-    if operation in ("create_agent", "invoke_agent", "invoke_workflow"):  # It has the messages of its calls again.
-        return [_not_a_call(record)]
     status = value_at(record, "status.code", "status.status_code", "status_code")
     is_failed = str(status) in ("2", "ERROR", "STATUS_CODE_ERROR")
     for path in ("gen_ai.prompt", "gen_ai.completion"):
@@ -120,7 +117,10 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
             raise NotOfFormat(
                 f"it has {path}, an attribute of the conventions before 1.37. Upgrade the instrumentation"
             )
-    for name, each in SPELLINGS.items():
+    # Spans of agents have the messages of their calls again.
+    operation = value_at(record, "attributes.gen_ai.operation.name")
+    is_agent = operation in ("create_agent", "invoke_agent", "invoke_workflow")
+    for name, each in ({} if is_agent else SPELLINGS).items():
         is_asked, is_answered = (value_at(record, *places) is not None for places in (each.request, each.response))
         if is_failed and (is_asked or is_answered):
             return [LeftOut.FAILED]
@@ -140,11 +140,7 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
             "it is a model call without messages: turn on the capture of content. If the messages are in a log record "
             "of another line, leave the span out"
         )
-    return [_not_a_call(record)]
-
-
-def _not_a_call(record: Record) -> LeftOut:
-    return not_a_call(record.get("evaluations") or {}, "traceId or context.trace_id")
+    return [not_a_call(record.get("evaluations") or {}, "traceId or context.trace_id")]
 
 
 def _check_whole(record: Record, paths: tuple[str, ...]) -> None:
