@@ -33,11 +33,13 @@ class Upstream:
         return app
 
     async def other(self, request):
-        """Return the path, set two cookies, and redirect if the path ends with `moved`."""
+        """Return the path, set two cookies, and redirect if the path has `moved`. The path `long` has a long header."""
         self.headers.append(request.headers.copy())
-        if request.path.endswith("moved"):
-            raise web.HTTPFound("/elsewhere")
+        if "moved" in request.path:
+            raise web.HTTPTemporaryRedirect(f"/elsewhere?{request.query_string}")
         response = web.Response(text=request.raw_path)
+        if request.path.endswith("long"):
+            response.headers["x-long"] = "x" * 60_000
         for cookie in ("a=1", "b=2"):
             response.headers.add("Set-Cookie", cookie)
         return response

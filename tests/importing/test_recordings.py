@@ -274,6 +274,8 @@ def test_several_rewards_have_to_be_chosen(tmp_path, log, capsys):
     given = ["import", "--input", str(tmp_path / "log"), "--output_dir", str(tmp_path / "both"), "--reward_fields"]
     main.main([*given, "rewards.test", "rewards.rating"])
     assert load_rows(tmp_path / "both")["reward"][:] == [1.0, 0.5, 1.25]
+    (shown,) = read_contents(tmp_path / "log").read_rows
+    assert shown.read()["reward"].to_pylist() == [1.0, 0.5, 1.25]
     assert "2 rows lack some of the --reward_fields, and get the sum of the others:" in capsys.readouterr().out
 
 
@@ -396,6 +398,8 @@ def test_rewards_of_answers_and_of_rollouts_with_several_names(tmp_path, log):
     assert with_fields("test") == [(0.25, None)]
     assert with_fields("rating") == [(None, [1.0, None, -1.0])]
     assert with_fields("rating", "length") == [(None, [1.5, 2.0, -1.5]), (None, [0.0, None, 0.0])]
+    (shown,) = read_contents(tmp_path / "log").read_rows
+    assert shown.read()["reward"].to_pylist() == [1.5, 2.0, -1.5, 0.0, 0.0]
     with pytest.raises(ValueError, match=r"rollout r: the whole rollout has a reward, and .*--reward_fields"):
         with_fields("rating", "test")
     with pytest.raises(ValueError, match=r"rewards\.length, rewards\.rating, rewards\.test .*--reward_fields"):

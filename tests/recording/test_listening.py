@@ -54,6 +54,14 @@ def test_an_address_that_the_machine_lacks_is_skipped(monkeypatch):
         assert found.getsockname()[0] == "127.0.0.1"
 
 
+def test_long_headers(tmp_path):
+    """Browsers send the cookies of all local applications."""
+    long = {"Cookie": "a=" + "x" * 60_000}
+    with recorder(tmp_path) as running:
+        assert httpx.get(running.address, headers=long).status_code == 200
+        assert len(httpx.get(f"{running.address}/v1/long").headers["x-long"]) == 60_000
+
+
 def test_idle_connections_make_room_for_others(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(listening, "raise_file_limit", lambda: 80)  # 8 connections
     with recorder(tmp_path) as running:

@@ -145,13 +145,30 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"marke
 
 def trajectory(recorder, name="task"):
     """Record two calls, of which the second continues the first without its reasoning."""
-    called = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "ZRH"}'}}]
+    function = {"name": "look", "arguments": '{"at": 12345678901234567,"n":1.0}'}
+    called = [{"id": "1", "type": "function", "function": function}]
     first = {"role": "assistant", "content": None, "reasoning_content": "I should look.", "tool_calls": called}
     system = {"role": "system", "content": "Secret policy"}
     turns, _ = recorder.add(name, system, "Where is it?", answer=first, tools=TOOLS)
     without = {key: value for key, value in first.items() if key != "reasoning_content"}
     result = {"role": "tool", "tool_call_id": "1", "content": "Gate 7"}
     return recorder.add(name, *turns, without, result, answer="It is at gate 7.", tools=TOOLS)
+
+
+def test_thinking_in_parts_is_reasoning(page, recorder):
+    """Mistral's API writes thinking into the content, and an application can leave it out of the history."""
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}
+    answer = {"role": "assistant", "content": [thinking, {"type": "text", "text": "42."}]}
+    turns, _ = recorder.add("task", "How many?", answer=answer)
+    recorder.add("task", *turns, {"role": "assistant", "content": "42."}, "Sure?", answer="Yes.")
+    page.goto(recorder.url)
+    rows(page).click()
+    shown = page.locator("#conversation")
+    expect(shown.locator(".turn.own")).to_have_count(2)
+    assert shown.locator("h3").count() == 0, "the calls are one conversation"
+    expect(shown.locator(".turn.own > .text").first).to_have_text("42.")
+    shown.locator("summary", has_text="Reasoning").click()
+    expect(shown.locator("details .text")).to_have_text("Hm.")
 
 
 def test_opened_rollout_is_one_conversation_with_folded_parts(page, recorder):
@@ -167,8 +184,9 @@ def test_opened_rollout_is_one_conversation_with_folded_parts(page, recorder):
     labels = [each.inner_text().split(":")[0] for each in shown.locator("summary").all()]
     assert labels == ["Tools", "System prompt", "Reasoning", "Tool call", "Result of look"]
     assert not shown.locator("details[open]").count()
-    for label, content in (("System prompt", "Secret policy"), ("Reasoning", "I should look."), ("Tool call", '"at"'),
-                           ("Result of look", "Gate 7"), ("Tools", "of a tool")):  # fmt: skip
+    for label, content in (("System prompt", "Secret policy"), ("Reasoning", "I should look."),
+                           ("Tool call", '"at": 12345678901234567, "n": 1.0'), ("Result of look", "Gate 7"),
+                           ("Tools", "of a tool")):  # fmt: skip
         fold = shown.locator("details").filter(has=page.locator("summary", has_text=label))
         expect(fold.locator(".text")).to_be_hidden()
         fold.locator("summary").click()

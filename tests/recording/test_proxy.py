@@ -395,7 +395,19 @@ def test_headers_are_passed_on_and_cookies_are_not_kept(running):
         assert found[0].headers.get_list("set-cookie") == ["a=1", "b=2"]
         assert running.upstream.headers[-1].getall("x-a") == ["1", "2"]
         assert "Cookie" not in running.upstream.headers[-1]
-        assert httpx.post(f"{other.address}/v1/moved").status_code == 302
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "x"])
+def test_a_redirect_is_an_error(running, path):
+    """A client that follows the redirect would bypass the recorder."""
+    with recorder(running.folder.parent / "other", upstream=f"{running.direct}/moved") as other:
+        found = httpx.post(f"{other.address}/v1/{path}?api_key=SECRET", json={"model": "m", "messages": HI})
+        assert found.status_code == 502
+        assert "redirects to /elsewhere" in found.json()["error"]["message"]
+        assert "Set upstream" in found.json()["error"]["message"]
+        assert "SECRET" not in found.text
+        if path != "x":
+            assert "redirects to /elsewhere" in call_of(other)["error"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

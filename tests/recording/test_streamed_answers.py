@@ -67,6 +67,21 @@ def test_empty_text_instead_of_null():
     assert (choice["finish_reason"], found.finished) == (None, 0)
 
 
+def test_content_in_parts_is_joined():
+    """Mistral's API streams thinking as lists of parts, and then the answer as text."""
+
+    def thinking(text):
+        return {"type": "thinking", "thinking": [{"type": "text", "text": text}]}
+
+    image = {"type": "image_url", "image_url": "u"}
+    pieces = ["", [thinking("H")], [thinking("m.")], "4", "2", [{"type": "text", "text": "."}, image], [image], None]
+    (choice,) = joined(*({"delta": {"content": piece}} for piece in pieces)).answer["choices"]
+    content = [thinking("Hm."), {"type": "text", "text": "42."}, image, image]
+    assert choice["message"] == {"role": "assistant", "content": content}
+    for malformed in ([1, "a", {"type": "text", "text": {}}, {"type": "text"}], {"type": "text"}):
+        assert joined(*({"delta": {"content": piece}} for piece in (malformed, "a", malformed))).answer
+
+
 def test_choices_are_sorted():
     found = joined({"index": 1, "text": "b"}, {"index": 0, "text": "a"}, {"index": 1, "text": "c"}, endpoint=TEXT)
     assert [choice["text"] for choice in found.answer["choices"]] == ["a", "bc"]
@@ -115,6 +130,9 @@ def test_conversations_ignore_reasoning_and_forms_of_text():
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
     assert continued_conversation("m", [*turns, {"role": "user", "content": "and?"}]) == key
     assert continued_conversation("other", turns) != key
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+    parts = {"role": "assistant", "content": [thinking, {"type": "text", "text": "yes"}]}
+    assert Conversation("m", asked).keys([{"index": 1, "message": parts}]) == {1: key}
     assert continued_conversation("m", turns[:1]) is None
 
 

@@ -190,6 +190,23 @@ def test_disagreeing_reward_functions_and_missing_rewards():
     assert found.counts == {"some right answers": 1, "reward functions disagree": 1, "without a reward": 1}
 
 
+def test_reward_functions_named_like_columns():
+    columns = {"reward": [0.5], "rewards/reward": [0.25], "weight": [1.0], "rewards/weight": [1.0], "rewards/a": [0.0]}
+    (card,) = section_of_rows(table(prompt=["a"], completion=["b"], **columns)).cards
+    assert card["columns"][0]["answers"][0]["numbers"] == {
+        "reward": 0.5, "weight": 1.0, "rewards/reward": 0.25, "a": 0.0
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("recommended", "shown"), [("second", "second"), (None, "first")])
+def test_a_trial_shows_the_recommended_setting(tmp_path, recommended, shown):
+    arms = [{"folder": name, "recommended": name == recommended} for name in ("base", "first", "second")]
+    (tmp_path / "trial.json").write_text(json.dumps({"arms": arms, "by_answers": True}))
+    for arm in arms:
+        save_test(tmp_path / arm["folder"] / "rollouts", [[0, 0, 1]] * 3)
+    assert [test.name for test in read_contents(tmp_path).tests] == ["before training", shown]
+
+
 def test_logged_rows_by_weight(run):
     log_rows(run, 3)
     (run / "_manifest.json").write_text(json.dumps({"files": {}, "stages": {

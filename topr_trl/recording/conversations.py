@@ -76,9 +76,11 @@ def _shown(message: Mapping[str, Any]) -> bytes:
 
 
 def _text(content: Any) -> Any:
-    """Return the content of a message, or "" if it is empty. If all parts of a list have text, join the texts."""
-    if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
-        content = "".join(str(part["text"]) for part in content)
+    """Return the content of a message without thinking, or "" if it is empty. Join the texts of a list of texts."""
+    if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
+        content = [part for part in content if part.get("type") != "thinking"]
+        if all("text" in part for part in content):
+            content = "".join(str(part["text"]) for part in content)
     return content or ""
 
 

@@ -20,6 +20,7 @@ _OTHER_FILES = 64  # files of the process that are not connections, such as the 
 _MOST_OF_MACOS = 10_240  # macOS can report an infinite hard limit, and refuses a higher soft limit.
 _BACKLOG = 1024  # connections that the kernel accepts before the recorder does
 _SECONDS_BETWEEN = 0.05  # pause before the next look at the connections
+LONGEST_HEADER = 65_536  # bytes. Browsers send the cookies of all local applications in one header.
 SECONDS_TO_END = 5.0  # time for running requests to end after Ctrl+C
 _SECONDS_TO_CUT = 0.1  # aiohttp waits for this time twice: before and after it cancels a request.
 
@@ -106,7 +107,7 @@ class Listener:
     def _connection(self) -> web.RequestHandler:
         """Return the handler of a new connection. aiohttp closes an idle connection after `client_timeout` seconds."""
         settings: dict[str, Any] = {"access_log": None, "keepalive_timeout": self.args.client_timeout}
-        return _Connection(self.server, loop=asyncio.get_running_loop(), **settings)
+        return _Connection(self.server, loop=asyncio.get_running_loop(), max_field_size=LONGEST_HEADER, **settings)
 
     async def stop_accepting(self) -> None:
         """Stop accepting connections."""

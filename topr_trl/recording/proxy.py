@@ -35,6 +35,7 @@ _STREAMS = {  # by content type: start of the lines with data, and end of an eve
     "text/event-stream": (b"data:", b"\n\n"),
     "application/x-ndjson": (b"", b"\n"),
 }
+_REDIRECTS = (301, 302, 303, 307, 308)
 _MODELS_AGE = 60.0  # seconds after which the list of models is requested again
 
 
@@ -42,11 +43,16 @@ class _TooLargeError(Exception):
     """Error for an answer that is larger than `max_answer_mb`."""
 
 
+class _RedirectError(Exception):
+    """Error for a redirect to the address in its text. A client that follows a redirect bypasses the recorder."""
+
+
 class _ClientGoneError(Exception):
     """Error for a client that closed the connection, or stopped reading."""
 
 
-_FAILURES = (aiohttp.ClientError, StorageFullError, _TooLargeError)  # errors that the recorder reports to the client
+# Errors that the recorder reports to the client.
+_FAILURES = (aiohttp.ClientError, StorageFullError, _TooLargeError, _RedirectError)
 
 
 class Proxy:
@@ -168,6 +174,8 @@ class Proxy:
                 request.method, URL(f"{url}?{query}", encoded=True) if query else url, data=body or None,
                 headers=self._headers(request), allow_redirects=False,
             ) as answer:  # fmt: skip
+                if answer.status in _REDIRECTS:
+                    raise _RedirectError(answer.headers.get("Location", "an unknown address"))
                 if answer.content_type in _STREAMS:
                     return await self._stream(request, answer, url, recording)
                 content = b"".join([piece async for piece in self._pieces(answer)])
@@ -269,6 +277,8 @@ class Proxy:
         elif isinstance(failure, _TooLargeError):
             most = f"max_answer_mb={self.args.max_answer_mb}"
             found = 502, f"The answer of {url} is larger than {most}.", "upstream_error"
+        elif isinstance(failure, _RedirectError):
+            found = 502, f"{url} redirects to {failure}. Set upstream to the new address.", "upstream_error"
         elif isinstance(failure, aiohttp.SocketTimeoutError):
             seconds = f"{self.args.upstream_timeout:g} seconds (upstream_timeout)"
             found = 504, f"{url} sent nothing for {seconds}.", "upstream_timeout"

@@ -12,7 +12,7 @@ from aiohttp import web
 from filelock import FileLock, Timeout
 
 from topr_trl.recording.grading import Grading
-from topr_trl.recording.listening import listening
+from topr_trl.recording.listening import LONGEST_HEADER, listening
 from topr_trl.recording.protection import protect
 from topr_trl.recording.protocols import PROTOCOLS
 from topr_trl.recording.proxy import Proxy
@@ -76,7 +76,9 @@ def connections(args: RecordArguments) -> aiohttp.ClientSession:
     """
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=args.upstream_timeout)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_SECONDS_TO_KEEP)
-    return aiohttp.ClientSession(timeout=timeout, connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+    return aiohttp.ClientSession(
+        timeout=timeout, connector=connector, cookie_jar=aiohttp.DummyCookieJar(), max_field_size=LONGEST_HEADER
+    )
 
 
 async def _serve(args: RecordArguments) -> None:

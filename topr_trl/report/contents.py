@@ -124,8 +124,8 @@ def _recorded(path: Path, notes: list[str]) -> pa.Table:
     left_out: list[str] = []
     for rollout in read_rollouts(path):
         ratings = {f"{OF_FUNCTION}{name}": value for name, value in rollout["rewards"].items()}
-        by_answer = any(_mean(call["rewards"].values()) is not None for call in rollout["calls"])
-        is_rated = by_answer or _mean(ratings.values()) is not None
+        by_answer = any(_sum(call["rewards"].values()) is not None for call in rollout["calls"])
+        is_rated = by_answer or _sum(ratings.values()) is not None
         try:
             found = recording.rows(rollout if is_rated else {**rollout, "rewards": {"none": 0.0}})
         except NotOfFormat as error:
@@ -134,8 +134,8 @@ def _recorded(path: Path, notes: list[str]) -> pa.Table:
         for row in found:
             if isinstance(row, dict):
                 texts = {"prompt": row["prompt"], "completion": row["completion"]}
-                turns = [_mean(turn["rewards"].values()) for turn in row.get(GRADED, ())]
-                rewards = {"reward": _mean(ratings.values()), "turn_rewards": turns}
+                turns = [_sum(turn["rewards"].values()) for turn in row.get(GRADED, ())]
+                rewards = {"reward": _sum(ratings.values()), "turn_rewards": turns}
                 rows.append({**texts, "rollout_id": str(rollout["rollout_id"]), **ratings, **rewards})
     if left_out:
         notes.append(f"{counted(len(left_out), 'rollout')} cannot be shown as rows. The first is {left_out[0]}")
@@ -146,9 +146,9 @@ def _recorded(path: Path, notes: list[str]) -> pa.Table:
     return _by_turn(pa.table(columns))
 
 
-def _mean(rewards: Iterable[float | None]) -> float | None:
+def _sum(rewards: Iterable[float | None]) -> float | None:
     known = [value for value in rewards if value is not None]
-    return sum(known) / len(known) if known else None
+    return sum(known) if known else None
 
 
 def _trial(path: Path, name: str) -> Contents | None:
@@ -158,7 +158,8 @@ def _trial(path: Path, name: str) -> Contents | None:
     found = Contents(name, f"Trial of {len(trial['arms'])} settings", trial=trial, settings=_settings(path))
     found.read_rows = _rows_in(path / "rows" / "training", "Rows of the trial")
     if trial["by_answers"]:
-        best = [arm["folder"] for arm in trial["arms"] if arm["folder"] != "base"][:1]
+        arms = sorted(trial["arms"], key=lambda arm: not arm["recommended"])  # otherwise the best comes first
+        best = [arm["folder"] for arm in arms if arm["folder"] != "base"][:1]
         for folder in ("base", *best):
             found.tests += _rows_in(path / folder / layout.ROLLOUTS, _model_name(folder))
     return found
@@ -295,14 +296,15 @@ def _by_turn(table: pa.Table) -> pa.Table:
         said = messages_of(row.get("completion")) or []
         own = [n for n, turn in enumerate(said) if turn["role"] == "assistant" and turn.get("weight") != 0]
         row |= {name: json.dumps(row[name]) for name in ("prompt", "completion") if isinstance(row.get(name), list)}
-        mean = _mean(rewards or ())
-        if mean is not None and len(own) == len(rewards):
+        known = [reward for reward in rewards or () if reward is not None]
+        if known and len(own) == len(rewards):
             found += [
                 {**row, "rollout_id": None, "turn": number, "completion": json.dumps(said[: n + 1]), "reward": reward}
                 for number, (n, reward) in enumerate(zip(own, rewards, strict=True), 1) if reward is not None
             ]  # fmt: skip
         else:
-            found.append({**row, "turn": None, "reward": row.get("reward") if mean is None else mean})
+            mean = sum(known) / len(known) if known else row.get("reward")
+            found.append({**row, "turn": None, "reward": mean})
     return pa.Table.from_pylist(found)
 
 

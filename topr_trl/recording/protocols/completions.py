@@ -158,10 +158,33 @@ def _add_message(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
                 _add_tool_call(message.setdefault("tool_calls", []), piece)
         elif name == "function_call":  # OpenAI's API had this field before tools.
             _add_function(message.setdefault(name, {"name": "", "arguments": ""}), value)
+        elif name == "content":
+            message[name] = _joined(message.get(name) or "", value)
         elif isinstance(value, str) and isinstance(message.get(name) or "", str) and name != "role":
             message[name] = (message.get(name) or "") + value
         else:
             message[name] = value
+
+
+def _joined(old: Any, new: Any) -> Any:
+    """Join pieces of content: text, or parts, which Mistral sends. Neighboring parts of text or thinking become one."""
+    if isinstance(old, str) and isinstance(new, str):
+        return old + new
+    found = _parts(old)
+    for part in _parts(new):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        last = found[-1] if found and isinstance(found[-1], Mapping) else {}
+        if kind in ("text", "thinking") and kind == last.get("type"):
+            found[-1] = {**last, **part, kind: _joined(last.get(kind), part.get(kind))}
+        else:
+            found.append(part)
+    return found
+
+
+def _parts(content: Any) -> list[Any]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return list(content) if isinstance(content, list) else []
 
 
 def _add_tool_call(calls: list[dict[str, Any]], piece: Mapping[str, Any]) -> None:
