@@ -109,6 +109,24 @@ def test_uneven_batches_are_refused_in_several_processes(config, tmp_path, monke
         config(str(tmp_path), **CPU, accelerator_config={"even_batches": False})
 
 
+def test_split_batches_would_skip_prompts_in_several_processes(tmp_path, monkeypatch):
+    TOPRConfig(str(tmp_path), **CPU, accelerator_config={"split_batches": True})
+    for config in (TOPRConfig, OfflineTOPRConfig):
+        monkeypatch.setattr(config, "world_size", 2)
+    OfflineTOPRConfig(str(tmp_path), **CPU, accelerator_config={"split_batches": True})
+    with pytest.raises(ValueError, match=r"split_batches=True.*Leave split_batches out"):
+        TOPRConfig(str(tmp_path), **CPU, accelerator_config={"split_batches": True})
+
+
+@pytest.mark.parametrize("name", ["use_transformers_continuous_batching", "use_transformers_paged"])
+def test_continuous_batching_would_round_the_weights(name, tmp_path):
+    TOPRConfig(str(tmp_path), **CPU, **{name: True})
+    TOPRConfig(str(tmp_path), use_cpu=True, use_vllm=True, **{name: True})  # TRL then generates with vLLM
+    for dtype in ({}, {"fp16": True}):  # TRL's default is bf16=True.
+        with pytest.raises(ValueError, match=r"use_transformers_continuous_batching=True.*Set bf16=False and fp16"):
+            TOPRConfig(str(tmp_path), use_cpu=True, **dtype, **{name: True})
+
+
 def test_activations_are_not_offloaded_from_the_cpu_to_the_cpu(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"activation_offloading=True.*Leave it out"):
         OfflineTOPRConfig(str(tmp_path), **CPU, activation_offloading=True)

@@ -19,6 +19,7 @@ from topr_trl.settings.unsupported import (
     SFT_ONLY,
     is_loss,
     needs_metric_for_best_model,
+    refuse_lost_weights_and_prompts,
     refuse_offloading_without_accelerator,
     refuse_settings,
     refuse_uneven_batches,
@@ -197,6 +198,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             )
         refuse_offloading_without_accelerator(self)
         refuse_uneven_batches(self)
+        refuse_lost_weights_and_prompts(self)
         self.validate_replay(self.per_device_train_batch_size, self.steps_per_generation, self.world_size, self.beta)
         refuse_sampling_settings(self)
         generate_every = self.steps_per_generation * self.num_iterations

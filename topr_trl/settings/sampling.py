@@ -25,8 +25,8 @@ _FREE = frozenset({
     "assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind", "max_matching_ngram_size",
     "decoder_start_token_id",
     # Settings of vLLM.
-    "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens",
-    "spaces_between_special_tokens", "detokenize", "ignore_eos",
+    "stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens",
+    "detokenize", "ignore_eos",
 })  # fmt: skip
 
 # Values with which a setting has no effect. Other values are not allowed.
@@ -63,6 +63,7 @@ _REMEDIES = {
         "Set max_completion_length, which is compared with the model's context.",
     ),
     "temperature": "Set the trainer's `temperature`, at which log π is computed.",
+    "seed": "Remove it: vLLM would draw each completion with this seed, so all completions of a prompt would be equal.",
 }
 
 

@@ -125,6 +125,21 @@ def refuse_uneven_batches(args: Any) -> None:
         )
 
 
+def refuse_lost_weights_and_prompts(args: Any) -> None:
+    """Raise a ValueError if online training would round its weights for generation, or never read some prompts."""
+    if (args.bf16 or args.fp16) and args.use_transformers_continuous_batching and not args.use_vllm:
+        raise ValueError(
+            f"use_transformers_continuous_batching=True with bf16={args.bf16} and fp16={args.fp16}: TRL rounds the "
+            "weights to 16 bits for generation and then trains them, so small updates are lost. Set bf16=False and "
+            "fp16=False, or use_vllm=True."
+        )
+    if args.accelerator_config.split_batches and args.world_size > 1:
+        raise ValueError(
+            "accelerator_config with split_batches=True: a process then has only a part of its completions, and some "
+            "prompts are never read. Leave split_batches out, and lower per_device_train_batch_size."
+        )
+
+
 def refuse_offloading_without_accelerator(args: Any) -> None:
     """Raise a ValueError if settings offload activations to the CPU while the model trains on the CPU."""
     if getattr(args, "activation_offloading", False) and args.device.type == "cpu":
