@@ -200,6 +200,12 @@ def test_rows_in_messages_are_those_that_were_given(make, rows):
         trainer.train()
 
 
+def test_shuffled_rows_are_read_in_another_order(make):
+    rows = [make(shuffle_dataset=shuffle).train_dataset["row"][:] for shuffle in (False, True)]
+    assert rows[0] == sorted(rows[1])
+    assert rows[0] != rows[1]
+
+
 def test_log_mu_is_not_computed_with_trained_weights(make):
     trainer = make()
     trainer.train()
@@ -253,6 +259,24 @@ def test_computing_that_was_killed_goes_on(make, rows, tmp_path, monkeypatch):
         moved.lm_head.weight.mul_(1.1)
     compute(tmp_path / "other", moved)  # saved parts from other weights are not used
     assert len(calls) == 3 + len(rows) // 2
+
+
+@pytest.mark.parametrize("change", ["bf16", "dtype", "attention", "rope"])
+def test_saved_parts_of_another_forward_pass_are_not_used(make, monkeypatch, change):
+    compute, parts = log_mu._per_token_logps, []
+    monkeypatch.setattr(log_mu, "_per_token_logps", lambda *given: parts.append(1) or compute(*given))
+    for _ in range(2):
+        make(model=fresh_model().bfloat16().float()).compute_log_mu()
+    assert len(parts) == 1
+    model = fresh_model().bfloat16().float()
+    if change == "dtype":
+        model.bfloat16()
+    elif change == "attention":
+        model.set_attn_implementation("eager")
+    elif change == "rope":
+        model.config.rope_parameters = {**model.config.rope_parameters, "rope_theta": 77.0}
+    make(model=model, bf16=change == "bf16").compute_log_mu()
+    assert len(parts) == 2
 
 
 def test_rows_without_reward_after_the_baseline_have_no_log_mu(make, tmp_path):
@@ -373,6 +397,24 @@ def test_resuming_takes_the_weights_of_the_checkpoint(make, tmp_path):
         trainer = make(model=model, **args)
         trainer.train(resume_from_checkpoint=checkpoint)
         assert torch.equal(flat(trainer.model), flat(whole))
+
+
+def test_log_mu_in_memory_is_not_used_for_another_run(make, tmp_path, monkeypatch):
+    args = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    start, checkpoint = fresh_model(), str(tmp_path / "checkpoint-1")
+    make(model=start, **args).train()
+    saved = (tmp_path / "log_mu.parquet").read_bytes()
+    trainer = make(model=fresh_model(), **args)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(log_mu, "_per_token_logps", lambda *_: 1 / 0)
+        trainer.compute_log_mu()
+    trainer.train(resume_from_checkpoint=checkpoint)  # computes no log μ with the weights of the checkpoint
+    assert (tmp_path / "log_mu.parquet").read_bytes() == saved
+    trainer = make(model=checkpoint, **args)
+    with pytest.warns(UserWarning, match="old_1_log_mu.parquet"):
+        trainer.compute_log_mu()
+    with pytest.raises(ValueError, match="log μ of another run"):
+        trainer.train(resume_from_checkpoint=checkpoint)
 
 
 def test_evaluation_and_curation(make, rows):

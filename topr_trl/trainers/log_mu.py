@@ -131,7 +131,10 @@ class LogMu:
             Log μ in nats, by the columns `dataset` and `row`. A value is the sum over the completion, or (T,) float32
             values with a ratio per segment or turn. Rows with a column `mu_logps` are not included.
         planned (`dict[str, _Plan]`):
-            Datasets for which `compute` must compute log μ, by name.
+            Datasets for which `compute` must compute log μ, by name. The trainer clears them before it plans a run.
+        numerics (`str`):
+            Description of the forward pass. Saved parts of another forward pass are computed again. The trainer sets
+            this attribute before `compute`.
         prompts_together (`bool`):
             Whether a batch should contain rows of the same prompt. The trainer sets this attribute before `compute`.
         sampler_distance (`dict[str, float]`):
@@ -141,7 +144,8 @@ class LogMu:
 
     def __init__(self, args: OfflineTOPRConfig, accelerator: Accelerator) -> None:
         self.args, self.accelerator = args, accelerator
-        self.prompts_together = False
+        self.prompts_together, self.numerics = False, ""
+        self._model: str | None = None  # fingerprint of the model whose log μ is in `values`
         self.values: dict[tuple[int, int], float | FloatArray] = {}
         self.planned: dict[str, _Plan] = {}
         self.sampler_distance: dict[str, float] = {}
@@ -167,6 +171,9 @@ class LogMu:
                 missing, damaged, or from a different model or different rows.
         """
         dataset = rows.dataset
+        if model != self._model:
+            self.values.clear()  # The collator has this dictionary.
+            self._model = model
         if "mu_logps" in dataset.column_names:
             check_fingerprints(rows.mu_fingerprints, model)
             rows.check_log_mu(name, self.args)
@@ -219,7 +226,7 @@ class LogMu:
 
         Return a list of float32 values per row, one per completion token, in the order of the rows, on every process.
         """
-        main = self.accelerator.is_main_process
+        main, plan = self.accelerator.is_main_process, plan._replace(model=f"{plan.model} {self.numerics}")
         # Use the smaller batch size. The default for evaluation may need more memory than training.
         batch_size = min(self.args.per_device_train_batch_size, self.args.per_device_eval_batch_size)
         computed = []

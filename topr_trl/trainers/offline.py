@@ -35,7 +35,7 @@ from topr_trl.data.tokenized_rows import (
 from topr_trl.settings.config import OfflineTOPRConfig
 from topr_trl.trainers.base import TOPRMixin
 from topr_trl.trainers.completions_table import LogCompletions
-from topr_trl.trainers.fingerprints import mu_fingerprint
+from topr_trl.trainers.fingerprints import mu_fingerprint, text_fingerprint
 from topr_trl.trainers.forward_checks import depends_on_batch, text_model, virtual_tokens, without_cudnn_attention
 from topr_trl.trainers.log_mu import LogMu, NeededRows
 from topr_trl.trainers.messages import say, say_recipe, say_share, warn_of_signs
@@ -189,6 +189,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             warn_of_many_reads(
                 curated, rewards, args.max_steps / steps if args.max_steps > 0 else args.num_train_epochs
             )
+            if args.shuffle_dataset:
+                dataset = dataset.shuffle(seed=args.seed)
         dataset = dataset.add_column("dataset", np.full(len(dataset), self._prepared))
         self._prepared += 1
         return dataset
@@ -335,6 +337,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if self._will_train:
             say_share(self._training_rows.rewards_U, self.args, self._said)
         super()._before_training(checkpoint)
+        self._log_mu.planned.clear()  # A computation that was interrupted may have left them.
         for name, each in rows.items():
             self._log_mu.plan(name, each, self._run["model"], checkpoint)
         if "train" in self._log_mu.planned and not self._sampler_reported:
@@ -352,7 +355,11 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     def _compute_log_mu(self, model: nn.Module, keep_parts: bool = False) -> None:
         if self._log_mu.planned:
-            self._log_mu.prompts_together = self._sharing.is_on
+            self._log_mu.prompts_together, config = self._sharing.is_on, self.model.config
+            self._log_mu.numerics = (
+                f"{self.accelerator.mixed_precision} {next(self.model.parameters()).dtype} "
+                f"{config._attn_implementation} {text_fingerprint(config.to_json_string())}"
+            )
             was_training = model.training
             model.eval()
             with without_cudnn_attention():
