@@ -17,7 +17,7 @@ from trl import SFTConfig
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
 from topr_trl.tasks import arithmetic
-from topr_trl.trainers.fingerprints import model_fingerprint, mu_fingerprint
+from topr_trl.trainers.fingerprints import base_fingerprint, model_fingerprint, mu_fingerprint
 from topr_trl.trainers.run_identity import RESTORES_MICRO_BATCH
 
 pytestmark = pytest.mark.slow
@@ -135,6 +135,23 @@ def test_a_new_adapter_is_its_base_model():
     with torch.no_grad():
         next(p for name, p in trained.named_parameters() if "lora_B" in name)[0, 0] = 1e-3
     assert model_fingerprint(trained) != expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"target_modules": [], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]},
+     {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}],
+)  # fmt: skip
+def test_a_new_adapter_of_experts_or_whole_modules_is_its_base_model(moe, changes):
+    expected = model_fingerprint(moe)
+    adapted = get_peft_model(moe, LoraConfig(r=2, **changes))
+    assert model_fingerprint(adapted) == expected
+    base = base_fingerprint(adapted)
+    with torch.no_grad():
+        trained = [p for name, p in adapted.named_parameters() if "lora_B" in name or "modules_to_save" in name]
+        trained[-1].add_(1e-3)
+    assert model_fingerprint(adapted) != expected
+    assert base_fingerprint(adapted) == base
 
 
 def test_computing_log_mu_goes_on_with_another_new_adapter(tokenizer, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,9 +20,12 @@ _SAMPLED = 512
 _SAMPLED_ROWS = 10_000  # maximum number of hashed rows of a dataset of prompts
 
 
-def model_fingerprint(
-    model: nn.Module, is_included: Callable[[str, nn.Parameter], bool] = lambda name, parameter: True
-) -> str:
+def _is_used(name: str, parameter: nn.Parameter) -> bool:
+    """Whether the model uses a parameter. It does not use the module that PEFT's `modules_to_save` replaces."""
+    return ".original_module." not in name
+
+
+def model_fingerprint(model: nn.Module, is_included: Callable[[str, nn.Parameter], bool] = _is_used) -> str:
     """Return a short hash of a model's weights: names, shapes and evenly spaced values of its parameters.
 
     Equal weights have equal fingerprints, for any sharding and after a cast to a wider dtype. A new LoRA adapter, whose
@@ -33,7 +37,7 @@ def model_fingerprint(
             Model, with or without an adapter.
         is_included (`Callable[[str, nn.Parameter], bool]`, *optional*):
             Function that takes the name of a parameter and the parameter, and returns whether to include it. By
-            default, all parameters are included.
+            default, all parameters that the model uses are included.
 
     Returns:
         `str`: hash of 16 hexadecimal digits.
@@ -57,7 +61,7 @@ def model_fingerprint(
 
 def _base_name(name: str) -> str:
     """Return the name of a parameter in the model without an adapter."""
-    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+    return re.sub(r"(\.base_layer)+(?=\.)|\.modules_to_save\.[^.]+", "", name.removeprefix("base_model.model."))
 
 
 def _owner_of_lora(name: str) -> tuple[str, str] | None:
