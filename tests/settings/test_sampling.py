@@ -57,7 +57,7 @@ def test_a_penalty_of_the_trainer_is_judged_like_one_in_generation_kwargs(tmp_pa
 
 
 def test_generation_kwargs_that_do_no_harm(tmp_path):
-    harmless = {"num_beams": 1, "do_sample": True, "temperature": 0.7, "max_new_tokens": 9, "detokenize": True, "top_k": 20}
+    harmless = {"num_beams": 1, "do_sample": True, "temperature": 0.7, "max_new_tokens": 9, "stop": "a", "top_k": 20}
     common = {"output_dir": str(tmp_path), **CPU, "temperature": 0.7, "max_completion_length": 9}
     assert TOPRConfig(**common, generation_kwargs=harmless).generation_kwargs == harmless
     # transformers and vLLM would replace None with the settings of the model.

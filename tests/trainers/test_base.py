@@ -79,6 +79,21 @@ def test_the_card_shows_what_is_handed_in(model, tokenizer, rows, tmp_path):
     assert "## Evaluation" not in (tmp_path / "README.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("make_optimizer", "said"),
+    [
+        (lambda model: {}, "0, learning rate 5e-07, adafactor"),
+        (lambda model: {"optimizers": (torch.optim.AdamW(model.parameters(), lr=2e-3), None)},
+         "0, learning rate 0.002, AdamW"),
+        (lambda model: {"optimizer_cls_and_kwargs": (torch.optim.SGD, {"momentum": 0.9})}, "0, SGD"),
+    ],
+)  # fmt: skip
+def test_the_card_names_the_optimizer(model, tokenizer, rows, tmp_path, make_optimizer, said):
+    args = OfflineTOPRConfig(str(tmp_path), **SETTINGS)
+    OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer, **make_optimizer(model)).create_model_card()
+    assert f"| steps | {said} |" in (tmp_path / "README.md").read_text()
+
+
 def test_float64_is_not_half_precision(model, tokenizer, rows, tmp_path):
     trainer = offline(model, tokenizer, rows, tmp_path)
     for dtype, is_half in ((torch.float32, False), (torch.float64, False), (torch.bfloat16, True)):

@@ -339,7 +339,9 @@ class TOPRMixin(Trainer):
         if not self.is_world_process_zero():
             return
         args = self.args
-        facts = training_facts(args, self._rows_trained_on, self.state.global_step, isinstance(args, OfflineTOPRConfig))
+        facts = training_facts(
+            args, self._rows_trained_on, self.state.global_step, self._kind == "offline", self._given_optimizer
+        )
         name = self.hub_model_id or model_name or args.output_dir
         complete_card(Path(args.output_dir), name, facts, dataset_name, is_peft_model(self.model), self.evaluations)
 

@@ -31,7 +31,9 @@ PAPER: dict[str, str] = {
 TAGS = ("trl", "topr", "arxiv:2503.14286")
 
 
-def training_facts(args: TOPRArguments, rows: str, steps: int, offline: bool) -> dict[str, str]:
+def training_facts(
+    args: TOPRArguments, rows: str, steps: int, offline: bool, optimizer: Mapping[str, Any] | None = None
+) -> dict[str, str]:
     """Return the settings and the number of steps of a run, by their names in the model card.
 
     Args:
@@ -43,7 +45,13 @@ def training_facts(args: TOPRArguments, rows: str, steps: int, offline: bool) ->
             Number of optimizer steps.
         offline (`bool`):
             Whether the training rows existed before training.
+        optimizer (`Mapping`, *optional*):
+            Class and arguments of an optimizer that replaces the one in `args`. See `given_optimizer`.
     """
+    name: str = OptimizerNames(args.optim).value
+    rate: float | None = args.learning_rate
+    if optimizer and optimizer["class"]:
+        name, rate = optimizer["class"], optimizer.get("lr")
     limits, share = args.limits, args.effective_positive_share
     baseline = "middle between the two rewards" if args.curation == "balanced" else str(args.baseline)
     changed = "" if limits == PRESETS[args.preset] else "changed from "
@@ -54,7 +62,7 @@ def training_facts(args: TOPRArguments, rows: str, steps: int, offline: bool) ->
         "truncation limits": f"R >= 0: [{limits.a_pos:g}, {limits.b_pos:g}]; R < 0: [{limits.a_neg:g}, "
         f"{limits.b_neg:g}] ({changed}`{args.preset}`)",
         "ratio": f"{describe_ratio(args)}, log μ {_whose_log_mu(args, offline)}",
-        "steps": f"{steps}, learning rate {args.learning_rate:g}, {OptimizerNames(args.optim).value}",
+        "steps": f"{steps}, {'' if rate is None else f'learning rate {rate:g}, '}{name}",
     }
 
 
