@@ -270,6 +270,9 @@ def read_table(
 class _ExactJson(Json):
     """Type of a column with JSON of several types. `datasets` reads 0.3 in such a column as 0.30000000000000004."""
 
+    def encode_example(self, example_data: Any) -> str | None:
+        return None if example_data is None else json.dumps(example_data)
+
     def decode_example(self, example_data: str | None, token_per_repo_id: Any = None) -> Any:
         return None if example_data is None else json.loads(example_data)
 
