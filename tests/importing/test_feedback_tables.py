@@ -278,15 +278,33 @@ def test_an_empty_cell_of_the_chosen_column_is_left_out(tmp_path, capsys):
     assert "1 completion is empty" in out
 
 
+@pytest.mark.parametrize("value", [None, float("nan")])
+def test_a_missing_rating_is_no_label(value):
+    assert as_number("rating", value, {"none": 0.0, "nan": 0.0, "1": 1.0}) is value
+
+
+def test_rounded_ids_are_refused(tmp_path):
+    row = {"question": "a", "answer": "b", "score": 1, "pid": 1234567890123456800.0}
+    with pytest.raises(ValueError, match=r"its pid is 1234567890123456768, .*int64 or text"):
+        imported(tmp_path, json.dumps(row), "a.jsonl", "--problem_field", "pid")
+
+
 def test_ids_that_are_equal_numbers_are_equal(tmp_path):
     rows = [{"question": q, "answer": "b", "score": 1, "pid": pid} for q, pid in (("a", 1), ("c", 1.0))]
     found = imported(tmp_path, "\n".join(map(json.dumps, rows)), "a.jsonl", "--problem_field", "pid")
     assert found["problem_id"][:] == ["1", "1"]
 
 
-def test_a_number_can_be_the_completion(tmp_path):
-    (row,) = imported(tmp_path, '{"question": "2+2", "answer": 4, "rating": 1}', "a.jsonl")
+@pytest.mark.parametrize("number", [4, 4.0])  # pandas stores whole numbers as floats if a value is missing.
+def test_a_number_can_be_the_completion(tmp_path, number):
+    (row,) = imported(tmp_path, json.dumps({"question": "2+2", "answer": number, "rating": 1}), "a.jsonl")
     assert said(row) == [("user", "2+2"), ("assistant", "4")]
+
+
+@pytest.mark.parametrize(("answer", "expected"), [(4.0, "4"), (0.5, "0.5"), (float("nan"), None), (["4"], "['4']")])
+def test_numbers_in_the_answer(answer, expected):
+    (row,) = table.rows({"prompt": "2+2", "completion": "4", "answer": answer})
+    assert row["answer"] == expected
 
 
 @pytest.mark.parametrize(("value", "reward"), [("👍", 1), ("👍🏽", 1), ("👎\ufe0f", -1), (Decimal("4.5"), 4.5)])

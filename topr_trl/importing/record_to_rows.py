@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from topr_trl.baseline import is_rounded
 from topr_trl.data.rows import ROLLOUT, TURN_DISCOUNT, TURN_REWARDS, hash_prompts
 from topr_trl.data.sampler_logps import LOGPROBS_MODE, TEMPERATURE
 from topr_trl.data.trajectories import Rollouts
@@ -569,12 +570,14 @@ def _id_of(record: Record, name: str) -> str:
     """Return the id in a field as text. A float such as 1.0 becomes "1".
 
     Raises:
-        NotOfFormat: there is no such field.
+        NotOfFormat: there is no such field, or the id is a float that may be rounded.
         Unusable: the field is empty.
     """
     value = field_value(record, name, NotOfFormat)
     if value in (None, "") or value != value:  # NaN differs from itself.
         raise Unusable(f"its {name} is empty. Fill it")
+    if is_rounded(value):
+        raise NotOfFormat(f"its {name} is {value:.0f}, a float that may be rounded. Write the column as int64 or text")
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 

@@ -80,7 +80,7 @@ def plain(value: Any, name: str) -> Any:
         if any("role" in each for each in objects if isinstance(each, dict)):
             value = objects
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return None if value != value else str(value)  # pandas writes NaN for an empty cell.
+        return _text_of(value)
     if not isinstance(value, str | list | None) or (
         isinstance(value, list) and not all(isinstance(each, Mapping) for each in value)
     ):
@@ -120,10 +120,17 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
     return [
         {
             "prompt": prompt, "completion": completion, "finish_reason": finish_reason(reason) or reason_of_all,
-            "answer": None if answer is None else str(answer), **shared,
+            "answer": _text_of(answer), **shared,
         } if (completion := plain(given, completion_name)) else None
         for given, reason in completions
     ]  # fmt: skip
+
+
+def _text_of(value: Any) -> str | None:
+    """Return a value as text. pandas stores empty cells as NaN, and then whole numbers of the column as floats."""
+    if value is None or value != value:
+        return None
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def is_failed(record: Record) -> bool:
