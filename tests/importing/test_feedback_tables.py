@@ -49,6 +49,7 @@ def test_text_stays_text_if_asked(tmp_path):
     [
         (ROWS.replace(",", ";"), "a.csv"),
         (ROWS.replace(",", "\t"), "a.tsv"),
+        ("question\tresponse\tthumbs\ta, b, c, d\n3 + 4?\t7\tup\t\n3 + 4?\t8\tdown\t\n", "A.TSV"),
         ("sep=;\n" + ROWS.replace(",", ";"), "a.csv"),  # Excel writes this line.
         (f"\n\r\n{ROWS}", "a.csv"),
         (b"\xef\xbb\xbf" + ROWS.replace("\n", "\r\n").encode(), "a.csv"),
