@@ -325,9 +325,24 @@ def test_a_truncated_file_is_named(tmp_path, bytes_kept):
         imported(tmp_path, packed[:bytes_kept], "a.csv.gz")
 
 
-def test_rows_with_rewards_of_turns_are_not_read_as_a_table(tmp_path):
-    row = json.dumps({"prompt": "a", "completion": "b", "turn_rewards": [1.0], "reward": 1.0})
-    with pytest.raises(ValueError, match=r"topr train as it is.*--ignore_fields turn_rewards"):
-        imported(tmp_path, row, "rows.jsonl")
-    (read,) = imported(tmp_path, row, "rows.jsonl", "--ignore_fields", "turn_rewards", "--chat", "false")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("turn_rewards", [1.0]), ("completion_ids", [3]), ("prompt_ids", [1]), ("completion_mask", [1]),
+     ("sampler_logps", [-0.5]), ("mu_logps", [-0.5])],
+)  # fmt: skip
+def test_rows_with_columns_that_a_table_cannot_keep(tmp_path, name, value):
+    given = {"prompt": "a", "completion": "b", name: value, "reward": 1.0}
+    row = json.dumps(given)
+    with pytest.raises(ValueError, match=rf"column {name}, .*topr train as it is.*--ignore_fields {name}"):
+        imported(tmp_path, row, "rows.jsonl", "--format", "table")
+    (read,) = imported(tmp_path, row, "rows.jsonl", "--ignore_fields", name, "--chat", "false")
     assert read["reward"] == 1.0
+
+
+def test_other_columns_of_rows_are_kept(tmp_path):
+    kept = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "problem_id": 0}
+    row = {"prompt": "a", "completion": "b", "reward": 1, "problem_id": float("nan")}
+    rows = [row, {"prompt": "a", "completion": "c", "reward": 0, **kept}]
+    read = imported(tmp_path, "\n".join(map(json.dumps, rows)), "rows.jsonl", "--chat", "false")
+    assert {name: read[1][name] for name in kept} == {**kept, "problem_id": "0"}
+    assert len(read[0]["problem_id"]) > 1  # a hash of the prompt
