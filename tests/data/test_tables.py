@@ -3,8 +3,9 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 
-from topr_trl.data.tables import atomic_write, load_rows, read_table, save_rows, shards_of
+from topr_trl.data.tables import atomic_write, from_table, load_rows, read_table, save_rows, shards_of
 
 
 def test_shards_come_back_in_order(rows, tmp_path):
@@ -122,6 +123,28 @@ def test_text_that_looks_like_a_date_stays_text(tmp_path, layout):
     both = read_table(tmp_path / "a.json", tmp_path / "b.json")
     assert both.column_names == list(rows[0])
     assert both.to_list() == 2 * rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_array"),
+    [
+        ([{"n": 1e-12, "at": {"x": 0.3}}, {"n": 0.5, "at": {"y": 3.141592653589793}}, {"n": None, "at": None}], False),
+        ([{"calls": [{"name": "g", "of": {"x": 1e-12}}, {"name": "f", "of": None}]},
+          {"calls": [{"name": "g", "of": {}}]}], False),
+        ([{"prompt": text, "problem_id": n} for text, n in
+          (('"Hello"', "17"), ("null", 17), ("42", None), ([{"role": "user"}], 18))], False),
+        ([{"reward": 1e-12, "mu_logps": [-0.1234567890123456], "prompt": "42"}], True),
+    ],
+)  # fmt: skip
+def test_values_of_json_files_are_exact(tmp_path, rows, is_array):
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(rows) if is_array else "\n".join(map(json.dumps, rows)))
+    assert [*load_rows(path)] == rows
+    save_rows(load_rows(path), tmp_path / "saved")
+    saved = load_rows(tmp_path / "saved")
+    assert [*saved] == [*Dataset.from_list(rows, features=saved.features)] == rows
+    # `datasets` joins only tables with equal types.
+    assert saved.features == from_table(saved.with_format("arrow")[:]).features
 
 
 def test_a_relative_path_in_a_folder_whose_name_looks_like_a_pattern(rows, tmp_path, monkeypatch):

@@ -49,6 +49,7 @@ def test_text_stays_text_if_asked(tmp_path):
     [
         (ROWS.replace(",", ";"), "a.csv"),
         (ROWS.replace(",", "\t"), "a.tsv"),
+        ("question\tresponse\tthumbs\ta, b, c, d\n3 + 4?\t7\tup\t\n3 + 4?\t8\tdown\t\n", "A.TSV"),
         ("sep=;\n" + ROWS.replace(",", ";"), "a.csv"),  # Excel writes this line.
         (f"\n\r\n{ROWS}", "a.csv"),
         (b"\xef\xbb\xbf" + ROWS.replace("\n", "\r\n").encode(), "a.csv"),
@@ -278,15 +279,33 @@ def test_an_empty_cell_of_the_chosen_column_is_left_out(tmp_path, capsys):
     assert "1 completion is empty" in out
 
 
+@pytest.mark.parametrize("value", [None, float("nan")])
+def test_a_missing_rating_is_no_label(value):
+    assert as_number("rating", value, {"none": 0.0, "nan": 0.0, "1": 1.0}) is value
+
+
+def test_rounded_ids_are_refused(tmp_path):
+    row = {"question": "a", "answer": "b", "score": 1, "pid": 1234567890123456800.0}
+    with pytest.raises(ValueError, match=r"its pid is 1234567890123456768, .*int64 or text"):
+        imported(tmp_path, json.dumps(row), "a.jsonl", "--problem_field", "pid")
+
+
 def test_ids_that_are_equal_numbers_are_equal(tmp_path):
     rows = [{"question": q, "answer": "b", "score": 1, "pid": pid} for q, pid in (("a", 1), ("c", 1.0))]
     found = imported(tmp_path, "\n".join(map(json.dumps, rows)), "a.jsonl", "--problem_field", "pid")
     assert found["problem_id"][:] == ["1", "1"]
 
 
-def test_a_number_can_be_the_completion(tmp_path):
-    (row,) = imported(tmp_path, '{"question": "2+2", "answer": 4, "rating": 1}', "a.jsonl")
+@pytest.mark.parametrize("number", [4, 4.0])  # pandas stores whole numbers as floats if a value is missing.
+def test_a_number_can_be_the_completion(tmp_path, number):
+    (row,) = imported(tmp_path, json.dumps({"question": "2+2", "answer": number, "rating": 1}), "a.jsonl")
     assert said(row) == [("user", "2+2"), ("assistant", "4")]
+
+
+@pytest.mark.parametrize(("answer", "expected"), [(4.0, "4"), (0.5, "0.5"), (float("nan"), None), (["4"], "['4']")])
+def test_numbers_in_the_answer(answer, expected):
+    (row,) = table.rows({"prompt": "2+2", "completion": "4", "answer": answer})
+    assert row["answer"] == expected
 
 
 @pytest.mark.parametrize(("value", "reward"), [("👍", 1), ("👍🏽", 1), ("👎\ufe0f", -1), (Decimal("4.5"), 4.5)])
@@ -306,9 +325,24 @@ def test_a_truncated_file_is_named(tmp_path, bytes_kept):
         imported(tmp_path, packed[:bytes_kept], "a.csv.gz")
 
 
-def test_rows_with_rewards_of_turns_are_not_read_as_a_table(tmp_path):
-    row = json.dumps({"prompt": "a", "completion": "b", "turn_rewards": [1.0], "reward": 1.0})
-    with pytest.raises(ValueError, match=r"topr train as it is.*--ignore_fields turn_rewards"):
-        imported(tmp_path, row, "rows.jsonl")
-    (read,) = imported(tmp_path, row, "rows.jsonl", "--ignore_fields", "turn_rewards", "--chat", "false")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("turn_rewards", [1.0]), ("completion_ids", [3]), ("prompt_ids", [1]), ("completion_mask", [1]),
+     ("sampler_logps", [-0.5]), ("mu_logps", [-0.5])],
+)  # fmt: skip
+def test_rows_with_columns_that_a_table_cannot_keep(tmp_path, name, value):
+    given = {"prompt": "a", "completion": "b", name: value, "reward": 1.0}
+    row = json.dumps(given)
+    with pytest.raises(ValueError, match=rf"column {name}, .*topr train as it is.*--ignore_fields {name}"):
+        imported(tmp_path, row, "rows.jsonl", "--format", "table")
+    (read,) = imported(tmp_path, row, "rows.jsonl", "--ignore_fields", name, "--chat", "false")
     assert read["reward"] == 1.0
+
+
+def test_other_columns_of_rows_are_kept(tmp_path):
+    kept = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "problem_id": 0}
+    row = {"prompt": "a", "completion": "b", "reward": 1, "problem_id": float("nan")}
+    rows = [row, {"prompt": "a", "completion": "c", "reward": 0, **kept}]
+    read = imported(tmp_path, "\n".join(map(json.dumps, rows)), "rows.jsonl", "--chat", "false")
+    assert {name: read[1][name] for name in kept} == {**kept, "problem_id": "0"}
+    assert len(read[0]["problem_id"]) > 1  # a hash of the prompt

@@ -119,6 +119,17 @@ def test_a_file_and_its_compressed_copy_are_not_read_both(tmp_path):
         imported(tmp_path / "log", tmp_path / "rows", format="trl")
 
 
+def test_files_of_a_folder_with_other_suffixes(tmp_path):
+    for n, name in enumerate(("a.jsonl", "B.JSONL")):
+        lines(tmp_path / "log" / name, [record(n)])
+    assert len(imported(tmp_path / "log", tmp_path / "rows")) == 2
+    for name in ("c.ndjson", "c.TRAJ"):
+        other = lines(tmp_path / "log" / name, [record(2)])
+        with pytest.raises(ValueError, match=rf"must hold only \.jsonl .*it has \{other.suffix} files"):
+            imported(tmp_path / "log", tmp_path / "others")
+        other.unlink()
+
+
 def test_hidden_copies_of_other_programs_are_not_read(tmp_path):
     """Jupyter keeps copies of edited files, and macOS writes files with attributes."""
     lines(tmp_path / ".log" / "1.jsonl", [record(0)])
@@ -176,8 +187,8 @@ def test_the_problem_can_be_named(tmp_path, capsys):
     assert rows["problem_id"][:] == ["0", "2", "0", "2"]
     assert "4 rows of 2 problems." in capsys.readouterr().out
     graded = {"problem": "1 + 1", "generations": ["2"], "correctness_math_verify": [True], "task": {"id": 7}}
-    pq.write_table(pa.Table.from_pylist([graded]), tmp_path / "graded.parquet")
-    rows = imported(tmp_path / "graded.parquet", tmp_path / "graded", format="graded", problem_field="task.id")
+    pq.write_table(pa.Table.from_pylist([graded]), tmp_path / "graded.PARQUET")
+    rows = imported(tmp_path / "graded.PARQUET", tmp_path / "graded", format="graded", problem_field="task.id")
     assert rows["problem_id"][:] == ["7"]
     with pytest.raises(ValueError, match=r"line 1: it has no field task\.name; it has"):
         imported(source, tmp_path / "other", problem_field="task.name")

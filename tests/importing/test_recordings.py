@@ -360,11 +360,12 @@ def test_turns_without_context_between_them_are_two_rows(tmp_path, log):
 def test_each_rated_turn_is_in_one_of_several_rows(tmp_path, log):
     log.add([HI], (said("a"), [10]), prompt=[1], rollout="r")
     log.add([HI, said("a"), HI], (said("b"), [20]), prompt=[1, 10, 30], rollout="r")
-    log.add([HI, said("a"), HI], (said("c"), [21]), prompt=[1, 12, 30], rollout="r")  # The template changed a turn.
+    log.add([HI, said("a"), HI], (said("c"), [21, 22]), prompt=[1, 12, 30], rollout="r")  # The template changed a turn.
     for answer, reward in ((1, 1), (2, 0.5), (3, -1)):
         log.reward("r", reward, answer=answer)
     rows = imported(tmp_path)
     assert rows["turn_rewards"][:] == [[1.0, 0.5], [-1.0]]
+    assert (rows["completion_ids"][1], len(rows["sampler_logps"][1])) == ([21, 22], 2)
     assert (rows["rollout_id"][:], rows["reward"][:]) == (["r", "r"], [None, None])
 
 

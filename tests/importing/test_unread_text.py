@@ -526,8 +526,7 @@ def test_empty_ratings_and_ratings_of_questions_are_none(read):
 @pytest.mark.parametrize(
     "given",
     [{"details": {"finish_reason": "length"}}, {"meta_info": {"finish_reason": {"type": "length"}}},
-     {"response_metadata": {"stopReason": "max_tokens"}}, {"stop_type": "limit"}, {"done_reason": "length"},
-     {"completed": False}],
+     {"response_metadata": {"stopReason": "max_tokens"}}, {"stop_type": "limit"}, {"done_reason": "length"}],
 )  # fmt: skip
 def test_finish_reasons_inside(read, given):
     assert read({"prompt": "Legs?", "completion": "8", **given, "reward": 1})[0].rows[0]["finish_reason"] == "length"
@@ -535,7 +534,7 @@ def test_finish_reasons_inside(read, given):
 
 @pytest.mark.parametrize(
     ("given", "reason"),
-    [({"completed": 1_712_345_678}, None), ({"completed": True}, None), ({"judge": {"finish_reason": "length"}}, None),
+    [({"completed": 1_712_345_678}, None), ({"completed": False}, None), ({"judge": {"finish_reason": "length"}}, None),
      ({"finish_reason": "stop", "steps": [{"finish_reason": "length"}]}, "stop")],
 )  # fmt: skip
 def test_other_fields_are_no_finish_reasons(read, given, reason):
@@ -544,7 +543,7 @@ def test_other_fields_are_no_finish_reasons(read, given, reason):
 
 
 def test_the_arguments_of_a_tool_are_no_finish_reason(read):
-    arguments = {"completed": False, "truncated": True}
+    arguments = {"truncated": True}
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
     block = {"type": "tool_use", "id": "c", "name": "add", "input": arguments}
     for said in ({"content": None, "tool_calls": [call]}, {"content": [block]}):

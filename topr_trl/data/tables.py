@@ -10,15 +10,17 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.json as paj
 import pyarrow.parquet as pq
-from datasets import Dataset, Features, List, Value, load_dataset
+from datasets import Dataset, Features, Json, List, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from datasets.fingerprint import generate_random_fingerprint
+from datasets.table import table_cast
 
 Read = TypeVar("Read")
 
@@ -222,7 +224,7 @@ def read_table(
         FileNotFoundError: there is no such file.
         ValueError: a file has a suffix that is not listed above, is empty or is damaged, or there is no row.
     """
-    paths = [Path(file) for file in files]
+    paths, are_arrays = [Path(file) for file in files], False
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(f"There is no file or folder {path}.")
@@ -240,6 +242,7 @@ def read_table(
                 raise ValueError(f"{path} cannot be read: the first row is null. Remove it.")
             if not start.strip(b"[] \t\r\n"):
                 raise ValueError(f"{path} is empty: it has no row.")
+            are_arrays |= start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
     kind = "parquet" if paths[0].suffix == ".parquet" else "json"
     if kind == "parquet":  # Skip files without rows, on which `datasets` 4.7 fails.
         paths = [path for path in paths if rows_of(path)]
@@ -251,41 +254,71 @@ def read_table(
     load = partial(load_dataset, kind, data_files=escaped, split="train", cache_dir=cache)
     try:
         rows = load(**only)
-        return _with_dates_as_text(rows, paths) if kind == "json" else rows
+        rows = _with_exact_values(rows, paths, are_arrays) if kind == "json" else rows
+        exact = _mapped(rows.features, lambda kind: _ExactJson() if isinstance(kind, Json) else kind)
+        rows.info.features = Features(exact)
+        return rows
     except _READING as error:
         for path in paths if kind == "parquet" else ():
             read_shard(path, columns)  # For a damaged file, `read_shard` raises an error that names the file.
         if kind == "json" and (features := _types_of_json(paths)) is not None:
             with suppress(*_READING):
-                return _with_dates_as_text(load(features=features), paths)
+                return _with_exact_values(load(features=features), paths, are_arrays)
         raise unreadable(f"{paths[0]}{' and others' * (len(paths) > 1)}", error.__cause__ or error) from error
 
 
-def _with_dates_as_text(rows: Dataset, paths: list[Path]) -> Dataset:
-    """Return rows of JSON files with the original text in columns that `datasets` has converted to dates.
+class _ExactJson(Json):
+    """Type of a column with JSON of several types. `datasets` reads 0.3 in such a column as 0.30000000000000004."""
+
+    def encode_example(self, example_data: Any) -> str | None:
+        return None if example_data is None else json.dumps(example_data)
+
+    def decode_example(self, example_data: str | None, token_per_repo_id: Any = None) -> Any:
+        return None if example_data is None else json.loads(example_data)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Json)
+
+
+def _with_exact_values(rows: Dataset, paths: list[Path], are_arrays: bool) -> Dataset:
+    """Return rows of JSON files with the values of the files, also where `datasets` has changed them.
 
     JSON has no dates, but `datasets` converts a column if all of its texts look like dates. A completion would then not
-    be text, and a reward function could not compare it with an answer.
+    be text, and a reward function could not compare it with an answer. In arrays, and in files in which values of a
+    column have different types or fields, `datasets` rounds all numbers to 10 decimals. In such a column, it reads the
+    text "42" as a number.
     """
-    features = Features({name: _without_dates(feature) for name, feature in rows.features.items()})
-    dated: dict[str, list[Any]] = {name: [] for name, feature in features.items() if feature != rows.features[name]}
-    for record in (record for path in paths if dated for record in _json_records(path)):
-        for name, values in dated.items():
-            values.append((record or {}).get(name))
-    names = rows.column_names
-    for name, values in dated.items():
-        column = pa.array(values, features.arrow_schema.field(name).type)
-        rows = rows.remove_columns(name).add_column(name, column, feature=features[name])
-    return rows.select_columns(names) if dated else rows
+    features = _mapped(rows.features, lambda kind: Value("string") if _is_date(kind) else kind)
+    stored = _mapped(features, lambda kind: Value("string") if isinstance(kind, Json) else kind)
+    if stored == rows.features and not are_arrays:
+        return rows
+    records, tables = chain.from_iterable(map(_json_records, paths)), []
+    while batch := [each if isinstance(each, dict) else {} for each in islice(records, 1_000)]:
+        columns = {name: [_stored(each.get(name), kind) for each in batch] for name, kind in features.items()}
+        tables.append(pa.Table.from_pydict(columns, Features(stored).arrow_schema))
+    return from_table(table_cast(pa.concat_tables(tables), Features(features).arrow_schema))
 
 
-def _without_dates(feature: Any) -> Any:
-    """Return the type of a column with text instead of dates, also inside lists and objects."""
+def _mapped(feature: Any, change: Callable[[Any], Any]) -> Any:
+    """Return the type of a column, or the types of several columns, with `change` applied to each inner type."""
     if isinstance(feature, dict):
-        return {name: _without_dates(inner) for name, inner in feature.items()}
+        return {name: _mapped(inner, change) for name, inner in feature.items()}
+    return List(_mapped(feature.feature, change)) if isinstance(feature, List) else change(feature)
+
+
+def _is_date(feature: Any) -> bool:
+    return isinstance(feature, Value) and feature.dtype.startswith("timestamp")
+
+
+def _stored(value: Any, feature: Any) -> Any:
+    """Return a value of a JSON file as it is stored in a column of the given type."""
+    if value is None or value != value:  # NaN differs from itself. `datasets` reads it as null.
+        return None
+    if isinstance(feature, dict):
+        return {name: _stored(value.get(name), inner) for name, inner in feature.items()}
     if isinstance(feature, List):
-        return List(_without_dates(feature.feature))
-    return Value("string") if isinstance(feature, Value) and feature.dtype.startswith("timestamp") else feature
+        return [_stored(each, feature.feature) for each in value]
+    return json.dumps(value) if isinstance(feature, Json) else value
 
 
 def _json_records(path: Path) -> Iterator[Any]:

@@ -124,7 +124,7 @@ def sample_completions(
                 torch.manual_seed(seed + 1_000_003 * stream + start)
                 batch = order[start : start + step]
                 drawn, logps = _generate(model, tokenizer, [prompt_ids[i] for i in batch], config)
-                batch_problems = problems.select(batch).to_list()
+                batch_problems = [*problems.select(batch)]
                 for n, tokens in enumerate(drawn):
                     i, problem = batch[n // count], batch_problems[n // count]
                     ids, reason = _trim(tokens, config.eos_token_id, tokenizer, stop_strings, args.max_new_tokens)

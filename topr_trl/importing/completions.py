@@ -161,7 +161,7 @@ def cut_turns(row: Row, first: int, last: int | None = None) -> Row:
     if row.get("completion_ids"):
         if row.get("prompt_ids") is None:
             raise Unusable("it has completion_ids and no prompt_ids, so earlier turns cannot become part of the prompt")
-        runs = runs_of(row.get("completion_mask") or [1])
+        runs = runs_of(row.get("completion_mask") or [1] * len(row["completion_ids"]))
         start, end = runs[first][0], None if last is None else runs[last][1]
         row["prompt_ids"] = [*row["prompt_ids"], *row["completion_ids"][:start]]
         for name in ("completion_ids", "completion_mask", "sampler_logps"):

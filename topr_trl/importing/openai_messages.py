@@ -316,14 +316,13 @@ def _reason_in(key: str, value: Any) -> str | None:
         return _FINISHED.get(str(inner or "").lower())
     if key in ("truncated", "istruncated", "wastruncated"):
         return "length" if str(inner).lower() in ("true", "1") else None
-    if key == "incompletedetails":  # OpenAI's Responses API
-        return "length" if value else None
-    return "length" if key == "completed" and inner is False else None
+    # In OpenAI's Responses API. A field `completed` is not read, because it can tell whether a task was solved.
+    return "length" if key == "incompletedetails" and value else None
 
 
 _STOP_REASONS = ("stopreason", "stoptype", "donereason", "nativefinishreason")
 _OF_JUDGE = ("judge", "grader", "evaluat", "critic")
-# Fields of requests and of messages. They can have tool arguments with names such as `completed`.
+# Fields of requests and of messages. They can have tool arguments with names such as `truncated`.
 _OF_REQUEST = ("messages", "conversations", "prompt", "request", "content", "toolcalls", "functioncall")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from topr_trl.data.tables import rows_of, unreadable
+from topr_trl.data.tables import unreadable
 from topr_trl.importing import csv_tables, eval_archives, json_documents
 from topr_trl.importing.format import Placed, Record
 from topr_trl.recording.store import NAME, count_rollouts, read_rollouts
@@ -63,15 +63,16 @@ def files_of(path: Path, suffix: str) -> list[Path]:
 # Suffixes to look for if the format is not known. The first suffix with files is used.
 SUFFIXES = (".sqlite", ".jsonl", ".parquet", ".eval", ".csv", ".tsv", ".ndjson", ".traj", ".json")
 # A folder may have files with only one of these suffixes.
-_OWN_FORMAT = (".jsonl", ".parquet", ".csv", ".tsv", ".eval", ".sqlite")
+_OWN_FORMAT = (".jsonl", ".parquet", ".csv", ".tsv", ".eval", ".sqlite", ".ndjson", ".traj")
 # Suffixes to look for, by the suffix of the format. The first suffix with files is used. `.json` is last, because such
 # files may describe a run instead of containing records.
 _LIKE = {".jsonl": (".jsonl", ".ndjson", ".traj", ".json"), ".eval": (".eval", ".json")}
 
 
 def _files_in(folder: Path, suffix: str) -> list[Path]:
-    """Return the files with a suffix, compressed or not, sorted by name. Skip hidden files and folders."""
-    found = (file for end in ("", *_COMPRESSED) for file in folder.rglob(f"*{suffix}{end}"))
+    """Return the files with a suffix in any case, compressed or not, sorted by name. Skip hidden files and folders."""
+    ends = tuple(f"{suffix}{end}" for end in ("", *_COMPRESSED))
+    found = (file for file in folder.rglob("*") if file.name.lower().endswith(ends))
     return sorted((file for file in found if not _is_hidden(file, folder)), key=_by_name)
 
 
@@ -90,6 +91,11 @@ def _uncompressed(file: Path) -> Path:
     return file.with_suffix("") if file.suffix in _COMPRESSED else file
 
 
+def _kind(path: Path) -> str:
+    """Return the suffix of a file in lower case, without its compression suffix."""
+    return _uncompressed(path).suffix.lower()
+
+
 def count_records(files: Sequence[Path], join: Callable[[Iterable[Placed]], Iterator[Placed]] = iter) -> list[int]:
     """Return the number of records in each file, such as lines, rows or samples.
 
@@ -103,14 +109,14 @@ def count_records(files: Sequence[Path], join: Callable[[Iterable[Placed]], Iter
 
 
 def _count(path: Path) -> int:
-    kind = _uncompressed(path).suffix
-    if kind == ".parquet":
-        return rows_of(path)
+    kind = _kind(path)
     if kind == eval_archives.SUFFIX:
         return eval_archives.count_samples(path)
     if kind == RECORDING:
         return count_rollouts(path)
     with _readable(path):
+        if kind == ".parquet":
+            return pq.read_metadata(path).num_rows
         if kind in csv_tables.SUFFIXES:
             return csv_tables.count_rows(path)
         by_lines = json_documents.is_by_lines(path)
@@ -159,12 +165,12 @@ def read_records(path: Path) -> Iterator[Placed]:
         ValueError: the file cannot be read. A broken line of JSON does not raise an error.
         FileNotFoundError: a JSON, CSV, TSV or parquet file does not exist.
     """
-    if path.suffix == ".parquet":
+    kind = _kind(path)
+    if kind == ".parquet":
         with _readable(path):
             rows = (row for batch in pq.ParquetFile(path).iter_batches(1_024) for row in batch.to_pylist())
             yield from ((f"{path}, row {n}", row) for n, row in enumerate(rows))
         return
-    kind = _uncompressed(path).suffix
     if kind == eval_archives.SUFFIX:
         yield from ((f"{path}, {name}", sample) for name, sample in eval_archives.read_samples(path))
         return

@@ -169,13 +169,15 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
     """
     if isinstance(value, list):
         return [as_number(name, each, labels) for each in value]
+    if value is None or value != value:  # NaN differs from itself.
+        return value
     for spelling in (*spellings(value), str(value).strip().casefold()):
         if labels is not None and spelling in labels:
             return labels[spelling]
     if isinstance(value, bool):
         return 1.0 if value else -1.0
     has_numbers = any(map(_is_number, labels or ()))  # Then the labels are the whole scale.
-    if not isinstance(value, str) and not (has_numbers and isinstance(value, int | float) and value == value):
+    if not isinstance(value, str) and not (has_numbers and isinstance(value, int | float)):
         return float(value) if isinstance(value, Decimal) else value
     if not (text := str(value).strip()):
         return None

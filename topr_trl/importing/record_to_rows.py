@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from topr_trl.baseline import is_missing, is_rounded
 from topr_trl.data.rows import ROLLOUT, TURN_DISCOUNT, TURN_REWARDS, hash_prompts
 from topr_trl.data.sampler_logps import LOGPROBS_MODE, TEMPERATURE
 from topr_trl.data.trajectories import Rollouts
@@ -493,14 +494,17 @@ class RecordReader:
     def _problem(self, record: Record, rows: Sequence[Row]) -> str:
         """Return the problem id of a record.
 
-        The problem id is the value of `problem_field`. Without this setting, it is the problem id of the first row, or
-        a hash of this row's prompt if the row has no problem id.
+        The problem id is the value of `problem_field`. Without this setting, it is the problem id of the first row, the
+        record's field `problem_id`, or a hash of the row's prompt: the first of these that has a value.
         """
         if self.args.problem_field:
             return _id_of(record, self.args.problem_field)
         first = rows[0]
         if self.args.turn_discount and first.get(RATED):  # The row will start at the first turn of the conversation.
             first = {**first, **row_of_run([*first["prompt"], *first["completion"]])[0]}
+        given = record.get("problem_id")
+        if not first.get("problem_id") and not is_missing(given) and given != "":
+            return _id_of(record, "problem_id")
         return str(first.get("problem_id") or hash_prompts([first.get("prompt_ids") or first["prompt"]])[0])
 
     def _run_name(self, record: Record) -> str:
@@ -569,12 +573,14 @@ def _id_of(record: Record, name: str) -> str:
     """Return the id in a field as text. A float such as 1.0 becomes "1".
 
     Raises:
-        NotOfFormat: there is no such field.
+        NotOfFormat: there is no such field, or the id is a float that may be rounded.
         Unusable: the field is empty.
     """
     value = field_value(record, name, NotOfFormat)
     if value in (None, "") or value != value:  # NaN differs from itself.
         raise Unusable(f"its {name} is empty. Fill it")
+    if is_rounded(value):
+        raise NotOfFormat(f"its {name} is {value:.0f}, a float that may be rounded. Write the column as int64 or text")
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 

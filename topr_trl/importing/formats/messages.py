@@ -36,7 +36,7 @@ def rows(record: Record, rated: Sequence[int] | None = None) -> list[Row | LeftO
     """
     if is_failed(record):
         return [LeftOut.FAILED]
-    given = parsed_json(record["messages"])
+    given = parsed_json(record["messages"]) or []
     return [*rows_of_conversation(record, given, list(map(messages_of, given)), template_columns(record), rated)]
 
 

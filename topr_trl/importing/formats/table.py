@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from topr_trl.data.rows import TURN_REWARDS
+from topr_trl.data.sampler_logps import SAMPLING
+from topr_trl.importing.calls import sampling_of
 from topr_trl.importing.field_names import COMPLETIONS, PROMPTS, REWARDS, Kind, kind_of, normalized
 from topr_trl.importing.format import Choices, Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json
@@ -20,6 +22,8 @@ from topr_trl.importing.openai_messages import (
 from topr_trl.importing.row_table import Row
 
 _SYSTEM = ("system", "system_prompt", "system_message", "system_instruction")
+# Columns of rows that the rows of a table do not have.
+_OF_ROWS = (TURN_REWARDS, "completion_ids", "prompt_ids", "completion_mask", "sampler_logps", "mu_logps")
 # Text with a list of objects that have roles holds messages. Other lists, such as an extracted table, remain text.
 _OBJECTS, _ROLE = re.compile(r"\s*\[\s*\{\s*['\"]"), re.compile(r"['\"]role['\"]\s*:")
 
@@ -80,7 +84,7 @@ def plain(value: Any, name: str) -> Any:
         if any("role" in each for each in objects if isinstance(each, dict)):
             value = objects
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return None if value != value else str(value)  # pandas writes NaN for an empty cell.
+        return _text_of(value)
     if not isinstance(value, str | list | None) or (
         isinstance(value, list) and not all(isinstance(each, Mapping) for each in value)
     ):
@@ -97,14 +101,14 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
 
     Raises:
         NotOfFormat: the column of the prompt or of the completion is missing, `plain` cannot read the prompt or a
-            completion, the system prompt may be a name, or the record is already a row with rewards of turns.
+            completion, the system prompt may be a name, or the record has a column of `_OF_ROWS`.
         Unusable: `plain` cannot use a message, there are two system prompts, a finish reason is new, or the provider
             defines a tool.
     """
-    if isinstance(record.get(TURN_REWARDS), list):
+    if name := next((name for name in _OF_ROWS if record.get(name) is not None), None):
         raise NotOfFormat(
-            f"it has a column {TURN_REWARDS}, so the file already holds rows. Give it to topr train as it is, without "
-            f"--chat, or set --ignore_fields {TURN_REWARDS}"
+            f"it has a column {name}, so the file already holds rows. Give it to topr train as it is, without import "
+            f"settings such as --chat, or set --ignore_fields {name}"
         )
     if is_failed(record):
         return [LeftOut.FAILED]
@@ -116,14 +120,21 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
         prompt = with_system(prompt, system)
     answer = record.get("answer") if completion_name != "answer" else None
     reason_of_all = finish_reason_of(record)
-    shared = template_columns(record)
+    shared = {**template_columns(record), **sampling_of(record)}
     return [
         {
             "prompt": prompt, "completion": completion, "finish_reason": finish_reason(reason) or reason_of_all,
-            "answer": None if answer is None else str(answer), **shared,
+            "answer": _text_of(answer), **shared,
         } if (completion := plain(given, completion_name)) else None
         for given, reason in completions
     ]  # fmt: skip
+
+
+def _text_of(value: Any) -> str | None:
+    """Return a value as text. pandas stores empty cells as NaN, and then whole numbers of the column as floats."""
+    if value is None or value != value:
+        return None
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def is_failed(record: Record) -> bool:
@@ -250,7 +261,7 @@ FORMAT = Format(
     test=has_columns,
     rows=rows,
     rewards=rewards,
-    columns=("problem_id", "finish_reason", "answer", "tools", "chat_template_kwargs"),
+    columns=("problem_id", "finish_reason", "answer", "tools", "chat_template_kwargs", *SAMPLING),
     required=frozenset(),
     chat=True,
     choices=choices,
