@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 from datasets import Dataset, Features, Json, List, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from datasets.fingerprint import generate_random_fingerprint
-from datasets.table import table_cast
 
 Read = TypeVar("Read")
 
@@ -296,7 +295,7 @@ def _with_exact_values(rows: Dataset, paths: list[Path], are_arrays: bool) -> Da
     while batch := [each if isinstance(each, dict) else {} for each in islice(records, 1_000)]:
         columns = {name: [_stored(each.get(name), kind) for each in batch] for name, kind in features.items()}
         tables.append(pa.Table.from_pydict(columns, Features(stored).arrow_schema))
-    return from_table(table_cast(pa.concat_tables(tables), Features(features).arrow_schema))
+    return from_table(pa.concat_tables(tables).cast(Features(features).arrow_schema))
 
 
 def _mapped(feature: Any, change: Callable[[Any], Any]) -> Any:
