@@ -32,6 +32,7 @@ from topr_trl.trainers.shared_prompts import attention
 # stands for further parameters, which our trainers pass on.
 HOOKS = {
     GRPOTrainer: {
+        "create_accelerator_and_postprocess": ([], "rounds no log π under FSDP2"),
         "_tokenize_prompts": (["prompts"], "refuses prompts that do not fit"),
         "_calculate_rewards": (["inputs", "prompts", "completions", "completion_ids_list", ...], "keeps raw rewards"),
         "_generate_and_score_completions": (["inputs"], "R and curation of a generation batch"),
@@ -58,6 +59,7 @@ HOOKS = {
         "is_world_process_zero": ([], "who writes the model card"),
     },
     SFTTrainer: {
+        "create_accelerator_and_postprocess": ([], "rounds no log π under FSDP2"),
         "_prepare_dataset": (["dataset", "processing_class", "args", "packing", "formatting_func", "dataset_name"],
                              "baseline, curation and tokens of rows"),
         "_set_signature_columns_if_needed": ([], "keeps the columns that the loss reads"),

@@ -125,6 +125,13 @@ def test_text_that_looks_like_a_date_stays_text(tmp_path, layout):
     assert both.to_list() == 2 * rows
 
 
+def test_arrays_of_texts_and_of_large_numbers_are_read(tmp_path):
+    (tmp_path / "a.json").write_text('["a", "b"]')
+    assert load_rows(tmp_path / "a.json")["text"][:] == ["a", "b"]
+    (tmp_path / "b.json").write_text(json.dumps([{"seed": [2**63]}, {"seed": [0.5]}]))
+    assert load_rows(tmp_path / "b.json")["seed"][:] == [[2.0**63], [0.5]]
+
+
 @pytest.mark.parametrize(
     ("rows", "is_array"),
     [

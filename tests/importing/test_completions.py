@@ -53,7 +53,8 @@ def test_each_reason_has_a_sentence():
          "1 completion without token ids has a tool call whose arguments are not valid JSON"),
         ("messages", [{"messages": [USER, ANSWER], "score": 1}, {"messages": [USER], "score": 1},
                       {"messages": [USER, {**ANSWER, "weight": 0}], "score": 1}, {"messages": None, "score": 1}],
-         "3 completions are empty or missing and are left out: log.jsonl, line 2, log.jsonl, line 3, log.jsonl, "),
+         "3 completions are empty or missing and are left out: "
+         "log.jsonl, line 2, log.jsonl, line 3, log.jsonl, line 4."),
         ("verifiers", [EPISODE, {**EPISODE, "traces": [TRACE, {**TRACE, "info": {"kind": "eval"}}]}],
          "1 run comes from an evaluation and is left out: log.jsonl, line 2."),
         ("verifiers", [{**EPISODE, "traces": [TRACE, {**TRACE, "ok": False}]}],

@@ -141,10 +141,11 @@ def test_tools_of_langchain_in_langfuse():
             (row,) = langfuse.FORMAT.rows(found)
             assert turns(row["prompt"]) == [USER]
             assert [tool["function"]["name"] for tool in json.loads(row["tools"])] == ["legs", "arms"]
-    result = {"role": "tool", "content": {"n": 4}, "tool_call_id": "c"}
-    (found,) = langfuse.observations({**OBSERVATION, "input": [*given[:1], result]})
-    with pytest.raises(NotOfFormat, match="must be text"):
-        langfuse.FORMAT.rows(found)
+    cat = {"name": "cat", "legs": 4}
+    for messages in ([*given[:1], {"role": "tool", "content": cat}], [*given[1:], *given[:1]]):
+        (found,) = langfuse.observations({**OBSERVATION, "input": messages})
+        with pytest.raises(NotOfFormat, match="must be text"):
+            langfuse.FORMAT.rows(found)
 
 
 def test_the_finish_reason_of_a_stream_in_langfuse():

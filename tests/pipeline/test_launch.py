@@ -111,10 +111,13 @@ def test_training_that_would_see_several_gpus_needs_a_config_of_accelerate(tmp_p
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     config = str(CONFIGS / "ddp.yaml")
-    with pytest.raises(ValueError, match=r"see 2 GPUs.* --accelerate_config .* CUDA_VISIBLE_DEVICES to one"):
+    with pytest.raises(ValueError, match=r"log-mu would see 2 GPUs.* --accelerate_config .* CUDA_VISIBLE_DEVICES if"):
         check_launch("iterate", loop(tmp_path, use_cpu=False))
     check_launch("iterate", loop(tmp_path, use_cpu=False, accelerate_config=config))
     check_launch("iterate", loop(tmp_path, use_cpu=True))
+    check_launch("iterate", loop(tmp_path, use_cpu=False, sampling_devices=["0"], training_devices=["1"]))
+    with pytest.raises(ValueError, match="train would see 2 GPUs"):
+        check_launch("iterate", loop(tmp_path, use_cpu=False, sampling_devices=["0"], training_devices=["0", "1"]))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     check_launch("iterate", loop(tmp_path, use_cpu=False))
 

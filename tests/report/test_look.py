@@ -194,7 +194,7 @@ def test_reward_functions_named_like_columns():
     columns = {"reward": [0.5], "rewards/reward": [0.25], "weight": [1.0], "rewards/weight": [1.0], "rewards/a": [0.0]}
     (card,) = section_of_rows(table(prompt=["a"], completion=["b"], **columns)).cards
     assert card["columns"][0]["answers"][0]["numbers"] == {
-        "reward": 0.5, "weight": 1.0, "rewards/reward": 0.25, "a": 0.0
+        "reward": 0.5, "weight": 1.0, "rewards/reward": 0.25, "rewards/weight": 1.0, "a": 0.0
     }  # fmt: skip
 
 

@@ -292,7 +292,7 @@ def _with_exact_values(rows: Dataset, paths: list[Path], are_arrays: bool) -> Da
     if stored == rows.features and not are_arrays:
         return rows
     records, tables = chain.from_iterable(map(_json_records, paths)), []
-    while batch := [each if isinstance(each, dict) else {} for each in islice(records, 1_000)]:
+    while batch := [each if isinstance(each, dict) else {"text": each} for each in islice(records, 1_000)]:
         columns = {name: [_stored(each.get(name), kind) for each in batch] for name, kind in features.items()}
         tables.append(pa.Table.from_pydict(columns, Features(stored).arrow_schema))
     return from_table(pa.concat_tables(tables).cast(Features(features).arrow_schema))
@@ -317,6 +317,8 @@ def _stored(value: Any, feature: Any) -> Any:
         return {name: _stored(value.get(name), inner) for name, inner in feature.items()}
     if isinstance(feature, List):
         return [_stored(each, feature.feature) for each in value]
+    if feature == Value("float64"):
+        return float(value)  # Arrow refuses integers above 2^53.
     return json.dumps(value) if isinstance(feature, Json) else value
 
 

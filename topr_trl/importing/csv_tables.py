@@ -108,7 +108,7 @@ def _delimiter(path: Path) -> tuple[str, bool]:
     line = text.lstrip("\r\n").replace("\r", "\n").partition("\n")[0]  # Empty lines are skipped.
     if line.startswith(_SEPARATOR) and len(line) == len(_SEPARATOR) + 1:
         return line[-1], True
-    delimiter = "\t" if ".tsv" in path.name.lower() else max(_DELIMITERS, key=line.count)
+    delimiter = "\t" if ".tsv" in map(str.lower, path.suffixes) else max(_DELIMITERS, key=line.count)
     if not line.count(delimiter):
         raise ValueError(
             f"{path} has one column ({line[:60]!r}). A table needs a header with the names of at least two columns, "

@@ -71,8 +71,7 @@ _LIKE = {".jsonl": (".jsonl", ".ndjson", ".traj", ".json"), ".eval": (".eval", "
 
 def _files_in(folder: Path, suffix: str) -> list[Path]:
     """Return the files with a suffix in any case, compressed or not, sorted by name. Skip hidden files and folders."""
-    ends = tuple(f"{suffix}{end}" for end in ("", *_COMPRESSED))
-    found = (file for file in folder.rglob("*") if file.name.lower().endswith(ends))
+    found = (file for file in folder.rglob("*") if _uncompressed(file).name.lower().endswith(suffix))
     return sorted((file for file in found if not _is_hidden(file, folder)), key=_by_name)
 
 

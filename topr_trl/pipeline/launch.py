@@ -50,12 +50,15 @@ def check_launch(command: str, settings: RunArguments) -> None:
             "sampling_backend='vllm' needs vLLM: run pip install \".[vllm]\" in the clone, or set --sampling_python to "
             "the Python of an environment with vLLM and topr_trl."
         )
-    seen = max(len(devices(stage, settings)) or torch.cuda.device_count() for stage in ("log-mu", "train"))
-    if seen > 1 and not (settings.use_cpu or settings.accelerate_config or settings.training_launcher):
-        raise ValueError(
-            f"Training would see {seen} GPUs, and one process cannot train on several. Set --accelerate_config to a "
-            "config file of Accelerate for several processes, or CUDA_VISIBLE_DEVICES to one GPU."
-        )
+    is_spread = bool(settings.accelerate_config or settings.training_launcher)
+    is_spread |= "device_map" in (settings.model_init_kwargs or {})
+    for stage in () if settings.use_cpu or is_spread else ("log-mu", "train"):
+        if (seen := len(devices(stage, settings)) or torch.cuda.device_count()) > 1:
+            raise ValueError(
+                f"The stage {stage} would see {seen} GPUs, and its one process can use one. Set --accelerate_config to "
+                "a config file of Accelerate, or name one GPU in --sampling_devices and --training_devices, or in "
+                "CUDA_VISIBLE_DEVICES if neither is set."
+            )
     needed, gpus = settings.sampling_workers * settings.vllm_tensor_parallel_size, torch.cuda.device_count()
     gpus = len(settings.sampling_devices or ()) or gpus
     if gpus and needed > gpus and not settings.sampling_launcher:

@@ -318,10 +318,8 @@ def _answer(rows: Table, place: int) -> Json:
     if row.get("finish_reason") == "length":
         labels.append("cut")
     numbers = {name: row.get(name) for name in ("reward", "advantage", "weight", "log_ratio")}
-    for name in row:
-        plain = name.removeprefix(OF_FUNCTION)
-        if plain != name and row[name] != numbers.get(plain):
-            numbers[name if plain in numbers else plain] = row[name]
+    functions = {name: name.removeprefix(OF_FUNCTION) for name in row if name.startswith(OF_FUNCTION)}
+    numbers |= {name if plain in numbers else plain: row[name] for name, plain in functions.items()}
     shown = {name: float(f"{number:.3g}") for name, number in numbers.items() if _is_number(number)}
     if rows.has_two_values:
         shown.pop("reward", None)

@@ -65,7 +65,6 @@ class TOPRMixin(Trainer):
         if isinstance(model, nn.Module):
             remove_shared_prompts(text_model(model))  # An earlier trainer may have installed shared prompts.
         super().__init__(*args, **kwargs)
-        _keep_outputs_of_fsdp2(self.accelerator)
         self._loss_settings = self.args.loss_settings
         self._given_optimizer = given_optimizer(self)
         refuse_adapters(self.model, self.args.gradient_checkpointing)
@@ -78,6 +77,17 @@ class TOPRMixin(Trainer):
         self.add_callback(StopAtNaN(self))
         self.add_callback(_Beginning(self))
         warn_if_updates_vanish(self.model, self.is_deepspeed_enabled)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Create the accelerator, which keeps the dtype of the model's outputs under FSDP2.
+
+        Otherwise, Accelerate would round log π of each token to bfloat16.
+        """
+        super().create_accelerator_and_postprocess()
+        plugin: Any = getattr(self.accelerator.state, "fsdp_plugin", None)
+        policy: Any = getattr(plugin, "mixed_precision_policy", None)
+        if getattr(policy, "output_dtype", None) is not None:  # FSDP1's policy has no output_dtype.
+            plugin.mixed_precision_policy = replace(policy, output_dtype=None)
 
     def _compute_losses(
         self, policy_logps_BT: Tensor, mu_logps: Tensor, rewards_N: Tensor, mask_BT: Tensor, numbers_N: Tensor
@@ -350,14 +360,6 @@ def _mean(values: list[float]) -> Any:
     """Return the mean of the values that are not NaN. If all are NaN, return None, because JSON has no NaN."""
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known) if known else None
-
-
-def _keep_outputs_of_fsdp2(accelerator: Any) -> None:
-    """Keep the dtype of the model's outputs under FSDP2. Accelerate would round log π of each token to bfloat16."""
-    plugin: Any = getattr(accelerator.state, "fsdp_plugin", None)
-    policy: Any = getattr(plugin, "mixed_precision_policy", None)
-    if getattr(policy, "output_dtype", None) is not None:  # The policy of FSDP1 has no such setting.
-        plugin.mixed_precision_policy = replace(policy, output_dtype=None)
 
 
 class _Beginning(TrainerCallback):

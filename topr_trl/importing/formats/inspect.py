@@ -31,7 +31,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
     Raises:
         Unusable: an attachment is missing, a message has a part without text, the provider ran a tool itself,
             inspect_ai could not parse a tool call, the finish reason is unknown, an assistant turn that the model
-            did not write follows a turn of the model, or no assistant turn has a source.
+            did not write follows a turn of the model, or it has assistant turns without a source and none that the
+            model wrote.
     """
     if record.get("error"):
         return [LeftOut.FAILED]
@@ -40,7 +41,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
     first = next((n for n, (is_generated, _) in enumerate(found) if is_generated), None)
     if first is None:
         if any(each["role"] == "assistant" and not each.get("source") for each in record["messages"]):
-            raise Unusable('its assistant turns have no source. Set it to "generate" in turns that the model wrote')
+            raise Unusable('an assistant turn has no source. Set it to "generate" in turns that the model wrote')
         return []
     messages = [each for _, each in found]
     if any(each["role"] == "assistant" and not is_generated for is_generated, each in found[first:]):

@@ -1,6 +1,7 @@
 """Read exports of Langfuse: observations as CSV, JSON or parquet, and single traces as JSON."""
 
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from typing import Any
 
 from topr_trl.importing.calls import Envelope, format_of_exports, not_a_call
@@ -48,6 +49,7 @@ def _value_of(score: Record) -> Any:
 
 
 def _whole(record: Record) -> Record:
+    """Return an observation with its tools beside the messages, and with its whole streamed answer."""
     changes = {"input": _with_tools, "output": whole_answer}
     return {name: changes[name](value) if name in changes else value for name, value in record.items()}
 
@@ -55,13 +57,17 @@ def _whole(record: Record) -> Record:
 def _with_tools(given: Any) -> Any:
     """Return an input with its tools beside the messages. LangChain's handler adds tools as messages at the end."""
     messages = parsed_json(given)
-    tools = [each["content"] for each in messages if _is_tool(each)] if isinstance(messages, list) else []
-    return {"messages": [each for each in messages if not _is_tool(each)], "tools": tools} if tools else given
+    if not isinstance(messages, list):
+        return given
+    tools = list(takewhile(_is_tool, reversed(messages)))[::-1]
+    rest = messages[: len(messages) - len(tools)]
+    return {"messages": rest, "tools": [each["content"] for each in tools]} if tools else given
 
 
 def _is_tool(given: Any) -> bool:
-    is_about_tool = inner_value(given, "role") == "tool" and not given.get("tool_call_id")
-    return is_about_tool and isinstance(given.get("content"), Mapping)
+    content = inner_value(given, "content")
+    is_definition = isinstance(content, Mapping) and bool({"function", "input_schema", "parameters"} & set(content))
+    return is_definition and inner_value(given, "role") == "tool"
 
 
 def _is_generation(record: Record) -> bool:

@@ -24,8 +24,8 @@ _OUTPUT = "attributes.gen_ai.output.messages"
 def calls(record: Record) -> Iterator[Record]:
     """Yield the spans and log records of a document, each with its evaluations.
 
-    Left out are log records that repeat the messages of their span, spans whose messages are only in a log record, and
-    evaluations. A record that is neither an export nor a span is yielded unchanged.
+    Leave out evaluations, log records that repeat the messages of their span, and spans whose messages are only in a
+    log record. A record that is neither an export nor a span is yielded unchanged.
 
     Args:
         record (`Record`): OTLP export, or a span as an SDK or Phoenix writes it.
@@ -117,7 +117,7 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
             raise NotOfFormat(
                 f"it has {path}, an attribute of the conventions before 1.37. Upgrade the instrumentation"
             )
-    # Spans of agents have the messages of their calls again.
+    # An agent's span repeats the messages of its calls.
     operation = value_at(record, "attributes.gen_ai.operation.name")
     is_agent = operation in ("create_agent", "invoke_agent", "invoke_workflow")
     for name, each in ({} if is_agent else SPELLINGS).items():
@@ -152,7 +152,7 @@ def _check_whole(record: Record, paths: tuple[str, ...]) -> None:
     places = tuple(path.removeprefix("attributes.") for path in paths)
     lost = [name for name in record.get("missing") or () if name.startswith(places) or " " in name]
     response = value_at(record, "attributes.llm.invocation_parameters")
-    # For OpenAI's Agents SDK, OpenInference keeps the first message for instructions, and logs the response's fields.
+    # For OpenAI's Agents SDK, OpenInference reserves index 0 for instructions. Its settings hold the response's fields.
     starts_at_1 = bool(inner_value(response, "id")) and not inner_value(response, "instructions")
     if lost and not (starts_at_1 and lost == ["llm.input_messages.0"]):
         raise Unusable(

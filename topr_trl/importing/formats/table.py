@@ -22,7 +22,7 @@ from topr_trl.importing.openai_messages import (
 from topr_trl.importing.row_table import Row
 
 _SYSTEM = ("system", "system_prompt", "system_message", "system_instruction")
-# Columns of rows that the rows of a table do not have.
+# Columns that the import of a table cannot keep.
 _OF_ROWS = (TURN_REWARDS, "completion_ids", "prompt_ids", "completion_mask", "sampler_logps", "mu_logps")
 # Text with a list of objects that have roles holds messages. Other lists, such as an extracted table, remain text.
 _OBJECTS, _ROLE = re.compile(r"\s*\[\s*\{\s*['\"]"), re.compile(r"['\"]role['\"]\s*:")
