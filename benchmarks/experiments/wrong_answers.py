@@ -41,7 +41,7 @@ from topr_trl.diagnosis import AGREE
 
 CANDIDATES, ITERATIONS, COLD = 8, 6, 0.3
 UNTRAINED = "untrained"
-KTO, GRPO = "KTO, β 0.1", "GRPO (TRL's default loss)"
+KTO, DPO, GRPO = "KTO, β 0.1", "DPO, β 0.1", "GRPO (TRL's default loss)"
 REPEATED, DEFAULT, BALANCED, CONTROL = "repeated right answers", "TOPR (default)", "balanced rows", "mean per problem"
 WEIGHTED, DRAWN, CHOSEN = "weighted by agreement", "drawn by agreement", "chosen by agreement"
 WHERE_AGREED, UNTAPERED = "weighted where they agree", "balanced rows, no taper"
@@ -49,13 +49,13 @@ BASES = ("facts-agree", "facts-alone", "misconceptions", "facts-scattered")
 RULED = ("sure-17", "slips-30")  # all problems follow one rule
 TO_COME = ("main", "misconception-10", "sure-3", "bundled", "wanders-10")  # of one rule, not published
 WARM_METHODS = (REPEATED, WEIGHTED)  # methods of which iterations on SmolLM2 are published
-ONE_PASS = (BALANCED, REPEATED, DEFAULT, KTO)  # methods of which greedy answers after one pass on SmolLM2 are published
+ONE_PASS = (BALANCED, REPEATED, DEFAULT, KTO, DPO)  # methods whose greedy answers after one pass are published
 ONE_PASS_TO_COME = (  # also sampled answers, at their own best rates
     BALANCED,
     KTO,
     REPEATED,
     GRPO,
-    "DPO, β 0.1",
+    DPO,
     DEFAULT,
     UNTAPERED,
     "right answers once",
@@ -151,7 +151,7 @@ RECIPES = {
 RIVALS = {
     KTO: partial(kto, beta=0.1),
     "KTO, β 0.5": partial(kto, beta=0.5),
-    "DPO, β 0.1": partial(dpo, beta=0.1),
+    DPO: partial(dpo, beta=0.1),
     "DPO, β 0.5": partial(dpo, beta=0.5),
     GRPO: METHODS["trl_dapo"].make,
 }
