@@ -131,7 +131,7 @@ class LogMu:
             Log μ in nats, by the columns `dataset` and `row`. A value is the sum over the completion, or (T,) float32
             values with a ratio per segment or turn. Rows with a column `mu_logps` are not included.
         planned (`dict[str, _Plan]`):
-            Datasets for which `compute` must compute log μ, by name. The trainer clears them before it plans a run.
+            Datasets for which `compute` must compute log μ, by name. The trainer clears this before a run.
         numerics (`str`):
             Description of the forward pass. Saved parts of another forward pass are computed again. The trainer sets
             this attribute before `compute`.
