@@ -65,11 +65,11 @@ def main() -> None:
     command = " ".join(["python -m benchmarks", *sys.argv[1:]])
     chosen = [] if args.report else [name for name in ALL if name in args.experiments or not args.experiments]
     for names in [chosen] if profile.is_quick else [[name] for name in chosen]:
-        try:  # Results determine further cells, so plan again until all planned cells are finished.
-            while store.unfinished(todo := [cell for name in names for cell in planned(name, profile, store)]):
-                cells.run(
-                    todo, partial(work, profile=profile), store, args.workers, command, " ".join(names), args.device
-                )
+        try:
+            cells.run(
+                lambda names=names: [cell for name in names for cell in planned(name, profile, store)],
+                partial(work, profile=profile), store, args.workers, command, " ".join(names), args.device,
+            )  # fmt: skip
         except cells.Unfinished as missing:
             print(f"{names[0]} is left out: {missing}")
     tables = TABLES if args.published else results / "tables.md"

@@ -6,17 +6,21 @@ import logging
 import multiprocessing
 import os
 import platform
+import shutil
 import subprocess
 import threading
 import time
 import warnings
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
+
+from topr_trl import __version__
 
 Cell = dict[str, Any]  # settings that JSON can represent, including `claim`
 
@@ -81,14 +85,15 @@ def _key(cell: Cell) -> str:
 @cache
 def versions() -> dict[str, str]:
     """Return the versions of packages that can affect results."""
-    return {name: version(name) for name in ("topr_trl", "torch", "transformers", "trl")}
+    return {"topr_trl": __version__, **{name: version(name) for name in ("torch", "transformers", "trl")}}
 
 
 @cache
 def commit() -> str:
-    """Return the commit of this checkout, or "" outside a repository."""
+    """Return the commit of this checkout, or "" outside a repository or without git."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    found = subprocess.run(command, capture_output=True, text=True, check=False) if shutil.which("git") else None
+    return found.stdout.strip() if found else ""
 
 
 @cache
@@ -106,32 +111,39 @@ def machine() -> str:
 
 
 def run(
-    cells: list[Cell], work: Any, store: Store, workers: int, command: str, description: str, device: str = "cpu",
-    until: float = float("inf"),
-) -> None:  # fmt: skip
-    """Run the cells that are not in the store, with `work(cell)` in single-threaded worker processes on a device.
-
-    No cell starts after the time `until`, see `time.monotonic`.
-    """
-    todo = store.unfinished(cells)
+    plan: Callable[[], list[Cell]], work: Any, store: Store, workers: int, command: str, description: str,
+    device: str = "cpu", until: float = float("inf"),
+) -> bool:  # fmt: skip
+    """Run the planned cells with `work(cell)` in single-threaded worker processes on a device, as `finish` does."""
     os.environ["TQDM_DISABLE"] = "1"  # hides the bars of the workers, because one bar shows all cells
-    context = multiprocessing.get_context("spawn")
-    progress = tqdm(total=len(cells), initial=len(cells) - len(todo), desc=description, unit="cell")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(device,)) as pool:
-        futures = {pool.submit(timed, work, cell): cell for cell in todo}
-        try:
-            for future in as_completed(futures):
-                if time.monotonic() > until:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                if future.cancelled():
-                    continue
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _prepare, (device,)) as pool:
+        return finish(plan, work, store, pool, workers, command, description, until)
+
+
+def finish(
+    plan: Callable[[], list[Cell]], work: Any, store: Store, pool: Executor, workers: int, command: str,
+    description: str, until: float = float("inf"),
+) -> bool:  # fmt: skip
+    """Run the planned cells that are not in the store, and return whether all have been run.
+
+    Results determine further cells, so `plan` is called again after each one. No cell starts after the time `until`,
+    see `time.monotonic`: more cells than workers are never submitted, because a submitted one cannot be stopped.
+    """
+    machine(), versions(), commit()  # An error here loses no result.
+    running: dict[Future[tuple[Any, float]], Cell] = {}
+    with tqdm(desc=description, unit="cell") as progress:
+        while True:
+            cells = plan()
+            todo = [cell for cell in store.unfinished(cells) if cell not in running.values()]
+            for cell in todo[: workers - len(running) if time.monotonic() < until else 0]:
+                running[pool.submit(timed, work, cell)] = cell
+            progress.total, progress.n = len(cells), len(cells) - len(store.unfinished(cells))
+            progress.refresh()
+            if not running:
+                return not todo
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
                 result, seconds = future.result()
-                store.add(futures[future], result, seconds, command)
-                progress.update()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    progress.close()
+                store.add(running.pop(future), result, seconds, command)
 
 
 def timed(work: Any, *args: Any) -> tuple[Any, float]:
@@ -152,6 +164,7 @@ def _prepare(device: str) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if device != "cpu":  # not set on a CPU, because a default device slows down every call of torch
         torch.set_default_device(device)
+        torch.backends.cuda.enable_cudnn_sdp(False)  # its backward pass can return NaN
     torch.set_num_threads(1)  # one cell per core is faster than one cell on all cores
     os.environ["OMP_NUM_THREADS"] = "1"  # for subprocesses of a cell
     datasets.disable_progress_bars()

@@ -102,8 +102,8 @@ class Experiment:
         """Return the values of `shown` by seed, with errors, for the best choice for a measure."""
         shown = shown or self.measures[0]
         found = self.ends(store, method, measure or (shown if shown in self.measures else self.measures[-1]))
-        # The error of greedy answers is over problems. All seeds have the same ones, so more seeds do not narrow it.
-        shared = sqrt(len(found)) if shown.endswith("greedy") else 1.0
+        # These errors are over problems. All seeds have the same ones, so more seeds do not narrow them.
+        shared = sqrt(len(found)) if shown.endswith("greedy") or shown.startswith("test/") else 1.0
         return {seed: (value(result, shown), shared * error(result, shown)) for seed, result in found.items()}
 
     def has_all_seeds(self, store: Store, method: str) -> bool:

@@ -5,8 +5,9 @@ python -m benchmarks.gpu --steps        # only steps
 python -m benchmarks.gpu --tiny         # tiny steps on a CPU; results are discarded
 
 The experiments on pretrained models need the copies that `benchmarks/pretrained.py` names, and are left out without
-them: iterations with SmolLM2 (`wrong_answers`), rivals on GSM8K (`real_model`), and iterations on GSM8K. Results are in
-benchmarks/results.
+them: iterations with SmolLM2 (`wrong_answers`), rivals on GSM8K (`real_model`), and iterations on GSM8K. Results are
+added to benchmarks/results/*.jsonl. If another machine runs the command, copy these files back before the next call.
+`make gpu` installs packages; without a network, use a Python that has them, and the command above.
 """
 
 import argparse
@@ -143,12 +144,10 @@ def run_iterations(
     experiments: Sequence[Experiment], profile: Profile, store: Store, workers: int, until: float, device: str = "cuda"
 ) -> bool:
     """Run the missing cells of `wrong_answers`. Return whether all cells are finished."""
-    work = partial(wrong_answers.work, profile=profile)
-    while todo := store.unfinished([cell for experiment in experiments for cell in experiment.cells(store)]):
-        if time.monotonic() > until:
-            return False
-        cells.run(todo, work, store, workers, COMMAND, "iterations", device, until)
-    return True
+    return cells.run(
+        lambda: [cell for experiment in experiments for cell in experiment.cells(store)],
+        partial(wrong_answers.work, profile=profile), store, workers, COMMAND, "iterations", device, until,
+    )  # fmt: skip
 
 
 def run_rivals(workers: int, until: float) -> bool:
@@ -156,9 +155,7 @@ def run_rivals(workers: int, until: float) -> bool:
     train, test = (CACHE / f"gsm8k_{split}.jsonl" for split in ("train", "test"))
     backend = "vllm" if find_spec("vllm") else "transformers"
     setup = real_model.setup_on("cuda", str(folder(pretrained.QWEN)), train, test, backend)
-    store = real_model.open_store(HERE / "results")
-    real_model.run(setup, store, max(until - time.monotonic(), 0.0) / 3600, workers, COMMAND)
-    return not store.unfinished(real_model.cells(setup.name, store))
+    return real_model.run(setup, real_model.open_store(HERE / "results"), until, workers, COMMAND)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -197,7 +194,7 @@ def _experiments(workers: int, until: float) -> list[Callable[[], bool]]:
             continue
         if base == pretrained.QWEN:
             found.append(partial(run_rivals, workers, until))
-        found.append(partial(run_iterations, wrong_answers.on_pretrained(base), profile, store, workers, until))
+        found.append(partial(run_iterations, wrong_answers.on_pretrained(base, "cuda"), profile, store, workers, until))
     return found
 
 

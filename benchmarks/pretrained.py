@@ -2,13 +2,14 @@
 
 Neither weights nor GSM8K are in the repository. `benchmarks/.cache` needs copies of them: `smollm2-135m` from
 HuggingFaceTB/SmolLM2-135M-Instruct, `qwen2.5-coder-0.5b` from Qwen/Qwen2.5-Coder-0.5B-Instruct, and `gsm8k_train.jsonl`
-and `gsm8k_test.jsonl`. To copy a large file in parts: `split -b 48M FILE part-`, then `cat part-* > FILE`.
+and `gsm8k_test.jsonl`. To copy a large file in parts: `split -b 24M FILE part-`, then `cat part-* > FILE`.
 
 The model reads worked examples before each prompt, and a completion ends at the first line break. Frozen weights are in
 bfloat16 and the adapter is in float32, apart from them, in training and sampling.
 """
 
 import random
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,8 @@ AttentionMaskInterface.register(_ON_CPU, sdpa_mask)
 def after(beginning_1T: Tensor, trunk: PreTrainedModel) -> Any:
     """Return a forward pass that reads the same tokens before each input, and computes them once for all rows."""
     forward, length = trunk.forward, beginning_1T.size(1)
+    if "cache" not in signature(forward).parameters:
+        raise ImportError("This version of transformers passes no `cache`. Install the newest one.")
 
     def own(
         input_ids: Tensor,

@@ -26,8 +26,10 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.cells import Cell, Store, timed
+from benchmarks.cells import Cell, Store, finish
 from benchmarks.experiment import TUNING_SEED, Experiment, rates
 from benchmarks.setting import CACHE, HERE
 from topr_trl import evaluate_rows, load_rows
@@ -116,6 +118,7 @@ class Setup:
         training: further settings of `topr log-mu` and `topr train`.
         save_steps: steps between checkpoints.
         sampling_python: Python interpreter of the environment for sampling.
+        device: `"cpu"` or `"cuda"`.
     """
 
     model: str
@@ -127,11 +130,12 @@ class Setup:
     training: tuple[str, ...] = ()
     save_steps: int = 5
     sampling_python: str = sys.executable
+    device: str = "cpu"
 
     @property
     def name(self) -> str:
-        """Return the name of the model in results."""
-        return Path(self.model).name
+        """Return the name of the model in results. It has the device, because another one samples other rows."""
+        return Path(self.model).name + ("" if self.device == "cpu" else f", {self.device}")
 
 
 def experiment(model: str, problems: int = Sizes.problems) -> Experiment:
@@ -408,28 +412,11 @@ def _hash(folder: Path) -> str:
     return found.hexdigest()[:16]
 
 
-def run(setup: Setup, store: Store, hours: float | None = None, workers: int = 1, command: str = "") -> None:
-    """Run the missing cells in threads. The work of a cell is in subprocesses."""
-    began = time.monotonic()
-    running: dict[Future[tuple[dict[str, Any], float]], Cell] = {}
+def run(setup: Setup, store: Store, until: float = inf, workers: int = 1, command: str = "") -> bool:
+    """Run the missing cells in threads, and return whether all have been run. The work of a cell is in subprocesses."""
+    plan, own = partial(cells, setup.name, store, setup.sizes.problems), partial(work, setup=setup)
     with ThreadPoolExecutor(workers) as pool:
-        while True:
-            todo = [
-                cell
-                for cell in store.unfinished(cells(setup.name, store, setup.sizes.problems))
-                if cell not in running.values()
-            ]
-            late = hours is not None and time.monotonic() - began > 3600 * hours
-            for cell in todo[: 0 if late else workers - len(running)]:
-                print(f"{time.strftime('%H:%M')} {cell}", flush=True)
-                running[pool.submit(timed, work, cell, setup)] = cell
-            if not running:
-                break
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                result, seconds = future.result()
-                store.add(running.pop(future), result, seconds, command)
-    if todo:
-        print(f"At least {len(todo)} cells are left. Start the command again to continue.")
+        return finish(plan, own, store, pool, workers, command, setup.name, until)
 
 
 def setup_on(
@@ -453,7 +440,7 @@ def setup_on(
         model, train.resolve(), test.resolve(),
         CACHE / "real_model" / Path(model).name, sizes,
         sampling=sampling, training=training, save_steps=5 if device == "cpu" else 1_000,
-        sampling_python=sampling_python,
+        sampling_python=sampling_python, device=device,
     )  # fmt: skip
 
 
@@ -473,7 +460,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.device, args.model_name_or_path, args.train, args.test, args.sampling_backend, args.sampling_python
     )
     command = " ".join(["python -m benchmarks.real_model", *sys.argv[1:]])
-    run(setup, open_store(args.results), args.hours, args.workers, command)
+    until = inf if args.hours is None else time.monotonic() + 3600 * args.hours
+    if not run(setup, open_store(args.results), until, args.workers, command):
+        print("Cells are left. Start the command again to continue.")
 
 
 if __name__ == "__main__":

@@ -212,7 +212,8 @@ def wrong_answers_table(store: Store) -> str:
 def one_pass_table(store: Store) -> str:
     """Return a table by method of one pass on SmolLM2, after a row for the untrained model.
 
-    An accuracy is bold if its interval is above the untrained model at its best temperature.
+    An accuracy is bold if its interval is above the untrained model at its best temperature. The last two measures have
+    no interval, because their errors over problems are not stored.
     """
     experiment = wrong_answers.in_one_pass()
     if not experiment.is_finished(store):
@@ -225,7 +226,8 @@ def one_pass_table(store: Store) -> str:
         cells = []
         for shown in experiment.shows:
             found = over_seeds(experiment.measured(store, method, shown))
-            cells.append(f"**{found.percent()}**" if shown in ways and found.low > best else found.percent())
+            text = found.percent() if shown in experiment.shows[:3] else percent(found.mean)
+            cells.append(f"**{text}**" if shown in ways[:2] and found.low > best else text)
         rows.append([method, *cells])
     return table(["", *(shown.removeprefix("test/") for shown in experiment.shows)], rows)
 

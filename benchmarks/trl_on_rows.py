@@ -31,6 +31,7 @@ def train(kind: str, rows: Path, model: str, out: Path, arguments: dict[str, Any
     """
     table = pq.read_table(shards_of(rows)[0])
     torch.manual_seed(arguments["seed"])
+    torch.backends.cuda.enable_cudnn_sdp(False)  # its backward pass can return NaN
     tokenizer = AutoTokenizer.from_pretrained(model)
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     lora = LoraConfig(task_type="CAUSAL_LM", r=32, lora_alpha=64, lora_dropout=0.05, target_modules="all-linear")

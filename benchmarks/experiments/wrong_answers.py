@@ -219,12 +219,16 @@ def over_iterations() -> list[Experiment]:
     return [of_base(base) for base in (*BASES, *RULED, pretrained.SMOL)]
 
 
-def on_pretrained(base: str) -> list[Experiment]:
+def on_pretrained(base: str, device: str = "cpu") -> list[Experiment]:
     """Return the comparisons over iterations on a pretrained model, in the order to run them."""
-    if base == pretrained.QWEN:
-        return [of_pretrained(base, WARM, 3, 4, REPEATED, WEIGHTED)]
     names = (REPEATED, WEIGHTED, DEFAULT, BALANCED, "TOPR, c = 0")
-    return [of_pretrained(base, WARM, 5, 5, *names), of_pretrained(base, 1.0, 3, 5, *names)]
+    if base == pretrained.QWEN:
+        found = [of_pretrained(base, WARM, 3, 4, REPEATED, WEIGHTED)]
+    else:
+        found = [of_pretrained(base, WARM, 5, 5, *names), of_pretrained(base, 1.0, 3, 5, *names)]
+    # Another device samples other rows, so its results are not compared with those of a CPU.
+    own = {} if device == "cpu" else {"device": device}
+    return [replace(one, fields={**one.fields, **own}) for one in found]
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:

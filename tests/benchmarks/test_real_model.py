@@ -70,7 +70,7 @@ def test_workers_run_each_cell_once_and_rates_before_repetitions(setup, tmp_path
     required = sum(not method.optional for method in METHODS.values())
     first = order[1:][: required * len(RATES)]
     assert all(cell["seed"] == TUNING_SEED and not METHODS[cell["method"]].optional for cell in first)
-    real_model.run(setup, store, hours=0.0)  # does nothing
+    assert real_model.run(setup, store, until=0.0)  # does nothing
     assert len(order) == len(store.finished)
 
 
