@@ -57,6 +57,7 @@ def test_without_a_threshold_there_is_no_pass_at_k():
     # Means of the problems: 1.5 / 4 and 1.25 / 2.
     assert found.reward.value == pytest.approx((0.375 + 0.625) / 2)
     assert found.greedy_reward.value == 0.5
+    assert evaluate_rewards(samples([[1.0, NAN, NAN]]), 0.5).shares["not passed"] == 0  # 1 - 1/3 - 2/3 is below 0
     assert (found.pass_at, found.maj_at, found.shares) == ({}, {}, {"without a reward": 0.5})
     assert Evaluation.from_dict(found.to_dict()).to_dict() == found.to_dict()
     assert str(Evaluation.from_dict(found.to_dict()).reward) == str(found.reward)

@@ -242,6 +242,22 @@ def test_a_judge_keeps_verdicts_and_answers(tmp_path):
     assert found.reward is None  # Rewards of 1 and -1 add nothing to pass@1.
 
 
+def test_a_judged_run_is_compared_with_a_graded_one():
+    """Only one run has rewards, so accuracy is compared."""
+    rows = {"prompt": ["a", "b"], "answer": ["1", "2"], "extracted": ["1", "3"]}
+    Dataset.from_dict(rows).to_parquet("judged.parquet")
+    Dataset.from_dict({**rows, "reward": [0.5, 2.0]}).to_parquet("graded.parquet")
+    Evaluate(EvaluateArguments(input="graded.parquet", compare="judged.parquet", output_dir="results")).run()
+    assert json.loads(Path("results/comparison.json").read_text())["differences"]["pass@1"]["difference"] == 0
+
+
+def test_rewards_of_turns_are_no_rewards_of_rows():
+    rows = {"prompt": ["a"], "completion": ["b"], "turn_rewards": [[1.0]]}
+    Dataset.from_dict(rows).to_parquet("rated.parquet")
+    with pytest.raises(ValueError, match=r"turn_rewards.*topr train"):
+        Score(ScoreArguments(input="rated.parquet", output_dir="rows")).run()
+
+
 def test_equal_models_by_other_paths_are_equal(tmp_path):
     shutil.copytree(arithmetic.CARELESS_MODEL, tmp_path / "model")
     (tmp_path / "link").symlink_to(tmp_path / "model")

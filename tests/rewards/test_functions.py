@@ -7,12 +7,13 @@ import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
 from trl import GRPOConfig, GRPOTrainer
 
 from topr_trl import reward_completions
 from topr_trl.rewards import functions
 from topr_trl.rewards.functions import prepare_rewards
+from topr_trl.sandbox import run_tests
 from topr_trl.tasks import arithmetic, gsm8k
 
 MESSAGES = [{"role": "user", "content": "Say hi."}]
@@ -100,6 +101,12 @@ def test_a_judge_gives_verdicts(rows):
     assert found["reward"][:] == found["rewards/judge"][:] == [1.0, -1.0, -1.0, -1.0]
 
 
+@pytest.mark.parametrize("judge", [lambda texts, answer: [], lambda programs, target: [], run_tests])
+def test_judges_may_name_their_parameters_like_columns(rows, judge):
+    columns = [*rows.column_names, "answer", "tests"]
+    assert [reward.kind for reward in prepare_rewards([judge], columns)] == ["judge"]
+
+
 @pytest.fixture
 def reward_model(tmp_path):
     torch.manual_seed(0)
@@ -123,6 +130,17 @@ def test_a_reward_model_scores_prompt_and_completion(rows, reward_model):
         ]
     assert found == pytest.approx(expected, abs=1e-5)
     assert len(set(found)) == 4
+
+
+def test_a_model_without_a_trained_score_is_no_reward_model(rows, tmp_path):
+    AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"no trained score\.weight.*reward model"):
+        reward_completions(rows, str(tmp_path))
+
+
+def test_names_of_reward_models_in_folders(rows, reward_model):
+    found = reward_completions(rows, [f"{reward_model}/", length])
+    assert "rewards/scorer" in found.column_names
 
 
 @pytest.mark.parametrize("style", ['{"style": "1"}', {"style": "1"}])

@@ -4,6 +4,7 @@ import pytest
 from trl.rewards import think_format_reward
 
 from topr_trl.rewards.load_functions import code_fingerprint, load_reward_funcs, name_without_folder
+from topr_trl.tasks.arithmetic import CARELESS_MODEL
 
 CODE = """
 from neighbor import BONUS
@@ -48,6 +49,7 @@ def test_forms_of_names():
         ("no_such_module:style", ValueError, ["no_such_module", "current folder"]),
         ("short", ValueError, ["'short'", "FILE.py:FUNCTION", "think_format_reward"]),
         ("nobody/no-such-model", OSError, ["nobody/no-such-model"]),
+        (str(CARELESS_MODEL), ValueError, ["Qwen2ForCausalLM", "reward model"]),
     ],
 )  # fmt: skip
 def test_names_that_lead_nowhere(name, error, words):

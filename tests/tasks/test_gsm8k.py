@@ -112,6 +112,13 @@ def test_malformed_rows():
         gsm8k.load("nowhere.jsonl", "train")
 
 
+def test_a_dataset_with_another_configuration(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"question": "?", "answer": "#### 1"}')
+    assert len(gsm8k.load(str(tmp_path), "train")) == 1
+    with pytest.raises(ValueError, match="test"):
+        gsm8k.load(str(tmp_path), "test")
+
+
 @needs_data
 @pytest.mark.parametrize(("name", "count"), [("gsm8k_train", 7_473), ("gsm8k_test", 1_319)])
 def test_real_rows(name, count):

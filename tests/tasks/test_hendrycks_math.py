@@ -110,6 +110,17 @@ KNOWN_DISAGREEMENTS = {
         (r"5 \text{ ways}", r"5 \text{ arrangements}", True),  # names of the same thing
         (r"5 \text{ feet}", r"5 \text{ feet per second}", True),  # A missing word is no contradiction.
         (r"5 \text{ feet}", "5", True),
+        (r"60 \text{ miles per hour}", r"60 \text{ mph}", True),
+        (r"60 \text{ km per hour}", "60 mph", False),
+        # Units in lists and tuples.
+        (r"30^\circ \text{ and } 150^\circ", "30, 150", True),
+        (r"(2, 30^\circ)", "(2, 30)", True),
+        (r"(2, 30^\circ)", r"(2, \frac{\pi}{6})", True),
+        (r"(3 \text{ cm}, 4 \text{ cm})", "(3, 4)", True),
+        (r"(3 \text{ cm}, 4 \text{ cm})", r"(3 \text{ m}, 4 \text{ m})", False),
+        (r"(3, 4) \text{ cm}", "(3, 4)", True),
+        (r"5 \text{ heads}, 3 \text{ tails}", "5, 3", True),
+        (r"5 \text{ heads}, 3 \text{ tails}", r"3 \text{ heads}, 5 \text{ tails}", False),
     ],
 )
 def test_words_after_a_number_count_if_they_contradict(given, truth, equal):
@@ -151,6 +162,11 @@ def test_agreement_with_a_person():
         (r"\begin{pmatrix}\end{pmatrix}", "(1,2)", "incorrect"),
         ("(a+b+c+d+f+g+h)^{10}", "5", "incorrect"),
         ("x^2+2x+1", "(x+1)^2", "correct"),
+        ("CAB", "BAC", "incorrect"),
+        ("(CAB)", r"\text{CAB}", "correct"),
+        ("cab", "abc", "correct"),
+        (r"x > 3 \text{ or } x < -1", r"(-\infty,-1)\cup(3,\infty)", "correct"),
+        (r"x > 3 \text{ or } x \le -1", r"(-\infty,-1)\cup(3,\infty)", "incorrect"),
     ],
 )
 def test_tiny_values_words_and_large_expansions(given, truth, verdict):
@@ -204,10 +220,11 @@ def test_nothing_is_never_right():
 
 def test_equal_answers_count_as_one_vote():
     given = [
-        box(x) for x in (r"\frac{2}{4}", "0.5", ".50", r"\sqrt{8}", r"2\sqrt2", "1,2", "2, 1", "(1,2)", "x+1", "1+x")
-    ]
+        box(x) for x in (r"\frac{2}{4}", "0.5", ".50", r"\sqrt{8}", r"2\sqrt2", "1,2", "2, 1", "(1,2)", "x+1", "1+x",
+                              r"30^\circ, 2 \text{ cm}", "30, 2")
+    ]  # fmt: skip
     extracted = [answer for _, answer in hendrycks_math.judge(given, ["7"] * len(given))]
-    assert extracted == ["1/2"] * 3 + ["2*sqrt(2)"] * 2 + ["1, 2"] * 2 + ["(1, 2)"] + ["x + 1"] * 2
+    assert extracted == ["1/2"] * 3 + ["2*sqrt(2)"] * 2 + ["1, 2"] * 2 + ["(1, 2)"] + ["x + 1"] * 2 + ["2, 30"] * 2
     assert hendrycks_math.judge(given[:3], [r"\frac12"] * 3) == [("correct", r"\frac12")] * 3
 
 

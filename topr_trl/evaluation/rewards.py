@@ -179,8 +179,8 @@ def evaluate_rewards(samples: RewardSamples, pass_threshold: float | None = None
     missing = float(np.isnan(samples.rewards_PS).mean())
     if pass_threshold is not None:
         passed_PS = passed(samples, pass_threshold)
-        share = float(passed_PS.mean())
-        shares = {PASSED: share, NOT_PASSED: 1 - share - missing}
+        not_passed_PS = ~passed_PS & ~np.isnan(samples.rewards_PS)
+        shares = {PASSED: float(passed_PS.mean()), NOT_PASSED: float(not_passed_PS.mean())}
         pass_at = {k: exact_estimate(expected_pass_by_reward(samples, pass_threshold, k), k, size) for k in ks}
         cardinality = np.bincount(passed_PS.sum(axis=1), minlength=size + 1).tolist()
     if missing:

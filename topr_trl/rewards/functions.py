@@ -159,7 +159,7 @@ def prepare_rewards(reward_funcs: Sequence[Any], columns: Collection[str], load:
 
     Raises:
         ValueError: a function needs a column that is missing, or cannot be called as TRL calls it; two functions have
-            the same name; or there are two judges.
+            the same name; there are two judges; or a model is not a trained reward model.
         OSError: a model cannot be loaded.
     """
     rewards = [_prepare(each, columns, load) for each in reward_funcs]
@@ -175,16 +175,19 @@ def _prepare(given: Any, columns: Collection[str], load: bool) -> Reward:
     if isinstance(given, str) and not load:
         return Reward(given.rstrip("/").split("/")[-1], None, "model")
     if isinstance(given, str):
-        given = AutoModelForSequenceClassification.from_pretrained(
-            given, num_labels=1, use_safetensors=True, trust_remote_code=False
-        ).to(PartialState().device)
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            given, num_labels=1, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
+        if missing := sorted(info["missing_keys"]):  # transformers initializes them at random
+            raise ValueError(f"reward_funcs: {given} has no trained {missing[0]}. Name a trained reward model.")
+        given = model.to(PartialState().device)
     if isinstance(given, PreTrainedModel):
         tokenizer = AutoTokenizer.from_pretrained(get_config_model_id(given.config), trust_remote_code=False)
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         # The model returns its score for the last token that is not padding, so it needs the padding token.
         given.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-        return Reward(get_config_model_id(given.config).split("/")[-1], given.eval(), "model", tokenizer)
+        return Reward(get_config_model_id(given.config).rstrip("/").split("/")[-1], given.eval(), "model", tokenizer)
     if not callable(given):
         raise ValueError(f"reward_funcs must be functions, models or names of models, not {given!r}.")
     name = get_callable_name(given)
@@ -201,8 +204,8 @@ def _prepare(given: Any, columns: Collection[str], load: bool) -> Reward:
 def _kind_of(function: Callable[..., Any], name: str, columns: Collection[str]) -> str:
     """Return `"judge"` or `"function"`, inferred from the parameters of a function.
 
-    A judge takes no **kwargs and has exactly two required parameters. The name of its second parameter differs from
-    the names of all arguments that TRL passes.
+    A judge takes no **kwargs and has exactly two required parameters. At least one of their names differs from the
+    names of all arguments that TRL passes.
 
     Raises:
         ValueError: a function that is not a judge cannot be called as TRL calls it.
@@ -218,7 +221,7 @@ def _kind_of(function: Callable[..., Any], name: str, columns: Collection[str]) 
     rest = (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
     needed = [each.name for each in parameters if each.default is kinds.empty and each.kind not in rest]
     takes_all = any(each.kind == kinds.VAR_KEYWORD for each in parameters)
-    if not takes_all and len(needed) == 2 and needed[1] not in passed:
+    if not takes_all and len(needed) == 2 and not set(needed) <= passed:
         return "judge"
     if missing := [each for each in needed if each not in passed]:
         raise ValueError(

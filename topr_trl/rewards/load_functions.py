@@ -42,7 +42,8 @@ def load_reward_funcs(names: Sequence[str]) -> list[Callable[..., Any] | str]:
         `list`: functions, and names of models.
 
     Raises:
-        ValueError: a name has none of these forms, or a file or module cannot be imported or lacks the function.
+        ValueError: a name has none of these forms, a file or module cannot be imported or lacks the function, or a
+            model is no reward model.
         FileNotFoundError: there is no such file.
         OSError: there is no such model.
     """
@@ -129,12 +130,16 @@ def _search_in(folder: Path) -> None:
 def _check_model(name: str) -> None:
     try:
         check_model_folder(name)
-        AutoConfig.from_pretrained(name, trust_remote_code=False)
+        architectures = AutoConfig.from_pretrained(name, trust_remote_code=False).architectures
     except (OSError, ValueError) as error:
         raise OSError(
             f"reward_funcs: there is no reward model {name!r}: {str(error).splitlines()[0]} A name is one of these: "
             f"{FORMS}."
         ) from error
+    if architectures and not any(each.endswith("ForSequenceClassification") for each in architectures):
+        raise ValueError(
+            f"reward_funcs: {name!r} is a {architectures[0]}, and a reward model is a ...ForSequenceClassification."
+        )
 
 
 def is_model(name: str) -> bool:

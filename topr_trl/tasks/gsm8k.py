@@ -174,9 +174,15 @@ def load(name_or_path: str, split: str) -> Dataset:
     """Load rows in GSM8K's format.
 
     Args:
-        name_or_path (`str`): Dataset on the Hub with a configuration `main`, or a `.jsonl`, `.json` or `.parquet` file.
+        name_or_path (`str`): Dataset on the Hub with a configuration `main`, or with `default` alone, or a `.jsonl`,
+            `.json` or `.parquet` file.
         split (`str`): Split of a dataset on the Hub. It is ignored for a file.
     """
     if name_or_path.endswith(TABLE_SUFFIXES):
         return read_table(name_or_path)
-    return load_dataset(name_or_path, "main", split=split)
+    try:
+        return load_dataset(name_or_path, "main", split=split)
+    except ValueError as error:
+        if "['default']" not in str(error):  # names of the existing configurations
+            raise
+        return load_dataset(name_or_path, "default", split=split)

@@ -71,15 +71,15 @@ def normalize(text: str) -> str:
     text = _THIN_THOUSANDS.sub("", text.translate(_UNICODE).strip())
     text = _SPACE.sub(" ", _LAYOUT.sub("", _CURRENCY.sub("", text))).strip()
     text = _ALL_REALS.sub(r"(-\\infty,\\infty)", text)
-    text = re.sub(rf"\s*{_WORD}\s*\{{\s*(?:,?\s*and|,?\s*or|,)\s*\}}\s*", ",", text)
+    text = re.sub(rf"\s*{_WORD}\s*\{{\s*(?:,?\s*and|,?\s*or|,)\s*\}}\s*", ", ", text)
     # Do not split at an "or" in \text{}, because "3 \text{ or more}" is not a list.
-    text = re.sub(rf"({_WORD}\s*\{{[^{{}}]*\}})|\s*,?\s+(?:and|or)\s+", lambda match: match[1] or ",", text)
+    text = re.sub(rf"({_WORD}\s*\{{[^{{}}]*\}})|\s*,?\s+(?:and|or)\s+", lambda match: match[1] or ", ", text)
     text = _HALF_DAY.sub(lambda match: rf"\text{{{match[match.lastgroup].lower()}m}}", text)  # type: ignore[index]
     text = text.removesuffix(".").strip()
     text = re.sub(rf"{_WORD}\s*\{{\s*([ie]|[-+]?[\d.,]*\d)\s*\}}", r"\1", text)
     if _SPACED_THOUSANDS.fullmatch(text):
         text = text.replace(" ", "")
-    for _ in range(3):  # Some units have several parts: "5 \text{ square} \text{ cm}", "60^\circ \text{ C}".
+    if not re.search(r"[,;]\s", text):  # `_structure` removes the units of a list from each part.
         text = _without_unit(text)
     text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text)
     text = re.sub(r"\\frac\s*(\d)", r"\\frac{\1}", text)
@@ -101,7 +101,7 @@ def normalize(text: str) -> str:
 _MEANINGS = """mm millimeter millimetre; cm centimeter centimetre; m meter metre; km kilometer kilometre; in inch
 inche; ft foot feet; yd yard; mi mile; mg milligram; g gram; kg kilogram; lb pound; oz ounce; s sec second; min
 minute; h hr hour; day; week; month; year; cent; dollar usd; ml milliliter millilitre; l liter litre; degree; radian;
-mph; ^2 square sq; ^3 cubic; yes; no; true; false; left; right; up; down; above; below; over; under; before; after;
+^2 square sq; ^3 cubic; yes; no; true; false; left; right; up; down; above; below; over; under; before; after;
 early; late; gain; loss losse; profit; win; boy; girl; man men; woman women; male; female; odd; even; bc bce; ad ce;
 heads; tails; clockwise; counterclockwise; increase; decrease; positive; negative; forward; backward; inside; outside"""
 _MEANING = {word: line.split()[0] for line in _MEANINGS.split(";") for word in line.split()}
@@ -116,11 +116,9 @@ def meanings(text: str) -> set[str]:
     Args:
         text (`str`): Answer in LaTeX.
     """
-    whole = rest = _SPACE.sub(" ", _LAYOUT.sub("", text)).strip()
-    for _ in range(3):
-        rest = _without_unit(rest.removesuffix(".").strip())
-    tail = re.sub(r"\\[a-zA-Z]+", "", whole[len(rest) :]).casefold() + " dollar" * (r"\$" in text)
-    words = re.findall(r"[a-z]+|\^\d", tail.replace("{", ""))
+    whole = _SPACE.sub(" ", _LAYOUT.sub("", text)).strip()
+    tail = re.sub(r"\\[a-zA-Z]+", "", whole[len(_without_unit(whole)) :]).casefold() + " dollar" * (r"\$" in text)
+    words = re.findall(r"[a-z]+|\^\d", tail.replace("{", "").replace("mph", "mi h"))
     singular = (word if word in _MEANING else word.removesuffix("s") for word in words)
     return {_MEANING[word] for word in singular if word in _MEANING}
 
@@ -139,11 +137,14 @@ def contradict(given: str, truth: str) -> bool:
 
 
 def _without_unit(text: str) -> str:
-    found = _TEXT_UNIT.search(text)
-    if found and not _MEANS_SOMETHING.search(found["words"]) and re.search(r"\d|\\pi", text[: found.start()]):
-        text = text[: found.start()].rstrip()
-    text = _BARE_UNIT.sub("", text)
-    return text if _TRIGONOMETRY.search(text) else _DEGREES.sub("", text).rstrip()
+    for _ in range(3):  # Some units have several parts: "5 \text{ square} \text{ cm}", "60^\circ \text{ C}".
+        text = text.removesuffix(".").strip()
+        found = _TEXT_UNIT.search(text)
+        if found and not _MEANS_SOMETHING.search(found["words"]) and re.search(r"\d|\\pi", text[: found.start()]):
+            text = text[: found.start()].rstrip()
+        text = _BARE_UNIT.sub("", text)
+        text = text if _TRIGONOMETRY.search(text) else _DEGREES.sub("", text).rstrip()
+    return text
 
 
 _DECIMAL = r"(?:\d+\.?\d*|\.\d+)"
@@ -237,7 +238,7 @@ Structure = tuple[Any, ...]
 
 
 def _structure(text: str) -> Structure:
-    """Parse a normalized answer into its kind and its parts. An answer without parts is an atom."""
+    """Parse a normalized answer into its kind and its parts. An answer without parts is an atom, without its unit."""
     if match := _MATRIX.fullmatch(text):
         rows = [row.strip() for row in re.split(r"\\\\", match[2]) if row.strip()]
         return ("matrix", [_split(row, ("&",)) for row in rows])
@@ -245,6 +246,7 @@ def _structure(text: str) -> Structure:
         return ("union", parts)
     if len(parts := _split(text, (",", ";"))) > 1:
         return ("list", parts)
+    text = _without_unit(text)
     if outer := _outer_brackets(text):
         opening, inner, closing = outer
         parts = _split(inner, (",", ";"))
@@ -287,13 +289,16 @@ def same(given: str, truth: str) -> bool:
     a, b = _structure(given), _structure(truth)
     kinds = {a[0], b[0]}
     if kinds == {"atom"}:
-        return _same_atoms(a[1], b[1])
+        equal = _same_atoms(a[1], b[1]) or (r"\circ" in given + truth and _same_by_math_verify(given, truth))
+        return equal and not contradict(given, truth)  # In a tuple, 30^\circ equals both 30 and \pi/6.
     if kinds == {"tuple"}:
         return bool(a[1] == b[1]) and _same_in_order(a[2], b[2])
     if kinds <= {"list", "set", "atom"}:
         return _same_in_any_order(_elements(a), _elements(b))
     if kinds == {"tuple", "list"}:  # "3, 5" is the same as (3, 5).
         return "()" in (a[1], b[1]) and _same_in_order(a[-1], b[-1])
+    if kinds == {"list", "union"}:  # For example, "x < 1 or x > 3".
+        return _same_in_any_order(a[1], b[1])
     if kinds in ({"union"}, {"union", "tuple"}):
         return _same_by_math_verify(given, truth)
     if kinds == {"matrix"}:
@@ -328,7 +333,7 @@ def _same_in_any_order(given: list[str], truth: list[str]) -> bool:
 
 
 _BASED = re.compile(r"0*(?P<digits>[\dA-F]+)_(?:\{(?P<b>\d+)\}|(?P<c>\d+))")
-_TEXT = re.compile(rf"{_WORD}\s*\{{(?P<words>[^{{}}]*)\}}")
+_TEXT = re.compile(rf"{_WORD}\s*\{{([^{{}}]*)\}}|([A-Z]{{3,}})")
 _BARE_WORDS = re.compile(r"\(?[A-Za-z][A-Za-z' -]*\)?")
 
 
@@ -339,12 +344,12 @@ def _digits_and_base(text: str) -> tuple[str, int] | None:
 
 
 def _words_in_text(text: str) -> str | None:
-    r"""Return the words of \text{}, or None for other text.
+    r"""Return the words of \text{}, or an order such as BAC. Return None for other text.
 
     The words are in lower case, without periods, a leading article, or the parentheses of `(B)`.
     """
     match = _TEXT.fullmatch(text)
-    return (_normalize_words(match["words"]) or None) if match else None
+    return (_normalize_words(match[1] or match[2] or "") or None) if match else None
 
 
 def _normalize_words(words: str) -> str:

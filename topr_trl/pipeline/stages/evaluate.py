@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from topr_trl.data.rows import have_rewards
 from topr_trl.data.tables import read_shard, shards_of
 from topr_trl.data.usable_rows import have_answers, in_all_shards
 from topr_trl.evaluation.answers import read_samples, run_names
@@ -73,7 +74,8 @@ class Evaluate(Stage[EvaluateArguments]):
         names = run_names(*sources) if len(sources) == 2 else ["estimate"]
         places = dict(zip(names, sources, strict=True))
         judged = all(in_all_shards(source, have_answers) for source in sources)
-        by_reward = not judged or args.pass_threshold is not None or any(map(_has_other_rewards, sources))
+        scored = all(in_all_shards(source, have_rewards) for source in sources)
+        by_reward = not judged or args.pass_threshold is not None or (scored and any(map(_has_other_rewards, sources)))
         runs = {name: read_samples(source) for name, source in places.items()} if judged else {}
         rewards = {name: read_reward_samples(source) for name, source in places.items()} if by_reward else {}
         report = write_report(self.folder, runs, args.seed, rewards, args.pass_threshold)

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from topr_trl.data.rows import OF_FUNCTION, finite_rewards, have_rewards
+from topr_trl.data.rows import OF_FUNCTION, TURN_REWARDS, finite_rewards, have_rewards
 from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, shards_of
-from topr_trl.data.usable_rows import check_usable
+from topr_trl.data.usable_rows import check_usable, refuse_rewards_of_turns
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import TASK_HELP, TASK_NAMES, FolderArguments, RewardArguments
 from topr_trl.pipeline.shards import columns_before, count_rows, naming, remove_columns, stages_of
@@ -140,6 +140,8 @@ class Score(Stage[ScoreArguments]):
         def score(table: pa.Table, description: str) -> pa.Table:
             rows = from_table(table)
             if have_rewards(rows.column_names):
+                if TURN_REWARDS in rows.column_names:
+                    refuse_rewards_of_turns(table[TURN_REWARDS], "topr score")
                 finite_rewards(rows)
                 return table
             check_usable(rows.column_names, "score")
