@@ -34,7 +34,7 @@ def message(given: Mapping[str, Any]) -> Row:
         given = {**given, "role": given["from"], "content": given.get("value", given.get("content"))}
     if "role" not in given:
         raise NotOfFormat(f"a message has no role; it has {', '.join(sorted(given))}")
-    given = _with_more(given)
+    given = _with_more(_of_blocks(given))
     others = [name for name in _LIKE_CONTENT if given.get(name)]
     if others and given.get("content") is None and not any(given.get(name) for name in _BESIDE_CONTENT):
         raise Unusable(f"a message has no content; it has {', '.join(others)}. Write its text under content")
@@ -56,13 +56,30 @@ def message(given: Mapping[str, Any]) -> Row:
     }  # fmt: skip
 
 
+def _of_blocks(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message with the text, the thinking and the calls that LlamaIndex has in `blocks`."""
+    blocks = given.get("blocks")
+    has_types = isinstance(blocks, list) and all(isinstance(each, Mapping) and "block_type" in each for each in blocks)
+    if not blocks or not has_types or given.get("content"):
+        return given
+    calls = [{"id": each.get("tool_call_id"), "name": each["tool_name"], "arguments": each["tool_kwargs"]}
+             for each in blocks if each["block_type"] == "tool_call"]  # fmt: skip
+    thoughts = [each.get("content") or "" for each in blocks if each["block_type"] == "thinking"]
+    parts = [{"type": each["block_type"], "text": each.get("text")}
+             for each in blocks if each["block_type"] not in ("tool_call", "thinking")]  # fmt: skip
+    return {"thinking": "\n".join(thoughts), "tool_calls": calls, **given, "content": parts or None}
+
+
 def _with_more(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message with the calls, the refusal and the thinking that LangChain has in `additional_kwargs`."""
+    """Return a message with the calls, the refusal and the thinking that LangChain has in `additional_kwargs`.
+
+    LlamaIndex also has the id of a tool's result there.
+    """
     more = given.get("additional_kwargs")
     if not isinstance(more, Mapping):
         return given
     own = {name: value for name, value in given.items() if value or name not in _BESIDE_CONTENT}
-    beside = {name: more[name] for name in _BESIDE_CONTENT if more.get(name)}
+    beside = {name: more[name] for name in (*_BESIDE_CONTENT, "tool_call_id") if more.get(name)}
     # Leave out thinking that is not text. OpenAI's Responses API has an object with ids and a summary.
     found = {**{name: value for name, value in beside.items() if name not in KEYS or isinstance(value, str)}, **own}
     if found.get("tool_calls"):  # LangChain repeats the call of `function_call` in `tool_calls`.
@@ -71,7 +88,7 @@ def _with_more(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 _BESIDE_CONTENT = ("tool_calls", "function_call", "refusal", *KEYS)
-_LIKE_CONTENT = ("text", "message", "value", "parts", "output", "body")
+_LIKE_CONTENT = ("text", "message", "value", "parts", "output", "body", "blocks")
 
 
 def check_only_text(given: Mapping[str, Any], name: str) -> None:
