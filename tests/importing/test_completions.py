@@ -267,6 +267,10 @@ def test_fields_of_messages():
     assert message({"role": "function", "name": "run", "content": "README"})["role"] == "tool"
     for key in ("reasoning_content", "reasoning", "thinking"):
         assert message({**ANSWER, key: "Hm."})["reasoning_content"] == "Hm."
+    blocks = [{"type": "thinking", "thinking": "Hm."}, {"type": "redacted_thinking", "data": "x"}]  # LiteLLM's field
+    assert message({**ANSWER, "thinking_blocks": blocks})["reasoning_content"] == "Hm."
+    assert message({**ANSWER, "thinking_blocks": blocks, "reasoning_content": "Own."})["reasoning_content"] == "Own."
+    assert message({**ANSWER, "thinking_blocks": blocks[1:]})["reasoning_content"] is None
     assert message({"role": "assistant", "content": None, "refusal": "I cannot."})["content"] == "I cannot."
     assert message({**ANSWER, "refusal": None})["content"] == "42"
     assert message({**ANSWER, "weight": 0})["weight"] == 0

@@ -18,9 +18,9 @@ def message(given: Mapping[str, Any]) -> Row:
     """Convert a chat message to a message of the type `MESSAGES` in `row_table`.
 
     Arguments of tool calls become JSON text, and content in several parts becomes one text. A refusal becomes the
-    content of a message without content. The field `reasoning` or `thinking` becomes `reasoning_content`. The older
-    role `function` becomes `tool`, and the older field `function_call` becomes a tool call. A mark for context, such as
-    `is_demo`, becomes weight 0.
+    content of a message without content. The field `reasoning`, `thinking` or `thinking_blocks` (LiteLLM) becomes
+    `reasoning_content`. The older role `function` becomes `tool`, and the older field `function_call` becomes a tool
+    call. A mark for context, such as `is_demo`, becomes weight 0.
 
     Args:
         given (`Mapping[str, Any]`): Message in OpenAI's format, or with `from` and `value` as in ShareGPT's format.
@@ -47,7 +47,8 @@ def message(given: Mapping[str, Any]) -> Row:
     calls = [_call(json.loads(call) if isinstance(call, str) else call) for call in given.get("tool_calls") or ()]
     if given.get("function_call"):  # OpenAI's API had this field before tools.
         calls.append(_call(given["function_call"]))
-    reasoning = (given.get(name) for name in ("reasoning_content", "reasoning", "thinking"))
+    hidden = (each.get("thinking") for each in given.get("thinking_blocks") or () if isinstance(each, Mapping))
+    reasoning = [*map(given.get, KEYS), "\n".join(filter(None, hidden))]
     return {
         "role": ROLE_NAMES.get(str(given["role"]).lower(), given["role"]),
         "content": content or given.get("refusal") or content, "tool_calls": calls or None, "name": given.get("name"),
