@@ -313,9 +313,14 @@ def test_options_of_each_request_reach_its_row(tmp_path):
     rows = imported(tmp_path, "openai", [*records, answered(ANSWER)], *SCORE)
     assert rows["chat_template_kwargs"][:] == ['{"enable_thinking": false}', '{"enable_thinking": true}', None]
     run = {"messages": [USER, ANSWER], "chat_template_kwargs": {"enable_thinking": False}, "functions": [{"name": "f"}]}
-    (row,) = imported(tmp_path, "messages", [{**run, "score": 1}], *SCORE)
-    assert row["chat_template_kwargs"] == '{"enable_thinking": false}'
-    assert json.loads(row["tools"]) == [{"type": "function", "function": {"name": "f"}}]
+    pair = {**run, "messages": None, "prompt": [USER], "chosen": [ANSWER], "rejected": [{**ANSWER, "content": "41"}]}
+    compared = {**pair, "chosen": None, "rejected": None, "response_a": "42", "response_b": "41", "winner": "a"}
+    named = {**run, "conversations": [{"from": "human", "value": "6*7?"}, {"from": "gpt", "value": "42"}]}
+    for name, record, given in (("messages", {**run, "score": 1}, SCORE), ("sharegpt", {**named, "score": 1}, SCORE),
+                                ("pairs", pair, ()), ("comparisons", compared, ())):  # fmt: skip
+        row = imported(tmp_path, name, [{key: value for key, value in record.items() if value}], *given)[0]
+        assert row["chat_template_kwargs"] == '{"enable_thinking": false}', name
+        assert json.loads(row["tools"]) == [{"type": "function", "function": {"name": "f"}}], name
 
 
 def test_a_log_of_litellm(tmp_path, capsys):
