@@ -111,6 +111,23 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
             "call of the type custom",
         ),
         ("messages", {"messages": [USER, {**ANSWER, "weight": 0.5}], "score": 1}, "weight 0.5"),
+        (
+            "messages",
+            {
+                "conv": {"id": "c"},
+                "messages": [
+                    {**turn, "id": str(n), "parent": str(parent)}
+                    for n, parent, turn in ((1, 0, USER), (2, 1, ANSWER), (3, 1, ANSWER))
+                ],
+                "score": 1,
+            },
+            "several chats or branches, see parent.*a record for each",
+        ),
+        (
+            "messages",
+            {"messages": [{**turn, "sessionId": name} for name in "ab" for turn in (USER, ANSWER)], "score": 1},
+            "several chats or branches, see sessionId.*a record for each",
+        ),
         ("verl", {**VERL, "input": None}, "prompt is empty"),
         ("verl", {**VERL, "output": "run()\ntool\nREADME\nassistant\n42"}, "tool or user messages"),
         ("verifiers", {**TRACE, "rewards": {"x": NAN}}, "reward is nan"),
@@ -261,6 +278,15 @@ def test_unknown_log_probabilities_of_each_format(tmp_path, unknown):
 
 
 # Messages and requests.
+
+
+def test_messages_in_a_row_are_one_chat(tmp_path):
+    call = {**ANSWER, "content": None, "tool_calls": [{"id": name, "function": {"name": "run"}} for name in "xy"]}
+    replies = [{"role": "tool", "content": name, "tool_call_id": name} for name in "xy"]
+    messages = [{**turn, "id": n, "parentId": (None, 0, 1, 1, 3)[n], "sessionId": "a"}
+                for n, turn in enumerate((USER, call, *replies, ANSWER))]  # fmt: skip
+    (row,) = imported(tmp_path, "messages", [{"messages": messages, "score": 1}], *SCORE)
+    assert len(row["completion"]) == 4
 
 
 def test_fields_of_messages():
