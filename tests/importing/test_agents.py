@@ -261,6 +261,18 @@ def test_each_call_of_a_session_of_codex_is_a_row(tmp_path, tool_tokenizer):
 
 
 @pytest.mark.parametrize(
+    ("namespace", "name"),
+    [("mcp__zoo", "mcp__zoo__legs"), ("mcp__zoo__", "mcp__zoo__legs"), ("functions", "legs"), (None, "legs")],
+)
+def test_calls_of_mcp_in_codex_have_the_name_of_the_server(namespace, name):
+    call = of_codex(
+        "response_item", type="function_call", call_id="c", name="legs", namespace=namespace, arguments="{}"
+    )
+    (row,) = codex.rows({"session_id": "s", "lines": [META, said("user", "Legs?"), call]})
+    assert row["completion"][0]["tool_calls"][0]["function"]["name"] == name
+
+
+@pytest.mark.parametrize(
     ("start", "found"),
     [
         ([of_codex("session_meta", id="t", base_instructions={"text": "Add."}), META], 1),

@@ -27,6 +27,11 @@ def words(value):
         ({"messages": [USER, FOUR], "rejected_messages": [FIVE]}, "Legs?"),
         ({"instruction": "Legs?", "chosen_answer": "4", "rejected_answer": "5", "chosen_score": 9}, "Legs?"),
         ({"conversation_a": [USER, FIVE], "conversation_b": [USER, FOUR], "winner": "model_b"}, "Legs?"),
+        *(({"conversation_a": [USER, FIVE, *more], "conversation_b": [USER, FOUR, *more], "winner": "model_b",
+            "turn": 1}, "Legs?") for more in ([], [USER, FOUR], [USER, FIVE])),
+        ({"prompt": "Legs?", "response_0": "5", "response_1": "4", "better_response_id": 1, "safer_response_id": 0},
+         "Legs?"),
+        ({"prompt": "Legs?", "response_a": "4", "response_b": "5", "winner": "A", "preferred_id": "x7"}, "Legs?"),
         ({"prompt": "Legs?", "response_a": "4", "response_b": "5", "winner": "A"}, "Legs?"),
         ({"prompt": '["Legs?"]', "response_a": '["5"]', "response_b": '["4"]', "winner_model_a": "0",
           "winner_model_b": "1", "winner_tie": "0"}, "Legs?"),
@@ -88,6 +93,19 @@ def test_ties(verdict):
 def test_an_unknown_verdict_is_refused(verdict, why):
     with pytest.raises(NotOfFormat, match=why):
         rows({"prompt": "Legs?", "response_a": "4", "response_b": "5", **verdict})
+
+
+def test_the_judged_turn_ends_both_conversations():
+    """In MT-Bench, a verdict on the second turn is about the second answers."""
+    first, second = ([USER, each, USER, each] for each in (FOUR, FIVE))
+    record = {"conversation_a": first, "conversation_b": second, "winner": "model_a"}
+    assert [len(row["completion"]) for turn in (1, 2) for row in rows({**record, "turn": turn})] == [1, 1, 3, 3]
+
+
+@pytest.mark.parametrize("empty", ["response_a", "response_b", "prompt"])
+def test_an_empty_answer_or_question_of_an_arena(empty):
+    record = {"prompt": '["Legs?"]', "response_a": '["4"]', "response_b": '["5"]', "winner_model_a": 1}
+    assert rows({**record, empty: "[null]"}) == []
 
 
 @pytest.mark.parametrize("worse", [None, []])

@@ -111,6 +111,23 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
             "call of the type custom",
         ),
         ("messages", {"messages": [USER, {**ANSWER, "weight": 0.5}], "score": 1}, "weight 0.5"),
+        (
+            "messages",
+            {
+                "conv": {"id": "c"},
+                "messages": [
+                    {**turn, "id": str(n), "parent": str(parent)}
+                    for n, parent, turn in ((1, 0, USER), (2, 1, ANSWER), (3, 1, ANSWER))
+                ],
+                "score": 1,
+            },
+            "several chats or branches, see parent.*a record for each",
+        ),
+        (
+            "messages",
+            {"messages": [{**turn, "sessionId": name} for name in "ab" for turn in (USER, ANSWER)], "score": 1},
+            "several chats or branches, see sessionId.*a record for each",
+        ),
         ("verl", {**VERL, "input": None}, "prompt is empty"),
         ("verl", {**VERL, "output": "run()\ntool\nREADME\nassistant\n42"}, "tool or user messages"),
         ("verifiers", {**TRACE, "rewards": {"x": NAN}}, "reward is nan"),
@@ -263,10 +280,23 @@ def test_unknown_log_probabilities_of_each_format(tmp_path, unknown):
 # Messages and requests.
 
 
+def test_messages_in_a_row_are_one_chat(tmp_path):
+    call = {**ANSWER, "content": None, "tool_calls": [{"id": name, "function": {"name": "run"}} for name in "xy"]}
+    replies = [{"role": "tool", "content": name, "tool_call_id": name} for name in "xy"]
+    messages = [{**turn, "id": n, "parentId": (None, 0, 1, 1, 3)[n], "sessionId": "a"}
+                for n, turn in enumerate((USER, call, *replies, ANSWER))]  # fmt: skip
+    (row,) = imported(tmp_path, "messages", [{"messages": messages, "score": 1}], *SCORE)
+    assert len(row["completion"]) == 4
+
+
 def test_fields_of_messages():
     assert message({"role": "function", "name": "run", "content": "README"})["role"] == "tool"
     for key in ("reasoning_content", "reasoning", "thinking"):
         assert message({**ANSWER, key: "Hm."})["reasoning_content"] == "Hm."
+    blocks = [{"type": "thinking", "thinking": "Hm."}, {"type": "redacted_thinking", "data": "x"}]  # LiteLLM's field
+    assert message({**ANSWER, "thinking_blocks": blocks})["reasoning_content"] == "Hm."
+    assert message({**ANSWER, "thinking_blocks": blocks, "reasoning_content": "Own."})["reasoning_content"] == "Own."
+    assert message({**ANSWER, "thinking_blocks": blocks[1:]})["reasoning_content"] is None
     assert message({"role": "assistant", "content": None, "refusal": "I cannot."})["content"] == "I cannot."
     assert message({**ANSWER, "refusal": None})["content"] == "42"
     assert message({**ANSWER, "weight": 0})["weight"] == 0
@@ -309,9 +339,14 @@ def test_options_of_each_request_reach_its_row(tmp_path):
     rows = imported(tmp_path, "openai", [*records, answered(ANSWER)], *SCORE)
     assert rows["chat_template_kwargs"][:] == ['{"enable_thinking": false}', '{"enable_thinking": true}', None]
     run = {"messages": [USER, ANSWER], "chat_template_kwargs": {"enable_thinking": False}, "functions": [{"name": "f"}]}
-    (row,) = imported(tmp_path, "messages", [{**run, "score": 1}], *SCORE)
-    assert row["chat_template_kwargs"] == '{"enable_thinking": false}'
-    assert json.loads(row["tools"]) == [{"type": "function", "function": {"name": "f"}}]
+    pair = {**run, "messages": None, "prompt": [USER], "chosen": [ANSWER], "rejected": [{**ANSWER, "content": "41"}]}
+    compared = {**pair, "chosen": None, "rejected": None, "response_a": "42", "response_b": "41", "winner": "a"}
+    named = {**run, "conversations": [{"from": "human", "value": "6*7?"}, {"from": "gpt", "value": "42"}]}
+    for name, record, given in (("messages", {**run, "score": 1}, SCORE), ("sharegpt", {**named, "score": 1}, SCORE),
+                                ("pairs", pair, ()), ("comparisons", compared, ())):  # fmt: skip
+        row = imported(tmp_path, name, [{key: value for key, value in record.items() if value}], *given)[0]
+        assert row["chat_template_kwargs"] == '{"enable_thinking": false}', name
+        assert json.loads(row["tools"]) == [{"type": "function", "function": {"name": "f"}}], name
 
 
 def test_a_log_of_litellm(tmp_path, capsys):

@@ -230,13 +230,16 @@ def test_responses_whose_metadata_are_text_in_braintrust():
         assert [each[:2] for each in turns(row["completion"])] == [("assistant", "12")]
 
 
-def test_settings_that_langchain_logs():
-    """Opik's tracer and Braintrust's handler of LangChain write them into an object inside the metadata."""
+@pytest.mark.parametrize("field", ["invocation_params", "model_parameters"])
+def test_settings_that_langchain_and_litellm_log(field):
+    """The callbacks for Opik and Braintrust write them into an object inside the metadata."""
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
-    settings = {"metadata": {"invocation_params": {"temperature": 0.3, "model": "m", "tools": tools}}}
-    for name, record in (("opik", SPAN), ("braintrust", OF_BRAINTRUST)):
-        (row,) = rows_of(name, {**record, **settings})
-        rows_of(name, {**record, "metadata": {"options": ["a", "b"], "invocation_params": "none"}})
+    settings = {"temperature": 0.3, "model": "m", "tools": tools}
+    of_langsmith = {"run_type": "llm", "inputs": {"messages": MESSAGES, field: settings}, "outputs": SAID}
+    for name, record in (("opik", SPAN), ("braintrust", OF_BRAINTRUST), ("langsmith", of_langsmith)):
+        (row,) = rows_of(name, {**record, "metadata": {field: settings}, "extra": {field: settings}})
+        if name != "langsmith":
+            rows_of(name, {**record, "metadata": {"options": ["a", "b"], field: "none"}})
         assert (row["temperature"], row["model"], json.loads(row["tools"])[0]["function"]["name"]) == (0.3, "m", "add")
 
 

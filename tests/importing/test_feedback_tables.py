@@ -252,6 +252,24 @@ def test_unreadable_input(tmp_path, content, given, words):
         imported(tmp_path, content, "a.csv", *given)
 
 
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "Hi there\n<extra_id_1>Assistant\nHello to you\n<extra_id_1>User\nAn\n\nHuman: x",
+        "\n\nHuman: Hi there\n\nAssistant: Hello to you\n\nHuman: An\n\nHuman: x\n\nAssistant: ",
+    ],
+    ids=["HelpSteer2", "Nectar"],
+)
+def test_turns_in_a_text_prompt(tmp_path, prompt):
+    table = {"prompt": prompt, "completion": "4", "score": 1}
+    compared = {"prompt": prompt, "response_1": "4", "response_2": "5", "preference_strength": -2}
+    for record in (table, compared):
+        row = imported(tmp_path, json.dumps(record), "a.jsonl")[0]
+        asked = "".join(f"{role}: {text}\n" for role, text in said(row))
+        assert asked.startswith("user: Hi there\nassistant: Hello to you\nuser: An\n")
+        assert asked.endswith("x\nassistant: 4\n")
+
+
 def test_all_rewards_of_a_table_are_in_one_column(tmp_path):
     rows = [{"question": "a", "answer": "b", "rating": 5}, {"question": "a", "answer": "c", "thumbs": "up"}]
     content = "\n".join(map(json.dumps, rows))

@@ -280,6 +280,38 @@ def test_spans_of_mlflow():
     ]  # fmt: skip
 
 
+def test_messages_of_llama_index_in_mlflow():
+    """Text, thinking and calls are blocks. Older versions have the calls in `additional_kwargs`."""
+
+    def said(role, *blocks, **more):
+        return {"role": role, "additional_kwargs": more, "blocks": list(blocks)}
+
+    text, thought = ({"block_type": "text", "text": "Legs?"}, {"block_type": "thinking", "content": "Hm."})
+    of_block = {"block_type": "tool_call", "tool_call_id": "c", "tool_name": "legs", "tool_kwargs": {"animal": "cat"}}
+    result = said("tool", {**text, "text": "FOUR"}, tool_call_id="c")
+    asked = {"messages": [said("system", {**text, "text": "Calculate."}), said("user", text), result]}
+    for answered, thinking in ((said("assistant", thought, of_block), "Hm."),
+                               (said("assistant", tool_calls=[{"id": "c", "function": LEGS}]), None)):  # fmt: skip
+        given = span(given=asked, said={"message": answered, "raw": None})
+        given["attributes"]["model_dict"] = json.dumps({"model": "m", "temperature": 0.3})
+        ((row,),) = read_mlflow(trace(given))
+        assert turns(row["prompt"]) == [ASKED[0], ("user", "Legs?", None, []), ("tool", "FOUR", None, [])]
+        assert row["prompt"][-1]["tool_call_id"] == "c"
+        assert turns(row["completion"]) == [("assistant", None, thinking, [LEGS])]
+        assert (row["model"], row["temperature"]) == ("m", 0.3)
+    for unknown, why in (({"block_type": "image"}, "has image"), ({"kind": "text"}, "it has blocks")):
+        with pytest.raises(NotOfFormat, match=why):
+            read_mlflow(trace(span(given={"messages": [said("user", unknown)]}, said={"content": "12"})))
+
+
+def test_settings_of_dspy_in_mlflow():
+    """MLflow writes the settings of DSPy's model as attributes."""
+    given = span(given={"messages": [{"role": "user", "content": "Legs?"}]}, said=["12"])
+    given["attributes"] |= {"temperature": "0.7", "max_tokens": "1000", "model": '"openai/m"', "cache": "true"}
+    ((row,),) = read_mlflow(trace(given))
+    assert (row["model"], row["temperature"]) == ("openai/m", 0.7)
+
+
 def test_assessments_of_mlflow():
     given = [feedback("right", "yes"), feedback("right", "no", valid=False), feedback("tone", 0.5, span_id="b"),
              {"assessment_name": "expected", "expectation": {"value": "12"}}]  # fmt: skip

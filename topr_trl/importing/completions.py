@@ -76,6 +76,8 @@ _PLACEHOLDERS = ("nan", "none", "null", "nil", "undefined", "n/a", "na", "error"
 def as_chat(row: Row) -> Row:
     """Convert a text prompt to a user message, and a text completion to an assistant message.
 
+    A prompt with marks of turns becomes several messages, see `split_turns`.
+
     Args:
         row (`Row`): Row. Messages, rows with `completion_ids`, and completions of rows without a prompt do not change.
     """
@@ -83,10 +85,23 @@ def as_chat(row: Row) -> Row:
     if row.get("completion_ids"):
         return row
     if isinstance(prompt, str):
-        row = {**row, "prompt": [message({"role": "user", "content": prompt})]}
+        row = {**row, "prompt": [message({"role": role, "content": text}) for role, text in split_turns(prompt)]}
     if isinstance(completion, str) and isinstance(row.get("prompt"), list):
         row = {**row, "completion": [message({"role": "assistant", "content": completion})]}
     return row
+
+
+def split_turns(prompt: str) -> list[tuple[str, str]]:
+    """Return the role and the text of each turn of a prompt. Text without marks of turns is one turn of the user.
+
+    Args:
+        prompt (`str`): Text, perhaps with the marks of HelpSteer2 (`<extra_id_1>User`) or of Nectar (`Human:`).
+    """
+    is_dialogue = prompt.startswith("\n\nHuman:") and prompt.rstrip().endswith("\n\nAssistant:")
+    marks = r"\n\n(Human|Assistant): ?" if is_dialogue else r"\n<extra_id_1>(User|Assistant)\n"
+    parts = ["user", *re.split(marks, prompt)]
+    turns = list(zip(parts[::2], parts[1::2], strict=True))
+    return [turn for turn in turns if turn[1].strip()] or turns[:1]
 
 
 def check_not_rendered(row: Row) -> None:

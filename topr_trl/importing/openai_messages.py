@@ -18,9 +18,9 @@ def message(given: Mapping[str, Any]) -> Row:
     """Convert a chat message to a message of the type `MESSAGES` in `row_table`.
 
     Arguments of tool calls become JSON text, and content in several parts becomes one text. A refusal becomes the
-    content of a message without content. The field `reasoning` or `thinking` becomes `reasoning_content`. The older
-    role `function` becomes `tool`, and the older field `function_call` becomes a tool call. A mark for context, such as
-    `is_demo`, becomes weight 0.
+    content of a message without content. The field `reasoning`, `thinking` or `thinking_blocks` (LiteLLM) becomes
+    `reasoning_content`. The older role `function` becomes `tool`, and the older field `function_call` becomes a tool
+    call. A mark for context, such as `is_demo`, becomes weight 0.
 
     Args:
         given (`Mapping[str, Any]`): Message in OpenAI's format, or with `from` and `value` as in ShareGPT's format.
@@ -34,7 +34,7 @@ def message(given: Mapping[str, Any]) -> Row:
         given = {**given, "role": given["from"], "content": given.get("value", given.get("content"))}
     if "role" not in given:
         raise NotOfFormat(f"a message has no role; it has {', '.join(sorted(given))}")
-    given = _with_more(given)
+    given = _with_more(_of_blocks(given))
     others = [name for name in _LIKE_CONTENT if given.get(name)]
     if others and given.get("content") is None and not any(given.get(name) for name in _BESIDE_CONTENT):
         raise Unusable(f"a message has no content; it has {', '.join(others)}. Write its text under content")
@@ -47,7 +47,8 @@ def message(given: Mapping[str, Any]) -> Row:
     calls = [_call(json.loads(call) if isinstance(call, str) else call) for call in given.get("tool_calls") or ()]
     if given.get("function_call"):  # OpenAI's API had this field before tools.
         calls.append(_call(given["function_call"]))
-    reasoning = (given.get(name) for name in ("reasoning_content", "reasoning", "thinking"))
+    hidden = (each.get("thinking") for each in given.get("thinking_blocks") or () if isinstance(each, Mapping))
+    reasoning = [*map(given.get, KEYS), "\n".join(filter(None, hidden))]
     return {
         "role": ROLE_NAMES.get(str(given["role"]).lower(), given["role"]),
         "content": content or given.get("refusal") or content, "tool_calls": calls or None, "name": given.get("name"),
@@ -56,13 +57,30 @@ def message(given: Mapping[str, Any]) -> Row:
     }  # fmt: skip
 
 
+def _of_blocks(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message with the text, the thinking and the calls that LlamaIndex has in `blocks`."""
+    blocks = given.get("blocks")
+    has_types = isinstance(blocks, list) and all(isinstance(each, Mapping) and "block_type" in each for each in blocks)
+    if not blocks or not has_types or given.get("content"):
+        return given
+    calls = [{"id": each.get("tool_call_id"), "name": each["tool_name"], "arguments": each["tool_kwargs"]}
+             for each in blocks if each["block_type"] == "tool_call"]  # fmt: skip
+    thoughts = [each.get("content") or "" for each in blocks if each["block_type"] == "thinking"]
+    parts = [{"type": each["block_type"], "text": each.get("text")}
+             for each in blocks if each["block_type"] not in ("tool_call", "thinking")]  # fmt: skip
+    return {"thinking": "\n".join(thoughts), "tool_calls": calls, **given, "content": parts or None}
+
+
 def _with_more(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message with the calls, the refusal and the thinking that LangChain has in `additional_kwargs`."""
+    """Return a message with the calls, the refusal and the thinking that LangChain has in `additional_kwargs`.
+
+    LlamaIndex also has the id of a tool's result there.
+    """
     more = given.get("additional_kwargs")
     if not isinstance(more, Mapping):
         return given
     own = {name: value for name, value in given.items() if value or name not in _BESIDE_CONTENT}
-    beside = {name: more[name] for name in _BESIDE_CONTENT if more.get(name)}
+    beside = {name: more[name] for name in (*_BESIDE_CONTENT, "tool_call_id") if more.get(name)}
     # Leave out thinking that is not text. OpenAI's Responses API has an object with ids and a summary.
     found = {**{name: value for name, value in beside.items() if name not in KEYS or isinstance(value, str)}, **own}
     if found.get("tool_calls"):  # LangChain repeats the call of `function_call` in `tool_calls`.
@@ -71,7 +89,7 @@ def _with_more(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 _BESIDE_CONTENT = ("tool_calls", "function_call", "refusal", *KEYS)
-_LIKE_CONTENT = ("text", "message", "value", "parts", "output", "body")
+_LIKE_CONTENT = ("text", "message", "value", "parts", "output", "body", "blocks")
 
 
 def check_only_text(given: Mapping[str, Any], name: str) -> None:

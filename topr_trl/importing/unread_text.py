@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from topr_trl.importing.completions import split_turns
 from topr_trl.importing.field_names import Kind, is_often_short, kind_of
 from topr_trl.importing.format import Choices, NotOfFormat, Record
 from topr_trl.importing.message_parts import parsed_json
@@ -106,6 +107,7 @@ def find_unread(record: Record, rows: Sequence[Row], read: Collection[str], choi
         texts = everything if each.is_said and choices.has_answer else rule.texts
         is_read = not text or f"{each.name}.".startswith(read) or _has(texts, text, rule.part_from)
         is_read = is_read or (each.path[-1].lower() in _RENDERED and _renders(text, rows))
+        is_read = is_read or all(_plain(turn) in texts for _, turn in split_turns(each.text))
         if is_read or text in everything:  # The text can be in another column, such as `answer`.
             tops.add(top)
         if not is_read:

@@ -109,12 +109,18 @@ def messages_of(items: Iterable[Any]) -> list[Row]:
                 thinking = text_of(item.get("content") or item.get("summary") or "")
             else:
                 thinking = ""
-                turn["calls"].append(call(item["name"], item["arguments"], item.get("call_id")))
+                turn["calls"].append(call(_name_of(item), item["arguments"], item.get("call_id")))
             turn["thinking"] += [thinking] if thinking else []
         else:
             raise Unusable(f"it has an item of type {kind}, which rows of messages cannot hold")
     end_turn()
     return found
+
+
+def _name_of(item: Record) -> str:
+    """Return the name of a called function, after the name of its MCP server. Codex has the server in `namespace`."""
+    server = (item.get("namespace") or "functions").rstrip("_")
+    return str(item["name"]) if server == "functions" else f"{server}__{item['name']}"
 
 
 def _functions(tools: Any) -> Any:

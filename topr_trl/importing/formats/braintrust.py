@@ -44,11 +44,11 @@ def _is_span(record: Record) -> bool:
 
 
 FORMAT = format_of_exports(
-    # LangChain's handler has the settings inside the metadata.
+    # LangChain's handler and LiteLLM have the settings inside the metadata.
     Envelope(
         request=("input",),
         response=("output",),
-        settings=("metadata.invocation_params", "metadata"),
+        settings=("metadata.invocation_params", "metadata.model_parameters", "metadata"),
         dialects=DIALECTS,
         left_out=_left_out,
     ),

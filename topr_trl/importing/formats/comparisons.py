@@ -51,7 +51,8 @@ _BESIDE_TIES = {"bad", "good", "are", "equally"}
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return a row with reward 1 for the better completion, and a row with reward -1 for the worse completion.
 
-    Return `[LeftOut.TIED]` for a tie or for equal completions, and [] if a completion is empty.
+    Return `[LeftOut.TIED]` for a tie or for equal completions, and [] if a completion, or an answer or a question in a
+    list, is empty.
 
     Raises:
         NotOfFormat: there are not two completions, no field names the better completion, several fields disagree, a
@@ -61,6 +62,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
     names = _by_name(record) or _by_verdict(record)
     if names is None:
         return [LeftOut.TIED]
+    if any(isinstance(value := parsed_json(record.get(name)), list) and None in value for name in ("prompt", *names)):
+        return []  # Some lists of the Chatbot Arena lack an answer or a question.
     request = record.get("input")
     rest = {**record, **request} if isinstance(request, Mapping) else record  # OpenAI's format has an object `input`.
     rest = {name: value for name, value in rest.items() if name not in names}
@@ -79,7 +82,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
 def _completion(record: Record, name: str) -> Any:
     """Return a completion as text or messages.
 
-    A list of texts becomes a conversation: each text answers the text with the same index in the list `prompt`.
+    A list of texts becomes a conversation: each text answers the text with the same index in the list `prompt`. In
+    MT-Bench, `turn` is the number of the judged answer, with which the conversation ends.
 
     Raises:
         NotOfFormat: the completion is a list of texts, and `prompt` is not a list of as many texts.
@@ -88,7 +92,10 @@ def _completion(record: Record, name: str) -> Any:
     if isinstance(value, Mapping):
         return [message(value)]
     if _is_messages(value):
-        return [message(each) for each in value]
+        found = [message(each) for each in value]
+        asked = [n for n, each in enumerate(found) if each["role"] == "user"]
+        turn = int(record["turn"]) if str(record.get("turn")).isdigit() else 0
+        return found[: asked[turn]] if 0 < turn < len(asked) else found
     if not _is_texts(value):
         return record[name]
     asked = parsed_json(record.get("prompt"))
@@ -197,7 +204,8 @@ def _may_be_verdict(field: str, value: Any, sides: list[str]) -> bool:
     words = words_of(field)
     if value is None or value != value or not _VERDICT & {*words} or isinstance(parsed_json(value), list | Mapping):
         return False  # NaN is not equal to itself.
-    return words[-1] not in _ABOUT or _is_scale(field, value, sides)
+    names_side = words[-1] == "id" and bool({"better", "preferred", "chosen"} & {*words}) and _text(value) in sides
+    return words[-1] not in _ABOUT or names_side or _is_scale(field, value, sides)
 
 
 def _is_scale(field: str, value: Any, sides: list[str]) -> bool:
@@ -262,7 +270,7 @@ FORMAT = Format(
     rank=3,
     test=_is_comparison,
     rows=rows,
-    columns=("reward", "problem_id", "tools"),
+    columns=("reward", "problem_id", "tools", "chat_template_kwargs"),
     required=frozenset(),
     chat=True,
     choices=_choices,

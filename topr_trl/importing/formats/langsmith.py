@@ -32,7 +32,8 @@ def _trace_of(place: str, record: Record) -> Any:
 
 ENVELOPE = Envelope(
     request=("inputs",), response=("outputs.message", "outputs.output", "outputs.messages", "outputs"),
-    settings=("extra.options", "extra.invocation_params"), dialects=(langchain.DIALECT,), left_out=_left_out,
+    settings=("extra.options", "extra.invocation_params", "inputs.model_parameters"),
+    dialects=(langchain.DIALECT,), left_out=_left_out,
 )  # fmt: skip
 # Calls of the Responses API. Their answer is the whole response: `outputs.output` lacks its status.
 _RESPONSES = replace(ENVELOPE, response=("outputs",), dialects=(openai_responses.DIALECT,))

@@ -9,7 +9,7 @@ from topr_trl.data.chat_templates import is_learned
 from topr_trl.importing.completions import holds_completion
 from topr_trl.importing.content_blocks import messages_of
 from topr_trl.importing.field_names import COMPLETIONS, PROMPTS, REWARDS, Kind, normalized, words_of
-from topr_trl.importing.format import Choices, Format, LeftOut, NotOfFormat, Record
+from topr_trl.importing.format import Choices, Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.formats.table import columns_of, has_columns, is_failed, system_of, with_system
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.openai_messages import (
@@ -64,10 +64,11 @@ def rows_of_conversation(
         NotOfFormat: the rated message is not an answer of the model, a field such as `message_id` or `turn_index` may
             name a message, and which message is not known, fields name different messages, a message has several
             ratings, or the system prompt may be the name of a system.
-        Unusable: the record has images, sounds or videos beside the messages, a role is unknown, or the finish reason
-            is unknown.
+        Unusable: the record has images, sounds or videos beside the messages, the messages are not one chat, a role is
+            unknown, or the finish reason is unknown.
     """
     check_only_text(record, "it")
+    _check_one_chat(given)
     ends = list(accumulate(map(len, turns)))
     messages, rated = list(chain.from_iterable(turns)), [ends[n] - 1 for n in _rated(record, given, rated)]
     check_roles(messages)
@@ -88,6 +89,25 @@ def rows_of_conversation(
         {**shared, "prompt": messages[:n], "completion": messages[n : n + 1], "finish_reason": reason, RATED: True}
         for n, reason in zip(rated, reasons, strict=True)
     ]
+
+
+def _check_one_chat(given: list[Record]) -> None:
+    """Check that messages come from one chat, and that no message is another version of an earlier message.
+
+    Raises:
+        Unusable: the ids of chats differ, or the parent of a message is not the message before it.
+    """
+    ids = {str(each[key]): n for n, each in enumerate(given) for key in _IDS if each.get(key) is not None}
+    for name in dict.fromkeys(chain.from_iterable(given)):
+        # Results of tools can have the same parent.
+        parents = [n if each.get("role") == "tool" else ids.get(str(each.get(name)), n - 1) + 1
+                   for n, each in enumerate(given)]  # fmt: skip
+        chats, key = {str(each.get(name)) for each in given} - {"None"}, normalized(name).replace("_", "")
+        if (key in ("parent", "parentid") and parents != [*range(len(given))]) or (key in _CHATS and len(chats) > 1):
+            raise Unusable(f"its messages are several chats or branches, see {name}. Write a record for each of them")
+
+
+_CHATS = ("sessionid", "topicid", "convid", "conversationid", "chatid", "threadid")
 
 
 def rewards(record: Record, messages: str = "messages") -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, choices_of_request, not_a_call
+from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, choices_of_request, not_a_call, sampling_of
 from topr_trl.importing.dialects import DIALECTS
 from topr_trl.importing.format import Format, LeftOut, Record
 from topr_trl.importing.rated_turns import as_rated
@@ -30,13 +30,14 @@ def calls(record: Record) -> Iterator[Record]:
     outer = {span.get("parent_span_id") for span in spans if _is_call(span)}
     for span in spans:
         # If two libraries recorded the same call, only the inner span is read.
-        is_call = _is_call(span) and span["span_id"] not in outer
+        is_call, given = _is_call(span) and span["span_id"] not in outer, span["attributes"]
         found: dict[str, Any] = {}
         # Feedback on the span replaces feedback with the same name on the trace.
         for place in (None, span["span_id"]) if is_call else (span["span_id"],):
             found |= _ratings(each for each in assessments if each.get("span_id") == place)
         yield {
-            **span, "is_call": is_call, "settings": {"model": span["attributes"].get("mlflow.llm.model")},
+            **span, "is_call": is_call,
+            "settings": {"model": value_at(given, "mlflow.llm.model", "model"), **sampling_of(given)},
             "trace_id": value_at(record, "info.trace_id", "info.request_id", "trace.info.trace_id", "trace_id"),
             "is_rated": rates_spans and bool(found), "assessments": found,
         }  # fmt: skip
@@ -72,8 +73,8 @@ def _left_out(record: Record) -> LeftOut | None:
 
 ENVELOPE = Envelope(
     request=("attributes.mlflow.spanInputs",), response=("attributes.mlflow.spanOutputs",),
-    settings=("settings", "attributes.invocation_params"), tools=("attributes.mlflow.chat.tools",), dialects=DIALECTS,
-    left_out=_left_out,
+    settings=("settings", "attributes.model_dict", "attributes.invocation_params"),
+    tools=("attributes.mlflow.chat.tools",), dialects=DIALECTS, left_out=_left_out,
 )  # fmt: skip
 
 

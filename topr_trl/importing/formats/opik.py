@@ -47,11 +47,11 @@ def _is_export(record: Record) -> bool:
 
 
 FORMAT = format_of_exports(
-    # LangChain's tracer has the settings inside the metadata.
+    # LangChain's tracer and LiteLLM have the settings inside the metadata.
     Envelope(
         request=("input",),
         response=("output",),
-        settings=("metadata.options", "metadata.invocation_params", "metadata"),
+        settings=("metadata.options", "metadata.invocation_params", "metadata.model_parameters", "metadata"),
         dialects=DIALECTS,
         left_out=_left_out,
     ),

@@ -5,7 +5,7 @@ from typing import Any
 from topr_trl.importing.field_names import PROMPTS, normalized
 from topr_trl.importing.format import IGNORED, Format, LeftOut, NotOfFormat, Record, Unusable, has
 from topr_trl.importing.formats.table import column_of, plain, with_system
-from topr_trl.importing.openai_messages import tools_as_json
+from topr_trl.importing.openai_messages import template_columns
 from topr_trl.importing.row_table import Row
 
 _MARKERS = ("\n\nAssistant:", "<|im_start|>assistant\n", "<|assistant|>\n", "[/INST]")  # text before an assistant turn
@@ -44,11 +44,11 @@ def rows(record: Record) -> list[Row | LeftOut]:
         prompt = with_system(prompt, str(record["system"]))
     if isinstance(prompt, list) and isinstance(chosen, str):
         chosen, rejected = (plain([{"role": "assistant", "content": text}], "chosen") for text in (chosen, rejected))
-    tools = tools_as_json(record.get("tools"))
+    options = template_columns(record)
     if not chosen or not rejected:
         return []
     return [
-        {"prompt": prompt, "completion": completion, "reward": reward, "tools": tools}
+        {"prompt": prompt, "completion": completion, "reward": reward, **options}
         for completion, reward in ((chosen, 1.0), (rejected, -1.0))
     ]
 
@@ -129,7 +129,7 @@ FORMAT = Format(
     rank=3,
     test=has("chosen", "rejected"),
     rows=rows,
-    columns=("reward", "problem_id", "tools"),
+    columns=("reward", "problem_id", "tools", "chat_template_kwargs"),
     required=frozenset({"chosen", "rejected"}),
     choices=lambda record: IGNORED._replace(completions=frozenset()),  # The rows have both completions.
     loses="Each pair is two rows: chosen with reward 1 and rejected with reward -1.",

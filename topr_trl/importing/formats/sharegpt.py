@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from topr_trl.importing.format import Format, NotOfFormat, Record, Unusable
 from topr_trl.importing.formats.messages import choices, rewards, rows_of_conversation
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.openai_messages import ROLE_NAMES, ROLES, message, tools_as_json
+from topr_trl.importing.openai_messages import ROLE_NAMES, ROLES, message, template_columns
 from topr_trl.importing.row_table import Row
 
 _CALL = "function_call"  # LLaMA-Factory's role for a turn with tool calls as JSON
@@ -21,8 +21,8 @@ def rows(record: Record, rated: Sequence[int] | None = None) -> list[Row]:
             see `rows_of_conversation`.
     """
     given = parsed_json(record["conversations"])
-    tools = tools_as_json(parsed_json(record.get("tools")))
-    return rows_of_conversation(record, given, [[_message(turn)] for turn in given], {"tools": tools}, rated)
+    options = template_columns({**record, "tools": parsed_json(record.get("tools"))})
+    return rows_of_conversation(record, given, [[_message(turn)] for turn in given], options, rated)
 
 
 def _message(turn: Record) -> Row:
@@ -57,7 +57,7 @@ FORMAT = Format(
     messages="conversations",
     rewards=lambda record: rewards(record, "conversations"),
     rates_turns=True,
-    columns=("problem_id", "finish_reason", "tools"),
+    columns=("problem_id", "finish_reason", "tools", "chat_template_kwargs"),
     required=frozenset({"conversations"}),
     choices=lambda record: choices(record, "conversations"),
     loses="The trainer learns from assistant turns (gpt). User turns between them are context.",
