@@ -459,6 +459,22 @@ def test_sampler_log_mu_is_used_and_the_correction_is_not(make):
     assert "old_per_token_logps" not in inputs
 
 
+@pytest.mark.parametrize(("accumulation", "is_kept"), [(2, False), (1, True)])
+def test_with_vllm_mu_is_pi_until_the_weights_change(make, accumulation, is_kept):
+    """With vLLM, TRL always computes log μ in another batch than the loss, where it can round differently."""
+
+    def rollout(prompts, trainer):
+        ids = [[7 + i] * (3 + i) for i in range(len(prompts))]
+        return {"prompt_ids": [[5]] * len(prompts), "completion_ids": ids, "logprobs": [[-1.0] * len(c) for c in ids]}
+
+    trainer = make(rollout_func=rollout, steps_per_generation=2, gradient_accumulation_steps=accumulation)
+    trainer.use_vllm, trainer._last_loaded_step = True, 0
+    assert all(("old_per_token_logps" in batch) == is_kept for batch in generation_batch(trainer))
+    trainer.model.eval()
+    assert "old_per_token_logps" not in trainer._prepare_inputs([{"prompt": "3 + 4 ="}] * 4)
+    assert trainer._metrics["eval"]["sampling/sampling_logp_difference/mean"]
+
+
 def test_quiet_when_all_is_well(train):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

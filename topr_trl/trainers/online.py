@@ -369,6 +369,10 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         train = self.model.training
         batch = self._generate_for_one_use(inputs)
         self.model.train(train)  # TRL's continuous batching switches to training mode, even during evaluation.
+        # If the weights are unchanged at the first use, μ = π. With vLLM, TRL computes log μ even then, in a batch with
+        # other padding, where log μ can round differently.
+        if not train or self.args.gradient_accumulation_steps % self.args.steps_per_generation == 0:
+            batch.pop("old_per_token_logps", None)
         # With vLLM, TRL logs the difference between the log-probabilities of vLLM and the trainer.
         distances = self._metrics[self._mode].get("sampling/sampling_logp_difference/mean")
         if distances:
