@@ -311,6 +311,10 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         elif self._replay is not None:
             self._replay.start(self._run["model"])
 
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._last_loaded_step = -1  # Otherwise, vLLM would evaluate the last weights.
+
     def _save_rng_state(self, output_dir: str) -> None:
         if self._replay is not None:
             self._replay.save(output_dir)
