@@ -475,6 +475,12 @@ def test_with_vllm_mu_is_pi_until_the_weights_change(make, accumulation, is_kept
     assert trainer._metrics["eval"]["sampling/sampling_logp_difference/mean"]
 
 
+def test_a_push_that_publishes_rows_warns(make, monkeypatch):
+    monkeypatch.setattr(TOPRTrainer, "init_hf_repo", lambda self: None)
+    with pytest.warns(UserWarning, match=r"completions/\*.parquet"):
+        make(push_to_hub=True, log_completions=True)
+
+
 def test_quiet_when_all_is_well(train):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
