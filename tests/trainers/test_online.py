@@ -369,13 +369,15 @@ def test_mixture_of_experts(train, moe):
     assert logs[-1]["aux_loss"] > 0
 
 
-def test_rollout_function_with_tokens_of_an_environment(train, tokenizer):
+@pytest.mark.parametrize("log_mu", ["trainer", "sampler"])
+def test_rollout_function_with_tokens_of_an_environment(train, tokenizer, log_mu):
     def rollout(prompts, trainer):
         # The completion ends with two tokens of the environment, as after a tool call. The loss leaves them out.
         ids = tokenizer("4 + 3 = 7.")["input_ids"]
         return {
             "prompt_ids": [tokenizer(p)["input_ids"] for p in prompts], "completion_ids": [ids] * len(prompts),
-            "logprobs": None, "env_mask": [[1] * (len(ids) - 2) + [0, 0]] * len(prompts),
+            "logprobs": [[-2.0] * len(ids)] * len(prompts) if log_mu == "sampler" else None,
+            "env_mask": [[1] * (len(ids) - 2) + [0, 0]] * len(prompts),
         }  # fmt: skip
 
     rows = Dataset.from_dict({"prompt": [f"What is {i} + 1?" for i in range(8)]})
@@ -383,7 +385,7 @@ def test_rollout_function_with_tokens_of_an_environment(train, tokenizer):
     def mostly_right(completions, **_):  # with `coin`, the equal completions would cancel
         return [1.0 if i % 4 else -1.0 for i in range(len(completions))]
 
-    trainer, _, before = train(mostly_right, rows, rollout_func=rollout)
+    trainer, _, before = train(mostly_right, rows, rollout_func=rollout, log_mu=log_mu)
     assert moved(trainer, before)
 
 

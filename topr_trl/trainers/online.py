@@ -190,6 +190,11 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
                 "column with the prompts."
             )
         model, args = model_and_settings("TOPRTrainer", model, args, TOPRConfig)
+        if args.log_mu == "sampler" and not args.use_vllm and kwargs.get("rollout_func") is None:
+            raise ValueError(
+                "log_mu='sampler' needs use_vllm=True, or a rollout_func that returns log-probabilities. Without both, "
+                "set log_mu='trainer'."
+            )
         logged = check_replay(args, train_dataset, replay_dataset)
         if isinstance(train_dataset, Dataset) and len(train_dataset) == 0:
             raise ValueError("The training dataset has no row. Check how it was filtered or split.")

@@ -47,7 +47,7 @@ def warn_of_pushed_rows(args: TOPRConfig | OfflineTOPRConfig) -> None:
         files.append(f"replay_*.pt (hub_strategy={args.hub_strategy.value!r})")
     if args.push_to_hub and files and not args.hub_private_repo:
         warn_user(
-            f"push_to_hub also uploads training rows to the Hub: {' and '.join(files)}. If they must not be public, set "
+            f"push_to_hub also uploads training rows to the Hub: {' and '.join(files)}. To keep the rows private, set "
             "hub_private_repo=True before the repository is created, or upload the model alone with `topr push`."
         )
 
