@@ -312,7 +312,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         self._step, self._buffered_inputs, self._last_loaded_step = 0, None, -1
         self._silent.had_signal |= checkpoint is not None
         if checkpoint is not None:
-            check_state_is_whole(checkpoint, self.args)
+            check_state_is_whole(checkpoint, self.args, self.train_dataset)
         elif self._replay is not None:
             self._replay.start(self._run["model"])
 
