@@ -626,6 +626,12 @@ def test_rewards_of_one_sign_warn(train, rewards, baseline, message):
         train(lambda completions, **_: rewards, max_steps=1, baseline=baseline)
 
 
+def test_too_few_rows_are_said_once(train, recwarn):
+    batches = iter([[None, *[1.0] * 7], [1.0] * 8])
+    train(lambda completions, **_: next(batches), curation="uniform", iteration_size=100)
+    assert sum("too few rows" in str(warning.message) for warning in recwarn) == 1
+
+
 def test_rewards_of_another_scale_are_said_once(train):
     with pytest.warns(UserWarning, match="magnitude of about 1") as caught:
         train(lambda completions, **_: [0.0, 10.0] * 4)

@@ -26,6 +26,7 @@ These methods communicate through keys in TRL's batch of N rows:
 import inspect
 import math
 import os
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,7 @@ from topr_trl.trainers.training_warnings import (
     warn_if_merged_coarsely,
     warn_of_scale,
 )
+from topr_trl.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -469,7 +471,12 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             share = None
             changes |= {"baseline": self._last_baseline, "effective_positive_share": None}
         problems = np.arange(len(raw)) // (self.num_generations if train else self.num_generations_eval)
-        rewards, curated = self.args.choose(raw, problems, self.args.seed + self.state.global_step, **changes)
+        with warnings.catch_warnings(record=True) as caught:
+            rewards, curated = self.args.choose(raw, problems, self.args.seed + self.state.global_step, **changes)
+        # The counts differ between batches, so Python would show the warning for each batch.
+        if caught and "curation" not in self._said:
+            self._said.add("curation")
+            warn_user(str(caught[0].message))
         if share is not None and train:
             self._last_baseline = float(raw[curated.indices[0]] - rewards[0])
         return rewards, curated
