@@ -98,6 +98,11 @@ def test_rewards_at_the_mean_have_no_sign(baseline):
     assert subtract_baseline([], baseline, []).size == 0
 
 
+def test_float32_rewards_at_the_baseline_have_no_sign():
+    rewards = np.float32([0.1, 0.3, 0.1 + 1e-6])  # in float32, 0.1 is above 0.1 in float64
+    assert np.sign(subtract_baseline(rewards, 0.1)).tolist() == [0, 1, 1]
+
+
 def test_bad_baselines():
     with pytest.raises(
         ValueError, match=r"^baseline must be a finite number or one of mean, group_mean, not 'median'\.$"

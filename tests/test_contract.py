@@ -42,6 +42,7 @@ HOOKS = {
             ["model", "input_ids", "attention_mask", "logits_to_keep", ...], "puts w · R into the batch"),
         "_save_rng_state": (["output_dir"], "keeps rows to be used again, waits for the other processes"),
         "_load_rng_state": (["checkpoint"], "finds them again"),
+        "_load_best_model": ([], "sends the best weights to vLLM"),
         "create_model_card": (["model_name", "dataset_name", "tags"], "adds how it was trained"),
         "log": (["logs", "start_time"], "adds metrics of rows, drops those of clipping"),
         "_log_completion_extra": (["column", "values"], "weights in the table of completions"),

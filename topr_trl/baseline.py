@@ -211,7 +211,9 @@ def subtract_baseline(
     if share is not None:
         return rewards - baseline_for_positive_share(rewards, share)
     if isinstance(baseline, Real) and isfinite(baseline):
-        return rewards - float(baseline)
+        centered = rewards - float(baseline)
+        # TRL stores rewards in float32, where 0.1 is above 0.1 in float64. R must still be 0.
+        return np.where(np.abs(centered) <= abs(float(baseline)) * np.finfo(np.float32).eps, 0.0, centered)
     if not isinstance(baseline, str) or baseline not in BASELINES:
         raise ValueError(f"baseline must be a finite number or one of {', '.join(BASELINES)}, not {baseline!r}.")
     if baseline == "mean":

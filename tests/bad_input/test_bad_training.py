@@ -344,6 +344,8 @@ TOKENIZERS = [
         "prompt, 'question', rename", not_loaded),
     Case("online, no row", lambda kit: kit.online(coin, {"prompt": []}, NOWHERE), "training dataset, no row",
         not_loaded),
+    Case("online, the sampler's log μ without vLLM", lambda kit: kit.online(coin, model=NOWHERE, log_mu="sampler"),
+        "log_mu='sampler', use_vllm=True, rollout_func, log_mu='trainer'", not_loaded),
     Case("online, a prompt longer than the context", lambda kit: kit.online(coin, {"prompt": ["a" * 4000] * 2}),
         "prompt, 4000, 2048, shorten", untrained),
     Case("prompt and longest completion longer than the context",

@@ -2,10 +2,11 @@ import json
 import warnings
 
 import pytest
+from torch import nn
 from transformers import GenerationConfig
 
 from topr_trl import TOPRConfig
-from topr_trl.settings.sampling import of_policy, warn_of_own_settings
+from topr_trl.settings.sampling import of_policy, replaced_generation_config, warn_of_own_settings
 
 CPU = {"bf16": False, "use_cpu": True}
 # Settings with which completions are not samples of the policy, wherever they are set.
@@ -84,3 +85,14 @@ def test_a_model_s_settings_that_the_trainer_replaces_or_that_have_no_effect_nee
         warnings.simplefilter("error")
         warn_of_own_settings(own)
     assert of_policy(own).top_k is None
+
+
+def test_the_config_is_that_of_the_model_in_a_wrapper(model):
+    class Wrapper(nn.DataParallel):  # FSDP1 finds attributes of its model, too, and sets its own.
+        def __getattr__(self, name):
+            return super().__getattr__(name) if name in ("module", "_parameters") else getattr(self.module, name)
+
+    own, other = model.generation_config, GenerationConfig()
+    with replaced_generation_config(Wrapper(model), other):
+        assert model.generation_config is other
+    assert model.generation_config is own

@@ -369,13 +369,15 @@ def test_mixture_of_experts(train, moe):
     assert logs[-1]["aux_loss"] > 0
 
 
-def test_rollout_function_with_tokens_of_an_environment(train, tokenizer):
+@pytest.mark.parametrize("log_mu", ["trainer", "sampler"])
+def test_rollout_function_with_tokens_of_an_environment(train, tokenizer, log_mu):
     def rollout(prompts, trainer):
         # The completion ends with two tokens of the environment, as after a tool call. The loss leaves them out.
         ids = tokenizer("4 + 3 = 7.")["input_ids"]
         return {
             "prompt_ids": [tokenizer(p)["input_ids"] for p in prompts], "completion_ids": [ids] * len(prompts),
-            "logprobs": None, "env_mask": [[1] * (len(ids) - 2) + [0, 0]] * len(prompts),
+            "logprobs": [[-2.0] * len(ids)] * len(prompts) if log_mu == "sampler" else None,
+            "env_mask": [[1] * (len(ids) - 2) + [0, 0]] * len(prompts),
         }  # fmt: skip
 
     rows = Dataset.from_dict({"prompt": [f"What is {i} + 1?" for i in range(8)]})
@@ -383,7 +385,7 @@ def test_rollout_function_with_tokens_of_an_environment(train, tokenizer):
     def mostly_right(completions, **_):  # with `coin`, the equal completions would cancel
         return [1.0 if i % 4 else -1.0 for i in range(len(completions))]
 
-    trainer, _, before = train(mostly_right, rows, rollout_func=rollout)
+    trainer, _, before = train(mostly_right, rows, rollout_func=rollout, log_mu=log_mu)
     assert moved(trainer, before)
 
 
@@ -457,6 +459,28 @@ def test_sampler_log_mu_is_used_and_the_correction_is_not(make):
     assert inputs["advantages"].tolist() == [pytest.approx(-math.exp(-1))]
     assert inputs["importance_sampling_ratio"].tolist() == [[1.0, 1.0, 1.0]]
     assert "old_per_token_logps" not in inputs
+
+
+@pytest.mark.parametrize(("accumulation", "is_kept"), [(2, False), (1, True)])
+def test_with_vllm_mu_is_pi_until_the_weights_change(make, accumulation, is_kept):
+    """With vLLM, TRL always computes log μ in another batch than the loss, where it can round differently."""
+
+    def rollout(prompts, trainer):
+        ids = [[7 + i] * (3 + i) for i in range(len(prompts))]
+        return {"prompt_ids": [[5]] * len(prompts), "completion_ids": ids, "logprobs": [[-1.0] * len(c) for c in ids]}
+
+    trainer = make(rollout_func=rollout, steps_per_generation=2, gradient_accumulation_steps=accumulation)
+    trainer.use_vllm, trainer._last_loaded_step = True, 0
+    assert all(("old_per_token_logps" in batch) == is_kept for batch in generation_batch(trainer))
+    trainer.model.eval()
+    assert "old_per_token_logps" not in trainer._prepare_inputs([{"prompt": "3 + 4 ="}] * 4)
+    assert trainer._metrics["eval"]["sampling/sampling_logp_difference/mean"]
+
+
+def test_a_push_that_publishes_rows_warns(make, monkeypatch):
+    monkeypatch.setattr(TOPRTrainer, "init_hf_repo", lambda self: None)
+    with pytest.warns(UserWarning, match=r"completions/\*.parquet"):
+        make(push_to_hub=True, log_completions=True)
 
 
 def test_quiet_when_all_is_well(train):
@@ -600,6 +624,12 @@ def test_a_share_of_1_has_no_negatives_if_all_rewards_are_equal(make):
 def test_rewards_of_one_sign_warn(train, rewards, baseline, message):
     with pytest.warns(UserWarning, match=message):
         train(lambda completions, **_: rewards, max_steps=1, baseline=baseline)
+
+
+def test_too_few_rows_are_said_once(train, recwarn):
+    batches = iter([[None, *[1.0] * 7], [1.0] * 8])
+    train(lambda completions, **_: next(batches), curation="uniform", iteration_size=100)
+    assert sum("too few rows" in str(warning.message) for warning in recwarn) == 1
 
 
 def test_rewards_of_another_scale_are_said_once(train):

@@ -47,6 +47,9 @@ def test_each_set_has_its_own_names_and_decides_the_best_model(model, tokenizer,
         assert [log[f"eval_{name}_topr/reward"] for log in own] == [0] * 2
         assert all(key.startswith(f"eval_{name}_") for log in own for key in log if key.startswith("eval_"))
     assert trainer.state.best_metric == 10.5
+    trainer._last_loaded_step = trainer.state.global_step  # as vLLM would have left it
+    trainer._load_best_model()
+    assert trainer._last_loaded_step == -1  # so vLLM loads the best weights before the next evaluation
 
 
 @pytest.mark.parametrize(

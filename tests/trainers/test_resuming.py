@@ -12,6 +12,7 @@ from datasets import Dataset
 from packaging.version import Version
 from peft import LoraConfig, PeftModel, get_peft_model
 from reference import fresh_model
+from transformers import TrainerState
 from transformers.utils import chat_template_utils
 from trl import SFTConfig
 
@@ -19,6 +20,7 @@ from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrai
 from topr_trl.tasks import arithmetic
 from topr_trl.trainers.fingerprints import base_fingerprint, model_fingerprint, mu_fingerprint
 from topr_trl.trainers.run_identity import RESTORES_MICRO_BATCH
+from topr_trl.trainers.start_checks import check_state_is_whole
 
 pytestmark = pytest.mark.slow
 
@@ -319,11 +321,22 @@ def test_a_synchronized_reference_model_is_lost(tokenizer, tmp_path):
 def test_a_checkpoint_within_a_generation_batch_is_said(tokenizer, tmp_path):
     settings = {"max_steps": 4, "steps_per_generation": 2, "num_iterations": 2}
     online(fresh_model(), tmp_path, tokenizer, **settings).train()
-    with pytest.warns(UserWarning, match="after 3 of the 4 steps of a generation batch.*multiple of 4"):
+    with pytest.warns(UserWarning, match="after 3 of the 4 micro-batches of a generation batch.*multiple of 4"):
         online(fresh_model(), tmp_path, tokenizer, **settings).train(str(tmp_path / "checkpoint-3"))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*of a generation batch")
         online(fresh_model(), tmp_path, tokenizer, **settings).train(str(tmp_path / "checkpoint-4"))
+
+
+@pytest.mark.parametrize(("step", "is_said"), [(1, True), (2, False), (3, True), (4, False)])
+def test_the_last_step_of_an_epoch_is_shorter(step, is_said, tmp_path, recwarn):
+    batches = {"steps_per_generation": 3, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
+    args = TOPRConfig(str(tmp_path), **batches, num_generations=4, use_cpu=True, bf16=False)
+    TrainerState(global_step=step).save_to_json(str(tmp_path / "trainer_state.json"))
+    # The three prompts are one generation batch, and an epoch has steps of two micro-batches and of one.
+    check_state_is_whole(tmp_path, args, Dataset.from_dict({"prompt": ["3 + 4 ="] * 3}))
+    said = [str(warning.message) for warning in recwarn if "generation batch" in str(warning.message)]
+    assert ["after 2 of the 3" in text and "multiple of 2." in text for text in said] == [True] * is_said
 
 
 def test_skipping_no_rows_is_refused(tmp_path):

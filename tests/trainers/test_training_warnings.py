@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from topr_trl import TOPRConfig
 from topr_trl.trainers.training_warnings import (
     SilentBatches,
     advice_on_segments,
@@ -13,6 +14,7 @@ from topr_trl.trainers.training_warnings import (
     warn_if_far,
     warn_if_merged_coarsely,
     warn_of_many_reads,
+    warn_of_pushed_rows,
     warn_of_scale,
     warn_of_weights,
 )
@@ -39,6 +41,24 @@ def test_an_adapter_that_trl_merges_into_coarse_weights(model, dtype, is_warned)
     adapted.unmerge_adapter()  # as TRL does when it sends weights
     after = dict(adapted.named_parameters())[name]
     assert torch.allclose(before, after, atol=1e-6, rtol=0) != is_warned
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({}, None),
+        ({"log_completions": True}, "completions/*.parquet"),
+        ({"replay_share": 0.5, "hub_strategy": "checkpoint"}, "replay_*.pt"),
+        ({"log_completions": True, "replay_share": 0.5}, "completions/*.parquet"),
+        ({"log_completions": True, "hub_private_repo": True}, None),
+        ({"log_completions": True, "push_to_hub": False}, None),
+    ],
+)
+def test_training_rows_that_a_push_publishes(settings, named, tmp_path):
+    args = TOPRConfig(str(tmp_path), **{"use_cpu": True, "bf16": False, "push_to_hub": True, **settings})
+    messages, _ = said(warn_of_pushed_rows, args)
+    assert [f"rows to the Hub: {named} (" in message for message in messages] == [True] * bool(named)
+    assert all("hub_private_repo=True" in message for message in messages)
 
 
 DEAD = {"topr/negatives_dead": 0.6}

@@ -88,8 +88,8 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
         log_mu (`str`, *optional*, defaults to `"trainer"`):
             Source of log μ. `"trainer"` computes it with the trainer's own forward pass. `"sampler"` takes the
-            log-probabilities that vLLM reported, and needs `use_vllm=True`. Rounding in vLLM changes the ratio of long
-            completions.
+            log-probabilities that the sampler reported, and needs `use_vllm=True` or a `rollout_func` that returns
+            them. Rounding in vLLM changes the ratio of long completions.
 
         > Parameters that control the baseline and the choice of rows
 
@@ -176,10 +176,6 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             raise ValueError(
                 f"curation={self.curation!r} repeats rows of a dataset, and a generation batch has each row once. To "
                 "train on right answers again, set replay_rule='positives' and replay_share."
-            )
-        if self.log_mu == "sampler" and not self.use_vllm:
-            raise ValueError(
-                "log_mu='sampler' needs use_vllm=True: without vLLM, TRL gets no log-probabilities from the sampler."
             )
         if self.top_k is None:
             self.top_k = 0 if self.log_mu == "sampler" else 500

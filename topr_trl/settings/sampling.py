@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
-from accelerate.utils import is_peft_model
+from accelerate.utils import extract_model_from_parallel, is_peft_model
 from transformers import GenerationConfig
 
 from topr_trl.user_warnings import warn_user
@@ -149,6 +149,7 @@ def replaced_generation_config(model: Any, config: GenerationConfig) -> Iterator
 
     Without the replacement, `generate` would add settings of the model's own config, such as `no_repeat_ngram_size`.
     """
+    model = extract_model_from_parallel(model)  # FSDP1's wrapper would keep the config, and the model its own.
     # PEFT's `generate` copies the config to the base model.
     owners = [model, model.get_base_model()] if is_peft_model(model) else [model]
     own_configs = [owner.generation_config for owner in owners]

@@ -38,7 +38,7 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
 
     R is the reward after the baseline is subtracted. π is the policy in training, and μ is the policy that wrote the
     completion. The trainer keeps rows of any age. So `max_staleness` only sets the default of `max_inflight_tasks` and
-    the number of adapters that the server keeps.
+    the number of adapters that the server keeps. In the tables of `log_completions`, `advantage` is GRPO's, and not R.
 
     Example:
 

@@ -29,7 +29,7 @@ from topr_trl.trainers.quantization import (
 from topr_trl.trainers.run_identity import Identity, given_optimizer, identity_of_run, write_identity
 from topr_trl.trainers.shared_prompts import PromptSharing, remove_shared_prompts
 from topr_trl.trainers.start_checks import checked_checkpoint, refuse_unknown_experts, warn_if_updates_vanish
-from topr_trl.trainers.training_warnings import warn_of_weights
+from topr_trl.trainers.training_warnings import warn_of_pushed_rows, warn_of_weights
 
 
 class TOPRMixin(Trainer):
@@ -77,6 +77,8 @@ class TOPRMixin(Trainer):
         self.add_callback(StopAtNaN(self))
         self.add_callback(_Beginning(self))
         warn_if_updates_vanish(self.model, self.is_deepspeed_enabled)
+        if self._kind != "asynchronous":  # Its tables are only printed.
+            warn_of_pushed_rows(self.args)
 
     def create_accelerator_and_postprocess(self) -> None:
         """Create the accelerator, which keeps the dtype of the model's outputs under FSDP2.

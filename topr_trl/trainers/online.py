@@ -26,6 +26,7 @@ These methods communicate through keys in TRL's batch of N rows:
 import inspect
 import math
 import os
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,7 @@ from topr_trl.trainers.training_warnings import (
     warn_if_merged_coarsely,
     warn_of_scale,
 )
+from topr_trl.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -190,6 +192,11 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
                 "column with the prompts."
             )
         model, args = model_and_settings("TOPRTrainer", model, args, TOPRConfig)
+        if args.log_mu == "sampler" and not args.use_vllm and kwargs.get("rollout_func") is None:
+            raise ValueError(
+                "log_mu='sampler' needs use_vllm=True, or a rollout_func that returns log-probabilities. Without both, "
+                "set log_mu='trainer'."
+            )
         logged = check_replay(args, train_dataset, replay_dataset)
         if isinstance(train_dataset, Dataset) and len(train_dataset) == 0:
             raise ValueError("The training dataset has no row. Check how it was filtered or split.")
@@ -307,9 +314,13 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         self._step, self._buffered_inputs, self._last_loaded_step = 0, None, -1
         self._silent.had_signal |= checkpoint is not None
         if checkpoint is not None:
-            check_state_is_whole(checkpoint, self.args)
+            check_state_is_whole(checkpoint, self.args, self.train_dataset)
         elif self._replay is not None:
             self._replay.start(self._run["model"])
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._last_loaded_step = -1  # Otherwise, vLLM would evaluate the last weights.
 
     def _save_rng_state(self, output_dir: str) -> None:
         if self._replay is not None:
@@ -369,6 +380,10 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         train = self.model.training
         batch = self._generate_for_one_use(inputs)
         self.model.train(train)  # TRL's continuous batching switches to training mode, even during evaluation.
+        # If the weights are unchanged at the first use, μ = π. With vLLM, TRL computes log μ even then, in a batch with
+        # other padding, where log μ can round differently.
+        if not train or self.args.gradient_accumulation_steps % self.args.steps_per_generation == 0:
+            batch.pop("old_per_token_logps", None)
         # With vLLM, TRL logs the difference between the log-probabilities of vLLM and the trainer.
         distances = self._metrics[self._mode].get("sampling/sampling_logp_difference/mean")
         if distances:
@@ -456,7 +471,12 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             share = None
             changes |= {"baseline": self._last_baseline, "effective_positive_share": None}
         problems = np.arange(len(raw)) // (self.num_generations if train else self.num_generations_eval)
-        rewards, curated = self.args.choose(raw, problems, self.args.seed + self.state.global_step, **changes)
+        with warnings.catch_warnings(record=True) as caught:
+            rewards, curated = self.args.choose(raw, problems, self.args.seed + self.state.global_step, **changes)
+        # The counts differ between batches, so Python would show the warning for each batch.
+        if caught and "curation" not in self._said:
+            self._said.add("curation")
+            warn_user(str(caught[0].message))
         if share is not None and train:
             self._last_baseline = float(raw[curated.indices[0]] - rewards[0])
         return rewards, curated

@@ -130,7 +130,7 @@ def check_prompts(args: TOPRConfig, dataset: object) -> None:
         )
 
 
-def check_state_is_whole(checkpoint: Path, args: TOPRConfig) -> None:
+def check_state_is_whole(checkpoint: Path, args: TOPRConfig, dataset: object) -> None:
     """Raise an error if a checkpoint lacks the reference model, and warn if it lacks an unfinished generation batch.
 
     Raises:
@@ -141,14 +141,19 @@ def check_state_is_whole(checkpoint: Path, args: TOPRConfig) -> None:
             "A run with sync_ref_model=True cannot be resumed: its checkpoints do not contain the reference model. "
             f"Start a new run with {checkpoint} as the model, in another output_dir."
         )
-    micro_batches = args.steps_per_generation * args.num_iterations
-    steps = micro_batches // math.gcd(micro_batches, args.gradient_accumulation_steps)
-    done = TrainerState.load_from_json(str(checkpoint / STATE)).global_step % steps
-    if done:
+    uses, accumulation = args.steps_per_generation * args.num_iterations, args.gradient_accumulation_steps
+    steps = uses // math.gcd(uses, accumulation)
+    step = TrainerState.load_from_json(str(checkpoint / STATE)).global_step
+    if isinstance(dataset, Dataset):  # The last step of an epoch can have fewer micro-batches.
+        batches = len(dataset) // (args.generation_batch_size // args.num_generations)
+        epoch = math.ceil(batches * uses / accumulation)
+        step %= epoch
+        steps = epoch if epoch % steps else steps
+    if done := step * accumulation % uses:
         warn_user(
-            f"{checkpoint} was saved after {done} of the {steps} steps of a generation batch, and does not contain the "
-            "batch. The run generates a new batch from these prompts, and uses it for all steps. To avoid this, set "
-            f"save_steps to a multiple of {steps}."
+            f"{checkpoint} was saved after {done} of the {uses} micro-batches of a generation batch, and does not "
+            "contain the batch. The run generates a new batch from these prompts, and uses it for all micro-batches. "
+            f"To avoid this, set save_steps to a multiple of {steps}."
         )
 
 

@@ -11,6 +11,7 @@ from transformers import TrainerState
 
 from topr_trl.curation import Curated
 from topr_trl.limits import DEAD_WEIGHT
+from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.user_warnings import warn_user
 
 # If most negatives are dead early in training, the run probably has an error.
@@ -36,6 +37,18 @@ def warn_if_merged_coarsely(model: nn.Module) -> None:
             "For vLLM, TRL adds the adapter to the weights and later subtracts it, and the weights are not float32. "
             "Rounding then loses most of a small update in what vLLM samples from, and changes the weights with each "
             "new batch. Load the base model with dtype='float32', or use AsyncTOPRTrainer, which sends the adapter."
+        )
+
+
+def warn_of_pushed_rows(args: TOPRConfig | OfflineTOPRConfig) -> None:
+    """Warn if `push_to_hub` uploads training rows beside the model, and the repository may be public."""
+    files = ["completions/*.parquet (log_completions)"] * args.log_completions
+    if getattr(args, "replay_share", 0) and args.hub_strategy in ("checkpoint", "all_checkpoints"):
+        files.append(f"replay_*.pt (hub_strategy={args.hub_strategy.value!r})")
+    if args.push_to_hub and files and not args.hub_private_repo:
+        warn_user(
+            f"push_to_hub also uploads training rows to the Hub: {' and '.join(files)}. To keep the rows private, set "
+            "hub_private_repo=True before the repository is created, or upload the model alone with `topr push`."
         )
 
 
