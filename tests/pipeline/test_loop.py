@@ -66,6 +66,7 @@ def test_steps(tmp_path):
     # The rows of an iteration are in one folder, to which its stages add columns.
     for step in steps[3:7]:
         assert step.stage.folder == tmp_path / "iteration-1" / "rollouts"
+    pq.write_table(pa.table({"prompt": ["a"], "completion": ["b"], "answer": ["b"]}), tmp_path / "a.parquet")
     given = list(steps_of(loop(tmp_path, rows=str(tmp_path))))
     assert [step.stage.name for step in given] == [*testing, *names[4:8], *testing]
     assert given[3].stage.args.source == tmp_path

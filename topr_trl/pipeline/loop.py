@@ -75,20 +75,19 @@ class _StepsOfIterations:
     def rows(self, iteration: int, training: list[Step]) -> list[Step]:
         """Return the steps that make the rows of an iteration, in order: `sample`, and all stages with `in_loop`.
 
-        If the user gave rows, the first iteration does not sample. `training` lists the training step of each
-        iteration, because sampling waits for the model.
+        If the user gave rows, the first iteration does not sample, and scores only rows without rewards. `training`
+        lists the training step of each iteration, because sampling waits for the model.
         """
         loop, rows = self.loop, str(self._folder(iteration) / ROLLOUTS)
         source = loop.rows if iteration == 1 and loop.rows else rows
         writer = max(iteration - 1 - loop.overlap, 0)
         steps = [] if source != rows else [self._sampling(rows, writer, iteration, greedy=False)]
         for stage in stages.row_stages():
-            if stage.in_loop:
+            # The stage `score` would replace rewards that it wrote before.
+            keeps_rewards = stage is Score and source != rows and in_all_shards(Path(source), have_rewards)
+            if stage.in_loop and not keeps_rewards:
                 changes = {"input": source, "output_dir": rows, "iteration": iteration,
                            "model_name_or_path": self.model(writer)}  # fmt: skip
-                is_given = source != rows
-                if stage is Score and loop.reward_funcs and is_given and in_all_shards(Path(source), have_rewards):
-                    changes |= {"reward_funcs": None, "reward_weights": None}
                 known = {name: value for name, value in changes.items() if name in field_names(stage.settings)}
                 steps.append(Step(stage(stage_args(stage.settings, loop, **known))))
                 source = rows
