@@ -168,7 +168,7 @@ def test_rows_that_are_given_are_not_all_that_is_trained_on(tmp_path):
 
 
 def test_rows_that_another_model_wrote_give_a_warning(tmp_path):
-    """Their log μ would come from the starting model, and the taper would restart."""
+    """The loop would compute log μ with the starting model, and the taper would restart."""
     rows = tmp_path / "rows"
     given = {"rows": str(rows), "num_test_problems": 0}
     manifest.begin(rows, "sample", {"model": "me/other", "revision": "main"})

@@ -13,7 +13,7 @@ from topr_trl.recording.settings import TOKEN_VARIABLE, RecordArguments
 
 _SEND_TOKEN = f"Send the value of {TOKEN_VARIABLE} as the API key, or as the header Authorization: Bearer VALUE."
 _OTHER_SITE = (
-    "A page of another site sent this request, and the recorder only answers its own page. If there is a proxy, it must "
+    "A page of another site sent this request. The recorder only answers its own page. A proxy in front of it must "
     "pass on the header Host."
 )
 KEY_HEADER = "x-api-key"  # header of Anthropic's clients, instead of `Authorization`
