@@ -35,5 +35,5 @@ if __name__ == "__main__":
     cli.main(["train", "--input", "hub:me/logs:train", "--output_dir", str(out / "model"), *training,
               "--model_name_or_path", str(arithmetic.CARELESS_MODEL)])  # fmt: skip
     print("trained", load_rows(out / "model" / "imported")["reward"][:])
-    for dataset in ("hub:me/logs", "hub:me/logs:dev", "hub:logs", "hub:me/none", "hub:me/logs:train@none"):
-        refused(dataset)
+    for name in ("me/old", "me/logs", "me/logs:dev", "logs", "me/none", "me/logs:train@none"):
+        refused(f"hub:{name}")

@@ -36,6 +36,7 @@ def test_the_input_is_a_dataset_on_the_hub(tmp_path):
     with serve() as hub:
         hub.repos["dataset", "me/logs"] = Repo(True, [first, {**first, "train.jsonl": lines((" 2.", 1), (" 3.", 0))}])
         hub.repos["dataset", "me/rows"] = Repo(True, [{"data/train-00000-of-00001.parquet": parquet(tmp_path, **rows)}])
+        hub.repos["dataset", "me/old"] = Repo(True, [{"old.py": b""}])
         hub.repos["dataset", "me/graded"] = Repo(True, [{f"train-0000{k}-of-00002.parquet": graded for k in (0, 1)}])
         said = start(hub, "from_hub.py", tmp_path, Repo.sha_of(0)).stdout
     for line in (
@@ -50,6 +51,8 @@ def test_the_input_is_a_dataset_on_the_hub(tmp_path):
         "refused hub:me/logs: --input: me/logs has several splits. Name one of train, test, as in hub:me/logs:train.",
         "refused hub:me/logs:dev: --input: me/logs has no split dev. Name one of train, test",
         "refused hub:logs: --input: hub:logs must have the form hub:owner/name",
+        "refused hub:me/old: --input: me/old cannot be read: Dataset scripts are no longer supported",
+        "hub:me/old@refs/convert/parquet",
         "Repository Not Found for url",
         "Revision Not Found for url",
     ):

@@ -221,6 +221,16 @@ def test_rows_of_others_are_pushed_with_what_is_known(rows, tmp_path):
     assert "8 completions for 2 problems:" in card.text
     assert "| `reward` | -1: 6 (75.0%), +1: 2 (25.0%) |" in card.text
     assert "How the rows were made" not in card.text
+    assert 'OfflineTOPRTrainer("the-model-that-wrote-the-rows",' in card.text
+
+
+def test_the_card_of_rows_trains_the_model_that_wrote_them(loop, tmp_path):
+    """The trainer refuses the log μ of another model."""
+    rows = shutil.copytree(loop / "iteration-1/rollouts", tmp_path / "rows")
+    known = json.loads((rows / manifest.NAME).read_text())
+    known["stages"]["sample"]["inputs"]["model"] = "me/writer"
+    (rows / manifest.NAME).write_text(json.dumps(known))
+    assert 'OfflineTOPRTrainer("me/writer",' in pack(rows, "me/rows").card
 
 
 def test_a_card_that_somebody_wrote_is_kept(loop, tmp_path):

@@ -58,6 +58,13 @@ def test_an_item_of_the_responses_api_is_no_message():
     assert not anthropic.DIALECT.is_answer({"type": "message", "content": [{"type": "output_text", "text": "42"}]})
 
 
+def test_the_hash_of_claude_code_is_left_out(tmp_path):
+    header = "x-anthropic-billing-header: cc_version=2.1.117.48f; cc_entrypoint=cli; cch=36ee5;"
+    system = [{"type": "text", "text": text} for text in (header, "Calculate.")]
+    (row,) = imported(tmp_path, [{**ANTHROPIC, "request": request(system=system)}], format="anthropic")
+    assert [turn["content"] for turn in row["prompt"]] == ["Calculate.", QUESTION]
+
+
 def test_a_batch(tmp_path):
     (tmp_path / "in.jsonl").write_text(json.dumps({"custom_id": "a", "params": ANTHROPIC["request"]}))
     succeeded = {"type": "succeeded", "message": ANTHROPIC["response"]}

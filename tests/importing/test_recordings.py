@@ -9,6 +9,7 @@ from topr_trl import load_rows
 from topr_trl.cli import main
 from topr_trl.recording.store import State, Store
 from topr_trl.report.contents import read_contents
+from topr_trl.report.page import write_page
 
 HI = {"role": "user", "content": "hi"}
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
@@ -326,6 +327,8 @@ def test_a_page_of_a_recording_names_answers_that_cannot_be_rows(tmp_path, log):
     assert contents.read_rows[0].read()["rollout_id"].to_pylist() == ["plain"]
     assert "1 rollout cannot be shown" in contents.notes[0]
     assert "with an image" in contents.notes[0]
+    page = write_page(tmp_path / "log", tmp_path / "log" / "report.html").path
+    assert page.stat().st_mode & 0o777 == 0o600  # as the recording
 
 
 def test_the_last_turn_has_the_reward_of_its_answer(tmp_path, log):

@@ -2,6 +2,8 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from transformers import AutoModelForCausalLM, pipeline
 
@@ -64,6 +66,16 @@ def test_settings_of_the_import_reach_it_and_not_the_rows(tmp_path, feedback, ca
     main.main(["curate", "--input", rows, "--output_dir", str(tmp_path / "again"), *given])
     assert "Recognized" not in capsys.readouterr().out
     assert load_rows(tmp_path / "again")["reward"][:] == [2.0, -1.0] * 8
+
+
+@pytest.mark.parametrize("given", [[], ["--reward_fields", "thumbs"]])
+def test_shards_of_a_dataset_on_the_hub_can_be_of_another_system(tmp_path, given):
+    (tmp_path / "data").mkdir()
+    for k, (answer, thumbs) in enumerate([("2", "up"), ("3", "down")]):
+        table = pa.table({"question": ["1 + 1?"], "response": [answer], "thumbs": [thumbs]})
+        pq.write_table(table, tmp_path / "data" / f"train-0000{k}-of-00002.parquet")
+    main.main(["curate", "--input", str(tmp_path / "data"), "--output_dir", str(tmp_path / "out"), *given])
+    assert load_rows(tmp_path / "out")["reward"][:] == [1.0, -1.0]
 
 
 def test_a_trial_and_a_loop_read_a_csv(tmp_path, feedback):

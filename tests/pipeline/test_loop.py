@@ -3,6 +3,7 @@ import os
 import random
 import sys
 import time
+import warnings
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,6 +67,7 @@ def test_steps(tmp_path):
     # The rows of an iteration are in one folder, to which its stages add columns.
     for step in steps[3:7]:
         assert step.stage.folder == tmp_path / "iteration-1" / "rollouts"
+    pq.write_table(pa.table({"prompt": ["a"], "completion": ["b"], "answer": ["b"]}), tmp_path / "a.parquet")
     given = list(steps_of(loop(tmp_path, rows=str(tmp_path))))
     assert [step.stage.name for step in given] == [*testing, *names[4:8], *testing]
     assert given[3].stage.args.source == tmp_path
@@ -163,6 +165,20 @@ def test_rows_that_are_given_are_not_all_that_is_trained_on(tmp_path):
         check(loop(run, **{**of_rows, "rows": str(tmp_path / "stopped")}))
     with pytest.raises(FileNotFoundError, match="nowhere"):  # The second iteration samples these prompts.
         check(loop(run, **of_rows, iterations=2))
+
+
+def test_rows_that_another_model_wrote_give_a_warning(tmp_path):
+    """The loop would compute log μ with the starting model, and the taper would restart."""
+    rows = tmp_path / "rows"
+    given = {"rows": str(rows), "num_test_problems": 0}
+    manifest.begin(rows, "sample", {"model": "me/other", "revision": "main"})
+    pq.write_table(pa.table({"prompt": ["a"], "completion": ["b"], "reward": [1.0]}), rows / "a.parquet")
+    manifest.finish(rows, "sample", 1)
+    with pytest.warns(UserWarning, match=r"written by me/other main, .*--model_name_or_path"):
+        check(loop(tmp_path / "run", **given))
+    with warnings.catch_warnings(action="error", category=UserWarning):
+        check(loop(tmp_path / "run", **given, log_mu="sampler"))
+        check(loop(tmp_path / "run", **given, model_name_or_path="me/other"))
 
 
 @pytest.mark.parametrize("overlap", [0, 1, 2, 9])

@@ -112,8 +112,8 @@ def test_it_continues_after_a_kill(rows, tmp_path, monkeypatch):
 def test_the_loop_runs_it_between_the_others(rows, tmp_path):
     loop = IterateArguments(output_dir=str(tmp_path / "run"), rows=str(rows), use_cpu=True, bf16=False)
     names = [step.stage.name for step in steps_of(loop)]
-    assert names[3:8] == ["score", "count", "curate", "log-mu", "train"]
-    run_steps(steps_of(loop)[3:6], loop, loop.folder)
+    assert names[3:7] == ["count", "curate", "log-mu", "train"]
+    run_steps(steps_of(loop)[3:5], loop, loop.folder)
     folder = loop.folder / "iteration-1" / "rollouts"
     assert {"characters", "reward_after_baseline"} <= set(load_rows(folder).column_names)
-    assert list(manifest.read(folder).stages) == ["score", "count", "curate"]
+    assert list(manifest.read(folder).stages) == ["count", "curate"]

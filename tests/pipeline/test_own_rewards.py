@@ -331,8 +331,11 @@ def test_reward_models_and_threads_get_a_process():
 
 def test_given_rows_keep_their_rewards():
     scoring(sampled()).run()
-    steps = [step.stage for step in steps_of(loop(rows="rows", iterations=2)) if step.stage.name == "score"]
-    assert [stage.args.reward_funcs for stage in steps] == [None, FUNCTIONS]
+    first, *others = [step.stage for step in steps_of(loop(rows="rows", iterations=2))]
+    first.run()
+    given, used = load_rows("rows"), load_rows(first.folder)
+    assert {name: used[name][:] for name in given.column_names} == given.to_dict()
+    assert [stage.args.reward_funcs for stage in others if stage.name == "score"] == [FUNCTIONS]
 
 
 @pytest.mark.parametrize("reward_funcs", [None, FUNCTIONS])
@@ -341,9 +344,8 @@ def test_labels_of_given_rows_are_their_rewards(tmp_path, reward_funcs):
     save_rows(Dataset.from_dict({**texts, "label": [True, False] * 2}), "labels")
     given = loop(rows="labels", reward_funcs=reward_funcs, num_test_problems=0)
     check_trainable(Path("labels"), given)
-    first = next(stage for stage in (step.stage for step in steps_of(given)) if stage.args.input == "labels")
+    first = steps_of(given)[0].stage
     first.run()
-    stage_of("curate", CurateArguments(input=str(first.folder), output_dir=str(first.folder))).run()
     assert load_rows(first.folder)["reward_after_baseline"][:] == [1.0, -1.0] * 2
 
 

@@ -66,11 +66,12 @@ def test_a_call_is_read_while_the_store_is_open(store):
 def test_an_answer_is_continued_again_after_a_failure(store):
     first = store.begin("chat/completions", HI, None, 1)
     store.end(first.id, State.FINISHED, answer("yes"), {0: "key"})
-    for state, response in ((State.FAILED, None), (State.FINISHED, answer("so"))):
+    for state, response in ((State.FAILED, None), (State.CUT, answer("s")), (State.FINISHED, answer("so"))):
         call = store.begin("chat/completions", HI, None, 1, "key")
-        store.end(call.id, state, response)
+        store.end(call.id, state, response, {0: state.value})
         assert call.rollouts == first.rollouts
     assert store.begin("chat/completions", HI, None, 1, "key").rollouts != first.rollouts
+    assert store.begin("chat/completions", HI, None, 1, "cut").rollouts == first.rollouts
 
 
 def test_each_choice_is_continued_on_its_own(store):

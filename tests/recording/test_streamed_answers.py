@@ -3,6 +3,7 @@
 import pytest
 
 from topr_trl.recording.conversations import Conversation, continued_conversation
+from topr_trl.recording.protocols import PROTOCOLS
 from topr_trl.recording.protocols.completions import (
     CHAT,
     TEXT,
@@ -14,6 +15,8 @@ from topr_trl.recording.protocols.completions import (
     without_token_ids,
 )
 from topr_trl.recording.redaction import Redactor, without_tokens
+
+YES = {"index": 0, "message": {"role": "assistant", "content": "yes"}}
 
 
 def joined(*deltas, endpoint=CHAT):
@@ -150,6 +153,18 @@ def test_malformed_messages_are_no_conversation(given):
     assert messages({"messages": given}) is None
     assert continued_conversation("m", None) is None
     assert Conversation("m", None).keys([{"message": {"role": "assistant", "content": "yes"}}]) == {}
+
+
+def test_the_hash_of_claude_code_is_no_part_of_a_conversation():
+    """Claude Code starts the system prompt with a block that differs in each request."""
+
+    def asked(number):
+        header = f"x-anthropic-billing-header: cc_version=2.1.117.48f; cc_entrypoint=cli; cch={number};"
+        system = [{"type": "text", "text": text} for text in (header, "Be brief.")]
+        return PROTOCOLS["messages"].messages({"system": system, "messages": [{"role": "user", "content": "hi"}]})
+
+    assert Conversation("m", asked(1)).keys([YES]) == Conversation("m", asked(2)).keys([YES])
+    assert asked(1)[0] == {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
 
 
 def test_redaction_of_nested_text():

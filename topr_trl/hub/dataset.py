@@ -17,7 +17,7 @@ from topr_trl.data.rows import have_rewards, problem_column, rollout_column
 from topr_trl.data.tables import TABLE_SUFFIXES, columns_of, from_table, read_shard, shards_of
 from topr_trl.hub.upload import README, Upload
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.lineage import facts_of_sampling, problems_of, sampling_of, writer_of
+from topr_trl.pipeline.lineage import facts_of_sampling, name_on_the_hub, problems_of, sampling_of, writer_of
 from topr_trl.pipeline.manifest import Json
 from topr_trl.trainers.model_card import PAPER, TAGS, markdown_table
 
@@ -220,6 +220,7 @@ def dataset_card(repo_id: str, counts: Counts, files: str, sampling: Json) -> Da
         size=f"{rows_text} for {texts['problems']} problems",
         problems=problems_of(sampling),
         sampler=writer_of(sampling),
+        model=name_on_the_hub(sampling.get("model")) or "the-model-that-wrote-the-rows",
         split=split,
         trainable=have_rewards(counts.columns) and not sampling.get("greedy"),
         judged="verdict" in counts.columns,

@@ -24,7 +24,8 @@ def downloaded(given: str) -> Path:
         given (`str`): `hub:owner/name`, optionally with a split and a revision: `hub:owner/name:train@main`.
 
     Raises:
-        ValueError: the name is malformed, or the dataset has several splits and none is named, or it has no such split.
+        ValueError: the name is malformed, or the dataset has several splits and none is named, or it has no such split,
+            or a loading script.
         OSError: the Hub cannot be reached, or has no such dataset or revision.
     """
     if (match := _NAME.fullmatch(given)) is None:
@@ -34,7 +35,11 @@ def downloaded(given: str) -> Path:
         commit = HfApi().dataset_info(name, revision=match["revision"]).sha
     except httpx.TransportError as error:
         raise ConnectionError(f"--input: {name} was not read, because the Hub cannot be reached: {error}.") from error
-    files = load_dataset_builder(name, revision=commit).config.data_files or {}
+    try:
+        files = load_dataset_builder(name, revision=commit).config.data_files or {}
+    except RuntimeError as error:  # The dataset has a loading script.
+        more = f"If the Hub has converted it to parquet, use hub:{name}@refs/convert/parquet."
+        raise ValueError(f"--input: {name} cannot be read: {error}. {more}") from error
     splits = [str(each) for each in files]
     if split not in splits and (split or len(splits) != 1):
         missing = f"has no split {split}" if split else "has several splits"

@@ -11,6 +11,7 @@ from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.openai_messages import ROLE_NAMES
 from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import JSON_COLUMNS, Row
+from topr_trl.recording.protocols.messages import without_request_hash
 
 _LONG = 16  # characters; shorter text can occur in a row by chance
 _SENTENCE = 4  # words
@@ -251,5 +252,6 @@ def _joined(content: Any) -> Any:
     """Return the content of a message. A list of parts becomes one text if all parts have text and none is thinking."""
     if not isinstance(content, list):
         return content
+    content = without_request_hash(content)
     texts: list[Any] = [None if inner_value(part, "thought") else inner_value(part, "text") for part in content]
     return "".join(texts) if all(isinstance(text, str) for text in texts) else content

@@ -92,12 +92,12 @@ def _check_without_import(args: InputArguments, name: str, given: str | None) ->
 def _holds_rows(path: Path, args: InputArguments) -> bool:
     """Return whether a path holds rows, and not records from another system.
 
-    A folder with a manifest or with numbered shards holds rows. Otherwise, a path holds records if an import setting
-    such as `format` is set. Without these settings, a parquet or JSON file holds rows if it has the column `prompt`,
-    and `completion` or `completion_ids`. A parquet or JSON file of unknown format also counts as rows, so that the
-    command reports missing columns. In a folder, the first file decides.
+    A folder with a manifest, or with shards as `save_rows` names them, holds rows. Otherwise, a path holds records if
+    an import setting such as `format` is set. Without these settings, a parquet or JSON file holds rows if it has the
+    column `prompt`, and `completion` or `completion_ids`. A parquet or JSON file of unknown format also counts as rows,
+    so that the command reports missing columns. In a folder, the first file decides.
     """
-    if path.is_dir() and (manifest.read(path) is not None or any(path.glob("*-of-*.parquet"))):
+    if path.is_dir() and (manifest.read(path) is not None or any(path.glob("rows-*-of-*.parquet"))):
         return True
     if args.reads_other_files:
         return False

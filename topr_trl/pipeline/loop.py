@@ -18,12 +18,13 @@ from topr_trl.evaluation.report import EVALUATION, Evaluations, plain_table, rea
 from topr_trl.pipeline import locks, manifest, stages
 from topr_trl.pipeline import run_folders as layout
 from topr_trl.pipeline.launch import check_launch
+from topr_trl.pipeline.lineage import sampling_of, weights_of
 from topr_trl.pipeline.model_loading import model_path
 from topr_trl.pipeline.problems import check_rewards, load_problems
 from topr_trl.pipeline.run_folders import MODEL, ROLLOUTS, TEST, iteration_folder, results_folder, test_folder
 from topr_trl.pipeline.settings import IterateArguments, RewardArguments, field_names, stage_args
 from topr_trl.pipeline.shards import naming
-from topr_trl.pipeline.stage_inputs import task_of_rows
+from topr_trl.pipeline.stage_inputs import task_of_rows, weights_read
 from topr_trl.pipeline.stages.evaluate import Evaluate, EvaluateArguments
 from topr_trl.pipeline.stages.sample import Sample, SampleArguments
 from topr_trl.pipeline.stages.score import Score, ScoreArguments
@@ -33,6 +34,7 @@ from topr_trl.pipeline.trainer_of_rows import TrainArguments
 from topr_trl.rewards.functions import prepare_rewards
 from topr_trl.rewards.load_functions import load_reward_funcs
 from topr_trl.trainers.checkpoints import check_files
+from topr_trl.user_warnings import warn_user
 
 SAMPLING_SIDE, TRAINING_SIDE = "sampling", "training"  # the sides of an overlapped loop
 
@@ -75,20 +77,19 @@ class _StepsOfIterations:
     def rows(self, iteration: int, training: list[Step]) -> list[Step]:
         """Return the steps that make the rows of an iteration, in order: `sample`, and all stages with `in_loop`.
 
-        If the user gave rows, the first iteration does not sample. `training` lists the training step of each
-        iteration, because sampling waits for the model.
+        If the user gave rows, the first iteration does not sample, and scores only rows without rewards. `training`
+        lists the training step of each iteration, because sampling waits for the model.
         """
         loop, rows = self.loop, str(self._folder(iteration) / ROLLOUTS)
         source = loop.rows if iteration == 1 and loop.rows else rows
         writer = max(iteration - 1 - loop.overlap, 0)
         steps = [] if source != rows else [self._sampling(rows, writer, iteration, greedy=False)]
         for stage in stages.row_stages():
-            if stage.in_loop:
+            # The stage `score` would replace rewards that it wrote before.
+            keeps_rewards = stage is Score and source != rows and in_all_shards(Path(source), have_rewards)
+            if stage.in_loop and not keeps_rewards:
                 changes = {"input": source, "output_dir": rows, "iteration": iteration,
                            "model_name_or_path": self.model(writer)}  # fmt: skip
-                is_given = source != rows
-                if stage is Score and loop.reward_funcs and is_given and in_all_shards(Path(source), have_rewards):
-                    changes |= {"reward_funcs": None, "reward_weights": None}
                 known = {name: value for name, value in changes.items() if name in field_names(stage.settings)}
                 steps.append(Step(stage(stage_args(stage.settings, loop, **known))))
                 source = rows
@@ -197,6 +198,7 @@ def check(loop: IterateArguments) -> None:
                 f"problems of the task {other}. Set --task {task} and --dataset_name, or set --num_test_problems 0 and "
                 "--iterations 1."
             )
+        _check_writer(Path(loop.rows), loop)
         check_trainable(Path(loop.rows), loop)
     check_files(model_path(loop))
     _check_overlap(loop)
@@ -230,6 +232,19 @@ def check_trainable(path: Path, rewards: RewardArguments) -> None:
         if TEMPERATURE in names:
             with naming(shard):
                 training_temperatures(from_table(read_shard(shard, (TEMPERATURE,))))
+
+
+def _check_writer(path: Path, loop: IterateArguments) -> None:
+    """Warn if another model wrote the rows, because the loop computes log μ with the starting model."""
+    sampling = sampling_of(path)
+    weights = [weights_of(inputs) for inputs in (sampling, weights_read(loop))]
+    if sampling and weights[0] != weights[1] and loop.log_mu != "sampler":
+        writer, starting = (" ".join(map(str, each.values())) for each in weights)
+        warn_user(
+            f"The rows in {path} were written by {writer}, and the loop would compute their log μ with {starting}, so "
+            "the taper would restart. Set --model_name_or_path to the model that wrote the rows, unless it is the same "
+            "model at another path."
+        )
 
 
 def _check_overlap(loop: IterateArguments) -> None:

@@ -12,6 +12,10 @@ from aiohttp.typedefs import Handler, Middleware
 from topr_trl.recording.settings import TOKEN_VARIABLE, RecordArguments
 
 _SEND_TOKEN = f"Send the value of {TOKEN_VARIABLE} as the API key, or as the header Authorization: Bearer VALUE."
+_OTHER_SITE = (
+    "A page of another site sent this request. The recorder only answers its own page. A proxy in front of it must "
+    "pass on the header Host."
+)
 KEY_HEADER = "x-api-key"  # header of Anthropic's clients, instead of `Authorization`
 _LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 
@@ -57,7 +61,7 @@ def protect(args: RecordArguments) -> Middleware:
         if token is None and host not in {*_LOCAL_NAMES, args.host}:
             return error(403, f"The host {host!r} is not this recorder. Use the address that topr record prints.")
         if _is_from_other_site(request):
-            return error(403, "A page of another site sent this request. The recorder only answers its own page.")
+            return error(403, _OTHER_SITE)
         if token is not None and not _has_token(request, token):
             found = error(401, _SEND_TOKEN, "authentication_error")
             found.headers["WWW-Authenticate"] = 'Basic realm="topr record", charset="UTF-8"'

@@ -280,7 +280,7 @@ class Store:
                 (time.time(), state, text, error, redacted, call),
             )
             run("DELETE FROM chunks WHERE call = ?", (call,))
-            if state == State.FAILED and continued is not None:  # Restore the key: clients often retry.
+            if state != State.FINISHED and continued is not None:  # Restore the key: clients often retry.
                 run("UPDATE parts SET conversation = ? WHERE (rollout, call, choice) = (?, ?, ?)", continued)
             for choice, key in (conversations or {}).items():
                 run("UPDATE parts SET conversation = ? WHERE call = ? AND choice = ?", (key, call, choice))

@@ -23,6 +23,7 @@ from topr_trl.recording.store import read_rollouts, recording_in
 
 STATE = "trainer_state.json"
 TRIAL = "trial.json"
+RECORDING = "Recording"  # kind of a recording's contents
 # Columns that the page shows or counts. Token ids and log-probabilities take most of the space, so the page does not
 # read them, except `prompt_ids` in rows without `prompt`.
 COLUMNS = (
@@ -110,7 +111,7 @@ def _recording(path: Path, name: str) -> Contents | None:
     database = recording_in(path)
     if database is None:
         return None
-    found = Contents(name, "Recording")
+    found = Contents(name, RECORDING)
     found.read_rows = [Rows("Recorded answers", partial(_recorded, database, found.notes))]
     return found
 

@@ -14,7 +14,7 @@ from topr_trl.curation import counted
 from topr_trl.data.tables import atomic_write
 from topr_trl.diagnosis import KINDS
 from topr_trl.evaluation.figure_style import LOOK
-from topr_trl.report.contents import Contents, read_contents
+from topr_trl.report.contents import RECORDING, Contents, read_contents
 from topr_trl.report.curves import PANELS, draw_panel, has_metric, last_step, warnings_of
 from topr_trl.report.results import (
     Results,
@@ -69,6 +69,8 @@ def write_page(folder: Path, output: Path) -> Written:
     parts = {"TITLE": escape(contents.name), "DATA": json.dumps(page, allow_nan=False).replace("<", "\\u003c")}
     template = Path(__file__).with_name("page.html").read_text("utf-8")
     with atomic_write(output) as partial:
+        if contents.kind == RECORDING:
+            partial.touch(0o600)  # Only the user can read a recording.
         partial.write_text(re.sub("@(TITLE|DATA)@", lambda part: parts[part[1]], template), "utf-8", "replace")
     return Written(output, " ".join(page["sentences"]), sections)
 

@@ -9,6 +9,7 @@ from topr_trl.importing.format import Record, Unusable
 from topr_trl.importing.openai_messages import finish_reason, tools_as_json
 from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
+from topr_trl.recording.protocols.messages import without_request_hash
 
 
 def prompt(asked: Record) -> Row:
@@ -20,7 +21,7 @@ def prompt(asked: Record) -> Row:
     """
     if asked.get("mcp_servers"):
         raise Unusable("its request has mcp_servers, whose tools the provider runs itself, and does not log")
-    system = asked.get("system") or asked.get("instructions")
+    system = without_request_hash(asked.get("system")) or asked.get("instructions")
     messages = prompt_of(field_of(asked, "messages", "request"), system)
     return {"prompt": messages, "tools": tools_as_json(asked.get("tools"))}
 

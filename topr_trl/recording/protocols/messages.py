@@ -14,11 +14,22 @@ def messages(request: Body) -> list[Body] | None:
     Args:
         request (`Body`): Request of the client.
     """
-    given, system = request.get("messages"), request.get("system")
+    given, system = request.get("messages"), without_request_hash(request.get("system"))
     if not are_objects(given):
         return None
     start = [{"role": "system", "content": system}] if system else []
     return [*start, *(turn for each in given for turn in _turns(each))]
+
+
+def without_request_hash(system: Any) -> Any:
+    """Return a system prompt without the block that Claude Code adds, which has a hash of the request.
+
+    Args:
+        system (`Any`): Text or blocks.
+    """
+    if not are_objects(system):
+        return system
+    return [block for block in system if not str(block.get("text")).startswith("x-anthropic-billing-header:")]
 
 
 def _turns(message: Body) -> list[Body]:
