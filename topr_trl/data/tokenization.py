@@ -63,8 +63,8 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
         raise ValueError(
             f"it has a {MASK} and no completion_ids: a mask needs token ids. Add the ids, or drop the mask"
         )
-    is_cut = _is_cut(row)
-    if is_conversational({"prompt": prompt}):
+    is_cut, in_chat = _is_cut(row), is_conversational({"prompt": prompt})
+    if in_chat:
         _need_chat_template(tokenizer)
         if is_conversational({"completion": completion}):
             prompt, completion, is_own = tokenize_turns(
@@ -75,7 +75,7 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
     text = prompt if isinstance(prompt, str) else None
     if isinstance(completion, str) and (text is not None or _is_ids(prompt)):
         before = text if text is not None else tokenizer.decode([token for token in prompt[-_TAIL:] if token >= 0])
-        completion = completion_ids(completion, before, tokenizer, is_cut)
+        completion = completion_ids(completion, before, tokenizer, template_options(row), in_chat, is_cut)
     if text is not None:
         prompt = encode_prompt(text, tokenizer)
     for name, ids in (("prompt", prompt), ("completion", completion)):
