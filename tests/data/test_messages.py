@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,33 @@ def test_arguments_as_json_keep_their_nulls(tokenizer):
     as_text = {**CALL, "function": {**CALL["function"], "arguments": '{"a": 2, "b": 3}'}}
     logged = [{"role": "assistant", "content": None, "tool_calls": [as_text], "name": None}]
     assert tokenize_row({"prompt": PROMPT, "completion": logged}, tokenizer) == tokenize_row(single, tokenizer)
+
+
+def test_a_call_without_a_function_has_json_arguments_too(tokenizer):
+    use(tokenizer, "qwen2_5")
+    flat = {"name": "multiply", "arguments": '{"a": 2, "b": 3}'}
+    assert tokenize_turns(PROMPT, [{**TURNS[0], "tool_calls": [flat]}], tokenizer) == tokenize_turns(
+        PROMPT, TURNS[:1], tokenizer
+    )
+
+
+def test_tools_as_json_keep_their_nulls(tokenizer):
+    tools = [{"type": "function", "function": {"name": "multiply", "parameters": {"default": None}}}]
+    found = [tokenize_turns(PROMPT, PLAIN, use(tokenizer, "qwen2_5"), each)[0] for each in (tools, json.dumps(tools))]
+    assert ["null" in tokenizer.decode(prompt) for prompt in found] == [False, True]
+
+
+def test_a_template_for_tools(tokenizer):
+    """Hermes and Command R have a template named `tool_use` for rows with tools."""
+    template = use(tokenizer, "qwen2_5").chat_template
+    tokenizer.chat_template = {"default": MARKED, "tool_use": template}
+    tools = [{"type": "function", "function": {"name": "multiply", "parameters": {}}}]
+    _, ids, mask = tokenize_turns(PROMPT, TURNS[:3], tokenizer, tools)
+    assert own(tokenizer, ids, mask) == [f"I ask.\n{CALLED}<|im_end|>", "It is 7.<|im_end|>"]
+    assert "multiply" in tokenizer.decode(
+        tokenize_row({"prompt": PROMPT, "completion": "7", "tools": tools}, tokenizer).prompt_ids
+    )
+    assert "<|user|>" in tokenizer.decode(tokenize_turns(PROMPT, PLAIN[:1], tokenizer)[0])
 
 
 def test_another_template_of_the_same_tokenizer(tokenizer):

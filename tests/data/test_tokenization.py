@@ -90,11 +90,14 @@ def test_a_completion_without_tokens_is_a_stop_token(tokenizer):
     assert tokenize_row({"prompt": "a", "completion": " "}, tokenizer).completion_ids == [tokenizer.eos_token_id]
 
 
-@pytest.mark.parametrize(("behind", "stop"), [("<|stop|>", "<|stop|>"), ("", "<|user|>")])
-def test_a_text_completion_in_a_chat_ends_with_the_stop_token_of_the_template(tokenizer, behind, stop):
+@pytest.mark.parametrize(
+    ("behind", "last", "stop"),
+    [("<|stop|>", "<|stop|><|end|>", "<|stop|>"), ("", "", "<|user|>"), ("\\n", "<|stop|>", "<|stop|>")],
+)
+def test_a_text_completion_in_a_chat_ends_with_the_stop_token_of_the_template(tokenizer, behind, last, stop):
     """In Gemma's template, this token is not the tokenizer's EOS token. GLM's template writes none."""
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|user|>", "<|assistant|>", "<|stop|>"]})
-    tokenizer.chat_template = MARKED.replace("{{ behind", f"{{{{ '{behind}'")
+    tokenizer.chat_template = MARKED.replace("behind", f"'{behind}'").replace("last or", f"'{last}' or")
     prompt = [{"role": "user", "content": "3 + 4 ="}]
     text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]

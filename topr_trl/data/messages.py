@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from topr_trl.data.chat_templates import Messages, writes_tools
+from topr_trl.data.chat_templates import Messages, templates_of
 from topr_trl.data.rendering import Turn, render_turns
 from topr_trl.data.text_tokens import continued_ids, special_tokens, stop_token, template_stop
 
@@ -44,12 +44,12 @@ def tokenize_turns(
     """
     prompt, completion, tools = plain_messages(prompt), plain_messages(completion), plain_tools(tools)
     uses_tools = any(m["role"] == "tool" or m.get("tool_calls") for m in (*prompt, *completion))
-    if uses_tools and not writes_tools(tokenizer):
+    options = {"tools": tools, **kwargs}
+    if uses_tools and not templates_of(tokenizer, options)[1]:
         raise ValueError(
             "it calls tools, and the tokenizer's chat template does not write tool calls and tool results. Set "
             "chat_template_path to one that does, or give completion_ids and completion_mask"
         )
-    options = {"tools": tools, **kwargs}
     prompt_ids, ids, turns = render_turns(prompt, completion, tokenizer, options, truncated)
     if not turns:
         raise ValueError(
@@ -141,7 +141,7 @@ def check_weight(message: Mapping[str, Any]) -> None:
 def _functions(calls: Any) -> list[dict[str, Any]]:
     """Return the functions of a message's tool calls, as dictionaries with name and arguments."""
     are_dicts = isinstance(calls, list) and all(isinstance(call, dict) for call in calls)
-    found = [call.get("function", {}) for call in calls] if are_dicts else []
+    found = [call.get("function", call) for call in calls] if are_dicts else []
     if not are_dicts or not all(isinstance(each, dict) for each in found):
         raise ValueError(f"its tool_calls are {str(calls)[:60]}, and must be a list of objects with a function")
     return found
@@ -183,7 +183,7 @@ def _text_of_part(part: dict[str, Any]) -> str:
 
 
 def plain_tools(tools: Any) -> Any:
-    """Return tools as a list without null values, or None if there are none. The tools of a row can be JSON text.
+    """Return tools as a list, or None if there are none. The tools of a row can be JSON text, which keeps its nulls.
 
     Raises:
         ValueError: the tools are invalid JSON, or not a list.
@@ -194,7 +194,7 @@ def plain_tools(tools: Any) -> Any:
         raise ValueError(f"its tools are not valid JSON ({error}): {tools[:60]!r}") from None
     if not isinstance(found, list | None):
         raise ValueError(f"its tools are {str(found)[:60]}, and must be a list")
-    return _without_nulls(found) or None
+    return (found if isinstance(tools, str) else _without_nulls(found)) or None
 
 
 def _without_nulls(value: Any) -> Any:

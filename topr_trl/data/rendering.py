@@ -113,7 +113,7 @@ def _render_first_way(
     prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
 ) -> Rendered:
     """Return the first rendering that succeeds, or raise the CannotWrite of the last attempt."""
-    templates, _ = templates_of(tokenizer, str(tokenizer.chat_template))
+    templates, _ = templates_of(tokenizer, options)
     ways = [(_by_prefixes, template) for template in templates]
     if has_generation_markers(templates[-1]):
         ways.append((_by_markers, templates[-1]))

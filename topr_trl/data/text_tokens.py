@@ -132,7 +132,7 @@ def _turn_of_template(
     """Return the text before a turn of the template, and the token that ends it."""
     if not tokenizer.chat_template:
         return "", None
-    own = templates_of(tokenizer, str(tokenizer.chat_template))[0][0]
+    own = templates_of(tokenizer, options)[0][0]
     given = json.dumps({**options, "chat_template": own}, default=str)
     return _turn_of_placeholder(tokenizer, len(tokenizer), given, is_call)
 
