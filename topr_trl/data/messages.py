@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from topr_trl.data.chat_templates import Messages, templates_of
 from topr_trl.data.rendering import Turn, render_turns
-from topr_trl.data.text_tokens import continued_ids, special_tokens, stop_token, template_stop
+from topr_trl.data.text_tokens import continued_ids, special_tokens, stop_token, turn_of_template
 
 
 def tokenize_turns(
@@ -56,7 +56,7 @@ def tokenize_turns(
             "there is nothing to learn from its completion: it has no assistant turn, or all its turns have weight 0"
         )
     written = [False] * len(ids)
-    stops = [template_stop(tokenizer, options, bool(turn.message.get("tool_calls"))) for turn in turns]
+    stops = [turn_of_template(tokenizer, options, bool(turn.message.get("tool_calls")))[1] for turn in turns]
     for turn, stop in zip(turns[:-1], stops, strict=False):
         length = _length_with_stop(turn, ids, tokenizer, stop)
         if not length:

@@ -20,6 +20,8 @@ _CONTEXT = 64  # number of characters before a text that can change how its star
 # Placeholder messages. The code finds the token that a template writes after them.
 _USER: dict[str, Any] = {"role": "user", "content": ANSWER}
 _CALL = {"id": "call00001", "type": "function", "function": {"name": ANSWER, "arguments": {}}}
+_CALLED = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_RESULT = {**_USER, "role": "tool", "name": ANSWER, "tool_call_id": "call00001"}
 
 
 def token_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -74,8 +76,8 @@ def completion_ids(
     Raises:
         ValueError: the tokenizer has no stop token, or merges the start of `text` with `before`.
     """
-    ids, (opening, stop) = continued_ids(text, before, tokenizer), _turn_of_template(tokenizer, options)
-    stops = {stop, template_stop(tokenizer, options, is_call=True), tokenizer.eos_token_id}
+    ids, (opening, stop) = continued_ids(text, before, tokenizer), turn_of_template(tokenizer, options, False)
+    stops = {stop, turn_of_template(tokenizer, options, True)[1], tokenizer.eos_token_id}
     if is_cut or stops.intersection(ids[-1:]):
         return ids
     return [*ids, stop_token(tokenizer, stop if in_chat or (opening and opening in before) else None)]
@@ -111,44 +113,34 @@ def stop_token(tokenizer: PreTrainedTokenizerBase, of_template: int | None) -> i
     return int(tokenizer.eos_token_id)
 
 
-def template_stop(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any], is_call: bool = False) -> int | None:
-    """Return the token that ends a turn in the tokenizer's own chat template, or None if it is unknown.
+def turn_of_template(
+    tokenizer: PreTrainedTokenizerBase, given: dict[str, Any], is_call: bool
+) -> tuple[str, int | None]:
+    """Return the text before a turn in the tokenizer's own chat template, and the token that ends the turn.
 
-    This token can differ from EOS, for instance `<end_of_turn>`. It stays if a message follows the turn. Phi's
-    templates write EOS after it at the end of a conversation, and GPT-OSS's template writes `<|return|>` instead. GLM's
-    template writes no such token. The sampler then stops at the marker of the next role.
+    The text is empty, or the token None, if it is unknown. The token can differ from EOS, for instance `<end_of_turn>`.
+    It stays if a message follows the turn. Phi's templates write EOS after it at the end of a conversation, and
+    GPT-OSS's template writes `<|return|>` instead. GLM's template writes no such token. The sampler then stops at the
+    marker of the next role.
 
     Args:
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
-        options (`dict`): Arguments of the chat template.
-        is_call (`bool`, *optional*, defaults to `False`): Whether the turn ends with a tool call.
+        given (`dict`): Arguments of the chat template.
+        is_call (`bool`): Whether the turn ends with a tool call.
     """
-    return _turn_of_template(tokenizer, options, is_call)[1]
-
-
-def _turn_of_template(
-    tokenizer: PreTrainedTokenizerBase, options: dict[str, Any], is_call: bool = False
-) -> tuple[str, int | None]:
-    """Return the text before a turn of the template, and the token that ends it."""
     if not tokenizer.chat_template:
         return "", None
-    own = templates_of(tokenizer, options)[0][0]
-    given = json.dumps({**options, "chat_template": own}, default=str)
-    return _turn_of_placeholder(tokenizer, len(tokenizer), given, is_call)
+    options = json.dumps({**given, "chat_template": templates_of(tokenizer, given)[0][0]}, default=str)
+    return _turn_of_template(tokenizer, len(tokenizer), options, is_call)
 
 
 @lru_cache(maxsize=64)
-def _turn_of_placeholder(
-    tokenizer: PreTrainedTokenizerBase, size: int, options: str, is_call: bool
-) -> tuple[str, int | None]:
+def _turn_of_template(tokenizer: PreTrainedTokenizerBase, size: int, options: str, is_call: bool) -> Any:
     # `size` is only a part of the cache key, because tokens can be added to a tokenizer.
-    asked, turn, after, given = _USER, {**_USER, "role": "assistant"}, _USER, json.loads(options)
-    if is_call:
-        turn = {**turn, "content": "", "tool_calls": [_CALL]}
-        after = {**after, "role": "tool", "name": ANSWER, "tool_call_id": _CALL["id"]}
+    turns, given = [_USER, _CALLED if is_call else {**_USER, "role": "assistant"}], json.loads(options)
     try:
-        opening = render(tokenizer, [asked], add_generation_prompt=True, **given).partition(ANSWER)[2].strip()
-        both = [render(tokenizer, messages, **given) for messages in ([asked, turn], [asked, turn, after])]
+        opening = render(tokenizer, [_USER], add_generation_prompt=True, **given).partition(ANSWER)[2].strip()
+        both = [render(tokenizer, each, **given) for each in (turns, [*turns, _RESULT if is_call else _USER])]
     except CannotWrite:  # The template refuses the placeholders.
         return "", None
     last, followed = (token_ids("".join(text.split(ANSWER)[2:3]), tokenizer) for text in both)
