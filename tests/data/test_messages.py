@@ -165,7 +165,8 @@ def test_tools_as_json_keep_their_nulls(tokenizer):
 def test_a_template_for_tools(tokenizer):
     """Hermes and Command R have a template named `tool_use` for rows with tools."""
     template = use(tokenizer, "qwen2_5").chat_template
-    tokenizer.chat_template = {"default": MARKED, "tool_use": template}
+    plain = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    tokenizer.chat_template = {"default": plain, "tool_use": template}
     tools = [{"type": "function", "function": {"name": "multiply", "parameters": {}}}]
     _, ids, mask = tokenize_turns(PROMPT, TURNS[:3], tokenizer, tools)
     assert own(tokenizer, ids, mask) == [f"I ask.\n{CALLED}<|im_end|>", "It is 7.<|im_end|>"]

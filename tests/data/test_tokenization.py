@@ -91,12 +91,18 @@ def test_a_completion_without_tokens_is_a_stop_token(tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("behind", "last", "stop"),
-    [("<|stop|>", "<|stop|><|end|>", "<|stop|>"), ("", "", "<|user|>"), ("\\n", "<|stop|>", "<|stop|>")],
+    ("behind", "last", "stop", "stop_of_call"),
+    [
+        ("<|stop|>", "<|stop|><|end|>", "<|stop|>", "<|stop|>"),
+        ("", "", "<|user|>", "<|tool|>"),
+        ("\\n", "<|stop|>", "<|stop|>", "<|stop|>"),
+    ],
 )
-def test_a_text_completion_in_a_chat_ends_with_the_stop_token_of_the_template(tokenizer, behind, last, stop):
+def test_a_text_completion_in_a_chat_ends_with_the_stop_token_of_the_template(
+    tokenizer, behind, last, stop, stop_of_call
+):
     """In Gemma's template, this token is not the tokenizer's EOS token. GLM's template writes none."""
-    tokenizer.add_special_tokens({"extra_special_tokens": ["<|user|>", "<|assistant|>", "<|stop|>"]})
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|user|>", "<|assistant|>", "<|tool|>", "<|stop|>"]})
     tokenizer.chat_template = MARKED.replace("behind", f"'{behind}'").replace("last or", f"'{last}' or")
     prompt = [{"role": "user", "content": "3 + 4 ="}]
     text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
@@ -104,7 +110,8 @@ def test_a_text_completion_in_a_chat_ends_with_the_stop_token_of_the_template(to
     for chat in ({"prompt": prompt}, {"prompt": text}, {"prompt": f"{text}4 + 3 ="}, {"prompt": ids}):
         for completion in ("7", f"7{stop}"):
             assert tokenizer.decode(tokenize_row({**chat, "completion": completion}, tokenizer)[1]) == f"7{stop}"
-        assert tokenizer.decode(tokenize_row({**chat, "completion": "7<|end|>"}, tokenizer)[1]) == "7<|end|>"
+        for completion in ("7<|end|>", f"7{stop_of_call}"):
+            assert tokenizer.decode(tokenize_row({**chat, "completion": completion}, tokenizer)[1]) == completion
     plain = tokenize_row({"prompt": "3 + 4 =", "completion": "7"}, tokenizer)
     assert tokenizer.decode(plain.completion_ids) == "7<|end|>"
 
