@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,34 @@ def test_arguments_as_json_keep_their_nulls(tokenizer):
     assert tokenize_row({"prompt": PROMPT, "completion": logged}, tokenizer) == tokenize_row(single, tokenizer)
 
 
+def test_a_call_without_a_function_has_json_arguments_too(tokenizer):
+    use(tokenizer, "qwen2_5")
+    flat = {"name": "multiply", "arguments": '{"a": 2, "b": 3}'}
+    assert tokenize_turns(PROMPT, [{**TURNS[0], "tool_calls": [flat]}], tokenizer) == tokenize_turns(
+        PROMPT, TURNS[:1], tokenizer
+    )
+
+
+def test_tools_as_json_keep_their_nulls(tokenizer):
+    tools = [{"type": "function", "function": {"name": "multiply", "parameters": {"default": None}}}]
+    found = [tokenize_turns(PROMPT, PLAIN, use(tokenizer, "qwen2_5"), each)[0] for each in (tools, json.dumps(tools))]
+    assert ["null" in tokenizer.decode(prompt) for prompt in found] == [False, True]
+
+
+def test_a_template_for_tools(tokenizer):
+    """Hermes and Command R have a template named `tool_use` for rows with tools."""
+    template = use(tokenizer, "qwen2_5").chat_template
+    plain = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    tokenizer.chat_template = {"default": plain, "tool_use": template}
+    tools = [{"type": "function", "function": {"name": "multiply", "parameters": {}}}]
+    _, ids, mask = tokenize_turns(PROMPT, TURNS[:3], tokenizer, tools)
+    assert own(tokenizer, ids, mask) == [f"I ask.\n{CALLED}<|im_end|>", "It is 7.<|im_end|>"]
+    assert "multiply" in tokenizer.decode(
+        tokenize_row({"prompt": PROMPT, "completion": "7", "tools": tools}, tokenizer).prompt_ids
+    )
+    assert "<|user|>" in tokenizer.decode(tokenize_turns(PROMPT, PLAIN[:1], tokenizer)[0])
+
+
 def test_another_template_of_the_same_tokenizer(tokenizer):
     before = tokenize_turns(PROMPT, PLAIN, tokenizer)
     tokenizer.chat_template = tokenizer.chat_template.replace(": ", " says: ")
@@ -193,14 +222,20 @@ def test_tools_that_are_no_json_are_named(tokenizer):
 
 MARKED = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ c | tojson }}{% endfor %}{{ behind }}{% endfor %}"
+    "{% for c in m.tool_calls or [] %}{{ c | tojson }}{% endfor %}"
+    "{{ behind if add_generation_prompt or not loop.last else last or behind }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+
+UNMARKED = MARKED.replace("<|{{ m.role }}|>", "{{ m.role }}: ").replace("<|assistant|>", "assistant: ")
 
 
 @pytest.fixture
 def marked(tokenizer):
-    """Return a tokenizer whose template writes nothing after a turn, like GLM's, unless `behind` is given."""
+    """Return a tokenizer whose template writes nothing after a turn, like GLM's, unless `behind` is given.
+
+    `last` takes its place at the end of the conversation.
+    """
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|user|>", "<|assistant|>", "<|tool|>", "<|stop|>"]})
     tokenizer.chat_template = MARKED
     return tokenizer
@@ -208,18 +243,19 @@ def marked(tokenizer):
 
 def test_without_a_stop_token_in_the_template_the_next_roles_marker_is_one(marked):
     _, ids, mask = tokenize_turns(PROMPT, PLAIN, marked)
-    assert own(marked, ids, mask) == ["6.<|user|>", "7.<|end|>"]
+    assert own(marked, ids, mask) == ["6.<|user|>", "7.<|user|>"]
     _, ids, mask = tokenize_turns(PROMPT, TURNS, marked)
-    assert [turn[turn.rindex("<") :] for turn in own(marked, ids, mask)] == ["<|tool|>", "<|user|>", "<|end|>"]
+    assert [turn[turn.rindex("<") :] for turn in own(marked, ids, mask)] == ["<|tool|>", "<|user|>", "<|user|>"]
 
 
 @pytest.mark.parametrize("name", [7, None])
 def test_a_call_of_something_without_a_name(marked, name):
     turn = {**TURNS[0], "tool_calls": [{"function": {"name": name, "arguments": {}}}]}
-    assert '"arguments": {}}}<|end|>' in marked.decode(tokenize_turns(PROMPT, [turn], marked)[1])
+    assert '"arguments": {}}}<|tool|>' in marked.decode(tokenize_turns(PROMPT, [turn], marked)[1])
 
 
 def test_the_last_turn_gets_the_tokenizers_stop_token_if_the_template_writes_none(marked):
+    marked.chat_template = UNMARKED
     row = {"prompt": PROMPT, "completion": PLAIN[:1], "chat_template_kwargs": {"behind": "\n"}}
     assert marked.decode(tokenize_row(row, marked).completion_ids) == "6.<|end|>"
     assert marked.decode(tokenize_row({**row, "finish_reason": "length"}, marked).completion_ids) == "6."
@@ -232,31 +268,40 @@ def test_the_last_turn_gets_the_tokenizers_stop_token_if_the_template_writes_non
 
 
 def test_an_earlier_turn_without_any_stop_token_is_refused(marked):
-    marked.chat_template = MARKED.replace("<|{{ m.role }}|>", "{{ m.role }}: ").replace("<|assistant|>", "assistant: ")
+    marked.chat_template = UNMARKED
     with pytest.raises(ValueError, match=r"no stop token after an assistant turn .* chat_template_path"):
         tokenize_turns(PROMPT, PLAIN, marked)
 
 
 def test_a_stop_token_behind_a_generation_block_is_the_models(marked):
     marked.chat_template = (
-        "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{{ '' if loop.last else ' ' }}"
+        "{% generation %}{{ m.content }}"
         "{% endgeneration %}{% else %}{{ m.content }}{% endif %}<|stop|>{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>{% else %}.{% endif %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
     _, ids, mask = tokenize_turns(PROMPT, PLAIN, marked)
     assert own(marked, ids, mask) == ["6.<|stop|>", "7.<|stop|>"]
 
 
-@pytest.mark.parametrize("behind", ["<|stop|>", "<|stop|>\n", "<|stop|>\n<|end|>"])
-def test_a_stop_token_that_the_content_has_is_not_learned_twice(marked, behind):
-    """Text after the first stop token is context, such as the end of a conversation in Phi-3's template."""
+@pytest.mark.parametrize("behind", ["<|stop|>", "<|stop|>\n"])
+@pytest.mark.parametrize("end", ["", "<|end|>"])
+def test_a_stop_token_that_the_content_has_is_not_learned_twice(marked, behind, end):
+    """Text after the first stop token is context, such as the end of a conversation in the templates of Phi."""
+    given = {"behind": behind, "last": behind + end}
     turns = [{**message, "content": f"{message['content']}<|stop|>"} for message in PLAIN]
     for completion in (PLAIN, turns):
-        _, ids, mask = tokenize_turns(PROMPT, completion, marked, behind=behind)
+        _, ids, mask = tokenize_turns(PROMPT, completion, marked, **given)
         assert own(marked, ids, mask) == ["6.<|stop|>", "7.<|stop|>"]
     assert marked.decode(ids).startswith(f"6.<|stop|>{behind}<|user|>")  # the second one is context
     marked.eos_token = "<|stop|>"
-    assert tokenize_turns(PROMPT, turns, marked, behind=behind)[1:] == (ids, mask)
+    assert tokenize_turns(PROMPT, turns, marked, **given)[1:] == (ids, mask)
+
+
+def test_the_last_turn_may_have_a_stop_token_of_its_own(marked):
+    """Olmo 3's template ends earlier turns with another token, as GPT-OSS's template does."""
+    _, ids, mask = tokenize_turns(PROMPT, PLAIN, marked, behind="<|stop|>\n", last="<|end|>")
+    assert own(marked, ids, mask) == ["6.<|stop|>", "7.<|end|>"]
 
 
 @pytest.mark.parametrize("behind", ["<|stop|><|user|>", "<|stop|>\n<|user|>"])

@@ -137,6 +137,14 @@ def test_arguments_that_are_left_out(tokenizer, in_completion):
         tokenize_turns(*parts, tokenizer)
 
 
+@pytest.mark.parametrize("role", ["system", "user"])
+@pytest.mark.parametrize("content", ["Be kind. /no_think", "/think", "/system_override Be kind."])
+def test_a_template_may_remove_switches_of_thinking(tokenizer, role, content):
+    check_context([{"role": role, "content": content}, USER], "Be kind.<|end|>How many legs?", tokenizer)
+    with pytest.raises(CannotWrite, match=f"role {role}"):
+        check_context([{"role": role, "content": f"{content} Now."}, USER], "Be kind.<|end|>How many legs?", tokenizer)
+
+
 def test_messages_are_found_in_their_order(tokenizer):
     system, turns = {"role": "system", "content": "Be kind."}, [USER, ANSWER, {**USER, "content": "Sure?"}]
     text = "How many legs?<|end|>It has 4 legs.<|end|>Sure?<|end|>Be kind."

@@ -50,9 +50,10 @@ def tokenizer_of(name):
 
 
 BLOCKS = (
-    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}[assistant]{{ space }}{{ m.content }}"
+    "{% for m in messages %}{{ '.' if loop.last and loop.index == 2 }}{% if m.role == 'assistant' %}"
+    "{% generation %}[assistant]{{ space }}{{ m.content }}"
     "{% endgeneration %}{% else %}[{{ m.role }}]{{ m.content }}{% endif %}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% else %}.{% endif %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
 
@@ -128,7 +129,7 @@ def test_templates_that_write_reasoning(name):
 def test_reasoning_that_a_template_leaves_out_is_refused(name, key):
     message = {**ANSWER, key: "I count\nthem."}
     with pytest.raises(
-        ValueError, match=rf"chat template leaves out the {key} .*'I count\\nthem.'.* chat_template_path"
+        ValueError, match=rf"chat template leaves out the {key} .*'I count\\nthem.'.* chat_template_path.* content as"
     ):
         tokenize_turns([USER], [message], tokenizer_of(name))
 
@@ -180,7 +181,7 @@ def test_a_block_may_be_the_generation_prompt_alone(tokenizer):
 
 def test_an_empty_turn_is_its_stop_token():
     tokenizer = tokenizer_of("glm4moe")
-    assert tokenizer.decode(tokenize_turns([USER], [{**ANSWER, "content": ""}], tokenizer)[1]) == "<EOS>"
+    assert tokenizer.decode(tokenize_turns([USER], [{**ANSWER, "content": ""}], tokenizer)[1]) == "<|user|>"
 
 
 def test_white_space_behind_the_generation_prompt_is_the_models(tokenizer):
@@ -192,8 +193,8 @@ def test_white_space_behind_the_generation_prompt_is_the_models(tokenizer):
 
 def test_blocks_that_are_not_turns_are_refused(tokenizer):
     tokenizer.chat_template = (
-        "{% for m in messages %}[{{ m.role }}]{% generation %}{{ m.content }}{% endgeneration %}<|end|>{% endfor %}"
-        "{% if not add_generation_prompt %}.{% endif %}"
+        "{% for m in messages %}{{ '.' if loop.last and loop.index == 3 }}[{{ m.role }}]"
+        "{% generation %}{{ m.content }}{% endgeneration %}<|end|>{% endfor %}"
     )
     with pytest.raises(ValueError, match="blocks of its chat template mark 3 turns, and the assistant has 2"):
         tokenize_turns(PROMPT, PLAIN, tokenizer)

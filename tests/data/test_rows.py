@@ -12,6 +12,7 @@ from topr_trl.data.rows import (
     reward_column,
     text_column,
 )
+from topr_trl.data.tables import load_rows
 
 
 def rows_with(**columns):
@@ -88,6 +89,13 @@ def test_groups():
     by_ids = problem_column(rows_with(prompt=[""] * 3, prompt_ids=[[1, 2], [3], [1, 2]]))
     assert by_ids[0] == by_ids[2] != by_ids[1]
     assert problem_column(rows_with(prompt=["a", "b"], prompt_ids=[[1], None]))[1] == by_prompt[1]
+
+
+def test_ids_are_all_text_or_all_numbers(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "problem_id": 1}\n{"prompt": "b", "problem_id": "1"}')
+    with pytest.raises(ValueError, match=r"`problem_id` holds text and numbers.* all as text"):
+        problem_column(load_rows(path))
 
 
 @pytest.mark.parametrize("name", ["truncated", "is_truncated"])

@@ -3,6 +3,7 @@ import pytest
 from datasets import Dataset
 from tokenizers.normalizers import Strip
 
+from tests.data.test_messages import MARKED
 from topr_trl.data.tables import from_table, load_rows
 from topr_trl.data.text_tokens import without_second_bos
 from topr_trl.data.tokenization import tokenize, tokenize_row
@@ -87,6 +88,32 @@ def test_tokens_are_found_again(tokenizer, rows, tmp_path):
 def test_a_completion_without_tokens_is_a_stop_token(tokenizer):
     tokenizer.backend_tokenizer.normalizer = Strip()  # Some SentencePiece tokenizers strip spaces.
     assert tokenize_row({"prompt": "a", "completion": " "}, tokenizer).completion_ids == [tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize(
+    ("behind", "last", "stop", "stop_of_call"),
+    [
+        ("<|stop|>", "<|stop|><|end|>", "<|stop|>", "<|stop|>"),
+        ("", "", "<|user|>", "<|tool|>"),
+        ("\\n", "<|stop|>", "<|stop|>", "<|stop|>"),
+    ],
+)
+def test_a_text_completion_in_a_chat_ends_with_the_stop_token_of_the_template(
+    tokenizer, behind, last, stop, stop_of_call
+):
+    """In Gemma's template, this token is not the tokenizer's EOS token. GLM's template writes none."""
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|user|>", "<|assistant|>", "<|tool|>", "<|stop|>"]})
+    tokenizer.chat_template = MARKED.replace("behind", f"'{behind}'").replace("last or", f"'{last}' or")
+    prompt = [{"role": "user", "content": "3 + 4 ="}]
+    text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    for chat in ({"prompt": prompt}, {"prompt": text}, {"prompt": f"{text}4 + 3 ="}, {"prompt": ids}):
+        for completion in ("7", f"7{stop}"):
+            assert tokenizer.decode(tokenize_row({**chat, "completion": completion}, tokenizer)[1]) == f"7{stop}"
+        for completion in ("7<|end|>", f"7{stop_of_call}"):
+            assert tokenizer.decode(tokenize_row({**chat, "completion": completion}, tokenizer)[1]) == completion
+    plain = tokenize_row({"prompt": "3 + 4 =", "completion": "7"}, tokenizer)
+    assert tokenizer.decode(plain.completion_ids) == "7<|end|>"
 
 
 def test_a_prompt_has_one_bos_token(bos_tokenizer):

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.loops import stage_of
 from topr_trl import load_rows
-from topr_trl.pipeline import manifest
+from topr_trl.pipeline import manifest, model_loading
 from topr_trl.pipeline.model_loading import load_model, loading
 from topr_trl.pipeline.stages import sample
 from topr_trl.pipeline.stages.sample import SampleArguments
@@ -138,6 +138,15 @@ def test_a_base_model_that_was_moved(base, trained, tmp_path):
     args = SampleArguments(output_dir="out", model_name_or_path=str(away), dtype="bfloat16", use_cpu=True)
     with pytest.raises(FileNotFoundError, match=r"nowhere.*--dtype float32"):
         load_model(args, loading(args))
+
+
+def test_a_tokenizer_is_never_that_of_mistral_common(monkeypatch):
+    """If mistral-common is installed, transformers would load its tokenizer, which has no chat template."""
+    load, given = AutoTokenizer.from_pretrained, {}
+    monkeypatch.setattr(model_loading, "is_mistral_common_available", lambda: True)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda name, **how: given.update(how) or load(name, **how))
+    assert model_loading.load_tokenizer(SampleArguments()).chat_template is None
+    assert given["mistral_format"] is False
 
 
 def test_a_merged_model_has_the_stop_token_of_training(base, trained):

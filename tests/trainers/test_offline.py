@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from reference import fresh_model, of_level
+from transformers import ProcessorMixin
 
 from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer
 from topr_trl.data.batch_samplers import StepsSortedByLength
@@ -699,11 +700,21 @@ def test_another_runs_log_mu_is_not_replaced_in_silence(make, rows, tmp_path):
         assert pq.read_table(tmp_path / f"old_{k}_log_mu.parquet").num_rows == count
 
 
-def test_a_processor_is_used_by_its_tokenizer(tokenizer, rows, tmp_path):
-    template, tokenizer.chat_template = tokenizer.chat_template, None
-    found = tokenizer_of(SimpleNamespace(tokenizer=tokenizer, chat_template=template))
-    assert found is tokenizer
-    assert tokenizer.chat_template == template
+def test_a_processor_is_used_by_its_tokenizer(tokenizer):
+    processor, own = ProcessorMixin(), tokenizer.chat_template
+    processor.tokenizer, processor.chat_template = tokenizer, "of the processor"
+    assert tokenizer_of(processor) is tokenizer
+    assert tokenizer.chat_template == own
+    tokenizer_of(processor, template_was_set=True)
+    assert tokenizer.chat_template == "of the processor"
+    tokenizer.chat_template, processor.chat_template = None, own
+    assert tokenizer_of(processor).chat_template == own
+
+
+def test_the_tokenizer_of_mistral_common_is_refused():
+    backend = type("MistralCommonBackend", (), {"tokenizer": object()})()
+    with pytest.raises(ValueError, match=r"processing_class: .* mistral_format=False"):
+        tokenizer_of(backend)
 
 
 def test_log_mu_is_computed_in_no_larger_batches_than_training_has(make, model, monkeypatch):

@@ -88,25 +88,23 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Messages, /, tokenize: 
         ) from None
 
 
-def writes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the chat template of the tokenizer writes tool calls and tool results."""
-    return templates_of(tokenizer, str(tokenizer.chat_template))[1]
+def templates_of(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
+    """Return the templates to try, and whether the tokenizer's own template can write tool calls and tool results.
+
+    The templates are the tokenizer's own and TRL's training template, if TRL has one for this model. A tokenizer can
+    have several named templates, of which `tool_use` is for `options` with tools.
+    """
+    return _templates_of(tokenizer, tokenizer.get_chat_template(tools=options.get("tools")))
 
 
 @lru_cache(maxsize=8)
-def templates_of(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> tuple[tuple[str, ...], bool]:
-    """Return the templates to try, and whether the tokenizer's own template writes tools.
-
-    The templates are the tokenizer's own and TRL's training template, if TRL has one for this model. `chat_template`
-    is a part of the cache key, because the template of a tokenizer can be replaced.
-    """
-    own = tokenizer.chat_template
-    own = own["default"] if isinstance(own, dict) else own
+def _templates_of(tokenizer: PreTrainedTokenizerBase, own: str) -> tuple[tuple[str, ...], bool]:
+    # `own` is a part of the cache key, because the template of a tokenizer can be replaced.
     try:
         trls = get_training_chat_template(tokenizer) or own
     except ValueError:  # TRL has no template for this model.
         trls = own
-    return tuple(dict.fromkeys((own, trls))), supports_tool_calling(tokenizer)
+    return tuple(dict.fromkeys((own, trls))), own != tokenizer.chat_template or supports_tool_calling(tokenizer)
 
 
 def check_tools(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> None:
@@ -178,7 +176,7 @@ def open_thinking(messages: Messages, tokenizer: PreTrainedTokenizerBase, option
     If the template writes no tags, the tags are `DEFAULT`. The second text is empty if the generation prompt does not
     end with the opening tag, or if the template refuses the messages.
     """
-    own = {**options, "chat_template": templates_of(tokenizer, str(tokenizer.chat_template))[0][0]}
+    own = {**options, "chat_template": templates_of(tokenizer, options)[0][0]}
     if not (tags := thinking_tags(tokenizer, own)):
         return DEFAULT, ""
     try:

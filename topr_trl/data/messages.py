@@ -6,9 +6,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from topr_trl.data.chat_templates import Messages, writes_tools
+from topr_trl.data.chat_templates import Messages, templates_of
 from topr_trl.data.rendering import Turn, render_turns
-from topr_trl.data.text_tokens import continued_ids, special_tokens, stop_token
+from topr_trl.data.text_tokens import continued_ids, special_tokens, stop_token, turn_of_template
 
 
 def tokenize_turns(
@@ -44,26 +44,28 @@ def tokenize_turns(
     """
     prompt, completion, tools = plain_messages(prompt), plain_messages(completion), plain_tools(tools)
     uses_tools = any(m["role"] == "tool" or m.get("tool_calls") for m in (*prompt, *completion))
-    if uses_tools and not writes_tools(tokenizer):
+    options = {"tools": tools, **kwargs}
+    if uses_tools and not templates_of(tokenizer, options)[1]:
         raise ValueError(
             "it calls tools, and the tokenizer's chat template does not write tool calls and tool results. Set "
             "chat_template_path to one that does, or give completion_ids and completion_mask"
         )
-    prompt_ids, ids, turns = render_turns(prompt, completion, tokenizer, {"tools": tools, **kwargs}, truncated)
+    prompt_ids, ids, turns = render_turns(prompt, completion, tokenizer, options, truncated)
     if not turns:
         raise ValueError(
             "there is nothing to learn from its completion: it has no assistant turn, or all its turns have weight 0"
         )
     written = [False] * len(ids)
-    for turn in turns[:-1]:
-        length = _length_with_stop(turn, ids, tokenizer)
+    stops = [turn_of_template(tokenizer, options, bool(turn.message.get("tool_calls")))[1] for turn in turns]
+    for turn, stop in zip(turns[:-1], stops, strict=False):
+        length = _length_with_stop(turn, ids, tokenizer, stop)
         if not length:
             raise ValueError(
                 "its chat template writes no stop token after an assistant turn that other messages follow. Set "
                 "chat_template_path to a template that writes one, or give completion_ids and completion_mask"
             )
         written[turn.start : turn.start + length] = [True] * length
-    start, own = turns[-1].start, _last_turn(turns[-1], ids, tokenizer, truncated)
+    start, own = turns[-1].start, _last_turn(turns[-1], ids, tokenizer, stops[-1], truncated)
     ids, written = ids[:start] + own, written[:start] + [True] * len(own)
     if not any(written):
         raise ValueError(
@@ -74,44 +76,37 @@ def tokenize_turns(
     return prompt_ids, ids[:last], written[:last]  # Drop context at the end, which does not affect the loss.
 
 
-def _last_turn(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizerBase, truncated: bool) -> list[int]:
+def _last_turn(
+    turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizerBase, stop: int | None, truncated: bool
+) -> list[int]:
     """Return the token ids of the last turn, with a stop token unless the turn was truncated."""
-    length = _length_with_stop(turn, ids, tokenizer)
+    length = _length_with_stop(turn, ids, tokenizer, stop)
     if length and not truncated:
         return ids[turn.start : turn.start + length]
     if length and turn.message.get("tool_calls"):  # It is unknown where a call was cut: remove only the stop token.
         return ids[turn.start : turn.start + length - 1]
     if truncated:
         return continued_ids(turn.text[: turn.said], turn.before, tokenizer)
-    # The template wrote no stop token, so add the tokenizer's. Drop whitespace that the template added at the end.
+    # The template wrote no stop token, so add one. Drop whitespace that the template added at the end.
     end = max(turn.said, len(turn.text.rstrip()))
-    return [*continued_ids(turn.text[:end], turn.before, tokenizer), stop_token(tokenizer)]
+    return [*continued_ids(turn.text[:end], turn.before, tokenizer), stop_token(tokenizer, stop)]
 
 
-def _length_with_stop(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizerBase) -> int:
+def _length_with_stop(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizerBase, stop: int | None) -> int:
     """Return the number of tokens of a turn, including its stop token, or 0 if the turn has no stop token.
 
-    A template can write more tokens after the stop token: whitespace, a second stop token, or the end of the
-    conversation (Phi-3). It can write special tokens before the stop token, for instance at the end of a call. If a
-    template writes no stop token, the sampler stops at the marker of the next role. That marker then counts as the stop
-    token.
+    A template can write other special tokens before the stop token, for instance at the end of a call. It can write
+    more tokens after the stop token: whitespace, or the end of the conversation (Phi). If a template writes no stop
+    token, the sampler stops at the marker of the next role. That marker then counts as the stop token.
     """
-    own, stops = ids[turn.start : turn.end], special_tokens(tokenizer)
+    own, specials = ids[turn.start : turn.end], special_tokens(tokenizer)
     tail = len(own)
-    while tail and (own[tail - 1] in stops or not tokenizer.decode(own[tail - 1]).strip()):
+    while tail and (own[tail - 1] in specials or not tokenizer.decode(own[tail - 1]).strip()):
         tail -= 1
-    places = [place for place in range(tail, len(own)) if own[place] in stops]
+    places = [place for place in range(tail, len(own)) if own[place] in specials]
     if not places:
-        return len(own) + 1 if stops.intersection(ids[turn.end : turn.end + 1]) else 0
-    ends_with_text = bool(turn.message["content"].strip()) and not turn.message.get("tool_calls")
-    # Choose among several special tokens. The stop token is the first that meets one of three conditions: it is EOS, it
-    # is repeated, or it comes after text and before a token that is not special. If no special token meets
-    # a condition, the last special token is the stop token.
-    for place in places[:-1]:
-        is_alone = ends_with_text and place + 1 not in places
-        if own[place] == tokenizer.eos_token_id or own[place + 1] == own[place] or is_alone:
-            return place + 1
-    return places[-1] + 1
+        return len(own) + 1 if specials.intersection(ids[turn.end : turn.end + 1]) else 0
+    return next((place for place in places if own[place] in (stop, tokenizer.eos_token_id)), places[-1]) + 1
 
 
 def plain_messages(messages: Messages) -> Messages:
@@ -146,7 +141,7 @@ def check_weight(message: Mapping[str, Any]) -> None:
 def _functions(calls: Any) -> list[dict[str, Any]]:
     """Return the functions of a message's tool calls, as dictionaries with name and arguments."""
     are_dicts = isinstance(calls, list) and all(isinstance(call, dict) for call in calls)
-    found = [call.get("function", {}) for call in calls] if are_dicts else []
+    found = [call.get("function", call) for call in calls] if are_dicts else []
     if not are_dicts or not all(isinstance(each, dict) for each in found):
         raise ValueError(f"its tool_calls are {str(calls)[:60]}, and must be a list of objects with a function")
     return found
@@ -188,7 +183,7 @@ def _text_of_part(part: dict[str, Any]) -> str:
 
 
 def plain_tools(tools: Any) -> Any:
-    """Return tools as a list without null values, or None if there are none. The tools of a row can be JSON text.
+    """Return tools as a list, or None if there are none. The tools of a row can be JSON text, which keeps its nulls.
 
     Raises:
         ValueError: the tools are invalid JSON, or not a list.
@@ -199,7 +194,7 @@ def plain_tools(tools: Any) -> Any:
         raise ValueError(f"its tools are not valid JSON ({error}): {tools[:60]!r}") from None
     if not isinstance(found, list | None):
         raise ValueError(f"its tools are {str(found)[:60]}, and must be a list")
-    return _without_nulls(found) or None
+    return (found if isinstance(tools, str) else _without_nulls(found)) or None
 
 
 def _without_nulls(value: Any) -> Any:

@@ -5,6 +5,7 @@ escape, the search also tries escaped forms.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -15,6 +16,7 @@ from topr_trl.data.chat_templates import DEFAULT, KEYS, CannotWrite, Messages, T
 from topr_trl.data.text_tokens import special_tokens
 
 _TEXTS = ("content", *KEYS, "refusal")  # keys of a message that can hold text
+_SWITCHES = re.compile("/no_think|/think|/system_override")  # SmolLM3, Nemotron
 _ANYWHERE = ("system", "developer")  # roles of messages that some templates write before or after all other messages
 
 
@@ -68,10 +70,11 @@ def _visible_length(message: dict[str, Any], context: str, text: str, tokenizer:
         own = squeezed(part)
         place = find_between_specials(own, rest, tokenizer, max(0, read - len(own) + 1), last=True)
         if place < 0:
+            remedy = "" if name == "the content" else ", write it into the content as the model did"
             raise CannotWrite(
                 f"its chat template leaves out {name} of an assistant's turn ({part.strip()[:40]!r}), which the model "
                 "wrote. Set chat_template_path to a template that writes it (or chat_template_kwargs, if the template "
-                "has an option for it), or give completion_ids"
+                f"has an option for it){remedy}, or give completion_ids"
             )
         end = max(end, place + len(own))
         rest = _without(rest, [(place, place + len(own))])  # A later part with the same text must match elsewhere.
@@ -149,6 +152,8 @@ def check_context(
             span = _find(part, text, 0 if is_anywhere else place, tokenizer)
             if span is None and role == "tool":  # Gemma's templates write tool results before the turn's text.
                 span = _find(part, _without(text, turn), turn_start, tokenizer)
+            if span is None and role in ("system", "user"):  # Templates read switches of thinking, and remove them.
+                span = _find(_SWITCHES.sub("", part), text, 0 if is_anywhere else place, tokenizer)
             if span is None:
                 raise CannotWrite(
                     f"its chat template leaves out {name} of a message with the role {role} ({part.strip()[:40]!r}), "

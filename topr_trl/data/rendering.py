@@ -113,7 +113,7 @@ def _render_first_way(
     prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
 ) -> Rendered:
     """Return the first rendering that succeeds, or raise the CannotWrite of the last attempt."""
-    templates, _ = templates_of(tokenizer, str(tokenizer.chat_template))
+    templates, _ = templates_of(tokenizer, options)
     ways = [(_by_prefixes, template) for template in templates]
     if has_generation_markers(templates[-1]):
         ways.append((_by_markers, templates[-1]))
@@ -176,6 +176,8 @@ def _by_prefixes(
         messages = [*prompt, *completion[:n]]
         before = str(render(tokenizer, messages, add_generation_prompt=True, **options)) if n else text
         after = text_after(messages, message, before, tags if n == turns[-1] else None, tokenizer, options)
+        if rendered.turns and not before.startswith(known):
+            known = _drop_end(rendered, tokenizer)
         context, own = added(before, known), added(after, before)
         check_context(completion[read:n], context, tokenizer)
         block = empty_block(own, before, message, tags, tokenizer)
@@ -190,6 +192,18 @@ def _by_prefixes(
         rendered.turns.append(Turn(message, start, len(rendered.ids), before, own, said))
         text, read = after, n + 1
     return rendered
+
+
+def _drop_end(rendered: Rendered, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Drop the text after the content of the last turn, which differs if no message follows. Return the other text.
+
+    The later rendering has the end of this turn.
+    """
+    turn = rendered.turns.pop()
+    own = turn.text[: turn.said]
+    rendered.ids[turn.start :] = continued_ids(own, turn.before, tokenizer)
+    rendered.turns.append(turn._replace(end=len(rendered.ids), text=own))
+    return turn.before + own
 
 
 def _by_markers(

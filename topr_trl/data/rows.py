@@ -107,8 +107,11 @@ def text_column(rows: Dataset, name: str, may_be_empty: bool = False) -> list[An
 
 
 def id_column(rows: Dataset, name: str) -> NDArray[np.generic]:
-    """Return the ids in a column, which are numbers or texts, shape (N,). Each row must have an id."""
-    return np.asarray(checked_ids(rows, name, may_be_missing=False))
+    """Return the ids in a column, which are all numbers or all texts, shape (N,). Each row must have an id."""
+    ids = checked_ids(rows, name, may_be_missing=False)
+    if len({isinstance(each, str) for each in ids}) == 2:
+        raise ValueError(f"Column `{name}` holds text and numbers, so 1 could be '1'. Write all as text.")
+    return np.asarray(ids)
 
 
 def checked_ids(rows: Dataset, name: str, may_be_missing: bool) -> list[Any]:

@@ -1,16 +1,27 @@
-"""Tokenize text without unwanted tokens that the tokenizer adds, and find the special tokens of a tokenizer.
+"""Tokenize text without unwanted tokens that the tokenizer adds, and find special tokens and stop tokens.
 
 Many tokenizers add tokens where a text starts or ends: a BOS token, a stop token, or a space before the first word
 (SentencePiece). A completion continues its prompt, so nothing may be added between them.
 """
 
+import json
 from functools import lru_cache
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
+from trl.data_utils import common_prefix_length
+
+from topr_trl.data.chat_templates import ANSWER, CannotWrite, render, templates_of
 
 # Neutral texts, after which a completion is tokenized if its start would merge with the end of its prompt.
 _NEUTRAL = ("\n", "x", ".", "=")
 _CONTEXT = 64  # number of characters before a text that can change how its start is tokenized
+
+# Placeholder messages. The code finds the token that a template writes after them.
+_USER: dict[str, Any] = {"role": "user", "content": ANSWER}
+_CALL = {"id": "call00001", "type": "function", "function": {"name": ANSWER, "arguments": {}}}
+_CALLED = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_RESULT = {**_USER, "role": "tool", "name": ANSWER, "tool_call_id": "call00001"}
 
 
 def token_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -47,12 +58,29 @@ def continued_ids(text: str, before: str, tokenizer: PreTrainedTokenizerBase) ->
     )
 
 
-def completion_ids(text: str, before: str, tokenizer: PreTrainedTokenizerBase, is_cut: bool) -> list[int]:
-    """Return the token ids of a text completion, with the stop token unless the completion was cut."""
-    ids = continued_ids(text, before, tokenizer)
-    if is_cut or ids[-1:] == [stop := stop_token(tokenizer)]:  # The text can already end with the stop token.
+def completion_ids(
+    text: str, before: str, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any], in_chat: bool, is_cut: bool
+) -> list[int]:
+    """Return the token ids of a text completion, with the stop token unless the completion was cut.
+
+    The stop token is that of the chat template if the prompt is a chat, else EOS.
+
+    Args:
+        text (`str`): Text of the completion. It can already end with the stop token.
+        before (`str`): Text of the prompt, or its end.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
+        options (`dict`): Arguments of the chat template.
+        in_chat (`bool`): Whether the prompt is messages. A text with the template's generation prompt is also a chat.
+        is_cut (`bool`): Whether the completion was cut at a token limit.
+
+    Raises:
+        ValueError: the tokenizer has no stop token, or merges the start of `text` with `before`.
+    """
+    ids, (opening, stop) = continued_ids(text, before, tokenizer), turn_of_template(tokenizer, options, False)
+    stops = {stop, turn_of_template(tokenizer, options, True)[1], tokenizer.eos_token_id}
+    if is_cut or stops.intersection(ids[-1:]):
         return ids
-    return [*ids, stop]
+    return [*ids, stop_token(tokenizer, stop if in_chat or (opening and opening in before) else None)]
 
 
 def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -69,18 +97,57 @@ def without_second_bos(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> li
     return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
 
-def stop_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the tokenizer's stop token.
+def stop_token(tokenizer: PreTrainedTokenizerBase, of_template: int | None) -> int:
+    """Return the stop token of a chat template, or EOS if it is None.
 
     Raises:
-        ValueError: the tokenizer has no stop token.
+        ValueError: both are None.
     """
+    if of_template is not None:
+        return of_template
     if tokenizer.eos_token_id is None:
         raise ValueError(
             "the completion needs a stop token, and the tokenizer has none. Set tokenizer.eos_token, or give "
             "completion_ids"
         )
     return int(tokenizer.eos_token_id)
+
+
+def turn_of_template(
+    tokenizer: PreTrainedTokenizerBase, given: dict[str, Any], is_call: bool
+) -> tuple[str, int | None]:
+    """Return the text before a turn in the tokenizer's own chat template, and the token that ends the turn.
+
+    The text is empty, or the token None, if it is unknown. The token can differ from EOS, for instance `<end_of_turn>`.
+    It stays if a message follows the turn. Phi's templates write EOS after it at the end of a conversation, and
+    GPT-OSS's template writes `<|return|>` instead. GLM's template writes no such token. The sampler then stops at the
+    marker of the next role.
+
+    Args:
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
+        given (`dict`): Arguments of the chat template.
+        is_call (`bool`): Whether the turn ends with a tool call.
+    """
+    if not tokenizer.chat_template:
+        return "", None
+    options = json.dumps({**given, "chat_template": templates_of(tokenizer, given)[0][0]}, default=str)
+    return _turn_of_template(tokenizer, len(tokenizer), options, is_call)
+
+
+@lru_cache(maxsize=64)
+def _turn_of_template(tokenizer: PreTrainedTokenizerBase, size: int, options: str, is_call: bool) -> Any:
+    # `size` is only a part of the cache key, because tokens can be added to a tokenizer.
+    turns, given = [_USER, _CALLED if is_call else {**_USER, "role": "assistant"}], json.loads(options)
+    try:
+        opening = render(tokenizer, [_USER], add_generation_prompt=True, **given).partition(ANSWER)[2].strip()
+        both = [render(tokenizer, each, **given) for each in (turns, [*turns, _RESULT if is_call else _USER])]
+    except CannotWrite:  # The template refuses the placeholders.
+        return "", None
+    last, followed = (token_ids("".join(text.split(ANSWER)[2:3]), tokenizer) for text in both)
+    count, specials = common_prefix_length(last, followed), special_tokens(tokenizer)
+    shared, own = ([token for token in ids if token in specials] for ids in (last[:count], last))
+    marker = specials.intersection(followed[count : count + 1])
+    return opening, next(iter([*shared[-1:], *own, *marker]), None)
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

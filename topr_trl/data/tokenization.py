@@ -63,8 +63,8 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
         raise ValueError(
             f"it has a {MASK} and no completion_ids: a mask needs token ids. Add the ids, or drop the mask"
         )
-    is_cut = _is_cut(row)
-    if is_conversational({"prompt": prompt}):
+    is_cut, in_chat = _is_cut(row), is_conversational({"prompt": prompt})
+    if in_chat:
         _need_chat_template(tokenizer)
         if is_conversational({"completion": completion}):
             prompt, completion, is_own = tokenize_turns(
@@ -75,7 +75,7 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
     text = prompt if isinstance(prompt, str) else None
     if isinstance(completion, str) and (text is not None or _is_ids(prompt)):
         before = text if text is not None else tokenizer.decode([token for token in prompt[-_TAIL:] if token >= 0])
-        completion = completion_ids(completion, before, tokenizer, is_cut)
+        completion = completion_ids(completion, before, tokenizer, template_options(row), in_chat, is_cut)
     if text is not None:
         prompt = encode_prompt(text, tokenizer)
     for name, ids in (("prompt", prompt), ("completion", completion)):
@@ -179,14 +179,27 @@ def encode_messages(prompt: Messages, tokenizer: PreTrainedTokenizerBase, row: d
     return token_ids(render_prompt(plain_messages(prompt), tokenizer, options), tokenizer)
 
 
-def tokenizer_of(processing_class: PreTrainedTokenizerBase | ProcessorMixin) -> PreTrainedTokenizerBase:
+def tokenizer_of(
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin, template_was_set: bool = False
+) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a processor, or the tokenizer that is given.
 
-    A tokenizer without a chat template gets the processor's chat template.
+    The tokenizer gets the processor's chat template if it has none, or if `chat_template_path` has set the template.
+    TRL sets it only in the processor.
+
+    Raises:
+        ValueError: the tokenizer is that of mistral-common, which has no chat template.
     """
-    tokenizer = getattr(processing_class, "tokenizer", processing_class)
-    if not tokenizer.chat_template:
-        tokenizer.chat_template = getattr(processing_class, "chat_template", None)
+    if type(processing_class).__name__ == "MistralCommonBackend":
+        raise ValueError(
+            "processing_class: the tokenizer of mistral-common has no chat template. Give the one of Hugging Face: "
+            "processing_class=AutoTokenizer.from_pretrained(name, mistral_format=False)"
+        )
+    if not isinstance(processing_class, ProcessorMixin):
+        return processing_class
+    tokenizer: PreTrainedTokenizerBase = processing_class.tokenizer
+    if template_was_set or not tokenizer.chat_template:
+        tokenizer.chat_template = processing_class.chat_template
     return tokenizer
 
 

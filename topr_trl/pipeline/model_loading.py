@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import is_mistral_common_available
 from trl import ModelConfig, get_quantization_config
 
 from topr_trl.pipeline import manifest
@@ -113,10 +114,11 @@ def load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
         OSError: there is no such model, or its folder has no tokenizer.
     """
     name = model_path(settings)
+    given = {"revision": settings.model_revision, "trust_remote_code": bool(settings.trust_remote_code)}
+    if is_mistral_common_available():
+        given["mistral_format"] = False  # The tokenizer of mistral-common has no chat template.
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            name, revision=settings.model_revision, trust_remote_code=bool(settings.trust_remote_code)
-        )
+        tokenizer = AutoTokenizer.from_pretrained(name, **given)
     except OSError as error:
         if Path(name).is_dir():
             raise

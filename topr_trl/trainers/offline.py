@@ -167,7 +167,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def _prepare_dataset(
         self, dataset: Dataset, processing_class: Any, args: Any, packing: bool, formatting_func: Any, dataset_name: str
     ) -> Dataset:
-        scored, self._row_tokenizer = self._scored.pop(dataset_name), tokenizer_of(processing_class)
+        scored = self._scored.pop(dataset_name)
+        self._row_tokenizer = tokenizer_of(processing_class, args.chat_template_path is not None)
         has_logps = "sampler_logps" in dataset.column_names
         if args.log_mu == "sampler" and not has_logps:
             raise ValueError(
