@@ -245,6 +245,8 @@ class LaunchArguments(BackendArguments):
         metadata={"help": "Command that starts training and log μ on other machines, such as srun with a script."},
     )
 
+    is_cpu_given = True  # not a setting: whether the user chose use_cpu, and not the command
+
     def __post_init__(self) -> None:
         check_types(self, LaunchArguments)  # Check first: the code below would split a str into characters.
         super().__post_init__()
@@ -257,8 +259,11 @@ class LaunchArguments(BackendArguments):
                 "sampling_workers, and let the launcher start the workers, as examples/slurm/sample_on_node.sh does."
             )
         for name in ("sampling_devices", "training_devices"):
-            if (devices := getattr(self, name)) is not None and len(set(devices)) < max(len(devices), 1):
-                raise ValueError(f"{name} must list GPUs, each once, not {' '.join(devices) or 'none'}.")
+            if (given := getattr(self, name)) is not None:
+                devices = [device for each in given for device in str(each).split(",") if device]
+                if len(set(devices)) < max(len(devices), 1):
+                    raise ValueError(f"{name} must list GPUs, each once, not {' '.join(devices) or 'none'}.")
+                setattr(self, name, devices)
         for name in ("accelerate_config", "sampling_python"):
             if getattr(self, name) is not None:
                 existing(getattr(self, name), f"--{name}")

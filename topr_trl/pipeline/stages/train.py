@@ -37,6 +37,13 @@ RESULT = (
 )  # fmt: skip
 
 
+NO_WEIGHTS = (
+    "With this sharding, training saves no whole weights at its end. In the config file of Accelerate, set "
+    "fsdp_state_dict_type: FULL_STATE_DICT (FSDP) or zero3_save_16bit_model: true (ZeRO-3). In a config file of "
+    "DeepSpeed, set stage3_gather_16bit_weights_on_model_save."
+)
+
+
 class SaveAtInterrupt(TrainerCallback):
     """Callback that saves a checkpoint after the current step at Ctrl+C, and stops. A second Ctrl+C stops at once.
 
@@ -137,6 +144,11 @@ class Train(Stage[TrainArguments]):
         folder, state = self.folder, PartialState()
         work = folder / manifest.WORK
         trainer = trainer_of_rows(self.args)
+        plugins = trainer.accelerator.state
+        zero3 = trainer.is_deepspeed_enabled and plugins.deepspeed_plugin.zero_stage == 3
+        shards = trainer.is_fsdp_enabled and "FULL_STATE_DICT" not in str(plugins.fsdp_plugin.state_dict_type)
+        if shards or (zero3 and not (plugins.deepspeed_plugin.zero3_save_16bit_model or self.args.use_peft)):
+            raise ValueError(NO_WEIGHTS)
         interrupt = SaveAtInterrupt()
         trainer.add_callback(interrupt)
         try:
