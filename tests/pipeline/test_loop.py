@@ -146,10 +146,17 @@ def test_settings_that_would_fail_later_are_refused_first(tmp_path, monkeypatch)
     with pytest.raises(ValueError, match=r"log_mu='sampler' and temperature=0.7: `topr sample` keeps the model's own"):
         check(loop(tmp_path, log_mu="sampler", temperature=0.7))
     check(loop(tmp_path, log_mu="sampler"))
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    of_training = {"chat_template_path": str(tmp_path / "chat.jinja"), "eos_token": "7",
+                   "model_init_kwargs": {"dtype": "auto"}}  # fmt: skip
+    for name, value in of_training.items():
+        with pytest.raises(ValueError, match=rf"{name}.* and not to sampling.* --model_name_or_path"):
+            check(loop(tmp_path / "run", **{name: value}))
+    check(loop(tmp_path / "run", model_init_kwargs={"device_map": "auto"}))
     if find_spec("vllm") is None:
         with pytest.raises(ImportError, match="sampling_python"):
-            check(loop(tmp_path, sampling_backend="vllm"))
-    now = loop(tmp_path)
+            check(loop(tmp_path / "run", sampling_backend="vllm"))
+    now = loop(tmp_path / "run")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="--accelerate_config"):
         check(now)

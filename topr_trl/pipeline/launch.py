@@ -78,12 +78,12 @@ def _check_accelerate(settings: RunArguments) -> None:
             f"{settings.accelerate_config} is not a config file of Accelerate. Write one with `accelerate config`."
         )
     sharding = config.get("distributed_type")
-    fsdp_version = (config.get("fsdp_config") or {}).get("fsdp_version", 1)
-    deepspeed = config.get("deepspeed_config") or {}
+    fsdp = (config.get("fsdp_config") or {}) if sharding == "FSDP" else {}
+    deepspeed = (config.get("deepspeed_config") or {}) if sharding == "DEEPSPEED" else {}
     offloaded = deepspeed.get("offload_optimizer_device", "none") != "none"
     offloaded = offloaded or offloads_optimizer(deepspeed.get("deepspeed_config_file"))
-    refuse_adafactor(settings.optim, sharding == "FSDP" and fsdp_version == 2, offloaded)
-    if not _saves_weights(config, settings.use_peft):
+    refuse_adafactor(settings.optim, fsdp.get("fsdp_version") == 2, offloaded)
+    if not _saves_weights(fsdp, deepspeed, settings.use_peft):
         raise ValueError(NO_WEIGHTS)
     if sharding == "DEEPSPEED" and find_spec("deepspeed") is None:
         raise ImportError('This accelerate_config needs DeepSpeed: run pip install ".[deepspeed]" in the clone.')
@@ -109,17 +109,15 @@ def _check_accelerate(settings: RunArguments) -> None:
         )
 
 
-def _saves_weights(config: Json, peft: bool) -> bool:
+def _saves_weights(fsdp: Json, deepspeed: Json, peft: bool) -> bool:
     """Return whether training saves whole weights at its end. ZeRO-3 always saves the weights of an adapter."""
-    fsdp, zero = config.get("fsdp_config") or {}, config.get("deepspeed_config") or {}
-    if config.get("distributed_type") == "FSDP":
-        default = "SHARDED_STATE_DICT" if fsdp.get("fsdp_version") == 2 else "FULL_STATE_DICT"
-        return bool(fsdp.get("fsdp_state_dict_type", default) == "FULL_STATE_DICT")
-    stage, gathers = zero.get("zero_stage"), zero.get("zero3_save_16bit_model")
-    if os.path.isfile(file := zero.get("deepspeed_config_file", "")):
-        own = json.loads(Path(file).read_text()).get("zero_optimization") or {}
-        stage, gathers = own.get("stage"), own.get("stage3_gather_16bit_weights_on_model_save")
-    return stage != 3 or bool(gathers) or peft
+    default = "SHARDED_STATE_DICT" if fsdp.get("fsdp_version") == 2 else "FULL_STATE_DICT"
+    zero, stage, gathers = deepspeed, "zero_stage", "zero3_save_16bit_model"
+    if os.path.isfile(file := deepspeed.get("deepspeed_config_file", "")):
+        zero = json.loads(Path(file).read_text()).get("zero_optimization") or {}
+        stage, gathers = "stage", "stage3_gather_16bit_weights_on_model_save"
+    is_whole = fsdp.get("fsdp_state_dict_type", default) == "FULL_STATE_DICT"
+    return is_whole and (zero.get(stage) != 3 or bool(zero.get(gathers)) or peft)
 
 
 def run_apart(stage: Stage[Any], launch: LaunchArguments, log: Path | None, stop: Event) -> None:
@@ -141,7 +139,7 @@ def run_apart(stage: Stage[Any], launch: LaunchArguments, log: Path | None, stop
     # Exit status 0 is not enough, because a launcher can exit with 0 after losing a machine.
     if not isinstance(stage, Sample) or stage.has_missing_shards():
         raise ChildProcessError(describe_failure(stage.name, "ended before its work was done", log))
-    stage.run()  # Workers sample shards. This call marks the stage as finished.
+    stage.run()  # On a slow shared disk, the last worker may not see all shards, and does not finish the stage.
 
 
 def programs_of(stage: Stage[Any], launch: LaunchArguments) -> list[Program]:

@@ -181,6 +181,10 @@ class RewardArguments:
             raise ValueError(
                 "reward_weights has no effect without reward_funcs. Set reward_funcs, or remove reward_weights."
             )
+        try:
+            self.reward_weights = self.reward_weights and list(map(float, self.reward_weights))
+        except (TypeError, ValueError):
+            raise ValueError(f"reward_weights must be numbers, not {self.reward_weights}.") from None
         if self.reward_funcs is not None:
             check_weights(self.reward_funcs, self.reward_weights)
 
@@ -327,6 +331,15 @@ class RunArguments(SamplingArguments, LaunchArguments, OfflineTOPRConfig, ModelC
         if self.use_peft and self.sampling_backend == "vllm" and self.vllm_dtype != "float32":
             config = {"r": self.lora_r, "use_dora": self.use_dora, "modules_to_save": self.lora_modules_to_save}
             refuse_adapter_of_vllm(config)
+
+    def check_sampling(self) -> None:
+        """Raise a ValueError if training would use another model or prompt than sampling, which lacks some settings."""
+        if self.chat_template_path or self.eos_token or set(self.model_init_kwargs or {}) - {"device_map"}:
+            raise ValueError(
+                "chat_template_path, eos_token and model_init_kwargs would apply to training and not to sampling. Save "
+                "the model and its tokenizer with these settings, set --model_name_or_path to their folder, and remove "
+                "the settings."
+            )
 
 
 @dataclass

@@ -35,12 +35,9 @@ RESULT = (
     "share_prompts", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps",
     "neftune_noise_alpha", "full_determinism", "use_liger_kernel", "accelerator_config", "iteration",
 )  # fmt: skip
-
-
 NO_WEIGHTS = (
-    "With this sharding, training saves no whole weights at its end. In the config file of Accelerate, set "
-    "fsdp_state_dict_type: FULL_STATE_DICT (FSDP) or zero3_save_16bit_model: true (ZeRO-3). In a config file of "
-    "DeepSpeed, set stage3_gather_16bit_weights_on_model_save."
+    "Training would save no whole weights. Set fsdp_state_dict_type: FULL_STATE_DICT, or zero3_save_16bit_model: true, "
+    "in the config file of Accelerate, or stage3_gather_16bit_weights_on_model_save in that of DeepSpeed."
 )
 
 
