@@ -101,8 +101,8 @@ def _check_accelerate(settings: RunArguments) -> None:
             "examples/slurm/train_on_node.sh'."
         )
     processes, gpus = config.get("num_processes") or 1, torch.cuda.device_count()
-    are_named = settings.training_launcher or (settings.sampling_devices and settings.training_devices)
-    if 0 < gpus < processes and not settings.use_cpu and not are_named:
+    is_named = settings.training_launcher or (settings.sampling_devices and settings.training_devices)
+    if 0 < gpus < processes and not (is_named or settings.use_cpu or config.get("use_cpu")):
         raise ValueError(
             f"{settings.accelerate_config} has num_processes={processes}, and training would see {gpus} GPUs. Change "
             "num_processes, or list GPUs in --sampling_devices and --training_devices."
