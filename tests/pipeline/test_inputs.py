@@ -27,8 +27,8 @@ SHOWN = {"log_completions", "logging_nan_inf_filter", "num_completions_to_print"
         ("score", {}, WHERE),
         ("score", {"reward_funcs": ["rewards.py:short"], "reward_weights": [2.0]}, WHERE),
         ("curate", {}, WHERE | OF_THE_IMPORT),
-        # max_length and share_prompts do not change log μ.
-        ("log-mu", CPU, {*WHERE, *OF_THE_IMPORT, "max_length", "share_prompts"}),
+        # max_length, share_prompts and the optimizer do not change log μ.
+        ("log-mu", CPU, {*WHERE, *OF_THE_IMPORT, "max_length", "share_prompts", "optim", "learning_rate"}),
         ("train", CPU, WHERE | SHOWN | OF_THE_IMPORT),
     ],
 )  # fmt: skip

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from multiprocessing import popen_forkserver
 from pathlib import Path
 from threading import Event, Timer
@@ -17,6 +18,7 @@ import pytest
 import yaml
 
 from tests.loops import stage_of
+from topr_trl.cli.parsing import parse
 from topr_trl.pipeline import child_processes as processes
 from topr_trl.pipeline import launch, manifest, parent_process, steps
 from topr_trl.pipeline.child_processes import Program
@@ -51,6 +53,8 @@ def test_each_side_has_the_gpus_that_are_named_for_it(tmp_path):
     assert devices("train", settings) == ["GPU-2ab"]
     assert devices("log-mu", settings) == devices("sample", settings) == ["0", "1", "5"]
     assert [worker_devices(["0", "1", "5"], k, 1) for k in range(4)] == [["0"], ["1"], ["5"], ["0"]]
+    assert loop(tmp_path, sampling_devices=[0, 1]).sampling_devices == ["0", "1"]  # from YAML
+    assert loop(tmp_path, sampling_devices=["0,1"]).sampling_devices == ["0", "1"]
     for wrong in (["1", "1"], []):
         with pytest.raises(ValueError, match="sampling_devices must list GPUs, each once, not"):
             loop(tmp_path, sampling_devices=wrong)
@@ -110,10 +114,16 @@ def test_launchers_come_before_the_command(tmp_path):
 def test_training_that_would_see_several_gpus_needs_a_config_of_accelerate(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    config = str(CONFIGS / "ddp.yaml")
+    config = tmp_path / "ddp.yaml"
+    config.write_text((CONFIGS / "ddp.yaml").read_text().replace("num_processes: 8", "num_processes: 2"))
     with pytest.raises(ValueError, match=r"log-mu would see 2 GPUs.* --accelerate_config .* CUDA_VISIBLE_DEVICES if"):
         check_launch("iterate", loop(tmp_path, use_cpu=False))
-    check_launch("iterate", loop(tmp_path, use_cpu=False, accelerate_config=config))
+    check_launch("iterate", loop(tmp_path, use_cpu=False, accelerate_config=str(config)))
+    too_many = {"use_cpu": False, "accelerate_config": str(CONFIGS / "ddp.yaml")}
+    with pytest.raises(ValueError, match=r"num_processes=8, .* 2 GPUs"):
+        check_launch("iterate", loop(tmp_path, **too_many, training_devices=["0", "1"]))
+    check_launch("iterate", loop(tmp_path, **too_many, training_devices=["0"], sampling_devices=["1"]))
+    check_launch("iterate", loop(tmp_path, **too_many, training_launcher="env"))
     check_launch("iterate", loop(tmp_path, use_cpu=True))
     check_launch("iterate", loop(tmp_path, use_cpu=False, sampling_devices=["0"], training_devices=["1"]))
     with pytest.raises(ValueError, match="train would see 2 GPUs"):
@@ -144,6 +154,38 @@ def test_launchers_that_lack_something_are_refused(tmp_path):
     with pytest.raises(ValueError, match="num_machines=2: set --training_launcher"):
         check_launch("iterate", loop(tmp_path, accelerate_config=str(tmp_path / "two.yaml")))
     check_launch("iterate", loop(tmp_path, accelerate_config=str(tmp_path / "two.yaml"), training_launcher="env"))
+
+
+@pytest.mark.parametrize(
+    ("config", "remedy"),
+    [
+        ({"fsdp_config": {"fsdp_version": 2}}, "fsdp_state_dict_type: FULL_STATE_DICT"),
+        ({"fsdp_config": {"fsdp_state_dict_type": "SHARDED_STATE_DICT"}}, "fsdp_state_dict_type: FULL_STATE_DICT"),
+        ({"fsdp_config": {"fsdp_version": 1}}, ""),
+        ({"deepspeed_config": {"zero_stage": 3, "zero3_save_16bit_model": False}}, "zero3_save_16bit_model: true"),
+        ({"deepspeed_config": {"deepspeed_config_file": "zero.json"}}, "stage3_gather_16bit_weights_on_model_save"),
+    ],
+)
+def test_configs_without_whole_weights_at_the_end_are_refused(tmp_path, monkeypatch, config, remedy):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "find_spec", lambda _: True)  # DeepSpeed may not be installed.
+    Path("zero.json").write_text(json.dumps({"zero_optimization": {"stage": 3}}))
+    kind = "FSDP" if "fsdp_config" in config else "DEEPSPEED"
+    Path("sharded.yaml").write_text(yaml.safe_dump({"distributed_type": kind, **config}))
+    with pytest.raises(ValueError, match=remedy) if remedy else nullcontext():
+        check_launch("iterate", loop(tmp_path, accelerate_config="sharded.yaml", optim="adamw_torch"))
+
+
+def test_the_machines_of_a_launcher_choose_gpu_or_cpu(tmp_path, monkeypatch):
+    """A login node of a cluster has no GPU."""
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    for given, names in (([], {"sample"}), (["--use_cpu"], {"sample", "train"})):
+        settings = parse("iterate", ["--output_dir", str(tmp_path), "--training_launcher", "env", *given])
+        for name in ("sample", "train"):
+            programs_of(stage(name, tmp_path), settings)
+        assert {
+            name for name in ("sample", "train") if "use_cpu: true" in (tmp_path / f"{name}.yaml").read_text()
+        } == names
 
 
 # Failures.

@@ -93,6 +93,24 @@ def test_stages_get_the_settings_of_the_loop(tmp_path):
                 (step.stage.folder.parent / "rollouts").mkdir(parents=True, exist_ok=True)
             assert stage_of(step.stage.name, parsed).inputs() == step.stage.inputs()
             assert parsed.folder == step.stage.folder
+        # DeepSpeed compares these settings with its config file.
+        for name in ("learning_rate", "max_grad_norm", "optim_args") if step.stage.on_several_processes else ():
+            assert getattr(parsed, name) == given[name], step.stage.name
+
+
+@pytest.mark.parametrize(
+    ("optim", "environment"),
+    [
+        ("adamw_torch_fused", {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}),
+        ("adamw_torch", {"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu"}),
+    ],
+)
+def test_log_mu_of_a_sharded_model_gets_the_optimizer(tmp_path, monkeypatch, optim, environment):
+    (stage,) = (step.stage for step in steps_of(loop(tmp_path, optim=optim)) if step.stage.name == "log-mu")
+    path = write_settings(stage)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert parse("log-mu", ["--config", str(path)]).optim == optim
 
 
 def test_test_problems_also_get_a_greedy_completion(tmp_path):
@@ -128,10 +146,17 @@ def test_settings_that_would_fail_later_are_refused_first(tmp_path, monkeypatch)
     with pytest.raises(ValueError, match=r"log_mu='sampler' and temperature=0.7: `topr sample` keeps the model's own"):
         check(loop(tmp_path, log_mu="sampler", temperature=0.7))
     check(loop(tmp_path, log_mu="sampler"))
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    of_training = {"chat_template_path": str(tmp_path / "chat.jinja"), "eos_token": "7",
+                   "model_init_kwargs": {"dtype": "auto"}}  # fmt: skip
+    for name, value in of_training.items():
+        with pytest.raises(ValueError, match=rf"{name}.* and not to sampling.* --model_name_or_path"):
+            check(loop(tmp_path / "run", **{name: value}))
+    check(loop(tmp_path / "run", model_init_kwargs={"device_map": "auto"}))
     if find_spec("vllm") is None:
         with pytest.raises(ImportError, match="sampling_python"):
-            check(loop(tmp_path, sampling_backend="vllm"))
-    now = loop(tmp_path)
+            check(loop(tmp_path / "run", sampling_backend="vllm"))
+    now = loop(tmp_path / "run")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="--accelerate_config"):
         check(now)

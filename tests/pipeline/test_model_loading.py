@@ -201,3 +201,8 @@ def test_vllm_gets_the_adapter(trained, tmp_path, monkeypatch, dtype, is_apart):
     args = sampling(tmp_path, trained, sampling_backend="vllm", vllm_dtype=dtype)
     sample._sampler(args, ())[1](None, 0)
     assert given == [trained / "adapter" if is_apart else None] * 2
+
+
+def test_vllm_with_weights_in_4_bits_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"load_in_4bit .* sampling_backend='transformers'"):
+        sampling(tmp_path, "model", sampling_backend="vllm", load_in_4bit=True)

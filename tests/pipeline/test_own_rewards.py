@@ -291,6 +291,9 @@ def test_errors_after_sampling_are_found_before(tmp_path):
         check(loop(task="gsm8k", test_dataset_name="prompts.jsonl", reward_funcs=None))
     with pytest.raises(ValueError, match="1 values, and reward_funcs has 2"):
         loop(reward_weights=[1.0])
+    assert loop(reward_weights=[1, "1e-1"]).reward_weights == [1.0, 0.1]  # YAML reads 1e-1 as text.
+    with pytest.raises(ValueError, match=r"reward_weights must be numbers, not \[1, 'high'\]"):
+        loop(reward_weights=[1, "high"])
     (tmp_path / "rewards.py").write_text(CODE.replace("target,", "solution,"))
     with pytest.raises(ValueError, match="needs the column 'solution'"):
         check(loop())

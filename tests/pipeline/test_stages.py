@@ -2,6 +2,8 @@ import json
 import shutil
 from collections import Counter
 from dataclasses import fields
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -282,8 +284,7 @@ def test_workers_share_the_shards(scored, tmp_path):
     for k in (1, 0):
         run("sample", tmp_path, worker=f"{k}/2")
         assert len(list(tmp_path.glob("*.parquet"))) == (1 if k else 3)
-    assert not manifest.read(tmp_path).finished  # The process that started the workers finishes the stage.
-    run("sample", tmp_path)
+        assert manifest.read(tmp_path).finished == (k == 0)  # The last worker finishes the stage.
     assert load_rows(tmp_path)["completion_ids"][:] == load_rows(scored)["completion_ids"][:]
 
 
@@ -488,6 +489,22 @@ def test_rows_are_scored_by_their_task(scored, tmp_path):
     assert task_of_rows(tmp_path / "elsewhere", None) == "math"
 
 
+@pytest.mark.parametrize(
+    ("sharding", "settings", "wrong"),
+    [("fsdp", {}, True), ("deepspeed", {}, True), ("deepspeed", {"use_peft": True}, False), ("none", {}, False)],
+)
+def test_training_that_would_save_no_weights_is_refused(tmp_path, monkeypatch, sharding, settings, wrong):
+    plugins = SimpleNamespace(
+        fsdp_plugin=SimpleNamespace(state_dict_type="StateDictType.SHARDED_STATE_DICT"),
+        deepspeed_plugin=SimpleNamespace(zero_stage=3, zero3_save_16bit_model=False),
+    )
+    trainer = Mock(accelerator=SimpleNamespace(state=plugins), is_fsdp_enabled=sharding == "fsdp",
+                   is_deepspeed_enabled=sharding == "deepspeed", train=Mock(side_effect=InterruptedError))  # fmt: skip
+    monkeypatch.setattr(train, "trainer_of_rows", lambda _: trainer)
+    with pytest.raises(ValueError if wrong else InterruptedError, match="save no whole weights" if wrong else None):
+        stage_of("train", training(tmp_path, tmp_path, **settings)).make()
+
+
 def test_a_torn_checkpoint_is_not_resumed_from(tmp_path):
     from accelerate import PartialState
 
@@ -558,7 +575,7 @@ def test_a_local_model_is_known_by_its_whole_path(tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").touch()
     data = {"dataset_name": "rows.jsonl", "test_dataset_name": "rows.jsonl"}
     known = stage_of("sample", sampling(tmp_path / "out", model_name_or_path="owner/model", **data)).inputs()
-    assert (known["model"], known["dataset_name"]) == (str(tmp_path / "owner/model"), str(tmp_path / "rows.jsonl"))
+    assert (known["model"], known["dataset_name"]) == (str(tmp_path / "owner/model"), "rows.jsonl")
     assert (
         stage_of("sample", sampling(tmp_path / "out", model_name_or_path="owner/other")).inputs()["model"]
         == "owner/other"
@@ -569,12 +586,14 @@ def test_a_file_of_problems_is_known_by_its_content(tmp_path):
     file = tmp_path / "problems.jsonl"
     file.write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
     args = sampling(tmp_path / "out", dataset_name=str(file), test_dataset_name=str(file))
-    known = stage_of("sample", args).inputs()
-    manifest.begin(tmp_path / "out", "sample", known)
+    of_loop = stage_of("sample", args)
+    manifest.begin(tmp_path / "out", "sample", of_loop.inputs())
     file.write_text('{"question": "1 + 2?", "answer": "#### 3"}\n')
     now = stage_of("sample", args).inputs()
     with pytest.raises(ValueError, match=r"other settings \(dataset_name or test_dataset_name: not the same files\)"):
         manifest.begin(tmp_path / "out", "sample", now)
+    with pytest.raises(ValueError, match=r"problems of .* have changed since this run"):  # as in a running loop
+        of_loop.inputs()
 
 
 def test_a_second_worker_with_other_settings_is_refused_before_the_first_shard(tmp_path):

@@ -219,6 +219,8 @@ def test_a_trial_that_cannot_run_is_refused_first(scored, tmp_path):
     with pytest.raises(ValueError, match="cannot be in the folder of the rows"):
         run_trial(trial(scored, Path(scored) / "out"))
     assert not (tmp_path / "x").exists()
+    with pytest.raises(ValueError, match=r"eos_token .* would apply to training and not to sampling"):
+        run_trial(trial(scored, tmp_path / "y", eos_token="7"))
 
 
 def test_problems_that_have_their_prompts_are_sampled_as_they_are(scored, tmp_path):

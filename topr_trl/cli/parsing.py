@@ -13,7 +13,7 @@ from topr_trl.cli.command_names import COMMANDS, load_object, read_config, setti
 from topr_trl.cli.memory_plan import PLAN_SETTINGS
 from topr_trl.pipeline import stages
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.settings import LOOP_SETTINGS, TRIAL_SETTINGS, field_names
+from topr_trl.pipeline.settings import LOOP_SETTINGS, TRIAL_SETTINGS, LaunchArguments, field_names
 from topr_trl.settings.checks import check_type
 from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
 
@@ -74,7 +74,10 @@ def parse(command: str, given: list[str]) -> Any:
     )
     if more:
         raise ValueError(f"Unexpected argument {more[0]!r}. topr {command} --help lists its settings.")
-    return kind(**{name: getattr(parsed, name) for name in names})
+    settings = kind(**{name: getattr(parsed, name) for name in names})
+    if isinstance(settings, LaunchArguments):
+        settings.is_cpu_given = "use_cpu" in {*settings_given(given), *config}
+    return settings
 
 
 def flags_of(command: str) -> set[str]:

@@ -1,5 +1,6 @@
 """Start the stages that run in their own processes, such as `sample` and `train`, on their machines and GPUs."""
 
+import json
 import os
 import shlex
 import sys
@@ -21,6 +22,7 @@ from topr_trl.pipeline.parent_process import is_one_of_several
 from topr_trl.pipeline.settings import LAUNCHERS, FolderArguments, LaunchArguments, RunArguments
 from topr_trl.pipeline.stage import Stage
 from topr_trl.pipeline.stages.sample import Sample
+from topr_trl.pipeline.stages.train import NO_WEIGHTS
 from topr_trl.settings.unsupported import offloads_optimizer, refuse_adafactor
 
 
@@ -76,11 +78,13 @@ def _check_accelerate(settings: RunArguments) -> None:
             f"{settings.accelerate_config} is not a config file of Accelerate. Write one with `accelerate config`."
         )
     sharding = config.get("distributed_type")
-    fsdp_version = (config.get("fsdp_config") or {}).get("fsdp_version", 1)
-    deepspeed = config.get("deepspeed_config") or {}
+    fsdp = (config.get("fsdp_config") or {}) if sharding == "FSDP" else {}
+    deepspeed = (config.get("deepspeed_config") or {}) if sharding == "DEEPSPEED" else {}
     offloaded = deepspeed.get("offload_optimizer_device", "none") != "none"
     offloaded = offloaded or offloads_optimizer(deepspeed.get("deepspeed_config_file"))
-    refuse_adafactor(settings.optim, sharding == "FSDP" and fsdp_version == 2, offloaded)
+    refuse_adafactor(settings.optim, fsdp.get("fsdp_version") == 2, offloaded)
+    if not _saves_weights(fsdp, deepspeed, settings.use_peft):
+        raise ValueError(NO_WEIGHTS)
     if sharding == "DEEPSPEED" and find_spec("deepspeed") is None:
         raise ImportError('This accelerate_config needs DeepSpeed: run pip install ".[deepspeed]" in the clone.')
     for name in LAUNCHERS:
@@ -96,6 +100,24 @@ def _check_accelerate(settings: RunArguments) -> None:
             "starts a process on each machine, such as 'srun --nodes 2 --ntasks-per-node 1 "
             "examples/slurm/train_on_node.sh'."
         )
+    processes, gpus = config.get("num_processes") or 1, torch.cuda.device_count()
+    is_named = settings.training_launcher or (settings.sampling_devices and settings.training_devices)
+    if 0 < gpus < processes and not (is_named or settings.use_cpu or config.get("use_cpu")):
+        raise ValueError(
+            f"{settings.accelerate_config} has num_processes={processes}, and training would see {gpus} GPUs. Change "
+            "num_processes, or list GPUs in --sampling_devices and --training_devices."
+        )
+
+
+def _saves_weights(fsdp: Json, deepspeed: Json, peft: bool) -> bool:
+    """Return whether training saves whole weights at its end. ZeRO-3 always saves the weights of an adapter."""
+    default = "SHARDED_STATE_DICT" if fsdp.get("fsdp_version") == 2 else "FULL_STATE_DICT"
+    zero, stage, gathers = deepspeed, "zero_stage", "zero3_save_16bit_model"
+    if os.path.isfile(file := deepspeed.get("deepspeed_config_file", "")):
+        zero = json.loads(Path(file).read_text()).get("zero_optimization") or {}
+        stage, gathers = "stage", "stage3_gather_16bit_weights_on_model_save"
+    is_whole = fsdp.get("fsdp_state_dict_type", default) == "FULL_STATE_DICT"
+    return is_whole and (zero.get(stage) != 3 or bool(zero.get(gathers)) or peft)
 
 
 def run_apart(stage: Stage[Any], launch: LaunchArguments, log: Path | None, stop: Event) -> None:
@@ -117,7 +139,7 @@ def run_apart(stage: Stage[Any], launch: LaunchArguments, log: Path | None, stop
     # Exit status 0 is not enough, because a launcher can exit with 0 after losing a machine.
     if not isinstance(stage, Sample) or stage.has_missing_shards():
         raise ChildProcessError(describe_failure(stage.name, "ended before its work was done", log))
-    stage.run()  # Workers sample shards. This call marks the stage as finished.
+    stage.run()  # On a slow shared disk, the last worker may not see all shards, and does not finish the stage.
 
 
 def programs_of(stage: Stage[Any], launch: LaunchArguments) -> list[Program]:
@@ -127,11 +149,13 @@ def programs_of(stage: Stage[Any], launch: LaunchArguments) -> list[Program]:
         stage (`Stage`): The stage.
         launch (`LaunchArguments`): Settings for starting processes.
     """
-    arguments, gpus = [stage.name, "--config", str(write_settings(stage))], devices(stage.name, launch)
+    launcher = shlex.split((launch.sampling_launcher if isinstance(stage, Sample) else launch.training_launcher) or "")
+    settings = write_settings(stage, launch.is_cpu_given or not launcher)
+    arguments, gpus = [stage.name, "--config", str(settings)], devices(stage.name, launch)
     if isinstance(stage, Sample):
         python, workers = [launch.sampling_python] if launch.sampling_python else [], launch.sampling_workers
-        if launch.sampling_launcher:
-            return [Program(arguments, [], python, shlex.split(launch.sampling_launcher))]
+        if launcher:
+            return [Program(arguments, [], python, launcher)]
         if workers == 1:
             return [Program(arguments, gpus, python)]
         each = launch.vllm_tensor_parallel_size
@@ -149,7 +173,7 @@ def programs_of(stage: Stage[Any], launch: LaunchArguments) -> list[Program]:
             python += ["--main_process_port", "0"]
         if launch.devices_of(stage.name):
             python += ["--num_processes", str(len(gpus))]
-    return [Program(arguments, gpus, python, shlex.split(launch.training_launcher or ""))]
+    return [Program(arguments, gpus, python, launcher)]
 
 
 def num_machines(accelerate_config: str | None) -> int:
@@ -162,11 +186,11 @@ def _accelerate_settings(path: str | None) -> Any:
     return yaml.safe_load(Path(path).read_text()) if path else {}
 
 
-def write_settings(stage: Stage[Any]) -> Path:
+def write_settings(stage: Stage[Any], with_device: bool = True) -> Path:
     """Write the settings of a stage to a YAML file beside the stage's folder. The stage's processes read this file.
 
     Settings with default values are left out, except for the model, and for settings whose default depends on the
-    machine or on the task.
+    machine or on the task. Without `with_device`, use_cpu is left out, too, and the machine of the stage decides.
 
     Returns:
         The path of the file.
@@ -176,6 +200,8 @@ def write_settings(stage: Stage[Any]) -> Path:
     always = {name: getattr(args, name) for name in ("use_cpu", "bf16", "fp16", "num_shots") if hasattr(args, name)}
     default, given = (_settings_for_yaml(each) for each in (type(args)(**always), args))
     own = {name: given[name] for name in stage.setting_names() if name in always or given[name] != default[name]}
+    if not with_device:
+        own.pop("use_cpu", None)
     # Always name the model. Otherwise, the defaults for the bundled model would replace settings that are left out.
     if isinstance(args, ModelConfig):
         own["model_name_or_path"] = model_path(args)

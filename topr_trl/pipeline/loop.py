@@ -187,6 +187,7 @@ def check(loop: IterateArguments) -> None:
     check_launch("iterate", loop)
     for split in ("train", "test"):
         if loop.tests if split == "test" else not loop.rows or loop.iterations > 1:
+            loop.check_sampling()
             problems = load_problems(loop, split)
             check_rewards(problems, loop)
     if loop.rows:

@@ -181,6 +181,10 @@ class RewardArguments:
             raise ValueError(
                 "reward_weights has no effect without reward_funcs. Set reward_funcs, or remove reward_weights."
             )
+        try:
+            self.reward_weights = self.reward_weights and list(map(float, self.reward_weights))
+        except (TypeError, ValueError):
+            raise ValueError(f"reward_weights must be numbers, not {self.reward_weights}.") from None
         if self.reward_funcs is not None:
             check_weights(self.reward_funcs, self.reward_weights)
 
@@ -245,6 +249,8 @@ class LaunchArguments(BackendArguments):
         metadata={"help": "Command that starts training and log μ on other machines, such as srun with a script."},
     )
 
+    is_cpu_given = True  # not a setting: whether the user chose use_cpu, and not the command
+
     def __post_init__(self) -> None:
         check_types(self, LaunchArguments)  # Check first: the code below would split a str into characters.
         super().__post_init__()
@@ -257,8 +263,11 @@ class LaunchArguments(BackendArguments):
                 "sampling_workers, and let the launcher start the workers, as examples/slurm/sample_on_node.sh does."
             )
         for name in ("sampling_devices", "training_devices"):
-            if (devices := getattr(self, name)) is not None and len(set(devices)) < max(len(devices), 1):
-                raise ValueError(f"{name} must list GPUs, each once, not {' '.join(devices) or 'none'}.")
+            if (given := getattr(self, name)) is not None:
+                devices = [device for each in given for device in str(each).split(",") if device]
+                if len(set(devices)) < max(len(devices), 1):
+                    raise ValueError(f"{name} must list GPUs, each once, not {' '.join(devices) or 'none'}.")
+                setattr(self, name, devices)
         for name in ("accelerate_config", "sampling_python"):
             if getattr(self, name) is not None:
                 existing(getattr(self, name), f"--{name}")
@@ -322,6 +331,15 @@ class RunArguments(SamplingArguments, LaunchArguments, OfflineTOPRConfig, ModelC
         if self.use_peft and self.sampling_backend == "vllm" and self.vllm_dtype != "float32":
             config = {"r": self.lora_r, "use_dora": self.use_dora, "modules_to_save": self.lora_modules_to_save}
             refuse_adapter_of_vllm(config)
+
+    def check_sampling(self) -> None:
+        """Raise a ValueError if training would use another model or prompt than sampling, which lacks some settings."""
+        if self.chat_template_path or self.eos_token or set(self.model_init_kwargs or {}) - {"device_map"}:
+            raise ValueError(
+                "chat_template_path, eos_token and model_init_kwargs would apply to training and not to sampling. Save "
+                "the model and its tokenizer with these settings, set --model_name_or_path to their folder, and remove "
+                "the settings."
+            )
 
 
 @dataclass

@@ -153,6 +153,8 @@ def run_trial(trial: TrialArguments) -> Outcome:
         rows = Split(trial, {arm.name: arm.settings for arm in ARMS}).run()
         if rows["diagnosis"]:
             print(rows["diagnosis"], flush=True)
+        if rows["by_answers"]:
+            trial.check_sampling()
         arms = arms_of(rows["settings"])
         run_steps(steps_of(trial, rows, arms), trial, out)
         return outcome_of(trial, rows, arms)

@@ -29,6 +29,9 @@ _TRAINER_SETTINGS = (
     "per_device_eval_batch_size", "bf16", "fp16", "tf32", "padding_free", "max_length", "dataset_num_proc", "use_cpu",
     "trust_remote_code", "model_init_kwargs", "chat_template_path", "eos_token", "pad_token", "disable_tqdm",
     "use_liger_kernel", "share_prompts",
+    # Accelerate and DeepSpeed shard the model together with its optimizer, and check the optimizer's settings.
+    "optim", "optim_args", "optim_target_modules", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2",
+    "adam_epsilon", "max_grad_norm", "gradient_accumulation_steps", "deepspeed", "fsdp", "fsdp_config",
 )  # fmt: skip
 
 

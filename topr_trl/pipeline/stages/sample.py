@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from os.path import isfile
 from pathlib import Path
 
 from accelerate import PartialState
@@ -62,6 +63,10 @@ class SampleArguments(
             self.check_test_split()
             check_at_least(1, self, "num_test_problems")
         check_at_least(0, self, "iteration")
+        if self.sampling_backend == "vllm" and (self.load_in_4bit or self.load_in_8bit):
+            raise ValueError(
+                "vLLM does not use load_in_4bit and load_in_8bit. Remove them, or set sampling_backend='transformers'."
+            )
         if self.worker is not None:
             k, _, n = self.worker.partition("/")
             if not (k.isdecimal() and n.isdecimal() and int(k) < int(n)):
@@ -76,6 +81,16 @@ class Sample(Stage[SampleArguments]):
     order = 0
     runs_apart = True
 
+    def __init__(self, args: SampleArguments) -> None:
+        super().__init__(args)
+        # A loop creates all stages when it starts. With these hashes, a stage that runs later detects changed files.
+        self._files = self._fingerprints()
+
+    def _fingerprints(self) -> list[str]:
+        """Return the fingerprints of the files of problems. A dataset on the Hub is identified only by its name."""
+        names = (self.args.dataset_name, self.args.test_dataset_name if self.args.split == "test" else None)
+        return [manifest.fingerprint(Path(name)) for name in names if name and Path(name).exists()]
+
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
         """Return the names of all settings except `input` and the settings of adapters."""
@@ -86,25 +101,32 @@ class Sample(Stage[SampleArguments]):
         return []
 
     def inputs(self) -> Json:
-        """Return the problems, the weights and the sampling settings."""
+        """Return the problems, the weights and the sampling settings.
+
+        Raises:
+            ValueError: a file of problems has changed since the loop started.
+        """
         args = self.args
+        if self._fingerprints() != self._files:
+            raise ValueError(
+                f"The problems of {self.folder} have changed since this run started. Undo the change and run the same "
+                "command again, or use another output_dir."
+            )
         names = {*_INPUTS, f"num_{args.split}_problems"}
         # vLLM forms its own batches, so the batch size matters only for transformers.
         names.add("vllm_dtype" if args.sampling_backend == "vllm" else "sampling_batch_size")
-        data = [args.dataset_name, *([args.test_dataset_name] if args.split == "test" else [])]
-        named = ("dataset_name", "test_dataset_name")
-        # A file is identified by its content, a dataset on the Hub only by its name.
-        files = [Path(name) for name in data if name and Path(name).exists()]
+        data = values_of(args, ("dataset_name", *(["test_dataset_name"] if args.split == "test" else [])))
         return {
             "task": args.task_of_problems.name,
             **values_of(args, sorted(names)),
-            **{name: absolute(value) for name, value in zip(named, data, strict=False)},
-            **({"problems": [manifest.fingerprint(path) for path in files]} if files else {}),
+            # A file can be moved, so its folder does not count.
+            **{name: Path(value).name if isfile(value or "") else absolute(value) for name, value in data.items()},
+            **({"problems": self._files} if self._files else {}),
             **weights_read(args),
         }
 
     def run(self) -> Json:
-        """Run the stage, or the share of one worker. A worker returns {}, and does not mark the stage as finished."""
+        """Run the stage, or the share of one worker. The last worker finishes the stage. Other workers return {}."""
         if PartialState(cpu=self.args.use_cpu).num_processes > 1:
             raise ValueError(
                 "The stage sample runs in one process; start it without accelerate launch. To sample in n processes, "
@@ -119,7 +141,7 @@ class Sample(Stage[SampleArguments]):
                 finished = self.begin(locks.others_work(self.folder, part))
             if not finished:
                 self._sample_shards()
-        return {}
+        return {} if self.has_missing_shards() else super().run()
 
     def make(self) -> Result:
         """Sample the missing shards."""

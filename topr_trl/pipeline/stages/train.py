@@ -35,6 +35,10 @@ RESULT = (
     "share_prompts", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps",
     "neftune_noise_alpha", "full_determinism", "use_liger_kernel", "accelerator_config", "iteration",
 )  # fmt: skip
+NO_WEIGHTS = (
+    "Training would save no whole weights. Set fsdp_state_dict_type: FULL_STATE_DICT, or zero3_save_16bit_model: true, "
+    "in the config file of Accelerate, or stage3_gather_16bit_weights_on_model_save in that of DeepSpeed."
+)
 
 
 class SaveAtInterrupt(TrainerCallback):
@@ -137,6 +141,11 @@ class Train(Stage[TrainArguments]):
         folder, state = self.folder, PartialState()
         work = folder / manifest.WORK
         trainer = trainer_of_rows(self.args)
+        plugins = trainer.accelerator.state
+        zero3 = trainer.is_deepspeed_enabled and plugins.deepspeed_plugin.zero_stage == 3
+        shards = trainer.is_fsdp_enabled and "FULL_STATE_DICT" not in str(plugins.fsdp_plugin.state_dict_type)
+        if shards or (zero3 and not (plugins.deepspeed_plugin.zero3_save_16bit_model or self.args.use_peft)):
+            raise ValueError(NO_WEIGHTS)
         interrupt = SaveAtInterrupt()
         trainer.add_callback(interrupt)
         try:
