@@ -114,7 +114,7 @@ def run(
     plan: Callable[[], list[Cell]], work: Any, store: Store, workers: int, command: str, description: str,
     device: str = "cpu", until: float = float("inf"),
 ) -> bool:  # fmt: skip
-    """Run the planned cells with `work(cell)` in single-threaded worker processes on a device, as `finish` does."""
+    """Start single-threaded worker processes on a device, and run the planned cells in them, see `finish`."""
     os.environ["TQDM_DISABLE"] = "1"  # hides the bars of the workers, because one bar shows all cells
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _prepare, (device,)) as pool:
         return finish(plan, work, store, pool, workers, command, description, until)

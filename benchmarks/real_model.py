@@ -438,7 +438,7 @@ def setup_on(
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # the default check breaks CUDA in forks
     return Setup(
         model, train.resolve(), test.resolve(),
-        CACHE / "real_model" / Path(model).name, sizes,
+        CACHE / "real_model" / (Path(model).name + ("" if device == "cpu" else f"-{device}")), sizes,
         sampling=sampling, training=training, save_steps=5 if device == "cpu" else 1_000,
         sampling_python=sampling_python, device=device,
     )  # fmt: skip

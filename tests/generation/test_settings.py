@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
+from transformers import GenerationConfig
 
-from topr_trl.generation.settings import SamplingArguments, draws_of
+from topr_trl.data.tokenization import tokenize_row
+from topr_trl.generation.settings import SamplingArguments, draws_of, stop_tokens
 from topr_trl.generation.vllm import refuse_adapter_of_vllm, sample_completions_with_vllm
 from topr_trl.tasks import arithmetic
 
@@ -18,6 +20,19 @@ def test_draws():
         SamplingArguments(temperature=0.0)
     with pytest.raises(ValueError, match="greedy must be bool"):
         SamplingArguments(greedy="yes")
+
+
+def test_sampling_stops_at_the_token_that_training_learns_in_a_chat(tokenizer):
+    """Base models such as Qwen2.5's have a chat template with another stop token than their EOS."""
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role + ': ' + m.content + '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    row = {"prompt": [{"role": "user", "content": "3 + 4?"}], "completion": "7"}
+    learned = tokenize_row(row, tokenizer).completion_ids[-1]
+    assert tokenizer.decode(learned) == "<|im_end|>"
+    assert stop_tokens(tokenizer, GenerationConfig(eos_token_id=5)) == sorted({5, tokenizer.eos_token_id, learned})
 
 
 @pytest.mark.parametrize(

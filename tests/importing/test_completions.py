@@ -144,6 +144,15 @@ def test_records_that_cannot_be_used(tmp_path, capsys, name, record, why):
     assert "1 record cannot be used and is left out: log.jsonl, line 2." in capsys.readouterr().out
 
 
+def test_messages_of_one_chat_are_read_with_results_beside_the_tree_and_sessions_without_a_name(tmp_path):
+    call = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+    turns = [{**USER, "id": "1", "sessionId": "a"}, {**call, "id": "2", "parent": "1", "sessionId": "a"},
+             {"role": "function", "name": "f", "content": "7", "sessionId": ""},
+             {**ANSWER, "id": "3", "parent": "2"}]  # fmt: skip
+    (row,) = imported(tmp_path, "messages", [{"messages": turns, "score": 1}], *SCORE)
+    assert [turn["role"] for turn in (*row["prompt"], *row["completion"])] == ["user", "assistant", "tool", "assistant"]
+
+
 def test_a_null_in_a_list_of_rewards_can_be_skipped(tmp_path, capsys):
     records = [answered(ANSWER, ANSWER), {**answered(ANSWER, ANSWER), "score": [1, None]}]
     with pytest.raises(ValueError, match=r"line 2: score is null for one of its completions.* --skip_unrewarded"):

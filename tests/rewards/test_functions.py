@@ -107,6 +107,11 @@ def test_judges_may_name_their_parameters_like_columns(rows, judge):
     assert [reward.kind for reward in prepare_rewards([judge], columns)] == ["judge"]
 
 
+def test_a_reward_function_without_its_column_is_no_judge(rows):
+    with pytest.raises(ValueError, match="column 'solutions'"):
+        prepare_rewards([lambda solutions, completions: []], [*rows.column_names, "answer"])
+
+
 @pytest.fixture
 def reward_model(tmp_path):
     torch.manual_seed(0)

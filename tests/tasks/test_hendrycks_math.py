@@ -167,6 +167,8 @@ def test_agreement_with_a_person():
         ("cab", "abc", "correct"),
         (r"x > 3 \text{ or } x < -1", r"(-\infty,-1)\cup(3,\infty)", "correct"),
         (r"x > 3 \text{ or } x \le -1", r"(-\infty,-1)\cup(3,\infty)", "incorrect"),
+        (r"(1, 2) \cup (3, 4) \text{ cm}", r"(1,2)\cup(3,4)", "correct"),
+        (r"(3, \infty) \text{ meters}", "x > 3", "correct"),
     ],
 )
 def test_tiny_values_words_and_large_expansions(given, truth, verdict):

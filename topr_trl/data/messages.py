@@ -56,16 +56,17 @@ def tokenize_turns(
             "there is nothing to learn from its completion: it has no assistant turn, or all its turns have weight 0"
         )
     written = [False] * len(ids)
-    stops = [turn_of_template(tokenizer, options, bool(turn.message.get("tool_calls")))[1] for turn in turns]
-    for turn, stop in zip(turns[:-1], stops, strict=False):
-        length = _length_with_stop(turn, ids, tokenizer, stop)
+    calls = [bool(turn.message.get("tool_calls")) for turn in turns]
+    stops = {is_call: turn_of_template(tokenizer, options, is_call)[1] for is_call in {*calls}}
+    for turn, is_call in zip(turns[:-1], calls, strict=False):
+        length = _length_with_stop(turn, ids, tokenizer, stops[is_call])
         if not length:
             raise ValueError(
                 "its chat template writes no stop token after an assistant turn that other messages follow. Set "
                 "chat_template_path to a template that writes one, or give completion_ids and completion_mask"
             )
         written[turn.start : turn.start + length] = [True] * length
-    start, own = turns[-1].start, _last_turn(turns[-1], ids, tokenizer, stops[-1], truncated)
+    start, own = turns[-1].start, _last_turn(turns[-1], ids, tokenizer, stops[calls[-1]], truncated)
     ids, written = ids[:start] + own, written[:start] + [True] * len(own)
     if not any(written):
         raise ValueError(

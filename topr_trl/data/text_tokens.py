@@ -118,10 +118,10 @@ def turn_of_template(
 ) -> tuple[str, int | None]:
     """Return the text before a turn in the tokenizer's own chat template, and the token that ends the turn.
 
-    The text is empty, or the token None, if it is unknown. The token can differ from EOS, for instance `<end_of_turn>`.
-    It stays if a message follows the turn. Phi's templates write EOS after it at the end of a conversation, and
-    GPT-OSS's template writes `<|return|>` instead. GLM's template writes no such token. The sampler then stops at the
-    marker of the next role.
+    The text is empty, or the token None, if it is unknown. The token is the last special token that stays if a message
+    follows, such as `<end_of_turn>`: Phi's templates write EOS after it at the end of a conversation. If none stays, it
+    is the turn's own special token (`<|return|>` of GPT-OSS), or else the marker of the next role, at which samplers of
+    GLM stop.
 
     Args:
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.

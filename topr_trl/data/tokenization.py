@@ -179,6 +179,11 @@ def encode_messages(prompt: Messages, tokenizer: PreTrainedTokenizerBase, row: d
     return token_ids(render_prompt(plain_messages(prompt), tokenizer, options), tokenizer)
 
 
+def is_of_mistral_common(tokenizer: object) -> bool:
+    """Return whether a tokenizer is that of mistral-common, which transformers prefers if it is installed."""
+    return type(tokenizer).__name__ == "MistralCommonBackend"
+
+
 def tokenizer_of(
     processing_class: PreTrainedTokenizerBase | ProcessorMixin, template_was_set: bool = False
 ) -> PreTrainedTokenizerBase:
@@ -190,7 +195,7 @@ def tokenizer_of(
     Raises:
         ValueError: the tokenizer is that of mistral-common, which has no chat template.
     """
-    if type(processing_class).__name__ == "MistralCommonBackend":
+    if is_of_mistral_common(processing_class):
         raise ValueError(
             "processing_class: the tokenizer of mistral-common has no chat template. Give the one of Hugging Face: "
             "processing_class=AutoTokenizer.from_pretrained(name, mistral_format=False)"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils import is_mistral_common_available
 from trl import ModelConfig, get_quantization_config
 
+from topr_trl.data.tokenization import is_of_mistral_common
 from topr_trl.pipeline import manifest
 from topr_trl.tasks import arithmetic
 from topr_trl.trainers.checkpoints import ADAPTER_CONFIG, from_safetensors, holds_only_adapter, read_adapter_config
@@ -115,10 +115,10 @@ def load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
     """
     name = model_path(settings)
     given = {"revision": settings.model_revision, "trust_remote_code": bool(settings.trust_remote_code)}
-    if is_mistral_common_available():
-        given["mistral_format"] = False  # The tokenizer of mistral-common has no chat template.
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **given)
+        if is_of_mistral_common(tokenizer):  # It has no chat template.
+            tokenizer = AutoTokenizer.from_pretrained(name, **given, mistral_format=False)
     except OSError as error:
         if Path(name).is_dir():
             raise

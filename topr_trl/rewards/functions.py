@@ -204,8 +204,8 @@ def _prepare(given: Any, columns: Collection[str], load: bool) -> Reward:
 def _kind_of(function: Callable[..., Any], name: str, columns: Collection[str]) -> str:
     """Return `"judge"` or `"function"`, inferred from the parameters of a function.
 
-    A judge takes no **kwargs and has exactly two required parameters. At least one of their names differs from the
-    names of all arguments that TRL passes.
+    A judge takes no **kwargs and has exactly two required parameters. The second is not `prompts`, `completions` or
+    `completion_ids`, and at least one differs from the names of all arguments that TRL passes.
 
     Raises:
         ValueError: a function that is not a judge cannot be called as TRL calls it.
@@ -214,14 +214,15 @@ def _kind_of(function: Callable[..., Any], name: str, columns: Collection[str]) 
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # Some functions written in C have no signature.
         return "function"
-    passed = {"prompts", "completions", "completion_ids", *_columns_to_pass(columns), *_OF_TRAINER}
+    of_trl = {"prompts", "completions", "completion_ids"}
+    passed = {*of_trl, *_columns_to_pass(columns), *_OF_TRAINER}
     kinds = inspect.Parameter
     parameters = signature.parameters.values()
     named = {each.name for each in parameters if each.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)}
     rest = (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
     needed = [each.name for each in parameters if each.default is kinds.empty and each.kind not in rest]
     takes_all = any(each.kind == kinds.VAR_KEYWORD for each in parameters)
-    if not takes_all and len(needed) == 2 and not set(needed) <= passed:
+    if not takes_all and len(needed) == 2 and not set(needed) <= passed and needed[1] not in of_trl:
         return "judge"
     if missing := [each for each in needed if each not in passed]:
         raise ValueError(

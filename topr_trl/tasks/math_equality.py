@@ -79,7 +79,8 @@ def normalize(text: str) -> str:
     text = re.sub(rf"{_WORD}\s*\{{\s*([ie]|[-+]?[\d.,]*\d)\s*\}}", r"\1", text)
     if _SPACED_THOUSANDS.fullmatch(text):
         text = text.replace(" ", "")
-    if not re.search(r"[,;]\s", text):  # `_structure` removes the units of a list from each part.
+    # `_structure` removes the units of a list from each part.
+    if not re.search(r"[,;]\s", text) or len(_split(text, (",", ";"))) == 1:
         text = _without_unit(text)
     text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text)
     text = re.sub(r"\\frac\s*(\d)", r"\\frac{\1}", text)
@@ -289,8 +290,9 @@ def same(given: str, truth: str) -> bool:
     a, b = _structure(given), _structure(truth)
     kinds = {a[0], b[0]}
     if kinds == {"atom"}:
+        # In a tuple, 30^\circ equals both 30 and \pi/6.
         equal = _same_atoms(a[1], b[1]) or (r"\circ" in given + truth and _same_by_math_verify(given, truth))
-        return equal and not contradict(given, truth)  # In a tuple, 30^\circ equals both 30 and \pi/6.
+        return equal and not contradict(given, truth)
     if kinds == {"tuple"}:
         return bool(a[1] == b[1]) and _same_in_order(a[2], b[2])
     if kinds <= {"list", "set", "atom"}:

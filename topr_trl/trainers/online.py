@@ -26,6 +26,7 @@ These methods communicate through keys in TRL's batch of N rows:
 import inspect
 import math
 import os
+import re
 import warnings
 from functools import partial
 from pathlib import Path
@@ -473,10 +474,11 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         problems = np.arange(len(raw)) // (self.num_generations if train else self.num_generations_eval)
         with warnings.catch_warnings(record=True) as caught:
             rewards, curated = self.args.choose(raw, problems, self.args.seed + self.state.global_step, **changes)
-        # The counts differ between batches, so Python would show the warning for each batch.
-        if caught and "curation" not in self._said:
-            self._said.add("curation")
-            warn_user(str(caught[0].message))
+        for text in (str(each.message) for each in caught):
+            # The numbers differ between batches, so Python would show the warning for each batch.
+            if (kind := re.sub(r"\d+", "", text)) not in self._said:
+                self._said.add(kind)
+                warn_user(text)
         if share is not None and train:
             self._last_baseline = float(raw[curated.indices[0]] - rewards[0])
         return rewards, curated

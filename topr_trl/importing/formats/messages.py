@@ -98,12 +98,15 @@ def _check_one_chat(given: list[Record]) -> None:
         Unusable: the ids of chats differ, or the parent of a message is not the message before it.
     """
     ids = {str(each[key]): n for n, each in enumerate(given) for key in _IDS if each.get(key) is not None}
+    is_result = [ROLE_NAMES.get(str(each.get("role") or each.get("from")).lower()) == "tool" for each in given]
     for name in dict.fromkeys(chain.from_iterable(given)):
-        # Results of tools can have the same parent.
-        parents = [n if each.get("role") == "tool" else ids.get(str(each.get(name)), n - 1) + 1
-                   for n, each in enumerate(given)]  # fmt: skip
-        chats, key = {str(each.get(name)) for each in given} - {"None"}, normalized(name).replace("_", "")
-        if (key in ("parent", "parentid") and parents != [*range(len(given))]) or (key in _CHATS and len(chats) > 1):
+        if (key := normalized(name).replace("_", "")) in ("parent", "parentid"):
+            parents = [ids.get(str(each.get(name)), n - 1) for n, each in enumerate(given)]
+            # Results of tools can have the same parent, or no place in the tree.
+            is_one = all(parent < n and all(is_result[parent + 1 : n]) for n, parent in enumerate(parents))
+        else:
+            is_one = key not in _CHATS or len({str(each.get(name) or "") for each in given} - {""}) < 2
+        if not is_one:
             raise Unusable(f"its messages are several chats or branches, see {name}. Write a record for each of them")
 
 
