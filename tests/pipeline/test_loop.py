@@ -199,7 +199,7 @@ def test_rows_that_another_model_wrote_give_a_warning(tmp_path):
     manifest.begin(rows, "sample", {"model": "me/other", "revision": "main"})
     pq.write_table(pa.table({"prompt": ["a"], "completion": ["b"], "reward": [1.0]}), rows / "a.parquet")
     manifest.finish(rows, "sample", 1)
-    with pytest.warns(UserWarning, match=r"written by me/other main, .*--model_name_or_path"):
+    with pytest.warns(UserWarning, match=r"written by model me/other, revision main, .*--model_name_or_path"):
         check(loop(tmp_path / "run", **given))
     with warnings.catch_warnings(action="error", category=UserWarning):
         check(loop(tmp_path / "run", **given, log_mu="sampler"))

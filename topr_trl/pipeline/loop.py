@@ -240,7 +240,7 @@ def _check_writer(path: Path, loop: IterateArguments) -> None:
     sampling = sampling_of(path)
     weights = [weights_of(inputs) for inputs in (sampling, weights_read(loop))]
     if sampling and weights[0] != weights[1] and loop.log_mu != "sampler":
-        writer, starting = (" ".join(f"{name} {each[name]}" for name in each if each[name]) for each in weights)
+        writer, starting = (", ".join(f"{name} {each[name]}" for name in each if each[name]) for each in weights)
         warn_user(
             f"The rows in {path} were written by {writer}, and the loop would compute their log μ with {starting}, so "
             "the taper would restart. Set --model_name_or_path to the model that wrote the rows, unless it is the same "
