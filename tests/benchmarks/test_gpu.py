@@ -16,7 +16,7 @@ TINY = replace(setting.PROFILES["quick"], problems=4, test_problems=2)
 def one_run():
     """Return a comparison of one method at one rate with one seed."""
     of_main = wrong_answers.of_base("main")
-    method = {wrong_answers.DEFAULT: {"recipe": wrong_answers.DEFAULT, "iterations": 1}}
+    method = {wrong_answers.DEFAULT: {"recipe": wrong_answers.DEFAULT, "iterations": 2}}
     return replace(of_main, methods=method, choices=rates(1e-4), seeds=(0,), further=0)
 
 
