@@ -49,7 +49,7 @@ BASES = ("facts-agree", "facts-alone", "misconceptions", "facts-scattered")
 RULED = ("sure-17", "slips-30", "bundled")  # all problems follow one rule
 TO_COME = ("main", "misconception-10", "sure-3", "wanders-10")  # of one rule, not published
 WARM_METHODS = (REPEATED, WEIGHTED)  # methods of which iterations on SmolLM2 are published
-ONE_PASS = (BALANCED, REPEATED, DEFAULT, KTO, DPO)  # methods whose greedy answers after one pass are published
+ONE_PASS = (BALANCED, REPEATED, DEFAULT, UNTAPERED, KTO, DPO)  # published, by their greedy answers
 ONE_PASS_TO_COME = (  # also sampled answers, at their own best rates
     BALANCED,
     KTO,
@@ -227,8 +227,7 @@ def on_pretrained(base: str, device: str = "cpu") -> list[Experiment]:
     else:
         found = [of_pretrained(base, WARM, 5, 5, *names), of_pretrained(base, 1.0, 3, 5, *names)]
     # Another device samples other rows, so its results are not compared with those of a CPU.
-    own = {} if device == "cpu" else {"device": device}
-    return [replace(one, fields={**one.fields, **own}) for one in found]
+    return found if device == "cpu" else [replace(one, fields={**one.fields, "device": device}) for one in found]
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:

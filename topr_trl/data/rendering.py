@@ -195,14 +195,14 @@ def _by_prefixes(
 
 
 def _drop_end(rendered: Rendered, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Drop the text after the content of the last turn, which differs if no message follows. Return the other text.
+    """Drop what the template wrote after the content of the last turn, and return the text before it.
 
-    The later rendering has the end of this turn.
+    The template ends a turn in another way if a message follows. The rendering of that message has this end.
     """
-    turn = rendered.turns.pop()
+    turn = rendered.turns[-1]
     own = turn.text[: turn.said]
     rendered.ids[turn.start :] = continued_ids(own, turn.before, tokenizer)
-    rendered.turns.append(turn._replace(end=len(rendered.ids), text=own))
+    rendered.turns[-1] = turn._replace(end=len(rendered.ids), text=own)
     return turn.before + own
 
 

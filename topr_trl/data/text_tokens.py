@@ -76,10 +76,10 @@ def completion_ids(
     Raises:
         ValueError: the tokenizer has no stop token, or merges the start of `text` with `before`.
     """
-    ids, (opening, stop) = continued_ids(text, before, tokenizer), turn_of_template(tokenizer, options, False)
-    stops = {stop, turn_of_template(tokenizer, options, True)[1], tokenizer.eos_token_id}
-    if is_cut or stops.intersection(ids[-1:]):
+    ids = continued_ids(text, before, tokenizer)
+    if is_cut or stops_of(tokenizer, options).intersection(ids[-1:]):
         return ids
+    opening, stop = turn_of_template(tokenizer, options, False)
     return [*ids, stop_token(tokenizer, stop if in_chat or (opening and opening in before) else None)]
 
 
@@ -113,6 +113,12 @@ def stop_token(tokenizer: PreTrainedTokenizerBase, of_template: int | None) -> i
     return int(tokenizer.eos_token_id)
 
 
+def stops_of(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> set[int]:
+    """Return EOS, and the tokens that end an answer and a tool call in the chat template."""
+    of_template = {turn_of_template(tokenizer, options, is_call)[1] for is_call in (False, True)}
+    return {stop for stop in (tokenizer.eos_token_id, *of_template) if stop is not None}
+
+
 def turn_of_template(
     tokenizer: PreTrainedTokenizerBase, given: dict[str, Any], is_call: bool
 ) -> tuple[str, int | None]:
@@ -130,14 +136,17 @@ def turn_of_template(
     """
     if not tokenizer.chat_template:
         return "", None
-    options = json.dumps({**given, "chat_template": templates_of(tokenizer, given)[0][0]}, default=str)
-    return _turn_of_template(tokenizer, len(tokenizer), options, is_call)
+    template = templates_of(tokenizer, given)[0][0]
+    return _turn_of_template(tokenizer, len(tokenizer), template, json.dumps(given, default=str), is_call)
 
 
 @lru_cache(maxsize=64)
-def _turn_of_template(tokenizer: PreTrainedTokenizerBase, size: int, options: str, is_call: bool) -> Any:
+def _turn_of_template(
+    tokenizer: PreTrainedTokenizerBase, size: int, template: str, options: str, is_call: bool
+) -> tuple[str, int | None]:
     # `size` is only a part of the cache key, because tokens can be added to a tokenizer.
-    turns, given = [_USER, _CALLED if is_call else {**_USER, "role": "assistant"}], json.loads(options)
+    turns = [_USER, _CALLED if is_call else {**_USER, "role": "assistant"}]
+    given = {**json.loads(options), "chat_template": template}
     try:
         opening = render(tokenizer, [_USER], add_generation_prompt=True, **given).partition(ANSWER)[2].strip()
         both = [render(tokenizer, each, **given) for each in (turns, [*turns, _RESULT if is_call else _USER])]

@@ -8,7 +8,7 @@ from datasets import Dataset, Features, concatenate_datasets
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from topr_trl.data.sampler_logps import GREEDY, LOGPROBS_MODE, RAW, SAMPLING, TEMPERATURE
-from topr_trl.data.text_tokens import encode_prompt, turn_of_template
+from topr_trl.data.text_tokens import encode_prompt, stops_of
 from topr_trl.data.tokenization import encode_messages
 from topr_trl.settings.checks import check_at_least, check_types
 
@@ -131,12 +131,11 @@ def encode_prompts(
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig) -> list[int]:
     """Return the EOS token ids of the tokenizer and of the generation config, and the stop tokens of the chat template.
 
-    Each of them ends a completion. With these of the template, a completion ends where training lets it end.
+    Each of them ends a completion. Training learns to end a turn with the template's stop token, so sampling must stop
+    there.
     """
     own = generation_config.eos_token_id
-    of_template = {turn_of_template(tokenizer, {}, is_call)[1] for is_call in (False, True)}
-    found = {tokenizer.eos_token_id, *([own] if isinstance(own, int) else own or []), *of_template}
-    return sorted(found - {None})
+    return sorted({*stops_of(tokenizer, {}), *([own] if isinstance(own, int) else own or [])})
 
 
 def sampled_row(
