@@ -219,6 +219,9 @@ EXPORTS = {
                  "feedback_rating": True, "scores": {}},
     "portkey": {"trace_id": "t", "ai_org": "openai", "ai_model": "m", "request": OF_CHAT, "response": SAID,
                 "reward": 1},
+    "datadog": {"id": "s", "type": "span", "attributes": {
+        "span_id": "s", "trace_id": "t", "span_kind": "llm", "input": {"messages": ASKED},
+        "output": {"messages": [{"role": "assistant", "content": "42"}]}, "evaluation": {"right": {"value": True}}}},
 }  # fmt: skip
 
 # A line of a session. Sessions are joined from their lines.

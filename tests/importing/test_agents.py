@@ -334,6 +334,37 @@ def test_one_message_per_row(tmp_path, tool_tokenizer):
     assert ends == ["12<|im_end|>", "Bye.<|im_end|>"]
 
 
+@pytest.mark.parametrize("is_text", [True, False])
+@pytest.mark.parametrize(("session", "column"), [("session_id", "message"), ("SessionId", "History")])
+def test_chat_histories_of_langchain(tmp_path, session, column, is_text):
+    """Tables of LangChain and n8n have each message as JSON in one column, as text or not, with or without `data`."""
+    call = {"name": "legs", "args": {"animal": "cat"}, "id": "c1", "type": "tool_call"}
+    said = [("human", {"content": "Legs?"}), ("ai", {"content": "", "tool_calls": [call]}),
+            ("tool", {"content": "FOUR", "tool_call_id": "c1"}), ("ai", {"content": "12"})]  # fmt: skip
+    messages = [{"type": kind, "data": {"type": kind, "additional_kwargs": {}, **data}} if is_text else
+                {"type": kind, **data} for kind, data in said]  # fmt: skip
+    lines = [{"id": n, session: name, column: json.dumps(each) if is_text else each}
+             for n, (each, name) in enumerate((each, name) for each in messages for name in "ab")]  # fmt: skip
+    rows = imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+    called = ("assistant", "", None, [LEGS])
+    assert [turns(row["prompt"]) for row in rows] == [[("user", "Legs?", None, [])]] * 2
+    answers = [called, ("tool", "FOUR", None, []), ("assistant", "12", None, [])]
+    assert [turns(row["completion"]) for row in rows] == [answers] * 2
+    with pytest.raises(ValueError, match="not in the order of id"):
+        imported(tmp_path, written(tmp_path / "b.jsonl", lines[::-1]))
+
+
+def test_messages_may_have_the_types_and_roles_of_langchain_and_flowise(tmp_path):
+    messages = [{"type": "human", "content": "Legs?"}, {"type": "ai", "content": "12", "tool_calls": None}]
+    chat = [{"role": "userMessage", "content": "Legs?"}, {"role": "apiMessage", "content": "12"}]
+    for name, given in (("user_input", messages), ("messages", chat)):
+        (row,) = imported(
+            tmp_path, written(tmp_path / f"{name}.jsonl", [{name: given, "score": 1}]), "--reward_fields", "score"
+        )
+        assert (turns(row["prompt"]), turns(row["completion"])) == (
+            [("user", "Legs?", None, [])], [("assistant", "12", None, [])])  # fmt: skip
+
+
 def test_an_unknown_role_of_a_row_is_named(tmp_path):
     (tmp_path / "a.csv").write_text(TABLE.replace("a,2,assistant", "a,2,agent"))
     with pytest.raises(ValueError, match=r"row 2: a message has the role 'agent'; .*Rename it in the file"):

@@ -163,6 +163,38 @@ def test_logs_of_portkey():
         assert FORMATS["portkey"].rows({**PORTKEY, **more}) == [LeftOut.FAILED]
 
 
+# Datadog's server writes the export, so these records follow the documented fields.
+CALLED = {"role": "assistant", "content": "", "tool_calls": [{"name": "legs", "arguments": {"animal": "cat"},
+                                                              "tool_id": "c1", "type": "function"}]}  # fmt: skip
+RESULT = {"role": "tool", "content": "", "tool_results": [{"name": "legs", "result": "FOUR", "tool_id": "c1"}]}
+DATADOG = {"span_id": "s", "trace_id": "t", "span_kind": "llm", "model_name": "m", "metadata": {"temperature": 0.7},
+           "input": {"messages": [*MESSAGES, CALLED, RESULT]}, "output": {"messages": [CALLED]}, "status": "ok",
+           "tool_definitions": [{"name": "legs", "schema": PARAMETERS}],
+           "evaluation": {"thumbs": {"eval_metric_type": "score", "value": 1}}}  # fmt: skip
+
+
+def test_spans_of_datadog(tmp_path):
+    workflow = {**DATADOG, "span_kind": "workflow", "evaluation": None, "input": {"value": "a"}, "output": {}}
+    spans = [DATADOG, workflow, {**DATADOG, "status": "error"}]
+    page = {"data": [{"id": "s", "type": "span", "attributes": span} for span in spans], "meta": {"status": "done"}}
+    (tmp_path / "a.json").write_text(json.dumps(page))
+    assert recognize([tmp_path / "a.json"]) == "datadog"
+    (row,) = imported(tmp_path, tmp_path / "a.json")
+    called = ("assistant", "", None, [LEGS])
+    assert turns(row["prompt"]) == [*ASKED, called, ("tool", "FOUR", None, [])]
+    assert turns(row["completion"]) == [called]
+    assert row["prompt"][-1]["tool_call_id"] == row["prompt"][-2]["tool_calls"][0]["id"] == "c1"
+    assert json.loads(row["tools"])[0]["function"] == {"name": "legs", "parameters": PARAMETERS}
+    assert (row["model"], row["temperature"], row["reward"]) == ("m", 0.7, 1.0)
+    assert rows_of("datadog", page)[1:] == ["other", "failed"]
+    of_sdk = {name: value for name, value in DATADOG.items() if name not in ("span_kind", "input", "output")}
+    meta = {"kind": "llm", "input": {"messages": MESSAGES}, "output": {"messages": [{"content": "12"}]}}
+    (row,) = rows_of("datadog", {**of_sdk, "meta": meta})
+    assert (turns(row["prompt"]), turns(row["completion"])) == (ASKED, ANSWER)
+    with pytest.raises(Unusable, match=r"has ratings \(thumbs\).*--id_field trace_id"):
+        rows_of("datadog", {**DATADOG, "span_kind": "agent"})
+
+
 SPAN = {"id": "s", "trace_id": "t", "type": "llm", "start_time": "x", "input": {"messages": MESSAGES}, "output": SAID}
 OF_BRAINTRUST = {"id": "s", "root_span_id": "t", "span_attributes": {"type": "llm"}, "input": MESSAGES,
                  "output": SAID["choices"], "metadata": {"model": "m"}}  # fmt: skip

@@ -30,6 +30,7 @@ def read(attributes, **more):
 @pytest.mark.parametrize(
     ("name", "count"),
     [("openinference-openai-0.1.66.json", 3), ("phoenix-client-3.5.0.jsonl", 3), ("openllmetry-openai-0.46.2.json", 3),
+     ("logfire-5.4.0.jsonl", 3),
      ("vercel-ai-5.0.277.json", 2)],
 )  # fmt: skip
 def test_spans_that_other_systems_wrote(tmp_path, name, count, tool_tokenizer):

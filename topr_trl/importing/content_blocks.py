@@ -6,7 +6,7 @@ from typing import Any
 
 from topr_trl.importing.format import Unusable
 from topr_trl.importing.message_parts import call, other, split_parts, with_results
-from topr_trl.importing.openai_messages import ROLE_NAMES, message
+from topr_trl.importing.openai_messages import ROLE_NAMES, message, with_role
 from topr_trl.importing.row_table import Row
 
 # Blocks that OpenAI's messages lack, and text, in the order in which chat templates write them.
@@ -24,6 +24,7 @@ def messages_of(given: Mapping[str, Any]) -> list[Row]:
         Unusable: a block cannot become text, for instance an image or a tool that the provider ran, a chat template
             cannot write the blocks in their order, or `message` raises this error.
     """
+    given = with_role(given)
     blocks = _as_blocks(given.get("content"))
     if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
         return [message(given)]

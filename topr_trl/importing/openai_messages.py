@@ -32,6 +32,7 @@ def message(given: Mapping[str, Any]) -> Row:
     """
     if "role" not in given and "from" in given:
         given = {**given, "role": given["from"], "content": given.get("value", given.get("content"))}
+    given = with_role(given)
     if "role" not in given:
         raise NotOfFormat(f"a message has no role; it has {', '.join(sorted(given))}")
     given = _with_more(_of_blocks(given))
@@ -55,6 +56,18 @@ def message(given: Mapping[str, Any]) -> Row:
         "reasoning_content": next(filter(None, reasoning), None), "tool_call_id": given.get("tool_call_id"),
         **({"weight": 0} if _is_marked(given) else {}),
     }  # fmt: skip
+
+
+def with_role(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message with its role, which LangChain has in `type`, perhaps with the other fields inside `data`.
+
+    Args:
+        given (`Mapping[str, Any]`): Message. Other values and other messages are returned unchanged.
+    """
+    if not isinstance(given, Mapping) or "role" in given or given.get("type") not in _TYPES:
+        return given
+    inner = given.get("data") if isinstance(given.get("data"), Mapping) else given
+    return {**inner, "role": given["type"]} if "content" in inner else given
 
 
 def _of_blocks(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -113,8 +126,9 @@ ROLE_NAMES = {
     "system": "system", "developer": "developer", "human": "user", "user": "user", "gpt": "assistant",
     "chatgpt": "assistant", "ai": "assistant", "assistant": "assistant", "model": "assistant", "bot": "assistant",
     "bard": "assistant", "bing": "assistant", "observation": "tool", "tool": "tool", "tool_response": "tool",
-    "function": "tool", "function_response": "tool",
+    "function": "tool", "function_response": "tool", "usermessage": "user", "apimessage": "assistant",
 }  # fmt: skip
+_TYPES = ("human", "ai", "system", "tool", "function")  # of LangChain's messages
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Any
 
 from topr_trl.importing.format import Record
+from topr_trl.importing.message_parts import parsed_json
 
 
 def attributes_of(span: Record) -> Record:
@@ -41,8 +42,8 @@ def missing_in(span: Record) -> list[str]:
 
 
 def _given(span: Record) -> Mapping[str, Any]:
-    """Return the attributes of a span, whose names may have dots."""
-    given = span.get("attributes")
+    """Return the attributes of a span, whose names may have dots. Databases export them as JSON text."""
+    given = parsed_json(span.get("attributes"))
     if given is None:
         prefix = "attributes."
         given = {name.removeprefix(prefix): value for name, value in span.items() if name.startswith(prefix)}

@@ -36,8 +36,12 @@ def record(instrumentor):
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     instrumentor.instrument(tracer_provider=provider)
-    openai = client()
+    request(client())
+    return exporter.get_finished_spans()
+
+
+def request(openai):
+    """Make three requests."""
     for messages in (ASKED, [*ASKED, *RESULT], [*ASKED, *RESULT]):
         tools = [{"type": "function", "function": TOOL}]
         openai.chat.completions.create(model="m", messages=messages, temperature=0.7, tools=tools)
-    return exporter.get_finished_spans()

@@ -12,7 +12,8 @@ from topr_trl.importing.field_names import normalized
 from topr_trl.importing.format import Placed, Record
 from topr_trl.importing.formats import messages
 from topr_trl.importing.joined_records import LINES, joined_by
-from topr_trl.importing.openai_messages import ROLE_NAMES
+from topr_trl.importing.message_parts import parsed_json
+from topr_trl.importing.openai_messages import ROLE_NAMES, with_role
 
 _CONVERSATION = {
     f"{what}{end}" for end in ("id", "uuid", "") for what in ("conversation", "conv", "dialog", "dialogue", "chat",
@@ -21,7 +22,7 @@ _CONVERSATION = {
 # Fields whose values must not fall from one message of a conversation to the next message.
 _ORDER = {
     "turn", "turnid", "turnindex", "turnidx", "turnnumber", "index", "idx", "position", "messageindex", "messageidx",
-    "step", "sequence", "seq", "order", "timestamp", "time", "createdat", "created", "date", "datetime",
+    "step", "sequence", "seq", "order", "timestamp", "time", "createdat", "createddate", "created", "date", "datetime",
 }  # fmt: skip
 _OF_MESSAGE = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking"}
 
@@ -34,8 +35,21 @@ def _is_message(record: Record) -> bool:
     return {"role", "content"} <= set(record) and not {"messages", "output", "choices"} & set(record)
 
 
+def _flat(record: Record) -> Record:
+    """Return a record with the fields of the message that LangChain's chat histories have in one column.
+
+    Other records are returned unchanged.
+    """
+    messages = {name: found for name, value in record.items()
+                if (found := with_role(given := parsed_json(value))) is not given}  # fmt: skip
+    if _is_message(record) or len(messages) != 1:
+        return record
+    ((name, message),) = messages.items()
+    return {**message, **{other: value for other, value in record.items() if other != name}}
+
+
 def _has_known_role(record: Record) -> bool:
-    return _is_message(record) and str(record["role"]).lower() in {*ROLE_NAMES, "exit"}
+    return _is_message(record := _flat(record)) and str(record["role"]).lower() in {*ROLE_NAMES, "exit"}
 
 
 def conversations(records: Iterable[Placed]) -> Iterator[Placed]:
@@ -57,7 +71,7 @@ def conversations(records: Iterable[Placed]) -> Iterator[Placed]:
         if not isinstance(record, dict) or LINES not in record:
             yield place, record
             continue
-        given = record[LINES]
+        given = [_flat(each) for each in record[LINES]]
         _check_order(place, given)
         shared = {
             name: value
@@ -79,7 +93,8 @@ def _check_order(place: str, given: list[Record]) -> None:
     Raises:
         ValueError: the messages are not in order, or no field shows their order and one may.
     """
-    order = {name: _values(given, name) for name in given[0] if _is_one_of(name, _ORDER)}
+    order = {name: _values(given, name) for name in given[0]
+             if _is_one_of(name, _ORDER) or (name == "id" and isinstance(given[0]["id"], int))}  # fmt: skip
     for name, values in order.items():
         if any(after < before for before, after in pairwise(values or ())):
             raise ValueError(
@@ -122,7 +137,7 @@ def _conversation_of(place: str, record: Record) -> Any:
     Raises:
         ValueError: the message has no conversation id and is not in an array, or has several ids.
     """
-    if not _is_message(record):
+    if not _is_message(_flat(record)):
         return None
     names = [name for name, value in record.items() if _is_one_of(name, _CONVERSATION) and value is not None]
     if len(names) > 1:

@@ -19,6 +19,7 @@ from topr_trl.importing.openai_messages import (
     finish_reason_of,
     row_of_run,
     template_columns,
+    with_role,
 )
 from topr_trl.importing.rated_turns import RATED
 from topr_trl.importing.row_table import Row
@@ -285,18 +286,15 @@ def messages_fields(record: Any, inside: str = "") -> list[str]:
 def _is_part(name: str, messages: list[Record]) -> bool:
     """Return whether a column of a table holds only the prompt or only the completion."""
     column = normalized(name)
-    return column in PROMPTS or (column in COMPLETIONS and messages[0]["role"] == "assistant")
+    return column in PROMPTS or (column in COMPLETIONS and with_role(messages[0])["role"] in ("assistant", "ai"))
 
 
 def is_chat_messages(value: Any) -> bool:
     """Return whether a value is a list of messages with roles, including an assistant message."""
-    if (
-        not isinstance(value, list)
-        or not value
-        or not all(isinstance(each, Mapping) and "role" in each for each in value)
-    ):
+    messages = [with_role(each) for each in value] if isinstance(value, list) else []
+    if not all(isinstance(each, Mapping) and "role" in each for each in messages):
         return False
-    return any(ROLE_NAMES.get(str(each["role"]).lower()) == "assistant" for each in value)
+    return any(ROLE_NAMES.get(str(each["role"]).lower()) == "assistant" for each in messages)
 
 
 FORMAT = Format(

@@ -1,7 +1,7 @@
 """Read spans and logs of model calls, as OTLP JSON, printed by an SDK, or exported by Phoenix.
 
 `SPELLINGS` has the attributes of OpenTelemetry's conventions for generative AI, of OpenInference, of versions of
-OpenLLMetry that do not follow these conventions, and of the Vercel AI SDK.
+OpenLLMetry that do not follow these conventions, of the Vercel AI SDK, and of Logfire.
 """
 
 from collections import defaultdict
@@ -10,7 +10,7 @@ from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.calls import COLUMNS_OF_CALLS, Dialect, Envelope, not_a_call
-from topr_trl.importing.dialects import genai_parts, openai, vercel
+from topr_trl.importing.dialects import genai_parts, openai, openai_completions, vercel
 from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json, split_parts
 from topr_trl.importing.record_fields import inner_value, rewards_in, value_at, values_by_name
@@ -252,6 +252,13 @@ SPELLINGS = {
         request=("attributes.ai.prompt.messages",), response=("attributes.ai.response",),
         tools=("attributes.ai.prompt.tools",), settings=("settings",), dialects=(vercel.DIALECT,), left_out=_is_inner,
     ),
+    # Logfire 4 and `version=1` of later releases. By default, Logfire 5 follows OpenTelemetry's conventions.
+    "Logfire": Envelope(
+        request=("attributes.request_data",),
+        response=("attributes.response_data.message", "attributes.response_data.text"),
+        reasons=("attributes.gen_ai.response.finish_reasons",),
+        dialects=(_like_openai(dict, dict), openai_completions.DIALECT),
+    ),
 }  # fmt: skip
 
 
@@ -264,7 +271,7 @@ def _is_telemetry(record: Record) -> bool:
         return True
     if (listed := _listed(record)) is not None:
         return _is_telemetry(listed[0])
-    attributes = record.get("attributes")
+    attributes = parsed_json(record.get("attributes"))
     if isinstance(attributes, list):
         names = [each.get("key") for each in attributes if isinstance(each, Mapping)]
     else:
@@ -277,7 +284,8 @@ def _is_telemetry(record: Record) -> bool:
 _PREFIXES = ("gen_ai.", "llm.", "openinference.", "traceloop.", "ai.operationId", "ai.prompt", "ai.response")
 FORMAT = Format(
     source="OpenTelemetry's conventions for generative AI (semantic-conventions-genai, model/gen-ai at 2b902ce); "
-    "OpenInference (semantic-conventions 0.1.42); OpenLLMetry 0.46; Vercel AI SDK 5",
+    "OpenInference (semantic-conventions 0.1.42); OpenLLMetry 0.46; Vercel AI SDK 5; "
+    "Logfire 5",
     test=_is_telemetry,
     rows=rows,
     rewards=rewards_in("evaluations"),
