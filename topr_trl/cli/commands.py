@@ -38,10 +38,11 @@ def run(command: str, given: list[str]) -> None:
     for name in ("DeepSpeed", "transformers.trainer"):
         logging.getLogger(name).addFilter(lambda record: not any(text in record.getMessage() for text in _NOISE))
     args = parse(command, given)
-    if command != "push" and (name := str(getattr(args, "input", None))).startswith(HUB):
-        from topr_trl.hub.download import downloaded
+    for field in ("input", "rows"):
+        if command != "push" and (name := str(getattr(args, field, None))).startswith(HUB):
+            from topr_trl.hub.download import downloaded
 
-        args.input = str(downloaded(name))
+            setattr(args, field, str(downloaded(name)))
     if isinstance(args, InputArguments) and command != "import":
         args = with_imported_input(args)
     if command in COMMANDS:

@@ -66,7 +66,7 @@ def with_role(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if not isinstance(given, Mapping) or "role" in given or given.get("type") not in _TYPES:
         return given
-    inner = given.get("data") if isinstance(given.get("data"), Mapping) else given
+    inner = data if isinstance(data := given.get("data"), Mapping) else given
     return {**inner, "role": given["type"]} if "content" in inner else given
 
 

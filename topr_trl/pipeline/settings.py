@@ -17,7 +17,7 @@ from topr_trl.generation.settings import SamplingArguments
 from topr_trl.generation.vllm import VLLMArguments, refuse_adapter_of_vllm
 from topr_trl.importing.input_settings import InputArguments
 from topr_trl.rewards.functions import check_weights
-from topr_trl.settings.checks import check_at_least, check_choice, check_types, existing
+from topr_trl.settings.checks import HUB, check_at_least, check_choice, check_types, existing
 from topr_trl.settings.config import OfflineTOPRConfig
 from topr_trl.settings.shared import CurationArguments
 from topr_trl.tasks import DEFAULT_TASK, OWN_PROMPTS, TASKS, Task
@@ -375,7 +375,7 @@ class IterateArguments(RewardTestArguments, ProblemArguments, InputArguments, Ru
         RunArguments.__post_init__(self)
         check_at_least(1, self, "iterations", "num_generations_eval")
         check_at_least(0, self, "overlap")
-        if self.rows is not None:
+        if self.rows is not None and not self.rows.startswith(HUB):  # Data on the Hub is not downloaded yet.
             existing(self.rows, "--rows")
 
     @property

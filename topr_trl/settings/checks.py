@@ -79,7 +79,7 @@ def check_at_least(least: int, settings: object, *names: str) -> None:
             raise ValueError(f"{name} must be at least {least}, not {value}.")
 
 
-HUB = "hub:"  # start of an `--input` that is a dataset on the Hub
+HUB = "hub:"  # start of a setting such as `--input` that is a dataset on the Hub
 
 
 def existing(name: str, option: str) -> Path:
