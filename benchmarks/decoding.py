@@ -13,7 +13,8 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer
 
 from topr_trl import SamplingArguments
-from topr_trl.generation.settings import encode_prompts, sampled_row, stop_tokens
+from topr_trl.data.text_tokens import stop_tokens
+from topr_trl.generation.settings import encode_prompts, sampled_row
 
 DRAWS = 3  # version of the sampling; increase it after changes, so that results of different rows are not compared
 ROWS = 512  # completions of a batch
@@ -65,21 +66,12 @@ def draw(
     written = problems.to_list()
     return Dataset.from_list(
         [
-            sampled_row(
-                written[i],
-                n,
-                tokenizer,
-                prompts[i],
-                ids,
-                "stop" if has_ended else "length",
-                logps,
-                args,
-                temperature,
-            )
+            sampled_row(written[i], n, tokenizer, prompts[i], ids, "stop" if has_ended else "length", logps, args,
+                        temperature)
             for i, of_problem in enumerate(drawn)
             for n, (ids, logps, has_ended) in enumerate(of_problem)
         ]
-    )
+    )  # fmt: skip
 
 
 @torch.no_grad()

@@ -7,8 +7,9 @@ import pytest
 from datasets import Dataset
 from transformers import GenerationConfig
 
+from topr_trl.data.text_tokens import stop_tokens
 from topr_trl.data.tokenization import tokenize_row
-from topr_trl.generation.settings import SamplingArguments, draws_of, stop_tokens
+from topr_trl.generation.settings import SamplingArguments, draws_of
 from topr_trl.generation.vllm import refuse_adapter_of_vllm, sample_completions_with_vllm
 from topr_trl.tasks import arithmetic
 

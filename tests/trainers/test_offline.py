@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from reference import fresh_model, of_level
-from transformers import ProcessorMixin
+from transformers import GenerationConfig, ProcessorMixin
 
 from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer
 from topr_trl.data.batch_samplers import StepsSortedByLength
@@ -188,6 +188,15 @@ def test_rows_of_several_datasets_are_not_taken_for_each_other(make, tokenizer, 
     }
     found = trainer.data_collator.log_mu
     assert {key: found[key] for key in expected} == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_model_is_saved_with_the_stop_tokens_that_it_learns(make, model, tokenizer, tmp_path):
+    """Base models such as Qwen2.5's have a chat template with another stop token than their EOS."""
+    stop = tokenizer.pad_token  # in the model's vocabulary
+    tokenizer.chat_template = f"{{% for m in messages %}}{{{{ m.role + m.content + '{stop}' }}}}{{% endfor %}}"
+    make().save_model()
+    saved = GenerationConfig.from_pretrained(tmp_path).eos_token_id
+    assert saved == sorted((tokenizer.eos_token_id, tokenizer.pad_token_id))
 
 
 def test_rows_in_messages_are_those_that_were_given(make, rows):

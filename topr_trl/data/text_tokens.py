@@ -8,7 +8,7 @@ import json
 from functools import lru_cache
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 from trl.data_utils import common_prefix_length
 
 from topr_trl.data.chat_templates import ANSWER, CannotWrite, render, templates_of
@@ -117,6 +117,16 @@ def stops_of(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> set
     """Return EOS, and the tokens that end an answer and a tool call in the chat template."""
     of_template = {turn_of_template(tokenizer, options, is_call)[1] for is_call in (False, True)}
     return {stop for stop in (tokenizer.eos_token_id, *of_template) if stop is not None}
+
+
+def stop_tokens(tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig) -> list[int]:
+    """Return the EOS token ids of the tokenizer and of the generation config, and the stop tokens of the chat template.
+
+    Each of them ends a completion. Training learns to end a turn with the template's stop token, so sampling must stop
+    there.
+    """
+    own = generation_config.eos_token_id
+    return sorted({*stops_of(tokenizer, {}), *([own] if isinstance(own, int) else own or [])})
 
 
 def turn_of_template(

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from datasets import Dataset, Features, concatenate_datasets
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from topr_trl.data.sampler_logps import GREEDY, LOGPROBS_MODE, RAW, SAMPLING, TEMPERATURE
-from topr_trl.data.text_tokens import encode_prompt, stops_of
+from topr_trl.data.text_tokens import encode_prompt
 from topr_trl.data.tokenization import encode_messages
 from topr_trl.settings.checks import check_at_least, check_types
 
@@ -126,16 +126,6 @@ def encode_prompts(
             f"of {context}. Use fewer examples in the prompt, or a lower max_new_tokens."
         )
     return ids
-
-
-def stop_tokens(tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig) -> list[int]:
-    """Return the EOS token ids of the tokenizer and of the generation config, and the stop tokens of the chat template.
-
-    Each of them ends a completion. Training learns to end a turn with the template's stop token, so sampling must stop
-    there.
-    """
-    own = generation_config.eos_token_id
-    return sorted({*stops_of(tokenizer, {}), *([own] if isinstance(own, int) else own or [])})
 
 
 def sampled_row(

@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from topr_trl.data.sampler_logps import GREEDY
+from topr_trl.data.text_tokens import stop_tokens
 from topr_trl.data.tokenized_rows import check_ids, check_special_tokens
 from topr_trl.generation.settings import (
     SamplingArguments,
@@ -25,7 +26,6 @@ from topr_trl.generation.settings import (
     encode_prompts,
     rows_as_dataset,
     sampled_row,
-    stop_tokens,
 )
 from topr_trl.settings.sampling import replaced_generation_config, warn_of_own_settings
 from topr_trl.trainers.checkpoints import check_finite

@@ -10,13 +10,13 @@ import torch
 from datasets import Dataset
 from transformers import GenerationConfig
 
+from topr_trl.data.text_tokens import stop_tokens
 from topr_trl.generation.settings import (
     SamplingArguments,
     draws_of,
     encode_prompts,
     rows_as_dataset,
     sampled_row,
-    stop_tokens,
 )
 from topr_trl.settings.checks import check_types
 from topr_trl.settings.sampling import warn_of_own_settings

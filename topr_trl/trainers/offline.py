@@ -22,6 +22,7 @@ from topr_trl.data.batch_samplers import FilledRows, FilledSampler, StepsOfGroup
 from topr_trl.data.collator import Collator, join_sequences, select_units, unflatten
 from topr_trl.data.preparation import ScoredRows
 from topr_trl.data.sampler_logps import temperature_of
+from topr_trl.data.text_tokens import stop_tokens
 from topr_trl.data.tokenization import tokenizer_of
 from topr_trl.data.tokenized_rows import (
     COLUMNS,
@@ -150,6 +151,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         # micro-batches.
         self.model_accepts_loss_kwargs = True
         check_special_tokens(self._row_tokenizer, self.model.config.get_text_config())
+        # Other programs stop at the tokens of the saved configuration.
+        if (saved := getattr(self.model, "generation_config", None)) is not None:
+            saved.eos_token_id = stop_tokens(self._row_tokenizer, saved) or None
         self._check_tokens({"train": self.train_dataset, **_by_name(self.eval_dataset)})
         # Replace SFTTrainer's head, which also computes the entropy and the most likely token, for metrics of SFT.
         add_fused_lm_head(text_model(self.model), temperature=self._temperature)
