@@ -212,6 +212,7 @@ def test_cells_can_be_long(tmp_path, monkeypatch):
     ("content", "given", "words"),
     [
         (ROWS.replace("up", "sideways"), (), r"a\.csv, row 2: thumbs is 'sideways'.*--label_values"),
+        (ROWS.replace("up", "--"), (), r"row 2: thumbs is '--'.* needs a space before it: ' --='"),
         (ROWS, ("--label_values", "up=1"), r"row 3: thumbs is 'down', which is not in --label_values"),
         (ROWS, ("--label_values", "up:1"), r"label_values must be pairs such as great=1 poor=-1, not 'up:1'"),
         ("question,query,response,score\na,b,c,1\n", (), "query is in no row, .*--prompt_field question query"),

@@ -186,10 +186,11 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
     if _is_number(text) and not has_numbers:
         return float(text)
     why = "which is not in --label_values" if labels else "and a reward must be a finite number"
+    dash = f". A label that starts with - needs a space before it: ' {text[:40]}='" if text.startswith("-") else ""
     raise UnknownLabel(
         text,
         f"{name} is {text[:40]!r}, {why}. Give each label a number, or nothing for no reward: --label_values great=1 "
-        "unsure= poor=-1",
+        f"unsure= poor=-1{dash}",
     )
 
 
