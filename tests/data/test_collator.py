@@ -73,6 +73,9 @@ def test_log_mu_of_turns_needs_a_value_for_each_token():
     rows = [row(0, mu_logps=[-1.0, -2.0, -4.0], **turns), row(1, mu_logps=-7.0, **turns), row(2, mu_logps=-7.0)]
     expected = [-3.0, -4.0, math.nan, math.nan, -7.0]
     assert collator()(rows)["mu_logps"].tolist() == pytest.approx(expected, nan_ok=True)
+    long = np.array([-3_000.0, *[-1e-4] * 3_000], dtype=np.float32)  # In float32, -3000 - 1e-4 is -3000.
+    first = {**row(0, mu_logps=long), "input_ids": [1] * (len(long) + row(0)["prompt_length"])}
+    assert collator()([first])["mu_logps"].tolist() == pytest.approx([-3_000.3], abs=1e-3)
 
 
 def test_log_mu_of_tokens_follows_the_completions():

@@ -196,6 +196,15 @@ def test_baselines(baseline, expected):
     assert [after.get().advantage for _ in rewards] == pytest.approx([*expected, float("nan")], nan_ok=True)
 
 
+def test_equal_rewards_have_no_sign():
+    """The mean of three rewards of 0.1 is not 0.1, and the sign of R selects the limits."""
+    samples = queue.Queue()
+    for _ in range(3):
+        samples.put(sample_of({"prompt_ids": [1], "completion_ids": [2], "sampler_logps": [-1.0], "reward": 0.1}, 0, 0))
+    after = _AfterBaseline(samples, "mean")
+    assert [after.get().advantage for _ in range(3)] == [0.0] * 3
+
+
 def test_settings_that_do_not_fit_are_refused():
     for wrong, message in (
         ({"epsilon": 0.3}, r"epsilon=0.3 cannot be used with AsyncTOPRTrainer.* `preset`"),

@@ -113,7 +113,7 @@ class Collator:
         is_known = isinstance(mu, list | np.ndarray) and len(mu) == count
         is_known = is_known and (isinstance(mu, np.ndarray) or None not in mu)
         own = (mu if is_known else [torch.nan] * count)[unit.tokens]
-        return own if self.per_token else [float(sum(own))]
+        return own if self.per_token else [float(np.sum(own, dtype=np.float64))]
 
 
 class _Unit(NamedTuple):

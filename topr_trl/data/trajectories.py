@@ -188,7 +188,10 @@ def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:
         Log-probabilities per token are concatenated, and sums of log-probabilities are added. The result is null if any
         part has null. Other columns, such as `prompt_length`, have the value of the first part.
     """
-    table = rows.with_format("arrow")[:].combine_chunks()
+    chunks = rows.with_format("arrow")[:]
+    # All rows together can have more than 2**31 tokens.
+    large = [pa.large_list(kind.value_type) if is_list(kind) else kind for kind in chunks.schema.types]
+    table = chunks.cast(pa.schema(list(zip(chunks.column_names, large, strict=True)))).combine_chunks()
     lengths, prompts = (
         np.asarray(column) for column in (pc.list_value_length(table["input_ids"]), table["prompt_length"])
     )
@@ -235,10 +238,7 @@ def _joined(values: pa.ChunkedArray, starts_R: NDArray[np.int64], are_logps: boo
 def _lists(
     values: pa.Array | pa.ChunkedArray, counts: NDArray[np.int64], null: NDArray[np.bool_] | None = None
 ) -> pa.LargeListArray:
-    """Split values into lists with `counts` values each, or null where `null` is True.
-
-    Large lists are used, because all rows together can have more than 2**31 tokens.
-    """
+    """Split values into lists with `counts` values each, or null where `null` is True."""
     offsets = pa.array(np.concatenate([[0], counts.cumsum()]))
     values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     return pa.LargeListArray.from_arrays(offsets, values, mask=None if null is None else pa.array(null))

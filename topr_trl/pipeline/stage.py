@@ -236,7 +236,9 @@ class Stage(ABC, Generic[Settings]):
 
         def with_arrays(k: int, table: pa.Table) -> pa.Table:
             for name, values in arrays.items():
-                table = set_column(table, name, values.slice(starts[k], len(table)))
+                own = values.slice(starts[k], len(table))
+                kind = pa.list_(own.type.value_type) if pa.types.is_large_list(own.type) else own.type
+                table = set_column(table, name, own.cast(kind))
             return table
 
         self.add_columns(with_arrays, description)

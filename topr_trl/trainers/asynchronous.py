@@ -11,7 +11,6 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -19,6 +18,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample, _AsyncRolloutLoop
 from trl.trainer.utils import get_callable_name
 
+from topr_trl.baseline import subtract_baseline
 from topr_trl.settings.sampling import FILTERS
 from topr_trl.settings.shared import Baseline, LossArguments, parse_baseline
 from topr_trl.settings.unsupported import GRPO_ONLY, LIKE_TOPR, refuse_settings
@@ -324,8 +324,7 @@ class _AfterBaseline:
         self._rewards.append(reward)
         if self.baseline == "group_mean":  # Undo TRL's division by the group's standard deviation plus 1e-8.
             return replace(sample, advantage=sample.advantage * (sample.metrics["reward_std"] + 1e-8))
-        baseline = float(np.mean(self._rewards)) if self.baseline == "mean" else float(self.baseline)
-        return replace(sample, advantage=reward - baseline)
+        return replace(sample, advantage=float(subtract_baseline(list(self._rewards), self.baseline)[-1]))
 
     def qsize(self) -> int:
         return self.samples.qsize()

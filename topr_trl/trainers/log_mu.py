@@ -53,7 +53,7 @@ Collate = Callable[[list[dict[str, Any]]], dict[str, Tensor]]
 LOG_MU_FILE = "log_mu.parquet"  # name of the file in the output folder
 _AT_ONCE = 8_192  # number of rows that are computed and saved as one part, to limit memory
 _COMPARED = 1_000  # maximum number of rows whose log μ is compared with the sampler's log-probabilities
-_LOGPS = pa.list_(pa.float32())
+_LOGPS = pa.large_list(pa.float32())  # All rows together can have more than 2**31 tokens.
 
 
 @dataclass(frozen=True)

@@ -129,12 +129,13 @@ class Replay:
         buffer.begin(batch, step)
         metrics = trainer._metrics["train"]
         metrics["topr/replay/kept"].append(sum(kept))
-        metrics["topr/replay/share"].append(count / (fresh + count))
+        trained = chosen + count * processes
+        metrics["topr/replay/share"].append(count * processes / trained if trained else 0.0)
         if not rows:
             return batch
         metrics["topr/replay/age"].append(sum(self._of_all(sum(step - row.step for row in rows))) / count / processes)
         # With `topr_scale`, the loss is the mean over the chosen and the replayed rows.
-        scale = (fresh + count) * processes / (chosen + count * processes)
+        scale = (fresh + count) * processes / trained
         batch = with_rows(batch, rows, trainer._tokenizer.pad_token_id, args.pad_to_multiple_of)
         return {**batch, "topr_scale": torch.tensor(scale, device=trainer.accelerator.device)}
 
