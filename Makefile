@@ -134,8 +134,7 @@ VERSIONS_CHANGE = tests/test_contract.py tests/settings tests/generation/test_se
 		gradient_is_that_of_the_pure_loss iterable_dataset_and_evaluation peft_trains_the_adapter_alone reward_model vision \
 		rollout_function_with_tokens_of_an_environment sampler_log_mu_is_used_and_the_correction_is_not \
 		table_of_completions_shows_our_rewards model_card_names_the_paper)
-# TRL 1.15 computes log-probabilities only with Triton kernels. Triton's interpreter runs them on a CPU.
-PYTEST_MIN = TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-min/bin/python -m pytest --numprocesses $(JOBS) --dist loadgroup
+PYTEST_MIN = OMP_NUM_THREADS=1 .venv-min/bin/python -m pytest --numprocesses $(JOBS) --dist loadgroup
 test-versions: .venv-min/.ready
 	$(PYTEST_MIN) -m "not slow and not weekly and not processes" $(VERSIONS_CHANGE)
 
@@ -144,7 +143,7 @@ test-min: .venv-min/.ready
 		--ignore=tests/test_notebooks.py --ignore=tests/recording/test_page.py
 
 .venv-min/.ready: pyproject.toml constraints-min.txt | $(UV_FILE)
-	$(MAKE) install VENV=.venv-min CONSTRAINTS=constraints-min.txt EXTRAS=dev PACKAGES=triton==3.9.0  # see tests/conftest.py
+	$(MAKE) install VENV=.venv-min CONSTRAINTS=constraints-min.txt EXTRAS=dev
 	touch $@
 
 PYTHONS ?= 3.11 3.12 3.13

@@ -46,24 +46,6 @@ def pytest_collection_finish():
         accelerate._is_package_available = cache(accelerate._is_package_available)
 
 
-if os.environ.get("TRITON_INTERPRET"):
-    # Triton's interpreter patches the functions of its language for each function that a kernel calls. Patching once
-    # per kernel launch is enough, and halves the time of the tests.
-    from triton.runtime import interpreter
-
-    _call, _patch, _patched = interpreter.GridExecutor.__call__, interpreter._patch_lang, set()
-
-    def _launch(self, *args, **kwargs):
-        _patched.clear()
-        return _call(self, *args, **kwargs)
-
-    def _patch_once(function):
-        if function.__module__ not in _patched:
-            _patched.add(function.__module__)
-            return _patch(function)
-
-    interpreter.GridExecutor.__call__, interpreter._patch_lang = _launch, _patch_once
-
 CHAT_TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% for call in m.tool_calls or [] %}{{ call | tojson }}"

@@ -48,7 +48,7 @@ def dense_tree_attention(module, query, key, value, attention_mask, *, tree_kv_i
 
 def async_trainer_without_gpu(monkeypatch):
     """Replace the parts of AsyncGRPOTrainer that need a GPU: the attention kernel, and the peak FLOPS of the device."""
-    from trl.experimental.async_grpo.packing import TREE_ATTENTION  # since TRL 1.16
+    from trl.experimental.async_grpo.packing import TREE_ATTENTION
 
     module = "trl.experimental.async_grpo.async_grpo_trainer"
     monkeypatch.setattr(

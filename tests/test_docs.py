@@ -15,10 +15,8 @@ from pkgutil import resolve_name
 
 import pytest
 import torch
-import trl
 import yaml
 from datasets import Dataset
-from packaging.version import Version
 from recorders import recorder
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -102,8 +100,6 @@ def world(sampled, tokenizer, tmp_path, monkeypatch):
 @pytest.mark.slow
 @with_blocks("python")
 def test_python(page, world):
-    if page.name == "scaling.md" and Version(trl.__version__) < Version("1.16"):
-        pytest.skip("AsyncTOPRTrainer is built on TRL 1.16")
     names = {"__name__": "__main__"}
     with recorder(world / "my-log") if page.name == "recording.md" else nullcontext() as running:
         for line, code in blocks(page, "python"):

@@ -13,25 +13,19 @@ import re
 import warnings
 
 import pytest
-import trl
-from packaging.version import Version
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer, SFTTrainer
+from trl.experimental.async_grpo import AsyncGRPOTrainer
 
 import topr_trl
+from topr_trl import experimental
 from topr_trl.tasks import arithmetic
 from topr_trl.trainers.replay import ReplayBuffer, ReplayRow
 
 OBJECTS = {name: getattr(topr_trl, name) for name in topr_trl.__all__}
 OBJECTS |= {value.__name__: value for value in (ReplayBuffer, ReplayRow)}
-BASES = {"OfflineTOPRTrainer": SFTTrainer, "TOPRTrainer": GRPOTrainer}
-if Version(trl.__version__) >= Version("1.16"):
-    from trl.experimental.async_grpo import AsyncGRPOTrainer
-
-    from topr_trl import experimental
-
-    OBJECTS |= {name: getattr(experimental, name) for name in experimental.__all__}
-    BASES["AsyncTOPRTrainer"] = AsyncGRPOTrainer
+OBJECTS |= {name: getattr(experimental, name) for name in experimental.__all__}
+BASES = {"OfflineTOPRTrainer": SFTTrainer, "TOPRTrainer": GRPOTrainer, "AsyncTOPRTrainer": AsyncGRPOTrainer}
 DOCUMENTED = {name: value for name, value in OBJECTS.items() if inspect.isclass(value) or inspect.isfunction(value)}
 # Arguments of TRL's trainers that our trainers refuse or ignore.
 WITHOUT = {"data_collator", "formatting_func", "compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics"}

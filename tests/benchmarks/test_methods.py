@@ -5,8 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import trl
-from packaging.version import Version
 
 from benchmarks import methods, pretrained
 from benchmarks.decoding import draw_ids
@@ -15,10 +13,6 @@ from benchmarks.methods import METHODS, at_share, m2po_loss, ppo_loss, read
 from benchmarks.rows import Rows, response_logps
 from benchmarks.setting import base_model, problems, sample, tokenizer
 from topr_trl import effective_positive_share
-
-newest = pytest.mark.skipif(
-    Version(trl.__version__) < Version("1.16"), reason="the benchmarks are of the newest TRL; 1.15 is slow on a CPU"
-)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +27,6 @@ def gradient(model):
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-@newest
 @pytest.mark.weekly
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_learns_right_from_wrong(name, rows):
@@ -65,7 +58,6 @@ def test_padding_changes_no_log_probability(rows):
     torch.testing.assert_close(logps[mask], torch.cat(rows.mu_logps), atol=1e-5, rtol=1e-5)
 
 
-@newest
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["trl_grpo", "trl_gspo"])
 def test_grpo_is_reinforce_with_its_advantage_where_pi_is_mu(name, rows):
@@ -77,7 +69,6 @@ def test_grpo_is_reinforce_with_its_advantage_where_pi_is_mu(name, rows):
     torch.testing.assert_close(gradient(model), gradient(other), atol=1e-5, rtol=1e-3)
 
 
-@newest
 @pytest.mark.slow
 def test_trls_cispo_weighs_tokens_by_the_stored_log_mu(rows):
     """Lowering the stored log μ by 0.5 multiplies each token's weight π/μ, and so the gradient, by e^0.5."""
@@ -122,7 +113,6 @@ def test_m2po_drops_the_largest_until_the_second_moment_fits():
     assert (logps.grad != 0).all()
 
 
-@newest
 @pytest.mark.slow
 def test_dpo_pairs_a_right_with_a_wrong_answer_of_a_problem(rows):
     objective = METHODS["dpo"].make(base_model("main"), rows, rows)
@@ -134,7 +124,6 @@ def test_dpo_pairs_a_right_with_a_wrong_answer_of_a_problem(rows):
         assert reward[tuple(pair["prompt_ids"]), tuple(pair["rejected_ids"])] < 0
 
 
-@newest
 @pytest.mark.slow
 def test_kto_keeps_trls_blocks_whole(rows):
     objective = METHODS["kto"].make(base_model("main"), rows, rows)

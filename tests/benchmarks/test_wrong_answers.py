@@ -13,7 +13,6 @@ from benchmarks.experiments import wrong_answers
 from benchmarks.experiments.wrong_answers import RECIPES, agreement
 from benchmarks.rows import Rows
 from benchmarks.setting import PROFILES, base_model, tokenizer
-from tests.benchmarks.test_methods import newest
 from topr_trl.diagnosis import agreements
 from topr_trl.tasks import gsm8k
 
@@ -90,7 +89,6 @@ def test_comparisons_to_come_have_known_recipes(monkeypatch, tmp_path):
         assert len({str(cell) for cell in planned}) == len(planned) == 3 * len(experiment.methods)
 
 
-@newest
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",

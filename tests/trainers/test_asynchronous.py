@@ -13,23 +13,16 @@ from copy import copy, deepcopy
 import numpy as np
 import pytest
 import torch
-import trl
-from packaging.version import Version
 from reference import async_trainer_without_gpu, of_level
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-
-from topr_trl import SamplingArguments, sample_completions, score_completions, topr_loss
-from topr_trl.tasks import arithmetic, gsm8k
-
-if Version(trl.__version__) < Version("1.16"):
-    pytest.skip("AsyncGRPOTrainer is built on TRL 1.16", allow_module_level=True)
-
 from trl import GRPOConfig
 from trl.experimental.async_grpo import AsyncGRPOConfig
 from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer, RolloutQueueDataset
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample, _AsyncRolloutLoop
 
+from topr_trl import SamplingArguments, sample_completions, score_completions, topr_loss
 from topr_trl.experimental import AsyncTOPRConfig, AsyncTOPRTrainer
+from topr_trl.tasks import arithmetic, gsm8k
 from topr_trl.trainers.asynchronous import _AfterBaseline, _WholeConversations
 
 MODEL = str(arithmetic.CARELESS_MODEL)

@@ -5,14 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import trl
 from datasets import Dataset, Image, IterableDataset
-from packaging.version import Version
 from peft import IA3Config, LoraConfig
 from transformers import TrainingArguments
 from trl import GRPOConfig, SFTConfig
 
 from topr_trl import OfflineTOPRConfig, TOPRConfig
+from topr_trl.experimental import AsyncTOPRConfig
 from topr_trl.settings.unsupported import GRPO_ONLY, SFT_ONLY
 from topr_trl.trainers.fingerprints import prompts_fingerprint
 from topr_trl.trainers.run_identity import (
@@ -71,11 +70,7 @@ FREE = {
         restore_callback_states_from_checkpoint ignore_data_skip label_smoothing_factor group_by_length
         vllm_importance_sampling_correction""",
 }
-CONFIGS = {TOPRConfig: GRPO_ONLY, OfflineTOPRConfig: SFT_ONLY}
-if Version(trl.__version__) >= Version("1.16"):
-    from topr_trl.experimental import AsyncTOPRConfig
-
-    CONFIGS[AsyncTOPRConfig] = GRPO_ONLY
+CONFIGS = {TOPRConfig: GRPO_ONLY, OfflineTOPRConfig: SFT_ONLY, AsyncTOPRConfig: GRPO_ONLY}
 
 
 @pytest.mark.parametrize("config", CONFIGS)

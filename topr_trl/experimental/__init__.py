@@ -1,4 +1,4 @@
-"""Experimental trainers. They can change without notice, as TRL's experimental trainers can, and need TRL 1.16."""
+"""Experimental trainers. They can change without notice, as TRL's experimental trainers can."""
 
 from topr_trl.trainers.asynchronous import AsyncTOPRConfig, AsyncTOPRTrainer
 

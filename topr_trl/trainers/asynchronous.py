@@ -126,7 +126,7 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
 
     The trainer takes the arguments of [`~trl.experimental.async_grpo.AsyncGRPOTrainer`] and replaces its loss with
     Algorithm 1 of [Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for
-    LLMs](https://huggingface.co/papers/2503.14286). The trainer is experimental and needs TRL 1.16.
+    LLMs](https://huggingface.co/papers/2503.14286). The trainer is experimental.
 
     The ratio π/μ compares the current weights with the weights that wrote the completion. So the trainer keeps rows of
     any age, and logs the age as `sample/staleness_mean` and `sample/staleness_max`. The loss of an optimizer step is
