@@ -17,7 +17,8 @@ UV = UV_FIND_LINKS=$(call pip_setting,PIP_FIND_LINKS,find-links) UV_DEFAULT_INDE
 export UV_SYSTEM_CERTS ?= 1
 # Make an environment with pip, which vLLM calls. The absolute path keeps uv from using another Python of the same version.
 PYTHON_PATH = "$$($(PYTHON) -c 'import sys; print(sys.executable)')"
-environment_in = @echo "Installing packages into $(1)" && test -e $(1)/bin/python || $(UV) venv --quiet --seed --python $(PYTHON_PATH) $(1)
+environment_in = @echo "Installing packages into $(1)" && test -e $(1)/bin/python || { $(IS_NEW) && $(UV) venv --quiet --seed --python $(PYTHON_PATH) $(1); }
+IS_NEW = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "This is Python %d.%d, and 3.11 or later is needed: make PYTHON=python3.12 ..." % sys.version_info[:2])'
 # Install the packages that follow the call.
 packages_in = @$(UV) pip install --quiet --python $(1)/bin/python
 
@@ -71,10 +72,10 @@ $(STAMP): pyproject.toml $(CONSTRAINTS) | $(UV_FILE)
 
 # Number of threads of the demo, and of runs of the benchmarks at a time. Default: all cores.
 THREADS ?= $(shell getconf _NPROCESSORS_ONLN)
-# DEMO="--num_test_problems 100": settings of the demo.
+# DEMO="--num_test_problems 100": settings of the demo ("--use_cpu false": on a GPU).
 demo: install
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
-		--num_cpu_threads_per_process $(THREADS) examples/gsm8k.py $(DEMO)
+		--num_cpu_threads_per_process $(THREADS) examples/gsm8k.py --use_cpu true $(DEMO)
 
 # To run one experiment: make reproduce EXPERIMENT=protocols
 reproduce: install

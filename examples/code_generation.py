@@ -69,6 +69,7 @@ tasks = [make_task(i, parts) for i, parts in enumerate(combinations[: HELD_OUT_T
 held_out, logged = Dataset.from_list(tasks[:HELD_OUT_TASKS]), Dataset.from_list(tasks[HELD_OUT_TASKS:])
 print(f"One of {len(combinations)} tasks, a correct program, and its tests:\n")
 print(f"{tasks[0]['prompt']}{program_of(*combinations[0])}\n\n{tasks[0]['answer']}\n")
+run_tests([program_of(*combinations[0])], [tasks[0]["answer"]])  # Without Linux, the script ends here.
 
 
 # %% A careless author. The model learns from the author to write functions, and also learns the mistakes.

@@ -67,6 +67,8 @@ def test_errors_come_before_anything_is_imported(given, words, monkeypatch):
         (["sample", "--sampling_backend", "vllm"], "vllm"),
         (["train", "--report_to", "tensorboard", "wandb"], "trackers"),
         (["iterate", "--task", "math"], "math"),
+        (["evaluate", "--task", "math"], "math"),
+        (["iterate", "--use_peft"], "peft"),
         (["record"], "record"),
     ],
 )

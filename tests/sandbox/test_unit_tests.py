@@ -2,6 +2,7 @@ import ctypes
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import warnings
@@ -179,6 +180,17 @@ def test_home_is_hidden(isolated):
     home = f"[n for n in os.listdir({str(Path.home())!r}) if n.startswith(('.ssh', '.cache', '.bash', '.profile'))]"
     assert found(f"import os\nf = lambda: {kept} + {home}") in ("[]", "!FileNotFoundError")
     assert found("import os\nf = lambda: os.listdir('/proc') + os.listdir('/run')") == "[]"
+
+
+def test_python_may_be_reached_through_a_link(tmp_path, isolated):
+    """As with uv and conda. The link is in a hidden directory."""
+    (tmp_path / "python").symlink_to(sys.base_prefix)
+    executable = tmp_path / "python" / Path(sys._base_executable).relative_to(sys.base_prefix)
+    program = f"import statistics, wsgiref.util\n{RIGHT}"
+    code = f"from topr_trl.sandbox import run_tests\nprint(run_tests([{program!r}], [{TEST!r}]))"
+    paths = [str(Path(__file__).parents[2]), *(path for path in sys.path if "site-packages" in path)]
+    ran = subprocess.run([executable, "-c", code], env={"PYTHONPATH": os.pathsep.join(paths)}, capture_output=True)
+    assert (ran.stdout.decode().strip(), ran.stderr.decode()) == (str([("correct", TEST)]), "")
 
 
 def test_there_is_no_network(isolated):

@@ -207,8 +207,13 @@ def enter_namespaces() -> str:
         _libc("mount", None, b"/", None, _MS_REC | _MS_PRIVATE, None)
         if not _succeeds(_enter_program_namespaces):
             raise OSError("PID namespaces")
+        python = {prefix: os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)}
         for directory in _directories_to_hide():
-            _hide(directory, kept={os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)})
+            _hide(directory, kept={*python.values()})
+        for prefix, real in python.items():
+            if not os.path.exists(prefix):  # The directory is reached through a link that is hidden now.
+                os.makedirs(os.path.dirname(prefix), exist_ok=True)
+                os.symlink(real, prefix)
         attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY)
         size = ctypes.c_size_t(ctypes.sizeof(attributes))
         _libc("syscall", _SYS_MOUNT_SETATTR, _AT_FDCWD, b"/", _AT_RECURSIVE, ctypes.byref(attributes), size)
