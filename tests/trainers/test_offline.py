@@ -636,9 +636,9 @@ def test_the_agreement_of_wrong_answers_is_printed(make, rows, capsys, answers, 
 
 @pytest.mark.parametrize(
     ("settings", "reads"),
-    [({"num_train_epochs": 8}, None), ({"num_train_epochs": 9}, 9), ({"max_steps": 18}, 9),
-     ({"curation": "repeated_positives", "num_train_epochs": 2}, None),
-     ({"curation": "repeated_positives", "num_train_epochs": 3}, 12)],
+    [({"num_train_epochs": 13}, None), ({"num_train_epochs": 14}, 14), ({"max_steps": 28}, 14),
+     ({"curation": "repeated_positives", "num_train_epochs": 3}, None),
+     ({"curation": "repeated_positives", "num_train_epochs": 4}, 16)],
 )  # fmt: skip
 def test_many_readings_of_a_right_answer_are_warned_about(make, settings, reads):
     """Two of eight rows are right. `repeated_positives` reads each of them four times per epoch."""
