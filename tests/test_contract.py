@@ -166,8 +166,8 @@ def uses(owner):
             (made if isinstance(node.ctx, ast.Store) else read).add(node.attr)
     theirs = "".join(source(cls) for cls in inspect.getmro(owner)[:-1])
     overridden = {name for name in defined if hasattr(owner, name)}
-    set_by_both = {name for name in made if f"self.{name} = " in theirs}
-    used = (read - made - defined) | overridden | set_by_both
+    replaced = {name for name in made if f"self.{name} = " in theirs or hasattr(owner, name)}
+    used = (read - made - defined) | overridden | replaced
     return {name for name in used if not name.startswith("__")}
 
 

@@ -10,12 +10,19 @@ import pytest
 import torch
 from accelerate import ParallelismConfig
 from transformers import TrainingArguments
-from transformers.trainer_utils import SaveStrategy
+from transformers.trainer_utils import SaveStrategy, SchedulerType
 from trl import GRPOConfig, SFTConfig, TrlParser
 
 from topr_trl import OfflineTOPRConfig, TOPRConfig, TruncationLimits
 from topr_trl.curation import REPEATING
-from topr_trl.settings.unsupported import GRPO_ONLY, LIKE_TOPR, SFT_ONLY, offloads_optimizer, refuse_settings
+from topr_trl.settings.unsupported import (
+    GRPO_ONLY,
+    LIKE_TOPR,
+    SCHEDULES_BY_METRIC,
+    SFT_ONLY,
+    offloads_optimizer,
+    refuse_settings,
+)
 
 CPU = {"bf16": False, "use_cpu": True}
 
@@ -62,11 +69,29 @@ def test_the_best_model_is_that_of_the_highest_reward(tmp_path):
     args = TOPRConfig(str(tmp_path), **CPU, **of_best, metric_for_best_model="eval_length", greater_is_better=False)
     assert (args.metric_for_best_model, args.greater_is_better) == ("eval_length", False)
     assert TOPRConfig(str(tmp_path), **CPU).metric_for_best_model is None
+    for metric in ({}, {"metric_for_best_model": "reward"}, {"metric_for_best_model": "eval_hard_reward"}):
+        with pytest.raises(ValueError, match=r"greater_is_better=False.*Leave greater_is_better out"):
+            TOPRConfig(str(tmp_path), **CPU, **of_best, **metric, greater_is_better=False)
+
+
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES_BY_METRIC if name in [*SchedulerType]])
+def test_a_schedule_by_a_metric_knows_whether_greater_is_better(schedule, tmp_path):
+    """With transformers' default, `min`, the learning rate falls because the reward rises."""
+    given = {"output_dir": str(tmp_path), **CPU, "eval_strategy": "steps", "lr_scheduler_type": schedule}
+    args = TOPRConfig(**given, lr_scheduler_kwargs={"patience": 3})
+    assert (args.metric_for_best_model, args.lr_scheduler_kwargs) == ("eval_reward", {"patience": 3, "mode": "max"})
+    for cls in (TOPRConfig, OfflineTOPRConfig):
+        assert cls(**given, metric_for_best_model="eval_accuracy").lr_scheduler_kwargs == {"mode": "max"}
+        smaller = {"metric_for_best_model": "eval_length", "greater_is_better": False}
+        assert cls(**given, **smaller).lr_scheduler_kwargs == {"mode": "min"}
+        own = cls(**given, **smaller, lr_scheduler_kwargs={"mode": "max"})
+        assert own.lr_scheduler_kwargs == {"mode": "max"}
+        assert not cls(str(tmp_path), **CPU).lr_scheduler_kwargs
 
 
 @pytest.mark.parametrize("best", [{"load_best_model_at_end": True}, {"save_strategy": "best"},
                                   {"save_strategy": SaveStrategy.BEST}, {"lr_scheduler_type": "reduce_lr_on_plateau"},
-                                  {}])  # fmt: skip
+                                  {"lr_scheduler_type": "greedy"}, {}])  # fmt: skip
 def test_the_best_model_is_not_that_of_the_lowest_loss(best, tmp_path):
     """The loss is refused even if no setting needs a metric, since callbacks like `EarlyStoppingCallback` read it."""
     given = {"output_dir": str(tmp_path), **CPU, "eval_strategy": "steps", **best}

@@ -30,12 +30,15 @@ def test_every_process_keeps_as_many_rows(chosen, kept):
 
 
 def test_trimmed_columns():
-    mask = torch.tensor([[1] * 5 + [0] * 11, [1] * 3 + [0] * 13])
+    # The second row has masked tokens between trained ones, as a subclass can make them.
+    mask = torch.tensor([[1] * 3 + [0] * 13, [0, 1, 0, 0, 1] + [0] * 11])
     batch = {"completion_ids": torch.ones(2, 16, dtype=torch.long), "completion_mask": mask}
     widths = []
     for multiple in (None, 8):
         widths.append(trim_padding(dict(batch), multiple)["completion_ids"].size(1))
     assert widths == [5, 8]
+    batch["completion_mask"] = mask[:, :0]
+    assert trim_padding({**batch, "completion_ids": mask[:, :0]}, None)["completion_ids"].size(1) == 0
     # With images, nothing is trimmed, because masked tokens can belong to an image that a tool returned.
     assert trim_padding({**batch, "pixel_values": torch.ones(1)}, None)["completion_ids"].size(1) == 16
 

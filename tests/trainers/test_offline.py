@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from reference import fresh_model, of_level
-from transformers import GenerationConfig, ProcessorMixin
+from transformers import GenerationConfig, ProcessorMixin, TrainerCallback
 
 from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer
 from topr_trl.data.batch_samplers import StepsSortedByLength
@@ -27,11 +27,12 @@ SETTINGS = {
 def make(model, tokenizer, rows, tmp_path):
     """Return a function that makes a trainer with the given settings, by default for the bundled model and `rows`."""
 
-    def make(data=rows, evaluation=None, model=model, folder=tmp_path, peft_config=None, **settings):
+    def make(data=rows, evaluation=None, model=model, folder=tmp_path, peft_config=None, callbacks=None, **settings):
         if "effective_positive_share" in settings:
             settings["baseline"] = "mean"
         args = OfflineTOPRConfig(str(folder), **{**SETTINGS, **settings})
-        return OfflineTOPRTrainer(model, args, data, evaluation, processing_class=tokenizer, peft_config=peft_config)
+        parts = {"processing_class": tokenizer, "peft_config": peft_config, "callbacks": callbacks}
+        return OfflineTOPRTrainer(model, args, data, evaluation, **parts)
 
     return make
 
@@ -164,6 +165,18 @@ def test_computing_log_mu_alone_trains_nothing_and_leaves_no_trace(make, rows, t
     assert (tmp_path / "apart" / "log_mu.parquet").stat().st_mtime_ns == before  # not computed again
     assert torch.equal(flat(model), flat(whole))
     assert trainer.state.log_history[0]["eval_loss"] is not None
+
+
+def test_a_callback_may_evaluate_when_training_begins(make, rows):
+    class Evaluate(TrainerCallback):
+        def on_train_begin(self, *args, **kwargs):
+            self.found = trainer.evaluate()
+
+    evaluate = Evaluate()
+    trainer = make(evaluation=rows, max_steps=1, callbacks=[evaluate])
+    trainer.train()
+    expected = make(evaluation=rows, model=fresh_model()).evaluate()
+    assert evaluate.found["eval_loss"] == pytest.approx(expected["eval_loss"])
 
 
 def test_the_distance_to_the_sampler_is_logged_once(make, model, tokenizer, rows):
@@ -636,9 +649,9 @@ def test_the_agreement_of_wrong_answers_is_printed(make, rows, capsys, answers, 
 
 @pytest.mark.parametrize(
     ("settings", "reads"),
-    [({"num_train_epochs": 8}, None), ({"num_train_epochs": 9}, 9), ({"max_steps": 18}, 9),
-     ({"curation": "repeated_positives", "num_train_epochs": 2}, None),
-     ({"curation": "repeated_positives", "num_train_epochs": 3}, 12)],
+    [({"num_train_epochs": 13}, None), ({"num_train_epochs": 14}, 14), ({"max_steps": 28}, 14),
+     ({"curation": "repeated_positives", "num_train_epochs": 3}, None),
+     ({"curation": "repeated_positives", "num_train_epochs": 4}, 16)],
 )  # fmt: skip
 def test_many_readings_of_a_right_answer_are_warned_about(make, settings, reads):
     """Two of eight rows are right. `repeated_positives` reads each of them four times per epoch."""

@@ -43,12 +43,14 @@ def problems():
 def make(model, tokenizer, problems, tmp_path):
     """Return a function that makes a trainer. Arguments that are not settings of `TOPRConfig` go to the trainer."""
 
-    def make(reward=coin, data=problems, evaluation=None, model=model, tokenizer=tokenizer, **settings):
+    def make(
+        reward=coin, data=problems, evaluation=None, model=model, tokenizer=tokenizer, kind=TOPRTrainer, **settings
+    ):
         parts = {name: settings.pop(name) for name in [*settings] if name not in TOPRConfig.__dataclass_fields__}
         if "effective_positive_share" in settings:
             settings["baseline"] = "mean"
         args = TOPRConfig(str(tmp_path), **{**SETTINGS, **settings})
-        return TOPRTrainer(model, reward, args, data, evaluation, processing_class=tokenizer, **parts)
+        return kind(model, reward, args, data, evaluation, processing_class=tokenizer, **parts)
 
     return make
 
@@ -513,6 +515,18 @@ def test_weighted_sum_of_rewards_leaves_none_out(make):
     assert sorted(rewards[~rewards.isnan()].tolist()) == [1.0, 1.0, 20.0, 20.0, 21.0, 21.0]
 
 
+@pytest.mark.parametrize(("extends", "expected"), [(True, {-3.0, -1.0}), (False, {4.0})])
+def test_a_subclass_can_change_the_rewards(make, extends, expected):
+    class Own(TOPRTrainer):
+        def _calculate_rewards(self, inputs, prompts, *rest):
+            if extends:
+                return super()._calculate_rewards(inputs, prompts, *rest) - 2
+            return torch.full((len(prompts), 1), 4.0)
+
+    batches = generation_batch(make(kind=Own))
+    assert {value for b in batches for value in b["topr_rewards"].tolist()} == expected
+
+
 def test_masked_tokens_are_in_neither_the_ratio_nor_the_length(make):
     trainer = make(preset="tis", length_normalization=False)
     policy = torch.tensor([[-1.0, -1.0, -5.0, -9.0]])
@@ -584,6 +598,10 @@ def test_every_round_chooses_again(make):
         trainer.state.global_step = step
         chosen.append(tuple(trainer._compose(raw, train=True)[1].indices))
     assert len(set(chosen)) > 1
+
+
+def test_the_length_of_completions_need_not_be_limited(train):
+    train(max_completion_length=None, max_steps=1)
 
 
 def test_table_of_completions_shows_our_rewards(train):

@@ -193,10 +193,15 @@ def test_log_probabilities_of_a_call_without_labels_are_the_models_own():
 def test_a_batch_that_saves_little_is_computed_as_before():
     model = random_model(CONFIGS["llama"]()).eval()
     call = batch_of([12, 12, 12], [[9], [9], [9]])
+    # The token before a label is masked, as a subclass of `TOPRTrainer` can mask it, so no token of a layout predicts
+    # the label.
+    masked = {**BATCH, "attention_mask": BATCH["attention_mask"].clone()}
+    masked["attention_mask"][0, 22] = 0
     prompts = SharedPrompts(model)
     with torch.no_grad():
-        model(**call, fused_lm_head=True)
-        assert (prompts.layout, prompts.computed_part) == (None, 1.0)
+        for each in (call, masked):
+            model(**each, fused_lm_head=True)
+            assert (prompts.layout, prompts.computed_part) == (None, 1.0)
         model(**BATCH, fused_lm_head=True)
     # Not computed: the last token of each of the 6 rows, two copies of 19 shared tokens, and one copy of 15.
     tokens = 3 * 20 + 21 + 12 + 5 + 2 * 16 + 18

@@ -153,7 +153,7 @@ def test_other_tokens_than_the_samplers_are_warned_about_and_not_compared():
     assert said(sampler_distance, [[]], [[]]) == ([], {})
 
 
-@pytest.mark.parametrize(("positive", "epochs", "warned"), [(0.5, 4.0, []), (0.5, 4.1, ["9"]), (-0.5, 99.0, [])])
+@pytest.mark.parametrize(("positive", "epochs", "warned"), [(0.5, 6.5, []), (0.5, 6.6, ["14"]), (-0.5, 99.0, [])])
 def test_a_right_answer_that_is_read_often_is_warned_about(positive, epochs, warned):
     choice = SimpleNamespace(indices=np.array([1, 1, 2, 3, 3, 3]))  # the rows with R = 0 teach nothing
     messages, _ = said(warn_of_many_reads, choice, np.array([positive, positive, -1.0, 0.0, 0.0, 0.0]), epochs)

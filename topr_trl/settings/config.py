@@ -24,6 +24,7 @@ from topr_trl.settings.unsupported import (
     refuse_settings,
     refuse_uneven_batches,
     refuse_unsupported_order,
+    set_direction_of_schedule,
 )
 
 
@@ -185,6 +186,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
                 setattr(self, name, 1.0)
         self._choose_metric_for_best_model()
         super().__post_init__()
+        set_direction_of_schedule(self)
         self.validate_sharding()
         if self.share_prompts and min(self.per_device_train_batch_size, self.num_generations) < 2:
             raise ValueError(
@@ -209,19 +211,24 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
     def _choose_metric_for_best_model(self) -> None:
         """Select the best model by its reward if no metric is set. The loss does not measure how good a model is.
 
-        The loss is -mean(w · R). If the user selects the loss, this method raises a ValueError even if no best model is
-        saved, because callbacks such as transformers' `EarlyStoppingCallback` also read `metric_for_best_model`.
+        The loss is -mean(w · R). If the user selects the loss or the lowest reward, this method raises a ValueError
+        even if no best model is saved, because callbacks such as transformers' `EarlyStoppingCallback` also read the
+        two settings.
         """
         args: Any = self
         if is_loss(args.metric_for_best_model):
             raise ValueError(
                 f"metric_for_best_model={args.metric_for_best_model!r}: the loss is -mean(w · R), which does not "
                 "measure how good a model is; with baseline='mean', it is 0 in each evaluation. Set "
-                "metric_for_best_model='eval_reward', or leave it out."
+                "metric_for_best_model='eval_reward', or leave it out. Leave greater_is_better out, too."
             )
         if needs_metric_for_best_model(args) and args.metric_for_best_model is None:
             args.metric_for_best_model = "eval_reward"
-            args.greater_is_better = True if args.greater_is_better is None else args.greater_is_better
+        if str(args.metric_for_best_model).endswith("reward") and args.greater_is_better is False:
+            raise ValueError(
+                f"metric_for_best_model={args.metric_for_best_model!r} with greater_is_better=False: the model with "
+                "the lowest reward would be the best. Leave greater_is_better out."
+            )
 
 
 @dataclass
@@ -368,6 +375,7 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
         if template and template.endswith((".jinja", ".j2")) and not Path(template).is_file():
             raise ValueError(f"chat_template_path: there is no file {template}.")
         super().__post_init__()
+        set_direction_of_schedule(self)
         self.validate_sharding()
         refuse_unsupported_order(self)
         refuse_offloading_without_accelerator(self)
@@ -383,7 +391,7 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
         metric = self.metric_for_best_model
         if is_loss(metric, sets) or (metric is None and needs_metric_for_best_model(self)):
             raise ValueError(
-                f"metric_for_best_model={metric!r}: the best checkpoint, and reduce_lr_on_plateau, would depend on the "
+                f"metric_for_best_model={metric!r}: the best checkpoint, or the learning rate, would depend on the "
                 "loss, which rises as negatives become less likely. Use a metric that your own callback adds to "
                 "evaluations, or keep the checkpoints and compare them with topr evaluate."
             )

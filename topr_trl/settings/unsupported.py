@@ -9,11 +9,21 @@ from typing import Any
 
 from topr_trl.limits import PRESETS
 
+SCHEDULES_BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that depend on an evaluation metric
+
 
 def needs_metric_for_best_model(args: Any) -> bool:
     """Whether the choice of checkpoints or the learning rate depends on an evaluation metric."""
     by_best = args.load_best_model_at_end or args.save_strategy == "best"
-    return bool(by_best) or args.lr_scheduler_type == "reduce_lr_on_plateau"
+    return bool(by_best) or args.lr_scheduler_type in SCHEDULES_BY_METRIC
+
+
+def set_direction_of_schedule(args: Any) -> None:
+    """Tell a schedule that depends on a metric whether greater is better. Otherwise, it would assume a loss."""
+    if args.lr_scheduler_type in SCHEDULES_BY_METRIC:
+        args.lr_scheduler_kwargs = {
+            "mode": "max" if args.greater_is_better else "min", **(args.lr_scheduler_kwargs or {})
+        }  # fmt: skip
 
 
 def is_loss(metric: str | None, sets: Iterable[str] = ()) -> bool:

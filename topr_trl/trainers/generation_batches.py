@@ -61,7 +61,7 @@ def take_rows(batch: dict[str, Any], places: Tensor) -> dict[str, Any]:
 
 
 def trim_padding(batch: dict[str, Any], multiple: int | None) -> dict[str, Any]:
-    """Drop columns at the end that are only padding. TRL pads to the longest completion of the generation batch.
+    """Drop masked columns at the end. TRL pads to the longest completion of the generation batch.
 
     A batch with images is returned unchanged.
 
@@ -74,7 +74,7 @@ def trim_padding(batch: dict[str, Any], multiple: int | None) -> dict[str, Any]:
     if "pixel_values" in batch:  # Keep masked columns, which can be the tokens of an image that a tool returned.
         return batch
     full, step = batch["completion_ids"].size(1), multiple or 1
-    needed = max(int(batch["completion_mask"].sum(-1).max()), 1)
+    needed = max(int(batch["completion_mask"].flip(-1).cumsum(-1).any(0).sum()), 1)  # up to the last 1 of any row
     excess = max(full - -(-needed // step) * step, 0)
     for name in _OF_COMPLETIONS:
         if name in batch and batch[name].size(1) >= full:

@@ -405,6 +405,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self._check_tokens(new)
         if new:
             eval_dataset = {**given, **new} if isinstance(eval_dataset, dict) else new["eval"]
+        if self.is_in_train and self._log_mu.planned:  # A callback evaluates before `_training_begins` is called.
+            self._training_begins(self.model_wrapped)
         if self.state.global_step == 0 and not self.is_in_train:
             self._cast_for_evaluation()
             own = {"train": self.train_dataset} if any(rows is self.train_dataset for rows in given.values()) else {}

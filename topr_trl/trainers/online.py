@@ -28,6 +28,7 @@ import math
 import os
 import re
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -209,6 +210,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         self._evaluated = EvaluatedRewards()  # rewards of the current evaluation set
         self._shown_weights: dict[int, list[float]] = {}  # weight and log-ratio in the last table, by row number
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, *rest, **kwargs)
+        # Store what TRL receives, also from a method of a subclass.
+        self._calculate_rewards = partial(self._store_rewards, self._calculate_rewards)  # type: ignore[has-type]
         check_tokenizer(self._tokenizer, self.model.config.get_text_config())
         self.reward_funcs: list[Any] = [
             function if isinstance(function, nn.Module) else checked(function, name)
@@ -246,7 +249,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
                 f"A prompt has {longest} tokens; the model's context holds {context}. Drop or shorten such prompts."
             )
         limit = (self._positions or math.inf) - virtual
-        if longest + self.max_completion_length > limit:
+        if longest + (self.max_completion_length or 0) > limit:
             raise ValueError(
                 f"A prompt of {longest} tokens and max_completion_length={self.max_completion_length} do not fit in "
                 f"the model's context of {limit} learned positions. Lower max_completion_length, or shorten such "
@@ -347,12 +350,11 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             "chat_template": text_fingerprint(self._tokenizer.chat_template),
         }
 
-    # TRL subtracts the mean of each group, but TOPR needs the raw rewards, so `_calculate_rewards` stores them.
-
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+    def _store_rewards(self, calculate: Callable[..., Tensor], *args: Any) -> Tensor:
+        """Return the rewards that `calculate` returns, and store them. TRL subtracts the mean of each group."""
         if not self._is_vlm:  # Tools and a `rollout_func` can write any token.
             check_ids("A completion", args[3], self.model.config.get_text_config())
-        rewards_per_func = super()._calculate_rewards(*args, **kwargs)
+        rewards_per_func = calculate(*args)
         infinite = rewards_per_func.isinf().any(dim=0).nonzero().flatten().tolist()
         if infinite:
             name = self.reward_func_names[infinite[0]]

@@ -15,6 +15,7 @@ import transformers
 from accelerate.utils import is_peft_model
 from packaging.version import Version
 
+from topr_trl.settings.unsupported import SCHEDULES_BY_METRIC
 from topr_trl.trainers.fingerprints import base_fingerprint, mu_fingerprint
 from topr_trl.user_warnings import warn_user
 
@@ -103,7 +104,7 @@ _SHOWN = {
     "dtype": "dtype of the weights",
     "attention": "attn_implementation",
 }
-_SCHEDULES_WITHOUT_END = ("constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy")
+_SCHEDULES_WITHOUT_END = ("constant", "constant_with_warmup", "inverse_sqrt", *SCHEDULES_BY_METRIC)
 # Entries of a `peft_config` that do not change the function of a trained adapter. The trainers set dropout to 0.
 _ADAPTER_FREE = re.compile(
     r"base_model_name_or_path|revision|inference_mode|task_type|auto_mapping|peft_version|ephemeral_gpu_offload"

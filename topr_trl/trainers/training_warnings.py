@@ -20,7 +20,7 @@ EARLY = 0.1  # "early": in this first share of the steps
 # Negatives are long from this mean number of tokens on. With 160 tokens, a ratio per segment was better than one per
 # completion (see "Long completions" on the page of results). Up to 64 tokens, a segment is the whole completion.
 LONG_NEGATIVES = 128
-MOST_READS = 8  # largest number of times that an experiment trained a pretrained model on a right answer (see results)
+MOST_READS = 13  # largest number of times that an experiment trained a pretrained model on a right answer (see results)
 LOST_WEIGHT = 0.5  # long negatives with a lower mean weight have lost too much weight
 
 

@@ -115,6 +115,15 @@ def test_results_of_tools_have_no_log_mu():
     assert kept.mu_logps.tolist() == [-0.5, 0.0, -0.5]
 
 
+def test_masked_tokens_between_trained_ones_are_refused():
+    """A replayed row has no attention mask of its own, so its log π would have another context than its log μ."""
+    buffer = ReplayBuffer(9, "newest")
+    buffer.begin(batch_of([1.0], completion_mask=torch.tensor([[1, 0, 1, 0]])), step=1)
+    buffer.note(torch.tensor([100]), torch.full((1, 4), -0.5))
+    with pytest.raises(ValueError, match=r"completion_mask .* `tool_mask`.* replay_share=0"):
+        buffer.settle({})
+
+
 def test_rows_are_noted_before_there_is_a_batch():
     """A row that is in the buffer before the first generation batch, such as a logged row, gets its new weight."""
     buffer = ReplayBuffer(9, "newest")

@@ -217,6 +217,11 @@ _READ = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool
 def _row(batch: dict[str, Tensor], place: int, mu_logps_T: Tensor, step: int) -> ReplayRow:
     """Convert one row of a generation batch to a `ReplayRow`, without padding. `place` is its position in the batch."""
     length = int(batch["completion_mask"][place].sum())
+    if not batch["completion_mask"][place, :length].all():
+        raise ValueError(
+            "A row's completion_mask has zeros before its last token, and a replayed row would not have them, so π/μ "
+            "would be wrong. Write the zeros to `tool_mask`, or set replay_share=0."
+        )
     own = batch["tool_mask"][place, :length] if "tool_mask" in batch else torch.ones(length)
     written = own != 0
     return ReplayRow(

@@ -114,7 +114,8 @@ class SharedPrompts:
     def _layout_of(self, kwargs: dict[str, Any]) -> Layout | None:
         """Return the layout of a call, or None to compute the call without sharing.
 
-        A call is not shared if it does not use TRL's fused head, has no labels, or if sharing saves too few tokens.
+        A call is not shared if it does not use TRL's fused head, has no labels, or a label after a masked token, or if
+        sharing saves too few tokens.
         """
         self.layout = None
         ids, labels = kwargs.get("input_ids"), kwargs.get("labels")
@@ -122,7 +123,8 @@ class SharedPrompts:
         if not kwargs.get("fused_lm_head") or ids is None or labels is None or (mask is None and positions is None):
             return None
         layout = build_layout(ids, labels, mask, positions, keep_last=bool(kwargs.get("output_router_logits")))
-        if saved_part(layout.groups) < LEAST_SAVED:
+        # After a masked token, no position predicts the next label, and positions would not count the masked token.
+        if saved_part(layout.groups) < LEAST_SAVED or bool((layout.scored < 0).any()):
             return None
         self.layout = layout
         return layout
