@@ -259,3 +259,22 @@ def test_blocks_of_anthropic_in_a_log_of_litellm(tmp_path):
     assert turn["tool_calls"][0]["id"] == reply["tool_call_id"] == "c1"
     assert json.loads(turn["tool_calls"][0]["function"]["arguments"]) == {"a": 1}
     assert json.loads(row["tools"])[0]["function"]["parameters"] == {"type": "object"}
+
+
+@pytest.mark.parametrize("place", ["content", "reasoning", "arguments", "description", "prompt", "end"])
+def test_text_that_litellm_cut_is_not_learned(tmp_path, place):
+    """LiteLLM's spend logs lack the middle of long texts, in requests and responses, also in arguments of calls."""
+    cut = "It is ... (litellm_truncated skipped 952 chars. Truncation is a DB storage safeguard.) ... 2"
+    if place == "end":
+        cut, place = "It ...truncated by litellm, this logger does not support large content", "content"
+    text = {
+        name: cut if name == place else "2" for name in ("content", "reasoning", "arguments", "description", "prompt")
+    }
+    call = {"id": "c1", "function": {"name": "add", "arguments": json.dumps({"a": text["arguments"]})}}
+    said = {"content": text["content"], "reasoning": text["reasoning"], "tool_calls": [call]}
+    asked = {"messages": [{"role": "user", "content": text["prompt"]}],
+             "tools": [{"name": "add", "description": text["description"], "parameters": {}}]}  # fmt: skip
+    body = {"choices": [{"message": said, "finish_reason": "stop"}]}
+    record = {"request_id": "r", "proxy_server_request": json.dumps(asked), "response": json.dumps(body)}
+    with pytest.raises(ValueError, match=r"line 1: .*LiteLLM cut.*MAX_STRING_LENGTH_PROMPT_IN_DB"):
+        imported(tmp_path, [record])

@@ -28,7 +28,7 @@ def message(given: Mapping[str, Any]) -> Row:
     Raises:
         NotOfFormat: the message has no role.
         Unusable: the message has an image, its content is neither text nor a list of text parts, its weight is neither
-            0 nor 1, or its text may be in a field other than `content`.
+            0 nor 1, its text may be in a field other than `content`, or LiteLLM cut a text.
     """
     if "role" not in given and "from" in given:
         given = {**given, "role": given["from"], "content": given.get("value", given.get("content"))}
@@ -50,12 +50,29 @@ def message(given: Mapping[str, Any]) -> Row:
         calls.append(_call(given["function_call"]))
     hidden = (each.get("thinking") for each in given.get("thinking_blocks") or () if isinstance(each, Mapping))
     reasoning = [*map(given.get, KEYS), "\n".join(filter(None, hidden))]
+    _check_not_cut(content, *reasoning, *(call["function"]["arguments"] for call in calls))
     return {
         "role": ROLE_NAMES.get(str(given["role"]).lower(), given["role"]),
         "content": content or given.get("refusal") or content, "tool_calls": calls or None, "name": given.get("name"),
         "reasoning_content": next(filter(None, reasoning), None), "tool_call_id": given.get("tool_call_id"),
         **({"weight": 0} if _is_marked(given) else {}),
     }  # fmt: skip
+
+
+def _check_not_cut(*texts: Any) -> None:
+    """Check that LiteLLM did not replace the middle or the end of a text in its logs.
+
+    Raises:
+        Unusable: a text has LiteLLM's mark.
+    """
+    if any(isinstance(text, str) and "litellm" in text and _CUT.search(text) for text in texts):
+        raise Unusable(
+            "LiteLLM cut a text in its log. To log whole texts, set the environment variable "
+            "MAX_STRING_LENGTH_PROMPT_IN_DB of LiteLLM's server"
+        )
+
+
+_CUT = re.compile(r"\(litellm_truncated (skipped )?\d+ chars|\.\.\.truncated by litellm, this logger does not support")
 
 
 def with_role(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -239,13 +256,16 @@ def tools_as_json(tools: Any) -> str | None:
         tools (`Any`): List of tools, or JSON, which is returned unchanged.
 
     Raises:
-        Unusable: a tool is no function, or the provider defines it, so the file does not have its parameters.
+        Unusable: a tool is no function, the provider defines it, so the file does not have its parameters, or LiteLLM
+            cut a text.
     """
     if not tools or isinstance(tools, str):
         return tools or None
-    return json.dumps(
+    found = json.dumps(
         [tool if "function" in tool else {"type": "function", "function": _function(tool)} for tool in tools]
     )
+    _check_not_cut(found)
+    return found
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
