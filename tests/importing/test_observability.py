@@ -289,6 +289,29 @@ def test_the_responses_api_in_langsmith():
     assert (row["model"], row["temperature"]) == ("gpt-5-mini", 0.7)
 
 
+def test_geminis_client_in_langsmith(tmp_path):
+    """`wrap_gemini` logs the contents as messages, and leaves the system prompt and the tools in `config`."""
+    tools = [{"function_declarations": [{"name": "legs", "parameters": {"type": "OBJECT"}}], "google_search": None}]
+    said = {"content": "12", "role": "assistant", "finish_reason": "MAX_TOKENS"}
+    for system in ("Be brief.", {"role": None, "parts": [{"text": "Be brief.", "thought": None}]}):
+        config = {"system_instruction": system, "temperature": 0.2, "tools": tools, "top_p": None}
+        inputs = {"messages": [{"role": "user", "content": "How many legs?"}], "model": "g", "config": config}
+        for given in (inputs, json.dumps(inputs)):
+            (tmp_path / "a.jsonl").write_text(json.dumps(run(given, said)))
+            (row,) = imported(tmp_path, tmp_path / "a.jsonl")
+            assert turns(row["prompt"]) == [("system", "Be brief.", None, []), USER]
+            assert (turns(row["completion"]), row["finish_reason"]) == ([answer("12")], "length")
+            assert json.loads(row["tools"])[0]["function"] == tools[0]["function_declarations"][0]
+            assert (row["temperature"], row["model"]) == (0.2, "g")
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_messages_of_langsmith_without_content(role):
+    given = {"messages": [{"role": role, "parts": [{"text": "How many legs?"}]}]}
+    with pytest.raises(Unusable, match="a message has no content; it has parts"):
+        langsmith.FORMAT.rows(run(given, {"role": "assistant", "content": "12"}))
+
+
 def test_feedback_of_different_kinds_is_not_mixed(tmp_path):
     """Test that stars of one call and a thumb of another call do not become rewards on one scale."""
     asked, said = (

@@ -36,9 +36,7 @@ def message(given: Mapping[str, Any]) -> Row:
     if "role" not in given:
         raise NotOfFormat(f"a message has no role; it has {', '.join(sorted(given))}")
     given = _with_more(_of_blocks(given))
-    others = [name for name in _LIKE_CONTENT if given.get(name)]
-    if others and given.get("content") is None and not any(given.get(name) for name in _BESIDE_CONTENT):
-        raise Unusable(f"a message has no content; it has {', '.join(others)}. Write its text under content")
+    check_content(given)
     check_only_text(given, "a message")
     try:
         content = plain_content(given.get("content"))
@@ -120,6 +118,20 @@ def _with_more(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 _BESIDE_CONTENT = ("tool_calls", "function_call", "refusal", *KEYS)
 _LIKE_CONTENT = ("text", "message", "value", "parts", "output", "body", "blocks")
+
+
+def check_content(given: Mapping[str, Any]) -> None:
+    """Check that the text of a message is not in a field other than `content`.
+
+    Args:
+        given (`Mapping[str, Any]`): Message.
+
+    Raises:
+        Unusable: the message has a field such as `parts`, and neither content nor calls.
+    """
+    others = [name for name in _LIKE_CONTENT if given.get(name)]
+    if others and given.get("content") is None and not any(given.get(name) for name in _BESIDE_CONTENT):
+        raise Unusable(f"a message has no content; it has {', '.join(others)}. Write its text under content")
 
 
 def check_only_text(given: Mapping[str, Any], name: str) -> None:

@@ -7,7 +7,13 @@ from topr_trl.importing.calls import Dialect, first_choice
 from topr_trl.importing.content_blocks import messages_of
 from topr_trl.importing.format import Record, Unusable
 from topr_trl.importing.message_parts import assistant, call, other, split_parts
-from topr_trl.importing.openai_messages import finish_reason, finish_reason_of, text_or_messages, tools_as_json
+from topr_trl.importing.openai_messages import (
+    check_content,
+    finish_reason,
+    finish_reason_of,
+    text_or_messages,
+    tools_as_json,
+)
 from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
 
@@ -108,6 +114,7 @@ def _messages(given: Mapping[str, Any]) -> list[Row]:
     if not has_calls and any(inner_value(block, "type") in ("tool_use", "tool_result") for block in blocks):
         return messages_of({"role": role, **given})
     inner = given.get("kwargs") or given.get("data") or given
+    check_content(inner)
     more = inner.get("additional_kwargs") or {}
     if role != "assistant":
         return [other(role, inner.get("content"), tool_call_id=inner.get("tool_call_id"))]

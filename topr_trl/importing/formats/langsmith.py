@@ -1,14 +1,16 @@
 """Read exports of LangSmith: runs of the type llm, as JSON, JSON lines or parquet."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, choices_of_request, is_answer, not_a_call
-from topr_trl.importing.dialects import langchain, openai_responses
+from topr_trl.importing.dialects import gemini, langchain, openai_responses
 from topr_trl.importing.format import Format, LeftOut, Record, has
 from topr_trl.importing.joined_records import LINES, joined_by
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.rated_turns import as_rated
+from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
 
 
@@ -39,6 +41,17 @@ ENVELOPE = Envelope(
 _RESPONSES = replace(ENVELOPE, response=("outputs",), dialects=(openai_responses.DIALECT,))
 
 
+def _with_config(record: Record) -> Record:
+    """Return a run with the system prompt, the tools and the settings that `wrap_gemini` logs in `config`."""
+    inputs: Any = parsed_json(record.get("inputs"))
+    config = parsed_json(inner_value(inputs, "config"))
+    if not (isinstance(config, Mapping) and isinstance(inputs.get("messages"), list)):
+        return record
+    found = gemini.prompt({"contents": [], **config})
+    messages = [*found.pop("prompt"), *inputs["messages"]]
+    return {**record, "inputs": {**found, **inputs, "messages": messages}}
+
+
 def _rows(record: Record) -> list[Row | LeftOut | None]:
     is_response = is_answer(openai_responses.DIALECT, parsed_json(record.get("outputs")))
     return as_rated((_RESPONSES if is_response else ENVELOPE).rows(record))
@@ -48,7 +61,7 @@ FORMAT = Format(
     source="LangSmith's run data format (langsmith 0.15, schemas.py; langchain-core 1.8, tracers/core.py)",
     test=has("run_type", "inputs"),
     rows=_rows,
-    records=lambda record: record.get(LINES, [record]),
+    records=lambda record: map(_with_config, record.get(LINES, [record])),
     join=joined_by("trace", _trace_of),
     rates_turns=True,
     rewards=rewards,
