@@ -223,6 +223,31 @@ def test_spans_that_are_no_calls_and_failed_calls(name, record, no_call, rating,
     assert list(FORMATS[name].rewards(rated).values()) == [1]
 
 
+PARTS = [{"role": "assistant", "parts": [{"type": "text", "content": "I look."}], "finish_reason": "tool_call"}]
+OF_VERCEL = {"ai.operationId": "ai.streamText.doStream", "ai.prompt.messages": MESSAGES, "ai.response.text": "I look.",
+             "ai.response.finishReason": "tool-calls"}  # fmt: skip
+LOOK = {"role": "assistant", "content": "I look."}
+
+
+@pytest.mark.parametrize(
+    ("name", "record"),
+    [
+        ("opik", {**SPAN, "output": {"choices": [{"message": LOOK, "finish_reason": "tool_calls"}]}}),
+        ("opik", {**SPAN, "output": {"choices": [{"message": LOOK, "finish_reason": "function_call"}]}}),
+        ("opentelemetry", {"attributes": {"gen_ai.input.messages": PARTS, "gen_ai.output.messages": PARTS}}),
+        ("opentelemetry", {"attributes": OF_VERCEL}),
+        ("langsmith", {"run_type": "llm", "inputs": {"messages": MESSAGES}, "outputs": {"generations": [[
+            {"text": "I look.", "generation_info": {"finish_reason": "tool_calls"}}]]}}),
+        ("bedrock", {"request": {"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "response": {
+            "output": {"message": {"role": "assistant", "content": [{"text": "b"}]}}, "stopReason": "tool_use"}}),
+    ],
+)  # fmt: skip
+def test_an_answer_that_lacks_its_calls_is_not_learned(name, record):
+    """Some tracers drop the calls of streamed answers."""
+    with pytest.raises(Unusable, match=r"ended with .*, and the log has no call of a tool"):
+        rows_of(name, record)
+
+
 def test_which_ratings_count():
     """A span's score replaces the score of its trace, and a note is no rating."""
     scores = [[{"name": "thumbs", "value": value}, {"name": name, "value": 3}] for value, name in ((0, "a"), (1, "b"))]

@@ -305,6 +305,23 @@ def test_messages_of_llama_index_in_mlflow():
             read_mlflow(trace(span(given={"messages": [said("user", unknown)]}, said={"content": "12"})))
 
 
+def test_finish_reasons_of_streams_in_mlflow():
+    """MLflow writes `stop` if the last chunk has no choice, and drops the calls."""
+    said = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Twel"}, "finish_reason": "stop"}]}
+
+    def streamed(reason):
+        chunks = [{"choices": [{"delta": {"content": "Twel"}, "finish_reason": None}]},
+                  {"choices": [{"delta": {}, "finish_reason": reason}]}, {"choices": []}]  # fmt: skip
+        events = [{"name": "mlflow.chunk.item.0", "attributes": {"mlflow.chunk.value": json.dumps(each)}}
+                  for each in chunks]  # fmt: skip
+        return trace(span(given={"messages": [{"role": "user", "content": "Legs?"}]}, said=said, events=events))
+
+    ((row,),) = read_mlflow(streamed("length"))
+    assert (row["completion"][0]["content"], row["finish_reason"]) == ("Twel", "length")
+    with pytest.raises(NotOfFormat, match="the log has no call of a tool"):
+        read_mlflow(streamed("tool_calls"))
+
+
 def test_settings_of_dspy_in_mlflow():
     """MLflow writes the settings of DSPy's model as attributes."""
     given = span(given={"messages": [{"role": "user", "content": "Legs?"}]}, said=["12"])

@@ -6,7 +6,7 @@ from typing import Any
 
 from topr_trl.importing.format import Unusable
 from topr_trl.importing.message_parts import call, other, split_parts, with_results
-from topr_trl.importing.openai_messages import ROLE_NAMES, message, with_role
+from topr_trl.importing.openai_messages import ROLE_NAMES, finish_reason, message, with_role
 from topr_trl.importing.row_table import Row
 
 # Blocks that OpenAI's messages lack, and text, in the order in which chat templates write them.
@@ -65,14 +65,14 @@ def answer_of(given: Mapping[str, Any], reason: str | None) -> Row | None:
 
     Args:
         given (`Mapping[str, Any]`): Message of the answer.
-        reason (`str` or `None`): Finish reason, as `finish_reason` returns it.
+        reason (`str` or `None`): Finish reason in the log.
 
     Raises:
-        Unusable: see `messages_of`.
+        Unusable: see `messages_of` and `finish_reason`.
     """
     (said,) = messages_of({**given, "role": "assistant"})
     is_empty = not any(said[name] for name in ("content", "tool_calls", "reasoning_content"))
-    return None if is_empty else {"completion": [said], "finish_reason": reason}
+    return None if is_empty else {"completion": [said], "finish_reason": finish_reason(reason, [said])}
 
 
 def _as_blocks(content: Any) -> Any:

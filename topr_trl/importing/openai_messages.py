@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -325,17 +325,18 @@ def template_columns(request: Mapping[str, Any]) -> Row:
 
 
 FAILED = "failed"
+_CALLED = ("tool_calls", "tool_call", "tool_use", "function_call", "tool-calls")
 # A completion that the model did not end itself, for instance because of a content filter, has no stop token.
 _FINISHED = {
     **dict.fromkeys(
-        ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "stop_str", "completed", "complete", "tool_calls",
-         "tool_call", "tool_use", "function_call", "word"),
+        ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "stop_str", "completed", "complete", "word",
+         *_CALLED),
         "stop",
     ),
     **dict.fromkeys(
         ("length", "max_tokens", "max_output_tokens", "max_length", "model_length", "model_context_window_exceeded",
          "limit", "content_filter", "sensitive", "safety", "recitation", "repetition", "incomplete", "truncated",
-         "refusal", "pause_turn", "content_filtered"),
+         "refusal", "pause_turn", "content_filtered", "content-filter"),
         "length",
     ),
     **dict.fromkeys(
@@ -343,7 +344,7 @@ _FINISHED = {
          "insufficient_system_resource", "guardrail_intervened", "malformed_model_output", "malformed_tool_use"),
         FAILED,
     ),
-    **dict.fromkeys(("", "none", "null", "unknown", "finish_reason_unspecified"), None),
+    **dict.fromkeys(("", "none", "null", "unknown", "other", "finish_reason_unspecified"), None),
 }  # fmt: skip
 
 
@@ -390,7 +391,7 @@ _OF_JUDGE = ("judge", "grader", "evaluat", "critic")
 _OF_REQUEST = ("messages", "conversations", "prompt", "request", "content", "toolcalls", "functioncall")
 
 
-def finish_reason(given: str | None) -> str | None:
+def finish_reason(given: str | None, answer: Sequence[Mapping[str, Any]] = ()) -> str | None:
     """Convert a logged finish reason to `"stop"`, `"length"` or `FAILED`. Return None if there is no reason.
 
     Words such as `unknown` count as no reason.
@@ -399,9 +400,11 @@ def finish_reason(given: str | None) -> str | None:
 
     Args:
         given (`str` or `None`): Reason of a server, such as `max_tokens` or `STOP`.
+        answer (`Sequence[Mapping]`, defaults to `()`): Messages of the answer, to check that they have the calls.
 
     Raises:
-        Unusable: the reason is not in `_FINISHED`, so whether the model ended the completion is not known.
+        Unusable: the reason is not in `_FINISHED`, so whether the model ended the completion is not known, or the
+            reason is a call, and the answer has none.
     """
     reason = str(given or "").strip().lower()
     if reason not in _FINISHED:
@@ -409,5 +412,9 @@ def finish_reason(given: str | None) -> str | None:
         raise Unusable(
             f"a completion ended with {given!r}, and whether the model or something else ended it is not known. Write "
             f"stop or length in the file. Known reasons: {known}"
+        )
+    if answer and reason in _CALLED and not any(turn.get("tool_calls") for turn in answer):
+        raise Unusable(
+            f"its answer ended with {given}, and the log has no call of a tool: a part of the answer is lost"
         )
     return _FINISHED[reason]

@@ -6,7 +6,7 @@ from typing import Any
 from topr_trl.importing.calls import Dialect, field_of, format_of_calls
 from topr_trl.importing.content_blocks import answer_of, prompt_of
 from topr_trl.importing.format import Record, Unusable
-from topr_trl.importing.openai_messages import finish_reason, tools_as_json
+from topr_trl.importing.openai_messages import tools_as_json
 from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
 from topr_trl.recording.protocols.messages import without_request_hash
@@ -33,13 +33,7 @@ def answers(body: Record, asked: Record) -> list[Row | None]:
         Unusable: the finish reason is unknown, the log lacks a tool call, or the answer cannot become a message, for
             instance because the provider ran a tool itself (see `content_blocks.messages_of`).
     """
-    reason = body.get("stop_reason") or body.get("finish_reason")
-    row = answer_of(body, finish_reason(reason))
-    if reason == "tool_use" and not (row and row["completion"][0]["tool_calls"]):
-        raise Unusable(
-            "its answer ended with tool_use, and the log has no call of a tool: a part of the answer is lost"
-        )
-    return [row]
+    return [answer_of(body, body.get("stop_reason") or body.get("finish_reason"))]
 
 
 def _is_answer(body: Record) -> bool:

@@ -3,7 +3,7 @@
 from topr_trl.importing.calls import Dialect, field_of, format_of_calls, sampling_of
 from topr_trl.importing.content_blocks import answer_of, prompt_of
 from topr_trl.importing.format import Record, Unusable
-from topr_trl.importing.openai_messages import finish_reason, tools_as_json
+from topr_trl.importing.openai_messages import tools_as_json
 from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
 
@@ -29,7 +29,7 @@ def answers(body: Record, asked: Record) -> list[Row | None]:
         Unusable: the finish reason is unknown, or the answer cannot become a message, for instance because the provider
             ran a tool itself (see `content_blocks.messages_of`).
     """
-    return [answer_of(body["output"]["message"], finish_reason(body.get("stopReason")))]
+    return [answer_of(body["output"]["message"], body.get("stopReason"))]
 
 
 def _function(tool: Record) -> Record:

@@ -8,7 +8,7 @@ from typing import Any
 from topr_trl.importing.calls import Dialect, field_of, format_of_calls, sampling_of
 from topr_trl.importing.content_blocks import answer_of, prompt_of
 from topr_trl.importing.format import LeftOut, Record, Unusable
-from topr_trl.importing.openai_messages import FAILED, finish_reason, tools_as_json
+from topr_trl.importing.openai_messages import FAILED, tools_as_json
 from topr_trl.importing.row_table import Row
 
 
@@ -46,7 +46,7 @@ def answers(body: Record, asked: Record) -> list[Row | LeftOut | None]:
     found: list[Row | LeftOut | None] = []
     for each in body.get("candidates") or ():
         said, reason = _message({"parts": (each.get("content") or {}).get("parts")}), _get(each, "finish_reason")
-        found.append(answer_of(said, _REASONS.get(str(reason)) or finish_reason(reason)))
+        found.append(answer_of(said, _REASONS.get(str(reason), reason)))
     return found or [LeftOut.FAILED]
 
 

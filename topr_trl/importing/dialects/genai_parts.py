@@ -35,10 +35,8 @@ def answers(body: Record, asked: Record) -> list[Row]:
         Unusable: the provider ran a tool itself, the finish reason is unknown, or a part of a message cannot become
             text, for instance an image.
     """
-    return [
-        {"completion": _messages(choice["message"]), "finish_reason": finish_reason(choice["finish_reason"])}
-        for choice in body["choices"]
-    ]
+    found = [(_messages(choice["message"]), choice["finish_reason"]) for choice in body["choices"]]
+    return [{"completion": said, "finish_reason": finish_reason(reason, said)} for said, reason in found]
 
 
 def _messages(given: Record) -> list[Row]:

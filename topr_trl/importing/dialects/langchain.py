@@ -73,7 +73,7 @@ def _answer(choice: Record, is_chat: bool) -> Row | None:
     reason = choice.get("finish_reason") or (choice.get("generation_info") or {}).get("finish_reason")
     if reason is None:  # Some providers give the reason in the message, such as `response_metadata.stop_reason`.
         return {"completion": completion, "finish_reason": finish_reason_of(choice)}
-    return {"completion": completion, "finish_reason": finish_reason(reason)}
+    return {"completion": completion, "finish_reason": finish_reason(reason, completion if is_chat else ())}
 
 
 def _is_answer(body: Record) -> bool:

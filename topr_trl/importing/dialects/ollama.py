@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from topr_trl.importing.calls import Dialect, field_of, format_of_calls, sampling_of
 from topr_trl.importing.content_blocks import answer_of, prompt_of
 from topr_trl.importing.format import LeftOut, Record, Unusable
-from topr_trl.importing.openai_messages import finish_reason, template_columns
+from topr_trl.importing.openai_messages import template_columns
 from topr_trl.importing.row_table import Row
 
 LOSES = (
@@ -50,7 +50,7 @@ def answers(body: Record, asked: Record) -> list[Row | LeftOut | None]:
         Unusable: the response is a part of a stream, the finish reason is unknown, or see `content_blocks.answer_of`.
     """
     check_is_whole(body)
-    return [answer_of(body["message"], finish_reason(body.get("done_reason")))]
+    return [answer_of(body["message"], body.get("done_reason"))]
 
 
 def check_is_whole(body: Record) -> None:

@@ -74,7 +74,7 @@ def _choice_columns(choice: Record, prompt_ids: list[int] | None) -> Row | None:
         "completion": [written],
         "completion_ids": ids,
         "sampler_logps": logps or None,
-        "finish_reason": finish_reason(choice.get("finish_reason")),
+        "finish_reason": finish_reason(choice.get("finish_reason"), () if ids else [written]),
     }
 
 

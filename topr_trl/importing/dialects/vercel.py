@@ -31,11 +31,8 @@ def answers(body: Record, asked: Record) -> list[Row]:
     text, thinking = body.get("text") or body.get("object"), body.get("reasoning")
     if not (calls or text or thinking):
         return []
-    reason = finish_reason(_REASONS.get(str(body["finishReason"]), body["finishReason"]))
-    return [{"completion": [assistant(text, calls, thinking)], "finish_reason": reason}]
-
-
-_REASONS = {"tool-calls": "tool_calls", "content-filter": "content_filter", "other": "unknown"}
+    said = [assistant(text, calls, thinking)]
+    return [{"completion": said, "finish_reason": finish_reason(body["finishReason"], said)}]
 
 
 def _tool(given: Record) -> Record:

@@ -5,7 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from topr_trl.importing.calls import COLUMNS_OF_CALLS, Envelope, choices_of_request, not_a_call, sampling_of
+from topr_trl.importing.calls import (
+    COLUMNS_OF_CALLS,
+    Envelope,
+    choices_of_request,
+    first_choice,
+    not_a_call,
+    sampling_of,
+)
 from topr_trl.importing.dialects import DIALECTS
 from topr_trl.importing.format import Format, LeftOut, Record
 from topr_trl.importing.rated_turns import as_rated
@@ -25,7 +32,8 @@ def calls(record: Record) -> Iterator[Record]:
         record (`Record`): Trace, or a row of a table of traces.
     """
     assessments = value_at(record, "info.assessments", "trace.info.assessments", "assessments") or []
-    spans = [{**span, "attributes": _parsed(span["attributes"])} for span in value_at(record, *_SPANS)]
+    spans = [{**span, "attributes": _with_reason(span, _parsed(span["attributes"]))}
+             for span in value_at(record, *_SPANS)]  # fmt: skip
     rates_spans = all(each.get("span_id") for each in assessments if each.get("feedback"))
     outer = {span.get("parent_span_id") for span in spans if _is_call(span)}
     for span in spans:
@@ -57,6 +65,17 @@ def _parsed(attributes: Record) -> Record:
         with suppress(TypeError, ValueError, RecursionError):
             found[name] = json.loads(value)
     return found
+
+
+def _with_reason(span: Record, attributes: Record) -> Record:
+    """Return attributes whose answer has the finish reason of the stream. MLflow writes `stop` if the end is empty."""
+    chunks = (value_at(event, "attributes.mlflow.chunk.value") for event in span.get("events") or ())
+    reasons = [reason for chunk in chunks if (reason := first_choice(chunk, "finish_reason"))]
+    answer: Any = attributes.get("mlflow.spanOutputs")
+    if not reasons or first_choice(answer, "message") is None:
+        return attributes
+    choice = {**answer["choices"][0], "finish_reason": reasons[-1]}
+    return {**attributes, "mlflow.spanOutputs": {**answer, "choices": [choice]}}
 
 
 def _is_call(span: Record) -> bool:
