@@ -154,6 +154,40 @@ def test_the_finish_reason_of_a_stream_in_langfuse():
     assert row["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("modelParameters", {"finishReason": "length"}),
+        ("model_parameters", {"finishReason": "content-filter"}),
+        ("metadata", {"attributes": {"gen_ai.response.finish_reasons": '["length"]'}}),
+        ("metadata", {"attributes": {"ai.response.finishReason": "length"}}),
+    ],
+)
+def test_finish_reasons_of_spans_in_langfuse(name, value):
+    (row,) = langfuse.FORMAT.rows({**OBSERVATION, "output": "Twel", name: value})
+    assert row["finish_reason"] == "length"
+
+
+def test_the_vercel_ai_sdk_in_langfuse(tmp_path):
+    """Langfuse writes calls as JSON text, and keeps the attributes of the span in the metadata."""
+    calls = [{"type": "tool-call", "toolCallId": "c", "toolName": "legs", "input": '{"animal": "cat"}'}]
+    said = {"role": "assistant", "content": "I look.", "tool_calls": json.dumps(calls)}
+    attributes = {"ai.settings.maxRetries": "2", "gen_ai.system": "openai.chat", "ai.response.msToFirstChunk": "812"}
+    metadata = {"attributes": attributes, "resourceAttributes": {"service.name": "My first chat bot"}}
+    settings = {"system": "openai.chat", "finishReason": "tool-calls"}
+    record = {**OBSERVATION, "input": OBSERVATION["input"]["messages"], "output": json.dumps(said),
+              "modelParameters": settings, "metadata": metadata}  # fmt: skip
+    (tmp_path / "a.json").write_text(json.dumps([record]))
+    (row,) = imported(tmp_path, tmp_path / "a.json", "--reward_fields", "thumbs")
+    assert turns(row["completion"]) == [("assistant", "I look.", None, [LEGS])]
+    assert (row["completion"][0]["tool_calls"][0]["id"], row["finish_reason"]) == ("c", "stop")
+    for name in ("gen_ai.system_instructions", "ai.prompt.tools"):
+        more = {"attributes": {**attributes, name: '[{"text": "You know all about cats."}]'}}
+        (tmp_path / "a.json").write_text(json.dumps([{**record, "metadata": more}]))
+        with pytest.raises(ValueError, match=rf"text of metadata\.attributes\.{name} is in no row"):
+            imported(tmp_path, tmp_path / "a.json", "--reward_fields", "thumbs")
+
+
 def test_a_score_of_an_agent_in_langfuse_is_not_dropped(tmp_path):
     trace = {"observations": [OBSERVATION, {**OBSERVATION, "type": "AGENT", "id": "a"}],
              "scores": [{"name": "thumbs", "value": 1, "observationId": "a"},

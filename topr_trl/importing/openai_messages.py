@@ -43,7 +43,7 @@ def message(given: Mapping[str, Any]) -> Row:
         check_weight(given)
     except ValueError as error:
         raise Unusable(str(error)) from None
-    calls = [_call(json.loads(call) if isinstance(call, str) else call) for call in given.get("tool_calls") or ()]
+    calls = [_call(_parsed(call)) for call in _parsed(given.get("tool_calls")) or ()]
     if given.get("function_call"):  # OpenAI's API had this field before tools.
         calls.append(_call(given["function_call"]))
     hidden = (each.get("thinking") for each in given.get("thinking_blocks") or () if isinstance(each, Mapping))
@@ -226,8 +226,14 @@ def text_or_messages(given: object) -> object:
     return [message(each) for each in given] if isinstance(given, list) else given
 
 
+def _parsed(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) and value else value
+
+
 def _call(given: Mapping[str, Any]) -> Row:
     """Convert a tool call, whose name and arguments can be in the field `function` or next to the id."""
+    if "toolName" in given:  # Vercel AI SDK
+        given = {"id": given.get("toolCallId"), **given, "name": given["toolName"]}
     function = given.get("function") or given
     if "name" not in function:
         raise Unusable(f"it has a call of the type {given.get('type')}, which is no call of a function")

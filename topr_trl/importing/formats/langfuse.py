@@ -1,12 +1,13 @@
 """Read exports of Langfuse: observations as CSV, JSON or parquet, and single traces as JSON."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
 from topr_trl.importing.calls import Envelope, format_of_exports, not_a_call
 from topr_trl.importing.dialects import DIALECTS
-from topr_trl.importing.format import LeftOut, Record
+from topr_trl.importing.format import IGNORED, Choices, LeftOut, Record
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.record_fields import inner_value, value_at, values_by_name
 from topr_trl.importing.streamed_answers import whole_answer
@@ -87,9 +88,25 @@ def _is_observation(record: Record) -> bool:
     return of_observation or isinstance(record.get("observations"), list)
 
 
-FORMAT = format_of_exports(
-    Envelope(request=("input",), response=("output",), settings=("modelParameters", "model_parameters"),
-             reasons=("metadata.finish_reason",), dialects=DIALECTS, left_out=_left_out),
+def _choices(record: Record) -> Choices:
+    """Return the rules for unread text. Attributes of spans repeat the messages, except for system prompts and tools.
+
+    Their names can have words such as `ai`, which name the text of a model elsewhere.
+    """
+    given = value_at(record, "metadata.attributes")
+    names = [name for name in given if not name.endswith(_ASKED)] if isinstance(given, Mapping) else []
+    return IGNORED._replace(read=("modelParameters", "model_parameters", "metadata.resourceAttributes",
+                                  *(f"metadata.attributes.{name}" for name in names)))  # fmt: skip
+
+
+_ASKED = ("instructions", "definitions", "tools", "prompt")
+_EXPORTS = format_of_exports(
+    Envelope(
+        request=("input",), response=("output",), settings=("modelParameters", "model_parameters"),
+        dialects=DIALECTS, left_out=_left_out,
+        reasons=("metadata.finish_reason", "modelParameters.finishReason", "model_parameters.finishReason",
+                 "metadata.attributes.gen_ai.response.finish_reasons", "metadata.attributes.ai.response.finishReason"),
+    ),
     read=(),
     source="Langfuse (worker/src/features/database-read-stream/observation-stream.ts at 03b77af)",
     rank=1,
@@ -99,3 +116,4 @@ FORMAT = format_of_exports(
     loses="Only generations become rows. Choose a score with --reward_fields: NAME for exported tables, where each "
     "score is a column, and scores.NAME for downloaded traces.",
 )  # fmt: skip
+FORMAT = replace(_EXPORTS, choices=_choices)
