@@ -591,7 +591,14 @@ def test_printed_objects_are_mentioned(read, text):
     assert read({"prompt": "Legs?", "completion": text, "score": 1})[0].noted == {"printed": ["line 1"]}
 
 
-@pytest.mark.parametrize("text", ['{"title": "Cats", "choices": ["Four"]}', '{"name": "Ann", "role": "nurse"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"title": "Cats", "choices": ["Four"]}',
+        '{"parts": ["leg"], "format": "A4"}',
+        '{"name": "Ann", "role": "nurse"}',
+    ],
+)
 def test_json_of_the_model_stays_text(read, text):
     assert read({"prompt": "Legs?", "output": text, "score": 1})[1] == [("Legs?", text)]
 
@@ -599,6 +606,12 @@ def test_json_of_the_model_stays_text(read, text):
 def test_messages_as_text(read):
     for name, messages in (("messages", HISTORY[:2]), ("conversations", TURNS[:2])):
         assert len(read({name: json.dumps(messages)})[1]) == 1
+
+
+def test_messages_that_mastra_stores_as_json_are_refused(read):
+    content = json.dumps({"parts": [{"type": "text", "text": "Four."}], "format": 2})
+    with pytest.raises(ValueError, match=r"content of a message is JSON with parts\. Write its text"):
+        read({"messages": [USER, {"role": "assistant", "type": "v2", "content": content}]})
 
 
 @pytest.mark.parametrize("name", ["text", "parts", "output"])

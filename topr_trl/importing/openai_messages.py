@@ -121,16 +121,22 @@ _LIKE_CONTENT = ("text", "message", "value", "parts", "output", "body", "blocks"
 
 
 def check_content(given: Mapping[str, Any]) -> None:
-    """Check that the text of a message is not in a field other than `content`.
+    """Check that the text of a message is not in a field other than `content`, or inside JSON as Mastra stores it.
 
     Args:
         given (`Mapping[str, Any]`): Message.
 
     Raises:
-        Unusable: the message has a field such as `parts`, and neither content nor calls.
+        Unusable: the message has a field such as `parts`, and neither content nor calls, or its content is such JSON.
     """
+    content = given.get("content")
+    if isinstance(content, str) and '"format"' in content and '"parts"' in content:
+        stored = parsed(content.encode(errors="surrogatepass"))
+        fields = stored if isinstance(stored, Mapping) else {}
+        if isinstance(fields.get("parts"), list) and isinstance(fields.get("format"), int):
+            raise Unusable("the content of a message is JSON with parts. Write its text under content")
     others = [name for name in _LIKE_CONTENT if given.get(name)]
-    if others and given.get("content") is None and not any(given.get(name) for name in _BESIDE_CONTENT):
+    if others and content is None and not any(given.get(name) for name in _BESIDE_CONTENT):
         raise Unusable(f"a message has no content; it has {', '.join(others)}. Write its text under content")
 
 
