@@ -9,7 +9,7 @@ from test_logs_of_apis import LEGS, turns
 
 from topr_trl.data.tokenization import tokenize_row
 from topr_trl.importing.format import NotOfFormat, Unusable
-from topr_trl.importing.formats import mlflow, opentelemetry
+from topr_trl.importing.formats import langfuse, langsmith, mlflow, opentelemetry
 from topr_trl.importing.span_attributes import nested
 
 WRITTEN = Path(__file__).parent / "written"
@@ -303,6 +303,22 @@ def test_messages_of_llama_index_in_mlflow():
     for unknown, why in (({"block_type": "image"}, "has image"), ({"kind": "text"}, "it has blocks")):
         with pytest.raises(NotOfFormat, match=why):
             read_mlflow(trace(span(given={"messages": [said("user", unknown)]}, said={"content": "12"})))
+
+
+@pytest.mark.parametrize("text", ['{"title": "T", "content": "Hi"}', '["Paris"]', '{"answer": 4}', '[{"name": "Ann"}]'])
+def test_json_that_the_model_wrote_stays_text(text):
+    """In tables, JSON text is an exported object, and so is the request. Messages as JSON text are messages."""
+    asked = {"messages": [{"role": "user", "content": "Legs?"}]}
+    run = {"run_type": "llm", "inputs": asked, "outputs": {"output": text}}
+    ((row,),) = read_mlflow(trace(span(given=asked, said=text)))
+    for found in (row, *langsmith.FORMAT.rows(run)):
+        assert turns(found["completion"]) == [("assistant", text, None, [])]
+    message = json.dumps({"role": "assistant", "content": "12", "id": 3})
+    ((row,),) = read_mlflow(trace(span(given=asked, said=message)))
+    for found in (row, *langsmith.FORMAT.rows({**run, "outputs": {"output": message}})):
+        assert turns(found["completion"]) == [("assistant", "12", None, [])]
+    with pytest.raises(NotOfFormat, match="They must be messages or text"):
+        langfuse.FORMAT.rows({"type": "GENERATION", "input": json.dumps(asked), "output": '{"answer": 4}'})
 
 
 def test_finish_reasons_of_streams_in_mlflow():

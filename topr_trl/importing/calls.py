@@ -11,8 +11,8 @@ from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.field_names import Kind, kind_of
 from topr_trl.importing.format import IGNORED, Choices, Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.openai_messages import check_roles
-from topr_trl.importing.record_fields import inner_value, value_at
+from topr_trl.importing.openai_messages import check_roles, with_role
+from topr_trl.importing.record_fields import inner_value, raw_value_at, value_at
 from topr_trl.importing.row_table import Row
 from topr_trl.importing.streamed_answers import whole_answer
 
@@ -85,7 +85,7 @@ class Envelope:
         if not (answer := value_at(record, *self.response)):
             return []
         asked = self._asked(record)
-        dialect, body = self._written_in(answer, asked)
+        dialect, body = self._written_in(answer, asked, self._text_in(record))
         found = rows_of_call(dialect, asked, self._with_reasons(record, body))
         for row in found:
             if isinstance(row, Mapping):  # An application can log messages with any role.
@@ -112,12 +112,19 @@ class Envelope:
             found |= {name: value for name, value in part.items() if name not in found or value not in (None, [])}
         return found
 
-    def _written_in(self, answer: Any, asked: Record) -> tuple[Dialect, Record]:
-        """Return the dialect of a call, and the answer as a response in this dialect."""
-        answer = _body_of(answer)
-        bodies = [
-            dict(body) for body in (answer, _as_choices(answer, "messages" in asked)) if isinstance(body, Mapping)
-        ]
+    def _text_in(self, record: Record) -> str | None:
+        """Return the answer if it is text, perhaps JSON of the model. In a table, JSON text is an exported object."""
+        said, asked = (raw_value_at(record, *paths) for paths in (self.response, self.request))
+        is_exported = isinstance(asked, str) and not isinstance(parsed_json(asked), str)
+        return said if isinstance(said, str) and not is_exported else None
+
+    def _written_in(self, answer: Any, asked: Record, text: str | None) -> tuple[Dialect, Record]:
+        """Return the dialect of a call, and the answer as a response in this dialect. `text` is the unparsed answer."""
+        answer, is_chat = _body_of(answer), "messages" in asked
+        choices = _as_choices(answer, is_chat, text is not None)
+        if choices is None and text is not None and not isinstance(inner_value(answer, "choices"), list):
+            choices = _as_choices(text, is_chat)
+        bodies = [dict(body) for body in (answer, choices) if isinstance(body, Mapping)]
         for body in bodies:
             for dialect in self.dialects:
                 if dialect.asks in asked and dialect.is_answer(body):
@@ -206,15 +213,19 @@ def first_choice(body: Any, name: str) -> Any:
     return inner_value(choices[0], name) if isinstance(choices, list) and choices else None
 
 
-def _as_choices(answer: Any, is_chat: bool) -> Record | None:
+def _as_choices(answer: Any, is_chat: bool, may_be_text: bool = False) -> Record | None:
     """Wrap an answer in a response with choices. Return None if the argument is not an answer.
 
     Args:
         answer (`Any`): Text, a message, an object with a message, or a list of these.
         is_chat (`bool`): Whether the request has messages, so that a text is the content of a message.
+        may_be_text (`bool`, defaults to `False`): Whether the answer is parsed text, so that the model may have written
+            it as JSON. Lists of texts, and objects with more fields than a message and without a role are then JSON.
     """
     choices: list[Record] = []
     for each in answer if isinstance(answer, list) else [answer]:
+        if may_be_text and _is_json_of_model(each, answer):
+            return None
         if isinstance(each, str):
             choices.append({"message": {"role": "assistant", "content": each}} if is_chat else {"text": each})
         elif isinstance(inner_value(each, "message"), Mapping):
@@ -227,6 +238,13 @@ def _as_choices(answer: Any, is_chat: bool) -> Record | None:
 
 
 _OF_MESSAGE = {"content", "tool_calls", "parts", "kwargs", "data"}  # a message has at least one of these fields
+
+
+def _is_json_of_model(each: Any, answer: Any) -> bool:
+    if not isinstance(each, Mapping):
+        return isinstance(answer, list)
+    given = with_role(each)
+    return not {"role", "message"} & set(given) and not set(given) <= {*_OF_MESSAGE, "finish_reason", "stop_reason"}
 
 
 def ids_in(tokens: Sequence[str]) -> list[int] | None:

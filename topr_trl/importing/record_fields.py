@@ -55,7 +55,12 @@ def value_at(record: Any, *paths: str) -> Any:
         *paths (`str`): Names with dots between them, from outer to inner. A name can itself have dots, as in
             `attributes.gen_ai.input.messages`.
     """
-    found = (parsed_json(value) for path in paths for value in _values_at(record, path))
+    return parsed_json(raw_value_at(record, *paths))
+
+
+def raw_value_at(record: Any, *paths: str) -> Any:
+    """Return the value of the first path that has one, without parsing it. See `value_at`."""
+    found = (value for path in paths for value in _values_at(record, path))
     return next((value for value in found if value is not None), None)
 
 
