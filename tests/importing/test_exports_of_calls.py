@@ -102,6 +102,9 @@ def test_events_of_posthog():
     assert rows_of("posthog", {**event, "properties": {**properties, "$ai_is_error": True}}) == ["failed"]
     with pytest.raises(Unusable, match="has n, and PostHog joins"):
         rows_of("posthog", {**event, "properties": {**properties, "$ai_model_parameters": {"n": 2}}})
+    manual = {name: value for name, value in properties.items() if name != "$ai_model_parameters"}
+    (row,) = rows_of("posthog", {**event, "properties": {**manual, "$ai_temperature": 0.3}})
+    assert row["temperature"] == 0.3
     legs = {"name": "legs", "description": "Count legs."}
     for name in ("function_declarations", "functionDeclarations"):
         (row,) = rows_of("posthog", {**event, "properties": {**properties, "$ai_tools": [{name: [legs]}]}})

@@ -100,6 +100,8 @@ def test_a_csv_and_a_parquet_of_langfuse(tmp_path):
         (row,) = imported(tmp_path, tmp_path / name, "--reward_fields", "thumbs")
         assert (turns(row["prompt"]), turns(row["completion"])) == ([USER], [answer("12")])
         assert (row["reward"], row["temperature"]) == (1.0, 0.7)
+    ignored = ("--reward_fields", "thumbs", "--ignore_fields", "modelParameters.temperature")
+    assert imported(tmp_path, tmp_path / "a.csv", *ignored)[0]["temperature"] is None
 
 
 def test_a_trace_of_langfuse(tmp_path):
@@ -114,6 +116,13 @@ def test_a_trace_of_langfuse(tmp_path):
     rows = imported(tmp_path, tmp_path / "a.json", "--reward_fields", "scores.thumbs", "scores.tone")
     assert rows["reward"][:] == [1.5, 0.5]
     assert [row["completion"][0]["content"] for row in rows] == ["12", "7"]
+
+
+def test_a_page_of_langfuses_second_api(tmp_path):
+    given = {**OBSERVATION, "input": json.dumps(OBSERVATION["input"]), "output": "12", "providedModelName": "m"}
+    (tmp_path / "a.json").write_text(json.dumps({"data": [given], "meta": {"cursor": "x"}}))
+    (row,) = imported(tmp_path, tmp_path / "a.json", "--reward_fields", "thumbs")
+    assert (turns(row["prompt"]), turns(row["completion"]), row["model"]) == ([USER], [answer("12")], "m")
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,7 @@ def test_ids_of_rewards_are_checked(tmp_path, second, why):
     ("record", "message"),
     [
         ({"custom_id": "a", "response": {"status_code": 200, "body": answered()}}, "no request: set --requests"),
+        ({"id": "a", "response": answered()}, "it has no request; it has id, response"),
         ({"request": {"prompt": "1"}, "response": answered()}, "its request has no messages; it has prompt"),
         ({"request": ASKED, "response": {"text": "2"}}, "its response has no choices; it has text"),
         ({"request": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "response": answered()},

@@ -107,6 +107,20 @@ def test_thinking_of_openinference_and_json_text_of_openllmetry():
 
 
 @pytest.mark.parametrize(
+    "value",
+    [
+        {"choices": [{"finish_reason": "length"}]},
+        {"stop_reason": "max_tokens"},
+        {"generations": [[{"generation_info": {"finish_reason": "length"}}]]},
+    ],
+)
+def test_answers_of_openinference_that_were_cut(value):
+    """Versions before 2026-07 have the finish reason only in the whole response."""
+    (row,) = read({**OPENINFERENCE, "output.value": json.dumps(value)})
+    assert row["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
     ("lost", "more", "missing"),
     [
         ({"llm.input_messages.0": "llm.input_messages.1"}, {}, "llm.input_messages.0"),
@@ -199,6 +213,10 @@ def test_parts_of_the_vercel_ai_sdk():
         ("tool", '{"n": 4}', None, []),
         ("assistant", "So 12.", None, []),
     ]
+    for kind in ("provider-defined", "provider"):
+        tool = {"type": kind, "id": "openai.web_search", "name": "web_search", "args": {}}
+        with pytest.raises(Unusable, match="the tool web_search, which the provider runs itself"):
+            read({**attributes, "ai.prompt.tools": [json.dumps(tool)]})
     image = [{"role": "user", "content": [{"type": "image", "image": "x"}]}]
     with pytest.raises(NotOfFormat, match="has image"):
         read({**attributes, "ai.prompt.messages": json.dumps(image)})
@@ -224,6 +242,20 @@ def test_parts_of_the_vercel_ai_sdk():
 def test_text_that_a_span_does_not_have(attributes, why):
     with pytest.raises(NotOfFormat, match=why):
         read(attributes)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "events", "name"),
+    [
+        ({"gen_ai.operation.name": "chat"}, ["gen_ai.user.message", "gen_ai.choice"], r"gen_ai\.user\.message"),
+        ({"gen_ai.operation.name": "chat", "events": "[]"}, [], "events"),
+        ({"gcp.vertex.agent.llm_request": "{}"}, [], r"gcp\.vertex\.agent\.llm_request"),
+    ],
+)
+def test_messages_that_are_not_in_attributes(attributes, events, name):
+    """Strands writes messages into events of the span, Logfire into an attribute, and Google's ADK into another."""
+    with pytest.raises(Unusable, match=rf"its messages are in {name}, which is not read"):
+        read(attributes, events=[{"name": each, "attributes": {}} for each in events])
 
 
 def test_failed_and_unanswered_spans():

@@ -187,7 +187,7 @@ def without_fields(record: Record, paths: Collection[str]) -> Record:
     inner = {path.partition(".")[0] for path in paths if "." in path and path not in record}
     found = {name: value for name, value in record.items() if name not in paths}
     for name in inner & set(found):
-        if isinstance(found[name], Mapping):
+        if isinstance(value := parsed_json(found[name]), Mapping):
             below = [path.partition(".")[2] for path in paths if path.startswith(f"{name}.")]
-            found[name] = without_fields(dict(found[name]), below)
+            found[name] = without_fields(dict(value), below)
     return found

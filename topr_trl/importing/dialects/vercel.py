@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from topr_trl.importing.calls import Dialect
-from topr_trl.importing.format import Record
+from topr_trl.importing.format import Record, Unusable
 from topr_trl.importing.message_parts import assistant, call, other, parsed_json, with_results
 from topr_trl.importing.openai_messages import finish_reason, tools_as_json
 from topr_trl.importing.row_table import Row
@@ -15,7 +15,7 @@ def prompt(asked: Record) -> Row:
     """Return the messages and the tools of a request.
 
     Raises:
-        Unusable: a part of a message cannot become text, for instance an image.
+        Unusable: the provider runs a tool, or a part of a message cannot become text, for instance an image.
     """
     tools = [_tool(parsed_json(each)) for each in asked.get("tools") or ()]
     return {"prompt": [each for given in asked["messages"] for each in _messages(given)], "tools": tools_as_json(tools)}
@@ -36,6 +36,8 @@ def answers(body: Record, asked: Record) -> list[Row]:
 
 
 def _tool(given: Record) -> Record:
+    if given.get("type", "function") != "function":
+        raise Unusable(f"its request has the tool {given.get('name')}, which the provider runs itself")
     found: Record = {name: given[name] for name in ("name", "description") if name in given}
     return {**found, "parameters": given.get("inputSchema", given.get("parameters"))}
 

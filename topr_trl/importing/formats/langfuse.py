@@ -9,7 +9,7 @@ from topr_trl.importing.calls import Envelope, format_of_exports, not_a_call
 from topr_trl.importing.dialects import DIALECTS
 from topr_trl.importing.format import IGNORED, Choices, LeftOut, Record
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.record_fields import inner_value, value_at, values_by_name
+from topr_trl.importing.record_fields import inner_value, listed, value_at, values_by_name
 from topr_trl.importing.streamed_answers import whole_answer
 
 _NOT_A_COMPLETION = ("SPAN", "EVENT", "TOOL", "CHAIN", "AGENT", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
@@ -19,13 +19,14 @@ def observations(record: Record) -> Iterator[Record]:
     """Yield each observation of a trace with its scores. A generation also has the scores of its trace.
 
     Scores of the observation replace scores of the trace with the same name. A streamed output becomes the whole
-    answer, and tools among the messages become a field of the input. An exported observation is otherwise unchanged.
+    answer, and tools among the messages become a field of the input. The field `settings` has the model. An exported
+    observation is otherwise unchanged.
 
     Args:
-        record (`Record`): Downloaded trace, or exported observation.
+        record (`Record`): Downloaded trace, exported observation, or page of the observations API.
     """
     if not isinstance(record.get("observations"), list):
-        yield _whole(record)
+        yield from map(_whole, listed(record, "data"))
         return
     scores = record.get("scores") or value_at(record, "trace.scores") or []
     for each in record["observations"]:
@@ -50,9 +51,10 @@ def _value_of(score: Record) -> Any:
 
 
 def _whole(record: Record) -> Record:
-    """Return an observation with its tools beside the messages, and with its whole streamed answer."""
+    """Return an observation with its tools beside the messages, the whole streamed answer, and the model."""
     changes = {"input": _with_tools, "output": whole_answer}
-    return {name: changes[name](value) if name in changes else value for name, value in record.items()}
+    found = {name: changes[name](value) if name in changes else value for name, value in record.items()}
+    return {**found, "settings": {"model": value_at(record, "model", "providedModelName", "provided_model_name")}}
 
 
 def _with_tools(given: Any) -> Any:
@@ -83,7 +85,7 @@ def _left_out(record: Record) -> LeftOut | None:
 
 
 def _is_observation(record: Record) -> bool:
-    names = {name.replace("_", "").lower() for name in record}
+    names = {name.replace("_", "").lower() for name in listed(record, "data")[0]}
     of_observation = {"input", "output"} <= names and bool({"traceid", "observationid"} & names)
     return of_observation or isinstance(record.get("observations"), list)
 
@@ -102,7 +104,7 @@ def _choices(record: Record) -> Choices:
 _ASKED = ("instructions", "definitions", "tools", "prompt")
 _EXPORTS = format_of_exports(
     Envelope(
-        request=("input",), response=("output",), settings=("modelParameters", "model_parameters"),
+        request=("input",), response=("output",), settings=("settings", "modelParameters", "model_parameters"),
         dialects=DIALECTS, left_out=_left_out,
         reasons=("metadata.finish_reason", "modelParameters.finishReason", "model_parameters.finishReason",
                  "metadata.attributes.gen_ai.response.finish_reasons", "metadata.attributes.ai.response.finishReason"),

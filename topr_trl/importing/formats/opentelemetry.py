@@ -133,14 +133,27 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
             return found if isinstance(found, list) else [found]
         if is_asked:
             return []
-    if any(value_at(record, f"attributes.{path}") in values for path, values in _CALLS.items()):
+    # Logfire with `version=1`, Google's ADK, and events of Strands.
+    unread = [name for name in ("events", _OF_ADK) if value_at(record, f"attributes.{name}") is not None]
+    names = (str(event.get("name")) for event in record.get("events") or ())
+    unread += [name for name in names if name.startswith("gen_ai.") and name != _RESULT]
+    is_call = any(value_at(record, f"attributes.{path}") in values for path, values in _CALLS.items())
+    if is_call or _OF_ADK in unread:
         if is_failed:
             return [LeftOut.FAILED]
+        if unread:
+            raise Unusable(
+                f"its messages are in {unread[0]}, which is not read. Write them to gen_ai.input.messages and "
+                "gen_ai.output.messages, or leave the span out"
+            )
         raise Unusable(
             "it is a model call without messages: turn on the capture of content. If the messages are in a log record "
             "of another line, leave the span out"
         )
     return [not_a_call(record.get("evaluations") or {}, "traceId or context.trace_id")]
+
+
+_OF_ADK = "gcp.vertex.agent.llm_request"
 
 
 def _check_whole(record: Record, paths: tuple[str, ...]) -> None:
@@ -239,7 +252,11 @@ SPELLINGS = {
     ),
     "OpenInference": Envelope(
         request=("attributes.llm.input_messages",), response=("attributes.llm.output_messages",),
-        tools=("attributes.llm.tools",), reasons=("attributes.llm.finish_reason",),
+        tools=("attributes.llm.tools",),
+        # Older versions have the reason only in the response of OpenAI's or Anthropic's API, or of LangChain.
+        reasons=("attributes.llm.finish_reason", "attributes.output.value.choices.0.finish_reason",
+                 "attributes.output.value.stop_reason",
+                 "attributes.output.value.generations.0.0.generation_info.finish_reason"),
         settings=("settings", "attributes.llm.invocation_parameters"),
         dialects=(_like_openai(_of_openinference, _tool_of_openinference),),
     ),

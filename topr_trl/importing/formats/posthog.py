@@ -29,7 +29,8 @@ def events(record: Record) -> Iterator[Record]:
         return
     parts = (value_at(record, f"properties.$ai_{name}") for name in ("input", "output_choices", "model", "tools"))
     given, said, model, tools = parts
-    settings = {"model": model, **(value_at(record, "properties.$ai_model_parameters") or {})}
+    settings = {"model": model, "temperature": value_at(record, "properties.$ai_temperature"),
+                **(value_at(record, "properties.$ai_model_parameters") or {})}  # fmt: skip
     yield {**record, "input": _with_blocks(given), "output": _with_blocks(said), "settings": settings,
            "tools": [each for tool in tools or () for each in _functions(tool)]}  # fmt: skip
 
