@@ -236,7 +236,9 @@ LOOK = {"role": "assistant", "content": "I look."}
     ("name", "record"),
     [
         ("opik", {**SPAN, "output": {"choices": [{"message": LOOK, "finish_reason": "tool_calls"}]}}),
-        ("opik", {**SPAN, "output": {"choices": [{"message": LOOK, "finish_reason": "function_call"}]}}),
+        ("opik", {**SPAN, "output": {"message": LOOK, "finish_reason": "function_call"}}),
+        ("anthropic", {"request": {"messages": MESSAGES}, "response": {
+            **OF_CLAUDE, "content": [], "stop_reason": "tool_use"}}),
         ("opentelemetry", {"attributes": {"gen_ai.input.messages": PARTS, "gen_ai.output.messages": PARTS}}),
         ("opentelemetry", {"attributes": OF_VERCEL}),
         ("langsmith", {"run_type": "llm", "inputs": {"messages": MESSAGES}, "outputs": {"generations": [[

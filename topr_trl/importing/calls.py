@@ -100,11 +100,9 @@ class Envelope:
         if given is None and any(each.asks in record for each in self.dialects):
             given = record
         if given is None:
-            is_of_batch = bool({"custom_id", "key"} & set(record))
-            remedy = (
-                ": set --requests to the input file of the batch" if is_of_batch else f"; it has {', '.join(record)}"
-            )
-            raise NotOfFormat(f"it has no request{remedy}")
+            is_of_batch, names = {"custom_id", "key"} & set(record), ", ".join(record)
+            more = ": set --requests to the input file of the batch" if is_of_batch else f"; it has {names}"
+            raise NotOfFormat(f"it has no request{more}")
         if not isinstance(given, Mapping):
             given = {"messages" if isinstance(given, list) else "prompt": given}
         beside = {"tools": value_at(record, *self.tools), "instructions": value_at(record, *self.system)}

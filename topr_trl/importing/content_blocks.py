@@ -71,8 +71,9 @@ def answer_of(given: Mapping[str, Any], reason: str | None) -> Row | None:
         Unusable: see `messages_of` and `finish_reason`.
     """
     (said,) = messages_of({**given, "role": "assistant"})
+    found = {"completion": [said], "finish_reason": finish_reason(reason, [said])}
     is_empty = not any(said[name] for name in ("content", "tool_calls", "reasoning_content"))
-    return None if is_empty else {"completion": [said], "finish_reason": finish_reason(reason, [said])}
+    return None if is_empty else found
 
 
 def _as_blocks(content: Any) -> Any:
