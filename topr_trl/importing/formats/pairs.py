@@ -9,6 +9,7 @@ from topr_trl.importing.openai_messages import template_columns
 from topr_trl.importing.row_table import Row
 
 _MARKERS = ("\n\nAssistant:", "<|im_start|>assistant\n", "<|assistant|>\n", "[/INST]")  # text before an assistant turn
+_ASKED = ("\n\nHuman:", "<|im_start|>user\n", "<|user|>\n", "[INST]")  # text before a user turn
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
@@ -19,7 +20,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
     Raises:
         NotOfFormat: the prompt is missing, or see `table.plain`.
         Unusable: `chosen` and `rejected` have different types, there are two system prompts, the provider defines a
-            tool, or see `_split_messages` and `table.plain`.
+            tool, or see `_split_messages`, `_split_texts` and `table.plain`.
     """
     chosen, rejected = (plain(record[name], name) for name in ("chosen", "rejected"))
     if not chosen or not rejected:
@@ -110,6 +111,7 @@ def _split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
 
     Raises:
         NotOfFormat: the common start has no marker.
+        Unusable: a turn of the user follows, so the model would learn it.
     """
     shared = 0
     while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
@@ -121,6 +123,11 @@ def _split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
             "prompt, or write both as lists of messages"
         )
     end = max(ends)
+    if any(marker in text[end:] for marker in _ASKED for text in (chosen, rejected)):
+        raise Unusable(
+            "chosen and rejected differ before a turn of the user. Write both as lists of messages, in which this turn "
+            "is not learned"
+        )
     return chosen[:end], chosen[end:], rejected[end:]
 
 
