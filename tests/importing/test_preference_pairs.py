@@ -94,7 +94,7 @@ def test_equal_answers_are_tied():
         ),
         ({"chosen": 3, "rejected": {"a": 1}}, "rejected is .* must be text or messages"),
         (
-            {name: f"\n\nHuman: Hi\n\nAssistant: {name}\n\nHuman: Why?\n\nAssistant: So" for name in ("chosen", "rejected")},
+            {name: f"\n\nAssistant: {name}\n\nHuman: Why?\n\nAssistant: So" for name in ("chosen", "rejected")},
             "a turn of the user.* lists of messages",
         ),
     ],
