@@ -180,11 +180,12 @@ def test_a_system_prompt_beside_messages_is_read(read):
         ]
 
 
-def test_a_part_of_the_prompt_of_a_pair(read):
-    pair = {"prompt": "Legs?", "context": "Tom is a cat.", "chosen": "4", "rejected": "5"}
-    with pytest.raises(ValueError, match=r"text of context .*--ignore_fields context"):
+@pytest.mark.parametrize("name", ["context", "first_steps"])
+def test_a_part_of_the_prompt_of_a_pair(read, name):
+    pair = {"prompt": "Legs?", name: "Tom is a cat.", "chosen": "Such cats have 4.", "rejected": "5"}
+    with pytest.raises(ValueError, match=rf"text of {name} is .*--ignore_fields {name}"):
         read(pair)
-    assert len(read(pair, ignore_fields=["context"])[1]) == 2
+    assert len(read(pair, ignore_fields=[name])[1]) == 2
     assert read({"messages": [USER], "chosen": "4", "rejected": "5"})[1][0] == ("Legs of a cat?", "4")
 
 

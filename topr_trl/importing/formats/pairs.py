@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from topr_trl.importing.field_names import PROMPTS, normalized
+from topr_trl.importing.field_names import PROMPTS, Kind, normalized
 from topr_trl.importing.format import IGNORED, Format, LeftOut, NotOfFormat, Record, Unusable, has
 from topr_trl.importing.formats.table import column_of, plain, with_system
 from topr_trl.importing.openai_messages import template_columns
@@ -138,6 +138,8 @@ FORMAT = Format(
     rows=rows,
     columns=("reward", "problem_id", "tools", "chat_template_kwargs"),
     required=frozenset({"chosen", "rejected"}),
-    choices=lambda record: IGNORED._replace(completions=frozenset()),  # The rows have both completions.
+    choices=lambda record: IGNORED._replace(
+        completions=frozenset(), prompts=frozenset({Kind.ASKED, Kind.UNKNOWN}), read=("chosen", "rejected")
+    ),
     loses="Each pair is two rows: chosen with reward 1 and rejected with reward -1.",
 )
