@@ -189,6 +189,23 @@ def test_a_part_of_the_prompt_of_a_pair(read, name):
     assert read({"messages": [USER], "chosen": "4", "rejected": "5"})[1][0] == ("Legs of a cat?", "4")
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"question": "Legs?", "response": "4"},
+        {"question": "Legs?", "chosen": "4", "rejected": "5"},
+        {"question": "Legs?", "response_a": "4", "response_b": "5", "winner": "a"},
+        {"question": "Legs?", "completions": [{"response": "4"}, {"response": "5"}]},
+        {"messages": HISTORY[:2]},
+    ],
+)
+@pytest.mark.parametrize("name", ["image", "img_path"])
+def test_a_picture_beside_the_text_stops_the_import(read, record, name):
+    with pytest.raises(ValueError, match=rf"it has {name}: .*only text.*--ignore_fields {name}.*--skip_unusable"):
+        read({**record, name: "a.png"})
+    assert read({**record, name: "a.png"}, ignore_fields=[name])[1]
+
+
 # Calls of an API.
 
 

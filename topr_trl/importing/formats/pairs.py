@@ -5,7 +5,7 @@ from typing import Any
 from topr_trl.importing.field_names import PROMPTS, Kind, normalized
 from topr_trl.importing.format import IGNORED, Format, LeftOut, NotOfFormat, Record, Unusable, has
 from topr_trl.importing.formats.table import column_of, plain, with_system
-from topr_trl.importing.openai_messages import template_columns
+from topr_trl.importing.openai_messages import check_only_text, template_columns
 from topr_trl.importing.row_table import Row
 
 _MARKERS = ("\n\nAssistant:", "<|im_start|>assistant\n", "<|assistant|>\n", "[/INST]")  # text before an assistant turn
@@ -19,9 +19,10 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
     Raises:
         NotOfFormat: the prompt is missing, or see `table.plain`.
-        Unusable: `chosen` and `rejected` have different types, there are two system prompts, the provider defines a
-            tool, or see `_split_messages`, `_split_texts` and `table.plain`.
+        Unusable: the pair has images, sounds or videos, `chosen` and `rejected` have different types, there are two
+            system prompts, the provider defines a tool, or see `_split_messages`, `_split_texts` and `table.plain`.
     """
+    check_only_text(record, "it")
     chosen, rejected = (plain(record[name], name) for name in ("chosen", "rejected"))
     if not chosen or not rejected:
         return []
