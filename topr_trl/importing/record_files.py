@@ -67,7 +67,7 @@ SUFFIXES = (".sqlite", ".jsonl", ".parquet", ".eval", ".csv", ".tsv", ".ndjson",
 _OWN_FORMAT = (".jsonl", ".parquet", ".csv", ".tsv", ".eval", ".sqlite", ".ndjson", ".traj")
 # Suffixes to look for, by the suffix of the format. The first suffix with files is used. `.json` is last, because such
 # files may describe a run instead of containing records.
-_LIKE = {".jsonl": (".jsonl", ".ndjson", ".traj", ".json"), ".eval": (".eval", ".json")}
+_LIKE = {".jsonl": (".jsonl", ".ndjson", ".traj", ".parquet", ".json"), ".eval": (".eval", ".json")}
 
 
 def _files_in(folder: Path, suffix: str) -> list[Path]:
