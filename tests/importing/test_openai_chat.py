@@ -230,6 +230,7 @@ def test_lists_of_messages(tmp_path, capsys):
     run[1]["tool_calls"][0]["function"]["arguments"] = "null"  # valid JSON
     log = [{"messages": run, "tools": TOOLS, "reward": 1}, {"messages": run[:1], "reward": 0},
            {"messages": cut, "reward": 0}]  # fmt: skip
+    log[0]["tools"] = [json.dumps(each) for each in TOOLS]
     rows = imported(tmp_path, log, format="messages", reward_fields="reward")
     assert [each["role"] for each in rows[0]["prompt"]] == ["user"]
     assert [each["content"] for each in rows[0]["completion"]] == ["x", "ok", "done"]

@@ -237,15 +237,16 @@ def tools_as_json(tools: Any) -> str | None:
     of all tools.
 
     Args:
-        tools (`Any`): List of tools, or JSON, which is returned unchanged.
+        tools (`Any`): List of tools, each as an object or JSON, or JSON, which is returned unchanged.
 
     Raises:
         Unusable: a tool is no function, or the provider defines it, so the file does not have its parameters.
     """
     if not tools or isinstance(tools, str):
         return tools or None
+    found = (json.loads(tool) if isinstance(tool, str) else tool for tool in tools)
     return json.dumps(
-        [tool if "function" in tool else {"type": "function", "function": _function(tool)} for tool in tools]
+        [tool if "function" in tool else {"type": "function", "function": _function(tool)} for tool in found]
     )
 
 
