@@ -206,6 +206,15 @@ def test_a_picture_beside_the_text_stops_the_import(read, record, name):
     assert read({**record, name: "a.png"}, ignore_fields=[name])[1]
 
 
+def test_json_text_that_was_cut_inside_a_character_is_left_out(read):
+    choices = [{"message": {**EARLIER, "content": text}} for text in ("\ud83d", "5")]
+    record = {"question": "Legs?", "response": json.dumps({"choices": choices}), "score": [1, 0]}
+    part, _ = read(record, completion_field="response")
+    assert (part.left_out["broken"], [row["reward"] for row in part.rows]) == (["line 1"], [0.0])
+    messages = [{**USER, "content": "\ud83d"}, EARLIER]
+    assert read({"messages": json.dumps(messages)})[0].left_out["broken"] == ["line 1"]
+
+
 # Calls of an API.
 
 
