@@ -16,9 +16,9 @@ def read(name, dataset, *more, command="import"):
     print(name, rows["completion"][:], rows["reward"][:])
 
 
-def refused(dataset, command="import"):
+def refused(dataset, command="import", option="--input"):
     try:
-        cli.main([command, "--input", dataset, "--output_dir", str(out / "refused")])
+        cli.main([command, option, dataset, "--output_dir", str(out / "refused")])
     except (SystemExit, ValueError, OSError) as error:
         print(f"refused {dataset}: {error}")
 
@@ -27,6 +27,7 @@ if __name__ == "__main__":
     read("split", "hub:me/logs:train", "--chat", "false")
     read("other", "hub:me/logs:test", "--chat", "false")
     read("commit", f"hub:me/logs:train@{sys.argv[2]}", "--chat", "false")
+    read("french", "hub:me/langs:fr/train", "--chat", "false")
     read("scored", "hub:me/rows", command="score")
     cli.main(["curate", "--input", "hub:me/graded", "--curation", "uniform", "--iteration_size", "2", "--output_dir",
               str(out / "curated")])  # fmt: skip
@@ -35,5 +36,7 @@ if __name__ == "__main__":
     cli.main(["train", "--input", "hub:me/logs:train", "--output_dir", str(out / "model"), *training,
               "--model_name_or_path", str(arithmetic.CARELESS_MODEL)])  # fmt: skip
     print("trained", load_rows(out / "model" / "imported")["reward"][:])
-    for name in ("me/old", "me/logs", "me/logs:dev", "logs", "me/none", "me/logs:train@none"):
+    for name in ("me/old:train", "me/logs@" + sys.argv[2], "me/logs:dev", "logs", "me/none", "me/logs:train@none",
+                 "me/langs", "me/langs:de/test", "me/langs:fr/test"):  # fmt: skip
         refused(f"hub:{name}")
+    refused("hub:me/logs:none", "iterate", "--rows")

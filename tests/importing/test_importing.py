@@ -130,6 +130,13 @@ def test_files_of_a_folder_with_other_suffixes(tmp_path):
         other.unlink()
 
 
+def test_a_folder_of_parquet_files_and_a_description(tmp_path):
+    for n in range(2):
+        pq.write_table(pa.Table.from_pylist([record(n)]), tmp_path / f"{n}.parquet")
+    (tmp_path / "dataset_infos.json").write_text("{}")
+    assert len(imported(tmp_path, tmp_path / "rows")) == 2
+
+
 def test_hidden_copies_of_other_programs_are_not_read(tmp_path):
     """Jupyter keeps copies of edited files, and macOS writes files with attributes."""
     lines(tmp_path / ".log" / "1.jsonl", [record(0)])

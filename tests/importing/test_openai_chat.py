@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -229,6 +231,7 @@ def test_lists_of_messages(tmp_path, capsys):
     run[1]["tool_calls"][0]["function"]["arguments"] = "null"  # valid JSON
     log = [{"messages": run, "tools": TOOLS, "reward": 1}, {"messages": run[:1], "reward": 0},
            {"messages": cut, "reward": 0}]  # fmt: skip
+    log[0]["tools"] = [json.dumps(each) for each in TOOLS]
     rows = imported(tmp_path, log, format="messages", reward_fields="reward")
     assert [each["role"] for each in rows[0]["prompt"]] == ["user"]
     assert [each["content"] for each in rows[0]["completion"]] == ["x", "ok", "done"]
@@ -236,6 +239,17 @@ def test_lists_of_messages(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "1 completion is empty or missing and is left out: log.jsonl, line 2." in said
     assert "1 completion without token ids has a tool call whose arguments are not valid JSON, and is left out" in said
+
+
+def test_structs_of_parquet_give_no_tool_the_parameters_of_another(tmp_path):
+    tools = [{"function": {"name": name, "parameters": {"properties": {name: {"type": "string"}}}}} for name in "ab"]
+    calls = [{"function": {"name": name, "arguments": {name: "x"}}} for name in "ab"]
+    run = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "tool_calls": calls}]
+    pq.write_table(pa.Table.from_pylist([{"messages": run, "tools": tools, "reward": 1}]), tmp_path / "log.parquet")
+    (row,) = imported(tmp_path, [], format="messages", input=tmp_path / "log.parquet")
+    assert json.loads(row["tools"]) == tools
+    written = [json.loads(call["function"]["arguments"]) for call in row["completion"][0]["tool_calls"]]
+    assert written == [{"a": "x"}, {"b": "x"}]
 
 
 def test_blocks_of_anthropic_in_a_log_of_litellm(tmp_path):

@@ -93,6 +93,10 @@ def test_equal_answers_are_tied():
             "the role 'narrator'; known roles are",
         ),
         ({"chosen": 3, "rejected": {"a": 1}}, "rejected is .* must be text or messages"),
+        (
+            {name: f"\n\nAssistant: {name}\n\nHuman: Why?\n\nAssistant: So" for name in ("chosen", "rejected")},
+            "a turn of the user.* lists of messages",
+        ),
     ],
 )
 def test_pairs_whose_prompt_is_unknown(record, why):

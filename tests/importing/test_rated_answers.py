@@ -194,3 +194,12 @@ def test_a_record_without_a_rating_is_counted(tmp_path, capsys, name):
     assert len(imported(tmp_path, tmp_path / "a.json", "--skip_unrewarded", "true")) == 1
     assert "1 record has no reward" in capsys.readouterr().out
     assert FORMATS[name].chat
+
+
+def test_an_answer_that_is_not_rated_can_be_left_out(tmp_path):
+    (tmp_path / "a.json").write_text(
+        json.dumps([{**ARGILLA, "fields": {**ARGILLA["fields"], "prediction": "Not 12."}}])
+    )
+    with pytest.raises(ValueError, match=r"prediction is in no row.*--ignore_fields prediction"):
+        imported(tmp_path, tmp_path / "a.json")
+    assert len(imported(tmp_path, tmp_path / "a.json", "--ignore_fields", "prediction")) == 1

@@ -38,3 +38,11 @@ def test_texts(tmp_path):
 def test_several_scores_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"overall_score, fine-grained_score may all be the reward.*--reward_fields"):
         imported(tmp_path, {"instruction": "Legs?", "completions": ANSWERS})
+
+
+def test_other_text_can_only_be_left_out(tmp_path):
+    record = {"instruction": "Legs?", "completions": ANSWERS, "wrong_answers": ["Five or six legs"]}
+    given = (tmp_path, record, "--reward_fields", "overall_score")
+    with pytest.raises(ValueError, match=r"wrong_answers .*may be the completion. To leave .*--ignore_fields wrong_a"):
+        imported(*given)
+    assert len(imported(*given, "--ignore_fields", "wrong_answers")) == 2

@@ -180,12 +180,39 @@ def test_a_system_prompt_beside_messages_is_read(read):
         ]
 
 
-def test_a_part_of_the_prompt_of_a_pair(read):
-    pair = {"prompt": "Legs?", "context": "Tom is a cat.", "chosen": "4", "rejected": "5"}
-    with pytest.raises(ValueError, match=r"text of context .*--ignore_fields context"):
+@pytest.mark.parametrize("name", ["context", "first_steps"])
+def test_a_part_of_the_prompt_of_a_pair(read, name):
+    pair = {"prompt": "Legs?", name: "Tom is a cat.", "chosen": "Such cats have 4.", "rejected": "5"}
+    with pytest.raises(ValueError, match=rf"text of {name} is .*--ignore_fields {name}"):
         read(pair)
-    assert len(read(pair, ignore_fields=["context"])[1]) == 2
+    assert len(read(pair, ignore_fields=[name])[1]) == 2
     assert read({"messages": [USER], "chosen": "4", "rejected": "5"})[1][0] == ("Legs of a cat?", "4")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"question": "Legs?", "response": "4"},
+        {"question": "Legs?", "chosen": "4", "rejected": "5"},
+        {"question": "Legs?", "response_a": "4", "response_b": "5", "winner": "a"},
+        {"question": "Legs?", "completions": [{"response": "4"}, {"response": "5"}]},
+        {"messages": HISTORY[:2]},
+    ],
+)
+@pytest.mark.parametrize("name", ["image", "img_path"])
+def test_a_picture_beside_the_text_stops_the_import(read, record, name):
+    with pytest.raises(ValueError, match=rf"it has {name}: .*only text.*--ignore_fields {name}.*--skip_unusable"):
+        read({**record, name: "a.png"})
+    assert read({**record, name: "a.png"}, ignore_fields=[name])[1]
+
+
+def test_json_text_that_was_cut_inside_a_character_is_left_out(read):
+    choices = [{"message": {**EARLIER, "content": text}} for text in ("\ud83d", "5")]
+    record = {"question": "Legs?", "response": json.dumps({"choices": choices}), "score": [1, 0]}
+    part, _ = read(record, completion_field="response")
+    assert (part.left_out["broken"], [row["reward"] for row in part.rows]) == (["line 1"], [0.0])
+    messages = [{**USER, "content": "\ud83d"}, EARLIER]
+    assert read({"messages": json.dumps(messages)})[0].left_out["broken"] == ["line 1"]
 
 
 # Calls of an API.

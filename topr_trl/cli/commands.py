@@ -42,7 +42,7 @@ def run(command: str, given: list[str]) -> None:
         if command != "push" and (name := str(getattr(args, field, None))).startswith(HUB):
             from topr_trl.hub.download import downloaded
 
-            setattr(args, field, str(downloaded(name)))
+            setattr(args, field, str(downloaded(name, f"--{field}")))
     if isinstance(args, InputArguments) and command != "import":
         args = with_imported_input(args)
     if command in COMMANDS:

@@ -121,7 +121,7 @@ def plain_messages(messages: Messages) -> Messages:
             0 nor 1, its calls are malformed, or their arguments are not valid JSON.
     """
     # In OpenAI's format, the content can be null, which stands for empty text.
-    found: Messages = [{"content": "", **_without_nulls(message)} for message in messages]
+    found: Messages = [{"content": "", **without_nulls(message)} for message in messages]
     for message in found:
         if not isinstance(message.get("role"), str):
             raise ValueError(f"a message has no role; it has {', '.join(sorted(message))}")
@@ -195,10 +195,11 @@ def plain_tools(tools: Any) -> Any:
         raise ValueError(f"its tools are not valid JSON ({error}): {tools[:60]!r}") from None
     if not isinstance(found, list | None):
         raise ValueError(f"its tools are {str(found)[:60]}, and must be a list")
-    return (found if isinstance(tools, str) else _without_nulls(found)) or None
+    return (found if isinstance(tools, str) else without_nulls(found)) or None
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
+    """Return a value without the keys of its objects whose value is null."""
     if isinstance(value, dict):
-        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
-    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value

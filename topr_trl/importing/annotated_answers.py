@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from topr_trl.importing.format import Format, Record
+from topr_trl.importing.format import IGNORED, Format, Record
 from topr_trl.importing.record_fields import rewards_in, values_by_name
 
 RATINGS = "ratings"  # field of a record that holds ratings by name
@@ -61,6 +61,9 @@ def format_of_ratings(table: Format, **fields: Any) -> Format:
         rows=lambda record: table.rows(record),  # With `table.rows` itself, errors could not suggest this format.
         rewards=rewards_in(RATINGS),
         required=frozenset({RATINGS}),
-        choices=lambda record: table_choices(record)._replace(read=(RATINGS,)),
+        # The settings for columns are only for tables.
+        choices=lambda record: table_choices(record)._replace(
+            completion=IGNORED.completion, prompt=IGNORED.prompt, read=(RATINGS,)
+        ),
         **fields,
     )

@@ -116,7 +116,7 @@ class Format:
             such as `temperature` if a setting gives their values.
         required (`frozenset[str]`): Required fields of a record.
         suffix (`str`, defaults to `""`): Suffix of the files, such as `.parquet`. `.jsonl` stands for JSON in any
-            layout, and `""` for any kind of file.
+            layout or parquet, and `""` for any kind of file.
         rewards (`Callable`, *optional*): Function that returns the possible rewards of a record, by name. None if the
             rows have a `reward`, or the files have no rewards.
         optional (`frozenset[str]`, *optional*): Other fields that a record may have. None allows all fields.

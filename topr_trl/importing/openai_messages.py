@@ -145,16 +145,17 @@ def check_only_text(given: Mapping[str, Any], name: str) -> None:
 
     Args:
         given (`Mapping[str, Any]`): Message or record.
-        name (`str`): Description of `given` for the error message, such as `a message`.
+        name (`str`): Description of `given` for the error message: `a message`, or `it` for a record.
 
     Raises:
         Unusable: a field such as `images` is not empty.
     """
     if others := [field for field in _NOT_TEXT if given.get(field)]:
-        raise Unusable(f"{name} has {', '.join(others)}: offline training supports only text")
+        more = f". If this is only a name, set --ignore_fields {' '.join(others)}" if name == "it" else ""
+        raise Unusable(f"{name} has {', '.join(others)}: offline training supports only text{more}")
 
 
-_NOT_TEXT = ("image", "images", "audio", "audios", "video", "videos")
+_NOT_TEXT = ("image", "images", "img_path", "image_path", "audio", "audios", "video", "videos")
 
 # Role of a message, by the name that a program gives the role. A name that is not in this table is kept.
 ROLE_NAMES = {
@@ -277,7 +278,7 @@ def tools_as_json(tools: Any) -> str | None:
     of all tools.
 
     Args:
-        tools (`Any`): List of tools, or JSON, which is returned unchanged.
+        tools (`Any`): List of tools, each as an object or JSON, or JSON, which is returned unchanged.
 
     Raises:
         Unusable: a tool is no function, the provider defines it, so the file does not have its parameters, or LiteLLM
@@ -285,8 +286,9 @@ def tools_as_json(tools: Any) -> str | None:
     """
     if not tools or isinstance(tools, str):
         return tools or None
+    given = (json.loads(tool) if isinstance(tool, str) else tool for tool in tools)
     found = json.dumps(
-        [tool if "function" in tool else {"type": "function", "function": _function(tool)} for tool in tools]
+        [tool if "function" in tool else {"type": "function", "function": _function(tool)} for tool in given]
     )
     _check_not_cut(found)
     return found

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from topr_trl.data.messages import without_nulls
 from topr_trl.data.tables import unreadable
 from topr_trl.importing import csv_tables, eval_archives, json_documents
 from topr_trl.importing.format import Placed, Record
@@ -66,7 +67,7 @@ SUFFIXES = (".sqlite", ".jsonl", ".parquet", ".eval", ".csv", ".tsv", ".ndjson",
 _OWN_FORMAT = (".jsonl", ".parquet", ".csv", ".tsv", ".eval", ".sqlite", ".ndjson", ".traj")
 # Suffixes to look for, by the suffix of the format. The first suffix with files is used. `.json` is last, because such
 # files may describe a run instead of containing records.
-_LIKE = {".jsonl": (".jsonl", ".ndjson", ".traj", ".json"), ".eval": (".eval", ".json")}
+_LIKE = {".jsonl": (".jsonl", ".ndjson", ".traj", ".parquet", ".json"), ".eval": (".eval", ".json")}
 
 
 def _files_in(folder: Path, suffix: str) -> list[Path]:
@@ -168,7 +169,7 @@ def read_records(path: Path) -> Iterator[Placed]:
     if kind == ".parquet":
         with _readable(path):
             rows = (row for batch in pq.ParquetFile(path).iter_batches(1_024) for row in batch.to_pylist())
-            yield from ((f"{path}, row {n}", row) for n, row in enumerate(rows))
+            yield from ((f"{path}, row {n}", _without_fields_of_others(row)) for n, row in enumerate(rows))
         return
     if kind == eval_archives.SUFFIX:
         yield from ((f"{path}, {name}", sample) for name, sample in eval_archives.read_samples(path))
@@ -185,6 +186,17 @@ def read_records(path: Path) -> Iterator[Placed]:
             for n, (array, item) in enumerate(json_documents.read_documents(path), 1):
                 kind = "document" if array == 0 else "record" if array == 1 else f"array {array}, record"
                 yield f"{path}, {kind} {n}", item
+
+
+def _without_fields_of_others(value: Any) -> Any:
+    """Drop the nulls with which parquet gives each tool the parameters of all tools, and each call their arguments."""
+    if isinstance(value, dict):
+        return {
+            name: (without_nulls if name in ("tools", "functions", "arguments") else _without_fields_of_others)(inner)
+            for name, inner in value.items()
+        }
+    is_plain = not isinstance(value, list) or (value and isinstance(value[0], int | float))  # such as token ids
+    return value if is_plain else [_without_fields_of_others(each) for each in value]
 
 
 def parsed(raw: bytes | Record) -> Any:

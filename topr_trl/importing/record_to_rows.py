@@ -395,6 +395,7 @@ class RecordReader:
         found = [
             row if isinstance(row, LeftOut)
             else LeftOut.FAILED if row and row.get("finish_reason") == FAILED
+            else LeftOut.BROKEN if has_unpaired_surrogate(row)  # It was inside JSON text.
             else row if row and holds_completion(row) else LeftOut.EMPTY
             for row in self.format.rows(record, **self._rated_by_settings())
         ]  # fmt: skip
@@ -414,8 +415,9 @@ class RecordReader:
             choices = self.format.choices(record)
             self._check_columns(record, choices.columns)
             self._check_unread(record, rows, choices)
-        # A list of rewards has a value for each row, and for each empty or failed completion.
-        placed = [row for row in found if not isinstance(row, LeftOut) or row in (LeftOut.EMPTY, LeftOut.FAILED)]
+        # A list of rewards has a value for each row, and for each empty, failed or broken completion.
+        empty = (LeftOut.EMPTY, LeftOut.FAILED, LeftOut.BROKEN)
+        placed = [row for row in found if not isinstance(row, LeftOut) or row in empty]
         if self.args.rollout_field:
             self._add_run(record, placed)
         else:

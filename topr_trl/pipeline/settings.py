@@ -42,8 +42,8 @@ class FolderArguments:
     input: str | None = field(
         default=None,
         metadata={
-            "help": "Folder or file of rows, or hub:owner/name[:split][@revision]. If the command has --format, also a "
-            "file of another system."
+            "help": "Folder or file of rows, or hub:owner/name[:[config/]split][@revision]. If the command has "
+            "--format, also a file of another system."
         },
     )
     output_dir: str | None = field(

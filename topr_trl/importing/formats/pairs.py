@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from topr_trl.importing.field_names import PROMPTS, normalized
+from topr_trl.importing.field_names import PROMPTS, Kind, normalized
 from topr_trl.importing.format import IGNORED, Format, LeftOut, NotOfFormat, Record, Unusable, has
 from topr_trl.importing.formats.table import column_of, plain, with_system
-from topr_trl.importing.openai_messages import template_columns
+from topr_trl.importing.openai_messages import check_only_text, template_columns
 from topr_trl.importing.row_table import Row
 
 _MARKERS = ("\n\nAssistant:", "<|im_start|>assistant\n", "<|assistant|>\n", "[/INST]")  # text before an assistant turn
+_ASKED = ("\n\nHuman:", "<|im_start|>user\n", "<|user|>\n", "[INST]")  # text before a user turn
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
@@ -18,9 +19,10 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
     Raises:
         NotOfFormat: the prompt is missing, or see `table.plain`.
-        Unusable: `chosen` and `rejected` have different types, there are two system prompts, the provider defines a
-            tool, or see `_split_messages` and `table.plain`.
+        Unusable: the pair has images, sounds or videos, `chosen` and `rejected` have different types, there are two
+            system prompts, the provider defines a tool, or see `_split_messages`, `_split_texts` and `table.plain`.
     """
+    check_only_text(record, "it")
     chosen, rejected = (plain(record[name], name) for name in ("chosen", "rejected"))
     if not chosen or not rejected:
         return []
@@ -110,6 +112,7 @@ def _split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
 
     Raises:
         NotOfFormat: the common start has no marker.
+        Unusable: a turn of the user follows, so the model would learn it.
     """
     shared = 0
     while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
@@ -121,6 +124,11 @@ def _split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
             "prompt, or write both as lists of messages"
         )
     end = max(ends)
+    if any(marker in text[end:] for marker in _ASKED for text in (chosen, rejected)):
+        raise Unusable(
+            "chosen and rejected differ before a turn of the user. Write both as lists of messages, in which this turn "
+            "is not learned"
+        )
     return chosen[:end], chosen[end:], rejected[end:]
 
 
@@ -131,6 +139,8 @@ FORMAT = Format(
     rows=rows,
     columns=("reward", "problem_id", "tools", "chat_template_kwargs"),
     required=frozenset({"chosen", "rejected"}),
-    choices=lambda record: IGNORED._replace(completions=frozenset()),  # The rows have both completions.
+    choices=lambda record: IGNORED._replace(
+        completions=frozenset(), prompts=frozenset({Kind.ASKED, Kind.UNKNOWN}), read=("chosen", "rejected")
+    ),
     loses="Each pair is two rows: chosen with reward 1 and rejected with reward -1.",
 )

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from topr_trl.importing.field_names import words_of
-from topr_trl.importing.format import Format, Record
+from topr_trl.importing.format import IGNORED, Format, Record
 from topr_trl.importing.formats import table
 
 _LISTS = ("completions", "responses", "answers", "candidates", "outputs", "generations", "samples")
@@ -68,4 +68,6 @@ FORMAT: Format = replace(
     test=_is_scored_list,
     records=_records,
     rewards=_rewards,
+    # The settings for columns are only for tables.
+    choices=lambda record: table.choices(record)._replace(completion=IGNORED.completion, prompt=IGNORED.prompt),
 )

@@ -13,6 +13,7 @@ from topr_trl.importing.format import Choices, Format, LeftOut, NotOfFormat, Rec
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.openai_messages import (
     ROLES,
+    check_only_text,
     check_roles,
     finish_reason,
     finish_reason_of,
@@ -102,8 +103,8 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
     Raises:
         NotOfFormat: the column of the prompt or of the completion is missing, `plain` cannot read the prompt or a
             completion, the system prompt may be a name, or the record has a column of `_OF_ROWS`.
-        Unusable: `plain` cannot use a message, there are two system prompts, a finish reason is new, or the provider
-            defines a tool.
+        Unusable: the record has images, sounds or videos, `plain` cannot use a message, there are two system prompts,
+            a finish reason is new, or the provider defines a tool.
     """
     if name := next((name for name in _OF_ROWS if record.get(name) is not None), None):
         raise NotOfFormat(
@@ -112,6 +113,7 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
         )
     if is_failed(record):
         return [LeftOut.FAILED]
+    check_only_text(record, "it")
     prompt_name, completion_name = columns_of(record)
     prompt, completions = plain(record[prompt_name], prompt_name), _completions(record[completion_name])
     if not prompt:

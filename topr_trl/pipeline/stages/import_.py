@@ -44,7 +44,7 @@ class ImportArguments(FolderArguments, ReadingArguments):
     """Settings of `topr import`."""
 
     input: str | None = field(
-        default=None, metadata={"help": "File, folder or hub:owner/name[:split][@revision] of logs. Required."}
+        default=None, metadata={"help": "File, folder or hub:owner/name[:[config/]split][@revision] of logs. Required."}
     )
 
 
