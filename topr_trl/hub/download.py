@@ -34,8 +34,8 @@ def downloaded(given: str, option: str) -> Path:
     """
     if (match := _NAME.fullmatch(given)) is None:
         raise ValueError(
-            f"{option}: {given} must have the form hub:owner/name, hub:owner/name:split, hub:owner/name:config/split or "
-            "...@revision."
+            f"{option}: {given} must have the form hub:owner/name, hub:owner/name:split, "
+            "hub:owner/name:config/split or ...@revision."
         )
     name, config, split, revision = match.group("name", "config", "split", "revision")
     at = f"@{revision}" if revision else ""
