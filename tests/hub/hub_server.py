@@ -71,12 +71,14 @@ class Hub:
         repos: Repositories by type and name, as in `repos["model", "me/mine"]`.
         requests: Method and path of each request.
         uploads: Content of LFS objects, by SHA-256.
+        gated: Whether files of the repositories need an approval.
     """
 
     endpoint: str = ""
     repos: dict[tuple[str, str], Repo] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     uploads: dict[str, bytes] = field(default_factory=dict)
+    gated: bool | str = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def create(self, body: dict) -> dict:
@@ -214,7 +216,8 @@ class _Handler(BaseHTTPRequestHandler):
     def info(self, kind: str, name: str, revision: str) -> dict:
         repo, sha, files = self.repo(kind, name, revision)
         siblings = [{"rfilename": path} for path in sorted(files)]
-        return {"id": name, "sha": sha, "private": repo.private, "tags": [], "siblings": siblings}
+        access = {"private": repo.private, "gated": self.hub.gated}
+        return {"id": name, "sha": sha, "tags": [], "siblings": siblings, **access}
 
     def send_file(self, sha: str, files: dict[str, bytes], path: str) -> None:
         headers = {"X-Repo-Commit": sha}

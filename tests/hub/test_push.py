@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
-from hub_server import serve, start
-from huggingface_hub import DatasetCard, ModelCard
+from hub_server import TOKEN, Repo, serve, start
+from huggingface_hub import DatasetCard, ModelCard, constants
 
 from tests.loops import stage_of, steps_of
 from topr_trl import Evaluations, OfflineTOPRConfig, OfflineTOPRTrainer, evaluate_samples, load_rows
@@ -58,6 +58,17 @@ def hub(loop, tmp_path_factory):
     with serve() as hub:
         start(hub, "pushed.py", out, loop)
         assert any(path.suffix in PICKLES for path in (out / "offline" / "checkpoint-2").iterdir())
+        yield hub
+
+
+@pytest.fixture
+def online(monkeypatch):
+    """Yield a Hub that this process uses."""
+    with serve() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
         yield hub
 
 
@@ -124,18 +135,27 @@ def test_card_of_a_loop_s_model(loop):
     assert "log μ of the model that training started from" in card.text
     assert "temperature, top-p, top-k | 1, 1, 500" in card.text
     assert 'pipeline("text-generation", model="me/solver")' in card.text
+    assert "--dtype float32" in card.text
     assert PAPER["citation"] in card.text
     assert "## Limits" in card.text
 
 
-def test_the_card_shows_a_prompt_only_of_problems_that_are_public(loop, tmp_path):
+def test_the_card_shows_a_prompt_only_of_problems_that_are_public(loop, tmp_path, online):
     run = shutil.copytree(loop, tmp_path / "run")
     model = run / "iteration-1" / "model"
     example = repr(load_rows(run / "iteration-1/rollouts")["prompt"][0])
     assert example in ModelCard(pack(model, "me/solver").card).text
     note = json.loads((run / "iteration-1/rollouts/_manifest.json").read_text())
-    del note["stages"]["sample"]  # as of imported rows
+    sampled = note["stages"].pop("sample")  # as of imported rows
     (run / "iteration-1/rollouts/_manifest.json").write_text(json.dumps(note))
+    assert example not in ModelCard(pack(model, "me/solver").card).text
+    sampled["inputs"]["dataset_name"] = "me/problems"
+    note["stages"] = {"sample": sampled, **note["stages"]}
+    (run / "iteration-1/rollouts/_manifest.json").write_text(json.dumps(note))
+    for repo in (None, Repo(private=True), Repo(private=False)):
+        online.repos["dataset", "me/problems"] = repo
+        assert (example in ModelCard(pack(model, "me/solver").card).text) == (repo is not None and not repo.private)
+    online.gated = "auto"
     assert example not in ModelCard(pack(model, "me/solver").card).text
 
 
@@ -401,6 +421,17 @@ def test_settings_that_cannot_be(loop, tmp_path, monkeypatch):
         cli.main(["train", "--input", str(rows), "--output_dir", str(tmp_path / "x"), "--bf16", "false", *PUSH])
 
 
+def test_private_rows_are_not_pushed_to_a_public_repository(tmp_path, online):
+    save_rows(Dataset.from_dict({"prompt": ["a"], "completion": ["b"], "reward": [1.0]}), tmp_path / "rows")
+    repo = online.repos["dataset", "me/rows"] = Repo(private=False)
+    with pytest.raises(ValueError, match=r"me/rows is public.*--private"):
+        push_to_hub(tmp_path / "rows", "me/rows", private=True)
+    assert len(repo.commits) == 1
+    repo.private = True
+    push_to_hub(tmp_path / "rows", "me/rows", private=True)
+    assert len(repo.commits) == 2
+
+
 def test_dry_run(loop, capsys):
     cli.main(["push", "--input", str(loop / "iteration-1" / "model"), "--repo_id", "me/x", "--dry_run"])
     printed = capsys.readouterr().out
@@ -458,6 +489,9 @@ def test_code_of_a_model_goes_with_it(loop, tmp_path):
     (model / manifest.NAME).unlink()
     (model / "README.md").write_text("# Mine\n")
     (model / "config.json").write_text(json.dumps(own))
+    assert "modeling_mine.py" in pack(model, "me/x").files
+    (model / "config.json").rename(model / "tokenizer_config.json")  # as of an adapter with a tokenizer of its own
+    (model / "adapter_config.json").write_text("{}")
     assert "modeling_mine.py" in pack(model, "me/x").files
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
+from huggingface_hub.utils import httpx
 
 from topr_trl.data.tables import from_table, read_shard
 from topr_trl.evaluation.estimates import Evaluation
@@ -127,8 +128,8 @@ def _files_of(folder: Path) -> dict[str, Path | bytes]:
             f"{adapter} has the base model {base}, which others cannot load. Push the merged model instead, or push "
             "the base model and write its id on the Hub as base_model_name_or_path."
         )
-    config = folder / "config.json"
-    has_own_code = config.is_file() and "auto_map" in json.loads(config.read_text())
+    configs = [path for name in ("config.json", "tokenizer_config.json") if (path := folder / name).is_file()]
+    has_own_code = any("auto_map" in json.loads(path.read_text()) for path in configs)
     patterns = (*_WANTED, "*.py") if has_own_code else _WANTED
     found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
     return {path.relative_to(folder).as_posix(): path for path in sorted(found)}
@@ -182,7 +183,7 @@ def _card_of_stage(folder: Path, repo_id: str, steps: dict[str, Entry]) -> Model
     shown_elsewhere = ("prompt", "seed", "sampled with")
     facts |= {name: fact for name, fact in facts_of_sampling(sampling).items() if name not in shown_elsewhere}
     problems = name_on_the_hub(sampling.get("dataset_name"))
-    is_public = bool(sampling) and (problems is not None or sampling["dataset_name"] is None)
+    is_public = bool(sampling) and (sampling["dataset_name"] is None or _is_public(problems))
     data = ModelCardData(
         base_model=name_on_the_hub(first_weights(stage).get("model")),
         datasets=[problems] if problems else None,
@@ -192,8 +193,22 @@ def _card_of_stage(folder: Path, repo_id: str, steps: dict[str, Entry]) -> Model
     )
     return model_card(
         data, repo_id, facts, problems=problems_of(sampling), prompt=_example_prompt(stage) if is_public else None,
-        max_new_tokens=sampling.get("max_new_tokens"),
+        max_new_tokens=sampling.get("max_new_tokens"), is_float32=_is_float32(folder),
     )  # fmt: skip
+
+
+def _is_public(dataset: str | None) -> bool:
+    """Return whether everybody can read a dataset on the Hub. Return False if the Hub cannot be reached."""
+    try:
+        info = HfApi().dataset_info(dataset, token=False, timeout=10) if dataset else None
+    except (OSError, httpx.HTTPError):
+        return False
+    return info is not None and not (info.private or info.gated)
+
+
+def _is_float32(folder: Path) -> bool:
+    config = folder / "config.json"
+    return config.is_file() and json.loads(config.read_text()).get("dtype") == "float32"
 
 
 def _last_step(folder: Path) -> int:

@@ -26,7 +26,7 @@ class PushArguments:
 
     input: str = field(metadata={"help": "Folder of a model, a checkpoint or rows, or a file of rows."})
     repo_id: str = field(metadata={"help": "Repository on the Hub: name or owner/name."})
-    private: bool = field(default=False, metadata={"help": "Make the repository private if it is new."})
+    private: bool = field(default=False, metadata={"help": "Make a new repository private, and refuse a public one."})
     before: str | None = field(
         default=None,
         metadata={"help": "Folder that topr evaluate wrote before training. Default: the results of the loop."},
@@ -125,7 +125,8 @@ def push_to_hub(
         repo_id (`str`):
             Repository on the Hub: `name` or `owner/name`. It is created if it does not exist.
         private (`bool`, *optional*):
-            Whether a new repository is private, see `huggingface_hub.create_repo`.
+            Whether a new repository is private, see `huggingface_hub.create_repo`. With `True`, an existing public
+            repository raises an error.
         before (`str` or `Path`, *optional*):
             Folder that `topr evaluate` wrote before training, for the results on a model's card. If `before` and
             `after` are both `None`, the card has the results of the loop that trained the model, if any.
@@ -136,8 +137,8 @@ def push_to_hub(
         [`~huggingface_hub.CommitInfo`]: the commit. Its `repo_url` is the address of the repository.
 
     Raises:
-        ValueError: the folder cannot be pushed (see `pack`), `repo_id` is malformed, or there is no token. Nothing was
-            sent.
+        ValueError: the folder cannot be pushed (see `pack`), `repo_id` is malformed, there is no token, or the
+            repository is public and `private` is `True`. Nothing was sent.
         FileNotFoundError: the folder or its shards do not exist. Nothing was sent.
         OSError: the Hub cannot be reached, or refuses the push.
     """
@@ -149,6 +150,8 @@ def push_to_hub(
         name = repo_id if "/" in repo_id else f"{api.whoami()['name']}/{repo_id}"
         upload = pack(Path(folder), name, before, after)
         api.create_repo(name, repo_type=upload.repo_type, private=private, exist_ok=True)
+        if private and not api.repo_info(name, repo_type=upload.repo_type).private:
+            raise ValueError(f"{name} is public. Make it private on the Hub, name another one, or remove --private.")
         there = api.list_repo_files(name, repo_type=upload.repo_type)
         return api.create_commit(
             name,

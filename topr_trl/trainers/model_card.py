@@ -94,6 +94,7 @@ def model_card(
     problems: str | None = None,
     prompt: Any = None,
     max_new_tokens: int | None = None,
+    is_float32: bool = False,
     links: str = "",
 ) -> ModelCard:
     """Return a model card without evaluations. `add_section` adds evaluations.
@@ -111,6 +112,8 @@ def model_card(
             Text or messages for the quick start. A prompt whose `repr` has more than 600 characters is left out.
         max_new_tokens (`int`, *optional*):
             Length of the completion in the quick start, in tokens.
+        is_float32 (`bool`, *optional*, defaults to `False`):
+            Whether the card says to load the weights in float32.
         links (`str`, *optional*, defaults to `""`):
             Links to the run's pages in experiment trackers, in Markdown.
     """
@@ -128,6 +131,7 @@ def model_card(
         # The quick start is at the top, so a long prompt would hide the other sections.
         prompt=shown if prompt and len(shown) <= 600 else None,
         max_new_tokens=max_new_tokens,
+        is_float32=is_float32,
         facts=markdown_table(("setting", "value"), facts.items()),
         links=links,
         versions="\n".join(f"- {name}: {number}" for name, number in versions.items()),
