@@ -310,6 +310,17 @@ def test_a_comparison(tmp_path):
     assert "scored holds no rows any more" in page["notes"][0]
 
 
+def test_results_use_the_threshold_of_the_evaluation(loop):
+    for name in ("base", "iteration-1"):
+        test = loop / name / "test"
+        settings = {"input": str(test / "rollouts"), "output_dir": str(test / "results"), "pass_threshold": 0.0}
+        Evaluate(EvaluateArguments(**settings)).run()
+    for folder in (loop, loop / "base" / "test" / "results"):
+        page = page_of(folder)
+        assert "with a reward of at least 0)" in page["table"]
+        assert "Sampled answers: 100.0%" in page["sentences"][1]
+
+
 def test_a_model_that_is_always_wrong_is_compared_by_the_rewards_of_the_other(tmp_path):
     for name, rewards in (("before", [-1.0, 1.0]), ("after", [-1.0, -1.0])):
         save(tmp_path / name / "test", prompt=["a", "b"], completion=["x", "y"], reward=rewards)

@@ -71,6 +71,7 @@ class Contents:
         histories (`dict[str, list]`): `log_history` of each training run, by name.
         settings (`dict[str, dict]`): Settings by name of the stage.
         trial (`dict`, *optional*): Results of a trial.
+        pass_threshold (`float`, *optional*): Threshold that `topr evaluate` used for the tests.
         notes (`list[str]`): Sentences about parts that the page cannot show, with the reason or a remedy.
     """
 
@@ -82,6 +83,7 @@ class Contents:
     histories: dict[str, Log] = field(default_factory=dict)
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     trial: dict[str, Any] | None = None
+    pass_threshold: float | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -180,6 +182,8 @@ def _loop(path: Path, name: str) -> Contents | None:
     found = Contents(name, kind, settings=_settings(path))
     for folder in models:
         found.tests += _test_rows(folder)
+        evaluated = _settings(layout.results_folder(folder)).get("evaluate", {})
+        found.pass_threshold = evaluated.get("pass_threshold", found.pass_threshold)
         found.read_rows += _rows_in(folder / layout.ROLLOUTS, f"Rows of {folder.name}")
         for training in (folder / layout.MODEL, folder):
             _add_training(found, training, folder.name)
@@ -206,6 +210,7 @@ def _evaluation(path: Path, name: str) -> Contents | None:
     if not (path / "evaluation.json").is_file():
         return None
     found = Contents(name, "Evaluation", settings=_settings(path))
+    found.pass_threshold = found.settings.get("evaluate", {}).get("pass_threshold")
     sources = _sources(path, "evaluate")
     places = [sources[role] for role in ("input", "compare") if role in sources]
     names = run_names(*places) if len(places) == 2 else ["model"]

@@ -80,7 +80,7 @@ def _page(contents: Contents) -> tuple[Json, list[Section]]:
         contents.tests.remove(unfinished)
         contents.notes.append(f"{unfinished.name} is still being tested, so its test is left out.")
     try:
-        found = results_of(contents.tests)
+        found = results_of(contents.tests, contents.pass_threshold)
     except ValueError as error:
         found = Results([], "", [])
         contents.notes.append(f"The tests cannot be evaluated: {error}")

@@ -58,18 +58,20 @@ class Results:
     advice: list[str]
 
 
-def results_of(tests: Sequence[Rows]) -> Results:
+def results_of(tests: Sequence[Rows], pass_threshold: float | None = None) -> Results:
     """Evaluate the completions of the same test problems by each model.
 
     Args:
         tests (`Sequence[Rows]`): Completions of each model, in order of training.
+        pass_threshold (`float`, *optional*): Minimum reward to pass. With a threshold, answers are not used.
 
     Raises:
         FileNotFoundError, ValueError: rows are missing or damaged, for instance because sampling has not finished.
     """
     if not tests:
         return Results([], "", [])
-    evaluations, differences = _measured({one.name: one.path for one in tests if one.path is not None})
+    paths = {one.name: one.path for one in tests if one.path is not None}
+    evaluations, differences = _measured(paths, pass_threshold)
     first, last = (list(evaluations.values())[place] for place in (0, -1))
     sentences: list[str] = []
     advice: list[str] = []
@@ -90,17 +92,17 @@ def results_of(tests: Sequence[Rows]) -> Results:
     return Results(sentences, str(evaluations), advice)
 
 
-def _measured(paths: Mapping[str, Path]) -> tuple[Evaluations, dict[str, Difference]]:
+def _measured(paths: Mapping[str, Path], pass_threshold: float | None) -> tuple[Evaluations, dict[str, Difference]]:
     """Return the evaluations, and the differences of the last model from the first."""
-    if all(in_all_shards(path, have_answers) for path in paths.values()):
+    if pass_threshold is None and all(in_all_shards(path, have_answers) for path in paths.values()):
         samples = {name: read_samples(path) for name, path in paths.items()}
         answers = list(samples.values())
         found = Evaluations({name: evaluate_in_full(one) for name, one in samples.items()})
         return found, compare(answers[0], answers[-1]) if answers[1:] else {}
     of_rewards = {name: read_reward_samples(path) for name, path in paths.items()}
     rewards = list(of_rewards.values())
-    found = Evaluations({name: evaluate_rewards(one) for name, one in of_rewards.items()})
-    return found, compare_rewards(rewards[0], rewards[-1]) if rewards[1:] else {}
+    found = Evaluations({name: evaluate_rewards(one, pass_threshold) for name, one in of_rewards.items()})
+    return found, compare_rewards(rewards[0], rewards[-1], pass_threshold) if rewards[1:] else {}
 
 
 def _change(label: str, before: Estimate | None, after: Estimate | None, gap: Difference) -> str:
