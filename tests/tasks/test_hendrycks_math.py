@@ -128,6 +128,49 @@ def test_words_after_a_number_count_if_they_contradict(given, truth, equal):
         assert (math_equal.judge(pair)[0] == "correct") is equal
 
 
+@pytest.mark.parametrize(
+    ("given", "truth", "equal"),
+    [
+        (r"3, 5, \text{ and } 7", "3, 5, 7", True),
+        (r"x=1, \text{ or } x=-2", "1,-2", True),
+        # Thousands inside a formula.
+        (r"\frac{2}{1,005}", r"\frac{2}{1005}", True),
+        (r"\frac{20,000}{\pi}", r"\frac{20000}{\pi}", True),
+        (r"1,000\pi", r"1000\pi", True),
+        ("1/1,024", r"\frac{1}{1024}", True),
+        (r"\{1,200\}", "1200", False),
+        # Names.
+        (r"(r,\theta)=(3,\frac{\pi}{2})", r"(3,\frac{\pi}{2})", True),
+        (r"\mathbf{v}=\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", True),
+        (r"\overrightarrow{AB}=(1,2)", "(1,2)", True),
+        (r"S=\{1,2\}", r"\{1,2\}", True),
+        (r"S=\{1,2\}", r"\{1,3\}", False),
+        (r"D=[0,1)\cup(3,\infty)", r"[0,1)\cup(3,\infty)", True),
+        # Products without a sign.
+        (r"6\binom{5}{2}", "60", True),
+        (r"6\binom{5}{2}", "16", False),
+        ("(2)(3)", "6", True),
+        ("(2)(3)", "5", False),
+        ("2(3)(4)", "24", True),
+        ("1/2(3)", "1.5", True),
+        (r"\binom{5}{2}\binom{4}{2}", "60", True),
+        (r"\sum_{k=0}^5\binom{5}{k}", "32", True),
+        (r"\log_2(8)", "3", True),
+        (r"2\frac{1}{2}", "2.5", True),
+        ("(2516)_8", "2516_8", True),
+        ("(2516)_{7}", "2516_8", False),
+        (r"\mathbb{R} \setminus \{3\}", r"(-\infty,3)\cup(3,\infty)", True),
+        (r"\mathbb{R} \setminus \{4\}", r"(-\infty,3)\cup(3,\infty)", False),
+        (r"\text{10 days}", "10", True),
+        (r"\text{10 days}", r"10 \text{ hours}", False),
+        (r"\text{3 or more}", "3", False),
+        (r"\begin{pmatrix} 1 \\[4pt] 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", True),
+    ],
+)
+def test_notations(given, truth, equal):
+    assert (math_equal.judge([given, truth])[0] == "correct") is equal
+
+
 @pytest.mark.slow
 def test_agreement_with_a_person():
     assert len(PAIRS) >= 300

@@ -26,10 +26,14 @@ from math_verify import verify
 
 _LAYOUT = re.compile(
     r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])|\\(?:displaystyle|textstyle|limits|boldsymbol|mathbf|bf|bm)(?![a-zA-Z])"
+    r"|(?<=\\\\)\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm)\s*\]"  # the distance in a line break of a matrix
 )
 _SPACE = re.compile(r"(?<!\\)\\(?:[!,;: ]|q?quad(?![a-zA-Z]))|~|\s+")
 _THIN_THOUSANDS = re.compile(r"(?<=\d)(?:,\s*\\!|(?<!\\)\\[,;:! ]|\{,\}|~)+\s*(?=\d{3}(?!\d))")
-_THOUSANDS = re.compile(r"(?:^|(?<==)|(?<== ))[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$")
+_THOUSANDS = re.compile(
+    r"(?:^|(?<==)|(?<== ))[-+]?(?:\d+/)?\d{1,3}(?:,\d{3})+(?:\.\d+)?(?:$|(?=\\(?:pi|sqrt|frac)))"
+    r"|(?<=[^\\]\{)\d{1,3}(?:,\d{3})+(?=\})"  # as in \frac{1}{1,024}
+)
 _SPACED_THOUSANDS = re.compile(r"\d{1,3}(?: \d{3})+")
 _CURRENCY = re.compile(r"\\\$|[$€£]|\\(?:text|mathrm|mbox)\{\s*(?:USD|Rs\.?)\s*\}")
 _WORD = r"\\(?:text(?:rm|bf|it|normal)?|mbox|hbox|mathrm|rm)"
@@ -55,6 +59,11 @@ _HALF_DAY = re.compile(
 )
 _ALL_REALS = re.compile(r"\\mathbb\s*(?:\{R\}|R)|\\(?:Reals|R)(?![a-zA-Z])|\\text\{\s*all real numbers\s*\}")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|arc|log|ln)")
+# Name of a point, vector, matrix, set or interval, such as "A=" in "A = (8, -2)".
+_NAME = re.compile(
+    r"^(?:\\?[a-zA-Z]+|(?:\\(?:vec|overrightarrow|mathcal))?\{[a-zA-Z]+\}|\(\\?[a-zA-Z]+(?:,\\?[a-zA-Z]+)+\))="
+    r"(?=[(\[]|\\\{|\\begin)"
+)
 _UNICODE = str.maketrans({"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ",
                           "≤": r"\le ", "≥": r"\ge ", "∪": r"\cup ", "∈": r"\in ", "√": r"\sqrt ",
                           "±": r"\pm "})  # fmt: skip
@@ -71,7 +80,7 @@ def normalize(text: str) -> str:
     text = _THIN_THOUSANDS.sub("", text.translate(_UNICODE).strip())
     text = _SPACE.sub(" ", _LAYOUT.sub("", _CURRENCY.sub("", text))).strip()
     text = _ALL_REALS.sub(r"(-\\infty,\\infty)", text)
-    text = re.sub(rf"\s*{_WORD}\s*\{{\s*(?:,?\s*and|,?\s*or|,)\s*\}}\s*", ", ", text)
+    text = re.sub(rf"\s*,?\s*{_WORD}\s*\{{\s*(?:,?\s*and|,?\s*or|,)\s*\}}\s*", ", ", text)
     # Do not split at an "or" in \text{}, because "3 \text{ or more}" is not a list.
     text = re.sub(rf"({_WORD}\s*\{{[^{{}}]*\}})|\s*,?\s+(?:and|or)\s+", lambda match: match[1] or ", ", text)
     text = _HALF_DAY.sub(lambda match: rf"\text{{{match[match.lastgroup].lower()}m}}", text)  # type: ignore[index]
@@ -94,7 +103,7 @@ def normalize(text: str) -> str:
     text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
     text = re.sub(r"\\varnothing|\\\{\s*\\\}", r"\\emptyset", text)
     text = re.sub(r"\s*([,;=<>+&|/()\[\]])\s*", r"\1", text).strip()
-    return re.sub(r"^(?:[a-zA-Z]|\([a-zA-Z](?:,[a-zA-Z])+\))=(?=\()", "", text)  # Remove the name in "A = (8, -2)".
+    return _NAME.sub("", text)
 
 
 # Words and powers after a number that make equal numbers different answers. Semicolons separate groups of words with
@@ -313,7 +322,7 @@ def same(given: str, truth: str) -> bool:
         return _same_in_order(cells, parts) if a[0] == "matrix" else _same_in_order(parts, cells)
     if kinds == {"matrix", "atom"}:
         return _same_by_math_verify(given, truth)  # The atom can be a number times a matrix.
-    if kinds <= {"atom", "tuple", "union"} and re.search(r"[<>]|\\[gl]eq|\\neq?(?![a-z])", given + truth):
+    if kinds <= {"atom", "tuple", "union"} and re.search(r"[<>]|\\[gl]eq|\\neq?(?![a-z])|\\setminus", given + truth):
         return _same_by_math_verify(given, truth)  # For example, x > 3 is the same as (3, \infty).
     return False
 
@@ -334,9 +343,14 @@ def _same_in_any_order(given: list[str], truth: list[str]) -> bool:
     return True
 
 
-_BASED = re.compile(r"0*(?P<digits>[\dA-F]+)_(?:\{(?P<b>\d+)\}|(?P<c>\d+))")
+_BASED = re.compile(r"\(?0*(?P<digits>[\dA-F]+)\)?_(?:\{(?P<b>\d+)\}|(?P<c>\d+))")
 _TEXT = re.compile(rf"{_WORD}\s*\{{([^{{}}]*)\}}|([A-Z]{{3,}})")
 _BARE_WORDS = re.compile(r"\(?[A-Za-z][A-Za-z' -]*\)?")
+_NUMBER_IN_TEXT = re.compile(rf"{_WORD}\s*\{{\s*([-+]?[\d.,]*\d)(\s[^{{}}\d]*)\}}")
+# latex2sympy reads 2(3) and 6\binom{5}{2} as mixed numbers, so it adds the factors.
+_PRODUCT = re.compile(
+    r"((?<![\^_\d.])\d+(?:\.\d+)?|\)|\\[dt]?binom\{[^{}]*\}\{[^{}]*\})\s*(?=\(\d[\d.]*\)|\\[dt]?binom)"
+)
 
 
 def _digits_and_base(text: str) -> tuple[str, int] | None:
@@ -394,7 +408,7 @@ def parse_formula(text: str) -> Any:
     imaginary = re.search(r"(?<![a-zA-Z])i(?![a-zA-Z])|\di(?![a-zA-Z])|\\i(?:math)?(?![a-zA-Z])", text)
     try:
         parsed = latex2sympy(
-            text,
+            _PRODUCT.sub(r"\1\\cdot ", text),
             is_real=not imaginary,
             convert_degrees=True,
             # `units` would remove the m from 3m as a unit. `malformed_operators` can match across braces.
@@ -525,7 +539,8 @@ def judge(pair: list[str]) -> list[str | None]:
         `["correct", None]`, `["incorrect", canonical form]` or `["invalid", None]`. An answer is invalid if it is
         empty, or if it cannot be parsed and is not literally equal to the correct answer.
     """
-    given, truth = pair[0].strip(), pair[1].strip()
+    # Read "\text{10 days}" as "10\text{ days}".
+    given, truth = (_NUMBER_IN_TEXT.sub(r"\1\\text{\2}", text.strip()) for text in pair)
     if not re.search(r"[^\s{}()\[\]$.,;]", given):
         return ["invalid", None]
     if given == truth:
