@@ -1,5 +1,7 @@
 """Test streamed answers, keys of conversations, and redaction."""
 
+import json
+
 import pytest
 
 from topr_trl.recording.conversations import Conversation, continued_conversation
@@ -146,6 +148,8 @@ def test_conversations_ignore_the_spaces_of_arguments():
 
     assert keys('{"a": 1}') == keys('{"a":1}') != keys('{"a": 2}')
     assert keys("{") != keys("[")
+    # JavaScript writes 1.0 as 1.
+    assert keys('{"a": [1.0, 2.5], "b": 3}') == keys('{"b":3,"a":[1,2.5]}') == keys({"a": [1, 2.5], "b": 3.0})
 
 
 @pytest.mark.parametrize("given", [None, "text", [1], [{"role": "user"}, None]])
@@ -175,6 +179,19 @@ def test_redaction_of_nested_text():
     assert Redactor([])(value) == (value, False)
     assert Redactor(["a"])({"a": 1}) == ({"[redacted]": 1}, True)
     assert Redactor(["a.?"])({"ab": 1, "ac": 2}) == ({"[redacted]": 1, "[redacted] 2": 2}, True)
+
+
+@pytest.mark.parametrize(("pattern", "inner", "expected"), [
+    ("keys", "is\nsk-proj-abcdefgh1234567890", "is\n[redacted]"), ("emails", "é\nalice@x.org", "é\n[redacted]"),
+    (r"\bkey-\d", "\tkey-1", "\t[redacted]"), ("emails", "\n@pytest.mark", "\n@pytest.mark"),
+    ("emails", json.dumps({"b": "\nal@x.org"}), '{"b": "\\n[redacted]"}'),
+])  # fmt: skip
+def test_redaction_of_text_that_is_json(pattern, inner, expected):
+    """A line break is two characters in JSON, and the second one is a letter."""
+    for value, outer in ({"a": inner}, {"a": expected}), ([inner], [expected]), (inner, expected):
+        found, has_match = Redactor([pattern])(json.dumps(value))
+        assert (json.loads(found), has_match) == (outer, inner != expected)
+    assert Redactor([r'"p": "\w+"'])('{"p": "x"}') == ("{[redacted]}", True)
 
 
 @pytest.mark.parametrize(("word", "name"), [("email", "emails"), ("Phones", "phones"), ("key", "keys")])
