@@ -188,6 +188,16 @@ def test_an_answer_of_another_model_is_learned_once(tmp_path, log):
     assert weights == {"m": [("a", None), ("b", 0), ("c", None), ("d", None)], "other": [("b", None)]}
 
 
+def test_the_hash_of_a_request_does_not_split_a_row(tmp_path, log):
+    """Claude Code starts the system prompt with a hash, which differs in each request. Converters copy it."""
+    for n, later in enumerate(([], [said("a"), HI])):
+        system = {"role": "system", "content": f"x-anthropic-billing-header: cch={n};\nBe brief."}
+        log.add([system, HI, *later], (said("ab"[n]), None), rollout="r")
+    log.reward("r", 1)
+    (row,) = imported(tmp_path)
+    assert [turn["content"] for turn in row["prompt"]] == ["Be brief.", "hi"]
+
+
 def test_one_call_without_tokens_makes_the_rollout_text(tmp_path, log):
     """A call has no token ids if, for instance, its text was redacted."""
     (name,) = log.add([HI], ({"content": "yes"}, [10]), prompt=[1])

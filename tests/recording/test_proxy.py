@@ -35,7 +35,7 @@ def client_of(running, **more):
 
 
 def chat(running, **more):
-    return client_of(running).chat.completions.with_raw_response.create(model="m", **{"messages": HI, **more})
+    return client_of(running).chat.completions.with_raw_response.create(**{"model": "m", "messages": HI, **more})
 
 
 def received(running, after_the_first=lambda: None):
@@ -375,6 +375,18 @@ def test_models_are_read_again_after_the_server_was_away(running):
     running.upstream.fault = None
     chat(running)
     assert [bool(asked.get("return_token_ids")) for asked in running.upstream.requests] == [True, True, False]
+
+
+@pytest.mark.parametrize(("seconds", "asked", "lists"), [(0, [True, True], 2), (60, [True, False], 1)])
+def test_models_are_read_again_for_a_new_model(running, monkeypatch, seconds, asked, lists):
+    """A server can load an adapter while it runs. For a model that it never lists, do not ask in each call."""
+    monkeypatch.setattr("topr_trl.recording.proxy._SECONDS_BETWEEN", seconds)
+    chat(running)
+    running.upstream.names = ["m", "adapter"]
+    chat(running, model="adapter")
+    chat(running)
+    assert [bool(each.get("return_token_ids")) for each in running.upstream.requests] == [*asked, True]
+    assert running.upstream.lists == lists
 
 
 @pytest.mark.parametrize("path", ["..%2fadmin", "%2e%2e/admin", "models/../../admin", "..%5cadmin"])

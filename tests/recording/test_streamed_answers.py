@@ -159,16 +159,31 @@ def test_malformed_messages_are_no_conversation(given):
     assert Conversation("m", None).keys([{"message": {"role": "assistant", "content": "yes"}}]) == {}
 
 
-def test_the_hash_of_claude_code_is_no_part_of_a_conversation():
-    """Claude Code starts the system prompt with a block that differs in each request."""
+HEADER = "x-anthropic-billing-header: cc_version=2.1.117.48f; cc_entrypoint=cli; cch={};"
+BRIEF = [{"type": "text", "text": "Be brief."}]
+
+
+@pytest.mark.parametrize(("endpoint", "field", "system", "expected"), [
+    ("messages", "system", [HEADER, "Be brief."], BRIEF), ("messages", "system", f"{HEADER}\nBe brief.", "Be brief."),
+    (CHAT, "messages", [HEADER, "Be brief."], BRIEF), (CHAT, "messages", f"{HEADER}Be brief.", "Be brief."),
+    ("responses", "instructions", f"{HEADER}\n\nBe brief.", "Be brief."),
+    ("responses", "input", [HEADER, "Be brief."], BRIEF),
+])  # fmt: skip
+def test_the_hash_of_claude_code_is_no_part_of_a_conversation(endpoint, field, system, expected):
+    """Claude Code starts the system prompt with a block that differs in each request. Converters copy it."""
 
     def asked(number):
-        header = f"x-anthropic-billing-header: cc_version=2.1.117.48f; cc_entrypoint=cli; cch={number};"
-        system = [{"type": "text", "text": text} for text in (header, "Be brief.")]
-        return PROTOCOLS["messages"].messages({"system": system, "messages": [{"role": "user", "content": "hi"}]})
+        texts = system if isinstance(system, list) else [system]
+        parts = [{"type": "text", "text": text.replace("{}", number)} for text in texts]
+        given = parts if isinstance(system, list) else parts[0]["text"]
+        turns = [{"role": "user", "content": "hi"}]
+        if field in ("messages", "input"):
+            return PROTOCOLS[endpoint].messages({field: [{"role": "system", "content": given}, *turns]})
+        return PROTOCOLS[endpoint].messages({field: given, "input": turns, "messages": turns})
 
-    assert Conversation("m", asked(1)).keys([YES]) == Conversation("m", asked(2)).keys([YES])
-    assert asked(1)[0] == {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
+    assert Conversation("m", asked("1")).keys([YES]) == Conversation("m", asked("2a")).keys([YES])
+    found = dict(asked("1")[0])
+    assert (found["role"], found["content"]) == ("system", expected)
 
 
 def test_redaction_of_nested_text():

@@ -23,6 +23,7 @@ from topr_trl.importing.record_fields import rewards_in
 from topr_trl.importing.row_table import Row
 from topr_trl.recording.protocols import choice_of
 from topr_trl.recording.protocols.completions import CHAT, TEXT, prompt_of
+from topr_trl.recording.protocols.messages import without_request_hashes
 from topr_trl.recording.store import State
 
 _DIALECTS = {
@@ -89,6 +90,8 @@ def _row_of_call(call: Record, by_answer: bool) -> Row | None:
         return None
     if call["state"] == State.CUT:  # An incomplete answer has no stop token.
         row["finish_reason"] = row.get("finish_reason") or "length"
+    if isinstance(row["prompt"], list):
+        row["prompt"] = without_request_hashes(row["prompt"])
     model = {"model": asked.get("model"), "served_model": call["served_model"]}
     graded = {GRADED: [{"rewards": call["rewards"]}] * turns_of(row)} if by_answer else {}
     revision = {"model_revision": call["model_revision"]}
