@@ -382,6 +382,52 @@ def test_each_rated_turn_is_in_one_of_several_rows(tmp_path, log):
     assert (rows["rollout_id"][:], rows["reward"][:]) == (["r", "r"], [None, None])
 
 
+def test_returns_are_in_the_order_of_the_answers(tmp_path, log):
+    log.add([HI], (said("a"), None), rollout="r")
+    log.add([HI], (said("b"), None), rollout="r", model="subagent")
+    log.add([HI, said("a"), HI], (said("c"), None), rollout="r")
+    log.reward("r", 1, answer=3)
+    rows = imported(tmp_path, turn_discount=0.5)
+    assert {row["model"]: row["turn_rewards"] for row in rows} == {"m": [0.25, 1.0], "subagent": [0.5]}
+
+
+def test_the_last_turn_of_an_answer_has_its_reward_in_returns(tmp_path, log):
+    """A response can have a message before its reasoning, so it has two turns."""
+    text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I add."}]}
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    called = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+    for n in range(2):
+        call = log.store.begin("responses", {"model": "m", "input": "hi", "tools": []}, "r", 1)
+        log.store.end(call.id, State.FINISHED, {"status": "completed", "output": [text, thought, called]})
+        log.reward("r", 1, answer=n + 1)
+    rows = imported(tmp_path, turn_discount=0.5)
+    assert rows["turn_rewards"][:] == [[0.5 * 1.25, 1 + 0.5 * 0.5], [0.5, 1.0]]
+
+
+@pytest.mark.parametrize("arguments", ["", "{}", '{"a": 1}'])
+def test_a_tool_call_that_was_cut_before_its_arguments_is_left_out(tmp_path, log, arguments, capsys):
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    log.add([HI], (said("a"), None), rollout="r")
+    log.add([HI, said("a"), HI], ({"content": None, "tool_calls": [call]}, None), rollout="r", state=State.CUT)
+    log.reward("r", 1)
+    (row,) = imported(tmp_path)
+    assert len(row["completion"]) == (3 if len(arguments) > 2 else 1)
+    assert ("whose arguments are not valid JSON" in capsys.readouterr().out) == (len(arguments) < 3)
+
+
+@pytest.mark.parametrize(("count", "ids"), [(2, [10, 11]), (3, None), (None, [10, 11])])
+def test_token_ids_with_holes_are_dropped(tmp_path, log, count, ids):
+    """Streams of older vLLM lack the ids of tokens that its parser of tool calls held back."""
+    logged = {"content": [{"token": "t", "logprob": -1.0}] * 2}
+    choice = {"index": 0, "message": said("yes"), "finish_reason": "stop", "token_ids": [10, 11], "logprobs": logged}
+    call = log.store.begin("chat/completions", {"model": "m", "messages": [HI]}, "r", 1)
+    usage = {"completion_tokens": count}
+    log.store.end(call.id, State.FINISHED, {"choices": [choice], "prompt_token_ids": [1], "usage": usage})
+    log.reward("r", 1)
+    (row,) = imported(tmp_path)
+    assert (row["completion_ids"], row["prompt_ids"]) == (ids, ids and [1])
+
+
 def test_a_rollout_of_one_answer_has_its_reward(tmp_path, log):
     (name,) = log.add([HI], (said("yes"), None))
     log.store.end(log.store.begin("chat/completions", {"model": "m", "messages": [HI]}, name, 1).id, State.FAILED)

@@ -450,6 +450,15 @@ def test_malformed_events_are_passed_on(running, event):
     assert (call["state"], call["response"]["choices"][0]["message"]["content"]) == ("finished", "yes")
 
 
+@pytest.mark.parametrize(("end", "state"), [(b"", "finished"), (b"cut", "cut")])
+def test_a_server_that_sends_fewer_choices(running, end, state):
+    running.upstream.raw = GOOD.replace(b"data: [DONE]\n\n", b"") if end else GOOD
+    body = {"model": "m", "messages": HI, "stream": True, "n": 2}
+    httpx.post(f"{running.address}/v1/chat/completions", json=body)
+    until(lambda: running.rollouts()[0]["calls"][0]["state"] != "open")
+    assert running.rollouts()[0]["calls"][0]["state"] == state
+
+
 def test_an_event_of_several_lines(running):
     running.upstream.raw = (
         b'event: e\r\ndata: {"choices": [{"index": 0,\r\n'

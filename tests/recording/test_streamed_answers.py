@@ -152,6 +152,14 @@ def test_conversations_ignore_the_spaces_of_arguments():
     assert keys('{"a": [1.0, 2.5], "b": 3}') == keys('{"b":3,"a":[1,2.5]}') == keys({"a": [1, 2.5], "b": 3.0})
 
 
+@pytest.mark.parametrize("kind", ["function_call_output", "local_shell_call_output", "custom_tool_call_output"])
+def test_results_of_tools_in_the_responses_api(kind):
+    result = {"type": kind, "call_id": "c", "output": "4"}
+    called = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+    found = PROTOCOLS["responses"].messages({"input": [{"role": "user", "content": "hi"}, called, result]})
+    assert [turn["role"] for turn in found] == ["user", "assistant", "tool"]
+
+
 @pytest.mark.parametrize("given", [None, "text", [1], [{"role": "user"}, None]])
 def test_malformed_messages_are_no_conversation(given):
     assert messages({"messages": given}) is None

@@ -57,7 +57,7 @@ def _turn(item: Body) -> Body:
     kind, role = item.get("type", "message"), item.get("role")
     if kind == "message" and role != "assistant":
         return item
-    if kind == "function_call_output":
+    if str(kind).endswith("_output"):  # of a function, or of a tool such as the shell, which the application runs
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
     content: Any = []
     calls, texts = [], []
