@@ -215,6 +215,7 @@ def test_redaction_of_text_that_is_json(pattern, inner, expected):
         found, has_match = Redactor([pattern])(json.dumps(value))
         assert (json.loads(found), has_match) == (outer, inner != expected)
     assert Redactor([r'"p": "\w+"'])('{"p": "x"}') == ("{[redacted]}", True)
+    assert Redactor(["emails"])('{"a": "al@x.org", "a": ""}') == ('{"a": "[redacted]", "a": ""}', True)
 
 
 @pytest.mark.parametrize(("word", "name"), [("email", "emails"), ("Phones", "phones"), ("key", "keys")])

@@ -127,8 +127,8 @@ def with_turn_rewards(parts: Sequence[Row], discount: float | None) -> list[Row]
 
     Rows without a reward are left out. With a discount, rewards become returns in the order of the answers, and the
     last turn of an answer has its reward. Turns before a reward also have a return, so the rows then start at the first
-    turn. If only one row is left, it loses its `rollout_id`. If this row
-    has only one turn and there is no discount, it gets `reward` instead of `turn_rewards`.
+    turn. If only one row is left, it loses its `rollout_id`. If this row has only one turn and there is no discount, it
+    gets `reward` instead of `turn_rewards`.
 
     Args:
         parts (`Sequence[Row]`): Rows of one rollout, in order, with `turn_rewards`: a number or None for each turn.

@@ -179,7 +179,7 @@ class RecordedAnswer:
         """Return the state, the answer and the error message of a stream that has ended."""
         answer = self.answer.answer
         # Some servers ignore `n`. At the end of a stream that is not cut, all choices that will come are there.
-        choices = len(self.call.rollouts) if why or not answer else len(self.protocol.choices(answer))
+        choices = len(self.call.rollouts) if why or not answer else len(self.protocol.choices(answer)) or 1
         if self.answer.finished >= choices and self.error is None:
             return State.FINISHED, answer, None
         return State.CUT, answer, self.error or why

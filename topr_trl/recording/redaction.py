@@ -70,7 +70,7 @@ class Redactor:
             count, patterns = 0, self._patterns
             if value.lstrip().startswith(("{", "[", '"')):
                 with suppress(ValueError, RecursionError):
-                    inner, has_match = self(json.loads(value))
+                    inner, has_match = self(json.loads(value, object_pairs_hook=_object))
                     value, count = json.dumps(inner, ensure_ascii=False) if has_match else value, int(has_match)
                     # The letter of an escape such as `\n` is no part of an address. Other patterns may be for JSON.
                     patterns = [each for each in patterns if each.pattern not in NAMED.values()]
@@ -88,6 +88,18 @@ class Redactor:
             items = [self(inner) for inner in value]
             return [inner for inner, _ in items], any(hit for _, hit in items)
         return value, False
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON.
+
+    Raises:
+        ValueError: a name occurs twice, so a dictionary would hide one of the values.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
 
 
 def without_secrets(message: str, query: str, headers: Mapping[str, str], keys: Sequence[str | None]) -> str:

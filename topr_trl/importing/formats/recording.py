@@ -107,8 +107,8 @@ def _row_of_call(call: Record, by_answer: bool) -> Row | LeftOut | None:
 
 
 def _ends_before_arguments(row: Row) -> bool:
-    calls = row["completion"][-1]["tool_calls"] if isinstance(row["completion"], list) else None
-    return bool(calls) and calls[-1]["function"]["arguments"] in ("", "{}")
+    calls = (row["completion"][-1]["tool_calls"] if isinstance(row["completion"], list) else None) or []
+    return any(call["function"]["arguments"] in ("", "{}") for call in calls[-1:])
 
 
 def _joined(row: Row, later: Row) -> Row | None:

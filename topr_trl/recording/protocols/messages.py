@@ -46,9 +46,12 @@ def without_request_hashes(messages: list[Any]) -> list[Any]:
         messages (`list`): Messages of a request.
     """
     return [
-        {**each, "content": without_request_hash(each.get("content"))} if each.get("role") == "system" else each
+        {**each, "content": without_request_hash(each.get("content"))} if each.get("role") in _SYSTEM else each
         for each in messages
     ]
+
+
+_SYSTEM = ("system", "developer")
 
 
 def _turns(message: Body) -> list[Body]:
