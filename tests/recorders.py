@@ -22,6 +22,7 @@ class Upstream:
     def __init__(self):
         self.requests, self.headers, self.fault, self.delay, self.left = [], [], None, 0.0, 0
         self.words, self.calls, self.owner, self.raw = WORDS, None, "vllm", None
+        self.names, self.lists = ["m"], 0  # names of the models, and number of requests for their list
         self.gate = None  # event; a stream waits for it after its first word
 
     def application(self):
@@ -45,8 +46,9 @@ class Upstream:
         return response
 
     async def models(self, request):
-        model = {"id": "m", "object": "model", "owned_by": self.owner, "root": "/weights/m"}
-        return web.json_response({"object": "list", "data": [model]})
+        self.lists += 1
+        model = {"object": "model", "owned_by": self.owner, "root": "/weights/m"}
+        return web.json_response({"object": "list", "data": [{"id": name, **model} for name in self.names]})
 
     async def chat(self, request):
         return await self.answered(request, "chat.completion")

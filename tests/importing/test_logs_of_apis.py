@@ -86,6 +86,7 @@ def test_a_batch_of_responses(tmp_path):
     [
         ({"input": "a", "previous_response_id": "r"}, [SAID], "previous_response_id.*whole prompt"),
         ({"input": "a"}, [{"type": "web_search_call", "id": "w"}, SAID], "item of type web_search_call"),
+        ({"input": [{"type": "item_reference", "id": "m"}]}, [SAID], "item_reference.*store=false"),
         ({"input": "a", "tools": [{"type": "web_search"}]}, [SAID], "the tool web_search"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, [SAID], "input_image: .* only text"),
         ({"messages": []}, [SAID], "its request has no input"),

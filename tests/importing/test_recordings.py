@@ -188,6 +188,16 @@ def test_an_answer_of_another_model_is_learned_once(tmp_path, log):
     assert weights == {"m": [("a", None), ("b", 0), ("c", None), ("d", None)], "other": [("b", None)]}
 
 
+def test_the_hash_of_a_request_does_not_split_a_row(tmp_path, log):
+    """Claude Code starts the system prompt with a hash, which differs in each request. Converters copy it."""
+    for n, later in enumerate(([], [said("a"), HI])):
+        system = {"role": "system", "content": f"x-anthropic-billing-header: cch={n};\nBe brief."}
+        log.add([system, HI, *later], (said("ab"[n]), None), rollout="r")
+    log.reward("r", 1)
+    (row,) = imported(tmp_path)
+    assert [turn["content"] for turn in row["prompt"]] == ["Be brief.", "hi"]
+
+
 def test_one_call_without_tokens_makes_the_rollout_text(tmp_path, log):
     """A call has no token ids if, for instance, its text was redacted."""
     (name,) = log.add([HI], ({"content": "yes"}, [10]), prompt=[1])
@@ -370,6 +380,52 @@ def test_each_rated_turn_is_in_one_of_several_rows(tmp_path, log):
     assert rows["turn_rewards"][:] == [[1.0, 0.5], [-1.0]]
     assert (rows["completion_ids"][1], len(rows["sampler_logps"][1])) == ([21, 22], 2)
     assert (rows["rollout_id"][:], rows["reward"][:]) == (["r", "r"], [None, None])
+
+
+def test_returns_are_in_the_order_of_the_answers(tmp_path, log):
+    log.add([HI], (said("a"), None), rollout="r")
+    log.add([HI], (said("b"), None), rollout="r", model="subagent")
+    log.add([HI, said("a"), HI], (said("c"), None), rollout="r")
+    log.reward("r", 1, answer=3)
+    rows = imported(tmp_path, turn_discount=0.5)
+    assert {row["model"]: row["turn_rewards"] for row in rows} == {"m": [0.25, 1.0], "subagent": [0.5]}
+
+
+def test_the_last_turn_of_an_answer_has_its_reward_in_returns(tmp_path, log):
+    """A response can have a message before its reasoning, so it has two turns."""
+    text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I add."}]}
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    called = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+    for n in range(2):
+        call = log.store.begin("responses", {"model": "m", "input": "hi", "tools": []}, "r", 1)
+        log.store.end(call.id, State.FINISHED, {"status": "completed", "output": [text, thought, called]})
+        log.reward("r", 1, answer=n + 1)
+    rows = imported(tmp_path, turn_discount=0.5)
+    assert rows["turn_rewards"][:] == [[0.5 * 1.25, 1 + 0.5 * 0.5], [0.5, 1.0]]
+
+
+@pytest.mark.parametrize("arguments", ["", "{}", '{"a": 1}'])
+def test_a_tool_call_that_was_cut_before_its_arguments_is_left_out(tmp_path, log, arguments, capsys):
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    log.add([HI], (said("a"), None), rollout="r")
+    log.add([HI, said("a"), HI], ({"content": None, "tool_calls": [call]}, None), rollout="r", state=State.CUT)
+    log.reward("r", 1)
+    (row,) = imported(tmp_path)
+    assert len(row["completion"]) == (3 if len(arguments) > 2 else 1)
+    assert ("whose arguments are not valid JSON" in capsys.readouterr().out) == (len(arguments) < 3)
+
+
+@pytest.mark.parametrize(("count", "ids"), [(2, [10, 11]), (3, None), (None, [10, 11])])
+def test_token_ids_with_holes_are_dropped(tmp_path, log, count, ids):
+    """Streams of older vLLM lack the ids of tokens that its parser of tool calls held back."""
+    logged = {"content": [{"token": "t", "logprob": -1.0}] * 2}
+    choice = {"index": 0, "message": said("yes"), "finish_reason": "stop", "token_ids": [10, 11], "logprobs": logged}
+    call = log.store.begin("chat/completions", {"model": "m", "messages": [HI]}, "r", 1)
+    usage = {"completion_tokens": count}
+    log.store.end(call.id, State.FINISHED, {"choices": [choice], "prompt_token_ids": [1], "usage": usage})
+    log.reward("r", 1)
+    (row,) = imported(tmp_path)
+    assert (row["completion_ids"], row["prompt_ids"]) == (ids, ids and [1])
 
 
 def test_a_rollout_of_one_answer_has_its_reward(tmp_path, log):

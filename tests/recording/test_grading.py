@@ -206,7 +206,9 @@ def test_pages_of_other_sites_are_refused(running, path, headers):
     body = {**CHAT, "rollout_id": name, "reward": 1}
     refusal = httpx.post(f"{running.address}{path}", json=body, headers=headers)
     assert refusal.status_code == 403
-    if "Host" not in headers:  # A proxy that does not pass on the header `Host` has the same effect.
+    if "Host" in headers:
+        assert "TOPR_RECORD_TOKEN" in refusal.json()["error"]["message"]
+    else:  # A proxy that does not pass on the header `Host` has the same effect.
         assert "pass on the header Host" in refusal.json()["error"]["message"]
     assert (len(running.upstream.requests), running.rollouts()[0]["rewards"]) == (asked, {})
 

@@ -35,7 +35,7 @@ def client_of(running, **more):
 
 
 def chat(running, **more):
-    return client_of(running).chat.completions.with_raw_response.create(model="m", **{"messages": HI, **more})
+    return client_of(running).chat.completions.with_raw_response.create(**{"model": "m", "messages": HI, **more})
 
 
 def received(running, after_the_first=lambda: None):
@@ -377,6 +377,18 @@ def test_models_are_read_again_after_the_server_was_away(running):
     assert [bool(asked.get("return_token_ids")) for asked in running.upstream.requests] == [True, True, False]
 
 
+@pytest.mark.parametrize(("seconds", "asked", "lists"), [(0, [True, True], 2), (60, [True, False], 1)])
+def test_models_are_read_again_for_a_new_model(running, monkeypatch, seconds, asked, lists):
+    """A server can load an adapter while it runs. For a model that it never lists, do not ask in each call."""
+    monkeypatch.setattr("topr_trl.recording.proxy._SECONDS_BETWEEN", seconds)
+    chat(running)
+    running.upstream.names = ["m", "adapter"]
+    chat(running, model="adapter")
+    chat(running)
+    assert [bool(each.get("return_token_ids")) for each in running.upstream.requests] == [*asked, True]
+    assert running.upstream.lists == lists
+
+
 @pytest.mark.parametrize("path", ["..%2fadmin", "%2e%2e/admin", "models/../../admin", "..%5cadmin"])
 def test_only_paths_under_the_upstream_are_passed_on(running, path):
     assert httpx.get(f"{running.address}/v1/{path}").status_code == 404
@@ -436,6 +448,15 @@ def test_malformed_events_are_passed_on(running, event):
     assert found.text.endswith("data: [DONE]\n\n")
     call = call_of(running)
     assert (call["state"], call["response"]["choices"][0]["message"]["content"]) == ("finished", "yes")
+
+
+@pytest.mark.parametrize(("end", "state"), [(b"", "finished"), (b"cut", "cut")])
+def test_a_server_that_sends_fewer_choices(running, end, state):
+    running.upstream.raw = GOOD.replace(b"data: [DONE]\n\n", b"") if end else GOOD
+    body = {"model": "m", "messages": HI, "stream": True, "n": 2}
+    httpx.post(f"{running.address}/v1/chat/completions", json=body)
+    until(lambda: running.rollouts()[0]["calls"][0]["state"] != "open")
+    assert running.rollouts()[0]["calls"][0]["state"] == state
 
 
 def test_an_event_of_several_lines(running):

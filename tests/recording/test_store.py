@@ -81,6 +81,16 @@ def test_each_choice_is_continued_on_its_own(store):
     assert store.begin("chat/completions", HI, None, 1, "b").rollouts == first.rollouts[1:]
 
 
+def test_the_latest_of_equal_answers_is_continued(store):
+    """The first answers of two conversations can be equal, for instance to a fixed question."""
+    names = []
+    for _ in range(2):
+        call = store.begin("chat/completions", HI, None, 1)
+        store.end(call.id, State.FINISHED, answer("yes"), {0: "key"})
+        names += call.rollouts
+    assert [store.begin("chat/completions", HI, None, 1, "key").rollouts for _ in range(2)] == [names[1:], names[:1]]
+
+
 def test_one_of_several_choices_continues_an_answer(store):
     first = store.begin("chat/completions", HI, None, 1)
     store.end(first.id, State.FINISHED, answer("yes"), {0: "key"})

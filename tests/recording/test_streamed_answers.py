@@ -1,5 +1,7 @@
 """Test streamed answers, keys of conversations, and redaction."""
 
+import json
+
 import pytest
 
 from topr_trl.recording.conversations import Conversation, continued_conversation
@@ -146,6 +148,16 @@ def test_conversations_ignore_the_spaces_of_arguments():
 
     assert keys('{"a": 1}') == keys('{"a":1}') != keys('{"a": 2}')
     assert keys("{") != keys("[")
+    # JavaScript writes 1.0 as 1.
+    assert keys('{"a": [1.0, 2.5], "b": 3}') == keys('{"b":3,"a":[1,2.5]}') == keys({"a": [1, 2.5], "b": 3.0})
+
+
+@pytest.mark.parametrize("kind", ["function_call_output", "local_shell_call_output", "custom_tool_call_output"])
+def test_results_of_tools_in_the_responses_api(kind):
+    result = {"type": kind, "call_id": "c", "output": "4"}
+    called = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+    found = PROTOCOLS["responses"].messages({"input": [{"role": "user", "content": "hi"}, called, result]})
+    assert [turn["role"] for turn in found] == ["user", "assistant", "tool"]
 
 
 @pytest.mark.parametrize("given", [None, "text", [1], [{"role": "user"}, None]])
@@ -155,16 +167,31 @@ def test_malformed_messages_are_no_conversation(given):
     assert Conversation("m", None).keys([{"message": {"role": "assistant", "content": "yes"}}]) == {}
 
 
-def test_the_hash_of_claude_code_is_no_part_of_a_conversation():
-    """Claude Code starts the system prompt with a block that differs in each request."""
+HEADER = "x-anthropic-billing-header: cc_version=2.1.117.48f; cc_entrypoint=cli; cch={};"
+BRIEF = [{"type": "text", "text": "Be brief."}]
+
+
+@pytest.mark.parametrize(("endpoint", "field", "system", "expected"), [
+    ("messages", "system", [HEADER, "Be brief."], BRIEF), ("messages", "system", f"{HEADER}\nBe brief.", "Be brief."),
+    (CHAT, "messages", [HEADER, "Be brief."], BRIEF), (CHAT, "messages", f"{HEADER}Be brief.", "Be brief."),
+    ("responses", "instructions", f"{HEADER}\n\nBe brief.", "Be brief."),
+    ("responses", "input", [HEADER, "Be brief."], BRIEF),
+])  # fmt: skip
+def test_the_hash_of_claude_code_is_no_part_of_a_conversation(endpoint, field, system, expected):
+    """Claude Code starts the system prompt with a block that differs in each request. Converters copy it."""
 
     def asked(number):
-        header = f"x-anthropic-billing-header: cc_version=2.1.117.48f; cc_entrypoint=cli; cch={number};"
-        system = [{"type": "text", "text": text} for text in (header, "Be brief.")]
-        return PROTOCOLS["messages"].messages({"system": system, "messages": [{"role": "user", "content": "hi"}]})
+        texts = system if isinstance(system, list) else [system]
+        parts = [{"type": "text", "text": text.replace("{}", number)} for text in texts]
+        given = parts if isinstance(system, list) else parts[0]["text"]
+        turns = [{"role": "user", "content": "hi"}]
+        if field in ("messages", "input"):
+            return PROTOCOLS[endpoint].messages({field: [{"role": "system", "content": given}, *turns]})
+        return PROTOCOLS[endpoint].messages({field: given, "input": turns, "messages": turns})
 
-    assert Conversation("m", asked(1)).keys([YES]) == Conversation("m", asked(2)).keys([YES])
-    assert asked(1)[0] == {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
+    assert Conversation("m", asked("1")).keys([YES]) == Conversation("m", asked("2a")).keys([YES])
+    found = dict(asked("1")[0])
+    assert (found["role"], found["content"]) == ("system", expected)
 
 
 def test_redaction_of_nested_text():
@@ -175,6 +202,20 @@ def test_redaction_of_nested_text():
     assert Redactor([])(value) == (value, False)
     assert Redactor(["a"])({"a": 1}) == ({"[redacted]": 1}, True)
     assert Redactor(["a.?"])({"ab": 1, "ac": 2}) == ({"[redacted]": 1, "[redacted] 2": 2}, True)
+
+
+@pytest.mark.parametrize(("pattern", "inner", "expected"), [
+    ("keys", "is\nsk-proj-abcdefgh1234567890", "is\n[redacted]"), ("emails", "é\nalice@x.org", "é\n[redacted]"),
+    (r"\bkey-\d", "\tkey-1", "\t[redacted]"), ("emails", "\n@pytest.mark", "\n@pytest.mark"),
+    ("emails", json.dumps({"b": "\nal@x.org"}), '{"b": "\\n[redacted]"}'),
+])  # fmt: skip
+def test_redaction_of_text_that_is_json(pattern, inner, expected):
+    """A line break is two characters in JSON, and the second one is a letter."""
+    for value, outer in ({"a": inner}, {"a": expected}), ([inner], [expected]), (inner, expected):
+        found, has_match = Redactor([pattern])(json.dumps(value))
+        assert (json.loads(found), has_match) == (outer, inner != expected)
+    assert Redactor([r'"p": "\w+"'])('{"p": "x"}') == ("{[redacted]}", True)
+    assert Redactor(["emails"])('{"a": "al@x.org", "a": ""}') == ('{"a": "[redacted]", "a": ""}', True)
 
 
 @pytest.mark.parametrize(("word", "name"), [("email", "emails"), ("Phones", "phones"), ("key", "keys")])

@@ -7,11 +7,12 @@ from topr_trl.data.chat_templates import learned_turns
 from topr_trl.data.rows import ROLLOUT, TURN_DISCOUNT, TURN_REWARDS
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.completions import cut_turns, turns_of
-from topr_trl.importing.format import LeftOut, NotOfFormat, Unusable
+from topr_trl.importing.format import GRADED, LeftOut, NotOfFormat, Unusable
 from topr_trl.importing.row_table import Row
 
 PLACE = "place"  # key of a row with the place of its record
 RATED = "rated"  # key of a row whose reward is for its completion, which is one answer of a conversation
+NUMBER = "number"  # key of an entry in `GRADED` with the number of its answer. Parts of a rollout can alternate.
 _SAME = ("tools", "chat_template_kwargs", "model", *SAMPLING)  # columns whose values are equal in all answers of a row
 
 
@@ -124,9 +125,10 @@ def _row_of(chain: Sequence[Row], read: Sequence[list[Row]], at_end: bool) -> Ro
 def with_turn_rewards(parts: Sequence[Row], discount: float | None) -> list[Row]:
     """Return the rows of a rollout, each cut to the turns from its first to its last reward.
 
-    Rows without a reward are left out. With a discount, rewards become returns. Turns before a reward also have a
-    return, so the rows then start at the first turn. If only one row is left, it loses its `rollout_id`. If this row
-    has only one turn and there is no discount, it gets `reward` instead of `turn_rewards`.
+    Rows without a reward are left out. With a discount, rewards become returns in the order of the answers, and the
+    last turn of an answer has its reward. Turns before a reward also have a return, so the rows then start at the first
+    turn. If only one row is left, it loses its `rollout_id`. If this row has only one turn and there is no discount, it
+    gets `reward` instead of `turn_rewards`.
 
     Args:
         parts (`Sequence[Row]`): Rows of one rollout, in order, with `turn_rewards`: a number or None for each turn.
@@ -140,7 +142,13 @@ def with_turn_rewards(parts: Sequence[Row], discount: float | None) -> list[Row]
             raise Unusable(f"it has rewards or nulls for {len(row[TURN_REWARDS])} turns, and {turns_of(row)} turns")
     lists = [row[TURN_REWARDS] for row in parts]
     if discount:
-        lists = _split(returns([each for turns in lists for each in turns], discount), lists)
+        entries = [entry for row in parts for entry in row.get(GRADED) or [{}] * turns_of(row)]
+        rewards = [each for turns in lists for each in turns]
+        order = sorted(range(len(entries)), key=lambda n: entries[n].get(NUMBER, 0))
+        numbers = [entries[n].get(NUMBER) for n in order]
+        ends = [number is None or number != later for number, later in zip(numbers, [*numbers[1:], None], strict=True)]
+        found = returns([rewards[n] if is_end else None for n, is_end in zip(order, ends, strict=True)], discount)
+        lists = _split([value for _, value in sorted(zip(order, found, strict=True))], lists)
     rated = [[n for n, each in enumerate(turns) if each is not None] for turns in lists]
     kept = [
         {**cut_turns(row, own[0], own[-1]), TURN_REWARDS: turns[own[0] : own[-1] + 1], TURN_DISCOUNT: discount}

@@ -250,8 +250,8 @@ _IN_BLOCKS = ("system", "parts")  # fields of a request whose blocks become one 
 
 def _joined(content: Any) -> Any:
     """Return the content of a message. A list of parts becomes one text if all parts have text and none is thinking."""
+    content = without_request_hash(content)
     if not isinstance(content, list):
         return content
-    content = without_request_hash(content)
     texts: list[Any] = [None if inner_value(part, "thought") else inner_value(part, "text") for part in content]
     return "".join(texts) if all(isinstance(text, str) for text in texts) else content

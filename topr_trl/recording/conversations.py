@@ -72,7 +72,7 @@ def _shown(message: Mapping[str, Any]) -> bytes:
     Other fields are left out, such as the reasoning, because applications often drop them from the history.
     """
     parts = [message.get("role"), _text(message.get("content")), _calls(message.get("tool_calls"))]
-    return json.dumps(parts).encode()
+    return json.dumps(parts, sort_keys=True).encode()
 
 
 def _text(content: Any) -> Any:
@@ -89,12 +89,18 @@ def _calls(calls: Any) -> Any:
 
 
 def _call(call: Any) -> Any:
-    """Return the id, name and parsed arguments of a tool call. Clients may change the whitespace of the JSON."""
+    """Return the id, name and parsed arguments of a tool call. Clients may write their JSON in another way."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return call
     arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments)
+    with suppress(ValueError, RecursionError):
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        arguments = json.loads(text, parse_float=_number)
     return [call.get("id"), function.get("name"), arguments]
+
+
+def _number(text: str) -> float:
+    """Return a number as an integer if it is whole, because JavaScript writes 1.0 as 1."""
+    number = float(text)
+    return int(number) if number.is_integer() else number

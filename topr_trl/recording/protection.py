@@ -59,7 +59,8 @@ def protect(args: RecordArguments) -> Middleware:
         # Another site can point its host name to this machine (DNS rebinding). A token also stops the requests of that
         # site. If a token is required, any host name is therefore accepted.
         if token is None and host not in {*_LOCAL_NAMES, args.host}:
-            return error(403, f"The host {host!r} is not this recorder. Use the address that topr record prints.")
+            remedy = f"Use the address that topr record prints, or set {TOKEN_VARIABLE}, and send it as the API key."
+            return error(403, f"The host {host!r} is not this recorder. {remedy}")
         if _is_from_other_site(request):
             return error(403, _OTHER_SITE)
         if token is not None and not _has_token(request, token):

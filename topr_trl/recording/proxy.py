@@ -37,6 +37,7 @@ _STREAMS = {  # by content type: start of the lines with data, and end of an eve
 }
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MODELS_AGE = 60.0  # seconds after which the list of models is requested again
+_SECONDS_BETWEEN = 1.0  # minimum time between two requests of the list, after a failure or for a model that it lacks
 
 
 class _TooLargeError(Exception):
@@ -69,6 +70,7 @@ class Proxy:
         self.writer, self.unrecorded = Writer(args, store), Unrecorded()
         self._models: dict[str, dict[str, Any]] = {}  # entries of /v1/models by id
         self._models_until = 0.0  # `time.monotonic()` at which the list of models becomes old
+        self._next_list = 0.0  # `time.monotonic()` at which the list may be requested for a model that it lacks
         self._reading_models = asyncio.Lock()
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
@@ -99,7 +101,7 @@ class Proxy:
         if asked.choices > _MOST_CHOICES:
             most = f"Ask for at most {_MOST_CHOICES:,} at once."
             return error(400, f"The request asks for {asked.choices:,} choices. {most}")
-        await self._read_models(request)
+        await self._read_models(request, asked.asked.get("model"))
         if protocol.whole is not None and asked.asked.get("previous_response_id"):
             given = asked, protocol, self.writer.store, self.writer.salt
             asked = await asyncio.to_thread(with_earlier_messages, *given)
@@ -309,14 +311,16 @@ class Proxy:
         found["Accept-Encoding"] = "identity"
         return found
 
-    async def _read_models(self, request: web.Request) -> None:
-        """Update the list of models if it is old.
+    async def _read_models(self, request: web.Request, name: object) -> None:
+        """Update the list of models if it is old, or if it lacks the model `name`, which the server may have loaded.
 
         The list has the server software (`owned_by`) and the weights (`root`) of each model.
         """
         async with self._reading_models:  # Calls that start together wait for one request.
-            if time.monotonic() < self._models_until:
+            now, is_listed = time.monotonic(), name is None or str(name) in self._models
+            if now < self._models_until and (is_listed or now < self._next_list):
                 return
+            self._next_list = now + _SECONDS_BETWEEN
             url = f"{self.args.upstream}/models"
             try:
                 timeout = aiohttp.ClientTimeout(total=5)
@@ -325,8 +329,8 @@ class Proxy:
                 self._models = {str(model["id"]): model for model in found["data"]}
                 self._models_until = time.monotonic() + _MODELS_AGE
             except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
-                # Forwarding the call reports the error. Try to read the list again after a second.
-                self._models_until = time.monotonic() + 1
+                # Forwarding the call reports the error.
+                self._models_until = time.monotonic() + _SECONDS_BETWEEN
 
 
 def _end_early(recording: RecordedAnswer | None, why: str) -> None:

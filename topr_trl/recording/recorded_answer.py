@@ -177,9 +177,12 @@ class RecordedAnswer:
 
     def _outcome(self, why: str | None = None) -> tuple[State, Mapping[str, Any] | None, str | None]:
         """Return the state, the answer and the error message of a stream that has ended."""
-        if self.answer.finished >= len(self.call.rollouts) and self.error is None:
-            return State.FINISHED, self.answer.answer, None
-        return State.CUT, self.answer.answer, self.error or why
+        answer = self.answer.answer
+        # Some servers ignore `n`. At the end of a stream that is not cut, all choices that will come are there.
+        choices = len(self.call.rollouts) if why or not answer else len(self.protocol.choices(answer)) or 1
+        if self.answer.finished >= choices and self.error is None:
+            return State.FINISHED, answer, None
+        return State.CUT, answer, self.error or why
 
     async def _end(self, size: int, state: State, answer: Mapping[str, Any] | None, message: str | None) -> None:
         """End the call. Store a large answer in a thread."""

@@ -1,7 +1,9 @@
 """Blank out matches of regular expressions in text that the recorder stores, and secrets in error messages."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 from urllib.parse import unquote_plus
@@ -59,13 +61,20 @@ class Redactor:
         """Return the value with `BLANK` for each match, and whether there was a match.
 
         Args:
-            value (`Any`): JSON value. Numbers do not change. Names of fields count as text.
+            value (`Any`): JSON value. Numbers do not change. Names of fields count as text. In text that is JSON,
+                patterns first look for matches in the parsed value.
         """
         if not self._patterns:
             return value, False
         if isinstance(value, str):
-            count = 0
-            for pattern in self._patterns:
+            count, patterns = 0, self._patterns
+            if value.lstrip().startswith(("{", "[", '"')):
+                with suppress(ValueError, RecursionError):
+                    inner, has_match = self(json.loads(value, object_pairs_hook=_object))
+                    value, count = json.dumps(inner, ensure_ascii=False) if has_match else value, int(has_match)
+                    # The letter of an escape such as `\n` is no part of an address. Other patterns may be for JSON.
+                    patterns = [each for each in patterns if each.pattern not in NAMED.values()]
+            for pattern in patterns:
                 value, more = pattern.subn(BLANK, value)
                 count += more
             return value, count > 0
@@ -79,6 +88,18 @@ class Redactor:
             items = [self(inner) for inner in value]
             return [inner for inner, _ in items], any(hit for _, hit in items)
         return value, False
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON.
+
+    Raises:
+        ValueError: a name occurs twice, so a dictionary would hide one of the values.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
 
 
 def without_secrets(message: str, query: str, headers: Mapping[str, str], keys: Sequence[str | None]) -> str:

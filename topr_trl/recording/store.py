@@ -195,7 +195,7 @@ class Store:
             if rollout is None and continues is not None:
                 earlier = run(
                     "SELECT rollouts.name, rollout, call, choice FROM parts JOIN rollouts ON rollouts.id = rollout "
-                    "WHERE conversation = ? ORDER BY call LIMIT 1",
+                    "WHERE conversation = ? ORDER BY call DESC LIMIT 1",  # Equal answers: people continue the latest.
                     (continues,),
                 ).fetchone()
                 if earlier is not None:

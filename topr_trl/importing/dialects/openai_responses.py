@@ -112,7 +112,8 @@ def messages_of(items: Iterable[Any]) -> list[Row]:
                 turn["calls"].append(call(_name_of(item), item["arguments"], item.get("call_id")))
             turn["thinking"] += [thinking] if thinking else []
         else:
-            raise Unusable(f"it has an item of type {kind}, which rows of messages cannot hold")
+            remedy = ". Let the application send whole items (AI SDK: store=false)" if kind == "item_reference" else ""
+            raise Unusable(f"it has an item of type {kind}, which rows of messages cannot hold{remedy}")
     end_turn()
     return found
 

@@ -18,11 +18,12 @@ from topr_trl.importing.calls import rows_of_call
 from topr_trl.importing.completions import turns_of
 from topr_trl.importing.dialects import anthropic, ollama, openai, openai_completions, openai_responses
 from topr_trl.importing.format import GRADED, Format, LeftOut, Record, has
-from topr_trl.importing.rated_turns import reads_row
-from topr_trl.importing.record_fields import rewards_in
+from topr_trl.importing.rated_turns import NUMBER, reads_row
+from topr_trl.importing.record_fields import inner_value, rewards_in
 from topr_trl.importing.row_table import Row
 from topr_trl.recording.protocols import choice_of
 from topr_trl.recording.protocols.completions import CHAT, TEXT, prompt_of
+from topr_trl.recording.protocols.messages import without_request_hashes
 from topr_trl.recording.store import State
 
 _DIALECTS = {
@@ -51,7 +52,9 @@ def rows(record: Record) -> list[Row | LeftOut]:
     if not by_answer and not _is_graded(record):
         return [LeftOut.UNGRADED]
     made: list[Row] = []
-    found = [row for call in record["calls"] if (row := _row_of_call(call, by_answer)) is not None]
+    answers = [_row_of_call(call, by_answer) for call in record["calls"]]
+    left_out = [row for row in answers if isinstance(row, LeftOut)]
+    found = [row for row in answers if isinstance(row, dict)]
     by_tokens = all(row["prompt_ids"] and row["completion_ids"] for row in found)
     for row in found:
         # A row with token ids and a row without them cannot be joined.
@@ -64,22 +67,24 @@ def rows(record: Record) -> list[Row | LeftOut]:
             made.append(later)
     if len(made) > 1:
         made = [{**row, ROLLOUT: record["rollout_id"]} for row in made]
-    return [*made] or [LeftOut.FAILED]
+    return [*left_out, *made] or [LeftOut.FAILED]
 
 
 def _is_graded(record: Record) -> bool:
     return any(reward is not None for reward in record["rewards"].values())
 
 
-def _row_of_call(call: Record, by_answer: bool) -> Row | None:
+def _row_of_call(call: Record, by_answer: bool) -> Row | LeftOut | None:
     """Return the row of a call, with the rewards of its answer if `by_answer` is true.
 
-    Return None if the answer is missing, failed or empty.
+    Return None if the answer is missing, failed or empty, and `LeftOut.CALLS` if it ends with a tool call that was cut
+    before its arguments.
     """
     choice = choice_of(call)
     if choice is None:
         return None
     asked, response, endpoint = call["request"], call["response"], call["endpoint"]
+    tokens = inner_value(response, "usage", "completion_tokens") if len(response.get("choices") or ()) == 1 else None
     if endpoint in (CHAT, TEXT):
         response = {**response, "choices": [choice]}
     if endpoint == TEXT:
@@ -89,10 +94,21 @@ def _row_of_call(call: Record, by_answer: bool) -> Row | None:
         return None
     if call["state"] == State.CUT:  # An incomplete answer has no stop token.
         row["finish_reason"] = row.get("finish_reason") or "length"
+    if endpoint == CHAT and row["completion_ids"] and tokens and tokens != len(row["completion_ids"]):
+        row |= dict.fromkeys(_TOKEN_COLUMNS)  # Streams of older vLLM lack the ids of some tokens around tool calls.
+    if row.get("finish_reason") == "length" and not row.get("completion_ids") and _ends_before_arguments(row):
+        return LeftOut.CALLS
+    if isinstance(row["prompt"], list):
+        row["prompt"] = without_request_hashes(row["prompt"])
     model = {"model": asked.get("model"), "served_model": call["served_model"]}
-    graded = {GRADED: [{"rewards": call["rewards"]}] * turns_of(row)} if by_answer else {}
+    graded = {GRADED: [{"rewards": call["rewards"], NUMBER: call["number"]}] * turns_of(row)} if by_answer else {}
     revision = {"model_revision": call["model_revision"]}
     return {**dict.fromkeys(_TOKEN_COLUMNS), **row, **model, **revision, **graded}
+
+
+def _ends_before_arguments(row: Row) -> bool:
+    calls = (row["completion"][-1]["tool_calls"] if isinstance(row["completion"], list) else None) or []
+    return any(call["function"]["arguments"] in ("", "{}") for call in calls[-1:])
 
 
 def _joined(row: Row, later: Row) -> Row | None:

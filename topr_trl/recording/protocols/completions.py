@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from topr_trl.recording.protocols import protocol
+from topr_trl.recording.protocols.messages import without_request_hashes
 from topr_trl.recording.protocols.protocol import Body, Protocol, are_objects, with_nulls
 
 CHAT, TEXT = "chat/completions", "completions"
@@ -87,7 +88,7 @@ def messages(request: Body) -> list[Body] | None:
         request (`Body`): Request of the client.
     """
     found = request.get("messages")
-    return found if are_objects(found) else None
+    return without_request_hashes(found) if are_objects(found) else None
 
 
 def prompt_of(request: Mapping[str, Any], choice: int) -> Any:

@@ -1,6 +1,7 @@
 """Record Anthropic's Messages API, `/v1/messages`."""
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -22,14 +23,35 @@ def messages(request: Body) -> list[Body] | None:
 
 
 def without_request_hash(system: Any) -> Any:
-    """Return a system prompt without the block that Claude Code adds, which has a hash of the request.
+    """Return a system prompt without the text that Claude Code adds at its start, which has a hash of the request.
 
     Args:
-        system (`Any`): Text or blocks.
+        system (`Any`): Text or blocks. A block that has only this text is left out.
     """
+    if isinstance(system, str):
+        return _REQUEST_HASH.sub("", system)
     if not are_objects(system):
         return system
-    return [block for block in system if not str(block.get("text")).startswith("x-anthropic-billing-header:")]
+    found = [{**each, "text": without_request_hash(each["text"])} if "text" in each else each for each in system]
+    return [block for block in found if block.get("text") != ""]
+
+
+_REQUEST_HASH = re.compile(r"\Ax-anthropic-billing-header:(?:\s*\w+=[^;\s]*;)*\s*")
+
+
+def without_request_hashes(messages: list[Any]) -> list[Any]:
+    """Return messages whose system prompts have no hash of the request. Converters of requests copy the hash.
+
+    Args:
+        messages (`list`): Messages of a request.
+    """
+    return [
+        {**each, "content": without_request_hash(each.get("content"))} if each.get("role") in _SYSTEM else each
+        for each in messages
+    ]
+
+
+_SYSTEM = ("system", "developer")
 
 
 def _turns(message: Body) -> list[Body]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from topr_trl.recording.protocols.messages import without_request_hashes
 from topr_trl.recording.protocols.protocol import Assembler, Body, Protocol, are_objects, fits, tool_call, with_nulls
 
 _TOKENS = ("input_messages", "output_messages")  # fields of vLLM's answer with token ids (`enable_response_messages`)
@@ -27,7 +28,7 @@ def messages(request: Body) -> list[Body] | None:
     if not items or not are_objects(items):
         return None
     start = [{"role": "system", "content": request["instructions"]}] if request.get("instructions") else []
-    return [*start, *_turns(items)]
+    return without_request_hashes([*start, *_turns(items)])
 
 
 def _items(given: Any) -> list[Any]:
@@ -56,7 +57,7 @@ def _turn(item: Body) -> Body:
     kind, role = item.get("type", "message"), item.get("role")
     if kind == "message" and role != "assistant":
         return item
-    if kind == "function_call_output":
+    if str(kind).endswith("_output"):  # of a function, or of a tool such as the shell, which the application runs
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
     content: Any = []
     calls, texts = [], []
