@@ -493,3 +493,15 @@ def test_a_terminal_that_cannot_show_all_signs():
     command = [sys.executable, "-m", "topr_trl", "--help"]
     shown = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
     assert b"Compute log ? of the rows" in shown
+
+
+def test_trackers_finish_their_runs_in_each_of_several_processes():
+    """wandb finishes a run at exit. The process also ends without the teardown of gloo, by `os._exit`."""
+    script = (
+        "import atexit; from topr_trl.cli import main as cli\n"
+        "atexit.register(print, 'finished'); cli.main = lambda _: None; cli.console()\n"
+        "raise AssertionError('not ended')"
+    )
+    environment = {**os.environ, "WORLD_SIZE": "2"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, check=True)
+    assert done.stdout == b"finished\n"

@@ -1,5 +1,6 @@
 """Sampling settings become draws and vLLM requests. The engine is fake here; `test_vllm.py` uses the real engine."""
 
+import os
 import sys
 from types import SimpleNamespace
 
@@ -10,7 +11,12 @@ from transformers import GenerationConfig
 from topr_trl.data.text_tokens import stop_tokens
 from topr_trl.data.tokenization import tokenize_row
 from topr_trl.generation.settings import SamplingArguments, draws_of
-from topr_trl.generation.vllm import refuse_adapter_of_vllm, sample_completions_with_vllm
+from topr_trl.generation.vllm import (
+    VLLMArguments,
+    refuse_adapter_of_vllm,
+    sample_completions_with_vllm,
+    start_engine,
+)
 from topr_trl.tasks import arithmetic
 
 
@@ -45,6 +51,15 @@ def test_an_adapter_that_vllm_cannot_load(config, found):
     refuse_adapter_of_vllm({"peft_type": "LORA", "r": 512, "rank_pattern": {}})
     with pytest.raises(ValueError, match=rf"{found}.*sampling_backend='transformers'"):
         refuse_adapter_of_vllm(config)
+
+
+@pytest.mark.parametrize(("gpus", "method"), [(1, None), (2, "spawn")])
+def test_processes_of_an_engine_are_not_forked(monkeypatch, gpus, method):
+    """A process that has asked for a GPU cannot use CUDA in its forks."""
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda **_: dict(os.environ)))
+    seen = start_engine("model", VLLMArguments(vllm_tensor_parallel_size=gpus))
+    assert seen.get("VLLM_WORKER_MULTIPROC_METHOD") == method
 
 
 @pytest.mark.parametrize("greedy", [True, False])

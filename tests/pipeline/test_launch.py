@@ -94,7 +94,8 @@ def test_programs_on_this_machine(tmp_path):
         assert program.gpus == gpus
         assert program.command == [
             sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / "ddp.yaml"),
-            "--main_process_port", "0", "--num_processes", "2", "-m", "topr_trl", *arguments(name, tmp_path),
+            "--main_process_port", "0", "--num_processes", "2", "--gpu_ids", "all", "-m", "topr_trl",
+            *arguments(name, tmp_path),
         ]  # fmt: skip
 
 

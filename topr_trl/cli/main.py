@@ -1,6 +1,7 @@
 """Run `topr`: print help, or check the names of the given settings and run the command."""
 
 import argparse
+import atexit
 import io
 import os
 import shlex
@@ -55,6 +56,7 @@ def console() -> None:
     if is_one_of_several():
         # All files are written, so exit without shutting gloo down. If gloo shuts down while another process is still
         # running, it sometimes aborts or hangs (torch 2.13). The launcher would then stop the other processes.
+        atexit._run_exitfuncs()  # Trackers finish their runs in these functions, which `os._exit` skips.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

@@ -92,6 +92,8 @@ def start_engine(
 ) -> Any:
     """Return a new `vllm.LLM` for a model in safetensors format. The engine's memory is freed when this process ends.
 
+    With several GPUs, vLLM spawns a process for each. A script then needs `if __name__ == "__main__":`.
+
     Args:
         model (`str`): Folder of the model, or its name on the Hub.
         args (`VLLMArguments`): Settings of the engine.
@@ -109,6 +111,9 @@ def start_engine(
     which = {"model": model, "revision": revision} if adapter is None else _adapter_options(model, adapter)
     # The engine runs in this process, because a child process would outlive a killed parent and keep its memory.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    if args.vllm_tensor_parallel_size > 1:
+        # Many functions, such as torch.cuda.is_available, make CUDA unusable in forked workers.
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     try:
         from vllm import LLM
     except ImportError as error:

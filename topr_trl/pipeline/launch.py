@@ -172,7 +172,8 @@ def programs_of(stage: Stage[Any], launch: LaunchArguments) -> list[Program]:
             # Two stages may start on one machine at the same time. With port 0, Accelerate picks a free port.
             python += ["--main_process_port", "0"]
         if launch.devices_of(stage.name):
-            python += ["--num_processes", str(len(gpus))]
+            # `gpu_ids` of the config file would replace CUDA_VISIBLE_DEVICES.
+            python += ["--num_processes", str(len(gpus)), "--gpu_ids", "all"]
     return [Program(arguments, gpus, python, launcher)]
 
 
