@@ -177,6 +177,15 @@ def test_configs_without_whole_weights_at_the_end_are_refused(tmp_path, monkeypa
         check_launch("iterate", loop(tmp_path, accelerate_config="sharded.yaml", optim="adamw_torch"))
 
 
+@pytest.mark.parametrize(("given", "said"), [({}, 0), ({"bf16": True}, 1), ({"bf16": True, "use_peft": True}, 0)])
+def test_deepspeed_in_bfloat16_gives_a_warning(given, said, tmp_path, monkeypatch, recwarn):
+    monkeypatch.setattr(launch, "find_spec", lambda _: True)
+    (tmp_path / "zero2.yaml").write_text("{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 2}}")
+    config = str(tmp_path / "zero2.yaml")
+    check_launch("iterate", loop(tmp_path, accelerate_config=config, optim="adamw_torch", **given))
+    assert sum("DeepSpeed rounds the weights" in str(warning.message) for warning in recwarn) == said
+
+
 def test_the_machines_of_a_launcher_choose_gpu_or_cpu(tmp_path, monkeypatch):
     """A login node of a cluster has no GPU."""
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)

@@ -7,6 +7,7 @@ import warnings
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pyarrow as pa
@@ -19,11 +20,13 @@ from tests.loops import stage_of, start_topr, steps_of
 from topr_trl import load_rows
 from topr_trl.cli.main import main
 from topr_trl.cli.parsing import parse
-from topr_trl.pipeline import manifest
+from topr_trl.pipeline import manifest, steps
 from topr_trl.pipeline.launch import write_settings
 from topr_trl.pipeline.lineage import weights_of
 from topr_trl.pipeline.loop import check, sides_of
 from topr_trl.pipeline.settings import IterateArguments
+from topr_trl.pipeline.steps import Step
+from topr_trl.pipeline.trainer_of_rows import TrainArguments
 
 KILLS = int(os.environ.get("KILLS", 3))  # kills per loop; for more, run make test-all KILLS=20
 CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate_configs"
@@ -238,6 +241,31 @@ def test_sides(tmp_path, overlap):
         assert [step.stage.name for step in sides["training"]] == ["train"] * 4
         # The rows of the first iteration come before all tests, so that training waits only for these rows.
         assert {step.stage.folder for step in sides["sampling"][:4]} == {tmp_path / "iteration-1" / "rollouts"}
+
+
+def test_weights_that_later_stages_have_read_can_be_removed(tmp_path, monkeypatch, capsys):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1 + 1 =", "completion": " 2", "reward": 1.0}\n')
+
+    def training(name, model):
+        args = TrainArguments(input=str(rows), output_dir=str(tmp_path / name), use_cpu=True, bf16=False,
+                              model_name_or_path=model)  # fmt: skip
+        step = Step(stage_of("train", args))
+        step.stage.begin()
+        for file in ("config.json", "model.safetensors"):
+            (step.stage.folder / file).write_text("{}")
+        return step
+
+    first = training("first", None)
+    manifest.finish(first.stage.folder, "train", 1)
+    second = training("second", str(first.stage.folder))
+    (first.stage.folder / "model.safetensors").unlink()
+    monkeypatch.setattr(steps, "run_apart", Mock(side_effect=ChildProcessError))
+    with pytest.raises(ChildProcessError):  # The second training needs the weights.
+        steps.run_steps([first, second], loop(tmp_path), tmp_path)
+    manifest.finish(second.stage.folder, "train", 1)
+    steps.run_steps([first, second], loop(tmp_path), tmp_path)
+    assert capsys.readouterr().out.count("done before") == 2
 
 
 @pytest.fixture(scope="module")

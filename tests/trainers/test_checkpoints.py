@@ -13,7 +13,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
 from topr_trl.tasks import arithmetic
-from topr_trl.trainers.checkpoints import check_files, check_finite, writing_to
+from topr_trl.trainers.checkpoints import check_files, check_finite, check_resumable, writing_to
 from topr_trl.trainers.fingerprints import model_fingerprint
 
 
@@ -115,6 +115,15 @@ def test_a_logged_nan_ends_a_training(model, tokenizer, rows, tmp_path, monkeypa
     monkeypatch.setattr(trainer.accelerator.state, "_mixed_precision", "no")
     with pytest.raises(FloatingPointError, match="The gradient of step 1"):
         stop.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
+
+
+def test_a_checkpoint_of_deepspeed_is_resumed_only_with_deepspeed(tmp_path):
+    (tmp_path / "global_step2").mkdir()
+    (tmp_path / "rng_state_0.pth").touch()
+    (tmp_path / "trainer_state.json").write_text("{}")
+    check_resumable(tmp_path, is_deepspeed=True)
+    with pytest.raises(ValueError, match=r"no optimizer and no schedule state.*with DeepSpeed"):
+        check_resumable(tmp_path, is_deepspeed=False)
 
 
 def test_fingerprint(model):

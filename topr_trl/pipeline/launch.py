@@ -24,6 +24,7 @@ from topr_trl.pipeline.stage import Stage
 from topr_trl.pipeline.stages.sample import Sample
 from topr_trl.pipeline.stages.train import NO_WEIGHTS
 from topr_trl.settings.unsupported import offloads_optimizer, refuse_adafactor
+from topr_trl.user_warnings import warn_user
 
 
 def check_launch(command: str, settings: RunArguments) -> None:
@@ -87,6 +88,12 @@ def _check_accelerate(settings: RunArguments) -> None:
         raise ValueError(NO_WEIGHTS)
     if sharding == "DEEPSPEED" and find_spec("deepspeed") is None:
         raise ImportError('This accelerate_config needs DeepSpeed: run pip install ".[deepspeed]" in the clone.')
+    if sharding == "DEEPSPEED" and settings.bf16 and not settings.use_peft:
+        warn_user(
+            "DeepSpeed rounds the weights to bfloat16 when it loads and saves a model. If training has changed a "
+            "weight by less than about 1/512, the change is lost. FSDP2 keeps float32: set accelerate_config to a "
+            "file such as examples/accelerate_configs/fsdp2.yaml."
+        )
     for name in LAUNCHERS:
         launcher = getattr(settings, name)
         words = shlex.split(launcher or "")

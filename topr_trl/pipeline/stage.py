@@ -257,6 +257,11 @@ class Stage(ABC, Generic[Settings]):
             return bool(kept) or shards.has_shards_of(self.name, self.folder)
         return bool(kept) or bool(manifest.results(self.folder))
 
+    def reads_weights_of(self, folder: Path) -> bool:
+        """Return whether the stage reads the weights that a stage wrote to a folder."""
+        weights = self._read_from().get("weights")
+        return weights is not None and weights.resolve() == folder.resolve()
+
     def _read_from(self) -> dict[str, Path]:
         """Return the folders that `lineage` follows, by name: `input` and `weights`.
 

@@ -68,7 +68,7 @@ def run_steps(
         _wait_for(step.after, stop)
         if stop.is_set():
             raise ChildProcessError(f"The stage {step.stage.name} was stopped.")
-        if stage.is_finished():
+        if stage.is_finished() or _weights_are_used_up(stage, steps[number:]):
             stage.clean_up()
             _print_line(f"{title}: done before")
             step.finish()
@@ -88,6 +88,15 @@ def run_steps(
         # Repeat the title if the other side may have printed lines since.
         _print_line(f"{title}: {summary}" if side else f"    {summary}")
     return spent
+
+
+def _weights_are_used_up(stage: Stage[Any], later: Sequence[Step]) -> bool:
+    """Return whether a stage has trained a model, and all later steps that read its weights have finished.
+
+    Users can remove such weights to free disk space. New weights could differ, and later stages would refuse them.
+    """
+    readers = [step.stage for step in later if step.stage.reads_weights_of(stage.folder)]
+    return bool(readers) and all("finished" in each.entry() for each in (stage, *readers))
 
 
 def run_sides(sides: Mapping[str, Sequence[Step]], launch: LaunchArguments, out: Path) -> dict[str, float]:

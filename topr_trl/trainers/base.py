@@ -176,7 +176,8 @@ class TOPRMixin(Trainer):
                 "No parameter of the model requires a gradient, so nothing would be trained. Load an adapter with "
                 "PeftModel.from_pretrained(..., is_trainable=True), or unfreeze the weights to train."
             )
-        self._before_training(checked_checkpoint(resume_from_checkpoint, self.args.output_dir, self.model))
+        checkpoint, folder = resume_from_checkpoint, self.args.output_dir
+        self._before_training(checked_checkpoint(checkpoint, folder, self.model, self.is_deepspeed_enabled))
         try:
             with without_cudnn_attention():
                 return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)

@@ -132,13 +132,14 @@ def is_whole_checkpoint(folder: Path) -> bool:
     return True
 
 
-def check_resumable(folder: str | Path) -> None:
+def check_resumable(folder: str | Path, is_deepspeed: bool) -> None:
     """Raise a ValueError if a checkpoint lacks the state of training, the optimizer, the schedule or random generators.
 
-    Without the error, Trainer would silently continue with a new state.
+    Without the error, Trainer would silently continue with a new state. Only a run with DeepSpeed (`is_deepspeed`)
+    reads DeepSpeed's folder, which has the optimizer and the schedule.
     """
     folder = Path(folder)
-    of_deepspeed = any(folder.glob("global_step*"))  # DeepSpeed's folder has the optimizer and the schedule.
+    of_deepspeed = is_deepspeed and any(folder.glob("global_step*"))
     found = {
         "optimizer": of_deepspeed or any(folder.glob("optimizer*")),
         "schedule": of_deepspeed or (folder / "scheduler.pt").is_file(),
@@ -149,8 +150,9 @@ def check_resumable(folder: str | Path) -> None:
     if missing:
         raise ValueError(
             f"{folder} has no {' and no '.join(missing)} state, so the run cannot be resumed exactly. The checkpoint "
-            "was saved with save_only_model=True, or files were removed or damaged. Resume from another checkpoint; or "
-            "use this one as the model of a new run, in another output_dir."
+            "was saved with save_only_model=True, or with DeepSpeed, which this run does not use; or files were "
+            "removed or damaged. Resume from another checkpoint; or use this one as the model of a new run, in another "
+            "output_dir."
         )
 
 

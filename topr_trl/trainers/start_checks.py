@@ -57,7 +57,7 @@ def model_and_settings(trainer: str, model: Any, args: Config | None, kind: type
     return model, args
 
 
-def checked_checkpoint(checkpoint: str | bool | None, folder: str, model: nn.Module) -> Path | None:
+def checked_checkpoint(checkpoint: str | bool | None, folder: str, model: nn.Module, is_deepspeed: bool) -> Path | None:
     """Check the checkpoint to resume from, and return its folder. Return None for a new run.
 
     Args:
@@ -67,6 +67,8 @@ def checked_checkpoint(checkpoint: str | bool | None, folder: str, model: nn.Mod
             Output folder of the trainer.
         model (`torch.nn.Module`):
             Model of the trainer.
+        is_deepspeed (`bool`):
+            Whether the trainer uses DeepSpeed.
 
     Raises:
         ValueError: the checkpoint is missing, damaged or incomplete, or has weights of a different shape.
@@ -78,7 +80,7 @@ def checked_checkpoint(checkpoint: str | bool | None, folder: str, model: nn.Mod
     if not Path(checkpoint).is_dir():
         raise ValueError(f"There is no checkpoint {checkpoint} to resume from.")
     check_files(checkpoint, model)
-    check_resumable(checkpoint)
+    check_resumable(checkpoint, is_deepspeed)
     return Path(checkpoint)
 
 
@@ -88,7 +90,7 @@ def warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
     With an adapter, or under DeepSpeed, there is no warning.
     """
     trained = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
-    # DeepSpeed keeps a float32 copy of the weights.
+    # Until it saves the model, DeepSpeed keeps a float32 copy of the weights.
     if trained and not is_deepspeed and not is_peft_model(model):
         warn_user(
             f"The weights to train are {trained.pop()}, without a float32 copy: updates smaller than about 1/256 of a "

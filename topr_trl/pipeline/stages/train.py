@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
@@ -15,7 +16,7 @@ from topr_trl.pipeline import manifest
 from topr_trl.pipeline.adapters import adapter_settings, merge_adapter
 from topr_trl.pipeline.lineage import lineage, name_on_the_hub
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.model_loading import ADAPTER
+from topr_trl.pipeline.model_loading import ADAPTER, model_path
 from topr_trl.pipeline.settings import NOT_FOR_COMMANDS, field_names
 from topr_trl.pipeline.stage import Result, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, values_of, weights_read
@@ -28,6 +29,7 @@ from topr_trl.pipeline.trainer_of_rows import (
 from topr_trl.tasks import OWN_PROMPTS
 from topr_trl.trainers.checkpoints import STATE
 from topr_trl.trainers.run_identity import compared_settings
+from topr_trl.user_warnings import warn_user
 
 # Settings that determine the trained weights, besides the settings of `compared_settings`.
 RESULT = (
@@ -128,7 +130,8 @@ class Train(Stage[TrainArguments]):
     def inputs(self) -> Json:
         """Return the rows, the weights and the settings.
 
-        The number of processes is not included, because the loop does not know it. Checkpoints store the rows per step.
+        The number of processes is not included, because the loop does not know it. Checkpoints and `make` store the
+        rows per step.
         """
         args = self.args
         return {
@@ -148,6 +151,8 @@ class Train(Stage[TrainArguments]):
             raise ValueError(NO_WEIGHTS)
         interrupt = SaveAtInterrupt()
         trainer.add_callback(interrupt)
+        if state.is_main_process:
+            self._warn_of_another_batch(trainer._rows_per_step)
         try:
             trainer.train(resume_from_checkpoint=last_whole_checkpoint(work, state))
         finally:
@@ -166,7 +171,17 @@ class Train(Stage[TrainArguments]):
                 if (work / name).is_dir():
                     shutil.copytree(work / name, folder / name, dirs_exist_ok=True)
             shutil.copyfile(work / STATE, folder / STATE)
-        return len(trainer.train_dataset), {}
+        return len(trainer.train_dataset), {"rows_per_step": trainer._rows_per_step}
+
+    def _warn_of_another_batch(self, rows: int) -> None:
+        """Warn if the iteration before had another number of rows per step."""
+        before = manifest.read(Path(model_path(self.args))) if self.args.iteration > 1 else None
+        there = before.stages.get(self.name, {}).get("rows_per_step", rows) if before else rows
+        if there != rows:
+            warn_user(
+                f"This iteration trains on {rows} rows per step, and the iteration before on {there}, because the "
+                "number of processes has changed."
+            )
 
     @classmethod
     def summary(cls, done: Json) -> str:
