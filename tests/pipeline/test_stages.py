@@ -400,6 +400,10 @@ def test_log_mu_train_evaluate(scored, tmp_path, model):
     assert weights_of(sampling_of(tmp_path / "results")) == {"weights": manifest.fingerprint(tmp_path / "model")}
     assert first_weights(tmp_path / "model") == {"model": "the bundled model of 0.3", "revision": "main"}
 
+    following = {"model_name_or_path": str(tmp_path / "model"), "iteration": 2, "max_steps": 1}
+    with pytest.warns(UserWarning, match="on 4 rows per step, and the iteration before on 8"):
+        run("train", tmp_path / "next", scored, **following, per_device_train_batch_size=4)
+
 
 def test_an_adapter_is_merged(scored, tmp_path):
     pytest.importorskip("peft")
