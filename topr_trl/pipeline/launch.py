@@ -91,8 +91,8 @@ def _check_accelerate(settings: RunArguments) -> None:
     if sharding == "DEEPSPEED" and settings.bf16 and not settings.use_peft:
         warn_user(
             "DeepSpeed rounds weights to bfloat16 when it loads and saves a model. If an iteration changes a weight by "
-            "less than 1/512 of its value, the change is lost. FSDP2 keeps float32: set accelerate_config to a file such "
-            "as examples/accelerate_configs/fsdp2.yaml."
+            "less than 1/512 of its value, the change is lost. FSDP2 keeps float32: set accelerate_config to a file "
+            "such as examples/accelerate_configs/fsdp2.yaml."
         )
     for name in LAUNCHERS:
         launcher = getattr(settings, name)
