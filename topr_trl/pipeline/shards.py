@@ -7,7 +7,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from tqdm.auto import tqdm
 
 from topr_trl.data.tables import (
@@ -21,13 +20,10 @@ from topr_trl.data.tables import (
     write_parquet,
 )
 from topr_trl.pipeline import stages as registry
-from topr_trl.pipeline.manifest import Json
 from topr_trl.user_warnings import warn_user
 
 MU_COLUMNS = ("mu_logps", "mu_fingerprint")  # log μ of each token, and the fingerprint of the model that computed it
-# Keys in the metadata of a shard.
-_STAGES = b"topr_trl.stages"
-_NOTES = b"topr_trl.notes"
+_STAGES = b"topr_trl.stages"  # key in the metadata of a shard
 
 _ROWS_PER_PART = 4_096  # maximum number of rows of a shard that `add_columns` writes to another folder
 
@@ -39,23 +35,15 @@ def count_rows(folder: Path) -> int:
     return sum(map(rows_of, shards_of(folder)))
 
 
-def write_shard(table: pa.Table, path: Path, stages: ColumnsByStage, notes: Json | None = None) -> None:
+def write_shard(table: pa.Table, path: Path, stages: ColumnsByStage) -> None:
     """Write a shard. The file is replaced in one step, so a killed process leaves no partial shard.
 
     Args:
         table (`pyarrow.Table`): Rows.
         path (`Path`): File to write.
         stages (`ColumnsByStage`): Stages that wrote the rows, with the columns of each.
-        notes (`dict`, *optional*): Notes about the shard, as JSON. The next stage that writes the shard removes them.
     """
-    more = {_NOTES: json.dumps(notes).encode()} if notes else {}
-    write_parquet(from_table(table), path, {_STAGES: json.dumps(stages).encode(), **more})
-
-
-def notes_of(shard: Path) -> Json:
-    """Return the notes that `write_shard` saved with a shard. Return {} if there are none."""
-    notes: Json = json.loads((pq.read_schema(shard).metadata or {}).get(_NOTES, b"{}"))
-    return notes
+    write_parquet(from_table(table), path, {_STAGES: json.dumps(stages).encode()})
 
 
 def stages_of(shard: Path) -> ColumnsByStage:
