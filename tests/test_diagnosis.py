@@ -114,10 +114,12 @@ MESSAGES = [[{"role": "assistant", "content": text}] for text in "xyxxrw"]
         # Without an extracted answer, null or empty, the text is compared.
         ({"completion": list("xyxxrw"), "extracted": ["1", "", "1", "", "2", "3"]}, 1 / 6),
         ({"completion": list("xyxxrw"), "extracted": [None] * 6}, 1 / 2),
+        ({"completion": [text * 99 for text in "xyxxrw"]}, 1 / 2),
         ({"completion_ids": [[], [2], [], [], [3], [4]], "prompt_ids": [[1]] * 4 + [[2]] * 2}, 1 / 2),
     ],
 )
-def test_the_answer_of_a_row(columns, agreement):
+def test_the_answer_of_a_row(columns, agreement, monkeypatch):
+    monkeypatch.setattr("topr_trl.data.preparation._DIAGNOSED_AT_ONCE", 4)
     rows = Dataset.from_dict({"prompt": [*"aaaabb"], "reward": [0.0, 0.0, 0.0, 0.0, 1.0, 0.0], **columns})
     assert ScoredRows.read("train", rows).diagnose().agreement == pytest.approx(agreement)
 

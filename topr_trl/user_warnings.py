@@ -1,4 +1,4 @@
-"""Attribute warnings to a line of the user's code instead of a line of topr_trl or a library."""
+"""Attribute warnings to a line of the user's code, and make messages safe for a terminal."""
 
 import sys
 import warnings
@@ -14,6 +14,11 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_back and _is_between(frame):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
+
+
+def printable(text: str) -> str:
+    """Return text without control characters, with which text of a row or a file name could rewrite the terminal."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
 
 
 def _is_between(frame: FrameType) -> bool:

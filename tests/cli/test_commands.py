@@ -302,6 +302,7 @@ def test_errors_that_users_can_fix_are_one_line(monkeypatch, tmp_path):
     given = ["score", "--input", "nowhere", "--output_dir", "out"]
     for more, message in (
         ([], r"topr score: --input: nowhere does not exist\. \(--debug shows where\)"),
+        (["--\x1b[2J", "0"], r"topr score: .* --\ufffd\[2J"),
         (["--worker", "0/2"], r"topr score: This command has no setting --worker\. .* topr sample\. \(--debug"),
     ):
         with pytest.raises(SystemExit, match=message) as raised:

@@ -91,6 +91,13 @@ def test_groups():
     assert problem_column(rows_with(prompt=["a", "b"], prompt_ids=[[1], None]))[1] == by_prompt[1]
 
 
+def test_one_long_id_does_not_multiply_the_memory():
+    ids = ["x" * 1_000_000, "b", "b"] * 100
+    problems = problem_column(rows_with(prompt=["a"] * 300, problem_id=ids))
+    assert problems.tolist() == ids
+    assert problems.nbytes < 10_000
+
+
 def test_ids_are_all_text_or_all_numbers(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a", "problem_id": 1}\n{"prompt": "b", "problem_id": "1"}')

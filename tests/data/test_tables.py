@@ -5,6 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 
+from topr_trl.data import tables
 from topr_trl.data.tables import atomic_write, from_table, load_rows, read_table, save_rows, shards_of
 
 
@@ -152,6 +153,13 @@ def test_values_of_json_files_are_exact(tmp_path, rows, is_array):
     assert [*saved] == [*Dataset.from_list(rows, features=saved.features)] == rows
     # `datasets` joins only tables with equal types.
     assert saved.features == from_table(saved.with_format("arrow")[:]).features
+
+
+def test_row_groups_have_few_bytes(rows, tmp_path, monkeypatch):
+    """pyarrow cannot read a row group whose messages have more than 2 GB."""
+    monkeypatch.setattr(tables, "_BYTES_AT_ONCE", 1)
+    path = save_rows(rows, tmp_path)
+    assert pq.read_metadata(path).num_row_groups == len(rows)
 
 
 def test_a_relative_path_in_a_folder_whose_name_looks_like_a_pattern(rows, tmp_path, monkeypatch):

@@ -75,6 +75,11 @@ def test_units_are_rollouts_or_their_rated_turns():
     assert (chosen.tolist(), values[0].tolist()) == ([1, 1], [0.5, 0.25])
 
 
+@pytest.fixture(autouse=True, params=[1, 256])
+def joined_at_once(request, monkeypatch):
+    monkeypatch.setattr("topr_trl.data.trajectories._JOINED_AT_ONCE", request.param)
+
+
 def parts(**columns):
     """Return three tokenized rows: [1 2 | 3 4] and [1 2 3 4 5 | 6], which are one rollout, and [7 | 8 9]."""
     return Dataset(pa.table({

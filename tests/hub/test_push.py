@@ -522,9 +522,11 @@ def test_what_was_blanked_out_is_not_published(tmp_path):
     inputs = {"redact": ["Jane Doe"], "where": ["user=jane"], "format": None}
     manifest.begin(tmp_path, "import", inputs)
     save_rows(Dataset.from_list([{"problem_id": "1", "prompt": "Hi [redacted]", "completion": "Hi"}]), tmp_path)
-    manifest.finish(tmp_path, "import", 1)
-    published = json.loads(pack(tmp_path, "me/rows").files[manifest.NAME])
-    assert published["stages"]["import"]["inputs"] == {"redact": None, "where": None, "format": None}
+    empty = {"empty": {"count": 7, "first": ["-home-jane-secret/0.jsonl, line 1"]}}
+    manifest.finish(tmp_path, "import", 1, left_out=empty, noted=empty)
+    published = json.loads(pack(tmp_path, "me/rows").files[manifest.NAME])["stages"]["import"]
+    assert published["inputs"] == {"redact": None, "where": None, "format": None}
+    assert published["left_out"] == published["noted"] == {"empty": {"count": 7, "first": []}}
 
 
 def test_a_relative_path_has_the_same_card(loop, monkeypatch):
@@ -575,7 +577,7 @@ def unpacked(upload, folder):
 
 TASK = [{"role": "system", "content": "You are an agent."}, {"role": "user", "content": "Look"}]
 TRAJECTORY = [
-    {"role": "assistant", "content": "I look."}, {"role": "tool", "content": "AWS_KEY=abc\nHOME=/root"},
+    {"role": "assistant", "content": "I look."}, {"role": "tool", "content": "AWS_KEY=abc\nHOME=/root\x1b]0;"},
     {"role": "assistant", "content": "Done."},
 ]  # fmt: skip
 
@@ -583,12 +585,12 @@ TRAJECTORY = [
 @pytest.mark.parametrize(
     ("columns", "shown"),
     [
-        ({"prompt": ["a"] * 2, "completion": [TRAJECTORY[:1], TRAJECTORY]}, "  tool: AWS_KEY=abc HOME=/root\n"),
+        ({"prompt": ["a"] * 2, "completion": [TRAJECTORY[:1], TRAJECTORY]}, "  tool: AWS_KEY=abc HOME=/root�]0;\n"),
         ({"prompt": ["a"], "completion": ["ls\nAWS_KEY=abc"], "completion_ids": [[1, 2]], "completion_mask": [[1, 0]]},
          "  ls AWS_KEY=abc\n"),
         ({"prompt": ["a"], "completion": ["ls"], "completion_ids": [[1, 2]], "completion_mask": [[1, 1]]}, None),
         ({"prompt": ["a"], "completion": [TRAJECTORY[:1]]}, None),
-        ({"prompt": [TASK + TRAJECTORY[:2]], "completion": [TRAJECTORY[2:]]}, "  tool: AWS_KEY=abc HOME=/root\n"),
+        ({"prompt": [TASK + TRAJECTORY[:2]], "completion": [TRAJECTORY[2:]]}, "  tool: AWS_KEY=abc HOME=/root�]0;\n"),
         ({"prompt": [TASK], "completion": [TRAJECTORY[2:]]}, None),
         ({"prompt": [[*TASK, TRAJECTORY[2], *TASK[1:]]], "completion": [TRAJECTORY[2:]]}, "  user: Look\n"),
         ({"prompt": ["a"], "completion_ids": [[1, 2]], "completion_mask": [[1, 0]]}, "  1 token ids in completion"),

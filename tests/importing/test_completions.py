@@ -1,6 +1,7 @@
 """Test that an import keeps the right part of completions, and counts each completion that it leaves out."""
 
 import json
+import time
 
 import pytest
 from records import CHAT, EPISODE, GRADED, NEMO, TRACE, V0, VERL, node, turn
@@ -10,6 +11,7 @@ from topr_trl.cli import main
 from topr_trl.importing import FORMATS
 from topr_trl.importing.completions import holds_completion, last_turn, turns_of, without_unknown_logps
 from topr_trl.importing.format import LeftOut, NotOfFormat, Unusable
+from topr_trl.importing.formats import verl
 from topr_trl.importing.openai_messages import finish_reason, message, row_of_run, template_columns
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.pipeline.stages.import_ import _LEFT_OUT
@@ -130,6 +132,7 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
         ),
         ("verl", {**VERL, "input": None}, "prompt is empty"),
         ("verl", {**VERL, "output": "run()\ntool\nREADME\nassistant\n42"}, "tool or user messages"),
+        ("verl", {**VERL, "output": "assistant\n<tool_response>"}, "tool or user messages"),
         ("verifiers", {**TRACE, "rewards": {"x": NAN}}, "reward is nan"),
     ],
 )
@@ -142,6 +145,12 @@ def test_records_that_cannot_be_used(tmp_path, capsys, name, record, why):
     rows = imported(tmp_path, name, [right, record, right], *settings, "--skip_unusable")
     assert len(rows) == (4 if name == "verifiers" else 2)
     assert "1 record cannot be used and is left out: log.jsonl, line 2." in capsys.readouterr().out
+
+
+def test_a_long_output_of_verl_is_searched_once():
+    start = time.process_time()
+    assert len(verl.rows({**VERL, "output": "assistant\n" + "\nuser\n" * 100_000})) == 1
+    assert time.process_time() - start < 1
 
 
 def test_messages_of_one_chat_are_read_with_results_beside_the_tree_and_sessions_without_a_name(tmp_path):

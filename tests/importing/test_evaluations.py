@@ -131,6 +131,10 @@ def test_logs_of_inspect_that_are_damaged_or_unusual(tmp_path):
         archive.writestr("header.json", "{}")
     with pytest.raises(ValueError, match=r"e\.eval cannot be read"):
         imported(tmp_path, tmp_path / "e.eval")
+    with zipfile.ZipFile(tmp_path / "g.eval", "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("header.json", "{}")
+    with pytest.raises(ValueError, match="neither zstd nor deflate"):
+        imported(tmp_path, tmp_path / "g.eval")
     with zipfile.ZipFile(tmp_path / "f.eval", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("samples/1_epoch_1.json", json.dumps(sample))
         archive.writestr("header.json", "{}")

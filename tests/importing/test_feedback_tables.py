@@ -139,9 +139,9 @@ def test_all_unknown_labels_are_listed(tmp_path):
         f"a,{n},{mood}\n" for n, mood in enumerate(["good", "bad", "so-so", "good", "hm", "3"])
     )
     fields = ("--reward_fields", "mood")
-    with pytest.raises(ValueError, match=r"row 4: mood is 'so-so'.* All labels without a number: so-so, hm\."):
+    with pytest.raises(ValueError, match=r"row 4: mood is 'so-so'.* Labels without a number in .*: so-so, hm\."):
         imported(tmp_path, content, "a.csv", *fields)
-    with pytest.raises(ValueError, match=r"row 3: mood is 'bad'.* All labels without a number: bad, so-so, hm\."):
+    with pytest.raises(ValueError, match=r"row 3: mood is 'bad'.* Labels without a number in .*: bad, so-so, hm\."):
         imported(tmp_path, content, "a.csv", *fields, "--label_values", "GOOD=1")
     free = "question,response,mood\n" + "".join(f"a,{n},word{n}\n" for n in range(30))
     with pytest.raises(ValueError, match=r"word0, .*word19, \.\.\.\.$"):

@@ -67,6 +67,8 @@ def test_a_killed_import_goes_on_with_the_shards_that_are_missing(tmp_path, monk
     rows = imported(source, tmp_path / "rows")
     assert len(set(written)) == len(written) == 3
     assert rows["completion"][:] == [f" {n}." for n in range(10)]
+    (tmp_path / "rows" / written[1]).unlink()
+    assert imported(source, tmp_path / "rows")["completion"][:] == rows["completion"][:]
 
 
 @pytest.mark.parametrize("where", ["train=true", "train=True", "level=2", "info.split=a", "step=3", "id=7"])
@@ -79,10 +81,10 @@ def test_records_are_chosen_by_a_value(tmp_path, where):
 
 def test_lines_that_were_cut_off_are_counted_and_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(importing, "RECORDS_PER_SHARD", 2)
-    source = lines(tmp_path / "log.jsonl", [record(0), "\n", '{"input": "1 +\n', record(2), record(3), '{"inp'])
+    source = lines(tmp_path / "\x1b.jsonl", [record(0), "\n", '{"input": "1 +\n', record(2), record(3), '{"inp'])
     assert len(imported(source, tmp_path / "rows")) == 3
     said = capsys.readouterr().out
-    assert "left out: log.jsonl, line 3, log.jsonl, line 6." in said
+    assert "left out: �.jsonl, line 3, �.jsonl, line 6." in said
     imported(source, tmp_path / "rows")
     assert manifest.read(tmp_path / "rows").stages["import"]["left_out"]["broken"]["count"] == 2
     with pytest.raises(ValueError, match="none of its records"):
@@ -255,6 +257,7 @@ def test_saved_places_name_no_folder_of_this_machine(tmp_path):
     stage = json.loads(kept[0])["stages"]["import"]
     for text in (json.dumps(stage["left_out"]), *kept[1:]):
         assert str(tmp_path) not in text
+    assert all("0.jsonl" not in text for text in kept[1:])  # Shards are published as they are.
 
 
 def test_other_problems_are_another_import(tmp_path):

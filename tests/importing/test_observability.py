@@ -270,7 +270,7 @@ def test_two_ratings_with_one_name(tmp_path, record, place):
 @of_each
 def test_unknown_labels_of_several_records_are_listed(tmp_path, record, place):
     (tmp_path / "a.json").write_text(json.dumps([record(("tone", label)) for label in ("meh", "good", "hm")]))
-    with pytest.raises(ValueError, match=rf"{place}.tone is 'meh'.* All labels without a number: meh, hm\."):
+    with pytest.raises(ValueError, match=rf"{place}.tone is 'meh'.* Labels without a number in .*: meh, hm\."):
         imported(tmp_path, tmp_path / "a.json", "--reward_fields", f"{place}.tone")
 
 

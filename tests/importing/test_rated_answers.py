@@ -58,8 +58,9 @@ def test_outputs_of_promptfoo_that_are_no_text():
         {**result, "prompt": {"raw": "\n- role: system\n  content: Add.\n- role: user\n  content: a\n"}}
     )
     assert [(each["role"], each["content"]) for each in row["prompt"]] == [("system", "Add."), ("user", "a")]
-    with pytest.raises(Unusable, match="not valid YAML"):
-        promptfoo.rows({**result, "prompt": {"raw": "- role: system: x"}})
+    for raw in ("- role: system: x", "- role: user\n  content: &a x\n- role: assistant\n  content: *a\n"):
+        with pytest.raises(Unusable, match="not valid YAML"):
+            promptfoo.rows({**result, "prompt": {"raw": raw}})
 
 
 def test_a_log_that_openais_evals_wrote(tmp_path):

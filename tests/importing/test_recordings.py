@@ -494,6 +494,7 @@ def test_a_killed_import_starts_again_with_the_rows_that_are_there_now(tmp_path,
     (name,) = log.add([HI], ({"content": "no"}, None))
     log.reward(name, 1)
     assert len(imported(tmp_path)) == 2
+    assert (tmp_path / "rows").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_recording_that_grows_during_an_import(tmp_path, log, monkeypatch):
@@ -515,7 +516,8 @@ def test_topr_train_reads_a_recording(tmp_path, log):
         log.reward(call.rollouts[0], reward)
     main.main(["train", "--input", str(tmp_path / "log"), "--output_dir", str(tmp_path / "model"), "--max_steps", "1",
                "--report_to", "none", "--use_cpu", "true"])  # fmt: skip
-    assert (tmp_path / "model" / "imported").is_dir()
+    for folder in (tmp_path / "model", tmp_path / "model" / "imported"):  # Others cannot read the recording either.
+        assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_push_cannot_choose_rewards(tmp_path, log):

@@ -84,8 +84,15 @@ def test_a_stage_in_one_file_has_a_command_with_help(rows, tmp_path, capsys):
         main.main(["count", "--input", str(rows), "--output_dir", str(tmp_path / "out"), "--factor", "2"])
 
 
-def test_it_continues_after_a_kill(rows, tmp_path, monkeypatch):
+@pytest.mark.parametrize("suffix", ["", ".parquet", ".jsonl"])
+def test_it_continues_after_a_kill(rows, tmp_path, monkeypatch, suffix):
+    """A large file is written in parts, and the finished parts are kept."""
     Count, out = stages.load("count"), tmp_path / "out"
+    if suffix:
+        monkeypatch.setattr("topr_trl.pipeline.shards._ROWS_PER_PART", 4)
+        file = rows.with_suffix(suffix)
+        load_rows(rows).to_parquet(file) if suffix == ".parquet" else load_rows(rows).to_json(file)
+        rows = file
     stage = Count(Count.settings(input=str(rows), output_dir=str(out)))
     real, made = Count.add_columns, []
 
@@ -104,6 +111,7 @@ def test_it_continues_after_a_kill(rows, tmp_path, monkeypatch):
     assert not stage.is_finished()
     assert stage.run()["rows"] == 8
     assert made == [0, 1, 1]  # the first shard was kept
+    assert load_rows(out)["characters"][:] == [len(row["completion"]) for row in ROWS]
     assert stage.is_finished()
     assert stage.run()["rows"] == 8
     assert made == [0, 1, 1]

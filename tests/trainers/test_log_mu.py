@@ -3,7 +3,7 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset
 
-from topr_trl.trainers.log_mu import load_log_mu, rows_fingerprint, save_log_mu
+from topr_trl.trainers.log_mu import _starts, load_log_mu, rows_fingerprint, save_log_mu
 
 
 def test_round_trip_and_mismatch(tmp_path):
@@ -15,6 +15,12 @@ def test_round_trip_and_mismatch(tmp_path):
     for model, rows in (("x", "r"), ("m", "x")):
         with pytest.raises(ValueError, match=r"of another run: its model, temperature, rows.*Restore the file"):
             load_log_mu(path, model, rows)
+
+
+def test_parts_of_long_rows_have_fewer_rows():
+    million = 1 << 20
+    assert _starts(np.full(20_000, 100)) == [0, 8_192, 16_384]
+    assert _starts(np.array([9, 4, 4, 4, 9, 9]) * million) == [0, 1, 3, 4, 5]
 
 
 def test_rows_differ_by_tokens_rewards_and_need():

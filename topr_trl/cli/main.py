@@ -17,6 +17,7 @@ from topr_trl.cli.command_names import commands, read_config, refuse_unknown, va
 from topr_trl.cli.settings_index import read_index, write_index
 from topr_trl.pipeline.child_processes import start_server
 from topr_trl.pipeline.parent_process import LOOP, is_one_of_several
+from topr_trl.user_warnings import printable
 
 _LOOPS = ("iterate", "trial")  # commands that run stages in other processes
 
@@ -32,7 +33,7 @@ def console() -> None:
             stream.reconfigure(errors="replace")  # Some terminals cannot show μ.
     arguments = without_debug(sys.argv[1:])
     # The default format also shows the line of code that warned.
-    warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: f"Warning: {printable(str(message))}\n"
     warnings.filterwarnings("ignore", "`gradient_checkpointing` is deprecated", FutureWarning)  # TRL sets it by default
     # Progress bars of all libraries appear after some seconds and leave no line. In a file, they are written rarely.
     rarely = {} if sys.stderr.isatty() else {"TQDM_MININTERVAL": "30", "TQDM_MAXINTERVAL": "30"}
@@ -43,7 +44,7 @@ def console() -> None:
     except (ValueError, OSError, ImportError, FloatingPointError, yaml.YAMLError) as error:
         if len(arguments) < len(sys.argv[1:]):
             raise
-        message = " ".join(str(error).split())
+        message = printable(" ".join(str(error).split()))
         sys.exit(f"topr {arguments[0]}: {message} (--debug shows where)")
     except KeyboardInterrupt as stopped:
         if LOOP not in os.environ:  # In a process of a loop, the loop prints these lines.

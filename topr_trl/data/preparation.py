@@ -25,6 +25,7 @@ from topr_trl.data.rows import (
     after_baseline_column,
     are_returns,
     check_finish_reasons,
+    hash_prompts,
     order_column,
     problem_column,
     refuse_images,
@@ -46,6 +47,7 @@ CHOICE_COLUMNS = (
     "prompt", "prompt_ids", "completion", "completion_ids", "reward", "label", "problem_id", "sample_id", ROLLOUT,
     "finish_reason", TEMPERATURE, ANSWER, TURN_REWARDS, TURN_DISCOUNT,
 )  # fmt: skip
+_DIAGNOSED_AT_ONCE = 1_000  # number of completions that are in memory together
 _SAME_IN_A_ROLLOUT = ("problem_id", "mu_fingerprint", AFTER_BASELINE)
 
 
@@ -193,9 +195,13 @@ class ScoredRows:
         last_R = self.rollouts.order_N[self.rollouts.counts_R.cumsum() - 1]
         names = [name for name in (ANSWER, "completion", "completion_ids") if name in self.rows.column_names]
         lasts = self.rows.with_format(None).select_columns(names[:2]).select(last_R)
-        columns = [lasts[name][:] for name in names[:2]]
-        are_texts = names[0] != ANSWER or not any(columns[0])
-        return diagnose(self.rewards_U, self.problems_U, answer_keys(*columns), are_texts)
+        keys, are_texts = list[str](), True
+        for batch in lasts.iter(_DIAGNOSED_AT_ONCE):
+            columns = [batch[name] for name in names[:2]]
+            are_texts = are_texts and (names[0] != ANSWER or not any(columns[0]))
+            # Long texts take less memory as hashes.
+            keys += [key if len(key) <= 16 else hash_prompts([key])[0].item() for key in answer_keys(*columns)]
+        return diagnose(self.rewards_U, self.problems_U, keys, are_texts)
 
     def check_values(self, args: CurationArguments) -> None:
         """Raise a ValueError if all raw rewards are equal and the baseline is a mean of rewards.
@@ -309,7 +315,9 @@ def _same_in_a_rollout(
 ) -> dict[str, NDArray[np.generic]]:
     """Return the values that all rows of a rollout must share, by name."""
     names = [name for name in _SAME_IN_A_ROLLOUT if {ROLLOUT, name} <= set(rows.column_names)]
-    same: dict[str, NDArray[np.generic]] = {n: np.array(rows.with_format(None)[n][:], dtype=str) for n in names}
+    same: dict[str, NDArray[np.generic]] = {
+        n: np.array(list(map(str, rows.with_format(None)[n][:])), dtype=object) for n in names
+    }
     if times_N is not None:
         same[TIMES_CHOSEN] = times_N
     # NaN differs from itself, so a missing reward is compared as infinity.

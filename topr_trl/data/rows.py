@@ -58,6 +58,7 @@ AFTER_BASELINE = "reward_after_baseline"
 ANSWER = "extracted"  # answer that a judge found in a completion
 TIMES_CHOSEN = "times_chosen"
 TURN_REWARDS, TURN_DISCOUNT = "turn_rewards", "turn_discount"
+_LONG_ID = 64  # characters
 OF_FUNCTION = "rewards/"  # prefix of columns that hold the rewards of one function
 
 
@@ -111,7 +112,9 @@ def id_column(rows: Dataset, name: str) -> NDArray[np.generic]:
     ids = checked_ids(rows, name, may_be_missing=False)
     if len({isinstance(each, str) for each in ids}) == 2:
         raise ValueError(f"Column `{name}` holds text and numbers, so 1 could be '1'. Write all as text.")
-    return np.asarray(ids)
+    # An array of text has the size of the longest text in each row.
+    is_long = any(isinstance(each, str) and len(each) > _LONG_ID for each in ids)
+    return np.array(ids, dtype=object if is_long else None)
 
 
 def checked_ids(rows: Dataset, name: str, may_be_missing: bool) -> list[Any]:

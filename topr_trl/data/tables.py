@@ -7,7 +7,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain, islice
@@ -90,13 +90,16 @@ def write_parquet(dataset: Dataset, path: Path, metadata: Mapping[bytes, bytes] 
     """Write rows atomically as a parquet file. `metadata` is added to the metadata that `datasets` writes."""
     schema = dataset.features.arrow_schema
     schema = schema.with_metadata({**schema.metadata, **(metadata or {})})
+    # pyarrow cannot read a row group whose messages have more than 2 GB of text.
+    most = max(1, min(_WRITTEN_AT_ONCE, len(dataset.data) * _BYTES_AT_ONCE // max(1, dataset.data.nbytes)))
     # `Dataset.to_parquet` would show a progress bar for each shard.
     with atomic_write(path) as partial, pq.ParquetWriter(partial, schema, **_ENCODING) as writer:
-        for table in dataset.with_format("arrow").iter(_WRITTEN_AT_ONCE):
+        for table in dataset.with_format("arrow").iter(most):
             writer.write_table(table.cast(schema))
 
 
-_WRITTEN_AT_ONCE = 16_384  # number of rows in each row group of a file
+_WRITTEN_AT_ONCE = 16_384  # maximum number of rows in each row group of a file
+_BYTES_AT_ONCE = 1 << 30
 # With these settings, token ids and log-probabilities take less time to write and less space than with the defaults.
 _ENCODING: dict[str, Any] = {"compression": "zstd", "use_dictionary": False}
 
@@ -324,10 +327,21 @@ def _stored(value: Any, feature: Any) -> Any:
 
 def _json_records(path: Path) -> Iterator[Any]:
     """Yield the objects of a file of JSON lines, or of one JSON array."""
-    text, end = path.read_text(encoding="utf-8-sig"), 0
+    with path.open(encoding="utf-8-sig") as file:
+        for line in file:
+            try:
+                values: Iterable[Any] = [json.loads(line)] if line.strip() else []
+            except json.JSONDecodeError:  # The line has a part of a value, or several values.
+                values = _json_values(line + file.read())
+            for value in values:
+                yield from value if isinstance(value, list) else [value]
+
+
+def _json_values(text: str) -> Iterator[Any]:
+    end = 0
     while start := _NOT_BLANK.search(text, end):
         value, end = _DECODER.raw_decode(text, start.start())
-        yield from value if isinstance(value, list) else [value]
+        yield value
 
 
 _NOT_BLANK, _DECODER = re.compile(r"\S"), json.JSONDecoder()

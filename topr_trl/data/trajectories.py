@@ -24,6 +24,7 @@ from topr_trl.data.rows import ROLLOUT, TURN_REWARDS
 from topr_trl.data.tables import from_table
 
 PARTS = "part_lengths"
+_JOINED_AT_ONCE = 256  # number of rollouts; joining takes about ten times the memory of their tokens
 
 
 Value = TypeVar("Value", bound=np.generic)
@@ -188,6 +189,15 @@ def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:
         Log-probabilities per token are concatenated, and sums of log-probabilities are added. The result is null if any
         part has null. Other columns, such as `prompt_length`, have the value of the first part.
     """
+    ends_R, tables = counts_R.cumsum(), []
+    for start in range(0, len(counts_R), _JOINED_AT_ONCE):
+        some = counts_R[start : start + _JOINED_AT_ONCE]
+        end = ends_R[start + len(some) - 1]
+        tables.append(_join(rows.select(range(end - some.sum(), end)), some))
+    return from_table(pa.concat_tables(tables))
+
+
+def _join(rows: Dataset, counts_R: NDArray[np.int64]) -> pa.Table:
     chunks = rows.with_format("arrow")[:]
     # All rows together can have more than 2**31 tokens.
     large = [pa.large_list(kind.value_type) if is_list(kind) else kind for kind in chunks.schema.types]
@@ -213,9 +223,9 @@ def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:
         MASK: _lists(pa.array(own[after_prompt]), completion_lengths_R),
         PARTS: _lists(pa.array(lengths), counts_R),
     }
-    for name in set(table.column_names) - set(joined):  # `prompt_length` is one of these columns.
+    for name in sorted(set(table.column_names) - set(joined)):  # `prompt_length` is one of these columns.
         joined[name] = _joined(table[name], starts_R, name in PER_TOKEN)
-    return from_table(pa.table(joined))
+    return pa.table(joined)
 
 
 def _joined(values: pa.ChunkedArray, starts_R: NDArray[np.int64], are_logps: bool) -> pa.Array:

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +233,7 @@ def dataset_card(repo_id: str, counts: Counts, files: str, sampling: Json) -> Da
 
 
 def _without_paths(path: Path) -> bytes:
-    """Return a manifest without local paths, patterns of `--redact` and values of `--where`.
+    """Return a manifest without names of local files, patterns of `--redact` and values of `--where`.
 
     The fingerprint of the folder does not change, because it consists only of file sizes and checksums.
     """
@@ -242,6 +242,8 @@ def _without_paths(path: Path) -> bytes:
         stage["sources"] = {}
         private = {name: None for name in ("redact", "where") if name in stage["inputs"]}
         stage["inputs"] = _paths_to_names({**stage["inputs"], **private})
+        for places in chain.from_iterable(stage.get(name, {}).values() for name in ("left_out", "noted")):
+            places["first"] = []
     return json.dumps(record, indent=1).encode()
 
 

@@ -18,6 +18,7 @@ from topr_trl.hub.upload import Upload
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.stages.import_ import Import, ImportArguments
 from topr_trl.recording.store import recording_in
+from topr_trl.user_warnings import printable
 
 
 @dataclass
@@ -82,7 +83,7 @@ def _rows_of_recording(path: Path) -> Iterator[Path]:
 def _push(args: PushArguments, path: Path) -> None:
     texts = texts_by_others(path) if path.exists() and holds_rows(path) else []
     if texts or recording_in(Path(args.input)):
-        shown = "".join(f"\n  {' '.join(text.split())}" for text in texts)
+        shown = "".join(f"\n  {printable(' '.join(text.split()))}" for text in texts)
         some = f" Some of the texts:{shown}" if texts else ""
         print(f"These rows hold texts from tools or users, which can contain secrets.{some}", flush=True)
         if not (args.yes or args.dry_run):
@@ -92,7 +93,7 @@ def _push(args: PushArguments, path: Path) -> None:
     if args.dry_run:
         validate_repo_id(args.repo_id)
         upload = pack(path, args.repo_id, args.before, args.after)
-        print(f"{upload}\n\n{upload.card}")
+        print(printable(f"{upload}\n\n{upload.card}"))
     else:
         commit = push_to_hub(path, args.repo_id, args.private or None, args.before, args.after)
         print(f"Pushed: {commit.repo_url}")

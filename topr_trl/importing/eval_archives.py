@@ -84,6 +84,9 @@ def _header(archive: zipfile.ZipFile) -> dict[str, Any]:
 def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     if member.file_size > json_documents.LONGEST:
         raise json_documents.too_long(Path(str(archive.filename)), member.filename)
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, _ZSTD):
+        # `zipfile` unpacks bzip2 and LZMA without a limit.
+        raise zipfile.BadZipFile(f"{member.filename} is compressed with neither zstd nor deflate")
     if member.compress_type != _ZSTD:
         return archive.read(member)
     file = archive.fp

@@ -186,8 +186,14 @@ def _has(texts: Collection[str], text: str, part_from: int) -> bool:
     """
     if text in texts or len(text) < part_from:
         return text in texts
-    words = re.compile(rf"(?<!\w){re.escape(text)}(?!\w)")
-    return any(text in each and words.search(each) for each in texts)
+    for each in texts:
+        start = each.find(text)
+        while start >= 0:
+            end = start + len(text)
+            if not re.search(r"\w", each[max(start - 1, 0) : start] + each[end : end + 1]):
+                return True
+            start = each.find(text, start + 1)
+    return False
 
 
 def _renders(text: str, rows: Sequence[Row]) -> bool:

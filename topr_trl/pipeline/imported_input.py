@@ -13,6 +13,7 @@ from topr_trl.pipeline import manifest
 from topr_trl.pipeline.parent_process import is_one_of_several
 from topr_trl.pipeline.run_folders import IMPORTED
 from topr_trl.pipeline.stages.import_ import Import, ImportArguments
+from topr_trl.recording.store import recording_in
 
 _COMPLETIONS = ("completion", "completion_ids")
 
@@ -50,7 +51,10 @@ def with_imported_input(args: Settings) -> Settings:
             f"{given} does not contain rows, and only a single process can import it. Run topr import first, and set "
             "--input to its output folder."
         )
-    output = args.folder / IMPORTED  # type: ignore[attr-defined]
+    folder: Path = args.folder  # type: ignore[attr-defined]
+    if recording_in(Path(given)) and not folder.exists():
+        folder.mkdir(0o700, parents=True)  # Only the user can read a recording.
+    output = folder / IMPORTED
     shared = {each.name: getattr(args, each.name) for each in fields(InputArguments)}
     stage = Import(ImportArguments(input=str(given), output_dir=str(output), **shared))
     done = stage.run()

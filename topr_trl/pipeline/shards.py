@@ -3,10 +3,10 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from tqdm.auto import tqdm
 
 from topr_trl.data.tables import (
@@ -20,13 +20,12 @@ from topr_trl.data.tables import (
     write_parquet,
 )
 from topr_trl.pipeline import stages as registry
-from topr_trl.pipeline.manifest import Json
 from topr_trl.user_warnings import warn_user
 
 MU_COLUMNS = ("mu_logps", "mu_fingerprint")  # log μ of each token, and the fingerprint of the model that computed it
-# Keys in the metadata of a shard.
-_STAGES = b"topr_trl.stages"
-_NOTES = b"topr_trl.notes"
+_STAGES = b"topr_trl.stages"  # key in the metadata of a shard
+
+_ROWS_PER_PART = 4_096  # maximum number of rows of a shard that `add_columns` writes to another folder
 
 ColumnsByStage = dict[str, list[str]]  # the columns that each stage added, by the name of the stage
 
@@ -36,23 +35,15 @@ def count_rows(folder: Path) -> int:
     return sum(map(rows_of, shards_of(folder)))
 
 
-def write_shard(table: pa.Table, path: Path, stages: ColumnsByStage, notes: Json | None = None) -> None:
+def write_shard(table: pa.Table, path: Path, stages: ColumnsByStage) -> None:
     """Write a shard. The file is replaced in one step, so a killed process leaves no partial shard.
 
     Args:
         table (`pyarrow.Table`): Rows.
         path (`Path`): File to write.
         stages (`ColumnsByStage`): Stages that wrote the rows, with the columns of each.
-        notes (`dict`, *optional*): Notes about the shard, as JSON. The next stage that writes the shard removes them.
     """
-    more = {_NOTES: json.dumps(notes).encode()} if notes else {}
-    write_parquet(from_table(table), path, {_STAGES: json.dumps(stages).encode(), **more})
-
-
-def notes_of(shard: Path) -> Json:
-    """Return the notes that `write_shard` saved with a shard. Return {} if there are none."""
-    notes: Json = json.loads((pq.read_schema(shard).metadata or {}).get(_NOTES, b"{}"))
-    return notes
+    write_parquet(from_table(table), path, {_STAGES: json.dumps(stages).encode()})
 
 
 def stages_of(shard: Path) -> ColumnsByStage:
@@ -92,10 +83,25 @@ def columns_before(stage: str, source: Path) -> list[str]:
     return [name for name in columns_of(shards[0]) if all(name in names for names in kept)]
 
 
+def parts_of(source: Path, folder: Path) -> list[tuple[Path, slice]]:
+    """Return the parts of `source` that become the shards of `folder`: a file, and a range of its rows.
+
+    If `folder` is another folder, large files are split, so that a killed stage keeps the finished parts of a file.
+    """
+    parts = []
+    for shard in shards_of(source):
+        rows = rows_of(shard)
+        size = max(rows, 1) if source.resolve() == folder.resolve() else _ROWS_PER_PART
+        parts += [(shard, slice(start, min(start + size, rows))) for start in range(0, max(rows, 1), size)]
+    return parts
+
+
 def add_columns(
     source: Path, folder: Path, stage: str, columns: Callable[[int, pa.Table], pa.Table], description: str
 ) -> None:
-    """Add the columns of a stage to each shard of `source`, and write the shards to `folder`. Skip finished shards.
+    """Add the columns of a stage to each part of `source` (see `parts_of`), and write the shards to `folder`.
+
+    Finished shards are skipped.
 
     Columns that this stage or later stages added to `source` before are dropped. The user gets a warning if `folder` is
     not `source` and columns of later stages are dropped.
@@ -104,21 +110,21 @@ def add_columns(
         source (`Path`): Folder or file of rows.
         folder (`Path`): Folder to write, which can be `source`.
         stage (`str`): Name of the stage.
-        columns (`Callable`): Function that takes the number and the rows of a shard, and returns the rows with the new
+        columns (`Callable`): Function that takes the number and the rows of a part, and returns the rows with the new
             columns.
         description (`str`): Text beside the progress bar.
     """
-    shards = shards_of(source)
-    same = source.resolve() == folder.resolve()
-    lost = {name for shard in shards for name in stages_of(shard)} & registry.removed_by(stage) - {stage}
+    same, parts = source.resolve() == folder.resolve(), parts_of(source, folder)
+    lost = {name for shard in shards_of(source) for name in stages_of(shard)} & registry.removed_by(stage) - {stage}
     if lost and not same:
         warn_user(f"topr {stage} leaves out the columns that topr {' and '.join(sorted(lost))} added to {source}.")
-    for k, shard in enumerate(tqdm(shards, desc=description, unit="shard")):
-        path = shard if same else shard_path(folder, k, len(shards))
+    read = lru_cache(1)(read_shard)
+    for k, (shard, part) in enumerate(tqdm(parts, desc=description, unit="shard")):
+        path = shard if same else shard_path(folder, k, len(parts))
         if path.is_file() and stage in stages_of(path):
             continue
         before, added = _split_at(stage, stages_of(shard))
-        table = read_shard(shard).drop_columns(sorted(added))
+        table = read(shard).drop_columns(sorted(added))[part]
         result = columns(k, table)
         write_shard(result, path, {**before, stage: [n for n in result.column_names if n not in table.column_names]})
 
@@ -137,9 +143,9 @@ def remove_columns(folder: Path, stage: str) -> None:
 
 
 @contextmanager
-def naming(shard: Path) -> Iterator[None]:
-    """Add the name of the shard to a ValueError, because row numbers in errors count from the start of a shard."""
+def naming(shard: Path, start: int = 0) -> Iterator[None]:
+    """Add the name of the shard to a ValueError, because row numbers in errors count from row `start` of the shard."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{shard}: {error}") from error
+        raise ValueError(f"{shard}{f', counted from row {start}' if start else ''}: {error}") from error

@@ -17,7 +17,7 @@ import pyarrow as pa
 from accelerate import PartialState
 from trl import ModelConfig
 
-from topr_trl.data.tables import rows_of, set_column, shards_of
+from topr_trl.data.tables import set_column
 from topr_trl.pipeline import locks, manifest, shards
 from topr_trl.pipeline import stages as registry
 from topr_trl.pipeline.manifest import Json
@@ -227,12 +227,13 @@ class Stage(ABC, Generic[Settings]):
                 manifest.check_whole(path)
 
     def add_columns(self, columns: Callable[[int, pa.Table], pa.Table], description: str) -> None:
-        """Add columns to each shard of the input, see `shards.add_columns`."""
+        """Add columns to each part of the input, see `shards.add_columns`."""
         shards.add_columns(self.args.source, self.folder, self.name, columns, description)
 
     def add_arrays(self, arrays: Mapping[str, pa.Array | pa.ChunkedArray], description: str) -> None:
         """Add columns from arrays, by name. Each array has one value per row, for the rows of all shards in order."""
-        starts = np.cumsum([0, *map(rows_of, shards_of(self.args.source))])
+        parts = shards.parts_of(self.args.source, self.folder)
+        starts = np.cumsum([0, *(part.stop - part.start for _, part in parts)])
 
         def with_arrays(k: int, table: pa.Table) -> pa.Table:
             for name, values in arrays.items():

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +52,8 @@ Forward = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
 Collate = Callable[[list[dict[str, Any]]], dict[str, Tensor]]
 
 LOG_MU_FILE = "log_mu.parquet"  # name of the file in the output folder
-_AT_ONCE = 8_192  # number of rows that are computed and saved as one part, to limit memory
+# Maximum numbers of rows and of tokens that are computed and saved as one part, to limit memory.
+_AT_ONCE, _TOKENS_AT_ONCE = 8_192, 1 << 23
 _COMPARED = 1_000  # maximum number of rows whose log μ is compared with the sampler's log-probabilities
 _LOGPS = pa.large_list(pa.float32())  # All rows together can have more than 2**31 tokens.
 
@@ -231,29 +233,31 @@ class LogMu:
         batch_size = min(self.args.per_device_train_batch_size, self.args.per_device_eval_batch_size)
         computed = []
         with tqdm(total=len(rows), desc="Computing log μ", disable=not main, leave=False) as progress:
-            for start in range(0, len(rows), _AT_ONCE):
-                part = rows.select(range(start, min(start + _AT_ONCE, len(rows))))
+            for start, end in pairwise([*_starts(lengths_of(rows)), len(rows)]):
+                part = rows.select(range(start, end))
                 path = folder / f"{start}.parquet"
-                logps = self._part(path, plan)
+                logps = self._part(path, plan, len(part))
                 if logps is None:
                     order = _order(part, self.prompts_together)
-                    logps = _per_token_logps(forward, part, order, collate, self.accelerator, batch_size, progress)
+                    found = _per_token_logps(forward, part, order, collate, self.accelerator, batch_size, progress)
+                    logps = pa.array(found, _LOGPS)
                     if main:
-                        save_log_mu(path, pa.array(logps, _LOGPS), plan.model, plan.rows.fingerprint)
+                        save_log_mu(path, logps, plan.model, plan.rows.fingerprint)
                 else:
                     progress.update(len(part))
-                computed.append(pa.array(logps, _LOGPS))
+                computed.append(logps)
         return pa.concat_arrays(computed)
 
-    def _part(self, path: Path, plan: _Plan) -> list[list[float]] | None:
-        """Return log μ of a saved part on every process, or None if the part must be computed.
+    def _part(self, path: Path, plan: _Plan, count: int) -> pa.Array | None:
+        """Return log μ of a saved part with `count` rows on every process, or None if the part must be computed.
 
         Only the main process reads the file. A file that is damaged, or from a different model or rows, is removed.
         """
-        found: list[list[list[float]] | None] = [None]
+        found: list[pa.Array | None] = [None]
         if self.accelerator.is_main_process and path.is_file():
             try:
-                found = [load_log_mu(path, plan.model, plan.rows.fingerprint).to_pylist()]
+                logps = load_log_mu(path, plan.model, plan.rows.fingerprint)
+                found = [pa.concat_arrays(logps.cast(_LOGPS).chunks) if len(logps) == count else None]
             except ValueError:
                 path.unlink()
         return broadcast_object_list(found)[0]
@@ -353,6 +357,17 @@ def _what_is_wrong(mu_logps: object, tokens: int, needs_tokens: bool) -> str | N
     return None
 
 
+def _starts(lengths_N: NDArray[np.int64]) -> list[int]:
+    """Return the first row of each part, which has at most `_AT_ONCE` rows and `_TOKENS_AT_ONCE` tokens, or one row."""
+    starts, tokens = [0], 0
+    for row, length in enumerate(lengths_N.tolist()):
+        if row - starts[-1] == _AT_ONCE or (row > starts[-1] and tokens + length > _TOKENS_AT_ONCE):
+            starts.append(row)
+            tokens = 0
+        tokens += length
+    return starts
+
+
 def _order(rows: Dataset, prompts_together: bool) -> NDArray[np.int64]:
     """Return an order of the rows, longest first.
 
@@ -370,13 +385,13 @@ def _order(rows: Dataset, prompts_together: bool) -> NDArray[np.int64]:
 def _per_token_logps(
     forward: Forward, rows: Dataset, order: NDArray[np.int64], collate: Collate, accelerator: Accelerator,
     batch_size: int, progress: tqdm,
-) -> list[list[float]]:  # fmt: skip
+) -> list[NDArray[np.float32]]:  # fmt: skip
     """Compute the log-probabilities of all completion tokens. Return them in the order of the rows, on every process.
 
     Each process computes some of the batches. Rows that are adjacent in `order` share a batch.
     """
     loader = DataLoader(rows.select(order), batch_size=batch_size, collate_fn=collate)
-    computed: list[list[float]] = []
+    computed: list[NDArray[np.float32]] = []
     for batch in accelerator.prepare_data_loader(loader):
         logps, mask = forward(batch)
         # Move completion tokens to the front of their rows. Then rows can be padded to one width and gathered.
@@ -385,7 +400,8 @@ def _per_token_logps(
         packed[torch.arange(mask.size(1), device=mask.device) < counts] = logps[mask.bool()].float()
         packed = accelerator.pad_across_processes(packed, dim=1, pad_index=torch.nan)
         packed, counts = accelerator.gather_for_metrics((packed, counts))
-        computed += [row[:n] for row, n in zip(packed.tolist(), counts.squeeze(1).tolist(), strict=True)]
+        values = zip(packed.cpu().numpy(), counts.squeeze(1).tolist(), strict=True)
+        computed += [row[:n].copy() for row, n in values]  # The copy is without padding.
         progress.update(len(counts))
     return [computed[i] for i in order.argsort()]  # Undo `order`.
 

@@ -69,14 +69,16 @@ def _parsed(raw: Any) -> Any:
     """Parse a prompt that is JSON, or YAML that starts with `- role:`. Return any other text unchanged.
 
     Raises:
-        Unusable: the text starts with `- role:`, and is not valid YAML.
+        Unusable: the text starts with `- role:`, and is not valid YAML, or has aliases, which can take all memory.
     """
     if not str(raw).lstrip().startswith("- role:"):
         return parsed_json(raw)
     try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(raw, Loader=yaml.BaseLoader)):
+            raise yaml.YAMLError
         return yaml.load(raw, Loader=yaml.BaseLoader)  # noqa: S506 - this loader reads all values as text, also numbers
     except yaml.YAMLError:
-        raise Unusable("its prompt starts like messages in YAML, and is not valid YAML") from None
+        raise Unusable("its prompt starts like messages in YAML, and is not valid YAML without aliases") from None
 
 
 def _completion(output: Any) -> Any:

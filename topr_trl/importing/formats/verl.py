@@ -5,9 +5,8 @@ import re
 from topr_trl.importing.format import IGNORED, Format, Record, Unusable, has
 from topr_trl.importing.row_table import Row
 
-# Text that the model did not write: headers of user and tool messages, without the special tokens that verl removes,
-# and the tag that templates put before tool results.
-_OTHERS_TEXT = re.compile(r"<tool_response>|(?:^|\n)(?:user|tool|ipython|observation)\n.*assistant\n", re.DOTALL)
+# Headers of user and tool messages, without the special tokens that verl removes.
+_OTHERS_HEADER = re.compile(r"(?:^|\n)(?:user|tool|ipython|observation)\n")
 
 
 def rows(record: Record) -> list[Row]:
@@ -16,7 +15,9 @@ def rows(record: Record) -> list[Row]:
     Raises:
         Unusable: the output has tool or user messages, which cannot be distinguished from the model's text.
     """
-    if isinstance(record["output"], str) and _OTHERS_TEXT.search(record["output"]):
+    text = record["output"] if isinstance(record["output"], str) else ""
+    # Templates put the tag before tool results.
+    if "<tool_response>" in text or _OTHERS_HEADER.search(text, 0, max(text.rfind("assistant\n"), 0)):
         raise Unusable(
             "its output has tool or user messages, and verl's dumps do not distinguish them from the model's text, so "
             "the model would learn to write them. Log such runs with token ids and masks"

@@ -1,5 +1,6 @@
 """Convert rollout files from other systems into rows."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ from tqdm.auto import tqdm
 from topr_trl.curation import counted
 from topr_trl.data.rows import ROLLOUT, TURN_REWARDS
 from topr_trl.data.sampler_logps import TEMPERATURE
-from topr_trl.data.tables import read_shard, shard_path, shards_of
+from topr_trl.data.tables import atomic_write, read_shard, shard_path, shards_of
 from topr_trl.importing.format import LeftOut, Placed
 from topr_trl.importing.input_settings import ALL_TURNS, LAST_TURN
 from topr_trl.importing.reading_settings import ReadingArguments
@@ -26,15 +27,17 @@ from topr_trl.importing.row_table import to_table
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import FolderArguments
-from topr_trl.pipeline.shards import notes_of, write_shard
+from topr_trl.pipeline.shards import write_shard
 from topr_trl.pipeline.stage import Result, Stage
 from topr_trl.pipeline.stage_inputs import values_of
 from topr_trl.recording.store import recording_id, recording_in
+from topr_trl.user_warnings import printable
 
 RECORDS_PER_SHARD = 1_000
 _RECORDS_TO_INSPECT = 100  # number of records in which to look for fields that may be the reward
 _MOST_REWARDS = 6  # maximum number of distinct rewards that the summary lists
 _REWARDS = ("reward", TURN_REWARDS)  # a row has at most one of these columns
+_RECORDS_WITH_LABELS = 20_000  # number of records in which to look for other unknown labels
 _MOST_LABELS = 20  # maximum number of unknown labels that an error lists
 _MOST_PLACES = 5  # maximum number of skipped records that the summary lists for each reason
 
@@ -82,6 +85,7 @@ class Import(Stage[ImportArguments]):
         if not shards:
             raise ValueError(f"{args.source} has no record.")
         if recording_in(args.source):
+            self.folder.chmod(0o700)  # Only the user can read a recording.
             # Remove the shards of a killed import, because the recording may have grown since then.
             for shard in self.folder.glob("*-of-*.parquet"):
                 shard.unlink()
@@ -101,7 +105,8 @@ class Import(Stage[ImportArguments]):
             )
         ):
             path = shard_path(self.folder, k, shards)
-            if conversational is not None and path.is_file() and not reader.format.names_calls:
+            is_made = path.is_file() and _notes_file(path).is_file()
+            if conversational is not None and is_made and not reader.format.names_calls:
                 continue
             with _listing_unknown_labels(reader, files):
                 part = reader.read(records)
@@ -111,10 +116,12 @@ class Import(Stage[ImportArguments]):
             if conversational is None:
                 continue
             for shard, made in waiting:
+                kept = {name: value for name, value in made._asdict().items() if name not in ("rows", "places")}
+                with atomic_write(_notes_file(shard)) as partial:
+                    partial.write_text(json.dumps(kept))
                 if not shard.is_file():
                     table = to_table(made.rows, made.places, reader.columns, conversational)
-                    kept = {name: value for name, value in made._asdict().items() if name not in ("rows", "places")}
-                    write_shard(table, shard, {self.name: []}, kept)
+                    write_shard(table, shard, {self.name: []})
             waiting.clear()
         if waiting:
             left_out = {reason: sum(len(part.left_out[reason]) for _, part in waiting) for reason in LeftOut}
@@ -132,11 +139,11 @@ class Import(Stage[ImportArguments]):
     @classmethod
     def summary(cls, done: Json) -> str:
         """Return a description of the rows and of the skipped records, in several lines."""
-        return _describe(done)
+        return printable(_describe(done))
 
 
-# Texts for the summary, by the reason in `LeftOut` or `notes_of`. A pair such as {is|are} has the forms for one record
-# and for several records.
+# Texts for the summary, by the reason in `LeftOut` or the note of a row. A pair such as {is|are} has the forms for one
+# record and for several records.
 _LEFT_OUT = {
     "broken": "line{|s} {is|are} not valid JSON, or contain{s an|} unpaired surrogate{|s},",
     "copied": "call{|s} of the model {was|were} copied from an earlier session",
@@ -237,15 +244,17 @@ def _describe_rewards(rewards: list[tuple[float, int]] | list[float], unit: str)
 
 @contextmanager
 def _listing_unknown_labels(reader: RecordReader, files: Sequence[Path]) -> Iterator[None]:
-    """Add the unknown labels of all files to the error for the first unknown label."""
+    """Add the unknown labels of the first records to the error for the first unknown label."""
     try:
         yield
     except ValueError as error:
         if not isinstance(error.__context__, UnknownLabel):
             raise
-        unknown = dict.fromkeys(chain.from_iterable(reader.unknown_labels(reader.records_of(file)) for file in files))
+        records = islice(chain.from_iterable(map(reader.records_of, files)), _RECORDS_WITH_LABELS)
+        unknown = dict.fromkeys(reader.unknown_labels(records))
         shown = ", ".join(list(unknown)[:_MOST_LABELS]) + ", ..." * (len(unknown) > _MOST_LABELS)
-        raise ValueError(f"{error} All labels without a number: {shown}.") from None
+        where = f"Labels without a number in the first {_RECORDS_WITH_LABELS:,} records"
+        raise ValueError(f"{error} {where}: {shown or 'none'}.") from None
 
 
 def _records_by_shard(files: Iterable[Iterator[Placed]]) -> Iterator[Iterator[Placed]]:
@@ -256,6 +265,11 @@ def _records_by_shard(files: Iterable[Iterator[Placed]]) -> Iterator[Iterator[Pl
             yield shard
             for _ in shard:  # Read past records that the caller skipped.
                 pass
+
+
+def _notes_file(shard: Path) -> Path:
+    """Return the file with the notes about a shard. Notes name files of the user, so a shard must not hold them."""
+    return shard.parent / manifest.WORK / f"{shard.stem}.json"
 
 
 def _count_places(places: list[str]) -> Json:
@@ -291,7 +305,7 @@ def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
             runs |= set(table[ROLLOUT].drop_null().unique().to_pylist())
         if TEMPERATURE in table.column_names:
             temperatures |= set(table[TEMPERATURE].unique().to_pylist())
-        shard_notes = notes_of(shard)
+        shard_notes = json.loads(_notes_file(shard).read_text())
         not_read.update(shard_notes["not_read"])
         for what, names in shard_notes.get("read_from", {}).items():
             read_from[what] = list(dict.fromkeys([*read_from.get(what, ()), *names]))
