@@ -46,7 +46,7 @@ def test_a_port_in_use_is_named(tmp_path):
             main.main(["record", "--upstream", URL, "--output_dir", str(tmp_path), "--port", str(port)])
 
 
-def test_a_server_that_does_not_answer_is_noted(tmp_path, capsys):
+def test_a_server_that_does_not_answer_is_noted(tmp_path, capsys, monkeypatch):
     args = RecordArguments("http://127.0.0.1:9/v1", str(tmp_path))
 
     async def check(args):
@@ -58,6 +58,14 @@ def test_a_server_that_does_not_answer_is_noted(tmp_path, capsys):
     with recorder(tmp_path / "log") as running:
         asyncio.run(check(RecordArguments(running.address, str(tmp_path))))
         assert "/v1" in capsys.readouterr().out
+        asyncio.run(check(RecordArguments(f"{running.direct}/v1", str(tmp_path))))
+        assert capsys.readouterr().out == ""
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("http_proxy", running.direct)  # It answers for the name, which does not exist.
+        asyncio.run(check(RecordArguments("http://model.invalid/v1", str(tmp_path))))
+        assert capsys.readouterr().out == ""
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # not for this machine
         asyncio.run(check(RecordArguments(f"{running.direct}/v1", str(tmp_path))))
         assert capsys.readouterr().out == ""
 

@@ -5,6 +5,7 @@ again with the same command, the loop skips finished stages, and continues an un
 checkpoint.
 """
 
+import shlex
 import time
 from pathlib import Path
 
@@ -156,7 +157,9 @@ def iterate(loop: IterateArguments) -> None:
     reported = [str(results) if results else untested]
     if rewards:
         reported += [plain_table(["", *rewards], [["mean reward of the sampled rows", *rewards.values()]])]
-    reported += [f"Models, rows and results are in {out}/. To read what the models wrote, run: topr look {out}"]
+    reported += [
+        f"Models, rows and results are in {out}/. To read what the models wrote, run: topr look {shlex.quote(str(out))}"
+    ]
     busy = [f", {seconds:.0f} s in the stages of {side}" for side, seconds in spent.items() if side]
     print("\n" + "\n\n".join(reported), f"{total:.0f} s{''.join(busy)}.", sep="\n", flush=True)
 

@@ -3,9 +3,12 @@
 import asyncio
 import logging
 import os
+import shlex
 import signal
 from contextlib import suppress
 from functools import partial
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from aiohttp import web
@@ -16,7 +19,7 @@ from topr_trl.recording.listening import LONGEST_HEADER, listening
 from topr_trl.recording.protection import protect
 from topr_trl.recording.protocols import PROTOCOLS
 from topr_trl.recording.proxy import Proxy
-from topr_trl.recording.settings import RecordArguments
+from topr_trl.recording.settings import RecordArguments, is_loopback
 from topr_trl.recording.store import Store
 
 _SECONDS_TO_KEEP = 2.0  # time to keep an idle connection, which vLLM's server (uvicorn) closes after 5 seconds
@@ -71,13 +74,22 @@ def application(args: RecordArguments, store: Store, session: aiohttp.ClientSess
 def connections(args: RecordArguments) -> aiohttp.ClientSession:
     """Return an HTTP session for the model server. Several clients share the session, so it keeps no cookies.
 
+    A server on another machine is reached through the proxy of the system, such as `HTTPS_PROXY`.
+
     Args:
         args (`RecordArguments`): Settings.
     """
+    url = urlsplit(args.upstream)
+    is_direct = is_loopback(url.hostname or "") or proxy_bypass(url.hostname or "")
+    proxy = None if is_direct else getproxies().get(url.scheme)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=args.upstream_timeout)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_SECONDS_TO_KEEP)
     return aiohttp.ClientSession(
-        timeout=timeout, connector=connector, cookie_jar=aiohttp.DummyCookieJar(), max_field_size=LONGEST_HEADER
+        timeout=timeout,
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        max_field_size=LONGEST_HEADER,
+        proxy=proxy,
     )
 
 
@@ -130,6 +142,6 @@ def _print_addresses(args: RecordArguments, port: int) -> None:
         f"Recording calls to {args.upstream} in {args.folder}/.\n"
         f"Base URL for your application: {address}/v1 (clients of Anthropic and Ollama: {address})\n"
         f"Read and grade rollouts:       {address}/\n"
-        f"Press Ctrl+C to stop. Then: topr train --input {args.folder} --model_name_or_path ... --output_dir ...",
+        f"Press Ctrl+C to stop. Then: topr train --input {shlex.quote(str(args.folder))} --model_name_or_path ... --output_dir ...",
         flush=True,
     )

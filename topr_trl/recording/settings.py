@@ -1,6 +1,7 @@
 """Settings of `topr record`."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -91,12 +92,7 @@ class RecordArguments:
     @property
     def is_local(self) -> bool:
         """Whether only this machine can connect."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     @property
     def token(self) -> str | None:
@@ -110,3 +106,10 @@ class RecordArguments:
         If neither this key nor `token` is set, the server gets the client's key.
         """
         return os.environ.get(KEY_VARIABLE) or None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or an address of a host is this machine itself."""
+    with suppress(ValueError):
+        return host == "localhost" or ip_address(host).is_loopback
+    return False

@@ -1,6 +1,7 @@
 """Train a model on rows with offline TOPR."""
 
 import os
+import shlex
 import shutil
 import signal
 import threading
@@ -101,17 +102,18 @@ class Train(Stage[TrainArguments]):
         """Return commands that show the curves, test the model and compare settings. Return "" in a loop."""
         if self.args.iteration:
             return ""
-        options = f"--model_name_or_path {self.args.model_name_or_path} " if self.args.model_name_or_path else ""
+        name, folder = self.args.model_name_or_path, shlex.quote(str(self.folder))
+        options = f"--model_name_or_path {shlex.quote(name)} " if name else ""
         if self.args.ratio_level == "segment":
             options += f"--ratio_level segment --segment_tokens {self.args.segment_tokens} "
         trial = (
             f"\nIf 6 or more problems have several rows each, compare settings by rewards: topr trial {options}"
-            f"--input {self.args.input} --test_by rewards"
+            f"--input {shlex.quote(self.args.input)} --test_by rewards"
         )  # `topr trial` needs one reward per row.
         by_turn = any(TURN_REWARDS in columns_of(shard) for shard in shards_of(self.args.source))
         return (
-            f"Read the rows and curves: topr look {self.folder}\n"
-            f"Test the model: topr evaluate --model_name_or_path {self.folder} {self._test_options()} "
+            f"Read the rows and curves: topr look {folder}\n"
+            f"Test the model: topr evaluate --model_name_or_path {folder} {self._test_options()} "
             f"--output_dir results{'' if by_turn else trial}"
         )
 
