@@ -1,13 +1,8 @@
 """Read `{step}.jsonl`, which verl writes to `trainer.rollout_data_dir`."""
 
-import re
-
-from topr_trl.importing.format import IGNORED, Format, Record, Unusable, has
+from topr_trl.importing.completions import check_one_turn
+from topr_trl.importing.format import IGNORED, Format, Record, has
 from topr_trl.importing.row_table import Row
-
-# Text that the model did not write: headers of user and tool messages, without the special tokens that verl removes,
-# and the tag that templates put before tool results.
-_OTHERS_TEXT = re.compile(r"<tool_response>|(?:^|\n)(?:user|tool|ipython|observation)\n.*assistant\n", re.DOTALL)
 
 
 def rows(record: Record) -> list[Row]:
@@ -16,11 +11,8 @@ def rows(record: Record) -> list[Row]:
     Raises:
         Unusable: the output has tool or user messages, which cannot be distinguished from the model's text.
     """
-    if isinstance(record["output"], str) and _OTHERS_TEXT.search(record["output"]):
-        raise Unusable(
-            "its output has tool or user messages, and verl's dumps do not distinguish them from the model's text, so "
-            "the model would learn to write them. Log such runs with token ids and masks"
-        )
+    if isinstance(record["output"], str):
+        check_one_turn(record["output"])
     answer, uid = record.get("gts"), record.get("uid")
     return [
         {
