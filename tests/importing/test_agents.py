@@ -151,6 +151,26 @@ def test_sessions_of_claude_code_without_a_line(tmp_path, missing, why):
         imported(tmp_path, written(tmp_path / "a.jsonl", lines))
 
 
+def test_results_that_claude_code_cleared_and_messages_that_a_compaction_kept(tmp_path):
+    cleared = {**of_claude("20", "6", "system", "Context microcompacted"), "subtype": "microcompact_boundary",
+               "microcompactMetadata": {"compactedToolIds": ["t1"]}}  # fmt: skip
+    kept = {"preservedSegment": {"headUuid": "6", "anchorUuid": "23", "tailUuid": "21"}}
+    boundary = {**of_claude("22", None, "system", "Compacted"), "subtype": "compact_boundary", "compactMetadata": kept}
+    lines = [*SESSION[:7], cleared, answer_of_claude("21", "20", "Cleared.", "s"), boundary,
+             of_claude("23", "22", "user", "Summary"), answer_of_claude("24", "23", "Done.", "s")]  # fmt: skip
+    _, before, after = imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+    results = [("tool", "[Old tool result content cleared]", None, []), ("tool", "AGAIN", None, [])]
+    assert turns(before["prompt"])[2:] == results
+    assert turns(after["prompt"]) == [("user", "Summary", None, []), ("assistant", "Cleared.", None, [])]
+    kept["preservedSegment"]["headUuid"] = "3"
+    *_, after = imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+    called = ("assistant", "", "Hm.", [LEGS, LEGS])
+    assert turns(after["prompt"])[1:] == [called, *results, ("assistant", "Cleared.", None, [])]
+    kept["preservedSegment"]["headUuid"] = "9"
+    with pytest.raises(ValueError, match="kept the line 9, which is not before 21"):
+        imported(tmp_path, written(tmp_path / "a.jsonl", lines))
+
+
 @pytest.mark.parametrize("prompt", ["Also add tests.", [{"type": "text", "text": "Also add tests."}]])
 def test_a_message_that_the_user_sent_while_claude_code_worked(tmp_path, prompt):
     given = {"type": "queued_command", "prompt": prompt}
@@ -489,7 +509,7 @@ OF_TAU2 = [
     ASKED,
     {"role": "assistant", "content": None, "tool_calls": [{"id": "t", **LEGS, "requestor": "assistant"}]},
     {"role": "tool", "id": "t", "content": "FOUR", "requestor": "assistant"},
-    {"role": "assistant", "content": "Check your phone.", "raw_data": {"message": {"reasoning_content": "Hm."}}},
+    {"role": "assistant", "content": "Check your phone."},
     {"role": "user", "content": None, "tool_calls": [{"id": "u", "name": "check", "arguments": {}}]},
     {"role": "tool", "id": "u", "content": "PHONE", "requestor": "user"},
     {"role": "user", "content": "It works."},
@@ -515,13 +535,30 @@ def test_results_of_tau2(tmp_path, tool_tokenizer, capsys):
     assert (set(rows["model"]), set(rows["temperature"]), set(rows["finish_reason"])) == ({"m"}, {0.0}, {"length"})
     called = [("assistant", "", None, [LEGS]), ("tool", "FOUR", None, [])]
     end = [
-        ("assistant", "Check your phone.", "Hm.", []), ("user", "It works.", None, []), ("assistant", "12", None, []),
+        ("assistant", "Check your phone.", None, []), ("user", "It works.", None, []), ("assistant", "12", None, []),
     ]  # fmt: skip
     assert turns(rows[0]["prompt"]) == [START[0], ("assistant", "Hi!", None, []), START[1]]
     assert turns(rows[0]["completion"]) == [*called, *end]
     assert turns(rows[1]["prompt"]) == [*START, *called]
     assert turns(rows[1]["completion"]) == end
     assert learned(rows[1], tool_tokenizer)[-1] == "12"
+
+
+@pytest.mark.parametrize("choice", [{"message": {"reasoning_content": "Hm."}}, {"finish_reason": "length"}])
+def test_turns_of_tau2_with_thinking_or_a_cut_are_rows_of_one_rollout(choice):
+    """tau2 does not send an agent its thinking. Since version 1.0, it writes the whole response."""
+    first = {**OF_TAU2[2], "raw_data": {"choices": [choice]}}
+    last = {"role": "assistant", "content": "12", "raw_data": {"choices": [{"finish_reason": "stop"}]}}
+    messages = [*OF_TAU2[:2], first, OF_TAU2[3], last]
+    (record,) = tau2.simulations({"id": "a", "task_id": "0", "messages": messages})
+    rows = tau2.rows(record)
+    thinking = choice.get("message", {}).get("reasoning_content")
+    assert turns(rows[0]["completion"]) == [("assistant", "", thinking, [LEGS])]
+    called = [("assistant", "", None, [LEGS]), ("tool", "FOUR", None, [])]
+    assert turns(rows[1]["prompt"]) == [("assistant", "Hi!", None, []), START[1], *called]
+    assert turns(rows[1]["completion"]) == [("assistant", "12", None, [])]
+    assert [row["rollout_id"] for row in rows] == ["a", "a"]
+    assert [row["finish_reason"] for row in rows] == [choice.get("finish_reason"), "stop"]
 
 
 def test_the_end_that_tau2_wrote_is_not_learned(tool_tokenizer):

@@ -12,7 +12,7 @@ from test_logs_of_apis import turns
 from topr_trl import load_rows
 from topr_trl.cli import main
 from topr_trl.importing import eval_archives, json_documents
-from topr_trl.importing.format import NotOfFormat
+from topr_trl.importing.format import NotOfFormat, Unusable
 from topr_trl.importing.formats import inspect, lm_eval, openhands_output
 
 WRITTEN = Path(__file__).parent / "written"  # files of other systems, and the scripts that wrote them
@@ -160,6 +160,14 @@ def test_logs_of_inspect_that_are_damaged_or_unusual(tmp_path):
     described = {"event": "model", "tools": [{"name": "legs", "description": "attachment://abc"}]}
     (row,) = inspect.rows({**attached, "attachments": {"abc": "Long"}, "events": [described]})
     assert json.loads(row["tools"])[0]["function"]["description"] == "Long"
+
+
+def test_a_turn_that_was_cut_before_the_last_one_in_a_log_of_inspect():
+    messages = [{"role": "assistant", "content": "x", "source": "generate", "id": name} for name in "ab"]
+    cut = {"event": "model", "output": {"choices": [{"message": messages[0], "stop_reason": "max_tokens"}]}}
+    log = {"id": 1, "epoch": 1, "messages": [{"role": "user", "content": "a"}, *messages], "events": [cut]}
+    with pytest.raises(Unusable, match="before the last one was cut"):
+        inspect.rows(log)
 
 
 def test_text_that_a_solver_of_inspect_wrote_is_not_learned():

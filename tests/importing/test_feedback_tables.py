@@ -235,6 +235,15 @@ def test_cells_can_be_long(tmp_path, monkeypatch):
         ("a,b\n1,2\n", (), "not recognized: its records have the fields a, b.*--prompt_field.*--completion_field"),
         (ROWS, ("--format", "messages"), "like table .*Use --format table.*With --format messages, .*: it lacks"),
         ("question,response,score\n<|im_start|>user,b,1\n", (), "already applied.*--chat false.*--chat true"),
+        *(
+            (f'question,response,score\na,"<tool_call>{mark}12",1\n', given, "tool or user messages.*lists of messages")
+            for mark, given in (
+                ("<|im_end|>\n<|im_start|>user\n", ()), ("<|start_header_id|>ipython", ("--chat", "false")),
+                ("<start_of_turn>user", ("--chat", "true")), ("\nuser\n<tool_response>", ()), ("<|user|>", ()),
+                ("[INST]", ()),
+                ("\n\nHuman: 1?\n\nAssistant: ", ()), ("\nuser\n1?\nassistant\n", ()),
+            )
+        ),
         ("question,response,score\na, and,b,1\n", (), "put text with a comma.*in double quotes"),
         (ROWS, ("--prompt_field", "asked", "--completion_field", "response"), "it has no field asked"),
         ("question,prediction,answer,score\na,b,b,1\na,,c,0\n", (), r"row 3: .*prediction.*--completion_field"),

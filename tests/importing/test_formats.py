@@ -107,6 +107,25 @@ def test_traces_without_tokens_or_of_a_frozen_agent():
         made("verifiers", {**EPISODE, "color": 1})
 
 
+def test_traces_with_rejected_summaries_or_tools_of_a_path():
+    links = [{**each} for each in TRACE["nodes"]]
+    links[3]["semantic_parents"] = links[5]["semantic_parents"] = [{"node": 1, "type": "compaction_attempt"}]
+    links.append({**node("user", [9], [False]), "semantic_parents": [{"node": 5, "type": "compaction"}]})
+    (row,) = made("verifiers", {**TRACE, "nodes": links})
+    assert row["sampler_logps"] == [-0.5, -0.25, None, None, -2.0]
+    nodes = [{**TRACE["nodes"][0], "token_ids": [], "mask": [], "tools": [{"name": "run"}]}, *TRACE["nodes"][1:4]]
+    (row,) = made("verifiers", {**TRACE, "nodes": nodes, "tools": [{"name": "other"}]})
+    assert row["prompt_ids"] == [5]
+    assert '"run"' in row["tools"]
+
+
+def test_a_turn_that_was_cut_before_the_last_one():
+    nodes = [{**each, "token_ids": [], "mask": [], "logprobs": []} for each in TRACE["nodes"][:4]]
+    calls = [{"node": 1, "finish_reason": "length"}, {"node": 3, "finish_reason": "stop"}]
+    with pytest.raises(ValueError, match="before the last one was cut"):
+        made("verifiers", {**TRACE, "nodes": nodes, "calls": calls})
+
+
 def test_traces_that_verifiers_wrote(imported):
     rows = imported("verifiers", WRITTEN / "verifiers-0.4.0")
     assert rows["completion_ids"][:] == [[42, 2, 60, 61, 5, 43, 2], [44]]

@@ -11,6 +11,7 @@ import pytest
 from topr_trl import load_rows
 from topr_trl.cli import main
 from topr_trl.importing import FORMATS
+from topr_trl.importing.record_files import files_of
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.stages import import_ as importing
 from topr_trl.pipeline.stages.import_ import ImportArguments
@@ -122,6 +123,9 @@ def test_a_file_and_its_compressed_copy_are_not_read_both(tmp_path):
 
 
 def test_files_of_a_folder_with_other_suffixes(tmp_path):
+    run = lines(tmp_path / "run" / "1" / "1.traj.json", [record(0)])
+    (tmp_path / "run" / "preds.json").write_text("{}")
+    assert files_of(tmp_path / "run", "") == files_of(tmp_path / "run", ".jsonl") == [run]
     for n, name in enumerate(("a.jsonl", "B.JSONL")):
         lines(tmp_path / "log" / name, [record(n)])
     assert len(imported(tmp_path / "log", tmp_path / "rows")) == 2

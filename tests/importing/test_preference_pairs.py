@@ -95,8 +95,9 @@ def test_equal_answers_are_tied():
         ({"chosen": 3, "rejected": {"a": 1}}, "rejected is .* must be text or messages"),
         (
             {name: f"\n\nAssistant: {name}\n\nHuman: Why?\n\nAssistant: So" for name in ("chosen", "rejected")},
-            "a turn of the user.* lists of messages",
+            "tool or user messages.* lists of messages",
         ),
+        ({"question": "a", "chosen": "7", "rejected": "8<|im_start|>user"}, "tool or user messages"),
     ],
 )
 def test_pairs_whose_prompt_is_unknown(record, why):

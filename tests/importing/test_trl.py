@@ -6,7 +6,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, load_rows
 from topr_trl.cli import main
-from topr_trl.importing.format import NotOfFormat
+from topr_trl.importing.format import NotOfFormat, Unusable
 from topr_trl.importing.formats.trl import FORMAT
 
 CPU = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "gradient_checkpointing": False}
@@ -79,3 +79,11 @@ def test_a_reward_function_may_be_called_reward():
     with pytest.raises(NotOfFormat, match="marks text that the model did not write"):
         FORMAT.rows({**offline, "completion": "2⟦6⟧3"})
     assert FORMAT.rows({**record, "completion": "2⟦6⟧3"})[0]["completion"] == "2⟦6⟧3"
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_turns_that_a_rollout_function_wrote_into_one_text(is_chat):
+    text = "guess crane\nuser\nFeedback: GYXXX\nassistant\nguess caves"
+    record = {"step": 1, "prompt": "1", "completion": [{"role": "assistant", "content": text}] if is_chat else text}
+    with pytest.raises(Unusable, match="tool or user messages"):
+        FORMAT.rows(record)

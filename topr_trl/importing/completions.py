@@ -15,6 +15,13 @@ from topr_trl.importing.row_table import Row
 # Tokens that start a turn in common chat templates. A user's own text is unlikely to have them.
 _TEMPLATE_TOKENS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start_of_role|>", "[INST]", "<|user|>",
                     "<|User|>", "<\uff5cUser\uff5c>", "<|turn>")  # fmt: skip
+# Text before a turn that the model did not write: a tag of templates, tokens of templates with a role, and a header
+# without these tokens, which decoders can remove.
+_OTHERS_MARK = re.compile(
+    r"<tool_response>|<\|im_start\|>(?:user|tool|system)|<\|start_header_id\|>(?:user|ipython|tool)|<start_of_turn>user"
+    r"|<\|(?:user|User|observation)\|>|\[INST\]|\n\nHuman:"
+)
+_OTHERS_HEADER = re.compile(r"(?:^|\n)(?:user|tool|ipython|observation)\n")
 PARTIAL = "partial"  # key of a row: whether only some of its `reward_fields` have a value
 _WRITTEN = ("content", "reasoning_content", "tool_calls")  # fields of an assistant turn that the model writes
 
@@ -120,6 +127,22 @@ def check_not_rendered(row: Row) -> None:
         raise NotOfFormat(
             f"its prompt has {token}, so a chat template was already applied. To keep the text as it is, set --chat "
             "false. To apply the template to it, set --chat true"
+        )
+
+
+def check_one_turn(text: str) -> None:
+    """Check that a completion has no turns of users or tools.
+
+    Args:
+        text (`str`): Text of the completion.
+
+    Raises:
+        Unusable: the text has such a turn, so the model would learn to write it.
+    """
+    if _OTHERS_MARK.search(text) or _OTHERS_HEADER.search(text, 0, max(text.rfind("assistant\n"), 0)):
+        raise Unusable(
+            "its completion has tool or user messages, which cannot be distinguished from the model's text, so the "
+            "model would learn to write them. Write completions as lists of messages, or log token ids and masks"
         )
 
 

@@ -57,6 +57,10 @@ class Unusable(NotOfFormat):
     reason, option = LeftOut.UNUSABLE, "skip_unusable"
 
 
+# Message for a row of text that has a stop token where the model wrote none.
+CUT_TURN = "a turn before the last one was cut at the limit of tokens, and a row can only have such a turn at its end"
+
+
 class Unrewarded(Unusable):
     """Error for a record without a reward."""
 

@@ -62,12 +62,12 @@ def files_of(path: Path, suffix: str) -> list[Path]:
 
 
 # Suffixes to look for if the format is not known. The first suffix with files is used.
-SUFFIXES = (".sqlite", ".jsonl", ".parquet", ".eval", ".csv", ".tsv", ".ndjson", ".traj", ".json")
+SUFFIXES = (".sqlite", ".jsonl", ".parquet", ".eval", ".csv", ".tsv", ".ndjson", ".traj", ".traj.json", ".json")
 # A folder may have files with only one of these suffixes.
 _OWN_FORMAT = (".jsonl", ".parquet", ".csv", ".tsv", ".eval", ".sqlite", ".ndjson", ".traj")
 # Suffixes to look for, by the suffix of the format. The first suffix with files is used. `.json` is last, because such
 # files may describe a run instead of containing records.
-_LIKE = {".jsonl": (".jsonl", ".ndjson", ".traj", ".parquet", ".json"), ".eval": (".eval", ".json")}
+_LIKE = {".jsonl": (".jsonl", ".ndjson", ".traj", ".traj.json", ".parquet", ".json"), ".eval": (".eval", ".json")}
 
 
 def _files_in(folder: Path, suffix: str) -> list[Path]:

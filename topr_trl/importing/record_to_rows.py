@@ -22,6 +22,7 @@ from topr_trl.importing.completions import (
     as_chat,
     check_last_turn,
     check_not_rendered,
+    check_one_turn,
     holds_completion,
     last_turn,
     notes_of,
@@ -399,6 +400,10 @@ class RecordReader:
             else row if row and holds_completion(row) else LeftOut.EMPTY
             for row in self.format.rows(record, **self._rated_by_settings())
         ]  # fmt: skip
+        if self.format.chat:
+            for row in found:
+                if not isinstance(row, LeftOut) and isinstance(row["completion"], str):
+                    check_one_turn(row["completion"])
         if not self.chat:
             return found
         if self.args.chat is None:  # With --chat, the user has chosen what to do with rendered prompts.

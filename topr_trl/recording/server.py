@@ -136,12 +136,12 @@ def _stop_signals() -> tuple[asyncio.Event, asyncio.Event]:
 
 
 def _print_addresses(args: RecordArguments, port: int) -> None:
-    host = f"[{args.host}]" if ":" in args.host else args.host
+    host, folder = f"[{args.host}]" if ":" in args.host else args.host, shlex.quote(str(args.folder))
     address = f"http://{host}:{port}"
     print(
         f"Recording calls to {args.upstream} in {args.folder}/.\n"
         f"Base URL for your application: {address}/v1 (clients of Anthropic and Ollama: {address})\n"
         f"Read and grade rollouts:       {address}/\n"
-        f"Press Ctrl+C to stop. Then: topr train --input {shlex.quote(str(args.folder))} --model_name_or_path ... --output_dir ...",
+        f"Press Ctrl+C to stop. Then: topr train --input {folder} --model_name_or_path ... --output_dir ...",
         flush=True,
     )

@@ -12,6 +12,7 @@ from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
 
 _PARENT = "parentUuid"
+_CLEARED = "[Old tool result content cleared]"  # text that the model reads in place of an old result
 
 
 def sessions(records: Iterable[Placed]) -> Iterator[Placed]:
@@ -107,9 +108,9 @@ def _prompt(
         Unusable: the file lacks a line or a tool result that the model read, or a message has a part without text.
     """
     seen = set[str]()
-    for line in branch(
-        lines, last, _PARENT, lambda name: Unusable(f"the model read the line {name}, which is not in the file")
-    ):
+    read = list(_read(last, lines))
+    cleared = {name for line in read for name in inner_value(line, "microcompactMetadata", "compactedToolIds") or ()}
+    for line in read:
         if line["type"] == "user":
             rest = [part for part in _blocks(line) if part["type"] != "tool_result"]
             if rest:
@@ -123,7 +124,35 @@ def _prompt(
             for each in turn["tool_calls"] or ():
                 if each["id"] not in results:
                     raise Unusable(f"the result of the call {each['id']} is not in the file")
-                yield other("tool", results[each["id"]].get("content"), tool_call_id=each["id"])
+                content = _CLEARED if each["id"] in cleared else results[each["id"]].get("content")
+                yield other("tool", content, tool_call_id=each["id"])
+
+
+def _read(last: str | None, lines: dict[str, Record]) -> Iterator[Record]:
+    """Yield the lines of a branch up to the line with the id `last`.
+
+    A compaction keeps some earlier messages. Their lines are in the branch before the compaction, so the line after
+    which the model read them, `anchorUuid`, is followed by these lines.
+
+    Raises:
+        NotOfFormat: the branch has a cycle.
+        Unusable: the file lacks a line that the model read.
+    """
+
+    def error(name: str) -> Unusable:
+        return Unusable(f"the model read the line {name}, which is not in the file")
+
+    kept, found = {}, branch(lines, last, _PARENT, error)
+    own = {line["uuid"] for line in found}
+    for line in found:
+        if segment := inner_value(line, "compactMetadata", "preservedSegment"):
+            kept[segment["anchorUuid"]] = segment
+        yield line
+        if (segment := kept.get(line["uuid"])) and (head := segment["headUuid"]) not in own:
+            earlier = branch(lines, segment["tailUuid"], _PARENT, error)
+            if head not in (names := [each["uuid"] for each in earlier]):
+                raise Unusable(f"a compaction kept the line {head}, which is not before {segment['tailUuid']}")
+            yield from earlier[names.index(head) :]
 
 
 def _turn(answer: list[Record]) -> Row:

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from topr_trl.importing.format import Format, LeftOut, Record, Unusable
+from topr_trl.importing.format import CUT_TURN, Format, LeftOut, Record, Unusable
 from topr_trl.importing.message_parts import assistant, call, other
 from topr_trl.importing.openai_messages import finish_reason, tools_as_json
+from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
 
 _ATTACHED = "attachment://"
@@ -31,8 +32,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
     Raises:
         Unusable: an attachment is missing, a message has a part without text, the provider ran a tool itself,
             inspect_ai could not parse a tool call, the finish reason is unknown, an assistant turn that the model
-            did not write follows a turn of the model, or it has assistant turns without a source and none that the
-            model wrote.
+            did not write follows a turn of the model, a turn before the last one was cut at the limit of tokens, or it
+            has assistant turns without a source and none that the model wrote.
     """
     if record.get("error"):
         return [LeftOut.FAILED]
@@ -43,6 +44,14 @@ def rows(record: Record) -> list[Row | LeftOut]:
         if any(each["role"] == "assistant" and not each.get("source") for each in record["messages"]):
             raise Unusable('an assistant turn has no source. Set it to "generate" in turns that the model wrote')
         return []
+    cut = {
+        inner_value(choice, "message", "id")
+        for event in record.get("events") or ()
+        for choice in inner_value(event, "output", "choices") or ()
+        if choice.get("stop_reason") == "max_tokens"
+    }
+    if any(each.get("id") in cut - {None} for each in [*filter(_is_generated, record["messages"])][:-1]):
+        raise Unusable(CUT_TURN)
     messages = [each for _, each in found]
     if any(each["role"] == "assistant" and not is_generated for is_generated, each in found[first:]):
         raise Unusable("it has an assistant turn that the model did not write, after turns of the model")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from topr_trl.importing.completions import check_one_turn
 from topr_trl.importing.field_names import PROMPTS, Kind, normalized
 from topr_trl.importing.format import IGNORED, Format, LeftOut, NotOfFormat, Record, Unusable, has
 from topr_trl.importing.formats.table import column_of, plain, with_system
@@ -9,7 +10,6 @@ from topr_trl.importing.openai_messages import check_only_text, template_columns
 from topr_trl.importing.row_table import Row
 
 _MARKERS = ("\n\nAssistant:", "<|im_start|>assistant\n", "<|assistant|>\n", "[/INST]")  # text before an assistant turn
-_ASKED = ("\n\nHuman:", "<|im_start|>user\n", "<|user|>\n", "[INST]")  # text before a user turn
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
@@ -20,7 +20,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
     Raises:
         NotOfFormat: the prompt is missing, or see `table.plain`.
         Unusable: the pair has images, sounds or videos, `chosen` and `rejected` have different types, there are two
-            system prompts, the provider defines a tool, or see `_split_messages`, `_split_texts` and `table.plain`.
+            system prompts, the provider defines a tool, or see `check_one_turn`, `_split_messages` and
+            `table.plain`.
     """
     check_only_text(record, "it")
     chosen, rejected = (plain(record[name], name) for name in ("chosen", "rejected"))
@@ -42,6 +43,9 @@ def rows(record: Record) -> list[Row | LeftOut]:
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     elif isinstance(prompt, str) and normalized(name) != "prompt":  # TRL does not apply a template to a text `prompt`.
         prompt = plain([{"role": "user", "content": prompt}], "prompt")
+    for text in (chosen, rejected):
+        if isinstance(text, str):
+            check_one_turn(text)
     if record.get("system"):
         prompt = with_system(prompt, str(record["system"]))
     if isinstance(prompt, list) and isinstance(chosen, str):
@@ -112,7 +116,6 @@ def _split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
 
     Raises:
         NotOfFormat: the common start has no marker.
-        Unusable: a turn of the user follows, so the model would learn it.
     """
     shared = 0
     while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
@@ -124,11 +127,6 @@ def _split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
             "prompt, or write both as lists of messages"
         )
     end = max(ends)
-    if any(marker in text[end:] for marker in _ASKED for text in (chosen, rejected)):
-        raise Unusable(
-            "chosen and rejected differ before a turn of the user. Write both as lists of messages, in which this turn "
-            "is not learned"
-        )
     return chosen[:end], chosen[end:], rejected[end:]
 
 

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from topr_trl.data.chat_templates import thinking_of
 from topr_trl.data.sampler_logps import SAMPLING
+from topr_trl.importing.completions import cut_turns, turns_of
 from topr_trl.importing.format import Format, LeftOut, Record, Unusable, has
 from topr_trl.importing.message_parts import assistant, call, other
 from topr_trl.importing.openai_messages import finish_reason, row_of_run
@@ -31,6 +33,9 @@ def simulations(record: Record) -> Iterator[Record]:
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return one row of the messages that the agent read and wrote. Return [] if there is no turn of the agent.
 
+    tau2 does not send an agent its thinking. If a turn before the last one has thinking, or was cut at the limit of
+    tokens, each turn is a row of one rollout, and the prompts have no thinking.
+
     Messages with calls of the simulated user, and the results of these calls, are left out. The messages with which a
     task starts are context. Without such messages, a greeting of the agent at the start is context. Return
     `[LeftOut.FAILED]` if the simulation ended for a reason in `_FAILED`.
@@ -49,16 +54,30 @@ def rows(record: Record) -> list[Row | LeftOut]:
     turns = [_turn(each, n < fixed) for n, each in enumerate(given) if _is_read(each)]
     environment, agent = (inner_value(record, "info", f"{name}_info") or {} for name in ("environment", "agent"))
     policy, domain = record.get("policy") or environment.get("policy"), environment.get("domain_name")
-    own = [each for each in given[fixed:] if each["role"] == "assistant"]
+    own = [each for each in given[fixed:] if each["role"] == "assistant" and each.get("content") != _STOP]
+    reasons = [finish_reason(_choice(each).get("finish_reason")) for each in own]
+    found = row_of_run(
+        [*([other("system", policy)] if policy else []), *turns],
+        problem_id="/".join(map(str, filter(None, (domain, str(record["task_id"]))))),
+        finish_reason=reasons[-1] if own else None,
+        model=agent.get("llm"),
+        **{name: inner_value(agent, "llm_args", name) for name in SAMPLING},
+    )
+    if not found or not (any(map(thinking_of, turns[:-1])) or "length" in reasons[:-1]):
+        return [*found]
+    parts = [cut_turns(found[0], n, n) for n in range(turns_of(found[0]))]
     return [
-        *row_of_run(
-            [*([other("system", policy)] if policy else []), *turns],
-            problem_id="/".join(map(str, filter(None, (domain, str(record["task_id"]))))),
-            finish_reason=finish_reason(inner_value(own[-1], "raw_data", "finish_reason")) if own else None,
-            model=agent.get("llm"),
-            **{name: inner_value(agent, "llm_args", name) for name in SAMPLING},
-        )
-    ]
+        {**part, "prompt": [{**each, "reasoning_content": None} for each in part["prompt"]], "finish_reason": reason,
+         "rollout_id": str(record["id"])}
+        for part, reason in zip(parts, reasons[-len(parts) :], strict=True)
+    ]  # fmt: skip
+
+
+def _choice(message: Record) -> Record:
+    """Return the choice in the response of the server. Older versions of tau2 write only the choice."""
+    raw: Record = message.get("raw_data") or {}
+    choices: list[Record] = raw.get("choices") or [raw]
+    return choices[0]
 
 
 def _calls(message: Record) -> list[Record]:
@@ -80,7 +99,7 @@ def _turn(message: Record, is_fixed: bool) -> Row:
         return other(message["role"], message["content"], tool_call_id=message.get("id"))
     calls = [call(each["name"], each["arguments"], each.get("id")) for each in _calls(message)]
     weight = {"weight": 0} if is_fixed or message.get("content") == _STOP else {}
-    thinking = inner_value(message, "raw_data", "message", "reasoning_content")
+    thinking = inner_value(_choice(message), "message", "reasoning_content")
     return assistant(message.get("content"), calls, thinking, **weight)
 
 
@@ -98,8 +117,8 @@ FORMAT = Format(
     ),
     rows=rows,
     rewards=rewards,
-    columns=("problem_id", "finish_reason", "model", *SAMPLING),
-    required=frozenset({"task_id", "messages"}),
+    columns=("problem_id", "rollout_id", "finish_reason", "model", *SAMPLING),
+    required=frozenset({"id", "task_id", "messages"}),
     records=simulations,
     loses="The system prompt is the policy of the domain, without the instructions that tau2 writes around it. Results "
     "lack the tools.",

@@ -3,7 +3,9 @@
 from itertools import pairwise
 from pathlib import Path
 
+from topr_trl.data.chat_templates import is_learned
 from topr_trl.data.tables import read_shard
+from topr_trl.importing.completions import check_one_turn
 from topr_trl.importing.format import IGNORED, Format, NotOfFormat, Record, has
 from topr_trl.importing.openai_messages import text_or_messages
 from topr_trl.importing.row_table import Row
@@ -17,14 +19,19 @@ def rows(record: Record) -> list[Row]:
 
     Raises:
         NotOfFormat: a trainer of topr_trl marked context in the completion, or see `openai_messages.message`.
-        Unusable: see `openai_messages.message`.
+        Unusable: a `rollout_func` wrote turns of users or tools into the text of a turn, or see
+            `openai_messages.message`.
     """
     if "weight" in record and "⟦" in str(record["completion"]):  # The trainers of topr_trl mark context with ⟦ ⟧.
         raise NotOfFormat(
             "its completion marks text that the model did not write (⟦ and ⟧). Use the rows that this run was "
             "trained on"
         )
-    return [{name: text_or_messages(record[name]) for name in ("prompt", "completion")}]
+    row = {name: text_or_messages(record[name]) for name in ("prompt", "completion")}
+    given = row["completion"]
+    for text in (each.get("content") for each in given if is_learned(each)) if isinstance(given, list) else [given]:
+        check_one_turn(str(text))
+    return [row]
 
 
 def rewards(record: Record) -> dict[str, float | None]:
@@ -57,6 +64,6 @@ FORMAT = Format(
     choices=lambda record: IGNORED,
     loses="TRL logs the last generation batch before each log, as text. Tokenizing this text can give different "
     "tokens. An evaluation at the same step replaces the file, so its rows are read as training rows. Before TRL "
-    "1.15, prompts are text with the chat template applied.",
+    "1.15, prompts are text with the chat template applied. Logs of runs with tools lack the definitions of the tools.",
     without_repeats=without_repeats,
 )

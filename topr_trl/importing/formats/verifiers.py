@@ -9,7 +9,7 @@ In the rows of the other paths, the turn is context.
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable, has
+from topr_trl.importing.format import CUT_TURN, Format, LeftOut, NotOfFormat, Record, Unusable, has
 from topr_trl.importing.openai_messages import message, template_columns, tools_as_json
 from topr_trl.importing.row_table import Row
 
@@ -35,8 +35,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
     Raises:
         NotOfFormat: a trace lacks a field, its nodes are not in order, or a message has no role.
-        Unusable: a node has the wrong number of values in `mask` or `logprobs`, the provider defines a tool, or a
-            message has a part without text.
+        Unusable: a node has the wrong number of values in `mask` or `logprobs`, the provider defines a tool, a
+            message has a part without text, or a turn without token ids was cut before the end of its path.
     """
     found: list[Row | LeftOut] = []
     for trace in record.get("traces", [record]):
@@ -60,10 +60,13 @@ def _is_evaluation(trace: Record, episode: Record) -> bool:
 
 
 def _rows_of_trace(trace: Record, episode: Record) -> list[Row]:
-    """Return a row for each path with a turn to learn from."""
+    """Return a row for each path with a turn to learn from. Summaries of the context that were rejected have no row."""
     nodes = trace["nodes"]
     parents = {node.get("parent") for node in nodes}
-    paths = [_path(nodes, leaf) for leaf in range(len(nodes)) if leaf not in parents]
+    links = [(n, link) for n, node in enumerate(nodes) for link in node.get("semantic_parents") or ()]
+    attempts = {n for n, link in links if link["type"] == "compaction_attempt"}
+    rejected = attempts - {link["node"] for _, link in links if link["type"] == "compaction"}  # summaries
+    paths = [_path(nodes, leaf) for leaf in range(len(nodes)) if leaf not in parents | rejected]
     task = trace.get("task") or episode.get("task") or {}
     data = task.get("data") or {}
     group = (episode.get("group") or {}).get("id")
@@ -73,16 +76,19 @@ def _rows_of_trace(trace: Record, episode: Record) -> list[Row]:
         "reward": _reward(trace), "problem_id": None if problem is None else str(problem),
         "rollout_id": str(trace["id"]) if len(paths) > 1 else None,
         "answer": str(answer) if isinstance(answer, str | int | float) else None,
-        "tools": tools_as_json(trace.get("tools")),
     }  # fmt: skip
+    cut = {call.get("node") for call in trace.get("calls") or () if call.get("finish_reason") == "length"}
     made, seen = [], set[int]()
     for path in paths:
         row = _row_of_path(nodes, path, seen)
         if row is not None:
             call = _last_call(trace, nodes, path)
+            if "completion_ids" not in row and cut & set(path) - seen - {call.get("node")}:
+                raise Unusable(CUT_TURN)
             sampling = call.get("sampling") or {}
             made.append({
                 **row, **template_columns(sampling), **shared, "finish_reason": _finish_reason(trace, call),
+                "tools": tools_as_json(nodes[path[0]].get("tools") or trace.get("tools")),
                 **{name: sampling.get(name) for name in SAMPLING},
             })  # fmt: skip
         seen |= set(path)
@@ -104,7 +110,7 @@ def _path(nodes: list[Record], leaf: int) -> list[int]:
 
 
 def _row_of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | None:
-    """Return a row with the messages of a path, and with tokens if all nodes have them.
+    """Return a row with the messages of a path, and with tokens if all turns of the model have them.
 
     Return None if the path has nothing to learn from. `seen` has the indices of the nodes of earlier paths, which are
     context.
@@ -119,22 +125,21 @@ def _row_of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | 
     start = path.index(own[0])
     messages = [message(nodes[n]["message"]) for n in path]
     row: Row = {"prompt": messages[:start], "completion": messages[start:]}
-    if not all(nodes[n].get("token_ids") for n in path):
+    if not all(nodes[n].get("token_ids") for n in path if nodes[n].get("sampled")):
         return row
-    ids, mask, logps = [], list[int](), list[float | None]()
+    ids, mask, logps = list[int](), list[int](), list[float | None]()
     for n in path:
         node = nodes[n]
-        tokens, known_logps = len(node["token_ids"]), len(node.get("logprobs") or ())
-        if len(node["mask"]) != tokens or known_logps not in (0, sum(map(bool, node["mask"]))):
-            raise Unusable(
-                f"node {n} has {tokens} token_ids, {len(node['mask'])} values in mask and {known_logps} logprobs"
-            )
-        is_own = [bool(value) and n in own for value in node["mask"]]
+        tokens, known_logps = len(node.get("token_ids") or ()), len(node.get("logprobs") or ())
+        sampled = node.get("mask") or ()
+        if len(sampled) != tokens or known_logps not in (0, sum(map(bool, sampled))):
+            raise Unusable(f"node {n} has {tokens} token_ids, {len(sampled)} values in mask and {known_logps} logprobs")
+        is_own = [bool(value) and n in own for value in sampled]
         values = iter(node.get("logprobs") or ())  # one value per token with mask 1
-        for own_token, in_mask in zip(is_own, node["mask"], strict=True):
+        for own_token, in_mask in zip(is_own, sampled, strict=True):
             value = next(values, None) if in_mask else None
             logps.append(value if own_token else None)
-        ids += node["token_ids"]
+        ids += node.get("token_ids") or ()
         mask += map(int, is_own)
     if 1 not in mask:
         return None

@@ -1,12 +1,8 @@
 """Read `{step}.jsonl`, which verl writes to `trainer.rollout_data_dir`."""
 
-import re
-
-from topr_trl.importing.format import IGNORED, Format, Record, Unusable, has
+from topr_trl.importing.completions import check_one_turn
+from topr_trl.importing.format import IGNORED, Format, Record, has
 from topr_trl.importing.row_table import Row
-
-# Headers of user and tool messages, without the special tokens that verl removes.
-_OTHERS_HEADER = re.compile(r"(?:^|\n)(?:user|tool|ipython|observation)\n")
 
 
 def rows(record: Record) -> list[Row]:
@@ -15,13 +11,8 @@ def rows(record: Record) -> list[Row]:
     Raises:
         Unusable: the output has tool or user messages, which cannot be distinguished from the model's text.
     """
-    text = record["output"] if isinstance(record["output"], str) else ""
-    # Templates put the tag before tool results.
-    if "<tool_response>" in text or _OTHERS_HEADER.search(text, 0, max(text.rfind("assistant\n"), 0)):
-        raise Unusable(
-            "its output has tool or user messages, and verl's dumps do not distinguish them from the model's text, so "
-            "the model would learn to write them. Log such runs with token ids and masks"
-        )
+    if isinstance(record["output"], str):
+        check_one_turn(record["output"])
     answer, uid = record.get("gts"), record.get("uid")
     return [
         {

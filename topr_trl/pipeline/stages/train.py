@@ -108,7 +108,7 @@ class Train(Stage[TrainArguments]):
             options += f"--ratio_level segment --segment_tokens {self.args.segment_tokens} "
         trial = (
             f"\nIf 6 or more problems have several rows each, compare settings by rewards: topr trial {options}"
-            f"--input {shlex.quote(self.args.input)} --test_by rewards"
+            f"--input {shlex.quote(str(self.args.input))} --test_by rewards"
         )  # `topr trial` needs one reward per row.
         by_turn = any(TURN_REWARDS in columns_of(shard) for shard in shards_of(self.args.source))
         return (
