@@ -98,7 +98,7 @@ def _check_packages(command: str, values: Mapping[str, Any], samples: bool) -> N
             needed.append((name, f"--report_to {name}", "trackers"))
     if values.get("sampling_backend") == "vllm" and not values.get("sampling_python") and samples:
         needed.append(("vllm", "--sampling_backend vllm", "vllm"))
-    if values.get("task") == "math" and "reward_funcs" not in values:
+    if command != "sample" and values.get("task") == "math" and "reward_funcs" not in values:
         needed.append(("math_verify", "--task math", "math"))
     if str(values.get("use_peft", False)).lower() not in ("false", "0", "no"):
         needed.append(("peft", "--use_peft", "peft"))

@@ -28,7 +28,7 @@ def message(given: Mapping[str, Any]) -> Row:
     Raises:
         NotOfFormat: the message has no role.
         Unusable: the message has an image, its content is neither text nor a list of text parts, its weight is neither
-            0 nor 1, its text may be in a field other than `content`, or LiteLLM cut a text.
+            0 nor 1, its text may be in a field other than `content`, a tool call was not parsed, or LiteLLM cut a text.
     """
     if "role" not in given and "from" in given:
         given = {**given, "role": given["from"], "content": given.get("value", given.get("content"))}
@@ -43,6 +43,8 @@ def message(given: Mapping[str, Any]) -> Row:
         check_weight(given)
     except ValueError as error:
         raise Unusable(str(error)) from None
+    if given.get("invalid_tool_calls"):
+        raise Unusable("it has a tool call that could not be parsed")
     calls = [_call(_parsed(call)) for call in _parsed(given.get("tool_calls")) or ()]
     if given.get("function_call"):  # OpenAI's API had this field before tools.
         calls.append(_call(given["function_call"]))
@@ -350,7 +352,7 @@ _FINISHED = {
     **dict.fromkeys(
         ("length", "max_tokens", "max_output_tokens", "max_length", "model_length", "model_context_window_exceeded",
          "limit", "content_filter", "sensitive", "safety", "recitation", "repetition", "incomplete", "truncated",
-         "refusal", "pause_turn", "content_filtered", "content-filter"),
+         "refusal", "pause_turn", "content_filtered", "content-filter", "other"),
         "length",
     ),
     **dict.fromkeys(
@@ -358,7 +360,7 @@ _FINISHED = {
          "insufficient_system_resource", "guardrail_intervened", "malformed_model_output", "malformed_tool_use"),
         FAILED,
     ),
-    **dict.fromkeys(("", "none", "null", "unknown", "other", "finish_reason_unspecified"), None),
+    **dict.fromkeys(("", "none", "null", "unknown", "finish_reason_unspecified"), None),
 }  # fmt: skip
 
 

@@ -320,7 +320,6 @@ class Proxy:
             now, is_listed = time.monotonic(), name is None or str(name) in self._models
             if now < self._models_until and (is_listed or now < self._next_list):
                 return
-            self._next_list = now + _SECONDS_BETWEEN
             url = f"{self.args.upstream}/models"
             try:
                 timeout = aiohttp.ClientTimeout(total=5)
@@ -331,6 +330,7 @@ class Proxy:
             except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
                 # Forwarding the call reports the error.
                 self._models_until = time.monotonic() + _SECONDS_BETWEEN
+            self._next_list = time.monotonic() + _SECONDS_BETWEEN
 
 
 def _end_early(recording: RecordedAnswer | None, why: str) -> None:

@@ -10,6 +10,7 @@ from urllib.parse import unquote_plus
 
 BLANK = "[redacted]"
 _SECRET_HEADER = re.compile("auth|cookie|key|secret|session|token", re.IGNORECASE)
+_STRING = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)  # string of JSON
 _SHORTEST_SECRET = 7  # characters. Shorter values, such as "Bearer" or a version, can be words of an error.
 
 # Patterns by name. Each of them takes time in proportion to the length of the text. A plain number without `+`,
@@ -54,6 +55,19 @@ class Redactor:
             except re.error as error:
                 raise ValueError(f"redact: {pattern!r} is not a regular expression: {error}.") from None
 
+    def _in_part(self, part: str) -> tuple[str, bool]:
+        r"""Redact a string of JSON after parsing it: the letter of an escape such as `\n` is no part of a key."""
+        if _STRING.fullmatch(part):
+            with suppress(ValueError, RecursionError):
+                inner, has_match = self(json.loads(part))
+                return (json.dumps(inner, ensure_ascii=False) if has_match else part), has_match
+        count = 0
+        for pattern in self._patterns:
+            if pattern.pattern in NAMED.values():
+                part, more = pattern.subn(BLANK, part)
+                count += more
+        return part, count > 0
+
     def __bool__(self) -> bool:
         return bool(self._patterns)
 
@@ -61,23 +75,19 @@ class Redactor:
         """Return the value with `BLANK` for each match, and whether there was a match.
 
         Args:
-            value (`Any`): JSON value. Numbers do not change. Names of fields count as text. In text that is JSON,
-                patterns first look for matches in the parsed value.
+            value (`Any`): JSON value. Numbers do not change. Names of fields count as text. In text with JSON,
+                patterns first look for matches in the parsed strings.
         """
         if not self._patterns:
             return value, False
         if isinstance(value, str):
-            count, patterns = 0, self._patterns
-            if value.lstrip().startswith(("{", "[", '"')):
-                with suppress(ValueError, RecursionError):
-                    inner, has_match = self(json.loads(value, object_pairs_hook=_object))
-                    value, count = json.dumps(inner, ensure_ascii=False) if has_match else value, int(has_match)
-                    # The letter of an escape such as `\n` is no part of an address. Other patterns may be for JSON.
-                    patterns = [each for each in patterns if each.pattern not in NAMED.values()]
-            for pattern in patterns:
-                value, more = pattern.subn(BLANK, value)
-                count += more
-            return value, count > 0
+            found_in = [self._in_part(part) for part in _STRING.split(value)]
+            text, count = "".join(part for part, _ in found_in), sum(hit for _, hit in found_in)
+            for pattern in self._patterns:
+                if pattern.pattern not in NAMED.values():  # Other patterns may be for JSON itself.
+                    text, more = pattern.subn(BLANK, text)
+                    count += more
+            return text, count > 0
         if isinstance(value, Mapping):
             pairs = [(self(name), self(inner)) for name, inner in value.items()]
             found: dict[Any, Any] = {}
@@ -88,18 +98,6 @@ class Redactor:
             items = [self(inner) for inner in value]
             return [inner for inner, _ in items], any(hit for _, hit in items)
         return value, False
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON.
-
-    Raises:
-        ValueError: a name occurs twice, so a dictionary would hide one of the values.
-    """
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name occurs twice")
-    return found
 
 
 def without_secrets(message: str, query: str, headers: Mapping[str, str], keys: Sequence[str | None]) -> str:

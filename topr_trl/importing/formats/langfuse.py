@@ -85,7 +85,8 @@ def _left_out(record: Record) -> LeftOut | None:
 
 
 def _is_observation(record: Record) -> bool:
-    names = {name.replace("_", "").lower() for name in listed(record, "data")[0]}
+    first = next(iter(listed(record, "data")), None)
+    names = {name.replace("_", "").lower() for name in first} if isinstance(first, Mapping) else set()
     of_observation = {"input", "output"} <= names and bool({"traceid", "observationid"} & names)
     return of_observation or isinstance(record.get("observations"), list)
 

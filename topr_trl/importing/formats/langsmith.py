@@ -53,6 +53,7 @@ def _with_config(record: Record) -> Record:
 
 
 def _rows(record: Record) -> list[Row | LeftOut | None]:
+    record = _with_config(record) if record["run_type"] == "llm" else record
     is_response = is_answer(openai_responses.DIALECT, parsed_json(record.get("outputs")))
     return as_rated((_RESPONSES if is_response else ENVELOPE).rows(record))
 
@@ -61,7 +62,7 @@ FORMAT = Format(
     source="LangSmith's run data format (langsmith 0.15, schemas.py; langchain-core 1.8, tracers/core.py)",
     test=has("run_type", "inputs"),
     rows=_rows,
-    records=lambda record: map(_with_config, record.get(LINES, [record])),
+    records=lambda record: record.get(LINES, [record]),
     join=joined_by("trace", _trace_of),
     rates_turns=True,
     rewards=rewards,

@@ -86,15 +86,17 @@ def conversations(records: Iterable[Placed]) -> Iterator[Placed]:
 
 
 def _check_order(place: str, given: list[Record]) -> None:
-    """Check that the messages of a conversation are in the order of their numbers and times.
+    """Check that the messages of a conversation are in the order of their numbers and times, or else of their `id`.
 
     Fields with other times are not compared. They are accepted if another field shows the order of all messages.
 
     Raises:
         ValueError: the messages are not in order, or no field shows their order and one may.
     """
-    order = {name: _values(given, name) for name in given[0]
-             if _is_one_of(name, _ORDER) or (name == "id" and isinstance(given[0]["id"], int))}  # fmt: skip
+    names = [name for name in given[0] if _is_one_of(name, _ORDER)]
+    if not names and isinstance(given[0].get("id"), int):
+        names = ["id"]
+    order = {name: _values(given, name) for name in names}
     for name, values in order.items():
         if any(after < before for before, after in pairwise(values or ())):
             raise ValueError(

@@ -85,6 +85,9 @@ def _row_of_call(call: Record, by_answer: bool) -> Row | LeftOut | None:
         return None
     asked, response, endpoint = call["request"], call["response"], call["endpoint"]
     tokens = inner_value(response, "usage", "completion_tokens") if len(response.get("choices") or ()) == 1 else None
+    if endpoint == CHAT and tokens and choice.get("token_ids") and tokens != len(choice["token_ids"]):
+        # Streams of older vLLM lack the ids of some tokens around tool calls.
+        choice = {name: value for name, value in choice.items() if name not in ("token_ids", "logprobs")}
     if endpoint in (CHAT, TEXT):
         response = {**response, "choices": [choice]}
     if endpoint == TEXT:
@@ -94,8 +97,6 @@ def _row_of_call(call: Record, by_answer: bool) -> Row | LeftOut | None:
         return None
     if call["state"] == State.CUT:  # An incomplete answer has no stop token.
         row["finish_reason"] = row.get("finish_reason") or "length"
-    if endpoint == CHAT and row["completion_ids"] and tokens and tokens != len(row["completion_ids"]):
-        row |= dict.fromkeys(_TOKEN_COLUMNS)  # Streams of older vLLM lack the ids of some tokens around tool calls.
     if row.get("finish_reason") == "length" and not row.get("completion_ids") and _ends_before_arguments(row):
         return LeftOut.CALLS
     if isinstance(row["prompt"], list):
