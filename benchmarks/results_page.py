@@ -446,6 +446,7 @@ _TABLES: list[tuple[Callable[..., Found], dict[str, tuple[Any, ...]]]] = [
         "one_pass_repeated": (wrong_answers.BALANCED, wrong_answers.REPEATED),
         "one_pass_taper": (wrong_answers.UNTAPERED, wrong_answers.BALANCED),
         "one_pass_dpo": (wrong_answers.BALANCED, wrong_answers.DPO),
+        "one_pass_grpo": (wrong_answers.BALANCED, wrong_answers.GRPO),
         "one_pass_default": (wrong_answers.REPEATED, wrong_answers.DEFAULT),
     }),
     (_turns, {

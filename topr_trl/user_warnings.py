@@ -3,7 +3,9 @@
 import sys
 import warnings
 from types import FrameType
+from unicodedata import category
 
+_DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # They reorder the text that follows.
 # Frames of these packages can be between the user's line and the warning.
 _BETWEEN = {"topr_trl", "trl", "transformers", "accelerate", "torch"}
 
@@ -17,8 +19,12 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def printable(text: str) -> str:
-    """Return text without control characters, with which text of a row or a file name could rewrite the terminal."""
-    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
+    """Return text without characters that could change what a terminal shows, such as those of escape sequences."""
+    return "".join(each if each in "\n\t" or _is_shown_as_is(each) else "\ufffd" for each in text)
+
+
+def _is_shown_as_is(character: str) -> bool:
+    return category(character) != "Cc" and character not in _DIRECTIONS
 
 
 def _is_between(frame: FrameType) -> bool:

@@ -49,7 +49,7 @@ BASES = ("facts-agree", "facts-alone", "misconceptions", "facts-scattered")
 RULED = ("sure-17", "slips-30", "bundled", "main")  # all problems follow one rule
 TO_COME = ("misconception-10", "sure-3", "wanders-10")  # of one rule, not published
 WARM_METHODS = (REPEATED, WEIGHTED)  # methods of which iterations on SmolLM2 are published
-ONE_PASS = (BALANCED, REPEATED, DEFAULT, UNTAPERED, KTO, DPO)  # published, by their greedy answers
+ONE_PASS = (BALANCED, REPEATED, DEFAULT, UNTAPERED, KTO, DPO, GRPO)  # published, by their greedy answers
 ONE_PASS_TO_COME = (  # also sampled answers, at their own best rates
     BALANCED,
     KTO,

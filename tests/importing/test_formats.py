@@ -115,8 +115,11 @@ def test_traces_with_rejected_summaries_or_tools_of_a_path():
     assert row["sampler_logps"] == [-0.5, -0.25, None, None, -2.0]
     nodes = [{**TRACE["nodes"][0], "token_ids": [], "mask": [], "tools": [{"name": "run"}]}, *TRACE["nodes"][1:4]]
     (row,) = made("verifiers", {**TRACE, "nodes": nodes, "tools": [{"name": "other"}]})
-    assert row["prompt_ids"] == [5]
+    assert not row.get("prompt_ids")  # Without the tokens of the whole context, only the text is known.
     assert '"run"' in row["tools"]
+    said = [{**each, "parent": each["parent"] + 1} for each in nodes[1:]]
+    (row,) = made("verifiers", {**TRACE, "nodes": [nodes[0], node("user", [7], [False], parent=0), *said]})
+    assert row["prompt_ids"] == [7, 5]
 
 
 def test_a_turn_that_was_cut_before_the_last_one():

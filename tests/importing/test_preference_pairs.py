@@ -95,7 +95,7 @@ def test_equal_answers_are_tied():
         ({"chosen": 3, "rejected": {"a": 1}}, "rejected is .* must be text or messages"),
         (
             {name: f"\n\nAssistant: {name}\n\nHuman: Why?\n\nAssistant: So" for name in ("chosen", "rejected")},
-            "tool or user messages.* lists of messages",
+            "tool or user messages.* list of messages",
         ),
         ({"question": "a", "chosen": "7", "rejected": "8<|im_start|>user"}, "tool or user messages"),
     ],

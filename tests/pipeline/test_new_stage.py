@@ -5,12 +5,14 @@ import sys
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 
 from tests.loops import steps_of
 from topr_trl import load_rows
 from topr_trl.cli import main
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline.settings import IterateArguments
+from topr_trl.pipeline.shards import parts_of
 from topr_trl.pipeline.steps import run_steps
 
 FILE = '''"""Count the characters of completions."""
@@ -115,6 +117,17 @@ def test_it_continues_after_a_kill(rows, tmp_path, monkeypatch, suffix):
     assert stage.is_finished()
     assert stage.run()["rows"] == 8
     assert made == [0, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["problem_id", "prompt"])
+def test_rows_of_a_problem_stay_in_one_part(tmp_path, monkeypatch, name):
+    """A reward function can compare the completions of a problem."""
+    monkeypatch.setattr("topr_trl.pipeline.shards._ROWS_PER_PART", 4)
+    rows = [{"prompt": "1 + 1 =", "completion": "2", name: f"{n // 3}"} for n in range(9)]
+    file = tmp_path / "rows.parquet"
+    Dataset.from_list(rows).to_parquet(file)
+    assert [part for _, part in parts_of(file, tmp_path / "out")] == [slice(0, 6), slice(6, 9)]
+    assert [part for _, part in parts_of(file, file)] == [slice(0, 9)]
 
 
 def test_the_loop_runs_it_between_the_others(rows, tmp_path):

@@ -32,7 +32,7 @@ def console() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # Some terminals cannot show μ.
     arguments = without_debug(sys.argv[1:])
-    if sys.platform == "win32" and arguments[:1] in (["record"], *([name] for name in _LOOPS)):
+    if sys.platform == "win32" and arguments and arguments[0] in ("record", *_LOOPS):
         sys.exit(f"topr {arguments[0]}: it needs Linux or macOS. On Windows, use WSL.")
     # The default format also shows the line of code that warned.
     warnings.formatwarning = lambda message, *_, **__: f"Warning: {printable(str(message))}\n"

@@ -1,6 +1,7 @@
 """Run `topr trial`, print a table of its results, and write them as JSON, a YAML file of settings, and a page."""
 
 import json
+import shlex
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -121,7 +122,8 @@ def trial_command(args: TrialArguments) -> None:
     text = f"{plain_table(header, rows)}\n\n{_describe_recommendation(args, outcome, found)}"
     shown = ""
     if found.better_than_none:
-        shown = f"Use the recommended settings with topr train --config {settings}, or with topr iterate. "
+        config = shlex.quote(str(settings))
+        shown = f"Use the recommended settings with topr train --config {config}, or with topr iterate. "
     page = write_page(out, out / PAGE).path
     print(f"\n{text}\n\n{shown}{page} shows the results and completions.", flush=True)
 

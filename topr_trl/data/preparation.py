@@ -199,8 +199,7 @@ class ScoredRows:
         for batch in lasts.iter(_DIAGNOSED_AT_ONCE):
             columns = [batch[name] for name in names[:2]]
             are_texts = are_texts and (names[0] != ANSWER or not any(columns[0]))
-            # Long texts take less memory as hashes.
-            keys += [key if len(key) <= 16 else hash_prompts([key])[0].item() for key in answer_keys(*columns)]
+            keys += hash_prompts(answer_keys(*columns)).tolist()  # Long texts take less memory as hashes.
         return diagnose(self.rewards_U, self.problems_U, keys, are_texts)
 
     def check_values(self, args: CurationArguments) -> None:

@@ -15,12 +15,12 @@ from topr_trl.importing.row_table import Row
 # Tokens that start a turn in common chat templates. A user's own text is unlikely to have them.
 _TEMPLATE_TOKENS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start_of_role|>", "[INST]", "<|user|>",
                     "<|User|>", "<\uff5cUser\uff5c>", "<|turn>")  # fmt: skip
-# Text before a turn that the model did not write: a tag of templates, tokens of templates with a role, and a header
-# without these tokens, which decoders can remove.
+# Tags and tokens that start a turn of a user or a tool.
 _OTHERS_MARK = re.compile(
     r"<tool_response>|<\|im_start\|>(?:user|tool|system)|<\|start_header_id\|>(?:user|ipython|tool)|<start_of_turn>user"
     r"|<\|(?:user|User|observation)\|>|\[INST\]|\n\nHuman:"
 )
+# Header of such a turn, after a decoder has removed special tokens.
 _OTHERS_HEADER = re.compile(r"(?:^|\n)(?:user|tool|ipython|observation)\n")
 PARTIAL = "partial"  # key of a row: whether only some of its `reward_fields` have a value
 _WRITTEN = ("content", "reasoning_content", "tool_calls")  # fields of an assistant turn that the model writes
@@ -130,19 +130,23 @@ def check_not_rendered(row: Row) -> None:
         )
 
 
-def check_one_turn(text: str) -> None:
+def check_one_turn(text: str, is_decoded: bool = False) -> None:
     """Check that a completion has no turns of users or tools.
 
     Args:
         text (`str`): Text of the completion.
+        is_decoded (`bool`, defaults to `False`): Whether a trainer decoded the tokens of a rollout without special
+            tokens. The model itself may then have written other marks, such as `[INST]`.
 
     Raises:
         Unusable: the text has such a turn, so the model would learn to write it.
     """
-    if _OTHERS_MARK.search(text) or _OTHERS_HEADER.search(text, 0, max(text.rfind("assistant\n"), 0)):
+    has_mark = "<tool_response>" in text if is_decoded else _OTHERS_MARK.search(text)
+    if has_mark or _OTHERS_HEADER.search(text, 0, max(text.rfind("assistant\n"), 0)):
         raise Unusable(
             "its completion has tool or user messages, which cannot be distinguished from the model's text, so the "
-            "model would learn to write them. Write completions as lists of messages, or log token ids and masks"
+            "model would learn to write them. In a table, write the completion as a list of messages. Of a trainer, "
+            "log token ids and masks"
         )
 
 

@@ -90,7 +90,7 @@ def _check_accelerate(settings: RunArguments) -> None:
         raise ImportError('This accelerate_config needs DeepSpeed: run pip install ".[deepspeed]" in the clone.')
     if sharding == "DEEPSPEED" and settings.bf16 and not settings.use_peft:
         warn_user(
-            "DeepSpeed rounds weights to bfloat16 when it loads and saves a model. If an iteration changes a weight by "
+            "DeepSpeed rounds weights to bfloat16 when it loads and saves a model. If a training changes a weight by "
             "less than 1/512 of its value, the change is lost. FSDP2 keeps float32: set accelerate_config to a file "
             "such as examples/accelerate_configs/fsdp2.yaml."
         )

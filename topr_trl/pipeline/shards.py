@@ -4,11 +4,14 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 from tqdm.auto import tqdm
 
+from topr_trl.data.rows import problem_column
 from topr_trl.data.tables import (
     columns_of,
     from_table,
@@ -25,7 +28,7 @@ from topr_trl.user_warnings import warn_user
 MU_COLUMNS = ("mu_logps", "mu_fingerprint")  # log μ of each token, and the fingerprint of the model that computed it
 _STAGES = b"topr_trl.stages"  # key in the metadata of a shard
 
-_ROWS_PER_PART = 4_096  # maximum number of rows of a shard that `add_columns` writes to another folder
+_ROWS_PER_PART = 4_096  # number of rows after which `add_columns` splits a file that it writes to another folder
 
 ColumnsByStage = dict[str, list[str]]  # the columns that each stage added, by the name of the stage
 
@@ -87,12 +90,18 @@ def parts_of(source: Path, folder: Path) -> list[tuple[Path, slice]]:
     """Return the parts of `source` that become the shards of `folder`: a file, and a range of its rows.
 
     If `folder` is another folder, large files are split, so that a killed stage keeps the finished parts of a file.
+    Adjacent rows of a problem stay together, because a reward function can compare them.
     """
-    parts = []
+    parts, same = [], source.resolve() == folder.resolve()
     for shard in shards_of(source):
-        rows = rows_of(shard)
-        size = max(rows, 1) if source.resolve() == folder.resolve() else _ROWS_PER_PART
-        parts += [(shard, slice(start, min(start + size, rows))) for start in range(0, max(rows, 1), size)]
+        rows, ends = rows_of(shard), []
+        if not same and rows > _ROWS_PER_PART:
+            names = {"problem_id"} & {*columns_of(shard)} or {"prompt", "prompt_ids"} & {*columns_of(shard)}
+            problems = problem_column(from_table(read_shard(shard, sorted(names))))
+            starts = np.flatnonzero(problems[1:] != problems[:-1]) + 1
+            found = np.searchsorted(starts, np.arange(_ROWS_PER_PART, rows, _ROWS_PER_PART))
+            ends = np.unique(starts[found[found < len(starts)]]).tolist()
+        parts += [(shard, slice(start, end)) for start, end in pairwise([0, *ends, rows])]
     return parts
 
 
@@ -118,6 +127,10 @@ def add_columns(
     lost = {name for shard in shards_of(source) for name in stages_of(shard)} & registry.removed_by(stage) - {stage}
     if lost and not same:
         warn_user(f"topr {stage} leaves out the columns that topr {' and '.join(sorted(lost))} added to {source}.")
+    if not same:  # An earlier version may have begun with another number of shards.
+        kept = {shard_path(folder, k, len(parts)) for k in range(len(parts))}
+        for other in {*folder.glob("rows-*-of-*.parquet")} - kept:
+            other.unlink()
     read = lru_cache(1)(read_shard)
     for k, (shard, part) in enumerate(tqdm(parts, desc=description, unit="shard")):
         path = shard if same else shard_path(folder, k, len(parts))

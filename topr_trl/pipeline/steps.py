@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -42,8 +43,9 @@ class Step:
 
 
 def run_steps(
-    steps: Sequence[Step], launch: LaunchArguments, out: Path, side: str = "", stop: Event | None = None
-) -> float:
+    steps: Sequence[Step], launch: LaunchArguments, out: Path, side: str = "", stop: Event | None = None,
+    others: Sequence[Step] = (),
+) -> float:  # fmt: skip
     """Run steps in order.
 
     Args:
@@ -53,6 +55,7 @@ def run_steps(
         side (`str`, defaults to `""`): Name of the side, if there are two sides. The processes of a stage then write
             their output to a file `STAGE.log`.
         stop (`Event`, *optional*): Event that ends the running step's processes and skips later steps when it is set.
+        others (`Sequence[Step]`, defaults to `()`): Steps of the other side.
 
     Returns:
         The seconds that the stages spent.
@@ -68,7 +71,7 @@ def run_steps(
         _wait_for(step.after, stop)
         if stop.is_set():
             raise ChildProcessError(f"The stage {step.stage.name} was stopped.")
-        if stage.is_finished() or _weights_are_used_up(stage, steps[number:]):
+        if stage.is_finished() or _weights_are_used_up(stage, [*steps, *others]):
             stage.clean_up()
             _print_line(f"{title}: done before")
             step.finish()
@@ -90,12 +93,12 @@ def run_steps(
     return spent
 
 
-def _weights_are_used_up(stage: Stage[Any], later: Sequence[Step]) -> bool:
-    """Return whether a stage has trained a model, and all later steps that read its weights have finished.
+def _weights_are_used_up(stage: Stage[Any], steps: Sequence[Step]) -> bool:
+    """Return whether a stage has trained a model, and all steps that read its weights have finished.
 
     Users can remove such weights to free disk space. New weights could differ, and later stages would refuse them.
     """
-    readers = [step.stage for step in later if step.stage.reads_weights_of(stage.folder)]
+    readers = [step.stage for step in steps if step.stage.reads_weights_of(stage.folder)]
     return bool(readers) and all("finished" in each.entry() for each in (stage, *readers))
 
 
@@ -116,7 +119,10 @@ def run_sides(sides: Mapping[str, Sequence[Step]], launch: LaunchArguments, out:
     stop = Event()
     start_server()  # The kernel ends the server with the thread that started it, so start it in this thread.
     with ThreadPoolExecutor(len(sides)) as pool:
-        runs = {pool.submit(run_steps, steps, launch, out, side, stop): side for side, steps in sides.items()}
+        runs = {
+            pool.submit(run_steps, steps, launch, out, side, stop, [*chain(*sides.values())]): side
+            for side, steps in sides.items()
+        }
         try:
             return {runs[run]: run.result() for run in as_completed(runs)}
         finally:

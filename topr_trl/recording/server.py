@@ -80,8 +80,10 @@ def connections(args: RecordArguments) -> aiohttp.ClientSession:
         args (`RecordArguments`): Settings.
     """
     url = urlsplit(args.upstream)
-    is_direct = is_loopback(url.hostname or "") or proxy_bypass(url.hostname or "")
+    is_direct = is_loopback(url.hostname or "") or proxy_bypass(url.netloc)
     proxy = None if is_direct else getproxies().get(url.scheme)
+    if proxy and "://" not in proxy:
+        proxy = f"http://{proxy}"
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=args.upstream_timeout)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_SECONDS_TO_KEEP)
     return aiohttp.ClientSession(

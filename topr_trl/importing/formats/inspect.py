@@ -48,7 +48,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
         inner_value(choice, "message", "id")
         for event in record.get("events") or ()
         for choice in inner_value(event, "output", "choices") or ()
-        if choice.get("stop_reason") == "max_tokens"
+        if choice.get("stop_reason") in ("max_tokens", "model_length")
     }
     if any(each.get("id") in cut - {None} for each in [*filter(_is_generated, record["messages"])][:-1]):
         raise Unusable(CUT_TURN)

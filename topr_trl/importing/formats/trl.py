@@ -30,7 +30,7 @@ def rows(record: Record) -> list[Row]:
     row = {name: text_or_messages(record[name]) for name in ("prompt", "completion")}
     given = row["completion"]
     for text in (each.get("content") for each in given if is_learned(each)) if isinstance(given, list) else [given]:
-        check_one_turn(str(text))
+        check_one_turn(str(text), is_decoded=True)
     return [row]
 
 

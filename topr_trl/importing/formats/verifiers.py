@@ -6,6 +6,7 @@ rows of one rollout. If several paths share a turn of the model, only the row of
 In the rows of the other paths, the turn is context.
 """
 
+from itertools import groupby
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
@@ -125,7 +126,9 @@ def _row_of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | 
     start = path.index(own[0])
     messages = [message(nodes[n]["message"]) for n in path]
     row: Row = {"prompt": messages[:start], "completion": messages[start:]}
-    if not all(nodes[n].get("token_ids") for n in path if nodes[n].get("sampled")):
+    runs = groupby(path, key=lambda n: bool(nodes[n].get("sampled")))
+    # A message between turns may have no tokens of its own, but not a whole context.
+    if not all((all if is_own else any)(nodes[n].get("token_ids") for n in run) for is_own, run in runs):
         return row
     ids, mask, logps = list[int](), list[int](), list[float | None]()
     for n in path:

@@ -12,7 +12,7 @@ def rows(record: Record) -> list[Row]:
         Unusable: the output has tool or user messages, which cannot be distinguished from the model's text.
     """
     if isinstance(record["output"], str):
-        check_one_turn(record["output"])
+        check_one_turn(record["output"], is_decoded=True)
     answer, uid = record.get("gts"), record.get("uid")
     return [
         {

@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from itertools import chain, islice
 from pathlib import Path
@@ -85,7 +85,8 @@ class Import(Stage[ImportArguments]):
         if not shards:
             raise ValueError(f"{args.source} has no record.")
         if recording_in(args.source):
-            self.folder.chmod(0o700)  # Only the user can read a recording.
+            with suppress(PermissionError):  # of a folder of another user
+                self.folder.chmod(0o700)  # Only the user can read a recording.
             # Remove the shards of a killed import, because the recording may have grown since then.
             for shard in self.folder.glob("*-of-*.parquet"):
                 shard.unlink()

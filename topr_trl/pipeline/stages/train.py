@@ -181,8 +181,8 @@ class Train(Stage[TrainArguments]):
         there = before.stages.get(self.name, {}).get("rows_per_step", rows) if before else rows
         if there != rows:
             warn_user(
-                f"This iteration trains on {rows} rows per step, and the iteration before on {there}, because the "
-                "number of processes has changed."
+                f"This iteration trains on {rows} rows per step, and the iteration before on {there}. Check the "
+                "number of processes, per_device_train_batch_size and gradient_accumulation_steps."
             )
 
     @classmethod
