@@ -258,7 +258,7 @@ RECOGNIZED = [
     foreign("a discount above 1", "turn_discount, above 0, at most 1, 1.5", "log.csv", FEEDBACK, turn_discount="1.5"),
     foreign("a discount and `last_turn`", "turn_discount, completion='last_turn', remove", "log.json",
         example("messages"), turn_discount="0.9", completion="last_turn"),
-    foreign("several labels that are not mapped", "row 2, 'up', without a number: up", "log.csv",
+    foreign("several labels that are not mapped", "row 2, 'up', without a number, up, hm", "log.csv",
         f"{FEEDBACK}a,c,hm\n", label_values="yes=1"),
     foreign("`curate`: a misspelled column of rows", "'promt', meant to be 'prompt', rename_column, --prompt_field",
         "log.jsonl", {"promt": "a", "completion": "b", "reward": 1}, "curate"),

@@ -185,7 +185,7 @@ def test_a_part_without_text(imported):
 
 
 def test_a_dump_with_results_of_tools(imported):
-    with pytest.raises(ValueError, match=r"verl_tools.jsonl, line 1: its output has tool or user messages.* masks"):
+    with pytest.raises(ValueError, match=r"verl_tools.jsonl, line 1: its completion has tool or user messages.* masks"):
         imported("verl_tools", "verl")
 
 

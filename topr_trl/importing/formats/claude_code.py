@@ -25,12 +25,12 @@ def sessions(records: Iterable[Placed]) -> Iterator[Placed]:
     """
     found = list(joined_by("sessionId", _session_of)(records))
     joined = [record[LINES] if isinstance(record, dict) and LINES in record else [] for _, record in found]
-    session_of = {line["uuid"]: n for n, lines in enumerate(joined) for line in lines if line.get("uuid")}
-    own = [{line.get("uuid") for line in lines} for lines in joined]
+    session_of = {str(line["uuid"]): n for n, lines in enumerate(joined) for line in lines if line.get("uuid")}
+    own = [{str(line.get("uuid")) for line in lines} for lines in joined]
     for n, ((place, record), lines) in enumerate(zip(found, joined, strict=True)):
         read = [n]  # The loop adds to `read`, because an earlier session may continue a still earlier session.
         for m in read:
-            parents = {line.get(_PARENT) for line in joined[m]} - own[m]
+            parents = {str(line.get(_PARENT)) for line in joined[m]} - own[m]
             read += {session_of[name] for name in parents if name in session_of} - {*read}
         copied = [line for m in sorted(read[1:]) for line in joined[m]]
         yield place, {**record, LINES: [*copied, *lines]} if copied else record  # type: ignore[dict-item]

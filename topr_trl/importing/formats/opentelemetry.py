@@ -292,7 +292,8 @@ def _is_telemetry(record: Record) -> bool:
     if isinstance(attributes, list):
         names = [each.get("key") for each in attributes if isinstance(each, Mapping)]
     else:
-        names = [*(attributes or ()), *(name.removeprefix("attributes.") for name in record if "attributes." in name)]
+        given = attributes if isinstance(attributes, Mapping) else ()
+        names = [*given, *(name.removeprefix("attributes.") for name in record if "attributes." in name)]
     return (
         any(str(name).startswith(_PREFIXES) for name in names) or inner_value(attributes, "openinference") is not None
     )
