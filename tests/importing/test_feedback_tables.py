@@ -236,7 +236,7 @@ def test_cells_can_be_long(tmp_path, monkeypatch):
         (ROWS, ("--format", "messages"), "like table .*Use --format table.*With --format messages, .*: it lacks"),
         ("question,response,score\n<|im_start|>user,b,1\n", (), "already applied.*--chat false.*--chat true"),
         *(
-            (f'question,response,score\na,"<tool_call>{mark}12",1\n', given, "tool or user messages.*lists of messages")
+            (f'question,response,score\na,"<tool_call>{mark}12",1\n', given, "tool or user messages.*list of messages")
             for mark, given in (
                 ("<|im_end|>\n<|im_start|>user\n", ()), ("<|start_header_id|>ipython", ("--chat", "false")),
                 ("<start_of_turn>user", ("--chat", "true")), ("\nuser\n<tool_response>", ()), ("<|user|>", ()),
