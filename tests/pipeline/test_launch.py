@@ -273,6 +273,7 @@ def test_a_forked_stage_gets_ctrl_c_before_it_is_ended(tmp_path, monkeypatch, is
 
     def wait(seconds):
         wait_for(tmp_path / "log")
+        time.sleep(0.5)  # Python ignores Ctrl+C during some callbacks, so let the program reach its own sleep.
         if is_pressed:
             raise KeyboardInterrupt
         return True
