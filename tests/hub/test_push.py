@@ -490,7 +490,7 @@ def test_code_of_a_model_goes_with_it(loop, tmp_path):
     (model / "README.md").write_text("# Mine\n")
     (model / "config.json").write_text(json.dumps(own))
     assert "modeling_mine.py" in pack(model, "me/x").files
-    (model / "config.json").rename(model / "tokenizer_config.json")  # as of an adapter with a tokenizer of its own
+    (model / "config.json").rename(model / "tokenizer_config.json")  # An adapter has no config.json.
     (model / "adapter_config.json").write_text("{}")
     assert "modeling_mine.py" in pack(model, "me/x").files
 

@@ -115,7 +115,10 @@ class Envelope:
         return found
 
     def _text_in(self, record: Record) -> str | None:
-        """Return the answer if it is text, perhaps JSON of the model. In a table, JSON text is an exported object."""
+        """Return the answer if it is text, which can be JSON that the model wrote.
+
+        Return None if the request is JSON text, because the JSON text of the answer then is an exported object, too.
+        """
         said, asked = (raw_value_at(record, *paths) for paths in (self.response, self.request))
         is_exported = isinstance(asked, str) and not isinstance(parsed_json(asked), str)
         return said if isinstance(said, str) and not is_exported else None

@@ -44,7 +44,7 @@ class Step:
 
 def run_steps(
     steps: Sequence[Step], launch: LaunchArguments, out: Path, side: str = "", stop: Event | None = None,
-    others: Sequence[Step] = (),
+    every: Sequence[Step] = (),
 ) -> float:  # fmt: skip
     """Run steps in order.
 
@@ -55,7 +55,7 @@ def run_steps(
         side (`str`, defaults to `""`): Name of the side, if there are two sides. The processes of a stage then write
             their output to a file `STAGE.log`.
         stop (`Event`, *optional*): Event that ends the running step's processes and skips later steps when it is set.
-        others (`Sequence[Step]`, defaults to `()`): Steps of the other side.
+        every (`Sequence[Step]`, defaults to `()`): Steps of all sides. `()` means `steps`.
 
     Returns:
         The seconds that the stages spent.
@@ -71,7 +71,7 @@ def run_steps(
         _wait_for(step.after, stop)
         if stop.is_set():
             raise ChildProcessError(f"The stage {step.stage.name} was stopped.")
-        if stage.is_finished() or _weights_are_used_up(stage, [*steps, *others]):
+        if stage.is_finished() or _weights_are_used_up(stage, every or steps):
             stage.clean_up()
             _print_line(f"{title}: done before")
             step.finish()

@@ -116,7 +116,7 @@ def test_results_of_tools_have_no_log_mu():
 
 
 def test_masked_tokens_between_trained_ones_are_refused():
-    """A replayed row has no attention mask of its own, so its log π would have another context than its log μ."""
+    """Replay keeps no attention mask, so log π of such a row would be computed in another context than its log μ."""
     buffer = ReplayBuffer(9, "newest")
     buffer.begin(batch_of([1.0], completion_mask=torch.tensor([[1, 0, 1, 0]])), step=1)
     buffer.note(torch.tensor([100]), torch.full((1, 4), -0.5))

@@ -131,8 +131,8 @@ def _prompt(
 def _read(last: str | None, lines: dict[str, Record]) -> Iterator[Record]:
     """Yield the lines of a branch up to the line with the id `last`.
 
-    A compaction keeps some earlier messages. Their lines are in the branch before the compaction, so the line after
-    which the model read them, `anchorUuid`, is followed by these lines.
+    A compaction keeps some earlier messages. Their lines are in the branch before the compaction. The model read them
+    after the line `anchorUuid`, so they follow this line.
 
     Raises:
         NotOfFormat: the branch has a cycle.

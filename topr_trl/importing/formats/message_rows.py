@@ -40,9 +40,11 @@ def _flat(record: Record) -> Record:
 
     Other records are returned unchanged.
     """
+    if _is_message(record):
+        return record
     messages = {name: found for name, value in record.items()
                 if (found := with_role(given := parsed_json(value))) is not given}  # fmt: skip
-    if _is_message(record) or len(messages) != 1:
+    if len(messages) != 1:
         return record
     ((name, message),) = messages.items()
     return {**message, **{other: value for other, value in record.items() if other != name}}
