@@ -18,7 +18,7 @@ from topr_trl import PRESETS, truncated_weights
 from topr_trl.loss import MAX_LOG_WEIGHT
 from topr_trl.trainers.metrics import row_metrics
 
-ANSWER, POWER, POSITIVES = "answer", "power", "positives"  # levels that only this benchmark has
+ANSWER, POWER, POSITIVES, REPEATED = "answer", "power", "positives", "repeated"  # levels that only this benchmark has
 DPPO, DPPO_LIMIT = "dppo", 0.2  # DPPO's loss (arXiv 2602.04879, Eq. 11) with its binary TV divergence and limit δ
 POWER_TOKENS = 160  # ℓ: the ratio of longer sessions is raised to the power ℓ / |y|
 
@@ -50,7 +50,7 @@ class Sessions:
         Args:
             model: model being trained.
             level: a level of `benchmarks.ratios.log_ratios`, `ANSWER` (a ratio for each answer),
-                `POWER`, `DPPO` or `POSITIVES`.
+                `POWER`, `DPPO`, `POSITIVES`, or `REPEATED` (the same, for sessions that are all good).
         """
         policy_ST, mu_ST, mask_ST, part_ST = self.logps(model)
         weights = token_weights(self.rewards_S, policy_ST.detach(), mu_ST, mask_ST, part_ST, level)
@@ -98,7 +98,7 @@ def token_weights(
     rewards_S: Tensor, policy_ST: Tensor, mu_ST: Tensor, mask_ST: Tensor, part_ST: Tensor, level: str
 ) -> Tensor:
     """Return (S, T) weights of the tokens. See `Sessions.loss` for the levels."""
-    if level == POSITIVES:
+    if level in (POSITIVES, REPEATED):
         return (rewards_S > 0).float()[:, None].expand_as(policy_ST)
     if level == DPPO:  # Drop a token if π - μ exceeds the limit in the direction of the reward.
         pushed_ST = rewards_S.sign()[:, None] * (policy_ST.exp() - mu_ST.exp())

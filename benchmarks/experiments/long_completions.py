@@ -5,7 +5,7 @@ drawn from the base model's answers before training, so rows are as old as the n
 benchmarks/long_completions.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from benchmarks.cells import Cell, Store
 from benchmarks.experiment import TUNING_SEED, Experiment, rates
 from benchmarks.loops.training import adamw, update
 from benchmarks.rows import Rows
-from benchmarks.sessions import ANSWER, DPPO, POSITIVES, POWER, Sessions
+from benchmarks.sessions import ANSWER, DPPO, POSITIVES, POWER, REPEATED, Sessions
 from benchmarks.setting import Profile, base_model, candidates, evaluate, summary
 
 TASK = "sure-17"
@@ -29,7 +29,7 @@ WATCHED = 32  # sessions whose weights are measured, of problems that are not tr
 NAMES = {
     "sequence (TOPR)": "sequence", "segment": "segment 64", "segment of 16": "segment 16",
     "segment of 256": "segment 256", "one per answer": ANSWER, "prefix": "prefix", "power": POWER, "token": "token",
-    "DPPO": DPPO, "positives only": POSITIVES,
+    "DPPO": DPPO, "positives only": POSITIVES, "positives repeated": REPEATED,
 }  # fmt: skip
 
 
@@ -66,6 +66,7 @@ OTHERS = [each for each in COMPARED if each not in LENGTHS]
 SETTINGS_OF = {
     "sequence (TOPR)": SETTINGS, "segment": SETTINGS, "prefix": [s for s in SETTINGS if s != NOISY],
     "positives only": [s for s in SETTINGS if s not in (EARLY, LATE)],
+    "positives repeated": [s for s in SETTINGS if s not in (EARLY, LATE)],
     "segment of 16": SETTINGS, "segment of 256": [Setting(16)], "DPPO": [Setting(16)],
     "token": [NOISY], "power": [*map(Setting, (1, 4, 16))],
 }  # fmt: skip
@@ -127,8 +128,8 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     pool = candidates(task, profile, seed).scored_by(model)
     rng = np.random.default_rng(seed)
     is_watched = np.isin(pool.groups, rng.permutation(np.unique(pool.groups))[: profile.problems // 10])
-    watched, trained = (_drawing(pool, np.flatnonzero(of), setting, rng) for of in (is_watched, ~is_watched))
-    watched_sessions = watched(WATCHED)
+    watched_sessions = _drawing(pool, np.flatnonzero(is_watched), setting, rng)(WATCHED)
+    trained = _drawing(pool, np.flatnonzero(~is_watched), setting, rng, [1.0] if level == REPEATED else [1.0, -1.0])
     split = "validation" if seed == TUNING_SEED else "test"
     optimizer, curve = adamw(model, cell["learning_rate"]), []
     updates = cell.get("updates", MEASURED_AT[-1])
@@ -144,8 +145,10 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     return {"curve": curve}
 
 
-def _drawing(pool: Rows, places: np.ndarray, setting: Setting, rng: np.random.Generator) -> Callable[[int], Sessions]:
-    """Return a function that draws sessions from some rows of a pool, half of them with reward 1.
+def _drawing(
+    pool: Rows, places: np.ndarray, setting: Setting, rng: np.random.Generator, rewards: Sequence[float] = (1.0, -1.0)
+) -> Callable[[int], Sessions]:
+    """Return a function that draws sessions from some rows of a pool, with these rewards in turn.
 
     `SHARE_RIGHT` has the share of right answers. With `mistakes="early"`, the first half of a session with reward -1 is
     wrong, and its second half is like a session with reward 1. With `"late"`, it is the other way round.
@@ -164,7 +167,7 @@ def _drawing(pool: Rows, places: np.ndarray, setting: Setting, rng: np.random.Ge
         return np.where(rng.random(parts) < share_P, rng.choice(right, parts), rng.choice(wrong, parts))
 
     def draw(count: int) -> Sessions:
-        rewards_S = np.resize([1.0, -1.0], count)
+        rewards_S = np.resize(rewards, count)
         return Sessions(pool, np.stack([session(reward) for reward in rewards_S]), rewards_S)
 
     return draw
