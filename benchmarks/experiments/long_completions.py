@@ -20,8 +20,9 @@ from benchmarks.setting import Profile, base_model, candidates, evaluate, summar
 TASK = "sure-17"
 SESSIONS = {1: 64, 4: 16, 16: 8, 64: 2}  # sessions of an update, by the number of answers in a session
 TOKENS = 40  # tokens of an answer, on average
-SHARE_RIGHT = {1.0: 0.5, -1.0: 0.05}  # share of right answers, by the session's reward; not for sessions of one answer
-ANYWHERE = "anywhere"
+ANYWHERE, FEW, NONE = "anywhere", "in 20% of a good session", "only in bad sessions"
+# Shares of right answers in good and bad sessions of more than one answer, by the place of mistakes.
+SHARES_RIGHT = {ANYWHERE: (0.5, 0.05), FEW: (0.8, 0.5), NONE: (1.0, 0.5)}
 MEASURED_AT = (64, 256)  # updates
 LONGER = 1_024  # updates of the run that tests whether short segments taper too little
 SEEDS = 3
@@ -34,7 +35,7 @@ NAMES = {
 
 
 class Setting(NamedTuple):
-    """Sessions of `parts` answers of a model, with mistakes anywhere, or in one half of a session with reward -1."""
+    """Sessions of `parts` answers of a model, with mistakes anywhere, in one half of a bad session, or as in `GOOD`."""
 
     parts: int
     mistakes: str = ANYWHERE
@@ -54,7 +55,9 @@ class Setting(NamedTuple):
 # `main` makes random mistakes. On this model, a taper that is too weak does harm.
 NOISY = Setting(16, task="main")
 EARLY, LATE = (Setting(16, mistakes) for mistakes in ("early", "late"))
-SETTINGS = [*map(Setting, SESSIONS), NOISY, EARLY, LATE]
+GOOD = (Setting(16, FEW), Setting(16, NONE))  # settings in which good sessions have fewer mistakes
+WITHOUT_GOOD = [*map(Setting, SESSIONS), NOISY, EARLY, LATE]
+SETTINGS = [*WITHOUT_GOOD, *GOOD]
 BOTH = (Setting(4), Setting(16))  # settings with a comparison after 64 updates, too; the others only have one after 256
 COMPARED = [
     (setting, updates) for setting in SETTINGS for updates in (MEASURED_AT if setting in BOTH else MEASURED_AT[-1:])
@@ -64,10 +67,10 @@ LENGTHS = [(setting, MEASURED_AT[-1]) for setting in map(Setting, SESSIONS)]
 OTHERS = [each for each in COMPARED if each not in LENGTHS]
 # Settings in which a method is run. Methods that are not listed are run with mistakes anywhere on `TASK`.
 SETTINGS_OF = {
-    "sequence (TOPR)": SETTINGS, "segment": SETTINGS, "prefix": [s for s in SETTINGS if s != NOISY],
-    "positives only": [s for s in SETTINGS if s not in (EARLY, LATE)],
+    "sequence (TOPR)": SETTINGS, "segment": SETTINGS, "prefix": [s for s in WITHOUT_GOOD if s != NOISY],
+    "positives only": [s for s in WITHOUT_GOOD if s not in (EARLY, LATE)],
     "positives repeated": [s for s in SETTINGS if s not in (EARLY, LATE)],
-    "segment of 16": SETTINGS, "segment of 256": [Setting(16)], "DPPO": [Setting(16)],
+    "segment of 16": WITHOUT_GOOD, "segment of 256": [Setting(16)], "DPPO": [Setting(16)],
     "token": [NOISY], "power": [*map(Setting, (1, 4, 16))],
 }  # fmt: skip
 
@@ -150,8 +153,8 @@ def _drawing(
 ) -> Callable[[int], Sessions]:
     """Return a function that draws sessions from some rows of a pool, with these rewards in turn.
 
-    `SHARE_RIGHT` has the share of right answers. With `mistakes="early"`, the first half of a session with reward -1 is
-    wrong, and its second half is like a session with reward 1. With `"late"`, it is the other way round.
+    `SHARES_RIGHT` has the shares of right answers. With `mistakes="early"`, the first half of a session with reward -1
+    is wrong, and its second half is like a session with reward 1. With `"late"`, it is the other way round.
     """
     parts, mistakes, _ = setting
     is_right = pool.rewards > 0
@@ -160,10 +163,11 @@ def _drawing(
     def session(reward: float) -> np.ndarray:
         if parts == 1:
             return rng.choice(right if reward > 0 else wrong, 1)
-        share_P = np.full(parts, SHARE_RIGHT[reward])
-        if reward < 0 and mistakes != ANYWHERE:
+        good, bad = SHARES_RIGHT.get(mistakes, SHARES_RIGHT[ANYWHERE])
+        share_P = np.full(parts, good if reward > 0 else bad)
+        if reward < 0 and mistakes in ("early", "late"):
             is_late_P = np.arange(parts) >= parts // 2
-            share_P = np.where(is_late_P == (mistakes == "early"), SHARE_RIGHT[1.0], 0.0)
+            share_P = np.where(is_late_P == (mistakes == "early"), good, 0.0)
         return np.where(rng.random(parts) < share_P, rng.choice(right, parts), rng.choice(wrong, parts))
 
     def draw(count: int) -> Sessions:
