@@ -339,7 +339,7 @@ def _without_replay(store: Store) -> list[Interval]:
 
 def _segments(
     store: Store, settings: list[Setting], first: str = "segment", second: str = "sequence (TOPR)",
-    second_updates: int = long_completions.MEASURED_AT[-1],
+    second_updates: int = long_completions.MEASURED_AT[-1], shown: str = "pass@1",
 ) -> Interval | list[Interval]:  # fmt: skip
     """Return pass@1 of one ratio after all updates minus that of another one after some updates, for each setting."""
     gaps = []
@@ -347,7 +347,7 @@ def _segments(
         measured = []
         for name, updates in ((first, long_completions.MEASURED_AT[-1]), (second, second_updates)):
             experiment = long_completions.of_setting(setting, updates)
-            measured.append(experiment.measured(store, name, long_completions.measure(updates, "pass@1")))
+            measured.append(experiment.measured(store, name, long_completions.measure(updates, shown)))
         if not all(measured):
             raise Unfinished(f"{first} or {second} has not been run")
         gaps.append(difference(*measured))
@@ -421,7 +421,10 @@ _TABLES: list[tuple[Callable[..., Found], dict[str, tuple[Any, ...]]]] = [
     (_without_replay, {"without_replay": ()}),
     (_segments, {
         "segment": (_LONG,),
-        "segment_positives": (_LONG, "segment", "positives only"),
+        "segment_repeated": (_LONG, "segment", "positives repeated"),
+        "segment_repeated_main": (_NOISY, "segment", "positives repeated"),
+        "segment_repeated_few": (long_completions.GOOD[:1], "segment", "positives repeated"),
+        "segment_repeated_none": (long_completions.GOOD[1:], "segment", "positives repeated"),
         "segment_main": (_NOISY,),
         "segment_mistakes": (_MISTAKES,),
         "segment_stopped": (_LONG[:1], "segment", "sequence (TOPR)", long_completions.MEASURED_AT[0]),
