@@ -148,13 +148,8 @@ def best_estimate(samples: RewardSamples, k: int) -> RewardEstimate:
 
 
 def passed(samples: RewardSamples, pass_threshold: float) -> NDArray[np.bool_]:
-    """Return whether each sample passes, shape (P, S). A sample without a reward does not pass."""
+    """Return whether the reward of each sample is at least the threshold, shape (P, S). NaN is not."""
     return np.nan_to_num(samples.rewards_PS, nan=-np.inf) >= pass_threshold
-
-
-def expected_pass_by_reward(samples: RewardSamples, pass_threshold: float, k: int) -> NDArray[np.float64]:
-    """Return pass@k of each problem, shape (P,). A sample passes if its reward is at least the threshold."""
-    return pass_of_problems(passed(samples, pass_threshold), k)
 
 
 def evaluate_rewards(samples: RewardSamples, pass_threshold: float | None = None) -> Evaluation:
@@ -181,7 +176,7 @@ def evaluate_rewards(samples: RewardSamples, pass_threshold: float | None = None
         passed_PS = passed(samples, pass_threshold)
         not_passed_PS = ~passed_PS & ~np.isnan(samples.rewards_PS)
         shares = {PASSED: float(passed_PS.mean()), NOT_PASSED: float(not_passed_PS.mean())}
-        pass_at = {k: exact_estimate(expected_pass_by_reward(samples, pass_threshold, k), k, size) for k in ks}
+        pass_at = {k: exact_estimate(pass_of_problems(passed_PS, k), k, size) for k in ks}
         cardinality = np.bincount(passed_PS.sum(axis=1), minlength=size + 1).tolist()
     if missing:
         shares[WITHOUT] = missing
@@ -246,9 +241,11 @@ def compare_rewards(
     for k in ks:
         means = [best_moments(samples, k)[0] for samples in both]
         found["reward" if k == 1 else f"best reward@{k}"] = _reward_difference(means[0], means[1], seed)
-    for k in ks if pass_threshold is not None else ():
-        values = [expected_pass_by_reward(samples, pass_threshold, k)[:, None] for samples in both]  # type: ignore[arg-type]
-        found[f"pass@{k}"] = paired_bootstrap(values[0], values[1], seed)[0]
+    if pass_threshold is not None:
+        have_passed = [passed(samples, pass_threshold) for samples in both]
+        for k in ks:
+            first_P1, second_P1 = (pass_of_problems(passed_PS, k)[:, None] for passed_PS in have_passed)
+            (found[f"pass@{k}"],) = paired_bootstrap(first_P1, second_P1, seed)
     return found
 
 

@@ -342,9 +342,8 @@ def _ignore(*_: Any, **__: Any) -> None:
 
 def _as_trl_passes(prompt: Any, completion: Any) -> Any:
     """Return a completion as TRL passes it. A text after a prompt of messages becomes an assistant message."""
-    is_text = isinstance(completion, str)
-    if is_conversational({"prompt": prompt}):
-        return [{"role": "assistant", "content": completion}] if is_text else completion
+    if isinstance(completion, str) and is_conversational({"prompt": prompt}):
+        return [{"role": "assistant", "content": completion}]
     return completion
 
 
