@@ -9,7 +9,7 @@ import pyarrow as pa
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from topr_trl.data.rows import finite_rewards, hash_prompts, id_column, need_columns
+from topr_trl.data.rows import finite_rewards, need_columns
 from topr_trl.data.sampler_logps import TEMPERATURE
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
 from topr_trl.evaluation.answers import ProblemId, rows_by_problem
@@ -83,16 +83,15 @@ def reward_samples_of(rows: Dataset) -> RewardSamples:
         ValueError: there is no row, no row has a reward, a column is missing or has a wrong value, or the problems
             differ in their number of samples or greedy rows.
     """
-    by_id = "problem_id" in rows.column_names
+    problem = "problem_id" if "problem_id" in rows.column_names else "prompt"
     reward = "label" if "label" in rows.column_names and "reward" not in rows.column_names else "reward"
-    need_columns(rows.column_names, (reward, "problem_id" if by_id else "prompt"), "Rows to evaluate")
+    need_columns(rows.column_names, (reward, problem), "Rows to evaluate")
     if len(rows) == 0:
         raise ValueError("There are no rows to evaluate.")
-    ids = id_column(rows, "problem_id") if by_id else hash_prompts(rows.with_format(None)["prompt"])
     rewards = finite_rewards(rows, may_be_missing=True)
     if np.isnan(rewards).all():
         raise ValueError(f"None of the {len(rewards)} rows to evaluate has a reward.")
-    places, sampled, greedy, temperatures = rows_by_problem(rows, ids.tolist())
+    places, sampled, greedy, temperatures = rows_by_problem(rows)
     counts = {len(place) for place in sampled}
     if len(counts) > 1:
         raise ValueError(

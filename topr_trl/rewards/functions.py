@@ -173,7 +173,7 @@ def prepare_rewards(reward_funcs: Sequence[Any], columns: Collection[str], load:
 
 def _prepare(given: Any, columns: Collection[str], load: bool) -> Reward:
     if isinstance(given, str) and not load:
-        return Reward(given.rstrip("/").split("/")[-1], None, "model")
+        return Reward(Path(given).name, None, "model")
     if isinstance(given, str):
         model, info = AutoModelForSequenceClassification.from_pretrained(
             given, num_labels=1, use_safetensors=True, trust_remote_code=False, output_loading_info=True
@@ -187,7 +187,7 @@ def _prepare(given: Any, columns: Collection[str], load: bool) -> Reward:
             tokenizer.pad_token = tokenizer.eos_token
         # The model returns its score for the last token that is not padding, so it needs the padding token.
         given.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-        return Reward(get_config_model_id(given.config).rstrip("/").split("/")[-1], given.eval(), "model", tokenizer)
+        return Reward(Path(get_config_model_id(given.config)).name, given.eval(), "model", tokenizer)
     if not callable(given):
         raise ValueError(f"reward_funcs must be functions, models or names of models, not {given!r}.")
     name = get_callable_name(given)
