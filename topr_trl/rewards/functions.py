@@ -37,7 +37,7 @@ from topr_trl.baseline import LARGEST_REWARD
 from topr_trl.data.messages import plain_messages
 from topr_trl.data.rows import OF_FUNCTION, need_columns, problem_column, text_column
 from topr_trl.data.tokenization import template_options
-from topr_trl.rewards.verdicts import CORRECT, VERDICTS, check_rewards, text_of
+from topr_trl.rewards.verdicts import CORRECT, VERDICTS, Judgement, check_rewards, text_of
 
 RewardFunc: TypeAlias = str | PreTrainedModel | Callable[..., Any]
 
@@ -256,7 +256,7 @@ def score_rows(
             neither a finite number nor None.
     """
     values_NF = np.full((len(rows), len(rewards)), np.nan)
-    judgements: list[tuple[str, str | None]] = []
+    judgements: list[Judgement] = []
     if any(reward.kind == "judge" for reward in rewards):
         text_column(rows, "answer")  # Check all answers before any function is called.
     with tqdm(total=len(rows), desc=description, unit="row", delay=5) as progress:
@@ -297,9 +297,7 @@ def _chunks(rows: Dataset) -> Iterator[tuple[int, int]]:
     yield first, len(rows)
 
 
-def _score_chunk(
-    rows: Dataset, start: int, rewards: Sequence[Reward]
-) -> tuple[NDArray[np.float64], list[tuple[str, str | None]]]:
+def _score_chunk(rows: Dataset, start: int, rewards: Sequence[Reward]) -> tuple[NDArray[np.float64], list[Judgement]]:
     """Return the values of F rewards, shape (N, F), and the judge's verdicts and answers.
 
     A value is NaN if the function returned None. Without a judge, the list of verdicts and answers is empty. Error
@@ -318,7 +316,7 @@ def _score_chunk(
         "log_metric": _ignore,
     }
     found: dict[str, Any] = {}
-    judgements: list[tuple[str, str | None]] = []
+    judgements: list[Judgement] = []
     later = [reward for reward in rewards if reward.kind == "function" and is_async_callable(reward.call)]
     for reward in rewards:
         if reward.kind == "model":
@@ -398,9 +396,7 @@ def _as_number(name: str, i: int, value: Any) -> float:
     )
 
 
-def _judge(
-    reward: Reward, completions: Sequence[Any], answers: Sequence[str], start: int
-) -> list[tuple[str, str | None]]:
+def _judge(reward: Reward, completions: Sequence[Any], answers: Sequence[str], start: int) -> list[Judgement]:
     texts = [text_of(completion, i) for i, completion in enumerate(completions, start)]
     with _naming(reward):
         judgements = list(reward.call(texts, answers))
