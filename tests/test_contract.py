@@ -202,17 +202,10 @@ def test_model_card_has_the_heading_that_ours_goes_before():
 
 def test_generation_batch_keys():
     # `trim_padding` trims the keys with a value for each token. Check whether a new key has such values.
-    keys = set()
-    for node in ast.walk(ast.parse(source(GRPOTrainer._generate_and_score_completions))):
-        if (
-            isinstance(node, ast.Assign)
-            and ast.unparse(node.targets[0]) == "output"
-            and isinstance(node.value, ast.Dict)
-        ):
-            keys |= {key.value for key in node.value.keys}
-        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "output" and isinstance(node.ctx, ast.Store):
-            keys.add(node.slice.value)
-    assert keys
+    text = source(GRPOTrainer._generate_and_score_completions)
+    first = re.search(r"\boutput = \{(.*?)\}", text, re.DOTALL)[1]
+    keys = set(re.findall(r'"(\w+)":', first)) | set(re.findall(r'\boutput\["(\w+)"\] =', text))
+    assert len(keys) > 10
     assert keys <= KNOWN_KEYS, f"new in the generation batch of {RELEASES}: {keys - KNOWN_KEYS}"
 
 
