@@ -14,7 +14,7 @@ from topr_trl.evaluation.figure_style import DPI, LOOK, POSITIVE, PREFIX, SEGMEN
 
 STYLES = {
     "sequence (TOPR)": (TOPR, "-"), "segment": (SEGMENT, "-"), "segment of 16": (SEGMENT, "--"),
-    "one per answer": (SEGMENT, ":"), "prefix": (PREFIX, "-"), "positives only": (POSITIVE, "-"),
+    "one per answer": (SEGMENT, ":"), "prefix": (PREFIX, "-"), "positives repeated": (POSITIVE, "-"),
 }  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def _figure_of(store: Store, lengths: list[int]) -> Figure:
             [TOKENS * parts for parts in lengths], [100 * one.mean for one in found], [100 * one.half for one in found],
             color=color, linestyle=line, marker="o", markersize=4, capsize=2, label=name,
         )  # fmt: skip
-        if name == "positives only":  # negatives have no weight
+        if name == "positives repeated":  # negatives have no weight
             continue
         longest = of_setting(Setting(lengths[-1])).ends(store, name)
         by_quarter = np.mean([one["curve"][0]["weights"] for one in longest.values()], axis=0)

@@ -421,6 +421,7 @@ _TABLES: list[tuple[Callable[..., Found], dict[str, tuple[Any, ...]]]] = [
     (_segments, {
         "segment": (_LONG,),
         "segment_repeated": (_LONG, "segment", "positives repeated"),
+        "segment_repeated_greedy": (_LONG, "segment", "positives repeated", long_completions.MEASURED_AT[-1], "greedy"),
         "segment_repeated_main": (_NOISY, "segment", "positives repeated"),
         "segment_repeated_few": (long_completions.GOOD[:1], "segment", "positives repeated"),
         "segment_repeated_none": (long_completions.GOOD[1:], "segment", "positives repeated"),
