@@ -268,7 +268,7 @@ RECOGNIZED = [
         "no column for the prompt, asked, --prompt_field", "log.csv", "asked,said,score\na,b,1\n",
         completion_field="said"),
     foreign("a condition without a value", "where, filter=strict-match, 'a'", "log.csv", FEEDBACK, where="a"),
-    foreign("a column for the prompt of a chat log", "prompt_field, tables, format openai, remove", "log.csv", FEEDBACK,
+    foreign("a column for the prompt of a chat log", "prompt_field, table, format openai, remove", "log.csv", FEEDBACK,
         prompt_field="question", format="openai"),
     foreign("a field of messages of a table", "messages_field, format table, remove", "log.csv", FEEDBACK,
         messages_field="a", format="table"),

@@ -36,7 +36,7 @@ def rows_of(name, record):
 def test_calls_that_clients_wrote(tmp_path, tool_tokenizer, file, name):
     """Each file has the same three calls: of a tool, and two answers with its result in the prompt."""
     file = WRITTEN / f"{file}.jsonl"
-    assert recognize([file]) == name
+    assert recognize(file) == name
     rows = imported(tmp_path, file, "--reward_fields", "score")
     assert rows["reward"][:] == [1.0, 1.0, 0.0]
     check_calls(list(rows), "I look it up.", tool_tokenizer)
@@ -75,7 +75,7 @@ CLIENTS = ("openai", "anthropic", "gemini", "responses")
 def test_calls_that_tracers_wrote(tmp_path, tool_tokenizer, file, without_temperature):
     """Each file has the three calls of each client. The ratings of PostHog are other events, so they are in a file."""
     name, path, rewards = file.partition("-")[0], WRITTEN / f"{file}.jsonl", tmp_path / "rewards.jsonl"
-    assert recognize([path]) == name
+    assert recognize(path) == name
     settings = []
     if name == "posthog":
         ids = [json.loads(line)["properties"]["$ai_trace_id"] for line in path.read_text().splitlines()]
@@ -121,7 +121,7 @@ def test_events_of_posthog():
 def test_generations_of_ollama(tmp_path):
     """The server applies the chat template to the prompt. The third answer ends at the limit."""
     file = WRITTEN / "ollama-generate-0.6.3.jsonl"
-    assert recognize([file]) == "ollama-generate"
+    assert recognize(file) == "ollama-generate"
     rows = imported(tmp_path, file, "--reward_fields", "score")
     assert [turns(row["prompt"]) for row in rows] == [ASKED] * 3
     assert [row["completion"][0]["content"] for row in rows] == ["12", "7", "Twel"]
@@ -141,7 +141,7 @@ def test_requests_of_helicone(tmp_path):
              "request_body": json.dumps({"system": "Calculate.", "messages": MESSAGES[1:]})}  # fmt: skip
     lines = [HELICONE, mixed, {**HELICONE, "response_status": 500}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert recognize([tmp_path / "a.jsonl"]) == "helicone"
+    assert recognize(tmp_path / "a.jsonl") == "helicone"
     rows = imported(tmp_path, tmp_path / "a.jsonl")
     assert [turns(row["prompt"]) for row in rows] == [ASKED] * 2
     assert [turns(row["completion"]) for row in rows] == [ANSWER] * 2
@@ -181,7 +181,7 @@ def test_spans_of_datadog(tmp_path):
     spans = [DATADOG, workflow, {**DATADOG, "status": "error"}]
     page = {"data": [{"id": "s", "type": "span", "attributes": span} for span in spans], "meta": {"status": "done"}}
     (tmp_path / "a.json").write_text(json.dumps(page))
-    assert recognize([tmp_path / "a.json"]) == "datadog"
+    assert recognize(tmp_path / "a.json") == "datadog"
     (row,) = imported(tmp_path, tmp_path / "a.json")
     called = ("assistant", "", None, [LEGS])
     assert turns(row["prompt"]) == [*ASKED, called, ("tool", "FOUR", None, [])]

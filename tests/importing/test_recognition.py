@@ -37,7 +37,7 @@ def test_every_format_has_an_example():
 
 @pytest.mark.parametrize("name", OF_FILES)
 def test_files_that_other_programs_wrote(name):
-    assert recognize([WRITTEN / name]) == OF_FILES[name]
+    assert recognize(WRITTEN / name) == OF_FILES[name]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_an_error_names_the_likeliest_format(tmp_path, named, own):
 def test_records_of_two_formats(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(EXAMPLES[name]) for name in ("pairs", "sharegpt")))
     with pytest.raises(ValueError, match=r"a\.jsonl looks like pairs and sharegpt.*--format"):
-        recognize([tmp_path / "a.jsonl"])
+        recognize(tmp_path / "a.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_records_of_two_formats(tmp_path):
 def test_files_of_another_kind(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=words):
-        recognize([tmp_path / name])
+        recognize(tmp_path / name)
 
 
 def test_a_table_of_messages_keeps_its_prompts():

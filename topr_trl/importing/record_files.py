@@ -114,13 +114,10 @@ def _count(path: Path) -> int:
         return eval_archives.count_samples(path)
     if kind == RECORDING:
         return count_rollouts(path)
-    with _readable(path):
-        if kind == ".parquet":
+    if kind == ".parquet":
+        with _readable(path):
             return pq.read_metadata(path).num_rows
-        if kind in csv_tables.SUFFIXES:
-            return csv_tables.count_rows(path)
-        by_lines = json_documents.is_by_lines(path)
-        return sum(1 for _ in (_read_lines(path) if by_lines else json_documents.read_documents(path)))
+    return sum(1 for _ in read_records(path))
 
 
 @contextmanager

@@ -167,19 +167,24 @@ class RecordReader:
             return False
         found = list[bool]()
         with suppress(ValueError):
-            first = files_of(self.source, self.format.suffix)[0]
-            for _, record in islice(self._split(self.records_of(first)), _RECORDS):
-                if record is None or self._is_other(record):
-                    continue
+            for record in self.first_records():
                 with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
                     found.append(bool(self.format.rewards(self._with_names_of_format(record))))
         return any(found) or not found
 
-    def find_runs(self, records: Iterable[Placed]) -> None:
+    def first_records(self) -> Iterator[Any]:
+        """Yield the content of the first records that are not broken and match `where`."""
+        first = files_of(self.source, self.format.suffix)[0]
+        for _, record in islice(self._split(self.records_of(first)), _RECORDS):
+            if record is not None and not self._is_other(record):
+                yield record
+
+    def find_runs(self, records: Iterable[Placed], rollout_field: str) -> None:
         """Collect the problem id and the reward of each run. With `rollout_field`, call this method before `read`.
 
         Args:
             records (`Iterable`): Place and content of each record.
+            rollout_field (`str`): Field with the id of the run.
 
         Raises:
             ValueError: a record does not match the format, cannot be used and no setting skips it, or has a different
@@ -190,7 +195,7 @@ class RecordReader:
                 continue
             with suppress(Unusable), self._errors_with(place, record):
                 record = self._check_fields(record)
-                name = self._run_name(record)
+                name = _id_of(record, rollout_field)
                 run = self.runs.setdefault(name, _Run())
                 if (reward := self._reward_or_none(record)) is not None:
                     if run.reward not in (None, reward):
@@ -251,15 +256,13 @@ class RecordReader:
         """Add a row to a shard, with its place and its notes."""
         for note in notes_of(row):
             part.noted.setdefault(note, []).append(short_place(place, self.source))
-        if self.format.names_rollouts and row.get(ROLLOUT):
-            row[ROLLOUT] = self._name_in_folder(place, row[ROLLOUT])
-        part.rows.append(self._cut(row))
-        part.places.append(place)
-
-    def _name_in_folder(self, place: str, rollout: str) -> str:
-        """Return the name of a rollout. For a file in a subfolder of the source, the name starts with the subfolder."""
         folder = Path(short_place(place.rpartition(", ")[0], self.source)).parent
-        return rollout if folder == Path() else f"{folder.as_posix()}/{rollout}"
+        if self.format.names_rollouts and row.get(ROLLOUT) and folder != Path():
+            row[ROLLOUT] = f"{folder.as_posix()}/{row[ROLLOUT]}"
+        if self.args.completion == LAST_TURN and turns_of(row) > 1:
+            row = last_turn(row)
+        part.rows.append(row)
+        part.places.append(place)
 
     def _rows_of(self, record: Any) -> list[Row | LeftOut]:
         """Return the rows of a record, and a reason for each completion, or for the whole record, that gives no row."""
@@ -400,17 +403,12 @@ class RecordReader:
             else row if row and holds_completion(row) else LeftOut.EMPTY
             for row in self.format.rows(record, **self._rated_by_settings())
         ]  # fmt: skip
-        if self.format.chat:
-            for row in found:
-                if not isinstance(row, LeftOut) and isinstance(row["completion"], str):
-                    check_one_turn(row["completion"])
-        if not self.chat:
-            return found
-        if self.args.chat is None:  # With --chat, the user has chosen what to do with rendered prompts.
-            for row in found:
-                if not isinstance(row, LeftOut):
-                    check_not_rendered(row)
-        return [row if isinstance(row, LeftOut) else as_chat(row) for row in found]
+        for row in _rows_in(found):
+            if self.format.chat and isinstance(row["completion"], str):
+                check_one_turn(row["completion"])
+            if self.chat and self.args.chat is None:  # With --chat, users choose what to do with rendered prompts.
+                check_not_rendered(row)
+        return [as_chat(row) if self.chat and not isinstance(row, LeftOut) else row for row in found]
 
     def _rows(self, record: Record) -> list[Row | LeftOut]:
         found = self._completions(record)
@@ -424,7 +422,7 @@ class RecordReader:
         empty = (LeftOut.EMPTY, LeftOut.FAILED, LeftOut.BROKEN)
         placed = [row for row in found if not isinstance(row, LeftOut) or row in empty]
         if self.args.rollout_field:
-            self._add_run(record, placed)
+            self._add_run(record, self.args.rollout_field, placed)
         else:
             self._add_rewards(record, placed)
             if self.args.turn_discount:
@@ -494,10 +492,6 @@ class RecordReader:
         )
         self.not_read.update(chain(*unread))
 
-    def _cut(self, row: Row) -> Row:
-        """Return a row with the turns that the setting `completion` selects."""
-        return last_turn(row) if self.args.completion == LAST_TURN and turns_of(row) > 1 else row
-
     def _problem(self, record: Record, rows: Sequence[Row]) -> str:
         """Return the problem id of a record.
 
@@ -514,16 +508,13 @@ class RecordReader:
             return _id_of(record, "problem_id")
         return str(first.get("problem_id") or hash_prompts([first.get("prompt_ids") or first["prompt"]])[0])
 
-    def _run_name(self, record: Record) -> str:
-        return _id_of(record, self.args.rollout_field or "")
-
-    def _add_run(self, record: Record, found: Sequence[Row | LeftOut]) -> None:
+    def _add_run(self, record: Record, rollout_field: str, found: Sequence[Row | LeftOut]) -> None:
         """Add the id, the problem id and the reward of a run to the row of one of its records."""
         if len(found) > 1:
             raise NotOfFormat(
                 f"it has {len(found)} completions, and a record of a run must have one: remove --rollout_field"
             )
-        name = self._run_name(record)
+        name = _id_of(record, rollout_field)
         run = self.runs[name]
         self._reward_or_none(record)  # This call raises Unusable if the record's own reward is NaN.
         if "reward" in self.columns and run.reward is None:

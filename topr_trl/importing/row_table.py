@@ -1,6 +1,5 @@
 """Define the columns of imported rows, and convert rows to a table."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ MESSAGES = pa.list_(
 )  # fmt: skip
 IDS, LOGPS = pa.list_(pa.int32()), pa.list_(pa.float32())
 TEXT, NUMBER = pa.string(), pa.float64()
-_MOST_CHARACTERS = 60  # maximum length of a value in an error message
 JSON_COLUMNS = ("tools", "chat_template_kwargs")  # columns with JSON text
 # Columns that rows can have in addition to prompt and completion.
 COLUMNS: dict[str, pa.DataType] = {
@@ -55,8 +53,7 @@ def to_table(made: list[Row], places: list[str], columns: Sequence[str], convers
                 chat = "" if made[wrong].get("completion_ids") else "set --chat true to make messages of text, or "
                 remedy = f", as in the first row: {chat}import text and messages separately, with topr import --where"
             raise ValueError(
-                f"{places[wrong]}: its {name} is {_shortened(values[wrong])}, and must be {_describe_type(kind)}"
-                f"{remedy}."
+                f"{places[wrong]}: its {name} is {str(values[wrong])[:60]}, and must be {_describe_type(kind)}{remedy}."
             )
         found[name] = array
     return pa.table(found)
@@ -67,11 +64,6 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array | None:
         return pa.array(values, kind)
     except (pa.ArrowException, OverflowError):
         return None
-
-
-def _shortened(value: Any) -> str:
-    text = json.dumps(value, default=repr)
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
 def _describe_type(kind: pa.DataType) -> str:

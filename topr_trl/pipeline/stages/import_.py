@@ -20,7 +20,7 @@ from topr_trl.data.tables import atomic_write, read_shard, shard_path, shards_of
 from topr_trl.importing.format import LeftOut, Placed
 from topr_trl.importing.input_settings import ALL_TURNS, LAST_TURN
 from topr_trl.importing.reading_settings import ReadingArguments
-from topr_trl.importing.record_files import count_records, files_of, parsed
+from topr_trl.importing.record_files import count_records, files_of
 from topr_trl.importing.record_rewards import UnknownLabel, numbers_in
 from topr_trl.importing.record_to_rows import Part, RecordReader, short_place
 from topr_trl.importing.row_table import to_table
@@ -34,7 +34,6 @@ from topr_trl.recording.store import recording_id, recording_in
 from topr_trl.user_warnings import printable
 
 RECORDS_PER_SHARD = 1_000
-_RECORDS_TO_INSPECT = 100  # number of records in which to look for fields that may be the reward
 _MOST_REWARDS = 6  # maximum number of distinct rewards that the summary lists
 _REWARDS = ("reward", TURN_REWARDS)  # a row has at most one of these columns
 _RECORDS_WITH_LABELS = 20_000  # number of records in which to look for other unknown labels
@@ -91,9 +90,8 @@ class Import(Stage[ImportArguments]):
             for shard in self.folder.glob("*-of-*.parquet"):
                 shard.unlink()
         if args.rollout_field:
-            reader.find_runs(
-                tqdm(chain.from_iterable(map(reader.records_of, files)), desc="Finding runs", unit="record")
-            )
+            all_records = chain.from_iterable(map(reader.records_of, files))
+            reader.find_runs(tqdm(all_records, desc="Finding runs", unit="record"), args.rollout_field)
         conversational: bool | None = None  # whether the first row has messages as its prompt; None until a row is read
         waiting: list[tuple[Path, Part]] = []  # shards to write once `conversational` is known
         for k, records in enumerate(
@@ -133,8 +131,8 @@ class Import(Stage[ImportArguments]):
         repeated = [short_place(str(file), args.source) for file in found if file not in files]
         notes["left_out"]["repeated"] = _count_places(repeated)
         if "reward" not in reader.columns:
-            seen = (numbers_in(parsed(raw)) for _, raw in islice(reader.records_of(files[0]), _RECORDS_TO_INSPECT))
-            notes["numbers"] = list(dict.fromkeys(chain.from_iterable(seen)))
+            numbers = chain.from_iterable(map(numbers_in, reader.first_records()))
+            notes["numbers"] = list(dict.fromkeys(numbers))
         return rows, notes
 
     @classmethod
