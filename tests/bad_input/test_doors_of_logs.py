@@ -69,15 +69,14 @@ def logs(draw):
 
 
 @few
-@example(("oaieval", [{**EXAMPLES["oaieval"], "run_id": []}]), False, "all_turns")
-@given(logs(), st.booleans(), st.sampled_from(["all_turns", "last_turn"]))
-def test_records_of_other_systems(log, skips, turns):
+@example(("oaieval", [{**EXAMPLES["oaieval"], "run_id": []}]), False, "all_turns", True)
+@given(logs(), st.booleans(), st.sampled_from(["all_turns", "last_turn"]), st.booleans())
+def test_records_of_other_systems(log, skips, turns, lines):
     name, records = log
     fields = ["reward"] if FORMATS[name].rewards is None and "reward" in EXAMPLES[name] else None
     skip = {"skip_unrewarded": skips, "skip_unusable": skips}
     args = ReadingArguments(format=name, reward_fields=fields, completion=turns, **skip)
     reader = RecordReader(args, Path(__file__))
-    lines = FORMATS[name].suffix == ".jsonl"
     with refused_by_name("log, line "):
         places = (
             (f"log, line {n}", json.dumps(record).encode() if lines else record) for n, record in enumerate(records)

@@ -22,8 +22,7 @@ NAN, INFINITE = float("nan"), float("inf")
 
 
 def imported(tmp_path, name, records, *settings):
-    suffix = FORMATS[name].suffix
-    file = tmp_path / f"log{suffix}"
+    file = tmp_path / "log.jsonl"
     file.write_text("".join(json.dumps(each) + "\n" for each in records))
     out = tmp_path / f"rows{len(list(tmp_path.iterdir()))}"
     main.main(["import", "--format", name, "--input", str(file), "--output_dir", str(out), *settings])

@@ -119,8 +119,6 @@ class Format:
             It adds `reward` if a setting names the rewards or `rewards` finds one in the first records, and columns
             such as `temperature` if a setting gives their values.
         required (`frozenset[str]`): Required fields of a record.
-        suffix (`str`, defaults to `""`): Suffix of the files, such as `.parquet`. `.jsonl` stands for JSON in any
-            layout or parquet, and `""` for any kind of file.
         rewards (`Callable`, *optional*): Function that returns the possible rewards of a record, by name. None if the
             rows have a `reward`, or the files have no rewards.
         optional (`frozenset[str]`, *optional*): Other fields that a record may have. None allows all fields.
@@ -159,7 +157,6 @@ class Format:
     rows: Callable[..., Sequence[Row | LeftOut | None]]
     columns: tuple[str, ...]
     required: frozenset[str]
-    suffix: str = ""
     rewards: Callable[[Record], dict[str, Any]] | None = None
     optional: frozenset[str] | None = None
     rank: int = 0

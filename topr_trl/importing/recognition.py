@@ -62,7 +62,7 @@ def recognize_source(args: InputArguments, source: Path) -> str:
         ValueError: the files are not found (see `files_of`), or their format is not recognized (see `recognize`).
     """
     named = (format for name, format in FORMAT_OF_SETTING.items() if getattr(args, name))
-    return next(named, None) or recognize(files_of(source, "")[0])
+    return next(named, None) or recognize(files_of(source)[0])
 
 
 def explain(found: Refused) -> str:

@@ -26,25 +26,21 @@ _COMPRESSED = (".zst", ".gz")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # JSON escapes a character above U+FFFF as two surrogates
 
 
-def files_of(path: Path, suffix: str) -> list[Path]:
-    """Return the files of a format in a folder and its subfolders, sorted by name.
+def files_of(path: Path) -> list[Path]:
+    """Return the files with records in a folder and its subfolders, sorted by name.
 
     If `path` is a file, return only this file. Hidden files and folders are skipped, because other programs write
     copies there, such as Jupyter's `.ipynb_checkpoints`.
 
     Args:
-        path (`Path`): Folder or file.
-        suffix (`str`): Suffix of the format, without a compression suffix. If no file has the suffix, similar suffixes
-            are tried (see `_LIKE`). `""` tries all `SUFFIXES`. The first suffix with files is used.
+        path (`Path`): Folder or file. In a folder, the first of `SUFFIXES` with files is used.
 
     Raises:
-        ValueError: the folder has no file of the format, has files of several formats, or has a file and its
-            compressed copy.
+        ValueError: the folder has no such file, has files of several kinds, or has a file and its compressed copy.
     """
     if path.is_file():
         return [path]
-    known = _LIKE.get(suffix, (suffix,)) if suffix else SUFFIXES
-    suffix = next((kind for kind in known if _files_in(path, kind)), suffix or "JSON, CSV or parquet")
+    suffix = next((kind for kind in SUFFIXES if _files_in(path, kind)), "JSON, CSV or parquet")
     found, *others = (_files_in(path, kind) for kind in (suffix, *sorted(set(_OWN_FORMAT) - {suffix})))
     kinds = {_uncompressed(files[0]).suffix for files in others if files}
     if not found:
@@ -61,13 +57,11 @@ def files_of(path: Path, suffix: str) -> list[Path]:
     return found
 
 
-# Suffixes to look for if the format is not known. The first suffix with files is used.
+# Suffixes to look for. The first suffix with files is used. `.json` is last, because such files may describe a run
+# instead of containing records.
 SUFFIXES = (".sqlite", ".jsonl", ".parquet", ".eval", ".csv", ".tsv", ".ndjson", ".traj", ".traj.json", ".json")
 # A folder may have files with only one of these suffixes.
-_OWN_FORMAT = (".jsonl", ".parquet", ".csv", ".tsv", ".eval", ".sqlite", ".ndjson", ".traj")
-# Suffixes to look for, by the suffix of the format. The first suffix with files is used. `.json` is last, because such
-# files may describe a run instead of containing records.
-_LIKE = {".jsonl": (".jsonl", ".ndjson", ".traj", ".traj.json", ".parquet", ".json"), ".eval": (".eval", ".json")}
+_OWN_FORMAT = SUFFIXES[:-2]
 
 
 def _files_in(folder: Path, suffix: str) -> list[Path]:

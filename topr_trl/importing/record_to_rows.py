@@ -174,7 +174,7 @@ class RecordReader:
 
     def first_records(self) -> Iterator[Any]:
         """Yield the content of the first records that are not broken and match `where`."""
-        first = files_of(self.source, self.format.suffix)[0]
+        first = files_of(self.source)[0]
         for _, record in islice(self._split(self.records_of(first)), _RECORDS):
             if record is not None and not self._is_other(record):
                 yield record

@@ -150,7 +150,6 @@ def _check_text(agent: Record, steps: list[Record]) -> None:
 
 FORMAT = Format(
     source="ATIF 1.0 to 1.8 (harbor 0.26.0, harbor/models/trajectories)",
-    suffix=".jsonl",
     test=lambda record: str(record.get("schema_version")).startswith("ATIF"),
     rows=rows,
     rewards=rewards,

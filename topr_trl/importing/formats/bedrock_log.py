@@ -29,7 +29,6 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
 
 FORMAT = Format(
     source="Bedrock's logs of model invocations (user guide of Bedrock, model invocation logging)",
-    suffix=".jsonl",
     rank=1,
     test=lambda record: inner_value(record, "input", "inputBodyJson") is not None,
     rows=rows,

@@ -179,7 +179,6 @@ def _is_line(record: Record) -> bool:
 
 FORMAT = Format(
     source="Claude Code (its files have no documentation; after sessions of the versions 1.0 to 2.1)",
-    suffix=".jsonl",
     test=_is_line,
     rows=rows,
     columns=("problem_id", "rollout_id", "finish_reason", "model"),

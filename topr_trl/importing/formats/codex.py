@@ -124,7 +124,6 @@ def _item(given: Record) -> list[Record]:
 
 FORMAT = Format(
     source="Codex (codex-rs/protocol/src/protocol.rs, RolloutItem; models.rs, ResponseItem)",
-    suffix=".jsonl",
     test=lambda record: isinstance(record.get("payload"), dict) and record.get("type") in _EVENTS,
     rows=rows,
     columns=("problem_id", "rollout_id", "model"),

@@ -137,7 +137,6 @@ def _is_log(record: Record) -> bool:
 
 FORMAT = Format(
     source="inspect_ai 0.3 (inspect_ai/log/_log.py, EvalSample)",
-    suffix=".eval",
     test=_is_log,
     rows=rows,
     rewards=rewards,

@@ -125,7 +125,6 @@ def rewards(record: Record) -> dict[str, Any]:
 
 FORMAT = Format(
     source="LibreChat (client/src/hooks/Conversations/useExportConversation.ts; data-schemas/src/schema/message.ts)",
-    suffix=".jsonl",
     test=_is_conversation,
     rows=rows,
     rewards=rewards,

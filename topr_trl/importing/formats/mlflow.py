@@ -119,7 +119,6 @@ def _is_trace(record: Record) -> bool:
 
 FORMAT = Format(
     source="MLflow 3 (mlflow/entities/trace.py, Trace.to_json; mlflow/entities/assessment.py)",
-    suffix=".jsonl",
     test=_is_trace,
     rows=rows,
     rates_turns=True,

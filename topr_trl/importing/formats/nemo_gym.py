@@ -46,7 +46,6 @@ def _count_turns(completion: list[Row]) -> int:
 
 FORMAT = Format(
     source="NeMo-Gym, with the Responses API (nemo_gym/rollout_collection.py at 00536e7, openai_utils.py at 009d2fe)",
-    suffix=".jsonl",
     test=has("responses_create_params", "response"),
     rows=rows,
     rewards=lambda record: {"reward": record["reward"]},

@@ -106,7 +106,6 @@ def _is_event(record: Record) -> bool:
 
 FORMAT = Format(
     source="OpenAI's evals 3 (evals/record.py)",
-    suffix=".jsonl",
     rank=1,
     test=_is_event,
     rows=rows,

@@ -136,7 +136,6 @@ def rewards(record: Record) -> dict[str, Any]:
 
 FORMAT = Format(
     source="Open WebUI (backend/open_webui/models/feedbacks.py; Messages/ResponseMessage.svelte, feedbackHandler)",
-    suffix=".jsonl",
     test=_is_export,
     rows=rows,
     rewards=rewards,

@@ -51,7 +51,6 @@ def _is_item(record: Record) -> bool:
 
 FORMAT = Format(
     source="OpenAI's Evals API (openai-python 3, types/evals/runs/output_item_list_response.py)",
-    suffix=".jsonl",
     test=_is_item,
     rows=rows,
     rewards=rewards_in("scores"),

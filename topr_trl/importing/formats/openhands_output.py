@@ -184,7 +184,6 @@ def _result(event: Record) -> str:
 
 FORMAT = Format(
     source="OpenHands (evaluation/utils/shared.py at 000d9da; benchmarks/utils/models.py at 0756724, SDK 1.58)",
-    suffix=".jsonl",
     test=lambda record: has("instance_id", "test_result")(record) and isinstance(record.get("history"), list),
     rows=rows,
     rewards=rewards,

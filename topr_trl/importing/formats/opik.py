@@ -57,7 +57,6 @@ FORMAT = format_of_exports(
     ),
     read=("metadata", "output"),
     source="Opik 2 (opik/rest_api/types/span_public.py; opik/cli/exports)",
-    suffix=".jsonl",
     test=_is_export,
     rewards=rewards_in("scores"),
     required=frozenset({"type", "input", "output"}),

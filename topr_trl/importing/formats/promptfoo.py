@@ -97,7 +97,6 @@ def _completion(output: Any) -> Any:
 
 FORMAT = Format(
     source="promptfoo 0.121 (src/types/index.ts, EvaluateResult)",
-    suffix=".jsonl",
     rank=1,
     test=lambda record: (
         isinstance(inner_value(record, "results", "results"), list)

@@ -160,7 +160,6 @@ def _joined_text(row: Row, later: Row) -> Row:
 
 FORMAT = Format(
     source="recordings of topr record",
-    suffix=".sqlite",
     test=has("rollout_id", "calls", "rewards", "comments"),
     rows=rows,
     rewards=rewards_in("rewards"),  # A missing reward is None.

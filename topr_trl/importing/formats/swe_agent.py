@@ -25,7 +25,6 @@ def rows(record: Record) -> list[Row]:
 
 FORMAT = Format(
     source="the card of nebius/SWE-agent-trajectories",
-    suffix=".parquet",
     test=has("instance_id", "target", "trajectory"),
     rows=rows,
     rewards=lambda record: {"target": outcome(record["target"])},

@@ -111,7 +111,6 @@ def rewards(record: Record) -> dict[str, Any]:
 
 FORMAT = Format(
     source="tau2-bench (src/tau2/data_model/simulation.py, message.py)",
-    suffix=".jsonl",
     test=lambda record: (
         isinstance(record.get("simulations"), list) or has("task_id", "reward_info", "messages")(record)
     ),

@@ -176,7 +176,6 @@ def _finish_reason(trace: Record, call: Record) -> str:
 
 FORMAT = Format(
     source="verifiers 0.2.0 to 0.4.0 (verifiers/v1: episode.py, trace.py, graph.py); prime-rl writes the same",
-    suffix=".jsonl",
     test=lambda record: isinstance(record.get("traces"), list) or has("nodes", "rewards")(record),
     rows=rows,
     columns=(

@@ -58,7 +58,6 @@ def _is_rollout(record: Record) -> bool:
 
 FORMAT = Format(
     source="verifiers up to 0.3.1 (verifiers/utils/save_utils.py)",
-    suffix=".jsonl",
     rank=3,
     test=_is_rollout,
     rows=rows,

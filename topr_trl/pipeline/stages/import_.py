@@ -78,7 +78,7 @@ class Import(Stage[ImportArguments]):
         """
         args = self.args
         reader = RecordReader(args, args.source)
-        found = files_of(args.source, reader.format.suffix)
+        found = files_of(args.source)
         files = reader.format.without_repeats(found)
         shards = sum(-(-count // RECORDS_PER_SHARD) for count in count_records(files, reader.format.join))
         if not shards:
