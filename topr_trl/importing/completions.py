@@ -178,11 +178,6 @@ def check_last_turn(row: Row) -> None:
         )
 
 
-def last_turn(row: Row) -> Row:
-    """Return a row whose completion starts with the model's last turn. Earlier turns become part of the prompt."""
-    return cut_turns(row, turns_of(row) - 1)
-
-
 def cut_turns(row: Row, first: int, last: int | None = None) -> Row:
     """Return a row whose completion has only the turns of the model from `first` to `last`, and the context between.
 

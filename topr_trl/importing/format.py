@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from topr_trl.importing.field_names import Kind
-from topr_trl.importing.row_table import COLUMNS, Row
+from topr_trl.importing.row_table import Row
 
 Record = dict[str, Any]
 Placed = tuple[str, bytes | Record]  # place and content of a record
@@ -173,9 +173,6 @@ class Format:
     chat: bool = False
     skips_unrewarded: bool = False
     choices: Callable[[Record], Choices] | None = None
-
-    def __post_init__(self) -> None:
-        assert set(self.columns) <= set(COLUMNS), f"{set(self.columns) - set(COLUMNS)} are not columns of rows"
 
     def check(self, record: Any, ignored: Iterable[str] = ()) -> None:
         """Check the fields of a record.

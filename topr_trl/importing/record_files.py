@@ -67,17 +67,15 @@ _OWN_FORMAT = SUFFIXES[:-2]
 def _files_in(folder: Path, suffix: str) -> list[Path]:
     """Return the files with a suffix in any case, compressed or not, sorted by name. Skip hidden files and folders."""
     found = (file for file in folder.rglob("*") if _uncompressed(file).name.lower().endswith(suffix))
-    return sorted((file for file in found if not _is_hidden(file, folder)), key=_by_name)
+    # A file and its compressed copy are next to each other.
+    return sorted(
+        (file for file in found if not _is_hidden(file, folder)), key=lambda file: (_uncompressed(file), file)
+    )
 
 
 def _is_hidden(file: Path, folder: Path) -> bool:
     """Return whether a file in a folder, or one of the file's parents inside the folder, is hidden."""
     return any(part.startswith(".") for part in file.relative_to(folder).parts)
-
-
-def _by_name(file: Path) -> tuple[Path, Path]:
-    """Return the key that sorts a file and its compressed copy next to each other."""
-    return _uncompressed(file), file
 
 
 def _uncompressed(file: Path) -> Path:

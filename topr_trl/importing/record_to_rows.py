@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +22,8 @@ from topr_trl.importing.completions import (
     check_last_turn,
     check_not_rendered,
     check_one_turn,
+    cut_turns,
     holds_completion,
-    last_turn,
     notes_of,
     turns_of,
     without_unknown_logps,
@@ -99,14 +98,6 @@ def short_place(place: str, source: Path) -> str:
 _RECORDS = 100  # number of first records in which to look for rewards
 
 
-@dataclass
-class _Run:
-    """Problem id and reward that all records of a run share. Each is None while it is unknown."""
-
-    problem: str | None = None
-    reward: float | None = None
-
-
 class RecordReader:
     """Reader that converts records of a format to rows.
 
@@ -134,12 +125,8 @@ class RecordReader:
         self.messages_field: str | None = None  # field of the current record that was copied to `Format.messages`
         self.has_rewards = self.rewards.are_set or self._first_records_have_rewards()
         self.requests = read_by_id(args.requests, ("custom_id", "key"), ("body", "params", "request"))
-        self.runs: dict[str, _Run] = {}
-        self._for_all = {
-            name: value
-            for name, value in ((TEMPERATURE, args.temperature), (LOGPROBS_MODE, args.logprobs_mode))
-            if value
-        }
+        self.runs: dict[str, Row] = {}  # columns that all records of a run share; a value is None while it is unknown
+        self._for_all = {name: value for name in (TEMPERATURE, LOGPROBS_MODE) if (value := getattr(args, name))}
         by_turn = self.has_rewards and self.format.rates_turns
         if args.turn_discount and not by_turn:
             raise ValueError(
@@ -196,16 +183,16 @@ class RecordReader:
             with suppress(Unusable), self._errors_with(place, record):
                 record = self._check_fields(record)
                 name = _id_of(record, rollout_field)
-                run = self.runs.setdefault(name, _Run())
+                run = self.runs.setdefault(name, {"problem_id": None, "reward": None})
                 if (reward := self._reward_or_none(record)) is not None:
-                    if run.reward not in (None, reward):
+                    if run["reward"] not in (None, reward):
                         raise NotOfFormat(
-                            f"its reward is {reward:g}, and an earlier record of run {name} has {run.reward:g}: give "
-                            "the same reward to all records of a run, or only to one of them"
+                            f"its reward is {reward:g}, and an earlier record of run {name} has {run['reward']:g}: "
+                            "give the same reward to all records of a run, or only to one of them"
                         )
-                    run.reward = reward
-                if run.problem is None and (rows := _rows_in(self._completions(record))):
-                    run.problem = self._problem(record, rows)
+                    run["reward"] = reward
+                if run["problem_id"] is None and (rows := _rows_in(self._completions(record))):
+                    run["problem_id"] = self._problem(record, rows)
 
     def read(self, records: Iterable[Placed]) -> Part:
         """Convert the records of a shard.
@@ -260,7 +247,7 @@ class RecordReader:
         if self.format.names_rollouts and row.get(ROLLOUT) and folder != Path():
             row[ROLLOUT] = f"{folder.as_posix()}/{row[ROLLOUT]}"
         if self.args.completion == LAST_TURN and turns_of(row) > 1:
-            row = last_turn(row)
+            row = cut_turns(row, turns_of(row) - 1)
         part.rows.append(row)
         part.places.append(place)
 
@@ -515,13 +502,11 @@ class RecordReader:
                 f"it has {len(found)} completions, and a record of a run must have one: remove --rollout_field"
             )
         name = _id_of(record, rollout_field)
-        run = self.runs[name]
         self._reward_or_none(record)  # This call raises Unusable if the record's own reward is NaN.
-        if "reward" in self.columns and run.reward is None:
+        if "reward" in self.columns and self.runs[name]["reward"] is None:
             raise Unrewarded(f"no record of its run {name} has a reward, see --reward_fields")
-        for row in found:
-            if not isinstance(row, LeftOut):
-                row.update({ROLLOUT: name, "problem_id": run.problem, "reward": run.reward})
+        for row in _rows_in(found):
+            row |= {ROLLOUT: name, **self.runs[name]}
 
     def _add_rewards(self, record: Record, rows: Sequence[Row | LeftOut]) -> None:
         """Add the rewards of a record to its rows. All rows of a rollout get the same reward."""
