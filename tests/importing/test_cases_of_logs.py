@@ -154,15 +154,6 @@ def test_a_text_that_has_the_bos_token(read):
         assert read(row, "llama3") == (row["prompt"], f"⟪{answer}<|eot_id|>⟫")
 
 
-def test_results_of_old_verifiers(imported, read):
-    rows, _ = imported("verifiers_old", "verifiers-results")
-    call = '<tool_call>\n{"name": "legs", "arguments": {"animal": "cat"}}\n</tool_call><|im_end|>'
-    result = "\n<|im_start|>user\n<tool_response>\nFOUR\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    assert [read(row, "qwen2_5")[1] for row in rows] == [f"⟪{call}⟫{result}⟪{n}<|im_end|>⟫" for n in (12, 7)]
-    assert '{"name": "legs", "description": "Legs of an animal.", "parameters": ' in read(rows[0], "qwen2_5")[0]
-    assert (rows["reward"][:], rows["problem_id"][:], rows["answer"][:]) == ([1.0, 0.0], ["0", "0"], ["12", "12"])
-
-
 def test_pairs_become_two_rows(model_of, tmp_path, capsys):
     with pytest.raises(ValueError, match=r"preference pairs.* two rows of each pair.*extract_prompt"):
         reward_column(load_rows(CASES / "pairs.jsonl"))

@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from records import CHAT, EPISODE, GRADED, NEMO, TRACE, V0, VERL, node, turn
+from records import EPISODE, GRADED, NEMO, TRACE, V0, VERL, node, turn
 from test_feedback_tables import imported as imported_text
 
 from topr_trl.importing import FORMATS
@@ -13,7 +13,6 @@ from topr_trl.importing.format import LeftOut, NotOfFormat, Unusable
 from topr_trl.importing.formats import verl
 from topr_trl.importing.openai_messages import finish_reason, message, row_of_run, template_columns
 from topr_trl.importing.reading_settings import ReadingArguments
-from topr_trl.pipeline.stages.import_ import _LEFT_OUT
 
 USER, ANSWER = {"role": "user", "content": "6*7?"}, {"role": "assistant", "content": "42"}
 SURE = {"role": "user", "content": "Sure?"}
@@ -32,10 +31,6 @@ def answered(*choices, **request):
 SCORE = ("--reward_fields", "score")
 
 # Counts.
-
-
-def test_each_reason_has_a_sentence():
-    assert set(_LEFT_OUT) == {*LeftOut, "repeated"}
 
 
 @pytest.mark.parametrize(
@@ -270,21 +265,10 @@ def test_log_probabilities_need_the_length_of_the_mask():
         without_unknown_logps(row)
 
 
-@pytest.mark.parametrize("unknown", [NAN, -INFINITE])
-def test_unknown_log_probabilities_of_each_format(tmp_path, unknown):
-    nodes = [node("user", [1], [False]), node("assistant", [5, 6], [True, True], [-1.0, unknown], 0)]
-    logps = [[0.0, 0.0, 0.0, unknown, 0.0, -0.25, 0.0, 0.0, 0.0]]
-    choice = {"message": ANSWER, "finish_reason": "stop", "token_ids": [4, 5], "logprobs": {
-        "content": [{"token": "a", "logprob": -1.0}, {"token": "b", "logprob": unknown}]}}  # fmt: skip
-    for name, record, settings in (
-        ("nemo-rl", {**NEMO, "generation_logprobs": logps}, ()),
-        ("verifiers", {**TRACE, "nodes": nodes}, ()),
-        ("verifiers-results", {**V0, "trajectory": [turn([1, 2], [3, 4], [-0.5, unknown])]}, ()),
-        ("openai", {**CHAT, "response": {"choices": [choice]}, "reward": 1}, ("--reward_fields", "reward")),
-    ):
-        (row,) = imported(tmp_path, name, [record], *settings)
-        assert row["completion_ids"], name
-        assert row["sampler_logps"] is None, name
+def test_a_row_with_an_unknown_log_probability_keeps_its_tokens(tmp_path):
+    steps = [turn([1, 2], [3, 4], [-0.5, -INFINITE])]
+    (row,) = imported(tmp_path, "verifiers-results", [{**V0, "trajectory": steps}])
+    assert (row["completion_ids"], row["sampler_logps"]) == ([3, 4], None)
 
 
 # Messages and requests.

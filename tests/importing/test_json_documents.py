@@ -6,8 +6,6 @@ import json
 import pytest
 from test_feedback_tables import imported
 
-from topr_trl import load_rows
-from topr_trl.cli import main
 from topr_trl.importing import json_documents
 
 RUN = [{"role": "user", "content": "3 + 4?"}, {"role": "assistant", "content": "7 \N{GRINNING FACE}"}]
@@ -47,12 +45,6 @@ def test_layouts_have_the_same_records(tmp_path, layout, name, monkeypatch):
     assert [row["completion"][0]["content"] for row in rows] == [f"{n} \N{GRINNING FACE}" for n in range(7)]
 
 
-def test_one_document(tmp_path, capsys):
-    (row,) = read(tmp_path, json.dumps(record(1), indent=2))
-    assert row["completion"][0]["content"] == "1 \N{GRINNING FACE}"
-    assert "Recognized as messages" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("layout", ["array", "lines", "documents", "several arrays"])
 def test_text_that_was_cut_inside_a_character_is_left_out(tmp_path, layout, capsys):
     rows = read(tmp_path, LAYOUTS[layout]([record(n, user="\ud83d" if n == 1 else "me") for n in range(4)]))
@@ -75,16 +67,6 @@ def test_the_field_of_the_messages_is_found_in_each_record(tmp_path):
     records = [{"history": RUN, "reward": 1}, {"messages": RUN, "history": other, "reward": 1}]
     with pytest.raises(ValueError, match="history"):
         read(tmp_path, json.dumps(records), "a.json")
-
-
-def test_a_folder_of_documents(tmp_path):
-    for n in range(3):
-        path = tmp_path / "logs" / str(n) / "a.traj"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(record(n), indent=2))
-    main.main(["import", "--input", str(tmp_path / "logs"), "--output_dir", str(tmp_path / "rows"), "--reward_fields",
-               "reward"])  # fmt: skip
-    assert load_rows(tmp_path / "rows")["reward"][:] == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from test_spans import feedback, span, trace
 
 from topr_trl.importing.format import Unusable
 from topr_trl.importing.formats import atif
-from topr_trl.importing.rated_turns import join_answers, returns
+from topr_trl.importing.rated_turns import join_answers
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.record_to_rows import RecordReader
 from topr_trl.importing.row_table import COLUMNS, to_table
@@ -159,14 +159,6 @@ def test_a_discount_makes_returns(read, source):
     problem = row["problem_id"]
     (row,) = read(SOURCES[source]([1, None, -1]), turn_discount=1)
     assert row["problem_id"] == problem
-
-
-def test_returns_are_sums_of_discounted_rewards():
-    rewards = [0.0, 0.5, 0.0, -1.0, 2.0]
-    expected = [sum(0.9 ** (n - start) * rewards[n] for n in range(start, 5)) for start in range(5)]
-    found = returns([each or None for each in rewards] + [None], 0.9)
-    assert (found[:5], found[5]) == (pytest.approx(expected), None)
-    assert returns([None, None], 0.9) == [None, None]
 
 
 def test_branches_of_a_chat(read):

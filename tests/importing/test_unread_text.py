@@ -285,13 +285,6 @@ CHAT = [{"id": "u1", **USER}, {"id": "a1", **EARLIER}, {"id": "u2", **AGAIN},
         {"id": "a2", "role": "assistant", "content": "LATER 12"}]  # fmt: skip
 
 
-@pytest.mark.parametrize("where", [{"meta": {"message_id": "a1"}}, {"messageId": "a1"}, {"meta": {"message_index": 1}}])
-def test_a_reward_belongs_to_the_message_that_the_record_names(read, where):
-    part, rows = read({"messages": CHAT, "rating": 1, **where}, reward_fields=["rating"])
-    assert rows == [("Legs of a cat?", "EARLIER 4")]
-    assert part.rows[0]["reward"] == 1
-
-
 @pytest.mark.parametrize("where", [{"message_id": "a9"}, {"message_index": 9}, {"message_id": "u1"},
                                    {"message_id": "a1", "message_index": 3}])  # fmt: skip
 def test_a_named_message_must_be_an_answer(read, where):
@@ -304,9 +297,6 @@ def test_rated_answers_are_a_row_with_a_reward_for_each(read):
     part, rows = read({"messages": rated})
     assert rows == [("Legs of a cat?", "EARLIER 4 | And of three? | LATER 12")]
     assert (part.rows[0]["turn_rewards"], part.noted) == ([1, -1], {})
-    part, rows = read({"messages": rated}, completion="last_turn")
-    assert rows == [("Legs of a cat?", "EARLIER 4"), ("Legs of a cat? | EARLIER 4 | And of three?", "LATER 12")]
-    assert [row["reward"] for row in part.rows] == [1, -1]
     turns = [{"from": "human", "value": "Legs?"}, {"from": "gpt", "value": "4", "score": 0.5}]
     part, rows = read({"conversations": turns})
     assert (rows, part.rows[0]["reward"]) == ([("Legs?", "4")], 0.5)
@@ -420,8 +410,11 @@ def test_nan_is_a_missing_value(read):
 @pytest.mark.parametrize(
     ("given", "expected"),
     [({"finish_reason": "length"}, "length"), ({"stopReason": "max_tokens"}, "length"), ({"truncated": True}, "length"),
-     ({"is_truncated": "true"}, "length"), ({"finish_reason": "stop"}, "stop"), ({"truncated": False}, None),
-     ({}, None)],
+     ({"is_truncated": "true"}, "length"), ({"stop_type": "limit"}, "length"), ({"done_reason": "length"}, "length"),
+     ({"meta_info": {"finish_reason": {"type": "length"}}}, "length"),
+     ({"response_metadata": {"stopReason": "max_tokens"}}, "length"),
+     ({"finish_reason": "stop", "steps": [{"finish_reason": "length"}]}, "stop"), ({"truncated": False}, None),
+     ({"completed": False}, None), ({"judge": {"finish_reason": "length"}}, None), ({}, None)],
 )  # fmt: skip
 def test_tables_and_messages_say_how_an_answer_ended(read, given, expected):
     for record in ({"prompt": "Legs?", "completion": "8"}, {"messages": HISTORY[:2]}):
@@ -513,6 +506,8 @@ def test_options_are_joined_as_lines(read):
     ("beside", "fields"),
     [
         ({"feedback": [{"message_id": "a1", "score": 1}]}, ["feedback.0.score"]),
+        ({"rating": 1, "meta": {"message_id": "a1"}}, ["rating"]),
+        ({"rating": 1, "messageId": "a1"}, ["rating"]),
         ({"rating": 1, "target": "a1"}, ["rating"]),
         ({"rating": 1, "rated_message_uuid": "a1"}, ["rating"]),
         ({"rating": 1, "message_index": "1"}, ["rating"]),
@@ -520,9 +515,11 @@ def test_options_are_joined_as_lines(read):
         ({}, ["messages.1.extra.score"]),
     ],
 )  # fmt: skip
-def test_other_ways_to_name_the_rated_message(read, beside, fields):
+def test_a_reward_belongs_to_the_message_that_a_field_names(read, beside, fields):
     chat = [CHAT[0], {**CHAT[1], "extra": {"score": 1}}, *CHAT[2:]]
-    assert read({"messages": chat, **beside}, reward_fields=fields)[1] == [("Legs of a cat?", "EARLIER 4")]
+    part, rows = read({"messages": chat, **beside}, reward_fields=fields)
+    assert rows == [("Legs of a cat?", "EARLIER 4")]
+    assert part.rows[0]["reward"] == 1
 
 
 def test_a_turn_that_a_field_may_name_is_asked_about(read):
@@ -549,25 +546,6 @@ def test_empty_ratings_and_ratings_of_questions_are_none(read):
     chat = [{**CHAT[0], "liked": False, "rating": ""}, {**CHAT[1], "rating": ""}]
     assert len(read({"messages": [{**CHAT[0], "liked": False}, {**CHAT[1], "liked": True}]})[1]) == 1
     assert read({"messages": [{**chat[0], "liked": None}, chat[1]]})[0].noted == {}
-
-
-@pytest.mark.parametrize(
-    "given",
-    [{"details": {"finish_reason": "length"}}, {"meta_info": {"finish_reason": {"type": "length"}}},
-     {"response_metadata": {"stopReason": "max_tokens"}}, {"stop_type": "limit"}, {"done_reason": "length"}],
-)  # fmt: skip
-def test_finish_reasons_inside(read, given):
-    assert read({"prompt": "Legs?", "completion": "8", **given, "reward": 1})[0].rows[0]["finish_reason"] == "length"
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [({"completed": 1_712_345_678}, None), ({"completed": False}, None), ({"judge": {"finish_reason": "length"}}, None),
-     ({"finish_reason": "stop", "steps": [{"finish_reason": "length"}]}, "stop")],
-)  # fmt: skip
-def test_other_fields_are_no_finish_reasons(read, given, reason):
-    record = {"prompt": "Legs?", "completion": "8", **given, "reward": 1}
-    assert read(record)[0].rows[0]["finish_reason"] == reason
 
 
 def test_the_arguments_of_a_tool_are_no_finish_reason(read):

@@ -25,25 +25,39 @@ class NotOfFormat(ValueError):
 
 
 class LeftOut(StrEnum):
-    """Reason why a completion or a record gives no row.
+    """Reason why a completion, a record or a file gives no row. The summary of an import counts each reason.
 
-    The summary of an import counts each reason. `topr_trl.pipeline.stages.import_` has a description of each.
+    Attributes:
+        text (`str`): Text of the reason in the summary. A pair such as {is|are} has the forms for one record and for
+            several records.
     """
 
-    BROKEN = "broken"
-    CALLS = "calls"
-    COPIED = "copied"
-    EMPTY = "empty"
-    EVALUATED = "evaluated"
-    FAILED = "failed"
-    FROZEN = "frozen"
-    MASKED = "masked"
-    UNGRADED = "ungraded"
-    UNREWARDED = "unrewarded"
-    OTHER = "other"
-    TIED = "tied"
-    UNUSABLE = "unusable"
-    WHERE = "where"
+    text: str
+
+    def __new__(cls, value: str, text: str) -> "LeftOut":
+        """Return a member with its text."""
+        member = str.__new__(cls, value)
+        member._value_, member.text = value, text
+        return member
+
+    BROKEN = "broken", "line{|s} {is|are} not valid JSON, or contain{s an|} unpaired surrogate{|s},"
+    COPIED = "copied", "call{|s} of the model {was|were} copied from an earlier session"
+    CALLS = (
+        "calls",
+        "completion{|s} without token ids {has a tool call|have tool calls} whose arguments are not valid JSON,",
+    )
+    UNREWARDED = "unrewarded", "record{|s} {has|have} no reward"
+    UNUSABLE = "unusable", "record{|s} cannot be used"
+    EMPTY = "empty", "completion{|s} {is|are} empty or missing"
+    FAILED = "failed", "request{|s} or run{|s} failed"
+    MASKED = "masked", "sample{|s} {was|were} masked in the loss"
+    UNGRADED = "ungraded", "generation{|s} {was|were} not graded"
+    FROZEN = "frozen", "run{|s} come{s|} from {an agent that was|agents that were} not trained"
+    EVALUATED = "evaluated", "run{|s} come{s|} from {an evaluation|evaluations}"
+    WHERE = "where", "record{|s} {does|do} not match --where"
+    OTHER = "other", "record{|s} {is not a model call|are not model calls}"
+    TIED = "tied", "pair{|s} {is a tie|are ties}, or {has|have} the same text twice,"
+    REPEATED = "repeated", "file{|s} repeat{s|} the previous file"
 
 
 class Unusable(NotOfFormat):

@@ -114,13 +114,15 @@ def _count(path: Path) -> int:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Convert errors of reading and decompression to a ValueError with the name of the file."""
+    """Convert errors of reading, decompression and decoding to a ValueError with the name of the file."""
     try:
         yield
     except FileNotFoundError:  # This error already has the name.
         raise
     except (pa.ArrowException, OSError) as error:
         raise unreadable(path, error) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error.reason}). Save it as UTF-8.") from None
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -136,9 +138,9 @@ def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                     raise json_documents.too_long(path, f"line {number:,}")
                 if line.strip():
                     yield number, line
-        except OSError as error:
+        except OSError:
             if number == 0:
-                raise unreadable(path, error) from error
+                raise
             yield number + 1, b"{"  # `parsed` returns None for this line.
 
 

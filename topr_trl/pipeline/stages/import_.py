@@ -129,7 +129,7 @@ class Import(Stage[ImportArguments]):
             raise ValueError(f"{args.source}: none of its records holds a completion to learn from. {why}.{remedy}")
         rows, notes = _count_columns(self.folder, reader)
         repeated = [short_place(str(file), args.source) for file in found if file not in files]
-        notes["left_out"]["repeated"] = _count_places(repeated)
+        notes["left_out"][LeftOut.REPEATED] = _count_places(repeated)
         if "reward" not in reader.columns:
             numbers = chain.from_iterable(map(numbers_in, reader.first_records()))
             notes["numbers"] = list(dict.fromkeys(numbers))
@@ -141,25 +141,7 @@ class Import(Stage[ImportArguments]):
         return printable(_describe(done))
 
 
-# Texts for the summary, by the reason in `LeftOut` or the note of a row. A pair such as {is|are} has the forms for one
-# record and for several records.
-_LEFT_OUT = {
-    "broken": "line{|s} {is|are} not valid JSON, or contain{s an|} unpaired surrogate{|s},",
-    "copied": "call{|s} of the model {was|were} copied from an earlier session",
-    "calls": "completion{|s} without token ids {has a tool call|have tool calls} whose arguments are not valid JSON,",
-    "unrewarded": "record{|s} {has|have} no reward",
-    "unusable": "record{|s} cannot be used",
-    "empty": "completion{|s} {is|are} empty or missing",
-    "failed": "request{|s} or run{|s} failed",
-    "masked": "sample{|s} {was|were} masked in the loss",
-    "ungraded": "generation{|s} {was|were} not graded",
-    "frozen": "run{|s} come{s|} from {an agent that was|agents that were} not trained",
-    "evaluated": "run{|s} come{s|} from {an evaluation|evaluations}",
-    "where": "record{|s} {does|do} not match --where",
-    "other": "record{|s} {is not a model call|are not model calls}",
-    "tied": "pair{|s} {is a tie|are ties}, or {has|have} the same text twice,",
-    "repeated": "file{|s} repeat{s|} the previous file",
-}
+# Texts for the summary, by the note of a row. See `LeftOut.text`.
 _NOTED = {
     "several_turns": "row{|s} {has|have} several turns of the model, TURNS",
     "ends_with_user": "row{|s} end{s|} with a turn of the user, which is not learned",
@@ -169,7 +151,7 @@ _NOTED = {
     "partial": "row{|s} lack{s|} some of the --reward_fields, and get{s|} the sum of the others",
     "redacted": "row{|s} {has|have} text that --redact blanked out, and no token ids",
 }
-_TEXTS = {**{reason: f"{text} and {{is|are}} left out" for reason, text in _LEFT_OUT.items()}, **_NOTED}
+_TEXTS = {**{reason.value: f"{reason.text} and {{is|are}} left out" for reason in LeftOut}, **_NOTED}
 _TURNS = {
     ALL_TURNS: "which all get the reward of the row (if it is for the last turn alone, set --completion last_turn)",
     LAST_TURN: "and only the last turn is trained on",
@@ -205,7 +187,7 @@ def _describe(done: Json) -> str:
         lines.append(f"{turns:,} turns have rewards of their own, and {whole:,} rows have one reward.")
     if rewards := done["rewards"]:
         lines.append(_describe_rewards(rewards, "rating" if turns else "row"))
-    elif not done["filled"].get("reward"):
+    else:
         found = done.get("numbers")
         numbers = f" Fields with numbers: {', '.join(found)}." if found else ""
         lines.append("There are no rewards. Set --reward_fields to the fields with rewards, set --rewards to a file of "
