@@ -89,6 +89,7 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
     [
         ("openai", {**answered(ANSWER), "request": {"messages": [IMAGE]}}, "image_url"),
         ("openai", {**answered(ANSWER), "score": [NAN]}, "reward must be a finite number"),
+        ("openai", {**answered(ANSWER), "score": [INFINITE]}, "reward must be a finite number"),
         ("openai", answered({**ANSWER, "content": [{"type": "text", "value": "42"}]}), "no text: it has value"),
         ("openai", answered(ANSWER, continue_final_message=True), "continues its last message"),
         ("openai", answered(ANSWER, extra_body={"continue_final_message": True}), "continues its last message"),

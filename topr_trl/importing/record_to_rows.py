@@ -349,8 +349,7 @@ class RecordReader:
         """
         if not (self.format.messages and self.rewards.are_set):
             return {}
-        messages = self.messages_field or self.args.messages_field or self.format.messages
-        inside = re.compile(rf"{re.escape(messages)}\.(\d+)\.")
+        inside = re.compile(rf"{re.escape(self.messages_field or self.format.messages)}\.(\d+)\.")
         found = {match[1] for name in self.args.reward_fields or () if (match := inside.match(name))}
         if len(found) > 1:
             raise NotOfFormat(
