@@ -83,7 +83,7 @@ def test_records_of_other_systems(log, skips, turns, lines):
         )
         part = reader.read(reader.format.join(places))
         assume(part.rows)
-        table = to_table(part.rows, part.places, reader.columns, isinstance(part.rows[0]["prompt"], list))
+        table = to_table(part.rows, reader.columns, isinstance(part.rows[0]["prompt"], list))
         assert np.isfinite(np.asarray(table["reward"], dtype=float)).all()
         for row in from_table(table):
             check_tokens_of(row)

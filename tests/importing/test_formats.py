@@ -35,7 +35,7 @@ def imported(tmp_path):
 def made(name, record, **settings):
     reader = RecordReader(ReadingArguments(format=name, **settings), Path("nowhere"))
     rows = [row for row in reader._rows(reader._check_fields(record)) if not isinstance(row, LeftOut)]
-    table = to_table(rows, [""] * len(rows), reader.columns, bool(rows) and isinstance(rows[0]["prompt"], list))
+    table = to_table(rows, reader.columns, bool(rows) and isinstance(rows[0]["prompt"], list))
     return from_table(table)
 
 

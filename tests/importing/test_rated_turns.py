@@ -108,7 +108,7 @@ def read(tmp_path):
         path.write_text(json.dumps(given if isinstance(given, list) else [given]))
         reader = RecordReader(ReadingArguments(**{"skip_unrewarded": True, **settings}), path)
         part = reader.read(reader.records_of(path))
-        table = to_table(part.rows, part.places, [*COLUMNS], conversational=True)
+        table = to_table(part.rows, [*COLUMNS], conversational=True)
         assert {name for name in COLUMNS if table[name].null_count < len(table)} <= {*reader.columns}
         return [row for row in table.to_pylist() if texts(row) != ["Q1", "A1"]]
 

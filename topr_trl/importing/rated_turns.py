@@ -10,7 +10,6 @@ from topr_trl.importing.completions import cut_turns, turns_of
 from topr_trl.importing.format import GRADED, LeftOut, NotOfFormat, Unusable
 from topr_trl.importing.row_table import Row
 
-PLACE = "place"  # key of a row with the place of its record
 RATED = "rated"  # key of a row whose reward is for its completion, which is one answer of a conversation
 NUMBER = "number"  # key of an entry in `GRADED` with the number of its answer. Parts of a rollout can alternate.
 _SAME = ("tools", "chat_template_kwargs", "model", *SAMPLING)  # columns whose values are equal in all answers of a row

@@ -42,7 +42,7 @@ from topr_trl.importing.format import (
 )
 from topr_trl.importing.input_settings import LAST_TURN
 from topr_trl.importing.openai_messages import FAILED, has_broken_call, row_of_run
-from topr_trl.importing.rated_turns import PLACE, RATED, check_turns, join_answers, with_turn_rewards
+from topr_trl.importing.rated_turns import RATED, check_turns, join_answers, with_turn_rewards
 from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.recognition import explain, format_of, recognize_source
 from topr_trl.importing.record_fields import field_value, with_named_fields, without_fields
@@ -57,7 +57,7 @@ from topr_trl.importing.record_rewards import (
 )
 from topr_trl.importing.redacted_rows import redact_row
 from topr_trl.importing.refused_formats import refused
-from topr_trl.importing.row_table import Row
+from topr_trl.importing.row_table import PLACE, Row
 from topr_trl.importing.unread_text import check_unread, find_unread
 from topr_trl.recording.redaction import Redactor
 
@@ -66,8 +66,7 @@ class Part(NamedTuple):
     """Rows of one shard, and the places of records without a row.
 
     Attributes:
-        rows (`list[Row]`): Rows.
-        places (`list[str]`): Place of each row's record: the file and the position in it.
+        rows (`list[Row]`): Rows, each with the place of its record in `PLACE`.
         left_out (`dict[str, list[str]]`): Places of completions and records without a row, by `LeftOut` reason.
         noted (`dict[str, list[str]]`): Places of rows that the summary mentions, by the reason (see `notes_of`).
         not_read (`dict[str, int]`): Number of records in which a field has text that no row has, by the field.
@@ -76,7 +75,6 @@ class Part(NamedTuple):
     """
 
     rows: list[Row]
-    places: list[str]
     left_out: dict[str, list[str]]
     noted: dict[str, list[str]]
     not_read: dict[str, int]
@@ -204,7 +202,7 @@ class RecordReader:
             ValueError: a record does not match the format, or cannot be used and no setting skips it.
         """
         self.not_read = Counter()
-        part = Part([], [], {reason.value: [] for reason in LeftOut}, {}, {}, {})
+        part = Part([], {reason.value: [] for reason in LeftOut}, {}, {}, {})
         for raw in records:
             answers: list[Row] = []
             for place, record in self._split([raw]):
@@ -219,9 +217,9 @@ class RecordReader:
                     elif row.pop(RATED, False) and self.joins_answers:
                         answers.append({**row, PLACE: place})
                     else:
-                        self._add(part, place, row)
+                        self._add(part, {**row, PLACE: place})
             for row in join_answers(answers, self.args.turn_discount):
-                self._add(part, row.pop(PLACE), row)
+                self._add(part, row)
         return part._replace(not_read=dict(self.not_read), read_from=self._columns_read())
 
     def unknown_labels(self, records: Iterable[Placed]) -> Iterator[str]:
@@ -239,17 +237,17 @@ class RecordReader:
                         except UnknownLabel as error:
                             yield error.label[:40]
 
-    def _add(self, part: Part, place: str, row: Row) -> None:
-        """Add a row to a shard, with its place and its notes."""
+    def _add(self, part: Part, row: Row) -> None:
+        """Add a row to a shard, with its notes."""
+        place = short_place(row[PLACE], self.source)
         for note in notes_of(row):
-            part.noted.setdefault(note, []).append(short_place(place, self.source))
-        folder = Path(short_place(place.rpartition(", ")[0], self.source)).parent
-        if self.format.names_rollouts and row.get(ROLLOUT) and folder != Path():
-            row[ROLLOUT] = f"{folder.as_posix()}/{row[ROLLOUT]}"
+            part.noted.setdefault(note, []).append(place)
+        if self.format.names_rollouts and row.get(ROLLOUT):
+            folder = Path(place.rpartition(", ")[0]).parent
+            row[ROLLOUT] = row[ROLLOUT] if folder == Path() else f"{folder.as_posix()}/{row[ROLLOUT]}"
         if self.args.completion == LAST_TURN and turns_of(row) > 1:
             row = cut_turns(row, turns_of(row) - 1)
         part.rows.append(row)
-        part.places.append(place)
 
     def _rows_of(self, record: Any) -> list[Row | LeftOut]:
         """Return the rows of a record, and a reason for each completion, or for the whole record, that gives no row."""

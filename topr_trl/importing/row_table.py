@@ -9,6 +9,7 @@ from topr_trl.data.rows import TURN_DISCOUNT, TURN_REWARDS
 from topr_trl.data.sampler_logps import LOGPROBS_MODE, SAMPLING
 
 Row = dict[str, Any]
+PLACE = "place"  # key of a row with the place of its record: the file and the position in it
 _CALL = pa.struct({"name": pa.string(), "arguments": pa.string()})
 MESSAGES = pa.list_(
     pa.struct({
@@ -30,12 +31,11 @@ COLUMNS: dict[str, pa.DataType] = {
 }  # fmt: skip
 
 
-def to_table(made: list[Row], places: list[str], columns: Sequence[str], conversational: bool) -> pa.Table:
+def to_table(made: list[Row], columns: Sequence[str], conversational: bool) -> pa.Table:
     """Convert rows to a table.
 
     Args:
-        made (`list[Row]`): Rows.
-        places (`list[str]`): Place of each row's record, for error messages.
+        made (`list[Row]`): Rows, each with the place of its record in `PLACE`.
         columns (`Sequence[str]`): Columns of the table, in addition to prompt and completion. A missing value is null.
         conversational (`bool`): Whether prompts and completions are messages. Otherwise, they are text.
 
@@ -52,9 +52,8 @@ def to_table(made: list[Row], places: list[str], columns: Sequence[str], convers
             if name in ("prompt", "completion") and isinstance(values[wrong], str) == conversational:
                 chat = "" if made[wrong].get("completion_ids") else "set --chat true to make messages of text, or "
                 remedy = f", as in the first row: {chat}import text and messages separately, with topr import --where"
-            raise ValueError(
-                f"{places[wrong]}: its {name} is {str(values[wrong])[:60]}, and must be {_describe_type(kind)}{remedy}."
-            )
+            value, expected = str(values[wrong])[:60], _describe_type(kind)
+            raise ValueError(f"{made[wrong][PLACE]}: its {name} is {value}, and must be {expected}{remedy}.")
         found[name] = array
     return pa.table(found)
 

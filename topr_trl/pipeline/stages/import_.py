@@ -115,11 +115,11 @@ class Import(Stage[ImportArguments]):
             if conversational is None:
                 continue
             for shard, made in waiting:
-                kept = {name: value for name, value in made._asdict().items() if name not in ("rows", "places")}
+                kept = {name: value for name, value in made._asdict().items() if name != "rows"}
                 with atomic_write(_notes_file(shard)) as partial:
                     partial.write_text(json.dumps(kept))
                 if not shard.is_file():
-                    table = to_table(made.rows, made.places, reader.columns, conversational)
+                    table = to_table(made.rows, reader.columns, conversational)
                     write_shard(table, shard, {self.name: []})
             waiting.clear()
         if waiting:
