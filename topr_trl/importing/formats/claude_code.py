@@ -10,6 +10,7 @@ from topr_trl.importing.message_trees import branch
 from topr_trl.importing.openai_messages import finish_reason
 from topr_trl.importing.record_fields import inner_value
 from topr_trl.importing.row_table import Row
+from topr_trl.importing.token_turns import as_rollout
 
 _PARENT = "parentUuid"
 _CLEARED = "[Old tool result content cleared]"  # text that the model reads in place of an old result
@@ -68,7 +69,7 @@ def rows(record: Record) -> list[Row]:
         })  # fmt: skip
     agent = next((each["agentId"] for each in lines.values() if each.get("agentId")), None)
     name = f"{record['sessionId']}/{agent}" if agent else str(record["sessionId"])
-    return [{**row, "rollout_id": name} for row in found] if len(found) > 1 else found
+    return as_rollout(found, name)
 
 
 def _call_of(line: Record) -> str:

@@ -9,7 +9,7 @@ from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.openai_messages import text_or_messages, tools_as_json
 from topr_trl.importing.row_table import Row
-from topr_trl.importing.token_turns import join_turns
+from topr_trl.importing.token_turns import as_rollout, join_turns
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
@@ -41,9 +41,8 @@ def rows(record: Record) -> list[Row | LeftOut]:
     turns = record.get("trajectory") or []
     if not turns or not all(turn.get("tokens") for turn in turns):
         return [{**shared, "prompt": prompt, "completion": completion}]
-    parts = join_turns([turn["tokens"] for turn in turns])
-    rollout = str(turns[0]["trajectory_id"]) if len(parts) > 1 else None
-    return [{**shared, "prompt": prompt, "completion": completion, "rollout_id": rollout, **part} for part in parts]
+    parts = as_rollout(join_turns([turn["tokens"] for turn in turns]), turns[0].get("trajectory_id"), "a trajectory_id")
+    return [{**shared, "prompt": prompt, "completion": completion, **part} for part in parts]
 
 
 def _old_tools(record: Record) -> Any:
