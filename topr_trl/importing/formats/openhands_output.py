@@ -8,6 +8,7 @@ from typing import Any
 from topr_trl.importing.format import Format, NotOfFormat, Record, Unusable, has
 from topr_trl.importing.message_parts import assistant, call, other, text_of
 from topr_trl.importing.openai_messages import message, row_of_run, tools_as_json
+from topr_trl.importing.record_fields import value_at
 from topr_trl.importing.row_table import Row
 
 _OWN_WORDS = ("message", "finish", "think")  # actions that the agent can take without a tool call
@@ -39,11 +40,8 @@ def rows(record: Record) -> list[Row]:
 
 def rewards(record: Record) -> dict[str, Any]:
     """Return the reward `resolved`: 1 if the tests passed and 0 if they failed. Return {} without a test report."""
-    result = record.get("test_result") or {}
-    for place in (result.get("report"), record.get("report"), result):
-        if isinstance(place, Mapping) and isinstance(place.get("resolved"), bool):
-            return {"resolved": float(place["resolved"])}
-    return {}
+    resolved = value_at(record, "test_result.report.resolved", "report.resolved", "test_result.resolved")
+    return {"resolved": float(resolved)} if isinstance(resolved, bool) else {}
 
 
 def one_per_folder(files: list[Path]) -> list[Path]:
@@ -126,14 +124,11 @@ def _of_agents(events: list[Record]) -> tuple[list[Row], list[Record]]:
     for event in events:
         metadata = event.get("tool_call_metadata")
         if "action" in event:
-            for each in _of_action(event, metadata, seen):
-                found.append(each)
+            found += _of_action(event, metadata, seen)
             tools = (event.get("args") or {}).get("tools") or tools
         elif metadata is not None and event.get("observation") not in _SILENT:
-            said = other(
-                "tool", _result(event), tool_call_id=metadata["tool_call_id"], name=metadata.get("function_name")
-            )
-            found.append(said)
+            more = {"tool_call_id": metadata["tool_call_id"], "name": metadata.get("function_name")}
+            found.append(other("tool", _result(event), **more))
         elif event.get("observation") not in (None, *_SILENT) and event.get("content"):
             found.append(other("user", _result(event)))
     return found, tools

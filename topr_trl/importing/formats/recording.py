@@ -100,10 +100,10 @@ def _row_of_call(call: Record, by_answer: bool) -> Row | LeftOut | None:
         return LeftOut.CALLS
     if isinstance(row["prompt"], list):
         row["prompt"] = without_request_hashes(row["prompt"])
-    model = {"model": asked.get("model"), "served_model": call["served_model"]}
+    model = {"model": asked.get("model"), "served_model": call["served_model"],
+             "model_revision": call["model_revision"]}  # fmt: skip
     graded = {GRADED: [{"rewards": call["rewards"], NUMBER: call["number"]}] * turns_of(row)} if by_answer else {}
-    revision = {"model_revision": call["model_revision"]}
-    return {**dict.fromkeys(_TOKEN_COLUMNS), **row, **model, **revision, **graded}
+    return {**dict.fromkeys(_TOKEN_COLUMNS), **row, **model, **graded}
 
 
 def _ends_before_arguments(row: Row) -> bool:
