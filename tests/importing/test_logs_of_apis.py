@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from reading import LEGS, turns
 from test_openai_chat import imported as imported_as
 
 from topr_trl.importing.dialects import openai_completions, openai_responses
@@ -17,18 +18,8 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "legs", "arguments": '
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "FOUR"}
 
 
-def turns(messages):
-    names = ("role", "content", "reasoning_content")
-    return [
-        (*(turn[name] for name in names), [call["function"] for call in turn["tool_calls"] or ()]) for turn in messages
-    ]
-
-
 def response(*output, **more):
     return {"object": "response", "status": "completed", "output": list(output), **more}
-
-
-LEGS = {"name": "legs", "arguments": '{"animal": "cat"}'}
 
 
 def test_a_response_with_thinking_and_calls():
