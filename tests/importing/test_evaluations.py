@@ -89,6 +89,7 @@ def test_scores_of_inspect(tmp_path):
 
 
 SAMPLE = "samples/1_epoch_1.json"
+SAID = {"id": 1, "epoch": 1, "target": "12", "messages": [{"role": "assistant", "content": "12", "source": "generate"}]}
 
 
 def archived(path, content, name=SAMPLE, kind=zipfile.ZIP_DEFLATED):
@@ -106,7 +107,7 @@ def archived(path, content, name=SAMPLE, kind=zipfile.ZIP_DEFLATED):
         ("[]", {}, r"samples/1_epoch_1\.json is not a JSON object"),
         ('{"a":' * 100_000, {}, "cannot be read"),
         ("{}", {"kind": zipfile.ZIP_BZIP2}, "neither zstd nor deflate"),
-        (json.dumps({"id": 1, "epoch": 1, "messages": [], "scores": {"a": {"value": {"x": 1, "y": "P"}}}}), {},
+        (json.dumps({**SAID, "scores": {"a": {"value": {"x": 1, "y": "P"}}}}), {},
          r"samples/.*: scores\.a\.value\.x, .*\.y may all be the reward"),
     ],
 )  # fmt: skip
