@@ -7,7 +7,7 @@ from typing import Any
 from topr_trl.importing.calls import Dialect, first_choice
 from topr_trl.importing.content_blocks import messages_of
 from topr_trl.importing.format import Record, Unusable
-from topr_trl.importing.message_parts import assistant, call, other, split_parts
+from topr_trl.importing.message_parts import assistant, other, split_parts
 from topr_trl.importing.openai_messages import (
     ROLE_NAMES,
     check_content,
@@ -116,10 +116,7 @@ def _messages(given: Mapping[str, Any]) -> list[Row]:
         return [other(role, inner.get("content"), tool_call_id=inner.get("tool_call_id"))]
     if inner.get("invalid_tool_calls"):
         raise Unusable("it has a tool call that could not be parsed")
-    calls = [
-        asked if "function" in asked else call(asked["name"], asked["args"], asked.get("id"))
-        for asked in inner.get("tool_calls") or more.get("tool_calls") or ()
-    ]
+    calls = inner.get("tool_calls") or more.get("tool_calls") or ()
     thinking = more.get("reasoning_content") or inner.get("reasoning_content")
     if thinking and split_parts(inner.get("content"), calls)[1]:
         thinking = None  # The parts of the content repeat this thinking.

@@ -46,15 +46,12 @@ def rewards(record: Record) -> dict[str, Any]:
         record (`Record`): Step, or a trajectory.
     """
     if "steps" in record:
-        return {"reward of a step": None} if any(map(rewards, _own_steps(record))) else {}
+        own = (step for each in _with_subagents(record) for step in each["steps"] if _is_own(step))
+        return {"reward of a step": None} if any(map(rewards, own)) else {}
     return {path: value for path in _REWARDS if (value := value_at(record, path)) is not None}
 
 
 _REWARDS = ("extra.reward", "metrics.extra.reward")
-
-
-def _own_steps(record: Record) -> list[Record]:
-    return [step for each in _with_subagents(record) for step in each["steps"] if _is_own(step)]
 
 
 def _rows_of_trajectory(record: Record) -> list[Row]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from topr_trl.importing.format import Format, NotOfFormat, Record, Unusable, has
-from topr_trl.importing.message_parts import assistant, call, other, text_of
+from topr_trl.importing.message_parts import assistant, other, text_of
 from topr_trl.importing.openai_messages import message, row_of_run, tools_as_json
 from topr_trl.importing.record_fields import value_at
 from topr_trl.importing.row_table import Row
@@ -74,27 +74,21 @@ def _of_sdk(events: list[Record]) -> tuple[list[Row], list[Record]]:
         elif kind == "MessageEvent":
             said = event["llm_message"]
             parts = [*said["content"], *(event.get("extended_content") or ())]
-            own = said["role"] == "assistant"
-            found.append(
-                assistant(parts, thinking=said.get("reasoning_content")) if own else other(said["role"], parts)
-            )
+            is_own, thinking = said["role"] == "assistant", said.get("reasoning_content")
+            found.append(assistant(parts, thinking=thinking) if is_own else other(said["role"], parts))
         elif kind == "ActionEvent":
-            asked = event["tool_call"]
-            made = call(asked["name"], asked["arguments"], asked.get("id"))
+            turn = assistant(event["thought"], [event["tool_call"]], event.get("reasoning_content"))
             if response is not None and event.get("llm_response_id") == response:
-                turn = assistant("", [made])
-                found[-1]["tool_calls"] = [*found[-1]["tool_calls"], *turn["tool_calls"]]
+                found[-1]["tool_calls"] += turn["tool_calls"]
             else:
-                found.append(assistant(event["thought"], [made], event.get("reasoning_content")))
-            response = event.get("llm_response_id")
-            continue
+                found.append(turn)
         elif kind in ("ObservationEvent", "UserRejectObservation", "AgentErrorEvent"):
             found.append(_observation(event))
         elif kind.startswith("Condensation") and kind != "CondensationRequest":
             raise Unusable("its context was condensed, so later turns had a different context")
         elif kind not in _NOT_FOR_THE_MODEL:
             raise NotOfFormat(f"its history has an event of the unknown kind {kind}")
-        response = None
+        response = event.get("llm_response_id") if kind == "ActionEvent" else None
     return found, tools
 
 

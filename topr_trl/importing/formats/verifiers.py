@@ -93,7 +93,7 @@ def _rows_of_trace(trace: Record, episode: Record) -> list[Row]:
                 **{name: sampling.get(name) for name in SAMPLING},
             })  # fmt: skip
         seen |= set(path)
-    return as_rollout(made, trace["id"])
+    return as_rollout(made, trace.get("id"), "a trace id")
 
 
 def _path(nodes: list[Record], leaf: int) -> list[int]:
