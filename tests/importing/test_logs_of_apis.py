@@ -49,9 +49,7 @@ def test_a_response_with_thinking_and_calls():
     [
         ({}, None),
         ({"reasoning": {"effort": "high", "summary": "auto"}}, {"reasoning_effort": "high"}),
-        ({"reasoning": {"effort": "none"}}, {"reasoning_effort": "none", "enable_thinking": False}),
         ({"chat_template_kwargs": {"enable_thinking": True}, "reasoning": None}, {"enable_thinking": True}),
-        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}, {"enable_thinking": True}),
     ],
 )
 def test_template_settings_of_a_response(more, options):
