@@ -15,7 +15,7 @@ import psutil
 import pytest
 from recorders import WORDS, recorder
 
-from topr_trl.recording.conversations import continued_conversation
+from topr_trl.recording.conversations import Conversation
 from topr_trl.recording.proxy import _events
 from topr_trl.recording.recorded_answer import LARGE
 
@@ -297,7 +297,7 @@ def test_redacted_conversations_cannot_be_guessed(tmp_path):
     with recorder(tmp_path, redact=["unused"]) as running:
         first = chat(running).headers["x-topr-rollout"]
         message = {"role": "assistant", "content": ANSWER}
-        guess = continued_conversation("m", [*HI, message])
+        guess = Conversation("m", [*HI, message]).continued
         assert all(guess.encode() not in file.read_bytes() for file in tmp_path.iterdir())
         assert chat(running, messages=[*HI, message, *HI]).headers["x-topr-rollout"] == first
 

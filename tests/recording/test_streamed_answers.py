@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from topr_trl.recording.conversations import Conversation, continued_conversation
+from topr_trl.recording.conversations import Conversation
 from topr_trl.recording.protocols import PROTOCOLS
 from topr_trl.recording.protocols.completions import (
     CHAT,
@@ -133,12 +133,12 @@ def test_conversations_ignore_reasoning_and_forms_of_text():
     ((choice, key),) = Conversation("m", asked).keys([{"index": 1, "message": message}, {"index": 2}]).items()
     assert choice == 1
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
-    assert continued_conversation("m", [*turns, {"role": "user", "content": "and?"}]) == key
-    assert continued_conversation("other", turns) != key
+    assert Conversation("m", [*turns, {"role": "user", "content": "and?"}]).continued == key
+    assert Conversation("other", turns).continued != key
     thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
     parts = {"role": "assistant", "content": [thinking, {"type": "text", "text": "yes"}]}
     assert Conversation("m", asked).keys([{"index": 1, "message": parts}]) == {1: key}
-    assert continued_conversation("m", turns[:1]) is None
+    assert Conversation("m", turns[:1]).continued is None
 
 
 def test_conversations_ignore_the_spaces_of_arguments():
@@ -163,7 +163,6 @@ def test_results_of_tools_in_the_responses_api(kind):
 @pytest.mark.parametrize("given", [None, "text", [1], [{"role": "user"}, None]])
 def test_malformed_messages_are_no_conversation(given):
     assert messages({"messages": given}) is None
-    assert continued_conversation("m", None) is None
     assert Conversation("m", None).keys([{"message": {"role": "assistant", "content": "yes"}}]) == {}
 
 

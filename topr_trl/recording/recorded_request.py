@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from topr_trl.recording.conversations import Conversation, continued_conversation
+from topr_trl.recording.conversations import Conversation
 from topr_trl.recording.protocols.protocol import Protocol
 from topr_trl.recording.redaction import Redactor
 from topr_trl.recording.store import Store
@@ -63,8 +63,8 @@ def read_request(body: bytes, protocol: Protocol, redact: Redactor, salt: str) -
         return None
     if not isinstance(asked, dict):
         return None
-    given = asked.get("model"), protocol.messages(asked), salt
-    return RecordedRequest(asked, stored, is_redacted, len(body), Conversation(*given), continued_conversation(*given))
+    conversation = Conversation(asked.get("model"), protocol.messages(asked), salt)
+    return RecordedRequest(asked, stored, is_redacted, len(body), conversation, conversation.continued)
 
 
 def with_earlier_messages(request: RecordedRequest, protocol: Protocol, store: Store, salt: str) -> RecordedRequest:
