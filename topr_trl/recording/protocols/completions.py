@@ -9,7 +9,7 @@ from typing import Any
 
 from topr_trl.recording.protocols import protocol
 from topr_trl.recording.protocols.messages import without_request_hashes
-from topr_trl.recording.protocols.protocol import Body, Protocol, are_objects, with_nulls
+from topr_trl.recording.protocols.protocol import Body, Protocol, are_objects, fits, with_nulls
 
 CHAT, TEXT = "chat/completions", "completions"
 _IDS_IN_CHOICE, _IDS_IN_ANSWER = ("token_ids", "prompt_token_ids"), ("prompt_token_ids",)
@@ -61,13 +61,11 @@ def is_well_formed(answer: Mapping[str, Any]) -> bool:
 
 
 def _is_choice(choice: Any) -> bool:
-    if not isinstance(choice, Mapping) or type(choice.get("index", 0)) is not int:
-        return False
     kinds = {
         "message": Mapping, "delta": Mapping, "text": str, "logprobs": Mapping, "token_ids": list,
         "prompt_token_ids": list, "finish_reason": str,
     }  # fmt: skip
-    if not all(isinstance(choice[name], kind) for name, kind in kinds.items() if choice.get(name)):
+    if not fits(choice, **kinds) or type(choice.get("index", 0)) is not int:
         return False
     body = choice.get("message") or choice.get("delta") or {}
     calls = body.get("tool_calls") or []
@@ -75,10 +73,7 @@ def _is_choice(choice: Any) -> bool:
 
 
 def _is_tool_call(call: Any) -> bool:
-    function = (call.get("function") or {}) if isinstance(call, Mapping) else None
-    return isinstance(function, Mapping) and all(
-        isinstance(function.get(name) or "", str) for name in ("name", "arguments")
-    )
+    return fits(call, function=Mapping) and fits(call.get("function") or {}, name=str, arguments=str)
 
 
 def messages(request: Body) -> list[Body] | None:
