@@ -67,9 +67,12 @@ def logged(folder):
 
 def page_of(folder):
     """Write the page of a folder, and return its data."""
-    path = write_page(folder, folder / "report.html").path
-    text = path.read_text()
-    return json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    write_page(folder, folder / "report.html")
+    return data_in(folder / "report.html")
+
+
+def data_in(page):
+    return json.loads(page.read_text().partition('id="data">')[2].partition("</script>")[0])
 
 
 def table(name="rows", **columns):
@@ -125,12 +128,12 @@ def test_a_loop_shows_what_changed(loop):
 def test_the_page_in_a_browser(loop, browser, width, scheme):
     """Texts of the model stay texts, tags and search filter, and nothing is wider than the window."""
     log_rows(loop / "iteration-1" / "model", 1, **TOKENS)
-    path = write_page(loop, loop / "report.html").path
+    write_page(loop, loop / "report.html")
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     requests, errors = [], []
     page.on("request", lambda request: requests.append(request.url))
     page.on("pageerror", lambda error: errors.append(error))
-    page.goto(path.as_uri())
+    page.goto((loop / "report.html").as_uri())
     assert page.title() == "loop"
     assert page.locator(".card").count() == 3
     assert HOSTILE in page.locator(".card").first.inner_text()
@@ -175,8 +178,7 @@ def test_rows_to_train_on(tmp_path):
     rows = [{"prompt": f"{n // 2} =", "completion": "x" * n, "reward": n / 10} for n in range(20)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     cli.main(["look", "--input", str(tmp_path / "rows.jsonl")])
-    text = (tmp_path / "rows.report.html").read_text()
-    page = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    page = data_in(tmp_path / "rows.report.html")
     assert page["rows"][0]["facts"][:3] == [["completions", "20"], ["problems", "10"], ["without a reward", "0"]]
     assert page["sections"][0]["counts"] == {"highest rewards": 1, "lowest rewards": 1}
     assert page["rows"][0]["bars"][0][0] == "completions by reward"
@@ -360,11 +362,8 @@ def test_answers_that_no_judge_found_do_not_agree():
     ],
 )  # fmt: skip
 def test_unusual_rows_have_a_page(tmp_path, columns):
-    folder = tmp_path / "MY_DATA"
-    folder.mkdir()
-    save(folder, **columns)
-    page = write_page(folder, tmp_path / "page.html").path.read_text()
-    assert json.loads(page.partition('id="data">')[2].partition("</script>")[0])["sections"]
+    save(tmp_path / "MY_DATA", **columns)
+    assert page_of(tmp_path / "MY_DATA")["sections"]
 
 
 def test_wrong_columns_are_named(tmp_path):
