@@ -86,17 +86,27 @@ def messages(request: Body) -> list[Body] | None:
     return without_request_hashes(found) if are_objects(found) else None
 
 
-def prompt_of(request: Mapping[str, Any], choice: int) -> Any:
+def prompts_of(request: Body) -> list[Any]:
+    """Return the prompts of a request: texts or lists of token ids. A list of numbers is one prompt.
+
+    Args:
+        request (`Body`): Request for text completions, with one prompt or several.
+    """
+    prompt = request.get("prompt")
+    are_several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+    return prompt if are_several else [prompt]
+
+
+def prompt_of(request: Body, choice: int) -> Any:
     """Return the prompt of a choice: text or token ids. Servers number the choices of the first prompt first.
 
     Args:
-        request (`Mapping[str, Any]`): Request for text completions, with one prompt or several.
+        request (`Body`): Request for text completions, with one prompt or several.
         choice (`int`): Number of the choice, from 0.
     """
-    prompt, n = request.get("prompt"), request.get("n") or 1
-    if not isinstance(prompt, list) or not isinstance(n, int) or choice // n >= len(prompt):
-        return prompt
-    return prompt if isinstance(prompt[0], int) else prompt[choice // n]  # A list of numbers is one prompt.
+    prompts, n = prompts_of(request), request.get("n") or 1
+    is_known = isinstance(n, int) and choice // n < len(prompts)
+    return prompts[choice // n] if is_known else request.get("prompt")
 
 
 class Assembler(protocol.Assembler):
