@@ -317,16 +317,14 @@ def _shown(rows: Table, places: Sequence[int]) -> list[int]:
     return sorted(set(picked)) if rows.is_by_turn else list(dict.fromkeys(picked))
 
 
+_LABELS = {"greedy": ("temperature", 0), "no answer": ("verdict", INVALID), "cut": ("finish_reason", "length")}
+
+
 def _answer(rows: Table, place: int) -> Json:
     row = rows.table.slice(place, 1).to_pylist()[0]
     value = float(rows.values_N[place])
     labels = [f"turn {row['turn']}"] if row.get("turn") else []
-    if row.get("temperature") == 0:
-        labels.append("greedy")
-    if row.get("verdict") == "invalid":
-        labels.append("no answer")
-    if row.get("finish_reason") == "length":
-        labels.append("cut")
+    labels += [label for label, (name, value) in _LABELS.items() if row.get(name) == value]
     numbers = {name: row.get(name) for name in ("reward", "advantage", "weight", "log_ratio")}
     functions = {name: name.removeprefix(OF_FUNCTION) for name in row if name.startswith(OF_FUNCTION)}
     numbers |= {name if plain in numbers else plain: row[name] for name, plain in functions.items()}
