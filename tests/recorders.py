@@ -1,9 +1,14 @@
-"""Start a recorder and an OpenAI-like server in a thread, for tests."""
+"""Start a recorder in a thread or in a process, and an OpenAI-like server in a thread, for tests."""
 
 import asyncio
 import json
+import socket
+import subprocess
+import sys
 import threading
+import time
 from contextlib import contextmanager
+from pathlib import Path
 
 from aiohttp import web
 
@@ -172,6 +177,38 @@ class Running:
 
     def rollouts(self):
         return list(read_rollouts(self.folder / NAME))
+
+    def connect(self):
+        host, _, port = self.address.removeprefix("http://").partition(":")
+        return socket.create_connection((host, int(port)), timeout=5)
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+_RECORDER = """
+import sys
+from topr_trl.recording import listening
+from topr_trl.recording.server import record_command
+from topr_trl.recording.settings import RecordArguments
+listening.SECONDS_TO_END = 600  # Without the second Ctrl+C, the process would not end in time.
+record_command(RecordArguments(sys.argv[1], sys.argv[2], port=0))
+"""
+
+
+def start_recorder(upstream, folder):
+    """Start a recorder in a process, and return the process and the recorder's address."""
+    command = [sys.executable, "-c", _RECORDER, f"{upstream}/v1", str(folder)]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True)
+    said = ""
+    while "Press Ctrl+C" not in said:
+        assert (line := process.stdout.readline()), said
+        said += line
+    return process, said.partition("Read and grade rollouts:")[2].split()[0].rstrip("/")
 
 
 @contextmanager

@@ -8,9 +8,8 @@ import httpx2 as httpx
 import openai
 import pytest
 from api_server import ARGUMENTS, IDS, PROMPT_IDS, TEXT, THOUGHT, ApiServer
-from recorders import recorder
+from recorders import recorder, until
 from test_clients import learned
-from test_proxy import until
 
 from topr_trl import load_rows
 from topr_trl.cli import main

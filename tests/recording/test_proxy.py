@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ import httpx2 as httpx
 import openai
 import psutil
 import pytest
-from recorders import WORDS, recorder
+from recorders import WORDS, recorder, until
 
 from topr_trl.recording.conversations import Conversation
 from topr_trl.recording.proxy import _events
@@ -57,11 +56,10 @@ def call_of(running):
     return call
 
 
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def send(connection, path, body, length=None):
+    """Send a request whose `Content-Length` is `length`, or the length of the body."""
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json"
+    connection.sendall(f"{head}\r\nContent-Length: {length or len(body)}\r\n\r\n{body}".encode())
 
 
 def test_an_answer_is_unchanged_and_has_a_rollout(running):
@@ -328,10 +326,8 @@ def test_a_request_that_is_too_large(tmp_path):
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/rewards"])
 def test_a_request_that_arrives_too_slowly(tmp_path, path):
     with recorder(tmp_path, client_timeout=0.3) as running:
-        host, _, port = running.address.removeprefix("http://").partition(":")
-        with socket.create_connection((host, int(port)), timeout=5) as connection:
-            head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: 9"
-            connection.sendall(f"{head}\r\n\r\n{{".encode())
+        with running.connect() as connection:
+            send(connection, path, "{", length=9)
             found = ""
             while "client_timeout" not in found:  # The head and the body can arrive separately.
                 piece = connection.recv(65536).decode()
@@ -345,11 +341,8 @@ def test_a_request_that_arrives_too_slowly(tmp_path, path):
 def test_a_client_that_does_not_read(tmp_path):
     with recorder(tmp_path, client_timeout=0.3) as running:
         running.upstream.words = ["w" * 1_000_000] * 50
-        host, _, port = running.address.removeprefix("http://").partition(":")
-        with socket.create_connection((host, int(port)), timeout=5) as connection:
-            body = json.dumps({"model": "m", "messages": HI, "stream": True})
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}"
-            connection.sendall(f"{head}\r\n\r\n{body}".encode())
+        with running.connect() as connection:
+            send(connection, "/v1/chat/completions", json.dumps({"model": "m", "messages": HI, "stream": True}))
             until(lambda: running.rollouts() and call_of(running)["state"] == "cut")
         assert "client_timeout" in call_of(running)["error"]
 
@@ -676,11 +669,8 @@ def test_large_bodies_do_not_hold_up_other_calls(running, of):
 def test_a_client_that_does_not_read_a_whole_answer(tmp_path):
     with recorder(tmp_path, client_timeout=0.3) as running:
         running.upstream.words = ["w" * 20_000_000]
-        host, _, port = running.address.removeprefix("http://").partition(":")
-        with socket.create_connection((host, int(port)), timeout=5) as connection:
-            body = json.dumps({"model": "m", "messages": HI})
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}"
-            connection.sendall(f"{head}\r\n\r\n{body}".encode())
+        with running.connect() as connection:
+            send(connection, "/v1/chat/completions", json.dumps({"model": "m", "messages": HI}))
             own = connection.getsockname()[1]
             until(lambda: running.rollouts() and call_of(running)["state"] == "finished")
             until(lambda: not [  # The recorder closes its end after `client_timeout`.

@@ -93,8 +93,9 @@ def prompts_of(request: Body) -> list[Any]:
         request (`Body`): Request for text completions, with one prompt or several.
     """
     prompt = request.get("prompt")
-    are_several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-    return prompt if are_several else [prompt]
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        return prompt
+    return [prompt]
 
 
 def prompt_of(request: Body, choice: int) -> Any:
