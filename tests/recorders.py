@@ -206,7 +206,8 @@ def start_recorder(upstream, folder):
     process = subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True)
     said = ""
     while "Press Ctrl+C" not in said:
-        assert (line := process.stdout.readline()), said
+        line = process.stdout.readline()
+        assert line, said
         said += line
     return process, said.partition("Read and grade rollouts:")[2].split()[0].rstrip("/")
 
