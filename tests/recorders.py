@@ -26,7 +26,7 @@ class Upstream:
 
     def __init__(self):
         self.requests, self.headers, self.fault, self.delay, self.left = [], [], None, 0.0, 0
-        self.words, self.calls, self.owner, self.raw = WORDS, None, "vllm", None
+        self.words, self.owner, self.raw = WORDS, "vllm", None
         self.names, self.lists = ["m"], 0  # names of the models, and number of requests for their list
         self.gate = None  # event; a stream waits for it after its first word
 
@@ -91,10 +91,9 @@ class Upstream:
         ids = asked.get("return_token_ids")
         choices = []
         for n in range(asked.get("n") or 1):
-            choice = {"index": n, "finish_reason": "tool_calls" if self.calls else "stop", "logprobs": None}
+            choice = {"index": n, "finish_reason": "stop", "logprobs": None}
             if kind == "chat.completion":
-                content = None if self.calls else "".join(self.words)
-                choice["message"] = {"role": "assistant", "content": content, "tool_calls": self.calls or []}
+                choice["message"] = {"role": "assistant", "content": "".join(self.words), "tool_calls": []}
             else:
                 choice["text"] = "".join(self.words)
             if self.wants_logps(asked, kind):

@@ -471,9 +471,6 @@ def test_fenced_code_is_shown_as_code(page, recorder):
     ]  # fmt: skip
     expect(answer.locator(".code .role")).to_have_text(["python", ATTACK, "js"])
     expect(answer.locator("> .text")).to_have_text(["Look:[U+202E]", "Then ``` is text, and"])
-    page.wait_for_timeout(300)
-    assert page.evaluate("window.hacked === undefined")
-    assert page.locator("main img, main script").count() == 0
 
 
 def test_new_rollouts_appear_without_losing_the_place(page, recorder):

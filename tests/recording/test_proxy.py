@@ -150,17 +150,6 @@ def test_calls_that_continue_an_answer_share_a_rollout(running):
     assert chat(running, messages=other).headers["x-topr-rollout"] not in (first, again)
 
 
-def test_tool_calls_are_continued(running):
-    running.upstream.calls = [
-        {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}},
-    ]
-    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
-    first = chat(running, tools=tools)
-    message = first.parse().choices[0].message
-    later = [*HI, message, {"role": "tool", "tool_call_id": "c1", "content": "4"}]
-    assert chat(running, messages=later, tools=tools).headers["x-topr-rollout"] == first.headers["x-topr-rollout"]
-
-
 def test_secrets_in_headers_are_passed_on_and_not_stored(running):
     chat(running, extra_headers={"Cookie": "session=secret-cookie"})
     assert running.upstream.headers[-1]["Authorization"] == "Bearer sk-secret"
