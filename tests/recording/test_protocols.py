@@ -14,7 +14,6 @@ from test_clients import learned
 from topr_trl import load_rows
 from topr_trl.cli import main
 from topr_trl.recording.protocols import PROTOCOLS, choice_of, messages_of
-from topr_trl.recording.redaction import without_tokens
 
 pytestmark = pytest.mark.slow
 QUESTION = "2 + 2?"
@@ -311,10 +310,3 @@ def test_the_key_of_anthropics_client(tmp_path, monkeypatch):
 def test_other_paths_of_ollama_are_passed_on(running):
     assert httpx.post(f"{running.address}/api/generate", json={}).text == "/api/generate"
     assert httpx.get(f"{running.address}/rollouts").json()["unrecorded"] == {"POST /api/generate": 1}
-
-
-def test_a_redacted_response_has_no_tokens():
-    part = {"type": "output_text", "text": "x", "logprobs": [1]}
-    answer = {"id": "r", "output": [{"type": "message", "content": [part]}], "output_messages": [{"tokens": [1]}]}
-    content = [{"type": "output_text", "text": "x"}]
-    assert without_tokens(answer) == {"id": "r", "output": [{"type": "message", "content": content}]}

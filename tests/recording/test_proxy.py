@@ -140,16 +140,6 @@ def test_choices_are_rollouts_and_a_name_joins_them(running):
     assert [call["choice"] for call in by_name["mine"]] == [0, 1, 0, 1]
 
 
-def test_calls_that_continue_an_answer_share_a_rollout(running):
-    first = chat(running).headers["x-topr-rollout"]
-    later = [*HI, {"role": "assistant", "content": ANSWER}, {"role": "user", "content": "Sure?"}]
-    assert chat(running, messages=later).headers["x-topr-rollout"] == first
-    again = chat(running, messages=later).headers["x-topr-rollout"]
-    assert again != first  # a second continuation of the same answer
-    other = [*HI, {"role": "assistant", "content": "5"}, {"role": "user", "content": "Sure?"}]
-    assert chat(running, messages=other).headers["x-topr-rollout"] not in (first, again)
-
-
 def test_secrets_in_headers_are_passed_on_and_not_stored(running):
     chat(running, extra_headers={"Cookie": "session=secret-cookie"})
     assert running.upstream.headers[-1]["Authorization"] == "Bearer sk-secret"
@@ -165,12 +155,6 @@ def test_errors_of_the_server_are_passed_on(running):
     assert raised.value.status_code == 503
     call = call_of(running)
     assert (call["state"], call["error"]) == ("failed", "model m is busy")
-
-
-def test_requests_that_are_not_json_are_passed_on_and_not_stored(running):
-    found = httpx.post(f"{running.address}/v1/chat/completions", content=b"{")
-    assert found.status_code == 500  # the server's answer
-    assert running.rollouts() == []
 
 
 def test_a_server_that_cannot_be_reached(tmp_path):
@@ -287,13 +271,6 @@ def test_redacted_conversations_cannot_be_guessed(tmp_path):
         guess = Conversation("m", [*HI, message]).continued
         assert all(guess.encode() not in file.read_bytes() for file in tmp_path.iterdir())
         assert chat(running, messages=[*HI, message, *HI]).headers["x-topr-rollout"] == first
-
-
-def test_redaction_does_not_store_prompts_of_token_ids(tmp_path):
-    with recorder(tmp_path, redact=["secret"]) as running:
-        body = {"model": "m", "prompt": [5, 6, 7]}
-        assert httpx.post(f"{running.address}/v1/completions", json=body).status_code == 200
-        assert running.rollouts() == []
 
 
 @pytest.mark.parametrize("name", ["x" * 201, "tab\there", "a,b"])
@@ -587,6 +564,7 @@ def test_requests_that_are_not_recorded_are_said_once_and_counted(tmp_path, caps
         httpx.post(f"{running.address}/v1/completions", content=b"[1]")
         httpx.post(f"{running.address}/v1/completions", json={"model": "m", "prompt": [5, 6]})
         counts = httpx.get(f"{running.address}/rollouts").json()["unrecorded"]
+        assert running.rollouts() == []
     said = capsys.readouterr().out
     assert counts["POST /v1/messages/batches"] == 2
     assert counts["POST /v1/embeddings"] == 1

@@ -120,10 +120,13 @@ def test_a_client_does_not_see_what_it_did_not_ask_for(endpoint, asked, ids, log
     assert found["choices"][0]["logprobs"] == ({"a": 1} if logps else None)
 
 
-def test_a_redacted_answer_has_no_tokens_of_the_prompt():
+def test_a_redacted_answer_has_no_tokens():
     hidden = {"prompt_token_ids": [1], "prompt_logprobs": [{"1": {"decoded_token": "secret"}}]}
     answer = {**hidden, "id": "a", "choices": [{**hidden, "token_ids": [2], "logprobs": {}, "index": 0}]}
     assert without_tokens(answer) == {"id": "a", "choices": [{"index": 0}]}
+    part = {"type": "output_text", "text": "x"}
+    response = {"output": [{"content": [{**part, "logprobs": [1]}]}], "output_messages": [{"tokens": [1]}]}
+    assert without_tokens(response) == {"output": [{"content": [part]}]}
 
 
 def test_conversations_ignore_reasoning_and_forms_of_text():
@@ -135,6 +138,7 @@ def test_conversations_ignore_reasoning_and_forms_of_text():
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
     assert Conversation("m", [*turns, {"role": "user", "content": "and?"}]).continued == key
     assert Conversation("other", turns).continued != key
+    assert Conversation("m", [turns[0], {"role": "assistant", "content": "no"}]).continued != key
     thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
     parts = {"role": "assistant", "content": [thinking, {"type": "text", "text": "yes"}]}
     assert Conversation("m", asked).keys([{"index": 1, "message": parts}]) == {1: key}
