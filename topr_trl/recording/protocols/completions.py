@@ -22,13 +22,15 @@ def with_token_ids(request: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
         request (`Mapping[str, Any]`): Request of the client.
         endpoint (`str`): `CHAT` or `TEXT`.
     """
-    more: dict[str, Any] = {"return_token_ids": True}
-    if endpoint == CHAT and not request.get("logprobs"):
-        more["logprobs"] = True
-        more["top_logprobs"] = 0
-    if endpoint == TEXT and request.get("logprobs") is None:
-        more["logprobs"] = 0
-    return {**request, **more}
+    if _asks_for_logps(request, endpoint):
+        return {**request, "return_token_ids": True}
+    logps = {"logprobs": True, "top_logprobs": 0} if endpoint == CHAT else {"logprobs": 0}
+    return {**request, "return_token_ids": True, **logps}
+
+
+def _asks_for_logps(request: Body, endpoint: str) -> bool:
+    logprobs = request.get("logprobs")
+    return bool(logprobs) if endpoint == CHAT else logprobs is not None
 
 
 def without_token_ids(answer: Mapping[str, Any], request: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
@@ -40,7 +42,7 @@ def without_token_ids(answer: Mapping[str, Any], request: Mapping[str, Any], end
         endpoint (`str`): `CHAT` or `TEXT`.
     """
     hide_ids = not request.get("return_token_ids")
-    hide_logps = not request.get("logprobs") if endpoint == CHAT else request.get("logprobs") is None
+    hide_logps = not _asks_for_logps(request, endpoint)
     found = with_nulls(answer, *(_IDS_IN_ANSWER if hide_ids else ()))
     if isinstance(choices := answer.get("choices"), list):
         hidden = (_IDS_IN_CHOICE if hide_ids else ()) + (("logprobs",) if hide_logps else ())
