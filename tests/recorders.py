@@ -167,10 +167,8 @@ class Running:
 
         async def fill():
             for connection in (self.store._connection, self.store._for_large):
-                pages(connection.execute)
-
-        def pages(run):
-            run(f"PRAGMA max_page_count = {run('PRAGMA page_count').fetchone()[0]}")
+                (pages,) = connection.execute("PRAGMA page_count").fetchone()
+                connection.execute(f"PRAGMA max_page_count = {pages}")
 
         asyncio.run_coroutine_threadsafe(fill(), self.loop).result(10)
 

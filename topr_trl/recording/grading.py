@@ -100,10 +100,8 @@ class Grading:
             return error(400, f"The body of the request is not JSON: {wrong}.")
         except ValueError as wrong:
             return error(400, str(wrong))
-        if comment is not None:
-            comment, _ = self.redact(comment)
         try:
-            self.store.set_reward(rollout, name, reward, comment, answer)
+            self.store.set_reward(rollout, name, reward, self.redact(comment), answer)
         except StorageFullError as full:
             return error(507, str(full), "storage_full")
         except (LookupError, ValueError) as wrong:

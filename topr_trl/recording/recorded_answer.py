@@ -195,7 +195,8 @@ class RecordedAnswer:
 
     def _redacted(self, answer: Mapping[str, Any] | None) -> tuple[Mapping[str, Any] | None, bool]:
         """Return the answer to store, and whether text in it was blanked out."""
-        stored, is_redacted = self.writer.redact(answer)
+        stored = self.writer.redact(answer)
+        is_redacted = stored != answer
         if stored and (is_redacted or self.request.is_redacted):
             stored = without_tokens(stored)
         return stored, is_redacted
@@ -211,7 +212,7 @@ class RecordedAnswer:
         self.ended = True
         keys = self.request.conversation.keys(self.protocol.choices(answer)) if answer else None
         if message is not None:
-            message, _ = self.writer.redact(self.without_secrets(message))
+            message = self.writer.redact(self.without_secrets(message))
         self.writer.store.end(self.call.id, state, stored, keys, message, is_redacted)
 
 

@@ -57,7 +57,8 @@ def read_request(body: bytes, protocol: Protocol, redact: Redactor, salt: str) -
     """
     try:
         asked = json.loads(body)
-        stored, is_redacted = redact(asked)
+        stored = redact(asked)
+        is_redacted = stored != asked
     except (ValueError, RecursionError):
         return None
     if not isinstance(asked, dict):
