@@ -43,12 +43,6 @@ def rollouts(store):
     return list(read_rollouts(store.path))
 
 
-def call_name(store, choice):
-    """Return the name of the rollout of a choice of the second call."""
-    query = "SELECT name FROM rollouts JOIN parts ON id = rollout WHERE (call, choice) = (2, ?)"
-    return store._connection.execute(query, (choice,)).fetchone()[0]
-
-
 def test_a_call_is_read_while_the_store_is_open(store):
     call = store.begin("chat/completions", HI, None, 1, served_model="/w", model_revision="v2")
     store.end(call.id, State.FINISHED, answer("yes"))
@@ -175,11 +169,11 @@ def test_search(store, search, found):
     choices = {"choices": [{**answer("yes")["choices"][0], "logprobs": {"content": [{"token": "token"}]}}]}
     store.end(call.id, State.FINISHED, choices)
     store.set_reward("r", "rating", 1, "nice", 1)
-    call = store.begin("chat/completions", HI, None, 2)
-    store.end(call.id, State.FINISHED, {"choices": [*answer("so")["choices"], *answer("no", 1)["choices"]]})
+    both = store.begin("chat/completions", HI, None, 2)
+    store.end(both.id, State.FINISHED, {"choices": [*answer("so")["choices"], *answer("no", 1)["choices"]]})
     call = store.begin("chat/completions", {"top_p": float("inf")}, "i", 1)
     store.end(call.id, State.FINISHED, {"choices": [{"text": "inf", "index": 0, "x": float("nan")}]})
-    names = {"r": "r", "i": "i", call_name(store, 1): "b"}
+    names = {"r": "r", "i": "i", both.rollouts[1]: "b"}
     assert "".join(names.get(each["rollout_id"], "?") for each in store.latest(None, None, 9, search)) == found
 
 

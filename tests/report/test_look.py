@@ -209,20 +209,20 @@ def test_a_trial_shows_the_recommended_setting(tmp_path, recommended, shown):
     assert [test.name for test in read_contents(tmp_path).tests] == ["before training", shown]
 
 
-def test_logged_rows_by_weight(run):
-    log_rows(run, 3)
-    (run / "_manifest.json").write_text(json.dumps({"files": {}, "stages": {
+def test_logged_rows_by_weight(tmp_path):
+    log_rows(tmp_path, 3)
+    (tmp_path / "_manifest.json").write_text(json.dumps({"files": {}, "stages": {
         "train": {"inputs": {}, "sources": {"input": "../rows.jsonl"}, "finished": "now", "rows": 4},
     }}))  # fmt: skip
-    assert "rows.jsonl holds no rows any more" in read_contents(run).notes[0]
-    found = section_of_logged(Table.of(read_contents(run).logged[0]))
+    assert "rows.jsonl holds no rows any more" in read_contents(tmp_path).notes[0]
+    found = section_of_logged(Table.of(read_contents(tmp_path).logged[0]))
     assert found.counts == {"dead negative (w < 0.01)": 1, "positive": 1, "tapered negative (w < 1)": 1}
     assert found.cards[0]["columns"][0]["answers"][0]["numbers"] == {"advantage": 1.0, "weight": 1.0}
 
 
-def test_logged_tokens_have_their_values(run):
-    log_rows(run, 3, **TOKENS)
-    page = page_of(run)
+def test_logged_tokens_have_their_values(tmp_path):
+    log_rows(tmp_path, 3, **TOKENS)
+    page = page_of(tmp_path)
     assert page["sections"][-1]["cards"][0]["columns"][0]["answers"][0]["tokens"] == [
         [HOSTILE, -1.0, 0.37],
         ["context", None, None],
@@ -438,10 +438,10 @@ def test_a_run_that_is_not_finished(run):
     assert page_of(run)["kind"] == "Training run, 2 optimizer steps"
 
 
-def test_entries_of_a_log_that_are_no_entries_are_left_out(run):
+def test_entries_of_a_log_that_are_no_entries_are_left_out(tmp_path):
     state = {"log_history": [{"step": 3, "loss": 1.0}, None, {"loss": 2.0}, {"step": "4", "loss": 3.0}, {"step": True}]}
-    (run / "trainer_state.json").write_text(json.dumps(state))
-    assert read_contents(run).histories == {"run": [{"step": 3, "loss": 1.0}]}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    assert read_contents(tmp_path).histories == {tmp_path.name: [{"step": 3, "loss": 1.0}]}
 
 
 def test_a_training_that_fails_leaves_its_log(model, tokenizer, rows, tmp_path, monkeypatch):
