@@ -561,14 +561,15 @@ def test_requests_that_are_not_recorded_are_said_once_and_counted(tmp_path, caps
         ):
             httpx.post(f"{running.address}/v1/{path}", json={})
         httpx.get(f"{running.address}/v1/models")
-        httpx.post(f"{running.address}/v1/completions", content=b"[1]")
+        for content in (b"[1]", b"{"):
+            httpx.post(f"{running.address}/v1/completions", content=content)
         httpx.post(f"{running.address}/v1/completions", json={"model": "m", "prompt": [5, 6]})
         counts = httpx.get(f"{running.address}/rollouts").json()["unrecorded"]
         assert running.rollouts() == []
     said = capsys.readouterr().out
     assert counts["POST /v1/messages/batches"] == 2
     assert counts["POST /v1/embeddings"] == 1
-    assert (len(counts), sum(counts.values())) == (21, 35)
+    assert (len(counts), sum(counts.values())) == (21, 36)
     assert said.count("POST /v1/messages/batches: passed on and not recorded") == 1
     assert (said.count("\n"), "SECRET" in said, "\x1b" in said, "/models" in said) == (21, False, False, False)
 
