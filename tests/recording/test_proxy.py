@@ -303,7 +303,6 @@ def test_a_request_that_arrives_too_slowly(tmp_path, path):
         assert running.rollouts() == []
 
 
-@pytest.mark.slow
 def test_a_client_that_does_not_read(tmp_path):
     with recorder(tmp_path, client_timeout=0.3) as running:
         running.upstream.words = ["w" * 1_000_000] * 50
@@ -550,7 +549,6 @@ def test_secrets_of_a_request_are_not_stored_and_not_shown(tmp_path, monkeypatch
     assert all(b"SECRET" not in file.read_bytes() for file in tmp_path.iterdir())
 
 
-@pytest.mark.slow
 def test_requests_that_are_not_recorded_are_said_once_and_counted(tmp_path, capsys):
     with recorder(tmp_path, redact=["unused"]) as running:
         for path in (
@@ -633,7 +631,6 @@ def test_large_bodies_do_not_hold_up_other_calls(running, of):
     assert chat(running, messages=[*later, *HI]).headers["x-topr-rollout"] == first
 
 
-@pytest.mark.slow
 def test_a_client_that_does_not_read_a_whole_answer(tmp_path):
     with recorder(tmp_path, client_timeout=0.3) as running:
         running.upstream.words = ["w" * 20_000_000]
