@@ -331,7 +331,8 @@ def test_a_page_of_a_recording_names_answers_that_cannot_be_rows(tmp_path, log):
     assert contents.read_rows[0].read()["rollout_id"].to_pylist() == ["plain"]
     assert "1 rollout cannot be shown" in contents.notes[0]
     assert "with an image" in contents.notes[0]
-    page = write_page(tmp_path / "log", tmp_path / "log" / "report.html").path
+    page = tmp_path / "log" / "report.html"
+    write_page(tmp_path / "log", page)
     assert page.stat().st_mode & 0o777 == 0o600  # as the recording
 
 
