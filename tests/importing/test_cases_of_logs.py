@@ -94,13 +94,6 @@ def test_reasoning_is_learned(imported, read, template, prompt, completions):
     assert [read(row, template) for row in rows] == [(prompt, completion) for completion in completions]
 
 
-@pytest.mark.parametrize("template", ["qwen2_5", "llama3"])
-def test_reasoning_that_a_template_does_not_write_is_refused(imported, read, template):
-    rows, _ = imported("reasoning_dropped", "openai", *SCORE)
-    with pytest.raises(ValueError, match=r"leaves out the reasoning_content .*'Four legs each.* chat_template_path"):
-        read(rows[0], template)
-
-
 @pytest.mark.parametrize(
     ("template", "opened", "end"),
     [("qwen3", "<think>\n", "<|im_end|>"), ("qwen3_5_think", "", "<|im_end|>"), ("deepseek_r1_distill", "", OF_R1[1])],
@@ -152,6 +145,15 @@ def test_a_label_of_the_last_turn(imported, read, tmp_path):
 def test_a_text_that_has_the_bos_token(read):
     for row, answer in zip(load_rows(CASES / "bos_text.jsonl"), (12, 7), strict=True):
         assert read(row, "llama3") == (row["prompt"], f"⟪{answer}<|eot_id|>⟫")
+
+
+def test_results_of_old_verifiers(imported, read):
+    rows, _ = imported("verifiers_old", "verifiers-results")
+    call = '<tool_call>\n{"name": "legs", "arguments": {"animal": "cat"}}\n</tool_call><|im_end|>'
+    result = "\n<|im_start|>user\n<tool_response>\nFOUR\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert [read(row, "qwen2_5")[1] for row in rows] == [f"⟪{call}⟫{result}⟪{n}<|im_end|>⟫" for n in (12, 7)]
+    assert '{"name": "legs", "description": "Legs of an animal.", "parameters": ' in read(rows[0], "qwen2_5")[0]
+    assert (rows["reward"][:], rows["problem_id"][:], rows["answer"][:]) == ([1.0, 0.0], ["0", "0"], ["12", "12"])
 
 
 def test_pairs_become_two_rows(model_of, tmp_path, capsys):
