@@ -5,7 +5,6 @@ from tokenizers.normalizers import Strip
 
 from tests.data.test_messages import MARKED
 from topr_trl.data.tables import from_table, load_rows
-from topr_trl.data.text_tokens import without_second_bos
 from topr_trl.data.tokenization import tokenize, tokenize_row
 
 
@@ -126,9 +125,3 @@ def test_a_prompt_has_one_bos_token(bos_tokenizer):
     for completion in ("7", [{"role": "assistant", "content": "7"}]):
         row = {"prompt": [{"role": "user", "content": "3 + 4 ="}], "completion": completion}
         assert tokenize_row(row, bos_tokenizer).prompt_ids == once
-
-
-def test_a_tokenizer_without_a_bos_token_takes_none_away(tokenizer):
-    ids = tokenizer("  a", add_special_tokens=False)["input_ids"]
-    assert without_second_bos(ids, tokenizer) == ids
-    assert without_second_bos([None, None], tokenizer) == [None, None]
