@@ -60,13 +60,6 @@ def test_a_completion_that_was_cut_has_no_stop_token(tokenizer):
         assert (ids[-1] != tokenizer.eos_token_id) == is_cut
 
 
-def test_log_probabilities_that_are_null_mark_context_beside_text_too(tokenizer):
-    row = {"prompt": "1", "completion_ids": [5, 6, 7], "sampler_logps": [-1.0, None, -2.0]}
-    assert tokenize_row(row, tokenizer).completion_mask == [True, False, True]
-    with pytest.raises(ValueError, match="the model wrote no token"):
-        tokenize_row({**row, "sampler_logps": [None] * 3}, tokenizer)
-
-
 def test_rows_that_lack_ids_are_tokenized(tokenizer):
     rows = Dataset.from_dict({"prompt": ["3 + 4 =", "1"], "prompt_ids": [[1, 2], None],
                               "completion": ["7", "2"], "completion_ids": [[8], []]})  # fmt: skip

@@ -11,7 +11,8 @@ from test_logs_of_apis import turns
 
 from topr_trl import load_rows
 from topr_trl.cli import main
-from topr_trl.importing import eval_archives, json_documents
+from topr_trl.data import json_documents
+from topr_trl.importing import eval_archives
 from topr_trl.importing.format import NotOfFormat, Unusable
 from topr_trl.importing.formats import inspect, lm_eval, openhands_output
 

@@ -167,11 +167,12 @@ def rows_of_draws(
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer that decodes the completions.
         args ([`SamplingArguments`]): Sampling settings.
     """
-    given, sampled = [], []
+    types = Features({name: kind for name, kind in problems.features.items() if name not in COLUMNS_OF_SAMPLER})
+    copied, sampled = [], []
     for problem, ids, of_problem in zip(problems.with_format(None), prompt_ids, draws, strict=True):
+        copied += [{name: problem[name] for name in types}] * len(of_problem)
         for number, draw in enumerate(of_problem):
             text = tokenizer.decode(draw.ids, skip_special_tokens=True)
-            given.append({name: problem[name] for name in problem if name not in COLUMNS_OF_SAMPLER})
             sampled.append({
                 "sample_id": number,
                 "completion": text if isinstance(problem["prompt"], str) else [{"role": "assistant", "content": text}],
@@ -184,5 +185,4 @@ def rows_of_draws(
                 TOP_P: args.top_p,
                 TOP_K: args.top_k,
             })  # fmt: skip
-    types = Features({name: kind for name, kind in problems.features.items() if name not in COLUMNS_OF_SAMPLER})
-    return concatenate_datasets([Dataset.from_list(given, features=types), Dataset.from_list(sampled)], axis=1)
+    return concatenate_datasets([Dataset.from_list(copied, features=types), Dataset.from_list(sampled)], axis=1)

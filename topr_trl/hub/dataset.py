@@ -277,8 +277,7 @@ def pack_rows(path: Path, repo_id: str) -> Upload:
         files[manifest.NAME] = _without_paths(manifest_file)
     names = "*.parquet" if path.is_dir() else path.name
     card = dataset_card(repo_id, counts_of(shards), names, sampling_of(path))
-    kept = {README, *files}
-    left_out = [p.name for p in sorted(path.glob("[!.]*")) if p.name not in kept] if path.is_dir() else []
+    files[README] = str(card).encode()
     # The card of a single file names this file alone, so other files stay, and are not loaded.
     replaces = (*(["*.parquet"] if path.is_dir() else []), manifest.NAME)
-    return Upload("dataset", {**files, README: str(card).encode()}, tuple(left_out), replaces)
+    return Upload(path, "dataset", files, replaces)
