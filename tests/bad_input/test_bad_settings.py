@@ -68,6 +68,7 @@ SETTINGS = [
     setting("a temperature of 0 for the trainer", "temperature, above 0, 0.0", TOPRConfig, temperature=0.0),
     setting("`top_p` above 1", "top_p, (0, 1], 1.5", SamplingArguments, top_p=1.5),
     setting("`top_k` of 0", "top_k, at least 1, 0", SamplingArguments, top_k=0),
+    setting("an unknown task", "task, gsm8k, math, 'gsm9k'", ProblemArguments, task="gsm9k"),
     setting("an unknown backend", "sampling_backend, transformers, vllm, 'tgi'", BackendArguments,
         sampling_backend="tgi"),
     setting("a worker that is none of them", "worker, k/n, '2/2', 0/8", SampleArguments, worker="2/2"),

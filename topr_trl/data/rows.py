@@ -78,7 +78,7 @@ def need_columns(columns: Collection[str], needed: Sequence[str | Sequence[str]]
         others = [name for name in columns if not any(name in names for names in groups)]
         similar = {name: get_close_matches(name, others, 1) for name, *_ in missing}
         hint = "".join(f" Is {found[0]!r} meant to be {name!r}?" for name, found in similar.items() if found)
-        raise ValueError(f"{what} need the columns {listed}; missing: {lacking}; found {list(columns)}.{hint}{remedy}")
+        raise ValueError(f"{what} need the columns {listed}; found {list(columns)}; missing: {lacking}.{hint}{remedy}")
 
 
 def checked_column(
