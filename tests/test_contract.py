@@ -202,17 +202,10 @@ def test_model_card_has_the_heading_that_ours_goes_before():
 
 def test_generation_batch_keys():
     # `trim_padding` trims the keys with a value for each token. Check whether a new key has such values.
-    keys = set()
-    for node in ast.walk(ast.parse(source(GRPOTrainer._generate_and_score_completions))):
-        if (
-            isinstance(node, ast.Assign)
-            and ast.unparse(node.targets[0]) == "output"
-            and isinstance(node.value, ast.Dict)
-        ):
-            keys |= {key.value for key in node.value.keys}
-        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "output" and isinstance(node.ctx, ast.Store):
-            keys.add(node.slice.value)
-    assert keys
+    text = source(GRPOTrainer._generate_and_score_completions)
+    first = re.search(r"\boutput = \{(.*?)\}", text, re.DOTALL)[1]
+    keys = set(re.findall(r'"(\w+)":', first)) | set(re.findall(r'\boutput\["(\w+)"\] =', text))
+    assert len(keys) > 10
     assert keys <= KNOWN_KEYS, f"new in the generation batch of {RELEASES}: {keys - KNOWN_KEYS}"
 
 
@@ -235,14 +228,7 @@ def test_grpo_loss_reads_the_signal_after_its_forward():
 
 def test_grpo_loss_keys():
     # Every key of the batch that TRL's loss reads must be in KNOWN_KEYS, because a new key may be a new correction.
-    keys = {
-        node.slice.value if isinstance(node, ast.Subscript) else node.args[0].value
-        for node in ast.walk(ast.parse(source(GRPOTrainer._compute_loss)))
-        if (isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "inputs"
-            and isinstance(node.slice, ast.Constant))
-        or (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get"
-            and isinstance(node.func.value, ast.Name) and node.func.value.id == "inputs")
-    }  # fmt: skip
+    keys = set(re.findall(r'\binputs(?:\[|\.get\()"(\w+)"', source(GRPOTrainer._compute_loss)))
     assert keys
     assert keys <= KNOWN_KEYS, f"new in the loss of {RELEASES}: {keys - KNOWN_KEYS}"
 
@@ -303,11 +289,7 @@ def test_refused_settings_exist(advice, parent):
 
 def test_no_new_setting_of_grpo_goes_unnoticed():
     # Settings that GRPO's loss reads must be refused, unless TOPR allows them. The allowed settings are in `passing`.
-    read = {
-        node.attr
-        for node in ast.walk(ast.parse(source(GRPOTrainer._compute_loss)))
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and node.value.attr == "args"
-    }
+    read = set(re.findall(r"\.args\.(\w+)", source(GRPOTrainer._compute_loss)))
     passing = {
         "use_bias_correction_kl", "steps_per_generation", "entropy_target", "entropy_coef_delta", "entropy_coef_max",
         "entropy_coef_min",
@@ -317,11 +299,7 @@ def test_no_new_setting_of_grpo_goes_unnoticed():
 
 def test_no_new_attribute_of_grpo_is_read_by_its_loss():
     # If TRL's loss reads a new attribute of the trainer, decide whether TOPR must refuse, neutralize or allow it.
-    read = {
-        node.attr
-        for node in ast.walk(ast.parse(source(GRPOTrainer._compute_loss)))
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
-    }
+    read = set(re.findall(r"\bself\.(\w+)", source(GRPOTrainer._compute_loss)))
     known = {
         "_get_per_token_logps_and_entropies", "aux_loss_enabled", "top_entropy_quantile", "get_high_entropy_mask",
         "off_policy_mask_threshold", "get_off_policy_mask", "importance_sampling_level", "beta", "args", "loss_type",

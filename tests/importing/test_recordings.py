@@ -215,12 +215,6 @@ def test_choices_have_their_own_rewards(tmp_path, log):
     assert (row["completion_ids"], row["reward"]) == ([11], 0.5)
 
 
-def test_an_answer_that_was_cut_has_no_stop_token(tmp_path, log):
-    (name,) = log.add([HI], ({"content": "ye"}, [10]), prompt=[1], state=State.CUT)
-    log.reward(name, -1)
-    assert imported(tmp_path)["finish_reason"][:] == ["length"]
-
-
 def test_a_call_that_failed_gives_no_row(tmp_path, log):
     (failed,) = log.store.begin("chat/completions", {"model": "m", "messages": [HI]}, None, 1).rollouts
     (name,) = log.add([HI], ({"content": "yes"}, None))

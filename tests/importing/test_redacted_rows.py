@@ -4,8 +4,8 @@ import json
 import time
 
 import pytest
+from reading import imported
 from records import CHAT, NEMO
-from test_evaluations import imported
 
 from topr_trl.importing.format import Unusable
 from topr_trl.importing.redacted_rows import redact_row
