@@ -7,7 +7,7 @@ import pytest
 
 from topr_trl import load_rows
 from topr_trl.cli import main
-from topr_trl.importing import json_documents
+from topr_trl.data import json_documents
 
 RUN = [{"role": "user", "content": "3 + 4?"}, {"role": "assistant", "content": "7 \N{GRINNING FACE}"}]
 
