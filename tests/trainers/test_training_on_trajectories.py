@@ -63,7 +63,7 @@ def test_another_mask_is_another_set_of_rows(model, tokenizer, tmp_path):
         rows = Dataset.from_dict({**ROWS, "completion_mask": masks}).remove_columns("mu_logps")
         trainer = offline(copy.deepcopy(model), tokenizer, rows, tmp_path / str(len(fingerprints)))
         trainer._before_training(None)
-        fingerprints.append(trainer._log_mu.planned["train"].rows.fingerprint)
+        fingerprints.append(trainer._log_mu.planned["train"].fingerprint)
     assert fingerprints[0] != fingerprints[1]
 
 
