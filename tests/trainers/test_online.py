@@ -445,8 +445,8 @@ def test_model_card_names_the_paper(make, tmp_path):
     assert "topr" in card
 
 
-def test_sampler_log_mu_is_used_and_the_correction_is_not(make):
-    # With vLLM, TRL's batch has the sampler's log-probabilities, and a factor that corrects for them.
+def test_sampler_log_mu_is_used(make):
+    # With vLLM, TRL's batch has the sampler's log-probabilities.
     trainer = make(preset="tis")
     trainer.args.log_mu = "sampler"
     mask = torch.tensor([[1, 1, 0]])
@@ -455,11 +455,9 @@ def test_sampler_log_mu_is_used_and_the_correction_is_not(make):
         "completion_mask": mask, "topr_rewards": torch.tensor([-1.0]), "topr_rows": torch.tensor([0]),
         "old_per_token_logps": policy * 3,
         "sampling_per_token_logps": torch.tensor([[-0.5, -0.5, -7.0]]),
-        "importance_sampling_ratio": torch.tensor([[5.0, 5.0, 5.0]]),
     }  # fmt: skip
     trainer._write_weighted_rewards(inputs, policy)
     assert inputs["advantages"].tolist() == [pytest.approx(-math.exp(-1))]
-    assert inputs["importance_sampling_ratio"].tolist() == [[1.0, 1.0, 1.0]]
     assert "old_per_token_logps" not in inputs
 
 
@@ -473,7 +471,9 @@ def test_with_vllm_mu_is_pi_until_the_weights_change(make, accumulation, is_kept
 
     trainer = make(rollout_func=rollout, steps_per_generation=2, gradient_accumulation_steps=accumulation)
     trainer.use_vllm, trainer._last_loaded_step = True, 0
-    assert all(("old_per_token_logps" in batch) == is_kept for batch in generation_batch(trainer))
+    batches = generation_batch(trainer)
+    assert all(("old_per_token_logps" in batch) == is_kept for batch in batches)
+    assert all(batch["importance_sampling_ratio"] == 1 for batch in batches)  # TRL's correction is off
     trainer.model.eval()
     assert "old_per_token_logps" not in trainer._prepare_inputs([{"prompt": "3 + 4 ="}] * 4)
     assert trainer._metrics["eval"]["sampling/sampling_logp_difference/mean"]

@@ -11,7 +11,7 @@ from reference import of_level, plain_logps
 
 from topr_trl import TOPRConfig, TOPRTrainer
 from topr_trl.tasks import arithmetic, gsm8k
-from topr_trl.trainers.replay import ReplayBuffer
+from topr_trl.trainers.replay.buffer import ReplayBuffer
 
 pytestmark = pytest.mark.slow
 

@@ -387,6 +387,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         # other padding, where log μ can round differently.
         if not train or self.args.gradient_accumulation_steps % self.args.steps_per_generation == 0:
             batch.pop("old_per_token_logps", None)
+        if "importance_sampling_ratio" in batch:  # TRL's correction for vLLM, which w replaces
+            batch["importance_sampling_ratio"] = torch.ones((), device=batch["completion_ids"].device)
         # With vLLM, TRL logs the difference between the log-probabilities of vLLM and the trainer.
         distances = self._metrics[self._mode].get("sampling/sampling_logp_difference/mean")
         if distances:
@@ -563,9 +565,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             signal_B = signal_B * mask.sum(-1)
         inputs["advantages"] = weights * (signal_B.unsqueeze(-1) if weights.dim() == 2 else signal_B)
         # The batch no longer has `old_per_token_logps`. So TRL's ratio is exp(log π - log π) = 1, with the gradient of
-        # log π. Set TRL's correction for vLLM to 1, because w replaces it.
-        if "importance_sampling_ratio" in inputs:
-            inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
+        # log π.
 
     @property
     def _ratio_is_one(self) -> bool:

@@ -8,7 +8,7 @@ import torch
 from replay_rows import batch_of, row
 
 from topr_trl.limits import PRESETS
-from topr_trl.trainers.replay import ReplayBuffer, ReplayRow
+from topr_trl.trainers.replay.buffer import ReplayBuffer, ReplayRow
 
 
 def numbers(buffer):

@@ -18,15 +18,9 @@ from topr_trl.settings.config import TOPRConfig
 from topr_trl.settings.shared import REPLAYED_BATCHES
 from topr_trl.trainers.log_mu import check_fingerprints
 from topr_trl.trainers.messages import say
-from topr_trl.trainers.replay import (
-    ReplayBuffer,
-    ReplayRow,
-    batch_of,
-    check_columns,
-    logged_rows,
-    read_logged,
-    with_rows,
-)
+from topr_trl.trainers.replay.batches import batch_of, check_columns, with_rows
+from topr_trl.trainers.replay.buffer import ReplayBuffer, ReplayRow
+from topr_trl.trainers.replay.logged_rows import logged_rows, read_logged
 from topr_trl.user_warnings import warn_user
 
 
