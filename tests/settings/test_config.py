@@ -3,7 +3,6 @@ import dataclasses
 import inspect
 import json
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import torch
 from accelerate import ParallelismConfig
 from transformers import TrainingArguments
 from transformers.trainer_utils import SaveStrategy, SchedulerType
-from trl import GRPOConfig, SFTConfig, TrlParser
+from trl import GRPOConfig, TrlParser
 
 from topr_trl import OfflineTOPRConfig, TOPRConfig, TruncationLimits
 from topr_trl.curation import REPEATING
@@ -19,7 +18,6 @@ from topr_trl.settings.unsupported import (
     GRPO_ONLY,
     LIKE_TOPR,
     SCHEDULES_BY_METRIC,
-    SFT_ONLY,
     offloads_optimizer,
     refuse_settings,
 )
@@ -168,42 +166,11 @@ def test_a_chat_template_may_be_a_path(tmp_path):
     assert OfflineTOPRConfig(str(tmp_path), **CPU, chat_template_path=template).chat_template_path == str(template)
 
 
-class Removed:
-    """Descriptor that TRL can read but this package cannot, as if a newer TRL had removed the setting."""
-
-    def __init__(self, name):
-        self.name = f"_{name}"
-
-    def __set__(self, settings, value):
-        setattr(settings, self.name, value)
-
-    def __get__(self, settings, _):
-        if settings is None or sys._getframe(1).f_globals["__name__"].startswith("topr_trl"):
-            raise AttributeError(self.name)
-        return getattr(settings, self.name)
-
-
-_CHECKED_ONLY = [
-    # TOPRConfig has a field `loss_type`, too.
-    *((TOPRConfig, GRPOConfig, name) for name in GRPO_ONLY if name != "loss_type"),
-    *((TOPRConfig, GRPOConfig, name) for name in ("use_bias_correction_kl", "generation_kwargs")),
-    *((OfflineTOPRConfig, SFTConfig, name) for name in SFT_ONLY),
-    *((OfflineTOPRConfig, SFTConfig, name) for name in ("train_sampling_strategy", "activation_offloading")),
-    *((OfflineTOPRConfig, SFTConfig, name) for name in ("accelerator_config", "chat_template_path")),
-]
-
-
-@pytest.mark.parametrize(("cls", "parent", "name"), _CHECKED_ONLY)
-def test_a_newer_trl_may_remove_what_is_only_checked(cls, parent, name, tmp_path, monkeypatch):
-    more = {"beta": 0.1, "num_iterations": 2} if name == "use_bias_correction_kl" else {}
-    monkeypatch.delitem(parent.__dataclass_fields__, name, raising=False)
-    monkeypatch.setattr(cls, name, Removed(name), raising=False)
-    cls(str(tmp_path), **CPU, **more)
-
-
 def test_settings_of_a_newer_trl_are_refused():
     there = [f for f in dataclasses.fields(GRPOConfig) if f.name in GRPO_ONLY and "importance" not in f.name]
-    newer = dataclasses.make_dataclass("GRPOConfig", [(f.name, object, f.default) for f in there])
+    newer = dataclasses.make_dataclass(
+        "GRPOConfig", [(f.name, object, f.default) for f in there]
+    )  # lacks some settings
     refuse_settings(newer(), newer, "TOPRTrainer", GRPO_ONLY, LIKE_TOPR)
     with pytest.raises(ValueError, match=r"epsilon=0.3 .*Remove it"):
         refuse_settings(newer(epsilon=0.3), newer, "TOPRTrainer", GRPO_ONLY, LIKE_TOPR)
