@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from torch.utils.data import Sampler
 from transformers.trainer_utils import has_length
 from trl import GRPOTrainer, is_conversational
-from trl.trainer.utils import get_callable_name
+from trl.trainer.utils import get_callable_name, pad
 
 from topr_trl.baseline import BASELINES
 from topr_trl.curation import Curated
@@ -281,13 +281,12 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
 
     def _padded_log_probs(self, model: nn.Module, sequences: list[list[int]]) -> list[Tensor]:
         """Return for each sequence log π of all tokens but the first, from a batch that is padded on the left."""
-        width, pad = max(map(len, sequences)), self._tokenizer.pad_token_id
-        device = self.accelerator.device
-        ids = torch.tensor([[pad] * (width - len(row)) + row for row in sequences], device=device)
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in sequences], device=device)
+        rows = [torch.tensor(tokens, device=self.accelerator.device) for tokens in sequences]
+        ids = pad(rows, self._tokenizer.pad_token_id, "left")
+        mask = pad([torch.ones_like(row) for row in rows], 0, "left")
         # Unwrap TRL's method, because its profiling decorator would log to trackers before they are set up.
         forward = inspect.unwrap(GRPOTrainer._get_per_token_logps_and_entropies)
-        logps = forward(self, model, ids, mask, width - 1)[0]
+        logps = forward(self, model, ids, mask, ids.size(1) - 1)[0]
         return [row[len(row) - len(tokens) + 1 :] for row, tokens in zip(logps, sequences, strict=True)]
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
