@@ -122,17 +122,6 @@ def test_rows_that_accelerate_repeats_are_left_out(model, tokenizer, tmp_path):
     assert trainer._evaluated.read(trainer.reward_func_names)["reward"] == [2]
 
 
-def test_offline_sets_have_names_of_their_own(model, tokenizer, rows, tmp_path):
-    args = OfflineTOPRConfig(str(tmp_path), **SETTINGS)
-    sets = {"few": rows.select(range(3)), "more": rows}
-    trainer = OfflineTOPRTrainer(model, args, rows, sets, processing_class=tokenizer)
-    trainer.train()
-    for name, share in (("few", 0.0), ("more", 0.25)):
-        own = [log for log in trainer.state.log_history if f"eval_{name}_loss" in log]
-        assert [log[f"eval_{name}_topr/positive_share"] for log in own] == [share] * 2
-        assert all(key.startswith(f"eval_{name}_") for log in own for key in log if key.startswith("eval_"))
-
-
 @pytest.mark.parametrize("length", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 1}])
 def test_fewer_prompts_than_a_generation_batch_needs(length, model, tokenizer, tmp_path):
     settings = {"per_device_train_batch_size": 8, "eval_strategy": "no", **length}

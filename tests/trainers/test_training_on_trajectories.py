@@ -56,17 +56,6 @@ def assert_same(found, expected):
         torch.testing.assert_close(ours, theirs, rtol=5e-4, atol=5e-6)
 
 
-def test_another_mask_is_another_set_of_rows(model, tokenizer, tmp_path):
-    """The fingerprint of rows depends on their mask, so log μ of one mask is not used with another."""
-    fingerprints = []
-    for masks in (ROWS["completion_mask"], [[1] * len(mask) for mask in ROWS["completion_mask"]]):
-        rows = Dataset.from_dict({**ROWS, "completion_mask": masks}).remove_columns("mu_logps")
-        trainer = offline(copy.deepcopy(model), tokenizer, rows, tmp_path / str(len(fingerprints)))
-        trainer._before_training(None)
-        fingerprints.append(trainer._log_mu.planned["train"].fingerprint)
-    assert fingerprints[0] != fingerprints[1]
-
-
 def test_the_words_of_a_tool_are_context_and_no_targets(model, tokenizer, tmp_path):
     tokenizer.chat_template = (
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
